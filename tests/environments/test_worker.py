@@ -332,6 +332,11 @@ def test_a_replay_of_a_forked_conversation_forks_alike():
     asyncio.run(run())
 
 
+def test_without_an_environment_of_its_own_a_row_is_one_turn():
+    answered, spoken = talk(worker_of(environment=None), "It is 5.")
+    assert answered.ending == "completed" and spoken.turns[0].calls == []
+
+
 def test_one_seed_makes_equal_conversations():
     worker = worker_of(environment="Guess")
     outcomes = {talk(worker, str(n))[0].turn.messages[0]["content"] for n in (40, 40, 40)}
@@ -343,7 +348,6 @@ def test_a_row_names_its_own_environment_where_the_config_has_one():
     own = problem(environment=f"{WORLDS}:Guess")
     assert loading.environment_of(data, own) == f"{WORLDS}:Guess"
     assert loading.environment_of(data, problem()) is None
-    assert not loading.converses(data, problem()) and loading.converses(data, own)
     assert loading.environment_of(Config(model="tiny").data, own) is None
     default = Config(model="tiny", data={"environment": "shop:Shop"}).data
     assert loading.environment_of(default, problem()) == "shop:Shop"

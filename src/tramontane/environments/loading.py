@@ -48,11 +48,6 @@ def environment_of(data: DataConfig, problem: Problem) -> str | None:
     return None if data.environment == "row" else data.environment
 
 
-def converses(data: DataConfig, problem: Problem) -> bool:
-    """True if a problem's completions are conversations: it has an environment, or tools."""
-    return bool(data.tools) or environment_of(data, problem) is not None
-
-
 def check(data: DataConfig, named: Sequence[str] = ()) -> None:
     """Import the environments and tools of a config, and check their shape.
 
@@ -147,7 +142,7 @@ class Reply:
     done: bool = False
 
 
-class Host:
+class Partner:
     """The environment and the tools of one conversation.
 
     Args:

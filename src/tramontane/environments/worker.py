@@ -18,7 +18,7 @@ from tramontane.environments import loading
 from tramontane.environments.calls import Message as Parsed
 from tramontane.environments.calls import Parser
 from tramontane.environments.chat import Chat, ChatFormat, Chatted
-from tramontane.environments.loading import Host
+from tramontane.environments.loading import Partner
 from tramontane.environments.protocol import Continued, Started
 from tramontane.environments.running import EnvironmentFailed, Runner
 from tramontane.errors import InputError
@@ -33,7 +33,7 @@ class _Conversation:
     """A conversation under way.
 
     Args:
-        host: its environment and tools.
+        partner: its environment and tools.
         chat: its messages.
         prompt_ids: the prompt of its first sequence.
         turns: number of turns so far.
@@ -41,7 +41,7 @@ class _Conversation:
             after a replay, until they are seen.
     """
 
-    host: Host
+    partner: Partner
     chat: Chat
     prompt_ids: list[int]
     turns: int = 0
@@ -145,7 +145,7 @@ class EnvironmentWorker:
             message = self._parsed(conversation, turn.text)
             try:
                 reply = await asyncio.wait_for(
-                    conversation.host.step(message), self._limits.step_timeout
+                    conversation.partner.step(message), self._limits.step_timeout
                 )
                 conversation.chat.follow(message, cast(list[Chatted], reply.messages))
             except asyncio.TimeoutError:
@@ -164,30 +164,30 @@ class EnvironmentWorker:
         """End a conversation, and close its environment."""
         if conversation := self._open.pop(key, None):
             try:
-                await asyncio.wait_for(conversation.host.close(), CLOSE_SECONDS)
+                await asyncio.wait_for(conversation.partner.close(), CLOSE_SECONDS)
             except (asyncio.TimeoutError, EnvironmentFailed):
                 return  # the conversation has its ending already
 
     async def _start(self, problem: Problem, seed: int) -> _Conversation:
-        host = Host(self._config.data, self._limits.answer_bytes, self._runner)
-        messages = await host.start(problem, seed)
-        chat = Chat(self._format, host.toolset.schemas)
+        partner = Partner(self._config.data, self._limits.answer_bytes, self._runner)
+        messages = await partner.start(problem, seed)
+        chat = Chat(self._format, partner.toolset.schemas)
         prompt = chat.start(cast(list[Chatted], messages))
-        return _Conversation(host, chat, prompt, tokens=prompt)
+        return _Conversation(partner, chat, prompt, tokens=prompt)
 
     async def _step(
         self, conversation: _Conversation, record: TurnRecord, completion: Completion, l_max: int
     ) -> Continued:
-        host, limits = conversation.host, self._limits
+        partner, limits = conversation.partner, self._limits
         if completion.finish_reason == "length":
-            record.reward = await host.final_reward()
+            record.reward = await partner.final_reward()
             return Continued(record, ending="max_tokens")
         message = self._parsed(conversation, record.text)
         record.calls = message.calls
         if limits.unparsed == "end" and (broken := [c for c in message.calls if not c.name]):
-            record.reward = await host.final_reward()
+            record.reward = await partner.final_reward()
             return Continued(record, ending="unparsed_call", reason=broken[0].answer)
-        reply = await host.step(message)
+        reply = await partner.step(message)
         record.messages, record.reward = reply.messages, reply.reward
         ending: Ending | None = None
         if reply.done:
@@ -200,11 +200,11 @@ class EnvironmentWorker:
                 return continued
             ending = continued.ending
         if record.reward is None:
-            record.reward = await host.final_reward()
+            record.reward = await partner.final_reward()
         return Continued(record, ending=ending)
 
     def _parsed(self, conversation: _Conversation, text: str) -> Parsed:
-        tools = conversation.host.toolset.schemas
+        tools = conversation.partner.toolset.schemas
         return self._parser.parse(text, tools, conversation.chat.prefix)
 
     def _record(self, conversation: _Conversation, completion: Completion) -> TurnRecord:
