@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
@@ -19,6 +19,7 @@ from tramontane.environments.calls import Message as Parsed
 from tramontane.environments.calls import Parser
 from tramontane.environments.chat import Chat, ChatFormat, Chatted
 from tramontane.environments.loading import Partner
+from tramontane.environments.mistral import MistralChat, load_mistral
 from tramontane.environments.protocol import Continued, Started
 from tramontane.environments.running import EnvironmentFailed, Runner
 from tramontane.errors import InputError
@@ -42,7 +43,7 @@ class _Conversation:
     """
 
     partner: Partner
-    chat: Chat
+    chat: Any  # `Chat` or `MistralChat`
     prompt_ids: list[int]
     turns: int = 0
     tokens: list[int] | None = None
@@ -64,6 +65,7 @@ class EnvironmentWorker:
         self._max_prompt = max_prompt
         self._format = ChatFormat(encoder, self._limits.history)
         self._parser = Parser(encoder.tokenizer, self._limits.calls, encoder.tags)
+        self._mistral = load_mistral(encoder) if self._limits.tokens == "mistral" else None
         self._runner = Runner()
         self._open: dict[Key, _Conversation] = {}
 
@@ -171,7 +173,10 @@ class EnvironmentWorker:
     async def _start(self, problem: Problem, seed: int) -> _Conversation:
         partner = Partner(self._config.data, self._limits.answer_bytes, self._runner)
         messages = await partner.start(problem, seed)
-        chat = Chat(self._format, partner.toolset.schemas)
+        tools = partner.toolset.schemas
+        chat: Any = Chat(self._format, tools)
+        if self._mistral is not None:
+            chat = MistralChat(self._mistral, self._format.encoder, tools)
         prompt = chat.start(cast(list[Chatted], messages))
         return _Conversation(partner, chat, prompt, tokens=prompt)
 
