@@ -15,6 +15,7 @@ def test_the_report_says_what_a_run_would_do(shape):
     for name, rewritten in (
         ("call with thoughts, answered", after_call),
         ("thoughts, then a message", after_message),
+        ("both, then a message", shape in ("qwen3", "gpt-oss", "numbered")),
     ):
         assert traits[name].found == ("rewritten" if rewritten else "appended")
         assert ("conversation.history" in traits[name].mend) == rewritten

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from tramontane.config import PromptConfig
 from tramontane.data.prompts import PromptEncoder, Tool
@@ -32,6 +32,7 @@ _TOOL: Tool = {
 _CALL = ToolCall("add", {"a": 1, "b": 2}, "3")
 _ASKED: list[Chatted] = [{"role": "user", "content": "1 + 2?"}]
 _ANSWER: Chatted = {"role": "tool", "content": "3"}
+_Turn: TypeAlias = tuple[Message, list[Chatted]]  # of the model, and what answers it
 _NEXT: list[Chatted] = [{"role": "user", "content": "3 + 4?"}]
 
 
@@ -65,6 +66,7 @@ def examined(encoder: PromptEncoder) -> list[Trait]:
     form = ChatFormat(encoder)
     template = form.template
     tools = "by the template" if encoder.reads_tools else "in the system prompt"
+    called = _thought("", [_CALL]), [_ANSWER]
     answers = "messages of the role tool" if form.tool_role else "messages of the user"
     return [
         Trait("chat template", "ok", f"{len(template):,} characters" if template else "none"),
@@ -72,9 +74,9 @@ def examined(encoder: PromptEncoder) -> list[Trait]:
         Trait("tools are described", "ok", tools),
         Trait("tools answer in", "ok", answers),
         _several_calls(form),
-        _followed(form, "call with thoughts, answered", _thought("", [_CALL]), [_ANSWER]),
-        _followed(form, "answer, then a message", Message("3", "", "3", []), _NEXT),
-        _followed(form, "thoughts, then a message", _thought("3", []), _NEXT),
+        _followed(form, "call with thoughts, answered", called),
+        _followed(form, "thoughts, then a message", (_thought("3", []), _NEXT)),
+        _followed(form, "both, then a message", called, (Message("3", "", "3", []), _NEXT)),
     ]
 
 
@@ -84,7 +86,7 @@ def _thought(content: str, calls: list[ToolCall]) -> Message:
 
 def _several_calls(form: ChatFormat) -> Trait:
     message = Message("", "", "", [_CALL, _CALL])
-    following = _follow(form, message, [_ANSWER, _ANSWER])
+    following = _follow(form, (message, [_ANSWER, _ANSWER]))
     if isinstance(following, InputError):
         return Trait("several calls a turn", "missing", str(following), _OTHER_TEMPLATE)
     found = "written" if following.in_call or not form.reads_calls else "written as text"
@@ -94,8 +96,8 @@ def _several_calls(form: ChatFormat) -> Trait:
 _OTHER_TEMPLATE = "give another template (data.chat_template)"
 
 
-def _followed(form: ChatFormat, name: str, message: Message, new: list[Chatted]) -> Trait:
-    following = _follow(form, message, new)
+def _followed(form: ChatFormat, name: str, *turns: _Turn) -> Trait:
+    following = _follow(form, *turns)
     if isinstance(following, InputError):
         return Trait(name, "missing", str(following), _OTHER_TEMPLATE)
     if not following.rewritten:
@@ -109,13 +111,14 @@ def _followed(form: ChatFormat, name: str, message: Message, new: list[Chatted])
     return Trait(name, "optional", "rewritten", mend)
 
 
-def _follow(form: ChatFormat, message: Message, new: list[Chatted]) -> Following | InputError:
+def _follow(form: ChatFormat, *turns: _Turn) -> Following | InputError:
+    """What follows the last of some turns."""
     chat = Chat(form, [_TOOL])
     try:
         chat.start(_ASKED)
-        following = chat.follow(message, new)
-        eos = form.encoder.tokenizer.eos_token_id
-        chat.tokens(following, eos)
+        for message, new in turns:
+            following = chat.follow(message, new)
+        chat.tokens(following, form.encoder.tokenizer.eos_token_id)
     except InputError as error:
         return error
     return following
