@@ -101,7 +101,8 @@ class Parser:
     def _by_template(self, text: str, tools: Sequence[Tool], prefix: str, thoughts: str) -> Message:
         sampled = text.removeprefix(prefix)
         try:
-            found: Any = self._tokenizer.parse_response(sampled, prefix=prefix, tools=list(tools))
+            known: Any = list(tools)
+            found: Any = self._tokenizer.parse_response(sampled, prefix=prefix, tools=known)
             calls = [_call(call.get("function", call)) for call in found.get("tool_calls") or ()]
         except Exception as error:  # a response template raises whatever its parsers do
             return Message(text, thoughts, text, [unparsed(f"{type(error).__name__}: {error}")])
@@ -184,7 +185,7 @@ def _llama(text: str) -> tuple[str, list[ToolCall]]:
         return content, [ToolCall(PYTHON, {"code": body}, "")]
     if not tag and not re.match(r'\{\s*"(?:name|type|function)"', body):
         return text, []  # an answer, perhaps in JSON
-    calls, decoder = [], json.JSONDecoder()
+    calls, decoder = list[ToolCall](), json.JSONDecoder()
     while body and len(calls) < MAX_CALLS:
         try:
             value, end = decoder.raw_decode(body)

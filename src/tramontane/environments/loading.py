@@ -39,12 +39,15 @@ def environment_of(data: DataConfig, problem: Problem) -> str | None:
     """The environment of a problem: its row's own, else `data.environment`; None if there is none.
 
     Rows name environments only in a run that has `data.environment`.
+
+    Raises:
+        InputError: a row names what no row may, e.g. a pickled class.
     """
     if data.environment is None:
         return None
     own = problem.metadata.get(FIELD)
     if isinstance(own, str) and own:
-        return own
+        return _checked(own)
     return None if data.environment == "row" else data.environment
 
 
@@ -62,7 +65,7 @@ def check(data: DataConfig, named: Sequence[str] = ()) -> None:
     keys = [("data.tools", path) for path in data.tools]
     if data.environment not in (None, "row"):
         keys.append(("data.environment", cast(str, data.environment)))
-    keys += [(ROW, path) for path in named]
+    keys += [(ROW, _checked(path)) for path in named]
     for key, path in keys:
         loaded = load(path, key)
         kind = kind_of(loaded)
@@ -94,28 +97,29 @@ def check(data: DataConfig, named: Sequence[str] = ()) -> None:
 
 
 @lru_cache
-def load(path: str, key: str) -> Callable[..., Any]:
+def load(path: str, key: str = "data.environment") -> Callable[..., Any]:
     """A class or function by its import path, `module:Name` or `module.Name`, or built-in name.
 
-    Args:
-        path: the path or name.
-        key: of the config, whose paths were checked when it was read, or `ROW`.
-
     Raises:
-        InputError: it cannot be imported, or is neither a class nor a function.
+        InputError: it cannot be imported, or is neither a class nor a function; the message names
+            the `key`.
     """
     name = BUILT_IN.get(path, path)
     if re.fullmatch(r"\w+", name):
         known = ", ".join(sorted(BUILT_IN)) or "none"
         raise InputError(f"{key}: {path!r} is not built in ({known}); name your own as module:Name")
-    name = import_path(name)
-    if key == ROW and path not in BUILT_IN:
+    functions.check(import_path(name), key, lambda function: "")
+    return functions.load(import_path(name))
+
+
+def _checked(path: str) -> str:
+    """A path that a row names, as the config's were checked when it was read."""
+    if not re.fullmatch(r"\w+", path):
         try:
-            checked_path(name)
+            checked_path(import_path(path))
         except ValueError as error:
-            raise InputError(f"{key}: {error}") from None
-    functions.check(name, key, lambda function: "")
-    return functions.load(name)
+            raise InputError(f"{ROW}: {error}") from None
+    return path
 
 
 def kind_of(loaded: Callable[..., Any]) -> Kind:
@@ -142,7 +146,7 @@ class Reply:
     done: bool = False
 
 
-class Partner:
+class Host:
     """The environment and the tools of one conversation.
 
     Args:
@@ -167,7 +171,7 @@ class Partner:
         """
         chat = list(problem.messages or [Message(role="user", content=problem.problem)])
         given = {"problem": problem, "seed": seed}
-        offered = await self._make(problem)
+        offered = await self._make(environment_of(self._data, problem))
         for toolbox in self._toolboxes:
             if start := getattr(toolbox, "start", None):
                 await self._call(start, **_accepted(start, given))
@@ -189,17 +193,17 @@ class Partner:
         self.toolset = Toolset(_functions(offered), self._answer_bytes)
         return chat
 
-    async def _make(self, problem: Problem) -> list[Any]:
+    async def _make(self, environment: str | None) -> list[Any]:
         """Make the environment and the toolboxes; returns what has tools."""
-        offered = []
+        offered: list[Any] = []
         for path in self._data.tools:
             loaded = load(path, "data.tools")
             if kind_of(loaded) == "tool":
                 offered.append(loaded)
             else:
                 self._toolboxes.append(await self._call(loaded))
-        if (path := environment_of(self._data, problem)) is not None:
-            loaded = load(path, "data.environment" if path == self._data.environment else ROW)
+        if environment is not None:
+            loaded = load(environment)
             self._kind = kind_of(loaded)
             self._environment = await self._call(loaded)
             if self._kind == "toolbox":

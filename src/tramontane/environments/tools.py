@@ -87,9 +87,10 @@ class Toolset:
         except _Misuse as error:
             call.answer, call.error = cut(f"error: {error}", self._answer_bytes), True
         except EnvironmentFailed as failure:
-            if not isinstance(error := failure.__cause__, MISUSE):
+            cause = failure.__cause__
+            if not isinstance(cause, MISUSE):
                 raise
-            text = f"error: {type(error).__name__}: {str(error)[:MAX_ERROR]}"
+            text = f"error: {type(cause).__name__}: {str(cause)[:MAX_ERROR]}"
             call.answer, call.error = cut(text, self._answer_bytes), True
         call.seconds = time.perf_counter() - started
 

@@ -18,7 +18,7 @@ from tramontane.environments import loading
 from tramontane.environments.calls import Message as Parsed
 from tramontane.environments.calls import Parser
 from tramontane.environments.chat import Chat, ChatFormat, Chatted
-from tramontane.environments.loading import Partner
+from tramontane.environments.loading import Host
 from tramontane.environments.mistral import MistralChat, load_mistral
 from tramontane.environments.protocol import Continued, Started
 from tramontane.environments.running import EnvironmentFailed, Runner
@@ -34,7 +34,7 @@ class _Conversation:
     """A conversation under way.
 
     Args:
-        partner: its environment and tools.
+        host: its environment and tools.
         chat: its messages.
         prompt_ids: the prompt of its first sequence.
         turns: number of turns so far.
@@ -42,7 +42,7 @@ class _Conversation:
             after a replay, until they are seen.
     """
 
-    partner: Partner
+    host: Host
     chat: Any  # `Chat` or `MistralChat`
     prompt_ids: list[int]
     turns: int = 0
@@ -147,7 +147,7 @@ class EnvironmentWorker:
             message = self._parsed(conversation, turn.text)
             try:
                 reply = await asyncio.wait_for(
-                    conversation.partner.step(message), self._limits.step_timeout
+                    conversation.host.step(message), self._limits.step_timeout
                 )
                 conversation.chat.follow(message, cast(list[Chatted], reply.messages))
             except asyncio.TimeoutError:
@@ -166,33 +166,33 @@ class EnvironmentWorker:
         """End a conversation, and close its environment."""
         if conversation := self._open.pop(key, None):
             try:
-                await asyncio.wait_for(conversation.partner.close(), CLOSE_SECONDS)
+                await asyncio.wait_for(conversation.host.close(), CLOSE_SECONDS)
             except (asyncio.TimeoutError, EnvironmentFailed):
                 return  # the conversation has its ending already
 
     async def _start(self, problem: Problem, seed: int) -> _Conversation:
-        partner = Partner(self._config.data, self._limits.answer_bytes, self._runner)
-        messages = await partner.start(problem, seed)
-        tools = partner.toolset.schemas
+        host = Host(self._config.data, self._limits.answer_bytes, self._runner)
+        messages = await host.start(problem, seed)
+        tools = host.toolset.schemas
         chat: Any = Chat(self._format, tools)
         if self._mistral is not None:
             chat = MistralChat(self._mistral, self._format.encoder, tools)
         prompt = chat.start(cast(list[Chatted], messages))
-        return _Conversation(partner, chat, prompt, tokens=prompt)
+        return _Conversation(host, chat, prompt, tokens=prompt)
 
     async def _step(
         self, conversation: _Conversation, record: TurnRecord, completion: Completion, l_max: int
     ) -> Continued:
-        partner, limits = conversation.partner, self._limits
+        host, limits = conversation.host, self._limits
         if completion.finish_reason == "length":
-            record.reward = await partner.final_reward()
+            record.reward = await host.final_reward()
             return Continued(record, ending="max_tokens")
         message = self._parsed(conversation, record.text)
         record.calls = message.calls
         if limits.unparsed == "end" and (broken := [c for c in message.calls if not c.name]):
-            record.reward = await partner.final_reward()
+            record.reward = await host.final_reward()
             return Continued(record, ending="unparsed_call", reason=broken[0].answer)
-        reply = await partner.step(message)
+        reply = await host.step(message)
         record.messages, record.reward = reply.messages, reply.reward
         ending: Ending | None = None
         if reply.done:
@@ -205,11 +205,11 @@ class EnvironmentWorker:
                 return continued
             ending = continued.ending
         if record.reward is None:
-            record.reward = await partner.final_reward()
+            record.reward = await host.final_reward()
         return Continued(record, ending=ending)
 
     def _parsed(self, conversation: _Conversation, text: str) -> Parsed:
-        tools = conversation.partner.toolset.schemas
+        tools = conversation.host.toolset.schemas
         return self._parser.parse(text, tools, conversation.chat.prefix)
 
     def _record(self, conversation: _Conversation, completion: Completion) -> TurnRecord:
