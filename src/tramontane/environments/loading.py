@@ -19,6 +19,7 @@ from typing import Any, Literal, cast
 
 from tramontane.config import DataConfig
 from tramontane.config.domains import checked_path, import_path
+from tramontane.data.values import encoded
 from tramontane.environments.builtin import BUILT_IN
 from tramontane.environments.calls import Message as Parsed
 from tramontane.environments.protocol import Turn
@@ -182,15 +183,23 @@ class Host:
             if shown is not None and not isinstance(shown, str):
                 raise self._refused(reset, shown, "a text or None")
             last = chat[-1]
-            chat[-1] = Message(role=last["role"], content=last["content"] + (shown or ""))
-        elif self._kind == "environment" and (start := getattr(self._environment, "start", None)):
-            returned = await self._call(start, **_accepted(start, given))
-            if returned is not None:
-                chat = self._messages(start, returned, (*ROLES, "assistant"))
-                if not chat:
-                    raise self._refused(start, returned, "messages, or None for the problem's own")
-        offered += getattr(self._environment, "tools", None) or ()
+            content = last["content"] + encoded(shown or "")
+            chat[-1] = Message(role=last["role"], content=content)
+        elif self._kind == "environment":
+            chat = await self._begun(given) or chat
+            offered += getattr(self._environment, "tools", None) or ()
         self.toolset = Toolset(_functions(offered), self._answer_bytes)
+        return chat
+
+    async def _begun(self, given: dict[str, Any]) -> list[Message]:
+        """The chat of the environment's `start`; empty for the problem's own prompt."""
+        start = getattr(self._environment, "start", None)
+        returned = start and await self._call(start, **_accepted(start, given))
+        if returned is None:
+            return []
+        chat = self._messages(start, returned, (*ROLES, "assistant"))
+        if not chat:
+            raise self._refused(start, returned, "messages, or None for the problem's own")
         return chat
 
     async def _make(self, environment: str | None) -> list[Any]:
@@ -255,13 +264,17 @@ class Host:
 
     def _refused(self, method: Callable[..., Any], value: Any, wanted: str) -> EnvironmentFailed:
         shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}…"
-        name = getattr(method, "__qualname__", repr(method))
+        found = f"{shown} ({type(value).__name__})"
         return EnvironmentFailed(
-            f"{name} returned {shown} ({type(value).__name__}), not {wanted} ({defined_at(method)})"
+            f"{_name(method)} returned {found}, not {wanted} ({defined_at(method)})"
         )
 
     def _turn(self, step: Callable[..., Any], value: Any) -> Turn:
         """A `Turn` from what `step` returned."""
+        with self._runner.blaming(_name(step)):  # what it returned may be of any kind
+            return self._as_turn(step, value)
+
+    def _as_turn(self, step: Callable[..., Any], value: Any) -> Turn:
         names = ("messages", "reward", "done")
         if isinstance(value, tuple) and len(value) == 3:
             given = dict(zip(names, value, strict=True))
@@ -286,14 +299,18 @@ class Host:
         self, method: Callable[..., Any], value: Any, roles: tuple[str, ...]
     ) -> list[Message]:
         if isinstance(value, str):
-            return [Message(role="user", content=value)]
+            return [Message(role="user", content=encoded(value))]
         if isinstance(value, Sequence) and all(map(_is_message, value)):
-            found = [Message(role=m["role"], content=m["content"]) for m in value]
+            found = [Message(role=m["role"], content=encoded(m["content"])) for m in value]
             if all(message["role"] in roles for message in found):
                 return found
         raise self._refused(
             method, value, f"messages with `role` ({', '.join(roles)}) and `content`"
         )
+
+
+def _name(method: Callable[..., Any]) -> str:
+    return str(getattr(method, "__qualname__", type(method).__name__))
 
 
 def _is_message(value: Any) -> bool:

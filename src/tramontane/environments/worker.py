@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -91,15 +92,18 @@ class EnvironmentWorker:
             seed: for environments whose `start` takes one. Conversations of one group are compared
                 with each other, so they should have the same.
         """
-        prompt: list[int] = []
+        await self.close(key)  # what is left of it, if it starts again
+        host = Host(self._config.data, self._limits.answer_bytes, self._runner)
         try:
             conversation = await asyncio.wait_for(
-                self._start(problem, seed), self._limits.step_timeout
+                self._start(host, problem, seed), self._limits.step_timeout
             )
         except asyncio.TimeoutError:
-            return Started(prompt, "step_timeout", self._late("start"))
+            await self._close(host)
+            return Started([], "step_timeout", self._late("start"))
         except (EnvironmentFailed, InputError) as error:
-            return Started(prompt, "environment_failed", str(error))
+            await self._close(host)
+            return Started([], "environment_failed", str(error))
         self._open[key] = conversation
         prompt = conversation.prompt_ids
         if self._max_prompt is not None and len(prompt) > self._max_prompt:
@@ -165,13 +169,13 @@ class EnvironmentWorker:
     async def close(self, key: Key) -> None:
         """End a conversation, and close its environment."""
         if conversation := self._open.pop(key, None):
-            try:
-                await asyncio.wait_for(conversation.host.close(), CLOSE_SECONDS)
-            except (asyncio.TimeoutError, EnvironmentFailed):
-                return  # the conversation has its ending already
+            await self._close(conversation.host)
 
-    async def _start(self, problem: Problem, seed: int) -> _Conversation:
-        host = Host(self._config.data, self._limits.answer_bytes, self._runner)
+    async def _close(self, host: Host) -> None:
+        with suppress(asyncio.TimeoutError, EnvironmentFailed):  # it has its ending already
+            await asyncio.wait_for(host.close(), CLOSE_SECONDS)
+
+    async def _start(self, host: Host, problem: Problem, seed: int) -> _Conversation:
         messages = await host.start(problem, seed)
         tools = host.toolset.schemas
         chat: Any = Chat(self._format, tools)
