@@ -31,12 +31,17 @@ class ConversationConfig(Section):
     calls: Literal["auto", "hermes", "qwen_xml", "llama", "mistral", "code"] = "auto"
     """Form of the model's calls. auto: the tokenizer's own `response_template`, else the form that
     its chat template writes, else `hermes`."""
+    tokens: Literal["template", "mistral"] = "template"
+    """What makes tokens of messages: the chat `template`, or `mistral`: Mistral's own library
+    (`mistral-common`, an extra), for a model whose folder has its `tekken.json`."""
     history: Literal["fork", "keep"] = "fork"
     """What happens where the chat template rewrites earlier turns, e.g. drops their thoughts:
     `fork` begins a new sequence of the same conversation with the rewritten turns as its prompt;
     `keep` appends only the new messages, so that earlier turns stay as they were sampled."""
     workers: int = Field(1, ge=1)
     """Processes that run environments. Each runs many conversations at once."""
+    memory_mb: int = Field(2048, ge=64)
+    """Memory that the environments of one process may allocate together, in MB."""
     replay: bool = False
     """The environments are deterministic: after a kill, or the loss of a worker, an unfinished
     conversation goes on from its recorded turns, whose steps are repeated. false: it starts

@@ -1,0 +1,296 @@
+"""The tokens of a conversation: what was sampled stays, and only what is new is rendered.
+
+The chat template is applied to the whole conversation, with a sign in place of each message of the
+model. The text behind the last sign is the end of the model's turn, the new messages and the start
+of the next turn; its tokens are appended to those so far, without the end of the turn if the model
+has sampled one. So the tokens of a turn extend those before, to the token, whatever the model wrote
+and however it would be rendered.
+
+A template may rewrite what it wrote earlier: drop the thoughts of earlier turns, or number the
+turns. This is seen by comparing its text before the last sign with that of the turn before. The
+conversation then continues as a new sequence (`history: fork`), or as if the template had only
+appended (`keep`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+from uuid import uuid4
+
+from tramontane.data.prompts import Marks, PromptEncoder, Tool
+from tramontane.environments.calls import Message as Parsed
+from tramontane.errors import InputError
+
+Chatted = dict[str, Any]  # a message: role, content, and what tools need
+
+# Tokens that end a turn besides the tokenizer's EOS.
+_ENDS = (
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>",
+    "<turn|>", "</s>", "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>",
+    "<|END_OF_TURN_TOKEN|>",
+)  # fmt: skip
+_MARK = "\ufdd0"  # not a character, as the next; see `Marks`
+_NEW = "\ufdd1"  # at the start of the first new message
+
+
+class ChatFormat:
+    """How one model's chat template writes conversations.
+
+    Args:
+        encoder: makes the model's prompts.
+        history: `conversation.history`.
+    """
+
+    def __init__(self, encoder: PromptEncoder, history: Literal["fork", "keep"] = "fork") -> None:
+        self.encoder, self.history = encoder, history
+        tokenizer = encoder.tokenizer
+        self.special = {
+            number: str(token)
+            for number, token in tokenizer.added_tokens_decoder.items()
+            if token.special or number == tokenizer.eos_token_id
+        }
+        self.ends = {tokenizer.eos_token, *_ENDS}
+        self.template = str(tokenizer.chat_template or "")
+
+    @cached_property
+    def reads_calls(self) -> bool:
+        """True if the template writes `tool_calls`; otherwise calls are part of the content."""
+        return "tool_calls" in self.template
+
+    @cached_property
+    def tool_role(self) -> bool:
+        """True if the template takes messages of tools; otherwise they are the user's, between
+        `<tool_response>` tags."""
+        answer = "zq0qz"
+        call = {"name": "probe", "arguments": {}}
+        calls = [{"id": call_id(0, 0), "type": "function", "function": call}]
+        chat: list[Chatted] = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "", "tool_calls": calls},
+            {"role": "tool", "content": answer, "name": "probe", "tool_call_id": call_id(0, 0)},
+        ]
+        try:
+            return bool(self.template) and answer in self.encoder.render(chat)  # type: ignore[arg-type]
+        except InputError:
+            return False
+
+    def text_of(self, token_ids: Sequence[int], before: Sequence[int] = ()) -> str:
+        """The text of a message of the model: all its tokens except one that ends it.
+
+        Args:
+            token_ids: the message's tokens.
+            before: tokens before it; some tokenizers drop the space at the start of a text.
+        """
+        ids = list(token_ids)
+        if ids and ids[-1] in self.special:
+            ids.pop()
+        last = list(before[-1:])
+        decode = self.encoder.tokenizer.decode
+        shown = str(decode([*last, *ids], clean_up_tokenization_spaces=False))
+        return shown[len(str(decode(last, clean_up_tokenization_spaces=False))) :]
+
+
+def call_id(turn: int, number: int) -> str:
+    """The id of a call: nine letters and digits, as Mistral's templates demand."""
+    return f"call{turn % 1000:03d}{number % 100:02d}"
+
+
+@dataclass
+class Following:
+    """What follows a message of the model.
+
+    Args:
+        text: text behind the message: the end of its turn, the new messages, and the start of the
+            next turn.
+        new: place of the new messages' first text in it.
+        in_call: True if the message ended with calls, so that the text begins within one.
+        rewritten: True if the template writes the conversation before it otherwise than so far.
+        whole: makes the tokens of the whole conversation, as the template writes it.
+    """
+
+    text: str
+    new: int
+    in_call: bool
+    rewritten: bool
+    whole: Callable[[], list[int]]
+
+    def behind(self, ends: Iterable[str]) -> tuple[str, str]:
+        """(end of the model's turn, text behind it); the end is the first of `ends` in it."""
+        places = {end: place for end in ends if (place := self.text.find(end, 0, self.new)) >= 0}
+        if not places:
+            return "", self.text
+        first = min(places, key=places.__getitem__)
+        place = places[first] + len(first)
+        return first if self.in_call else self.text[:place], self.text[place:]
+
+
+class Chat:
+    """One conversation as its chat template writes it.
+
+    Args:
+        form: the model's.
+        tools: descriptions of the tools that the model may call.
+
+    Attributes:
+        prefix: the start of the model's next message that the prompt already holds.
+    """
+
+    def __init__(self, form: ChatFormat, tools: Sequence[Tool] = ()) -> None:
+        self._form, self._tools = form, list(tools)
+        self._marks = Marks(_MARK)
+        self._chat: list[Chatted] = []  # as it is
+        self._signs: list[Chatted] = []  # with a sign for each message of the model
+        self._text = ""  # of `_signs`
+        self._turns = 0
+        self._nonce = uuid4().hex[:12]
+        self.prefix = ""
+
+    def start(self, messages: Sequence[Chatted]) -> list[int]:
+        """The tokens of the prompt of the first turn.
+
+        Raises:
+            InputError: the template refuses the messages.
+        """
+        self._chat = [self._marked(message) for message in messages]
+        self._signs = list(self._chat)
+        self._render()
+        return self._whole()
+
+    def follow(self, message: Parsed, new: Sequence[Chatted]) -> Following:
+        """Append a message of the model and the messages that answer it; those of the role `tool`
+        answer its calls, in order.
+
+        Raises:
+            InputError: the template refuses them.
+        """
+        before, prefix = self._text.removesuffix(self.prefix), self.prefix
+        signs, number = self._signs, len(self._chat)
+        put = self._put(new, message)
+        first = {**put[0], "content": _NEW + put[0]["content"]}
+        for whole in (False, True):
+            real, sign = self._model_message(message, prefix, whole)
+            self._chat[number:] = [real, *put]
+            self._signs = [*signs, sign, first, *put[1:]]
+            in_call = "tool_calls" in real
+            try:
+                text = self._rendered_behind(self._sign("c" if in_call else "a", self._turns + 1))
+                break
+            except InputError:  # some templates take one call a message, or none
+                if not in_call:
+                    raise
+        self._turns += 1
+        told = self._text[len(before) :].lstrip()
+        thoughts = self._sign("t", self._turns)
+        kept = thoughts in told if message.thoughts else told.startswith(prefix.strip())
+        rewritten = not (self._text.startswith(before) and kept)
+        place = text.index(_NEW)
+        text = text.replace(_NEW, "", 1)
+        return Following(text, place, in_call, rewritten, self._whole)
+
+    def _rendered_behind(self, sign: str) -> str:
+        """Render the conversation; returns its text behind a sign."""
+        self._render()
+        _, found, text = self._text.rpartition(sign)
+        if not found or _NEW not in text:
+            raise InputError("the chat template omits a message of the conversation")
+        return text
+
+    def tokens(self, following: Following, last: int) -> list[int]:
+        """The tokens that follow a message of the model.
+
+        Args:
+            following: what follows it.
+            last: the message's last token.
+
+        Raises:
+            InputError: the tokenizer does not keep the end of a turn as a token.
+        """
+        encoder, sampled = self._form.encoder, self._form.special.get(last)
+        end, text = following.behind([sampled] if sampled else ())
+        if not end:  # the template ends turns otherwise
+            end, text = following.behind(self._form.ends)
+        if not end and following.in_call:
+            raise InputError("the chat template does not end a message with calls by a token")
+        if sampled is None:
+            return encoder.encode_marked(end + text, self._marks)
+        ids = encoder.encode_marked(sampled + text, self._marks)
+        if ids[0] != last:
+            raise InputError(f"the tokenizer does not keep {sampled!r} as a token of its own")
+        return ids[1:]
+
+    def _render(self) -> None:
+        encoder = self._form.encoder
+        self._text = encoder.render(self._signs, tools=self._tools)  # type: ignore[arg-type]
+        response_prefix = encoder.config.response_prefix
+        opened = encoder.opened_in(self._text.removesuffix(response_prefix))
+        self.prefix = opened + response_prefix
+
+    def _whole(self) -> list[int]:
+        encoder = self._form.encoder
+        text = encoder.render(self._chat, tools=self._tools)  # type: ignore[arg-type]
+        return [*encoder.first_tokens, *encoder.encode_marked(text, self._marks)]
+
+    def _model_message(self, message: Parsed, prefix: str, whole: bool) -> tuple[Chatted, Chatted]:
+        """A message of the model as it is, and with signs in place of its parts; `whole` leaves
+        the calls in its text."""
+        thoughts, content, call = (self._sign(kind, self._turns + 1) for kind in "tac")
+        tags = self._form.encoder.tags
+        started = tags.around(f"\n{thoughts}\n") + "\n\n" if message.thoughts else prefix
+        sign: Chatted = {"role": "assistant", "content": started + content}
+        if whole or not message.calls or not self._form.reads_calls:
+            return self._marked({"role": "assistant", "content": message.text}), sign
+        thought = f"{tags.around(message.thoughts)}\n\n" if message.thoughts else ""
+        real = self._marked({"role": "assistant", "content": thought + message.content})
+        sign["content"] = started if message.thoughts else ""  # a template may write it last
+        real["tool_calls"], sign["tool_calls"] = [], []
+        for number, made in enumerate(message.calls):
+            name, about = made.name or "invalid", {"id": call_id(self._turns, number)}
+            for calls, arguments in (
+                (real["tool_calls"], self._map(made.arguments)),
+                (sign["tool_calls"], {"x": call}),
+            ):
+                function = {"name": name, "arguments": arguments}
+                calls.append({**about, "type": "function", "function": function})
+        return real, sign
+
+    def _marked(self, message: Chatted) -> Chatted:
+        return {**message, "content": self._mark(message["content"], message["role"])}
+
+    def _mark(self, text: str, role: str) -> str:
+        for char in (_MARK, _NEW):
+            text = text.replace(char, "\ufffd")
+        return self._form.encoder.mark(text, role, self._marks)
+
+    def _map(self, value: Any) -> Any:
+        """A call's arguments with their texts marked."""
+        if isinstance(value, str):
+            return self._mark(value, "assistant")
+        if isinstance(value, dict):
+            return {key: self._map(item) for key, item in value.items()}
+        return [self._map(item) for item in value] if isinstance(value, list) else value
+
+    def _put(self, messages: Sequence[Chatted], message: Parsed) -> list[Chatted]:
+        """Messages that answer the model's, in the roles that the template takes."""
+        put, names = [], [call.name or "invalid" for call in message.calls]
+        for number, given in enumerate(map(self._marked, messages)):
+            if given["role"] == "tool":
+                name = names[number] if number < len(names) else "environment"
+                given |= {"name": name, "tool_call_id": call_id(self._turns, number)}
+            put.append(given)
+        if self._form.tool_role or all(given["role"] != "tool" for given in put):
+            return put
+        texts = [
+            f"<tool_response>\n{m['content']}\n</tool_response>"
+            if m["role"] == "tool"
+            else m["content"]
+            for m in put
+        ]
+        return [{"role": "user", "content": "\n".join(texts)}]
+
+    def _sign(self, kind: str, number: int) -> str:
+        """A text in place of what the model wrote: letters and digits, which no template changes,
+        and which nobody can guess."""
+        return f"zq{kind}{number}x{self._nonce}qz"
