@@ -417,10 +417,10 @@ class TrainedFigures:
     """The trainer's figures of sequences that it trained on, for the records.
 
     Args:
-        advantages: float64 array [S].
-        logprobs: float32 array [N], sequence after sequence: log π_θ of each generated token, under
-            the weights before the optimizer step of its minibatch; NaN for a token that was
-            replaced by a given answer.
+        advantages: float64 array [S]; of a group of conversations, one for each.
+        logprobs: float32 array [N], sequence after sequence, earlier ones included: log π_θ of
+            each generated token, under the weights before the optimizer step of its minibatch; NaN
+            for a token that was replaced by a given answer.
     """
 
     advantages: array[float] = field(default_factory=lambda: array("d"))

@@ -31,7 +31,7 @@ class Environment(Protocol):
     `async`. Optional: `tools`, a sequence of functions or toolboxes that the model may call, whose
     calls are answered before `step` sees the message; and `close()`."""
 
-    def start(self, problem: Problem) -> Sequence[Message] | str | None | Awaitable[Any]:
+    def start(self, problem: Problem) -> Sequence[Message] | str | Awaitable[Any] | None:
         """Begin; returns the chat that the model reads, or None for the problem's own prompt."""
 
     def step(self, message: dict[str, Any]) -> Turn | Awaitable[Turn]:
