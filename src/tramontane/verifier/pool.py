@@ -321,10 +321,10 @@ class _Task:
     retried: set[int] = field(default_factory=set)
 
     @property
-    def pending_items(self) -> list[tuple[str, int] | code.Trial | GroupCall]:
+    def pending_items(self) -> list[Response | code.Trial | GroupCall]:
         """What a worker is sent: tokens only travel to functions that may ask for them."""
         items = (self.group.items[index] for index in self.pending)
-        return [(i.text, i.n_tokens) if isinstance(i, Response) else i for i in items]
+        return [i._replace(token_ids=None) if isinstance(i, Response) else i for i in items]
 
     def failure(self, reason: str, seconds: float = 0.0) -> Any:
         """The result of the current item when its worker gave none."""
