@@ -317,40 +317,32 @@ def reward_metrics(
 
 def conversation_metrics(groups: Sequence[Group]) -> dict[str, Any]:
     """Figures of the conversations of all groups graded since the last update: means, shares of
-    the endings, and seconds of the steps; empty without groups.
-
-    `step_seconds` has, by tool, the number of calls, their mean time and the longest; under
-    `environment` those of whole steps.
+    the endings, and by tool the mean and the longest seconds of a call, under `environment` of
+    whole steps; empty without groups.
     """
     conversations = [c for group in groups for c in group.completions]
     turns = [turn for c in conversations for turn in c.turns]
-    calls = [call for turn in turns for call in turn.calls]
+    calls = [made for turn in turns for made in turn.calls]
     n = len(conversations)
     if not n:
         return {}
     inserted = sum(s.versions.count(INSERTED) for c in conversations for s in c.sequences)
     seconds: defaultdict[str, list[float]] = defaultdict(list)
-    seconds["environment"] = [turn.seconds for turn in turns]
-    for call in calls:
-        if call.name:
-            seconds[call.name].append(call.seconds)
+    for name, taken in [("environment", t.seconds) for t in turns] + [
+        (made.name, made.seconds) for made in calls if made.name
+    ]:
+        seconds[name].append(taken)
     return {
         "turns": len(turns) / n,
+        "sampled_tokens": (sum(c.n_tokens for c in conversations) - inserted) / n,
         "inserted_tokens": inserted / n,
-        "sampled_tokens": sum(c.n_tokens for c in conversations) / n - inserted / n,
         "calls": len(calls) / n,
-        "calls_parsed": sum(bool(call.name) for call in calls) / len(calls) if calls else 0.0,
-        "calls_failed": sum(call.error for call in calls) / len(calls) if calls else 0.0,
+        "calls_parsed": sum(bool(made.name) for made in calls) / max(1, len(calls)),
+        "calls_failed": sum(made.error for made in calls) / max(1, len(calls)),
         "forked_rate": sum(bool(c.earlier) for c in conversations) / n,
-        "endings": {
-            ending: sum(c.ending == ending for c in conversations) / n
-            for ending in get_args(Ending)
-        },
-        "step_seconds": {
-            name: {"steps": len(times), "mean": sum(times) / len(times), "max": max(times)}
-            for name, times in sorted(seconds.items())
-            if times
-        },
+        "endings": {e: sum(c.ending == e for c in conversations) / n for e in get_args(Ending)},
+        "step_seconds": {name: sum(times) / len(times) for name, times in seconds.items()},
+        "step_seconds_max": {name: max(times) for name, times in seconds.items()},
     }
 
 
