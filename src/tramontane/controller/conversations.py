@@ -125,7 +125,7 @@ class Conversations:
     ) -> None:
         self._limits = config.conversation
         self.reward = config.conversation.reward
-        self.max_prompt: float = math.inf
+        self.max_prompt = sys.maxsize
         self.counts = dict.fromkeys(
             ("conversations_restarted", "conversations_replayed", "environment_restarts"), 0
         )
@@ -186,25 +186,36 @@ class Conversations:
                 return ended(request, "environment_failed", reason)
         return request
 
-    async def fit(self, problems: Sequence[Problem], given: int | None) -> int:
-        """Begin a conversation about each of some problems; returns and sets `max_prompt`: `given`,
-        or the longest of their prompts.
+    async def fit(
+        self, problems: Sequence[Problem], encode: Callable[[Problem], list[int]], longest: int
+    ) -> int:
+        """Begin a conversation about each of some problems, to see what environments and tools add
+        to a prompt; returns and sets `max_prompt`.
+
+        An environment that begins with a prompt of its own may exceed what it began here by a
+        quarter.
+
+        Args:
+            problems: some of the run's.
+            encode: returns the tokens of a problem's own prompt.
+            longest: upper bound of these, in tokens.
 
         Raises:
             InputError: an environment cannot begin.
         """
-        prompts = [0]
+        bounds = [longest]
         for number, problem in enumerate(problems):
-            key, longest = (0, -1 - number), sys.maxsize
-            begun = await self.answer(longest, problem, Request(*key, [], 0, SamplingParams(1)))
+            key = 0, -1 - number
+            begun = await self.answer(1, problem, Request(*key, [], 0, SamplingParams(1)))
             if isinstance(begun, Completion):
                 raise InputError(
                     f"{problem.where or problem.id}: the conversation cannot begin "
                     f"({begun.ending}: {begun.ending_reason})"
                 )
             self._close(key)
-            prompts.append(len(begun.prompt_ids))
-        self.max_prompt = given or max(prompts)
+            tokens = len(begun.prompt_ids)
+            bounds += [longest + tokens - len(encode(problem)), math.ceil(1.25 * tokens)]
+        self.max_prompt = max(bounds)
         return self.max_prompt
 
     async def _begin(
