@@ -448,7 +448,7 @@ async def measure(args: argparse.Namespace, generators: int, folder: Path) -> di
     seconds_a_batch = args.mean * args.step / args.batches_in_flight
     trainer = SimulatedTrainer(loop, args.train * seconds_a_batch)
     verifiers = SimulatedVerifiers(loop, PoolStats())
-    recorder = Recorder(session, pool, verifiers, trainer)  # type: ignore[arg-type]
+    recorder = Recorder(session, pool, Judges(verifiers, None), trainer)  # type: ignore[arg-type]
     recorder._parity_due = False
     workers = Workers(pool, verifiers, trainer, lambda: CopiedWeights(None))  # type: ignore[arg-type]
     pipeline = Pipeline(config, ledger, workers, recorder)

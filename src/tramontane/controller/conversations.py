@@ -134,6 +134,7 @@ class Conversations:
             for number in range(config.conversation.workers)
         ]
         self._homes: dict[Key, _Host] = {}  # of conversations whose environments have begun
+        self._deaths: Counter[Key] = Counter()  # of processes, during a conversation's steps
         self._loads: Counter[_Host] = Counter(dict.fromkeys(self._hosts, 0))
 
     def awaits(self, request: Request) -> bool:
@@ -155,7 +156,7 @@ class Conversations:
             InputError: the environments or tools of the config cannot be used.
             WorkerLost: a host cannot be replaced.
         """
-        key, deaths = _key(request), 0
+        key = _key(request)
         while self.awaits(request):
             if key in self._homes:
                 turn = replace(request.completed(request.finish_reason or "stop"), turns=[])
@@ -178,11 +179,11 @@ class Conversations:
                     return ended(request, answer.ending, answer.reason)
                 continue
             self._forget(key)
-            deaths += bool(answer.how)
+            self._deaths[key] += bool(answer.how)
             if answer.late:
                 return ended(request, "step_timeout", f"its environment was {answer.how}")
-            if deaths == MAX_DEATHS:
-                reason = f"its process died {deaths} times during its steps ({answer.how})"
+            if self._deaths[key] == MAX_DEATHS:
+                reason = f"its process died {MAX_DEATHS} times during its steps ({answer.how})"
                 return ended(request, "environment_failed", reason)
         return request
 
@@ -248,6 +249,7 @@ class Conversations:
     def _close(self, key: Key) -> None:
         self._homes[key].send("close", key, (), 0.0)
         self._forget(key)
+        del self._deaths[key]
 
     def _forget(self, key: Key) -> None:
         self._loads[self._homes.pop(key)] -= 1
