@@ -425,6 +425,7 @@ async def measure(args: argparse.Namespace, generators: int, folder: Path) -> di
     from tramontane.controller.pipeline import Pipeline, Workers
     from tramontane.models.weights import CopiedWeights
     from tramontane.run import session as session_module
+    from tramontane.run.measurement import Judges
     from tramontane.run.recorder import Recorder
     from tramontane.run.screen import QuietScreen
     from tramontane.run.train import _frozen

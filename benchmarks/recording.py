@@ -88,6 +88,7 @@ async def measure(completions: int, tokens: int, folder: Path) -> dict[str, floa
     from tramontane.config import Config
     from tramontane.controller.ledger import Ledger
     from tramontane.controller.observer import Update
+    from tramontane.run.measurement import Judges
     from tramontane.run.prepare import prepare
     from tramontane.run.recorder import Recorder
     from tramontane.run.screen import QuietScreen

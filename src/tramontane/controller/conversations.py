@@ -352,5 +352,10 @@ def _begun(request: Request, started: Started) -> Request:
     environment begins as before."""
     if request.turns or request.prompt_ids == started.prompt_ids:
         return request
-    fresh = {"token_ids": ints(), "logprobs": floats(), "versions": ints(), "finish_reason": None}
+    fresh: dict[str, Any] = {
+        "token_ids": ints(),
+        "logprobs": floats(),
+        "versions": ints(),
+        "finish_reason": None,
+    }
     return replace(request, prompt_ids=started.prompt_ids, **fresh)
