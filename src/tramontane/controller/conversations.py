@@ -16,14 +16,15 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tramontane.config import Config
 from tramontane.environments.host import Call, EnvironmentHost, Lost
@@ -38,6 +39,7 @@ from tramontane.types import (
     Problem,
     Request,
     SamplingParams,
+    ToolCall,
     floats,
     ints,
 )
@@ -49,6 +51,7 @@ EXCHANGE_SECONDS = 0.02  # longest time for which a new call waits while others 
 CLOSE_SECONDS = 10.0  # limit for a process to end
 MAX_DEATHS = 3  # deaths of its process during a conversation's steps, after which it is blamed
 FORK = 0x9E3779B97F4A7C15  # added to the seed, so that a new sequence draws other random numbers
+NO_CALL = ToolCall("", {}, "")
 Key = tuple[int, int]  # group and index of a conversation
 
 
@@ -101,6 +104,14 @@ def ended(request: Request, ending: Ending, reason: str = "") -> Completion:
     return completion
 
 
+class Step(NamedTuple):
+    """A step of an environment: when it began and ended, and the tool that took longest."""
+
+    began: float
+    ended: float
+    tool: str
+
+
 class Conversations:
     """The environments of a run's conversations, in `conversation.workers` processes.
 
@@ -115,6 +126,8 @@ class Conversations:
             as `context_full`.
         counts: conversations that were `conversations_restarted` and `conversations_replayed`
             after the loss of their environment, and `environment_restarts` of processes.
+        steps: of the conversations of each group that is not yet recorded, the times at which each
+            step began and ended, and its longest tool.
     """
 
     def __init__(
@@ -129,6 +142,7 @@ class Conversations:
         self.counts = dict.fromkeys(
             ("conversations_restarted", "conversations_replayed", "environment_restarts"), 0
         )
+        self.steps: defaultdict[int, list[Step]] = defaultdict(list)
         self._hosts = [
             _Host(partial(make, number), config, replaced)
             for number in range(config.conversation.workers)
@@ -158,12 +172,17 @@ class Conversations:
         """
         key = _key(request)
         while self.awaits(request):
+            began = time.time()
             if key in self._homes:
                 turn = replace(request.completed(request.finish_reason or "stop"), turns=[])
                 answer = await self._call(key, "step", turn, l_max)
             else:
                 request, answer = await self._begin(l_max, problem, request)
             if isinstance(answer, Continued):
+                if request.group >= 0:  # of training
+                    tool = max(answer.turn.calls, key=lambda c: c.seconds, default=NO_CALL).name
+                    step = Step(began, time.time(), tool or "environment")
+                    self.steps[request.group].append(step)
                 next_request = following(request, answer)
                 if isinstance(next_request, Completion):
                     self._close(key)
@@ -352,10 +371,5 @@ def _begun(request: Request, started: Started) -> Request:
     environment begins as before."""
     if request.turns or request.prompt_ids == started.prompt_ids:
         return request
-    fresh: dict[str, Any] = {
-        "token_ids": ints(),
-        "logprobs": floats(),
-        "versions": ints(),
-        "finish_reason": None,
-    }
-    return replace(request, prompt_ids=started.prompt_ids, **fresh)
+    sampling, first = request.sampling, request.seed
+    return Request(*_key(request), started.prompt_ids, first, sampling)
