@@ -95,9 +95,12 @@ def _tokens(rows: list[Row], sizes: Row) -> list[Promise]:
     tokenizer = load_tokenizer("tiny")
 
     def text(row: Row) -> str:
-        ids, turns = row["token_ids"], row["turns"] or [{"start": 0, "end": None}]
-        parts = [ids[turn["start"] : turn["end"]] for turn in turns]
-        return "\n\n".join(tokenizer.decode(part, skip_special_tokens=True) for part in parts)
+        ids, eos = row["token_ids"], tokenizer.eos_token_id
+        if not row["turns"]:
+            return str(tokenizer.decode(ids, skip_special_tokens=True))
+        parts = [ids[turn["start"] : turn["end"]] for turn in row["turns"]]
+        parts = [part[:-1] if part[-1] == eos else part for part in parts]
+        return "\n\n".join(map(tokenizer.decode, parts))
 
     whole = sum(
         text(row) == row["text"]
