@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -89,8 +89,9 @@ class Launches(TorchDispatchMode):
         name = func.overloadpacket.__name__
         inputs = _tensors((args, kwargs))
         reads = any(x.is_cuda for x in inputs)
-        if reads and func in _READS:
-            self.waits.append(name)
+        if func in _READS and any(isinstance(x, FakeTensor) for x in inputs):
+            if reads:
+                self.waits.append(name)
             truth = args[0].dtype == torch.bool or func in (
                 _aten.is_nonzero.default,
                 _aten.equal.default,

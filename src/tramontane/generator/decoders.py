@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from tramontane.generator.arena import ArenaCache, arena_size
 from tramontane.generator.cache import SlotCache, lane_size
 from tramontane.generator.forward import decode
+from tramontane.generator.fusion import compiled_like
 from tramontane.generator.graphs import StepRecorder, padded_rows, recorded_rows, run_directly
 from tramontane.generator.lanes import CacheSize, Layout
 from tramontane.generator.sampling import DrawPlan, draw, sample, streams, uniforms
@@ -149,7 +150,8 @@ class Decoder(ABC):
         self.layout = layout
         self.version = torch.zeros(1, dtype=torch.int32, device=layout.device)
         self._model, self._is_eos, self._may_end = model, is_eos, may_end
-        self._draw = draw
+        self._draw = compiled_like(model, draw)
+        self._uniforms = compiled_like(model, uniforms)
 
     @abstractmethod
     def size_within(self, slots: int, max_len: int, limit: int | None) -> CacheSize:
@@ -213,7 +215,7 @@ class Decoder(ABC):
         unshared = lengths - start if self.cache.shares_prefixes else lengths
         tokens, logprobs = sample(
             decode(self._model, self.cache, last, lengths, unshared),
-            uniforms(stream, counts),
+            self._uniforms(stream, counts),
             temperature,
             top_p,
             top_k,

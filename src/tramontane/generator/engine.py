@@ -27,6 +27,7 @@ from tramontane.generator.decoders import (
 )
 from tramontane.generator.endings import StopTexts
 from tramontane.generator.forward import examine_model, prefill
+from tramontane.generator.fusion import is_merged
 from tramontane.generator.graphs import StepRecorder, run_directly
 from tramontane.generator.interface import check_request
 from tramontane.generator.lanes import CacheSize, Prefix
@@ -218,8 +219,9 @@ class SlotEngine:
 
     @property
     def needs_fixed_addresses(self) -> bool:
-        """True if decode steps read the weights at the addresses from the time of recording."""
-        return self._decoder.is_recorded
+        """True if new weights must be written where the present ones are: recorded steps and merged
+        products know no other place."""
+        return self._decoder.is_recorded or is_merged(self.model)
 
     # --- requests
 

@@ -94,7 +94,7 @@ def examine_model(model: PreTrainedModel, max_len: int) -> tuple[Layout, bool]:
             f"{advice}"
         )
     model.set_attn_implementation("slots")
-    layout = Layout(prefill(model, [[0]]))
+    layout = Layout(prefill(model, [[0, 0]]))  # compilers treat a size of 1 as a case of its own
     cache = SlotCache(layout, 1, max_len)
     cache.admit([0], 0, Prefix(0, []))
     zero = torch.zeros(1, dtype=torch.int64, device=model.device)

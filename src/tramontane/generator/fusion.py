@@ -6,8 +6,11 @@ State dicts keep their names and tensors, and weights that are written in place 
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +20,41 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from tramontane.generator.attention import slot_attention
 
+logger = logging.getLogger("tramontane")
+
+Function = TypeVar("Function", bound=Callable)
+
 # Names that transformers gives to linear layers of one module with the same input.
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+def fuse(model: PreTrainedModel) -> None:
+    """Merge products, and compile the blocks if Triton, which generates kernels, is installed."""
+    merge_products(model)
+    if has_triton():
+        compile_blocks(model)
+    else:
+        logger.warning(
+            "decode steps are not compiled, so they take about twice as many kernels: Triton is "
+            "not installed (pip install triton). generator.compile=false avoids this line"
+        )
+
+
+def is_merged(model: PreTrainedModel) -> bool:
+    """True if the model's weights must be written in place."""
+    return any(isinstance(module, _Part) for module in model.modules())
+
+
+def compiled_like(model: PreTrainedModel, function: Function) -> Function:
+    """The function, compiled if the model's blocks are."""
+    if all(module._compiled_call_impl is None for module in model.modules()):
+        return function
+    return _compiled(function)
+
+
+@cache
+def _compiled(function: Function) -> Function:
+    return torch.compile(function, dynamic=True)
 
 
 class _Product:
@@ -66,14 +102,10 @@ class _Part(nn.Module):
         return self._product.part(self._place, x)
 
 
-def merge_products(model: PreTrainedModel) -> int:
+def merge_products(model: PreTrainedModel) -> None:
     """Compute linear layers with the same input as one product, where the model has them under the
     usual names; others stay as they are. From then on weights must be written in place.
-
-    Returns:
-        The number of products.
     """
-    count = 0
     for module in list(model.modules()):
         for names in _TOGETHER:
             layers = [getattr(module, name, None) for name in names]
@@ -83,8 +115,6 @@ def merge_products(model: PreTrainedModel) -> int:
             product = _Product(plain)
             for place, (name, layer) in enumerate(zip(names, plain, strict=True)):
                 setattr(module, name, _Part(layer, product, place))
-            count += 1
-    return count
 
 
 class _LayerIndex:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tramontane.config import GPU_MEMORY_SHARE, GeneratorConfig
 from tramontane.generator.endings import Endings
 from tramontane.generator.engine import SlotEngine
+from tramontane.generator.fusion import fuse
 from tramontane.generator.graphs import CudaGraphs, StepRecorder, run_directly
 from tramontane.generator.interface import AnyGenerator
 from tramontane.generator.memory import CudaMemory, DeviceMemory
@@ -54,6 +55,8 @@ class Generator(AnyGenerator):
         self.tokenizer, self.config = tokenizer, config
         self._endings = Endings(model, tokenizer, config.stop, response)
         self._staged = StagedWeights(model, on_host=config.staging == "host")
+        if config.compile and model.device.type == "cuda":
+            fuse(model)
         limit = config.kv_cache_mib
         self._engine = SlotEngine(
             model,
