@@ -7,9 +7,11 @@ a GPU: the kernels that it launches, and the operations for which the host waits
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -38,7 +40,7 @@ def fake_cuda() -> Iterator[None]:
     with (
         patch("torch.cuda.get_device_capability", lambda device=None: (9, 0)),
         # A constant on the CPU would otherwise be moved to the GPU with its value.
-        patch("torch._subclasses.fake_tensor.CONSTANT_NUMEL_LIMIT", 0),
+        patch("torch._subclasses.fake_tensor.CONSTANT_NUMEL_LIMIT", -1),
         _device_guard(),
         FakeTensorMode(allow_non_fake_inputs=True),
     ):
@@ -118,3 +120,52 @@ class Launches(TorchDispatchMode):
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
     return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
+
+
+class Allocator(TorchDispatchMode):
+    """Context manager inside `fake_cuda`: a GPU's memory, of which tensors take blocks of 512 bytes
+    as in torch's allocator. It is a `DeviceMemory` whose allowance is all that is free.
+
+    Args:
+        capacity: bytes of the GPU.
+
+    Raises:
+        torch.OutOfMemoryError: an operation's result does not fit; raised by that operation.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.capacity, self.used, self.highest = capacity, 0, 0
+        self._storages: dict[int, Any] = {}
+
+    def free(self) -> int:
+        return self.capacity - self.used
+
+    allowance = free
+
+    def peak(self, work: Callable[[], object]) -> int:
+        before = self.highest = self.used
+        work()
+        return self.highest - before
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace != "prim":  # composite operations arrive whole in inference mode
+            with self:
+                if (out := func.decompose(*args, **(kwargs or {}))) is not NotImplemented:
+                    return out
+        out = func(*args, **(kwargs or {}))
+        for x in _tensors(out):
+            storage = x.untyped_storage()
+            if x.is_cuda and storage._cdata not in self._storages:
+                size = -(-storage.nbytes() // 512) * 512
+                free = partial(self._release, storage._cdata, size)
+                self._storages[storage._cdata] = weakref.finalize(storage, free)
+                self.used += size
+                self.highest = max(self.highest, self.used)
+                if self.used > self.capacity:
+                    raise torch.OutOfMemoryError(f"{func}: {size:,} bytes")
+        return out
+
+    def _release(self, key: int, size: int) -> None:
+        del self._storages[key]
+        self.used -= size

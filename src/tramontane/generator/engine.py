@@ -37,6 +37,12 @@ from tramontane.types import Completion, Growth, Request
 
 Key = tuple[int, ...]
 
+_REMEDIES = (
+    "shorten prompts or completions, raise generator.kv_cache_mib or "
+    "generator.gpu_memory_utilization, or, on a GPU, lower generator.slots or "
+    "generator.prefill_tokens, or set generator.staging to host"
+)
+
 
 @dataclass
 class Stats:
@@ -160,7 +166,13 @@ class SlotEngine:
     def _allocate(self, slots: int, max_len: int) -> None:
         kv_bytes = self._kv_bytes
         if self._memory is not None:
-            measured = self._measure_room(self._memory, slots, max_len)
+            try:
+                measured = self._measure_room(self._memory, slots, max_len)
+            except torch.OutOfMemoryError as error:
+                raise InputError(
+                    f"prefills of {max(self.prefill_tokens, max_len):,} tokens and decode steps of "
+                    f"{slots:,} rows do not fit into the GPU's memory: {_REMEDIES}"
+                ) from error
             kv_bytes = measured if kv_bytes is None else min(kv_bytes, measured)
         limit = None if kv_bytes is None else kv_bytes // self._token_bytes
         size = self._decoder.size_within(slots, max_len, limit)
@@ -169,10 +181,7 @@ class SlotEngine:
             needed = self._decoder.size_within(1, max_len, None).positions * self._token_bytes
             raise InputError(
                 f"keys and values of one sequence of {max_len:,} tokens take "
-                f"{needed / 2**20:,.1f} MiB, and there are {kv_bytes / 2**20:,.1f} "
-                f"MiB; shorten prompts or completions, raise generator.kv_cache_mib or "
-                f"generator.gpu_memory_utilization, or, on a GPU, lower generator.prefill_tokens "
-                f"or generator.slots, or set generator.staging to host"
+                f"{needed / 2**20:,.1f} MiB, and there are {kv_bytes / 2**20:,.1f} MiB: {_REMEDIES}"
             )
         self.slots, self.max_len = size.slots, max_len
         self._decoder.allocate(size, max_len)
