@@ -38,6 +38,7 @@ from tramontane.generator.graphs import (
     CudaGraphs,
     ValueReadDetector,
     padded_rows,
+    recorded_rows,
     run_directly,
 )
 from tramontane.types import Request, SamplingParams
@@ -203,12 +204,24 @@ def test_flash_attention_is_called_with_the_right_keys(family, monkeypatch):
     assert_same(finish(eager), finish(engine))
 
 
-@given(st.integers(1, 700), st.integers(1, 700))
+@given(st.integers(1, 1100), st.integers(1, 1100))
 def test_recorded_batches_are_padded_to_few_sizes(rows, slots):
     rows = min(rows, slots)
     size = padded_rows(rows, slots)
+    assert size in recorded_rows(slots)
     assert rows <= size <= min(slots, 2 * rows)
-    assert len({padded_rows(n, slots) for n in range(1, slots + 1)}) <= slots.bit_length() + 1
+    if rows > 16:
+        assert size - rows <= size / 3
+    if rows > 112:
+        assert size - rows <= size / 8
+
+
+def test_rows_of_recorded_steps():
+    assert recorded_rows(1) == [1]
+    assert recorded_rows(20) == [1, 2, 4, 8, 16, 20]
+    assert recorded_rows(64) == [1, 2, 4, 8, 16, 24, 32, 48, 64]
+    assert recorded_rows(320)[-5:] == [224, 240, 256, 288, 320]
+    assert len(recorded_rows(1024)) == 45
 
 
 def test_a_forward_that_reads_values_is_not_recorded():
@@ -227,27 +240,52 @@ def test_a_forward_that_reads_values_is_not_recorded():
     assert engine._decoder._record is run_directly
 
 
+def test_a_step_that_cannot_be_recorded_runs_directly(caplog):
+    """As when CUDA refuses an operation in a recording; it is said once."""
+    attempts = []
+
+    def refuse(step):
+        step()
+        attempts.append(step)
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    requests = make_requests(3, 5, seed=2, tokens=(1, 60))
+    lanes, engine = engines(make_model(), record=refuse)
+    assert engine.needs_fixed_addresses
+    for e in (lanes, engine):
+        e.submit(requests)
+    assert_same(finish(engine), finish(lanes))
+    assert len(attempts) == 1
+    assert not engine.needs_fixed_addresses
+    (warning,) = caplog.messages
+    assert "not permitted when stream is capturing. generator.cuda_graphs=false" in warning
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_value_reads_are_detected(mode):
-    x = torch.arange(6.0)
+    x, places = torch.arange(6.0), torch.tensor([1, 2])
     with mode(), ValueReadDetector() as detector:
-        (x * 2).sum(), x[torch.tensor([1, 2])], x.argmax(), torch.where(x > 2, x, -x)
+        (x * 2).sum(), x[places], x.argmax(), torch.where(x > 2, x, -x)
         assert not detector.operations
-        for read in (lambda: x.max().item(), lambda: bool(x[0]), x.nonzero, lambda: x[x > 2]):
+        made = lambda: torch.tensor([1.0], device=x.device)  # noqa: E731
+        for read in (lambda: x.max().item(), lambda: bool(x[0]), x.nonzero, lambda: x[x > 2], made):
             detector.operations.clear()
             read()
             assert detector.operations
 
 
-def test_a_cleared_arena_is_freed_at_once():
-    """A GPU may have no room for two arenas."""
+def test_a_resized_arena_is_freed_before_the_next():
+    """A GPU may have no room for two. A cleared one stays where recorded steps know it."""
     _, engine = engines(make_model(), record=run_directly)
     engine.submit(make_requests(2, 4))
     engine.step()
+    addresses = [arena.data_ptr() for arena in engine._decoder.cache.arenas]
+    engine.clear()
+    assert [arena.data_ptr() for arena in engine._decoder.cache.arenas] == addresses
     old = [weakref.ref(tensor) for tensor in engine._decoder.cache.arenas]
     gc.disable()
     try:
-        engine.clear()
+        engine.resize(16, 140)
         assert all(tensor() is None for tensor in old)
     finally:
         gc.enable()

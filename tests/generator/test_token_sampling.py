@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tramontane.generator import sampling
 from tramontane.generator.sampling import (
     DrawPlan,
     _draw_truncated,
@@ -236,6 +237,25 @@ def test_top_p_and_top_k_in_a_large_vocabulary():
             assert below - 1e-6 <= uniform[row] <= edges[place] + 1e-6
 
 
+def test_rows_are_drawn_in_parts(monkeypatch):
+    """The same draws, and no part has more logits than are allowed."""
+    logits = torch.randn(50, 700, generator=torch.Generator().manual_seed(4)).bfloat16()
+    uniform = torch.rand(50, generator=torch.Generator().manual_seed(5)).double()
+    temperature = torch.linspace(0, 2, 50)
+    columns = uniform, temperature, torch.full((50,), 0.9), torch.arange(50)
+    whole = sample(logits, *columns)
+    monkeypatch.setattr(sampling, "DRAWN_ENTRIES", 9 * 700 + 5)
+    sizes = []
+
+    def noted(part, *rest):
+        sizes.append(len(part))
+        return sampling.draw(part, *rest)
+
+    for one, other in zip(sample(logits, *columns, draw=noted), whole, strict=True):
+        assert torch.equal(one, other)
+    assert sizes == [9] * 5 + [5]
+
+
 @pytest.mark.parametrize(("vocab", "temperature"), [(90, 1.0), (90, 0.5), (90, 2.0), (700, 1.0)])
 def test_draws_follow_the_softmax(vocab, temperature):
     draws = 200_000 if vocab == 90 else 60_000
@@ -287,10 +307,12 @@ def test_top_p_and_top_k_keep_their_sets(top_p, top_k, kept):
 )
 @pytest.mark.parametrize("static_shapes", [False, True])
 def test_a_plan_has_what_some_row_requires(sampling, plan, static_shapes):
-    """Scaled, truncated, greedy; a greedy row is not truncated."""
+    """Scaled, truncated, greedy; a greedy row is not truncated. With static shapes there are only
+    two plans, since each takes a recording."""
     for others in (0, 1):  # rows that require nothing change nothing
         params = [SamplingParams(9)] * others + [SamplingParams(9, **sampling)]
-        assert DrawPlan.of(params, static_shapes) == DrawPlan(*plan, static_shapes)
+        expected = DrawPlan(True, plan[1], True, True) if static_shapes else DrawPlan(*plan)
+        assert DrawPlan.of(params, static_shapes) == expected
 
 
 def last_kept(masses, top_p, top_k=0):

@@ -12,7 +12,7 @@ import torch
 
 from tests.generator.slot_models import FAMILIES, make_model
 from tramontane.generator.forward import examine_model
-from tramontane.models.memory import kv_budget, kv_bytes_per_token
+from tramontane.models.memory import kv_bytes_per_token
 
 HOLES = """
 import re
@@ -50,8 +50,3 @@ def test_bytes_per_token_are_those_that_the_model_caches(family, dtype):
     layout, _ = examine_model(model, 16)
     cached = sum(planes * heads * d for planes, heads, d in layout.shapes) * layout.dtype.itemsize
     assert kv_bytes_per_token(model.config, dtype) == cached
-
-
-def test_the_weights_and_the_budget_fill_the_share_of_the_device():
-    assert kv_budget(80 * 2**30, 16 * 2**30, 0.9) == 56 * 2**30
-    assert kv_budget(80 * 2**30, 79 * 2**30, 0.9) == 0

@@ -100,7 +100,10 @@ class GeneratorConfig(Section):
     holds the weights twice, or the `host`'s, which makes a swap as slow as the bus. No effect on a
     CPU."""
     cuda_graphs: bool = True
-    """Record decode steps once and replay them, on CUDA devices. No effect on a CPU."""
+    """Record decode steps at the start and replay them, on CUDA devices. No effect on a CPU."""
+    compile: bool = True
+    """Merge products of the same input and compile the model's blocks with torch.compile, on CUDA
+    devices. No effect on a CPU."""
     interruption: Annotated[
         InterruptionConfig | None, Fixed("completions under way were handed out with it")
     ] = None

@@ -105,10 +105,15 @@ class ArenaCache(WrittenCache):
         return self._positions - sum(extent.capacity for extent in self._extents.values())
 
     @property
+    def has_fixed_span(self) -> bool:
+        """True if `span` does not depend on the sequences."""
+        # Flash attention reads only the used positions, so one recorded step serves all lengths.
+        return all(supports_varlen(arena[0]) for arena in self.arenas)
+
+    @property
     def span(self) -> int:
         """Number of positions, from a row's start, that a step's attention covers."""
-        # Flash attention reads only the used positions, so one recorded step serves all lengths.
-        if all(supports_varlen(arena[0]) for arena in self.arenas):
+        if self.has_fixed_span:
             return self.max_len
         longest = max((extent.capacity for extent in self._extents.values()), default=1)
         return int(min(self.capacities[-1], 1 << (longest - 1).bit_length()))
@@ -137,6 +142,11 @@ class ArenaCache(WrittenCache):
         for slot in slots:
             self._extents[slot] = self._take(capacity)
             self._write(slot, prefix)
+
+    def clear(self) -> None:
+        """Free all extents."""
+        self._extents.clear()
+        self._end = 0
 
     def release(self, slots: Iterable[int]) -> None:
         """Free the extents of finished sequences."""

@@ -7,6 +7,7 @@ one at construction.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -18,75 +19,107 @@ from transformers import PreTrainedModel
 from tramontane.generator.arena import ArenaCache, arena_size
 from tramontane.generator.cache import SlotCache, lane_size
 from tramontane.generator.forward import decode
-from tramontane.generator.graphs import StepRecorder, padded_rows, run_directly
+from tramontane.generator.fusion import compiled_like
+from tramontane.generator.graphs import StepRecorder, padded_rows, recorded_rows, run_directly
 from tramontane.generator.lanes import CacheSize, Layout
-from tramontane.generator.sampling import DrawPlan, sample, streams, uniforms
+from tramontane.generator.sampling import DrawPlan, draw, sample, streams, uniforms
 from tramontane.types import Request, SamplingParams
+
+logger = logging.getLogger("tramontane")
+
+TOKEN_STATE = 12  # bytes of a generated token in a slot: id, version, log-prob
 
 
 class SlotState:
-    """The state of the slots as tensors, which stay on the device while decoding: [slots], or
-    [slots, max_len] for generated tokens. Integers are int64, `top_p`, `temperature` and `logprobs`
-    float32."""
+    """The state of the slots, which stays on the device while decoding.
+
+    Few tensors, so that a step gathers a slot's numbers, and writes its token, by one kernel each,
+    and a slot is written or read by one copy.
+
+    Attributes:
+        progress: [slots, 2] int64: newest token, not cached yet; number of tokens generated.
+        numbers: [slots, 7] int64, written at admission: positions cached before the first token was
+            generated, and at admission; maximum number of tokens, 0 for an empty slot; start of the
+            random stream; top-k; and top-p and temperature, as float64.
+        record: [slots, max_len, 3] int32 of each generated token: id, version, and log-prob, as
+            float32.
+    """
 
     def __init__(self, slots: int, max_len: int, device: torch.device) -> None:
-        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
         self.max_len = max_len
-        self.last = zeros(slots)  # the newest token, not cached yet
-        self.offset = zeros(slots)  # positions cached before the first token was generated
-        self.start = zeros(slots)  # positions cached at admission
-        self.count = zeros(slots)  # tokens generated
-        self.limit = zeros(slots)  # maximum of tokens to generate; 0 for an empty slot
-        self.stream = zeros(slots)  # start of the random stream
-        self.top_k = zeros(slots)
-        self.top_p = zeros(slots, dtype=torch.float32) + 1
-        self.temperature = zeros(slots, dtype=torch.float32) + 1
-        self.tokens = zeros(slots, max_len)
-        self.versions = zeros(slots, max_len)
-        self.logprobs = zeros(slots, max_len, dtype=torch.float32)
+        self.progress = torch.zeros(slots, 2, dtype=torch.int64, device=device)
+        self.numbers = torch.zeros(slots, 7, dtype=torch.int64, device=device)
+        self.numbers.view(torch.float64)[:, 5:] = 1.0
+        self.record = torch.zeros(slots, max_len, 3, dtype=torch.int32, device=device)
+
+    @staticmethod
+    def nbytes(slots: int, max_len: int) -> int:
+        """Bytes of the tensors."""
+        return slots * (8 * (2 + 7) + max_len * TOKEN_STATE)
 
     def clear(self, slots: torch.Tensor) -> None:
         """Mark slots [N] int64 as empty for steps of fixed shapes: nothing cached, no token to
         draw."""
-        for column in (self.limit, self.count, self.offset):
-            column.index_fill_(0, slots, 0)
+        self.progress.index_fill_(0, slots, 0)
+        self.numbers[:, :3].index_fill_(0, slots, 0)
 
     def write(self, slots: list[int], requests: list[Request]) -> None:
-        """Write N requests, with the tokens they have so far, into N slots.
-
-        Sets the slots' entries of each [slots] tensor, and the first tokens of their rows in each
-        [slots, max_len] tensor.
-        """
-        index = torch.tensor(slots, device=self.last.device)
-        columns: list[tuple[torch.Tensor, list]] = [
-            (self.last, [(r.token_ids or r.prompt_ids)[-1] for r in requests]),
-            (self.offset, [len(r.prompt_ids) - 1 for r in requests]),
-            (self.start, [len(r.prompt_ids) + len(r.token_ids) - 1 for r in requests]),
-            (self.count, [len(r.token_ids) for r in requests]),
-            (self.limit, [r.sampling.max_tokens for r in requests]),
-            (self.top_k, [r.sampling.top_k for r in requests]),
-            (self.top_p, [r.sampling.top_p for r in requests]),
-            (self.temperature, [r.sampling.temperature for r in requests]),
+        """Write N requests, with the tokens they have so far, into N slots."""
+        rows = torch.empty(len(slots), 10, dtype=torch.int64)
+        tokens = [len(r.token_ids) for r in requests]
+        prompts = [len(r.prompt_ids) for r in requests]
+        columns = [
+            slots,
+            [(r.token_ids or r.prompt_ids)[-1] for r in requests],
+            tokens,
+            [prompt - 1 for prompt in prompts],
+            [prompt + n - 1 for prompt, n in zip(prompts, tokens, strict=True)],
+            [r.sampling.max_tokens for r in requests],
         ]
-        for column, values in columns:
-            column[index] = torch.tensor(values, dtype=column.dtype, device=index.device)
-        self.stream[index] = streams([r.seed for r in requests]).to(index.device)
+        rows[:, :6] = torch.tensor(columns).T
+        rows[:, 6] = streams([r.seed for r in requests])
+        rows[:, 7] = torch.tensor([r.sampling.top_k for r in requests])
+        real = [[r.sampling.top_p, r.sampling.temperature] for r in requests]
+        rows.view(torch.float64)[:, 8:] = torch.tensor(real, dtype=torch.float64)
+        rows = rows.to(self.record.device)
+        self.progress.index_copy_(0, rows[:, 0], rows[:, 1:3])
+        self.numbers.index_copy_(0, rows[:, 0], rows[:, 3:])
         for slot, r in zip(slots, requests, strict=True):
             if n := len(r.token_ids):
-                self.tokens[slot, :n] = torch.from_numpy(np.array(r.token_ids))
-                self.logprobs[slot, :n] = torch.from_numpy(np.array(r.logprobs))
-                self.versions[slot, :n] = torch.from_numpy(np.array(r.versions))
+                known = np.empty((n, 3), dtype=np.int32)
+                known[:, 0], known[:, 1] = r.token_ids, r.versions
+                known[:, 2] = np.array(r.logprobs, dtype=np.float32).view(np.int32)
+                self.record[slot, :n] = torch.from_numpy(known)
+
+    def read(self, slot: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The first `count` tokens of a slot: ids and versions int32, log-probs float32."""
+        return columns_of(self.record[slot, :count])
+
+
+def columns_of(record: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A part [..., 3] of `SlotState.record`, copied to the host: ids, versions and log-probs."""
+    # Through pinned memory a GPU copies several times as fast; torch keeps and reuses it.
+    pinned = record.is_cuda
+    on_host = torch.empty(record.shape, dtype=record.dtype, pin_memory=pinned).copy_(record)
+    columns = np.ascontiguousarray(np.moveaxis(on_host.numpy(), -1, 0))
+    return columns[0], columns[1], columns[2].view(np.float32)
+
+
+class _Shape(NamedTuple):
+    """What distinguishes recorded steps."""
+
+    rows: int
+    span: int
+    plan: DrawPlan
 
 
 class StepFlags(NamedTuple):
-    """Outcome of a decode step for each row of its batch, [B] bool each."""
+    """Outcome of a decode step for each row of its batch, [B] bool each, on the host."""
 
     stopped: torch.Tensor  # drew an EOS token
     finished: torch.Tensor  # stopped, or has all the tokens it may generate
     full: torch.Tensor  # has filled the room of its keys and values
-    may_end: torch.Tensor | None  # drew a token that may complete a stop text; None without any
+    may_end: torch.Tensor  # drew a token that may complete a stop text
 
 
 class Decoder(ABC):
@@ -102,7 +135,6 @@ class Decoder(ABC):
             texts.
     """
 
-    is_recorded = False  # True if steps read the weights at fixed addresses
     cache: SlotCache | ArenaCache
     state: SlotState
     _plan: DrawPlan
@@ -116,8 +148,10 @@ class Decoder(ABC):
         may_end: torch.Tensor | None = None,
     ) -> None:
         self.layout = layout
-        self.version = torch.zeros(1, dtype=torch.int64, device=layout.device)
+        self.version = torch.zeros(1, dtype=torch.int32, device=layout.device)
         self._model, self._is_eos, self._may_end = model, is_eos, may_end
+        self._draw = compiled_like(model, draw)
+        self._uniforms = compiled_like(model, uniforms)
 
     @abstractmethod
     def size_within(self, slots: int, max_len: int, limit: int | None) -> CacheSize:
@@ -131,6 +165,15 @@ class Decoder(ABC):
     @abstractmethod
     def free(self) -> None:
         """Free the cache and the state from `allocate`, before new ones are allocated."""
+
+    @property
+    def is_recorded(self) -> bool:
+        """True if steps read the weights at fixed addresses."""
+        return False
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Empty all slots."""
 
     @abstractmethod
     def count_admissible(self, lengths: Iterable[int]) -> int:
@@ -160,31 +203,34 @@ class Decoder(ABC):
     def evict(self, slot: int) -> None:
         """Empty the slot of an unfinished sequence."""
 
-    def _advance(self, slots: torch.Tensor, capacities: torch.Tensor) -> StepFlags:
+    def _advance(self, slots: torch.Tensor, capacities: torch.Tensor) -> torch.Tensor:
         """Draw a token for each of `slots` [B] int64, which have room for `capacities` [B]
-        positions."""
+        positions; returns the fields of `StepFlags`, [4, B]."""
         s = self.state
-        counts = s.count[slots]
-        lengths = s.offset[slots] + counts
-        unshared = lengths - s.start[slots] if self.cache.shares_prefixes else lengths
+        last, counts = s.progress[slots].unbind(1)
+        numbers = s.numbers[slots]
+        offset, start, limit, stream, top_k = numbers[:, :5].unbind(1)
+        top_p, temperature = numbers.view(torch.float64)[:, 5:].float().unbind(1)
+        lengths = offset + counts
+        unshared = lengths - start if self.cache.shares_prefixes else lengths
         tokens, logprobs = sample(
-            decode(self._model, self.cache, s.last[slots], lengths, unshared),
-            uniforms(s.stream[slots], counts),
-            s.temperature[slots],
-            s.top_p[slots],
-            s.top_k[slots],
+            decode(self._model, self.cache, last, lengths, unshared),
+            self._uniforms(stream, counts),
+            temperature,
+            top_p,
+            top_k,
             self._plan,
+            self._draw,
         )
-        place = slots * s.max_len + counts
-        s.tokens.view(-1).index_copy_(0, place, tokens)
-        s.logprobs.view(-1).index_copy_(0, place, logprobs)
-        s.versions.view(-1).index_copy_(0, place, self.version.expand_as(place))
-        s.last[slots] = tokens
-        s.count[slots] = counts + 1
+        counts = counts + 1
+        made = [tokens.int(), self.version.expand_as(slots), logprobs.view(torch.int32)]
+        places = slots * s.max_len + counts - 1
+        s.record.view(-1, 3).index_copy_(0, places, torch.stack(made, 1))
+        s.progress.index_copy_(0, slots, torch.stack([tokens, counts], 1))
         stopped = self._is_eos[tokens]
-        finished = stopped | (counts + 1 >= s.limit[slots])
-        may_end = None if self._may_end is None else self._may_end[tokens]
-        return StepFlags(stopped, finished, unshared + 1 >= capacities, may_end)
+        finished = stopped | (counts >= limit)
+        may_end = torch.zeros_like(stopped) if self._may_end is None else self._may_end[tokens]
+        return torch.stack([stopped, finished, unshared + 1 >= capacities, may_end])
 
 
 class LaneDecoder(Decoder):
@@ -203,6 +249,12 @@ class LaneDecoder(Decoder):
     def free(self) -> None:
         del self.cache, self.state
 
+    def clear(self) -> None:
+        size = CacheSize(len(self.state.progress), 0)
+        max_len = self.state.max_len
+        self.free()
+        self.allocate(size, max_len)
+
     def count_admissible(self, lengths: Iterable[int]) -> int:
         return sum(1 for _ in lengths)
 
@@ -213,7 +265,7 @@ class LaneDecoder(Decoder):
         self._plan = DrawPlan.of(live.values(), static_shapes=False)
 
     def step(self) -> StepFlags:
-        return self._advance(self._slots, self._capacities)
+        return StepFlags(*self._advance(self._slots, self._capacities).cpu())
 
     def release(self, finished: Sequence[int], full: Sequence[int]) -> list[int]:
         self.cache.end(finished, full)
@@ -242,7 +294,11 @@ class ArenaDecoder(Decoder):
         may_end: torch.Tensor | None = None,
     ) -> None:
         super().__init__(model, layout, is_eos, may_end)
-        self._record, self.is_recorded = record, record is not run_directly
+        self._record = record
+
+    @property
+    def is_recorded(self) -> bool:
+        return self._record is not run_directly
 
     def size_within(self, slots: int, max_len: int, limit: int | None) -> CacheSize:
         return arena_size(slots, max_len, limit)
@@ -253,42 +309,86 @@ class ArenaDecoder(Decoder):
         self.state = SlotState(size.slots, max_len, device)
         # Recorded steps read them at their addresses, so all live as long as the arena.
         self._slots = torch.zeros(size.slots, dtype=torch.int64, device=device)
-        self._recorded: dict[tuple[int, int, DrawPlan], Callable[[], StepFlags]] = {}
+        self._recorded: dict[_Shape, Callable[[], torch.Tensor]] = {}
 
     def free(self) -> None:
         del self._recorded, self.cache, self.state
+
+    def clear(self) -> None:
+        self.cache.clear()
+        self.state.clear(torch.arange(len(self._slots), device=self.layout.device))
+
+    def shapes(self) -> list[_Shape]:
+        """The steps to record before the first one is needed, the largest first; none if their
+        shapes depend on the sequences' lengths."""
+        if not self.is_recorded or not self.cache.has_fixed_span:
+            return []
+        plans = [DrawPlan.of([p], True) for p in (SamplingParams(1, top_p=0.5), SamplingParams(1))]
+        sizes = reversed(recorded_rows(len(self._slots)))
+        return [_Shape(rows, self.cache.span, plan) for rows in sizes for plan in plans]
+
+    def record(self, shapes: Iterable[_Shape]) -> None:
+        """Record steps; all slots must be empty."""
+        for shape in shapes:
+            self._set_shape(shape)
+            self._find_recorded()
+
+    def run_largest(self) -> None:
+        """Run the step that takes most memory, without recording it; all slots must be empty."""
+        plan = DrawPlan.of([SamplingParams(1, top_p=0.5)], True)
+        self._set_shape(_Shape(len(self._slots), self.cache.span, plan))
+        self._advance_rows(len(self._slots))
 
     def count_admissible(self, lengths: Iterable[int]) -> int:
         return self.cache.count_admissible(lengths)
 
     def refresh_batch(self, live: Mapping[int, SamplingParams]) -> None:
         rows = padded_rows(len(live), len(self._slots))
-        self.cache.assign_rows(rows)
-        self._slots[:rows] = torch.tensor(self.cache.slots)
-        self._plan = DrawPlan.of(live.values(), static_shapes=True)
-        self._key = rows, self.cache.span, self._plan
+        plan = DrawPlan.of(live.values(), static_shapes=True)
+        self._set_shape(_Shape(rows, self.cache.span, plan))
+
+    def _set_shape(self, shape: _Shape) -> None:
+        self._shape, self._plan = shape, shape.plan
+        self.cache.assign_rows(shape.rows)
+        self._slots[: shape.rows] = torch.tensor(self.cache.slots)
 
     def step(self) -> StepFlags:
-        key, rows = self._key, self._key[0]
-        if key not in self._recorded:
-            state = self.state
-            count, last = state.count.clone(), state.last.clone()
-            self._recorded[key] = self._record(lambda: self._advance_rows(rows))
-            # Recording runs the step, and the replay draws its tokens again: only count and newest
-            # token must be restored.
-            state.count.copy_(count)
-            state.last.copy_(last)
-        return self._recorded[key]()
+        return StepFlags(*self._find_recorded()().cpu())
 
-    def _advance_rows(self, rows: int) -> StepFlags:
+    def _find_recorded(self) -> Callable[[], torch.Tensor]:
+        """The step of the current shape, which is recorded if it is new."""
+        if (found := self._recorded.get(self._shape)) is not None:
+            return found
+        rows, progress = self._shape.rows, self.state.progress.clone()
+
+        def step() -> torch.Tensor:
+            return self._advance_rows(rows)
+
+        try:
+            made = self._record(step)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            logger.warning(
+                "decode steps of %s cannot be recorded as CUDA graphs and run directly, which is "
+                "slower for small batches: %s. generator.cuda_graphs=false avoids the attempt",
+                type(self._model).__name__,
+                str(error).splitlines()[0],
+            )
+            self._record, made = run_directly, step
+        # Recording runs the step, and the replay draws its tokens again: only count and newest
+        # token must be restored.
+        self.state.progress.copy_(progress)
+        self._recorded[self._shape] = made
+        return made
+
+    def _advance_rows(self, rows: int) -> torch.Tensor:
         """Step the first rows. Empty slots draw tokens that are ignored: their count stays 0, and
         they are neither finished nor full."""
         slots = self._slots[:rows]
         flags = self._advance(slots, self.cache.room[:rows])
-        self.state.count.clamp_(max=self.state.limit)
-        live = self.state.limit[slots] > 0
-        may_end = None if flags.may_end is None else flags.may_end & live
-        return StepFlags(flags.stopped, flags.finished & live, flags.full & live, may_end)
+        self.state.progress[:, 1].clamp_(max=self.state.numbers[:, 2])
+        return flags & (self.state.numbers[:, 2][slots] > 0)
 
     def release(self, finished: Sequence[int], full: Sequence[int]) -> list[int]:
         slots = self.cache.slots

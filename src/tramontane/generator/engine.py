@@ -10,27 +10,38 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from tramontane.errors import InputError
-from tramontane.generator.decoders import ArenaDecoder, Decoder, LaneDecoder, StepFlags
+from tramontane.generator.decoders import (
+    ArenaDecoder,
+    Decoder,
+    LaneDecoder,
+    StepFlags,
+    columns_of,
+)
 from tramontane.generator.endings import StopTexts
 from tramontane.generator.forward import examine_model, prefill
+from tramontane.generator.fusion import is_merged
 from tramontane.generator.graphs import StepRecorder, run_directly
 from tramontane.generator.interface import check_request
-from tramontane.generator.lanes import Prefix
+from tramontane.generator.lanes import CacheSize, Prefix
+from tramontane.generator.memory import DeviceMemory, cache_room
 from tramontane.models.loading import context_length, vocabulary
 from tramontane.types import Completion, Growth, Request
 
 Key = tuple[int, ...]
-_DTYPES = {"i": torch.int32, "f": torch.float32}
+
+_REMEDIES = (
+    "shorten prompts or completions, raise generator.kv_cache_mib or "
+    "generator.gpu_memory_utilization, or, on a GPU, lower generator.slots or "
+    "generator.prefill_tokens, or set generator.staging to host"
+)
 
 
 @dataclass
@@ -91,6 +102,9 @@ class SlotEngine:
         prefill_tokens: maximum tokens in one prefill forward (a longer sequence gets its own).
         record: records steps of fixed shapes for faster repetition; keys and values are then in an
             arena instead of lanes. A model whose forward reads values of tensors is not recorded.
+        memory: the device's allocator, with `record`: keys and values then take no more than what
+            prefills, steps and recordings leave, which is measured before they are allocated. None:
+            `kv_bytes` is the only limit.
         stop_texts: texts that end a completion; None costs nothing.
 
     Raises:
@@ -108,6 +122,7 @@ class SlotEngine:
         kv_bytes: int | None = None,
         prefill_tokens: int = 4096,
         record: StepRecorder | None = None,
+        memory: DeviceMemory | None = None,
         stop_texts: StopTexts | None = None,
     ) -> None:
         self.model = model.eval()
@@ -129,11 +144,12 @@ class SlotEngine:
         else:
             record = record if recordable else run_directly
             self._decoder = ArenaDecoder(model, layout, self._is_eos, record, may_end)
+        self._memory = memory if isinstance(self._decoder, ArenaDecoder) else None
+        self._prefills_ahead = record is not None
         self._kv_bytes, self._token_bytes = kv_bytes, layout.token_bytes
-        self.version = 0
         self._serial = 0
-        self._set_size(slots, max_len)
-        self._allocate()
+        self._allocate(slots, max_len)
+        self.version = 0
 
     def resize(self, slots: int, max_len: int) -> None:
         """Change the number of slots and their length, and free the memory of the old slots.
@@ -144,34 +160,58 @@ class SlotEngine:
         """
         if self.unfinished:
             raise RuntimeError(f"resize with {self.unfinished} sequences unfinished")
-        self._set_size(slots, max_len)
-        self.clear()
+        self._decoder.free()
+        self._allocate(slots, max_len)
 
-    def _set_size(self, slots: int, max_len: int) -> None:
-        limit = None if self._kv_bytes is None else self._kv_bytes // self._token_bytes
+    def _allocate(self, slots: int, max_len: int) -> None:
+        kv_bytes = self._kv_bytes
+        if self._memory is not None:
+            try:
+                measured = self._measure_room(self._memory, slots, max_len)
+            except torch.OutOfMemoryError as error:
+                raise InputError(
+                    f"prefills of {max(self.prefill_tokens, max_len):,} tokens and decode steps of "
+                    f"{slots:,} rows do not fit into the GPU's memory: {_REMEDIES}"
+                ) from error
+            kv_bytes = measured if kv_bytes is None else min(kv_bytes, measured)
+        limit = None if kv_bytes is None else kv_bytes // self._token_bytes
         size = self._decoder.size_within(slots, max_len, limit)
         if not size.slots:
-            assert self._kv_bytes is not None  # without a limit every slot has room
+            assert kv_bytes is not None  # without a limit every slot has room
             needed = self._decoder.size_within(1, max_len, None).positions * self._token_bytes
             raise InputError(
                 f"keys and values of one sequence of {max_len:,} tokens take "
-                f"{needed / 2**20:,.1f} MiB, and there are {self._kv_bytes / 2**20:,.1f} "
-                f"MiB; shorten prompts or completions, or raise generator.kv_cache_mib or "
-                f"generator.gpu_memory_utilization"
+                f"{needed / 2**20:,.1f} MiB, and there are {kv_bytes / 2**20:,.1f} MiB: {_REMEDIES}"
             )
-        self._size, self.slots, self.max_len = size, size.slots, max_len
+        self.slots, self.max_len = size.slots, max_len
+        self._decoder.allocate(size, max_len)
+        if isinstance(self._decoder, ArenaDecoder):
+            # Now, and not when it is first needed: recording waits for all work on the device, a
+            # trainer's too.
+            self._decoder.record(self._decoder.shapes())
+        self._forget()
 
-    @contextmanager
-    def vacated(self) -> Iterator[None]:
-        """Context manager: if nothing is unfinished, free the slots' memory for another engine."""
-        if self.unfinished:
-            yield
-            return
-        self._decoder.free()
-        try:
-            yield
-        finally:
-            self._allocate()
+    @torch.inference_mode()
+    def _measure_room(self, memory: DeviceMemory, slots: int, max_len: int) -> int:
+        """Bytes for keys and values: see `memory.cache_room`."""
+        decoder = self._decoder
+        assert isinstance(decoder, ArenaDecoder)
+        n = min(max_len, self.prefill_tokens)
+        batch, longest = [[0] * n] * (self.prefill_tokens // n), [[0] * max_len]
+
+        def run_prefills() -> None:
+            kept = list(self._prefill(batch))  # of prompts whose group is not complete yet
+            list(self._prefill(batch))
+            list(self._prefill(longest))
+            del kept
+
+        # No sequence has room: the empty rows have positions of their own.
+        decoder.allocate(CacheSize(slots, 2 * slots), max_len)
+        shapes = decoder.shapes()
+        recordings = [lambda shape=shape: decoder.record([shape]) for shape in shapes]
+        room = cache_room(memory, [run_prefills, decoder.run_largest], recordings)
+        decoder.free()
+        return room
 
     @property
     def version(self) -> int:
@@ -182,11 +222,15 @@ class SlotEngine:
     def version(self, version: int) -> None:
         self._version = version
         self._decoder.version.fill_(version)
+        for key in self._ahead:  # no member has started: all are to start with these weights
+            del self._prefixes[key]
+        self._ahead.clear()
 
     @property
     def needs_fixed_addresses(self) -> bool:
-        """True if decode steps read the weights at the addresses from the time of recording."""
-        return self._decoder.is_recorded
+        """True if new weights must be written where the present ones are: recorded steps and merged
+        products know no other place."""
+        return self._decoder.is_recorded or is_merged(self.model)
 
     # --- requests
 
@@ -244,33 +288,41 @@ class SlotEngine:
                 growth.add(request.group, request.index, *tokens)
         if not slots:
             return growth
-        s = self._decoder.state
-        index = torch.tensor(slots, device=s.count.device)
-        counts = s.count[index].tolist()
-        reported = [self._reported[slot] for slot in slots]
+        counts = [self._count(slot) for slot in slots]
+        gained = [n - self._reported[slot] for slot, n in zip(slots, counts, strict=True)]
         self._reported |= zip(slots, counts, strict=True)
-        most = max(now - before for now, before in zip(counts, reported, strict=True))
+        if not (most := max(gained)):
+            return growth
         # The newest `most` tokens of each sequence, reported or not, in a single read.
-        places = s.count[index, None] - torch.arange(most, 0, -1, device=index.device)
-        columns = [
-            column[index].gather(1, places.clamp(min=0)).tolist()
-            for column in (s.tokens, s.logprobs, s.versions)
-        ]
-        rows = zip(slots, counts, reported, *columns, strict=True)
-        for slot, now, before, *gained in rows:
-            if now > before:
-                request = self._flights[slot].request
-                growth.add(request.group, request.index, *(new[before - now :] for new in gained))
+        ids, versions, logprobs = columns_of(self._newest(slots, counts, most))
+        for row, (slot, new) in enumerate(zip(slots, gained, strict=True)):
+            if new:
+                request, last = self._flights[slot].request, slice(most - new, None)
+                columns = (column[row, last].tolist() for column in (ids, logprobs, versions))
+                growth.add(request.group, request.index, *columns)
         return growth
+
+    def _count(self, slot: int) -> int:
+        """Number of tokens of the sequence in a slot: each step draws one."""
+        return self._steps - self._born[slot]
+
+    def _newest(self, slots: list[int], counts: list[int], most: int) -> torch.Tensor:
+        """[N, most, 3]: the newest tokens of slots with `counts` tokens, as in `SlotState.record`;
+        undefined before the first one."""
+        record = self._decoder.state.record
+        pairs = torch.tensor([slots, counts], device=record.device)
+        places = pairs[1][:, None] - torch.arange(most, 0, -1, device=record.device)
+        return record[pairs[0][:, None], places.clamp(min=0)]
 
     def clear(self) -> None:
         """Drop all sequences in flight."""
-        self._decoder.free()
-        self._allocate()
+        self._decoder.clear()
+        self._forget()
 
-    def _allocate(self) -> None:
-        self._decoder.allocate(self._size, self.max_len)
+    def _forget(self) -> None:
         self._flights: dict[int, _Flight] = {}  # by slot
+        self._steps = 0
+        self._born: dict[int, int] = {}  # by slot: the step before its first token, maybe negative
         self._reported: dict[int, int] = {}  # by slot: tokens that `take_growth` has returned
         # For preempted sequences with unreported tokens: by serial, how many were reported.
         self._unreported: dict[int, int] = {}
@@ -279,6 +331,7 @@ class SlotEngine:
         # A prefix is kept until the last sequence that starts with it is admitted.
         self._sharers: Counter[Key] = Counter()
         self._prefixes: dict[Key, Prefix] = {}
+        self._ahead: set[Key] = set()  # prefixes of which no sequence is admitted yet
         self._batch_changed = False  # since the decoder's last `refresh_batch`
 
     def _check(self, request: Request) -> None:
@@ -301,6 +354,7 @@ class SlotEngine:
             self._decoder.refresh_batch({s: f.request.sampling for s, f in self._flights.items()})
             self._batch_changed = False
         flags = self._decoder.step()
+        self._steps += 1
         live = len(self._flights)
         self.stats.generated_tokens += live
         self.stats.live_slot_steps += live
@@ -310,10 +364,7 @@ class SlotEngine:
 
     def _retire_finished(self, flags: StepFlags) -> list[Completion]:
         """Free the slots of finished sequences, and give more room to those that need it."""
-        due = flags.finished | flags.full
-        if flags.may_end is not None:
-            due |= flags.may_end
-        if not bool(due.any()):
+        if not bool((flags.finished | flags.full | flags.may_end).any()):
             return []
         by_text = self._find_stop_texts(flags)
         rows = (flags.finished | by_text).nonzero()[:, 0].tolist()
@@ -356,30 +407,26 @@ class SlotEngine:
     def _find_stop_texts(self, flags: StepFlags) -> torch.Tensor:
         """[B] bool: rows whose newest token completes a stop text."""
         found = torch.zeros_like(flags.stopped)
-        rows = [] if flags.may_end is None else flags.may_end.nonzero()[:, 0].tolist()
+        rows = flags.may_end.nonzero()[:, 0].tolist()
         if not rows:
             return found
         assert self._stop_texts is not None
-        s, length = self._decoder.state, self._stop_texts.tail
-        slots = torch.tensor(
-            [self._decoder.cache.slots[row] for row in rows], device=s.count.device
-        )
-        counts = s.count[slots]
-        places = counts[:, None] - torch.arange(length, 0, -1, device=slots.device)
-        tails = s.tokens[slots[:, None], places.clamp(min=0)].tolist()
-        for row, tail, count in zip(rows, tails, counts.tolist(), strict=True):
+        length = self._stop_texts.tail
+        slots = [self._decoder.cache.slots[row] for row in rows]
+        counts = [self._count(slot) for slot in slots]
+        tails = columns_of(self._newest(slots, counts, length))[0].tolist()
+        for row, tail, count in zip(rows, tails, counts, strict=True):
             found[row] = self._stop_texts.found(tail[max(0, length - count) :])
         return found
 
     def _snapshot(self, slot: int) -> Request:
         """The request in a slot, with the tokens generated so far."""
-        s = self._decoder.state
-        n = int(s.count[slot])
+        ids, versions, logprobs = self._decoder.state.read(slot, self._count(slot))
         return replace(
             self._flights[slot].request,
-            token_ids=_array("i", s.tokens[slot, :n]),
-            logprobs=_array("f", s.logprobs[slot, :n]),
-            versions=_array("i", s.versions[slot, :n]),
+            token_ids=array("i", ids.tobytes()),
+            logprobs=array("f", logprobs.tobytes()),
+            versions=array("i", versions.tobytes()),
         )
 
     # --- admission
@@ -392,23 +439,43 @@ class SlotEngine:
         flights = [self._waiting.popleft() for _ in range(n)]
         slots = [heapq.heappop(self._free_slots) for _ in range(n)]
         missing = {f.key: f.context for f in flights if f.key not in self._prefixes}
+        if missing and self._prefills_ahead:
+            ahead = self._next_contexts(missing)
+            missing |= ahead
+            self._ahead |= ahead.keys()
         self.stats.prefill_tokens += sum(map(len, missing.values()))
         self._decoder.state.write(slots, [f.request for f in flights])
         self._flights |= zip(slots, flights, strict=True)
         for slot, flight in zip(slots, flights, strict=True):
             known = len(flight.request.token_ids)
             self._reported[slot] = self._unreported.pop(flight.serial, known)
+            self._born[slot] = self._steps - known
         self._batch_changed = True
         # One forward's prefixes at a time, copied into the cache before the next forward.
         prefilled = zip(missing, self._prefill(list(missing.values())), strict=True)
         for key, members in groupby(zip(slots, flights, strict=True), lambda pair: pair[1].key):
             if key not in self._prefixes:
                 self._prefixes |= [next(prefilled)]
+            self._ahead.discard(key)
             admitted = [slot for slot, _ in members]
             self._decoder.cache.admit(admitted, key, self._prefixes[key])
             self._sharers[key] -= len(admitted)
             if not self._sharers[key]:
                 del self._sharers[key], self._prefixes[key]
+        self._prefixes |= prefilled
+
+    def _next_contexts(self, missing: Mapping[Key, list[int]]) -> dict[Key, list[int]]:
+        """What else fits into the prefill of `missing`, from the head of the queue: on a GPU, a
+        forward of few tokens takes as long as one of many."""
+        tokens, found = sum(map(len, missing.values())), dict[Key, list[int]]()
+        for flight in self._waiting:
+            if flight.key in missing or flight.key in found or flight.key in self._prefixes:
+                continue
+            tokens += flight.context_length
+            if tokens > self.prefill_tokens:
+                break
+            found[flight.key] = flight.context
+        return found
 
     def _prefill(self, contexts: list[list[int]]) -> Iterator[Prefix]:
         """Keys and values of token sequences, several of them in one packed forward."""
@@ -446,10 +513,3 @@ class SlotEngine:
 def _context(request: Request) -> list[int]:
     """Tokens to be cached before the next one can be sampled: all but the last."""
     return [*request.prompt_ids, *request.token_ids][:-1]
-
-
-def _array(code: str, values: torch.Tensor) -> array[Any]:
-    """A one-dimensional tensor as an array of the C type `code`, of 4 bytes."""
-    numbers: array[Any] = array(code)
-    numbers.frombytes(values.to(_DTYPES[code]).cpu().numpy().tobytes())
-    return numbers

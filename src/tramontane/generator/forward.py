@@ -48,7 +48,7 @@ def decode(
         unshared: [B] int64, cached positions that are not in a shared prefix.
 
     Returns:
-        Logits [B, V] float32.
+        Logits [B, V], in the model's number type.
     """
     rows = len(tokens)
     if filler := _filler(model, rows):
@@ -60,7 +60,7 @@ def decode(
         use_cache=True,
         decode=cache.begin(unshared),
     )
-    return out.logits[:rows, -1].float()
+    return out.logits[:rows, -1]
 
 
 def _filler(model: PreTrainedModel, rows: int) -> int:
@@ -94,10 +94,11 @@ def examine_model(model: PreTrainedModel, max_len: int) -> tuple[Layout, bool]:
             f"{advice}"
         )
     model.set_attn_implementation("slots")
-    layout = Layout(prefill(model, [[0]]))
+    layout = Layout(prefill(model, [[0, 0]]))  # compilers treat a size of 1 as a case of its own
     cache = SlotCache(layout, 1, max_len)
     cache.admit([0], 0, Prefix(0, []))
     zero = torch.zeros(1, dtype=torch.int64, device=model.device)
+    cache.begin(zero)  # its first step makes tensors
     with ValueReadDetector() as detector:
         decode(model, cache, zero, zero, zero)
     if not cache.reads:

@@ -14,10 +14,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tramontane.config import GPU_MEMORY_SHARE, GeneratorConfig
 from tramontane.generator.endings import Endings
 from tramontane.generator.engine import SlotEngine
+from tramontane.generator.fusion import fuse
 from tramontane.generator.graphs import CudaGraphs, StepRecorder, run_directly
 from tramontane.generator.interface import AnyGenerator
+from tramontane.generator.memory import CudaMemory, DeviceMemory
 from tramontane.models.loading import load_model, load_tokenizer
-from tramontane.models.memory import kv_budget
 from tramontane.models.packing import pack
 from tramontane.models.staging import StagedWeights, from_state
 from tramontane.models.weights import Weights
@@ -54,14 +55,18 @@ class Generator(AnyGenerator):
         self.tokenizer, self.config = tokenizer, config
         self._endings = Endings(model, tokenizer, config.stop, response)
         self._staged = StagedWeights(model, on_host=config.staging == "host")
+        if config.compile and model.device.type == "cuda":
+            fuse(model)
+        limit = config.kv_cache_mib
         self._engine = SlotEngine(
             model,
             slots,
             max_len,
             self._endings.ids,
-            kv_bytes=self._kv_bytes(),
+            kv_bytes=None if limit is None else limit * 2**20 // config.workers,
             prefill_tokens=config.prefill_tokens,
             record=self._step_recorder(),
+            memory=self._memory(),
             stop_texts=self._endings.texts,
         )
         self._busy_seconds = 0.0
@@ -90,18 +95,19 @@ class Generator(AnyGenerator):
             return None
         return CudaGraphs(device) if self.config.cuda_graphs else run_directly
 
-    def _kv_bytes(self) -> int | None:
-        """Memory limit of keys and values in bytes; None for no limit."""
-        config, device = self.config, self.model.device
-        if config.kv_cache_mib is not None:
-            return config.kv_cache_mib * 2**20 // config.workers
+    def _memory(self) -> DeviceMemory | None:
+        config, device, staged = self.config, self.model.device, self._staged
         if device.type != "cuda":
             return None
-        total = torch.cuda.get_device_properties(device).total_memory
         weights = self.model.get_memory_footprint()
-        if config.staging == "device":
-            weights *= 2  # the next version is received while the current one is in use
-        return kv_budget(total, weights, config.gpu_memory_utilization or GPU_MEMORY_SHARE)
+        # The next version is received while the current one is in use.
+        spare = weights if config.staging == "device" else 0
+        return CudaMemory(
+            device,
+            config.gpu_memory_utilization or GPU_MEMORY_SHARE,
+            weights + spare,
+            lambda: 0 if staged.has_room else spare,
+        )
 
     def resize(self, slots: int, max_len: int) -> None:
         self._engine.resize(slots, max_len)
@@ -169,12 +175,11 @@ class Generator(AnyGenerator):
     def probe(
         self, prompts: list[list[int]], tokens: int, seed: int, temperature: float
     ) -> list[Completion]:
-        # Same prefill and decode path, with a separate cache, which uses the slots' memory if
-        # nothing is in flight.
+        # Same prefill and decode path, with a separate cache and without recordings, which would
+        # take longer than the probe.
         sampling = SamplingParams(tokens, temperature)
         requests = [Request(i, 0, p, seed + i, sampling) for i, p in enumerate(prompts)]
-        with self._engine.vacated():
-            completions = self._probed(requests)
+        completions = self._probed(requests)
         for completion in completions:
             completion.text = self._endings.text(completion)
         return sorted(completions, key=lambda c: c.group)
@@ -185,7 +190,7 @@ class Generator(AnyGenerator):
             len(requests),
             max(len(r.prompt_ids) + r.sampling.max_tokens for r in requests),
             prefill_tokens=self.config.prefill_tokens,
-            record=self._step_recorder(),
+            record=None if self._step_recorder() is None else run_directly,
         )
         engine.version = self.version
         engine.submit(requests)

@@ -6,12 +6,16 @@ from Python takes longer than running them. A replayed graph runs them back to b
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+logger = logging.getLogger("tramontane")
 
 T = TypeVar("T")
 
@@ -35,38 +39,52 @@ def run_directly(step: Callable[[], T]) -> Callable[[], T]:
     return step
 
 
+@cache
+def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    """The device's streams for running and for recording steps: torch has 32 of a device, which it
+    hands out in turn. Their kernels go before those of a trainer on the same GPU."""
+    # Two streams: workspaces that a library allocates in the warm-up are not the graph's.
+    return torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device, priority=-1)
+
+
 class CudaGraphs:
-    """Records steps on one CUDA device."""
+    """Records steps on one CUDA device. Its graphs share one pool of memory, so only one of them
+    may be replaying, and the largest is best recorded first."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # Two streams: workspaces that a library allocates in the warm-up are not the graph's.
-        self._warm_up, self._capture = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, step: Callable[[], T]) -> Callable[[], T]:
         graph = torch.cuda.CUDAGraph()
+        running, recording = _streams(self._device)
         with _RECORDING, torch.cuda.device(self._device):
-            current = torch.cuda.current_stream()
-            self._warm_up.wait_stream(current)
-            with torch.cuda.stream(self._warm_up):
-                for _ in range(_WARM_UP):
-                    step()
-            current.wait_stream(self._warm_up)
+            self._on(running, lambda: [step() for _ in range(_WARM_UP)])
             # Other threads of the process, e.g. a trainer's, may use the GPU meanwhile.
             mode = "thread_local"
-            with torch.cuda.graph(graph, stream=self._capture, capture_error_mode=mode):
+            with torch.cuda.graph(graph, self._pool, recording, capture_error_mode=mode):
                 outputs = step()
 
         def replay() -> T:
-            graph.replay()
+            self._on(running, graph.replay)
             return outputs
 
         return replay
 
+    @staticmethod
+    def _on(stream: torch.cuda.Stream, work: Callable[[], object]) -> None:
+        """Run `work` on a stream, in order with the current stream's work."""
+        current = torch.cuda.current_stream(stream.device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            work()
+        current.wait_stream(stream)
+
 
 class ValueReadDetector(TorchDispatchMode):
-    """Context manager that notes operations which read values of tensors or move tensors between
-    devices. A graph would replay the values read in recording, and CUDA refuses to record moves.
+    """Context manager that notes operations which read values of tensors, move tensors between
+    devices or make tensors of Python's values. A graph would replay the values read in recording,
+    and CUDA refuses to record moves.
 
     Attributes:
         operations: names of the operations noted.
@@ -84,12 +102,22 @@ class ValueReadDetector(TorchDispatchMode):
         out = func(*args, **kwargs)
         source = args[0] if args and isinstance(args[0], torch.Tensor) else None
         moved = source is not None and isinstance(out, torch.Tensor) and out.device != source.device
+        # `torch.tensor(..., device=...)`, whose copy to the device does not arrive here.
+        made = func is torch.ops.aten.lift_fresh.default
         # In inference mode `bool(tensor)` arrives here as one operation, which has no tag.
-        if tags or moved or isinstance(out, bool | int | float):
+        if tags or moved or made or isinstance(out, bool | int | float):
             self.operations.append(str(func))
         return out
 
 
+def recorded_rows(slots: int) -> list[int]:
+    """Numbers of rows for which steps are recorded: 1, 2, 4, 8, 16, 24, 32, then multiples of 16 up
+    to 256, multiples of 32 after that, and all slots. Filler is at most a third of a step's rows
+    from 17 rows on, and at most an eighth from 113 rows on."""
+    sizes = [1, 2, 4, 8, 16, 24, *range(32, 256, 16), *range(256, slots, 32)]
+    return [*(rows for rows in sizes if rows < slots), slots]
+
+
 def padded_rows(rows: int, slots: int) -> int:
-    """Rows of the recorded step that serves `rows`: the next power of two, or all slots."""
-    return min(slots, 1 << (rows - 1).bit_length())
+    """Rows of the recorded step that serves `rows`."""
+    return next(size for size in recorded_rows(slots) if size >= rows)

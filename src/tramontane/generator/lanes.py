@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from operator import index
+from typing import Any, Generic, NamedTuple, SupportsIndex, TypeVar
 
 import torch
 from transformers.cache_utils import Cache
@@ -62,15 +63,16 @@ class WrittenCache(Cache):
         """Take a layer's new keys and values, [B, kv_heads, N, d] each."""
         raise NotImplementedError
 
+    @torch.compiler.disable
     def update(
         self,
         key_states: torch.Tensor,
         value_states: torch.Tensor,
-        layer_idx: int,
+        layer_idx: SupportsIndex,
         *args: Any,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.write(layer_idx, key_states, value_states)
+        self.write(index(layer_idx), key_states, value_states)
         return key_states, value_states
 
 

@@ -7,7 +7,7 @@ numbers in any slot, with any neighbours, and after any number of interruptions.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,9 @@ from tramontane.types import SamplingParams
 _MASK = (1 << 64) - 1
 _BLOCK_TOKENS = 64
 _UNDIVIDED_VOCAB = 512  # largest vocabulary not worth dividing into blocks
+# Entries of the logits that are in float32 at once: rows are drawn in parts. Bytes that an entry
+# takes meanwhile: float32 tensors of the logits; and for top-k and top-p, the sorted ones.
+DRAWN_ENTRIES, DRAWN_BYTES, SORTED_BYTES = 1 << 24, 12, 48
 
 
 def _signed(x: int) -> int:
@@ -70,7 +73,7 @@ class DrawPlan:
         truncated: top-k or top-p.
         greedy: a temperature of 0.
         static_shapes: no shape may depend on values, so every row gets the operations that any row
-            requires.
+            requires; there are only two such plans, with truncation and without.
     """
 
     scaled: bool = True
@@ -82,11 +85,38 @@ class DrawPlan:
     def of(cls, params: Collection[SamplingParams], static_shapes: bool) -> DrawPlan:
         """The plan for a batch of these sampling parameters."""
         return cls(
-            scaled=any(p.temperature != 1 for p in params),
+            scaled=static_shapes or any(p.temperature != 1 for p in params),
             truncated=any((p.top_p < 1 or p.top_k > 0) and p.temperature != 0 for p in params),
-            greedy=any(p.temperature == 0 for p in params),
+            greedy=static_shapes or any(p.temperature == 0 for p in params),
             static_shapes=static_shapes,
         )
+
+
+def draw(
+    logits: torch.Tensor,
+    uniform: torch.Tensor,
+    temperature: torch.Tensor,
+    top_p: torch.Tensor,
+    top_k: torch.Tensor,
+    plan: DrawPlan,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`sample` for all rows at once."""
+    greedy = temperature == 0
+    logits = logits.float()
+    if plan.scaled:
+        logits = logits / temperature.masked_fill(greedy, 1.0)[:, None]
+    probs = torch.softmax(logits, -1)
+    tokens = invert(probs, uniform)
+    if plan.greedy:
+        tokens = torch.where(greedy, logits.argmax(-1), tokens)
+    del logits
+    if plan.truncated:
+        truncated = ((top_p < 1) | (top_k > 0)) & ~greedy
+        if plan.static_shapes:
+            tokens = torch.where(truncated, _draw_truncated(probs, uniform, top_p, top_k), tokens)
+        elif len(rows := truncated.nonzero()[:, 0]):
+            tokens[rows] = _draw_truncated(probs[rows], uniform[rows], top_p[rows], top_k[rows])
+    return tokens, probs.gather(1, tokens[:, None])[:, 0].log()
 
 
 def sample(
@@ -96,38 +126,34 @@ def sample(
     top_p: torch.Tensor,
     top_k: torch.Tensor,
     plan: DrawPlan = DrawPlan(),
+    draw: Callable[..., tuple[torch.Tensor, torch.Tensor]] = draw,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token per row.
 
     A row's draw depends only on that row: a neighbour's top-p does not affect it. Top-k is applied
-    first, then top-p to the tokens that top-k kept.
+    first, then top-p to the tokens that top-k kept. Computed in float32, for `DRAWN_ENTRIES` logits
+    at a time: all rows of a large batch and vocabulary would take gigabytes.
 
     Args:
-        logits: [B, V] float32.
+        logits: [B, V].
         uniform: [B] float64 in [0, 1).
         temperature: [B] float32; 0 is greedy.
         top_p: [B] float32; 1 is off.
         top_k: [B] int64; 0 is off.
         plan: operations that the rows may require; by default all.
+        draw: the function `draw`, or a compiled version of it.
 
     Returns:
         Tokens [B] int64 and their log-probabilities [B] float32 under softmax(logits /
         temperature), before top-p and top-k; under softmax(logits) where greedy.
     """
-    greedy = temperature == 0
-    if plan.scaled:
-        logits = logits / temperature.masked_fill(greedy, 1.0)[:, None]
-    probs = torch.softmax(logits, -1)
-    tokens = invert(probs, uniform)
-    if plan.truncated:
-        truncated = ((top_p < 1) | (top_k > 0)) & ~greedy
-        if plan.static_shapes:
-            tokens = torch.where(truncated, _draw_truncated(probs, uniform, top_p, top_k), tokens)
-        elif len(rows := truncated.nonzero()[:, 0]):
-            tokens[rows] = _draw_truncated(probs[rows], uniform[rows], top_p[rows], top_k[rows])
-    if plan.greedy:
-        tokens = torch.where(greedy, logits.argmax(-1), tokens)
-    return tokens, probs.gather(1, tokens[:, None])[:, 0].log()
+    columns = logits, uniform, temperature, top_p, top_k
+    size = max(1, DRAWN_ENTRIES // logits.shape[1])
+    if len(logits) <= size:
+        return draw(*columns, plan)
+    parts = zip(*(column.split(size) for column in columns), strict=True)
+    tokens, logprobs = zip(*(draw(*part, plan) for part in parts), strict=True)
+    return torch.cat(tokens), torch.cat(logprobs)
 
 
 def invert(mass: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
@@ -177,8 +203,8 @@ def _draw_truncated(
     ordered, token = probs.sort(stable=True, descending=True)
     rank = torch.arange(probs.shape[1], device=probs.device)
     kept = ordered * ((rank < top_k[:, None]) | (top_k == 0)[:, None])
-    mass = kept.cumsum(-1, dtype=torch.float64)
-    before = mass - kept
-    # The likeliest token always stays: no mass comes before it.
-    kept = kept * ((before < top_p[:, None].double() * mass[:, -1:]) | (top_p >= 1)[:, None])
+    # The mass from each token on, summed from the rarest: this is exact enough in float32. A token
+    # stays if what comes before it is less than top-p, so the likeliest always does.
+    mass = kept.flip(-1).cumsum(-1).flip(-1)
+    kept = kept * (mass > (1 - top_p[:, None]) * mass[:, :1])
     return token.gather(1, invert(kept, uniform)[:, None])[:, 0]

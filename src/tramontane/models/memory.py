@@ -51,15 +51,3 @@ def kv_bytes_per_token(model_config: Any, dtype: str) -> int:
 
     itemsize: int = getattr(torch, dtype).itemsize
     return int(2 * model_config.num_hidden_layers * heads * width * itemsize)
-
-
-def kv_budget(device_bytes: int, weight_bytes: int, utilization: float) -> int:
-    """Default number of bytes for keys and values on a device.
-
-    Args:
-        device_bytes: total memory of the device.
-        weight_bytes: the generator's weights, and memory for their next version.
-        utilization: share of the device for weights, keys and values together; see
-            `generator.gpu_memory_utilization`.
-    """
-    return max(0, int(device_bytes * utilization) - weight_bytes)

@@ -117,6 +117,11 @@ class StagedWeights:
         self._on_host = on_host and device.type != "cpu"
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
+    @property
+    def has_room(self) -> bool:
+        """True if the memory of the next version is allocated."""
+        return bool(self._spare)
+
     def fetch(self, version: int, weights: Weights) -> None:
         """Copy and check a version of the weights. It replaces a fetched version that is not in use
         yet.

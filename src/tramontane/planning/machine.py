@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tramontane.config import Config, TrainerConfig
+from tramontane.generator.decoders import TOKEN_STATE
 from tramontane.models.shape import DTYPE_BYTES, ModelShape, load_shape
 from tramontane.planning.config import PlanConfig
 from tramontane.planning.fit import CPU_GAPS, CUDA_CONTEXT, LIBRARIES, NCCL, memory_gaps
 from tramontane.planning.gpus import Gpu, find_gpu, is_report, measured_gpu
-from tramontane.planning.memory import STATE, Lengths, Memory, generator_memory
+from tramontane.planning.memory import Lengths, Memory, generator_memory
 from tramontane.planning.simulate import Array
 from tramontane.planning.trainer_memory import MASTER, MOMENTS, trainer_memory
 
@@ -212,7 +213,7 @@ class Machine:
         if not self.on_gpu:
             memory = self._generator(keys)
             room = (gpu.memory - LIBRARIES) / (1 + CPU_GAPS) - (memory.total - memory.cache)
-            yield Engine(keys, int(room / (self.kv_bytes + STATE)))
+            yield Engine(keys, int(room / (self.kv_bytes + TOKEN_STATE)))
             return
         if group > 1 or self.config.engine == "vllm":
             kinds: list[Keys] = [{"kind": "vllm", "vllm": {"tensor_parallel": group}}]
@@ -220,7 +221,7 @@ class Machine:
             state = 0
         else:
             kinds, token = [{"staging": "device"}, {"staging": "host"}], float(self.kv_bytes)
-            state = slots * self.config.longest * STATE
+            state = slots * self.config.longest * TOKEN_STATE
         for kind, share in product(kinds, SHARES):
             tried = keys | kind | {"gpu_memory_utilization": share}
             memory = self._generator(tried)

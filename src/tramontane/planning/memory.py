@@ -8,7 +8,7 @@ run as configured: every slot with the longest sequence, every microbatch full.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tramontane.config import Config, GeneratorConfig, VerifierConfig
@@ -21,13 +21,17 @@ from tramontane.generator.cache import (
     lane_capacities,
     lane_size,
 )
+from tramontane.generator.decoders import TOKEN_STATE
+from tramontane.generator.graphs import recorded_rows
 from tramontane.generator.lanes import CacheSize
-from tramontane.models.memory import kv_budget
+from tramontane.generator.memory import allowance
+from tramontane.generator.sampling import DRAWN_BYTES, DRAWN_ENTRIES, SORTED_BYTES
 from tramontane.models.packing import SHORT
 from tramontane.models.shape import DTYPE_BYTES, ModelShape
 
-SAMPLING = 12  # bytes of an entry of the logits in sampling: three float32 tensors at once
-STATE = 20  # bytes of a generated token in a slot: id, version, log-prob
+VLLM_SAMPLING = 12  # bytes of an entry of the logits in vLLM: three float32 tensors at once
+PLANS = 2  # recordings for each number of rows: with top-k and top-p, and without
+RECORDING = 8 << 20  # bytes of a recorded step beside its tensors, an assumption
 TOKEN_RECORD = 12  # bytes of a generated token in the controller: id, log-prob, version
 
 
@@ -120,41 +124,59 @@ def generator_memory(
     token = shape.kv_bytes_per_token(config.dtype)
     staged = config.staging == "device" or config.device == "cpu"
     weights = (2 if staged else 1) * size * shape.parameters
+    activations = _prefill(stage, shape, longest)
+
+    def beside_cache(rows: int) -> Memory:
+        step = _step(stage, shape, rows)
+        sizes = len(recorded_rows(rows)) if on_gpu and config.cuda_graphs else 0
+        # Recordings share the memory of one step, which is taken for good.
+        recorded = step + PLANS * sizes * RECORDING if sizes else 0
+        return Memory(
+            weights=weights,
+            activations=activations,
+            logits=step + recorded,
+            cache=rows * longest * TOKEN_STATE,
+            reused=min(activations, step),
+        )
+
     budget = None
     if on_gpu and device_memory is not None:
-        share = config.gpu_memory_utilization or GPU_MEMORY_SHARE
-        budget = kv_budget(int(device_memory), weights, share)
+        limit = int((config.gpu_memory_utilization or GPU_MEMORY_SHARE) * device_memory)
+        taken = beside_cache(slots(stage)).total - weights
+        budget = max(0, allowance(limit, limit, weights, weights) - taken)
     rows, positions = cache_size(stage, token, longest, budget)
     if not rows:  # at least one sequence is needed
         rows, positions = 1, longest
     elif not on_gpu:
         positions = min(positions, _lane_positions(stage, rows, lengths))
-    sampling = rows * shape.vocabulary * SAMPLING
-    # Graphs of 1, 2, 4, … rows keep memory of their own: together as much again.
-    logits = 2 * sampling if on_gpu and config.cuda_graphs else sampling
-    activations = _prefill(stage, shape, longest)
     if not on_gpu and len(lanes := _lanes(rows, lengths)) > 1:
         # All sequences at once move to the longest lane, each by a copy.
         activations = max(activations, token * rows * lanes[-2])
-    return Memory(
-        weights=weights,
-        activations=activations,
-        logits=logits,
-        cache=positions * token + rows * longest * STATE,
-        reused=0 if on_gpu and config.cuda_graphs else min(activations, logits),
-    )
+    memory = beside_cache(rows)
+    return replace(memory, cache=memory.cache + positions * token)
+
+
+def _step(stage: Config, shape: ModelShape, rows: int) -> float:
+    """Bytes of a decode step of `rows` rows: the logits, of which a part is in float32, on a GPU
+    sorted for top-k and top-p."""
+    config = stage.generator
+    drawn = SORTED_BYTES if config.device.startswith("cuda") else DRAWN_BYTES
+    entries = rows * shape.vocabulary
+    return DTYPE_BYTES[config.dtype] * entries + drawn * min(entries, DRAWN_ENTRIES)
 
 
 def _prefill(stage: Config, shape: ModelShape, longest: int) -> float:
     """Bytes of the longest prefill: the keys and values of all layers, and the tensors of one layer
-    or, afterwards, the same keys and values by sequence."""
+    or, afterwards, the same keys and values by sequence; on a GPU also those of prompts that are
+    prefilled ahead."""
     config = stage.generator
     size, token = DTYPE_BYTES[config.dtype], shape.kv_bytes_per_token(config.dtype)
     attention = 2 * size * (shape.heads + shape.kv_heads) * shape.head_dim
     if config.device == "cpu" and longest <= SHORT:
         attention += size * 2 * shape.heads * longest  # scores, and their softmax
     layer = 3 * size * shape.hidden + max(attention, 3 * size * shape.intermediate)
-    return max(config.prefill_tokens, longest) * (token + max(token, layer))
+    kept = config.prefill_tokens * token if config.device.startswith("cuda") else 0
+    return kept + max(config.prefill_tokens, longest) * (token + max(token, layer))
 
 
 def staged_memory(config: GeneratorConfig, shape: ModelShape) -> Memory:
@@ -176,7 +198,7 @@ def _vllm_memory(
         tokens = max(tokens, longest)
     weights = size * shape.parameters / gpus
     activations = tokens * size * 3 * (shape.intermediate + shape.hidden)
-    logits = rows * shape.vocabulary * SAMPLING
+    logits = rows * shape.vocabulary * VLLM_SAMPLING
     budget = None
     if device_memory is not None and config.device.startswith("cuda"):
         share = config.gpu_memory_utilization or GPU_MEMORY_SHARE

@@ -1,0 +1,146 @@
+"""Fewer and larger kernels for decode steps on a GPU, where each of a thousand small ones costs
+microseconds: one product for the layers that read the same input, and compiled blocks.
+
+State dicts keep their names and tensors, and weights that are written in place reach the products.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._triton import has_triton
+from transformers import AttentionInterface, PreTrainedModel
+
+from tramontane.generator.attention import slot_attention
+
+logger = logging.getLogger("tramontane")
+
+Function = TypeVar("Function", bound=Callable)
+
+# Names that transformers gives to linear layers of one module with the same input.
+_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+def fuse(model: PreTrainedModel) -> None:
+    """Merge products, and compile the blocks if Triton, which generates kernels, is installed."""
+    merge_products(model)
+    if has_triton():
+        compile_blocks(model)
+    else:
+        logger.warning(
+            "decode steps are not compiled, so they take about twice as many kernels: Triton is "
+            "not installed (pip install triton). generator.compile=false avoids this line"
+        )
+
+
+def is_merged(model: PreTrainedModel) -> bool:
+    """True if the model's weights must be written in place."""
+    return any(isinstance(module, _Part) for module in model.modules())
+
+
+def compiled_like(model: PreTrainedModel, function: Function) -> Function:
+    """The function, compiled if the model's blocks are."""
+    if all(module._compiled_call_impl is None for module in model.modules()):
+        return function
+    return _compiled(function)
+
+
+@cache
+def _compiled(function: Function) -> Function:
+    return torch.compile(function, dynamic=True)
+
+
+class _Product:
+    """One matrix product for several linear layers. Their parameters become views of its own."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        self.sizes = [layer.out_features for layer in layers]
+        self.weight = self._joined([layer.weight for layer in layers])
+        biases = [layer.bias for layer in layers if layer.bias is not None]
+        self.bias = self._joined(biases) if biases else None
+        self._input: torch.Tensor | None = None
+        self._outputs: list[torch.Tensor] = []
+        self._left = 0  # outputs that no layer has taken
+
+    @staticmethod
+    def _joined(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+        joined = torch.cat([p.data for p in parameters])
+        for p, part in zip(parameters, joined.split([len(p) for p in parameters]), strict=True):
+            p.data = part
+        return joined
+
+    def part(self, place: int, x: torch.Tensor) -> torch.Tensor:
+        """The output of the layer at `place`. The first layer that reads `x` computes all outputs,
+        and the last one forgets them."""
+        if x is not self._input:
+            self._input, self._left = x, len(self.sizes)
+            self._outputs = list(F.linear(x, self.weight, self.bias).split(self.sizes, -1))
+        output = self._outputs[place]
+        self._left -= 1
+        if not self._left:
+            self._input, self._outputs = None, []
+        return output
+
+
+class _Part(nn.Module):
+    """A linear layer whose output is a part of a product's."""
+
+    def __init__(self, layer: nn.Linear, product: _Product, place: int) -> None:
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self._product, self._place = product, place
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._product.part(self._place, x)
+
+
+def merge_products(model: PreTrainedModel) -> None:
+    """Compute linear layers with the same input as one product, where the model has them under the
+    usual names; others stay as they are. From then on weights must be written in place.
+    """
+    for module in list(model.modules()):
+        for names in _TOGETHER:
+            layers = [getattr(module, name, None) for name in names]
+            plain = [layer for layer in layers if type(layer) is nn.Linear]
+            if len(plain) < len(names) or len({(p.bias is None, p.in_features) for p in plain}) > 1:
+                continue
+            product = _Product(plain)
+            for place, (name, layer) in enumerate(zip(names, plain, strict=True)):
+                setattr(module, name, _Part(layer, product, place))
+
+
+class _LayerIndex:
+    """An attention layer's number in a form whose value the compiler ignores: it would compile
+    every layer for its own number, and give up after eight."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __index__(self) -> int:
+        return self._number
+
+
+def compile_blocks(model: PreTrainedModel, backend: str | Callable = "inductor") -> None:
+    """Compile each block when it first runs, once for all layers and numbers of rows.
+
+    Attention and the cache are not compiled: they stay calls between the compiled parts.
+
+    Args:
+        model: prepared by `examine_model`.
+        backend: of torch.compile.
+    """
+    AttentionInterface.register("slots", torch.compiler.disable(slot_attention))
+    blocks = set(model._no_split_modules or ())
+    for module in model.modules():
+        if isinstance(getattr(module, "layer_idx", None), int):
+            module.layer_idx = _LayerIndex(operator.index(module.layer_idx))
+        if type(module).__name__ in blocks:
+            module.compile(dynamic=True, backend=backend)
