@@ -17,11 +17,12 @@ import numpy as np
 from costs import DecodeCurve, TrainCurve
 from workload import FIVEFOLD, FIXED, TWICE, VOCAB, Lengths
 
+from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
 from tramontane.config import Config
 from tramontane.generator import Generator
 from tramontane.planning.simulate import Costs, Outcome
 from tramontane.trainer import Trainer
-from tramontane.types import BatchSettings, Request, SamplingParams, TrainBatch, TrainSequence
+from tramontane.types import Request, SamplingParams
 
 GROUP = 8
 COMPLETIONS = 48  # completions in a trained batch

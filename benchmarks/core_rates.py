@@ -23,18 +23,11 @@ from statistics import median
 
 import torch
 
+from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
 from tramontane.config import Config, load_config
 from tramontane.generator import Generator
 from tramontane.trainer import Trainer
-from tramontane.types import (
-    BatchSettings,
-    Completion,
-    Request,
-    SamplingParams,
-    TrainBatch,
-    TrainSequence,
-    Verdict,
-)
+from tramontane.types import Completion, Request, SamplingParams, Verdict
 
 TURNS = 3
 # Updates that are not counted: blocks are compiled and kernels are built.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tramontane.types import BatchSettings, TrainBatch, TrainSequence
+from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
 
 # Hidden size, layers, intermediate size, heads. 1.8M is the Llama of `vs_trl.py`.
 SIZES = {

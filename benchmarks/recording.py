@@ -84,6 +84,7 @@ async def measure(completions: int, tokens: int, folder: Path) -> dict[str, floa
     """The figures of one update and one checkpoint."""
     from concurrent.futures import Future
 
+    from tramontane.batches import Batch
     from tramontane.config import Config
     from tramontane.controller.ledger import Ledger
     from tramontane.controller.observer import Update
@@ -91,7 +92,7 @@ async def measure(completions: int, tokens: int, folder: Path) -> dict[str, floa
     from tramontane.run.recorder import Recorder
     from tramontane.run.screen import QuietScreen
     from tramontane.run.session import Session
-    from tramontane.types import Batch, Group, Request, SamplingParams
+    from tramontane.types import Group, Request, SamplingParams
     from tramontane.verifier.pool import PoolStats
 
     class Trainer:

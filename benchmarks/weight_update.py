@@ -38,6 +38,7 @@ from measure import VOCAB, Memory, Promise, finish, machine, make_llama, spread
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
 from tramontane.config import Config
 from tramontane.generator import Generator
 from tramontane.models.loading import load_model, load_tokenizer
@@ -45,7 +46,7 @@ from tramontane.models.weights import BUCKET_BYTES
 from tramontane.placement import Handle
 from tramontane.placement.place import place
 from tramontane.trainer.trainer import Trainer
-from tramontane.types import BatchSettings, Request, SamplingParams, TrainBatch, TrainSequence
+from tramontane.types import Request, SamplingParams
 
 GROUP, PROMPT, CONTEXT = 16, 100, 1024
 SLACK = 8 << 20  # bytes: Python's own memory, and freed memory that the C library keeps

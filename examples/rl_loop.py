@@ -19,22 +19,14 @@ import argparse
 import time
 from itertools import islice
 
+from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
 from tramontane.config import GeneratorConfig, TrainerConfig, VerifierConfig
 from tramontane.data import playground
 from tramontane.data.prompts import PromptEncoder
 from tramontane.generator import Generator
 from tramontane.models.weights import LocalWeights
 from tramontane.trainer import Trainer
-from tramontane.types import (
-    BatchSettings,
-    Completion,
-    Problem,
-    Request,
-    SamplingParams,
-    TrainBatch,
-    TrainSequence,
-    Verdict,
-)
+from tramontane.types import Completion, Problem, Request, SamplingParams, Verdict
 from tramontane.verifier.reward import grade
 
 GROUP_SIZE = 16  # completions of each problem: the paper's G

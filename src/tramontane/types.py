@@ -1,5 +1,5 @@
-"""The data types passed between packages: Problem → Request → Completion → Verdict → Group → Batch
-→ TrainBatch.
+"""The data types passed between packages: Problem → Request → Completion → Verdict → Group;
+`batches` has those that lead to the trainer.
 
 Plain data without torch or a tokenizer, so that every package and process can use them.
 """
@@ -207,11 +207,30 @@ class SampledTokens:
 
 
 @dataclass
+class EarlierSequence(SampledTokens):
+    """An earlier sequence of a forked conversation, whose tokens are a prefix of no later one."""
+
+    prompt_ids: list[int]
+    token_ids: array[int]
+    logprobs: array[float]
+    versions: array[int]
+
+
+@dataclass
 class Request(SampledTokens):
     """One completion to be generated. Requests of one group share `group` and the prompt.
 
     The request's random numbers depend on `seed` alone, whatever else is running. `token_ids`,
-    `logprobs` and `versions` hold what was generated before an interruption.
+    `logprobs` and `versions` hold what was generated before an interruption, and a conversation's
+    tokens so far.
+
+    Args:
+        group, index, prompt_ids, seed, sampling: see above; `prompt_ids` is empty until the
+            environment has begun the conversation.
+        token_ids, logprobs, versions: as in `Completion`.
+        turn_start: the place in `token_ids` where the model's current turn begins.
+        turns: the turns so far; not sent to generators.
+        earlier: earlier sequences of a forked conversation; not sent to generators.
     """
 
     group: int
@@ -222,6 +241,17 @@ class Request(SampledTokens):
     token_ids: array[int] = field(default_factory=ints)
     logprobs: array[float] = field(default_factory=floats)
     versions: array[int] = field(default_factory=ints)
+    turn_start: int = 0
+    turns: list[TurnRecord] = field(default_factory=list)
+    earlier: list[EarlierSequence] = field(default_factory=list)
+
+    @property
+    def waits(self) -> bool:
+        """True while the environment is to answer the last turn, or to begin the conversation."""
+        if not self.turns:
+            return not self.prompt_ids
+        last = self.turns[-1]
+        return (last.sequence, last.end) == (len(self.earlier), len(self.token_ids))
 
     def copy(self, tokens: int | None = None) -> Request:
         """A copy that does not grow with the request, with its first `tokens` tokens or all."""
@@ -235,7 +265,14 @@ class Request(SampledTokens):
     def completed(self, reason: FinishReason) -> Completion:
         """The finished request, whose arrays the completion shares."""
         tokens = self.token_ids, self.logprobs, self.versions
-        return Completion(self.group, self.index, self.prompt_ids, *tokens, finish_reason=reason)
+        return Completion(
+            self.group,
+            self.index,
+            self.prompt_ids,
+            *tokens,
+            finish_reason=reason,
+            turn_start=self.turn_start,
+        )
 
 
 @dataclass
@@ -251,7 +288,14 @@ class Completion(SampledTokens):
         versions: for each token, the version of the weights that sampled it, or `ELSEWHERE` or
             `INSERTED`.
         finish_reason: `stop` (EOS) or `length` (l_max reached).
-        text: the decoded response without special tokens.
+        text: the decoded response without special tokens. From a generator, the text from
+            `turn_start` on; of a whole conversation, the texts of its turns, with a blank line
+            between them.
+        turn_start: the place in `token_ids` where the last turn begins.
+        turns: the turns of a conversation with an environment; empty without one.
+        ending: why the conversation ended; None without an environment.
+        ending_reason: details of the ending, e.g. the error of an environment that failed.
+        earlier: earlier sequences of a forked conversation, in order.
     """
 
     group: int
@@ -262,6 +306,21 @@ class Completion(SampledTokens):
     versions: array[int]
     finish_reason: FinishReason
     text: str = ""
+    turn_start: int = 0
+    turns: list[TurnRecord] = field(default_factory=list)
+    ending: Ending | None = None
+    ending_reason: str = ""
+    earlier: list[EarlierSequence] = field(default_factory=list)
+
+    @property
+    def sequences(self) -> list[EarlierSequence | Completion]:
+        """All sequences of the conversation, in order; usually only this one."""
+        return [*self.earlier, self]
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the whole conversation behind its prompts, sampled and inserted."""
+        return sum(len(sequence.token_ids) for sequence in self.sequences)
 
 
 @dataclass
@@ -417,146 +476,3 @@ class FilterReason:
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.detail}" if self.detail else self.kind
-
-
-@dataclass(frozen=True)
-class BatchSettings:
-    """Settings that a batch's completions were sampled and are trained with.
-
-    Args:
-        stage: name of the curriculum's stage; empty in a run without stages.
-        temperature: the sampling temperature.
-        l_max: longest completion allowed, in tokens.
-        n_minibatch: completions per optimizer step.
-        options: the objective's section of the config, which a stage may change; None: that of the
-            trainer's config.
-        repeatable: the same batches give the same bits; False: the trainer's threads share its work
-            as they become free.
-    """
-
-    stage: str
-    temperature: float
-    l_max: int
-    n_minibatch: int
-    options: Any = None
-    repeatable: bool = True
-
-
-@dataclass
-class TrainSequence:
-    """A completion as the trainer receives it: token ids and numbers, in compact arrays.
-
-    Args:
-        prompt_ids: int array, the prompt's tokens.
-        token_ids: int array [T], the generated tokens.
-        logprobs: float32 array [T], log-probability of each token under the distribution that it
-            was drawn from; 0 for a given response, which was not sampled.
-        versions: int array [T], the weights version that sampled each token, or `ELSEWHERE` or
-            `INSERTED`.
-        reward: the verdict's reward.
-        scored: False if there is no verdict: the sequence is not trained on.
-        answer: equal for equal answers of a group; −1 for none.
-        target: number of tokens at the end that are a given answer, i.e. the reference answer
-            instead of the sampled one.
-        replaced: number of sampled tokens that the given answer replaces.
-    """
-
-    prompt_ids: array[int]
-    token_ids: array[int]
-    logprobs: array[float]
-    versions: array[int]
-    reward: float = 0.0
-    scored: bool = True
-    answer: int = -1
-    target: int = 0
-    replaced: int = 0
-
-    @classmethod
-    def of(
-        cls,
-        completion: Completion,
-        verdict: Verdict | None = None,
-        prompt_ids: array[int] | None = None,
-    ) -> TrainSequence:
-        """The sequence of a completion, whose arrays it shares; not scored without a verdict.
-
-        `prompt_ids`: the prompt's array, which a group's sequences may share, so that a message
-        holds it once.
-        """
-        return cls(
-            prompt_ids=ints(completion.prompt_ids) if prompt_ids is None else prompt_ids,
-            token_ids=completion.token_ids,
-            logprobs=completion.logprobs,
-            versions=completion.versions,
-            reward=verdict.reward if verdict else 0.0,
-            scored=verdict is not None,
-        )
-
-
-@dataclass
-class TrainBatch:
-    """One update's training data: whole groups of sequences, to train on at weights version
-    `version`."""
-
-    version: int
-    groups: list[list[TrainSequence]]
-    settings: BatchSettings
-
-    @property
-    def sequences(self) -> list[TrainSequence]:
-        return [s for group in self.groups for s in group]
-
-
-@dataclass
-class Batch:
-    """`n_batch` completions in whole graded groups, to train on at weights version `version`. The
-    controller keeps it for the records, and the trainer receives `train_batch()`. After training,
-    `learned` has the trainer's figures of all completions, in order.
-    """
-
-    version: int
-    groups: list[Group]
-    settings: BatchSettings
-    learned: TrainedFigures | None = None
-
-    @property
-    def completions(self) -> list[Completion]:
-        return [c for g in self.groups for c in g.completions]
-
-    def share_learned(self) -> None:
-        """Give each group its part of `learned`, if any."""
-        if (learned := self.learned) is None:
-            return
-        sequence = token = 0
-        for group in self.groups:
-            sequences = sequence + len(group.completions)
-            tokens = token + sum(len(c.token_ids) for c in group.completions)
-            group.learned = TrainedFigures(
-                learned.advantages[sequence:sequences], learned.logprobs[token:tokens]
-            )
-            sequence, token = sequences, tokens
-
-    def train_batch(self) -> TrainBatch:
-        """The same groups as tokens, rewards and versions only."""
-        groups = []
-        for group in self.groups:
-            prompt_ids = array("i", group.completions[0].prompt_ids)
-            pairs = zip(group.completions, group.verdicts, strict=True)
-            sequences = [TrainSequence.of(c, verdict, prompt_ids) for c, verdict in pairs]
-            for sequence, number in zip(sequences, _answers(group.verdicts), strict=True):
-                sequence.answer = number
-            groups.append(sequences)
-        return TrainBatch(self.version, groups, self.settings)
-
-
-def _answers(verdicts: Sequence[Verdict]) -> Iterator[int]:
-    """A number for each verdict's answer, −1 without one. All right answers count as the same
-    answer, however they are written."""
-    numbers: dict[str, int] = {}
-    for verdict in verdicts:
-        if verdict.answer is None:
-            yield -1
-        elif verdict.verdict == "right":
-            yield 0
-        else:
-            yield numbers.setdefault(verdict.answer.strip(), len(numbers) + 1)

@@ -5,11 +5,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tramontane.batches import Batch
 from tramontane.config import Config
 from tramontane.controller.ledger import Ledger, Snapshot
 from tramontane.data.curriculum import Curriculum
 from tramontane.run.checkpoint import PipelineCheckpoint, read_pipeline, write_pipeline
-from tramontane.types import Batch, Completion, Group, Outcome, Verdict
+from tramontane.types import Completion, Group, Outcome, Verdict
 
 OUTCOMES: tuple[Outcome, Outcome] = ("wrong", "right")
 

@@ -16,6 +16,7 @@ import pytest
 
 from tests.controller.counting import CountingGenerator
 from tests.controller.driven import config, verdict
+from tramontane.batches import TrainBatch
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.ledger import Ledger
 from tramontane.controller.observer import PipelineState, Update
@@ -24,7 +25,7 @@ from tramontane.data.curriculum import Curriculum
 from tramontane.models.weights import LocalWeights, Weights
 from tramontane.placement import TRAINER, WorkerLost
 from tramontane.placement.thread import ThreadHandle
-from tramontane.types import Problem, TrainBatch, TrainedFigures, Verdict
+from tramontane.types import Problem, TrainedFigures, Verdict
 from tramontane.verifier.pool import PoolStats
 
 SECONDS = 0.03  # of a weight update

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from tests import forked
 from tests.runs import small_config
+from tramontane.batches import TrainBatch
 from tramontane.config import Config
 from tramontane.controller import pipeline as pipeline_module
 from tramontane.controller.observer import PipelineState, Update
@@ -27,7 +28,7 @@ from tramontane.run.rollouts import read_run
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 from tramontane.trainer import Trainer
-from tramontane.types import FilterKind, TrainBatch
+from tramontane.types import FilterKind
 
 pytestmark = pytest.mark.slow
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.controller.driven import DrivenLedger, config, verdict
 from tests.trainer import rollouts
+from tramontane.batches import Batch, BatchSettings, TrainBatch, TrainSequence
 from tramontane.config import Config, TimeoutsConfig, TrainerConfig
 from tramontane.controller.ledger import Ledger
 from tramontane.controller.replay import Replay, ReplayRules
@@ -19,18 +20,7 @@ from tramontane.data.curriculum import Curriculum
 from tramontane.placement import Limit
 from tramontane.placement.thread import ThreadHandle
 from tramontane.trainer.microbatch import cut_batch
-from tramontane.types import (
-    ELSEWHERE,
-    Batch,
-    BatchSettings,
-    Completion,
-    Group,
-    Problem,
-    TrainBatch,
-    TrainSequence,
-    floats,
-    ints,
-)
+from tramontane.types import ELSEWHERE, Completion, Group, Problem, floats, ints
 
 
 def groups(sizes: list[int]) -> list[Group]:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.controller.driven import verdict
 from tests.runs import small_config
 from tramontane.audit.audit import audit
+from tramontane.batches import Batch, BatchSettings
 from tramontane.controller.observer import Update
 from tramontane.errors import InputError
 from tramontane.run.columns import TOKEN_FIELDS
@@ -30,16 +31,7 @@ from tramontane.run.rollouts import (
 )
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
-from tramontane.types import (
-    Batch,
-    BatchSettings,
-    Completion,
-    FilterReason,
-    Group,
-    Problem,
-    TrainedFigures,
-    floats,
-)
+from tramontane.types import Completion, FilterReason, Group, Problem, TrainedFigures, floats
 from tramontane.view.report import write_report
 from tramontane.workplace import read_log
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs import small_config
+from tramontane.batches import Batch, BatchSettings
 from tramontane.config.objectives import JEPOOptions
 from tramontane.data.prompts import PromptEncoder
 from tramontane.models.loading import load_tokenizer
@@ -12,16 +13,7 @@ from tramontane.run.folder import RunFolder
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 from tramontane.run.trajectories import Targets
-from tramontane.types import (
-    ELSEWHERE,
-    Batch,
-    BatchSettings,
-    Completion,
-    Group,
-    Outcome,
-    Problem,
-    Verdict,
-)
+from tramontane.types import ELSEWHERE, Completion, Group, Outcome, Problem, Verdict
 
 SETTINGS = BatchSettings(stage="", temperature=1.0, l_max=64, n_minibatch=2)
 

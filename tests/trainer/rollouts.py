@@ -6,9 +6,9 @@ from array import array
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
 from tramontane.config import ObjectiveConfig, TrainerConfig
 from tramontane.trainer.trainer import Trainer
-from tramontane.types import BatchSettings, TrainBatch, TrainSequence
 
 torch.set_num_threads(1)
 

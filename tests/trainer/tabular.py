@@ -8,9 +8,9 @@ from math import prod
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
 from tramontane.config import ObjectiveConfig, TrainerConfig
 from tramontane.trainer.trainer import Trainer
-from tramontane.types import BatchSettings, TrainBatch, TrainSequence
 
 
 class Tabular(PreTrainedModel):

@@ -3,15 +3,8 @@
 import pickle
 from dataclasses import fields
 
-from tramontane.types import (
-    Batch,
-    BatchSettings,
-    Completion,
-    Group,
-    Problem,
-    TrainSequence,
-    Verdict,
-)
+from tramontane.batches import Batch, BatchSettings, TrainSequence
+from tramontane.types import Completion, Group, Problem, Verdict
 
 SETTINGS = BatchSettings("long", temperature=0.7, l_max=9, n_minibatch=2)
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tramontane.batches import TrainSequence
 from tramontane.trainer.collate import (
     _Share,
     balance,
@@ -12,7 +13,6 @@ from tramontane.trainer.collate import (
     collate_shared,
     padding_fraction,
 )
-from tramontane.types import TrainSequence
 
 
 def lengths_of(microbatches, lengths):

@@ -37,6 +37,8 @@ class ConversationConfig(Section):
     `keep` appends only the new messages, so that earlier turns stay as they were sampled."""
     workers: int = Field(1, ge=1)
     """Processes that run environments. Each runs many conversations at once."""
+    memory_mb: int = Field(2048, ge=64)
+    """Memory that the environments of one process may allocate together, in MB."""
     replay: bool = False
     """The environments are deterministic: after a kill, or the loss of a worker, an unfinished
     conversation goes on from its recorded turns, whose steps are repeated. false: it starts

@@ -150,8 +150,9 @@ class DataConfig(PromptConfig):
     array, CSV, each also gzip, or Parquet), a Hugging Face dataset (`NAME` or `NAME#SUBSET`), a
     short name (`polaris`) or a local file of a named set's layout (`polaris@FILE`)."""
     environment: str | None = None
-    """Import path of the environment that the model talks to, `my_module:Shop`, or a built-in name;
-    a row may name its own in a field `environment`. null: one turn. See docs/environments.md."""
+    """Import path of the environment that the model talks to, `my_module:Shop`, or a built-in name.
+    A row may name another in its field `environment`; `row`: only such rows have one. null: no
+    environments. See docs/environments.md."""
     tools: tuple[str, ...] = ()
     """Tools that the model may call: import paths of functions or toolboxes, or built-in names
     (`calculator`, `python`, `notebook`)."""

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Protocol
 
+from tramontane.batches import Batch
 from tramontane.config import Config, InterruptionConfig, PipelineConfig
 from tramontane.controller.replay import Replay
 from tramontane.controller.stages import Stages
 from tramontane.controller.staleness import can_choose, choose, room
 from tramontane.types import (
     INSERTED,
-    Batch,
     Completion,
     FilterReason,
     Group,

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from tramontane.batches import Batch
 from tramontane.controller.ledger import Snapshot
-from tramontane.types import Batch, FilterReason, Group
+from tramontane.types import FilterReason, Group
 
 Activity = Literal[
     "step",

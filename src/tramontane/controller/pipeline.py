@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from tramontane.batches import Batch, TrainBatch
 from tramontane.config import Config, PipelineConfig
 from tramontane.controller.generators import GeneratorPool, PooledGenerator, begun_first
 from tramontane.controller.ledger import Ledger, Snapshot
@@ -28,7 +29,7 @@ from tramontane.controller.verifiers import Grading, Verifiers
 from tramontane.controller.waits import Waits
 from tramontane.models.weights import Weights
 from tramontane.placement import TRAINER, Handle, Limit, call
-from tramontane.types import Batch, Group, TrainBatch
+from tramontane.types import Group
 
 HANDFUL = 32  # groups handed out in one turn of the event loop: encoding prompts takes time
 

@@ -16,8 +16,9 @@ from itertools import accumulate
 from random import Random
 from typing import Any
 
+from tramontane.batches import Batch, TrainSequence
 from tramontane.placement import Handle, Limit, call
-from tramontane.types import Batch, Completion, Group, TrainSequence
+from tramontane.types import Completion, Group
 
 
 @dataclass(frozen=True)

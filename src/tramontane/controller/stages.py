@@ -13,8 +13,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from tramontane.batches import BatchSettings
 from tramontane.config import Config, Until
-from tramontane.types import BatchSettings, Group
+from tramontane.types import Group
 
 
 class Stages:

@@ -5,11 +5,13 @@ The system prompt paraphrases Magistral's (arXiv 2506.10910, section 2.2.4).
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from jinja2 import TemplateError, TemplateSyntaxError
 
@@ -31,6 +33,17 @@ and the summary in the language of the task.
 Task:
 """
 
+# For chat templates that do not describe tools; the form of calls is that of Hermes and Qwen.
+TOOLS_PROMPT = """\
+You may call these tools:
+<tools>
+{tools}
+</tools>
+
+To call one, write its name and arguments as JSON:
+<tool_call>{{"name": NAME, "arguments": {{ARGUMENTS}}}}</tool_call>
+"""
+
 # Pairs that are tokens of published models, the paper's first: DeepSeek-R1, Qwen3 and many others;
 # Magistral 1.2; Command A Reasoning; Seed-OSS; Kimi-VL; OpenThinker.
 KNOWN_TAGS = (
@@ -41,6 +54,7 @@ KNOWN_TAGS = (
     ThinkingTags("◁think▷", "◁/think▷"),
     ThinkingTags("<|begin_of_thought|>", "<|end_of_thought|>"),
 )
+Tool: TypeAlias = Mapping[str, Any]  # {"type": "function", "function": {"name", "parameters", …}}
 _PROBE = "1 + 1?"  # a statement that no template treats specially
 
 
@@ -63,6 +77,27 @@ def system_text(system_prompt: str | None, tags: ThinkingTags = PAPER_TAGS) -> s
     return SYSTEM_PROMPT.replace(PAPER_TAGS.opening, tags.opening).replace(
         PAPER_TAGS.closing, tags.closing
     )
+
+
+@dataclass
+class Marks:
+    """Special tokens in the texts of messages, each replaced by its number between two `char`."""
+
+    char: str
+    found: list[str] = field(default_factory=list)
+
+
+def describe(tools: Sequence[Tool], system: str) -> str:
+    """A system prompt that describes tools, for a chat template that does not; unchanged if it
+    names all of them."""
+    if all(tool["function"]["name"] in system for tool in tools):
+        return system
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    return f"{TOOLS_PROMPT.format(tools=listed)}\n{system}"  # first, as `magistral` ends in "Task:"
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
 
 
 class PromptEncoder:
@@ -108,8 +143,12 @@ class PromptEncoder:
     @cached_property
     def opened(self) -> str:
         """The start of the response written by the chat template; usually empty."""
+        return self.opened_in(self._templated(_PROBE))
+
+    def opened_in(self, text: str) -> str:
+        """The start of the response at the end of a text by the chat template."""
         opening, closing = map(re.escape, self.tags)
-        found = re.search(rf"{opening}\s*(?:{closing}\s*)?\Z", self._templated(_PROBE))
+        found = re.search(rf"{opening}\s*(?:{closing}\s*)?\Z", text)
         return found[0] if found else ""
 
     @property
@@ -117,7 +156,7 @@ class PromptEncoder:
         """The parts of a response's text that are not sampled, for generators."""
         return ResponseText(self.tags, self.opened + self.config.response_prefix)
 
-    def render(self, prompt: Prompt, where: str = "") -> str:
+    def render(self, prompt: Prompt, where: str = "", tools: Sequence[Tool] = ()) -> str:
         """The text before a completion, by the tokenizer's chat template.
 
         A chat's own system message replaces the configured one. A base model without a template
@@ -128,11 +167,12 @@ class PromptEncoder:
         Args:
             prompt: a statement or a chat.
             where: the row it comes from, for messages.
+            tools: descriptions of the tools that the model may call (`describe`).
 
         Raises:
             InputError: the chat template rejects the prompt, e.g. because roles do not alternate.
         """
-        return self._templated(prompt, where) + self.config.response_prefix
+        return self._templated(prompt, where, tools) + self.config.response_prefix
 
     def check_chats(self, problems: Iterable[Problem]) -> None:
         """Render one chat for each order of roles among the problems, since templates only reject
@@ -166,10 +206,10 @@ class PromptEncoder:
         for number, prompt in enumerate(prompts):
             if self._has_special_tokens(prompt):
                 encoded[number] = self._encode_as_text(prompt)
-        return [[*self._first_tokens, *ids] for ids in encoded]
+        return [[*self.first_tokens, *ids] for ids in encoded]
 
     @cached_property
-    def _first_tokens(self) -> list[int]:
+    def first_tokens(self) -> list[int]:
         """The tokens that a tokenizer without a template puts before every text, usually BOS. Those
         after a text are omitted, since a prompt does not end there."""
         if self.tokenizer.chat_template is not None:
@@ -182,8 +222,13 @@ class PromptEncoder:
     def _special(self) -> re.Pattern[str]:
         """The special tokens that the tokenizer recognizes in a text."""
         added = {str(t) for t in self.tokenizer.added_tokens_decoder.values() if t.special}
-        texts = sorted(added | {*self.tokenizer.all_special_tokens}, key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, texts)))
+        return _any_of(added | {*self.tokenizer.all_special_tokens})
+
+    @cached_property
+    def _added(self) -> re.Pattern[str]:
+        """These, and the other tokens that were added to the vocabulary."""
+        added = {str(t) for t in self.tokenizer.added_tokens_decoder.values()}
+        return _any_of(added | {*self.tokenizer.all_special_tokens})
 
     def _has_special_tokens(self, prompt: Prompt) -> bool:
         if self.config.allow_special_tokens:
@@ -192,36 +237,53 @@ class PromptEncoder:
         return any(map(self._special.search, contents))
 
     def _encode_as_text(self, prompt: Prompt) -> list[int]:
-        """`encode` for a prompt with special tokens in its own text.
+        """`encode` for a prompt with special tokens in its own text."""
+        chat = prompt if isinstance(prompt, list) else [Message(role="user", content=prompt)]
+        texts = "".join(message["content"] for message in chat)
+        char = next(c for c in map(chr, range(0xFDD0, 0xFDF0)) if c not in texts)  # no characters
+        marks = Marks(char)
+        marked = [
+            Message(role=m["role"], content=self.mark(m["content"], m["role"], marks)) for m in chat
+        ]
+        return self.encode_marked(self.render(marked), marks)
 
-        While the template is applied, a mark replaces each, to distinguish them from the
-        template's. The whole text is then encoded as usual, and only their tokens are replaced.
+    def mark(self, text: str, role: str, marks: Marks) -> str:
+        """The text of a message with a mark in place of each special token, so that the template's
+        own can be told from them (`encode_marked`).
+
+        Thinking tags of system and assistant messages stay. In a tool's answer, all tokens that the
+        tokenizer added to its vocabulary are replaced, e.g. those around a call of a tool.
         """
+        if self.config.allow_special_tokens:
+            return text
+
+        def replaced(match: re.Match[str]) -> str:
+            if role in ("system", "assistant") and match[0] in self.tags:
+                return match[0]
+            marks.found.append(match[0])
+            return f"{marks.char}{len(marks.found) - 1}{marks.char}"
+
+        return (self._added if role == "tool" else self._special).sub(replaced, text)
+
+    def encode_marked(self, text: str, marks: Marks) -> list[int]:
+        """Token ids of a rendered text with marks; the tokens that they replace are encoded as
+        text. The whole text is encoded as usual, and only the tokens of these places are replaced.
+
+        Raises:
+            InputError: there are marks, and the tokenizer cannot encode such tokens as text.
+        """
+        pieces = re.split(f"{marks.char}([0-9]+){marks.char}", text)
+        if len(pieces) == 1:
+            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         if not self.tokenizer.is_fast:
             raise InputError(
                 f"a prompt holds special tokens of the model ({self._special.pattern}), which its "
                 f"tokenizer cannot encode as text; remove them, or set allow_special_tokens"
             )
-        chat = prompt if isinstance(prompt, list) else [Message(role="user", content=prompt)]
-        texts = "".join(message["content"] for message in chat)
-        mark = next(c for c in map(chr, range(0xFDD0, 0xFDF0)) if c not in texts)  # no characters
-        found: list[str] = []
-
-        def marked(message: Message) -> Message:
-            def replaced(match: re.Match[str]) -> str:
-                if message["role"] != "user" and match[0] in self.tags:
-                    return match[0]
-                found.append(match[0])
-                return f"{mark}{len(found) - 1}{mark}"
-
-            content = self._special.sub(replaced, message["content"])
-            return Message(role=message["role"], content=content)
-
-        pieces = re.split(f"{mark}([0-9]+){mark}", self.render([marked(m) for m in chat]))
         text, spans = "", []
         for number, piece in enumerate(pieces):
             if number % 2:
-                piece = found[int(piece)]
+                piece = marks.found[int(piece)]
                 spans.append((len(text), len(text) + len(piece)))
             text += piece
         whole = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -234,14 +296,18 @@ class PromptEncoder:
         return ids
 
     def _as_text(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)[
-            "input_ids"
-        ]
-        return ids
+        """Tokens of a text without those added to the vocabulary, special or not."""
+        backend = self.tokenizer.backend_tokenizer
+        if backend.normalizer is not None:
+            text = backend.normalizer.normalize_str(text)
+        pieces = [text]
+        if backend.pre_tokenizer is not None:
+            pieces = [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+        return [token.id for piece in pieces for token in backend.model.tokenize(piece)]
 
-    def _templated(self, prompt: Prompt, where: str = "") -> str:
+    def _templated(self, prompt: Prompt, where: str = "", tools: Sequence[Tool] = ()) -> str:
         try:
-            return self._by_template(prompt)
+            return self._by_template(prompt, tools)
         except Exception as error:  # a template may raise anything
             roles = ", ".join(m["role"] for m in prompt) if isinstance(prompt, list) else "user"
             row = f"{where}: " if where else ""
@@ -250,25 +316,40 @@ class PromptEncoder:
                 f"({error}); give messages that the template takes, or remove the row"
             ) from None
 
-    def _by_template(self, prompt: Prompt) -> str:
+    def _by_template(self, prompt: Prompt, tools: Sequence[Tool] = ()) -> str:
         chat = list(prompt) if isinstance(prompt, list) else [Message(role="user", content=prompt)]
         system = system_text(self.config.system_prompt, self.tags)
         if chat[0]["role"] == "system":
             system = chat.pop(0)["content"]
+        if self.tokenizer.chat_template is None and system is None:
+            system = system_text("magistral", self.tags)
+        if tools and not self.reads_tools:
+            system = describe(tools, system or "")
         if self.tokenizer.chat_template is None:
-            turns = "\n\n".join(message["content"] for message in chat)
-            return f"{system or system_text('magistral', self.tags)}{turns}\n\n"
+            return (system or "") + "".join(map(self._without_template, chat))
         if system is None:
-            return self._apply(chat)
+            return self._apply(chat, tools)
         try:
-            return self._apply([Message(role="system", content=system), *chat])
+            return self._apply([Message(role="system", content=system), *chat], tools)
         except TemplateError:  # the template has no such role
             first = Message(role=chat[0]["role"], content=f"{system}{chat[0]['content']}")
-            return self._apply([first, *chat[1:]])
+            return self._apply([first, *chat[1:]], tools)
 
-    def _apply(self, messages: list[Message]) -> str:
+    def _without_template(self, message: Message) -> str:
+        """A message to a model without a chat template: texts with blank lines between them."""
+        end = self.tokenizer.eos_token if message["role"] == "assistant" else ""
+        return f"{message['content']}{end}\n\n"
+
+    @cached_property
+    def reads_tools(self) -> bool:
+        """True if the chat template describes tools; otherwise the system prompt does."""
+        template = str(self.tokenizer.chat_template or "")
+        return re.search(r"\btools\b", template) is not None
+
+    def _apply(self, messages: list[Message], tools: Sequence[Tool] = ()) -> str:
         text = self.tokenizer.apply_chat_template(
             cast(list[dict[str, str]], messages),
+            tools=list(tools) or None,
             tokenize=False,
             add_generation_prompt=True,
             **self.config.chat_template_kwargs,

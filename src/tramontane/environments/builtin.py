@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from tramontane.types import Problem
 
-BUILT_IN = {
+BUILT_IN: dict[str, str] = {
     "calculator": "tramontane.environments.builtin.calculator",
     "notebook": "tramontane.environments.builtin.Notebook",
     "python": "tramontane.environments.python.Python",

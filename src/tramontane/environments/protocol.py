@@ -56,6 +56,8 @@ class Continued:
         put: tokens to put in behind the sequence's; empty if the conversation ended, or forked.
         prompt_ids: if not None, the template rewrote history: a new sequence of the conversation
             begins with this prompt.
+        max_tokens: limit of the following request's tokens (`SamplingParams.max_tokens`), those
+            that it already has included.
         ending: not None if the conversation has ended.
         reason: details of the ending, e.g. the error of an environment that failed.
     """
@@ -63,5 +65,6 @@ class Continued:
     turn: TurnRecord
     put: Sequence[int] = field(default_factory=list)
     prompt_ids: list[int] | None = None
+    max_tokens: int = 0
     ending: Ending | None = None
     reason: str = ""

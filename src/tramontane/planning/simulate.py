@@ -21,10 +21,11 @@ from typing import Any
 
 import numpy as np
 
+from tramontane.batches import Batch
 from tramontane.config import Config
 from tramontane.controller.generators import AHEAD, Loads, slots
 from tramontane.controller.ledger import Ledger
-from tramontane.types import Batch, Completion, Group, Problem, Request, Verdict, floats, ints
+from tramontane.types import Completion, Group, Problem, Request, Verdict, floats, ints
 
 Array = np.ndarray
 Lengths = Callable[[random.Random], int]  # draws the tokens of one completion

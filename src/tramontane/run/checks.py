@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from tramontane.batches import TrainSequence
 from tramontane.config import Config
 from tramontane.controller.generators import GeneratorPool, PooledGenerator
 from tramontane.errors import InputError
@@ -22,7 +23,7 @@ from tramontane.run.folder import RunFolder
 from tramontane.run.prepare import PROBE_TOKENS, Prepared
 from tramontane.run.screen import printable, share
 from tramontane.trainer import parity
-from tramontane.types import Completion, FilterReason, Group, TrainSequence, Verdict
+from tramontane.types import Completion, FilterReason, Group, Verdict
 from tramontane.verifier import functions
 
 Fate = Literal["unscorable", "failed", "right", "cut off", "malformed", "wrong"]

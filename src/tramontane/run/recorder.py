@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tramontane.batches import Batch
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.observer import Activity, PipelineState, Update
 from tramontane.controller.verifiers import Verifiers
@@ -25,7 +26,7 @@ from tramontane.run.checks import SignalMonitor, check_parity
 from tramontane.run.measurement import measure
 from tramontane.run.rollouts import groups_to_record
 from tramontane.run.session import Session
-from tramontane.types import INSERTED, Batch, FilterReason, Group
+from tramontane.types import INSERTED, FilterReason, Group
 from tramontane.verifier.format import split_response
 from tramontane.workplace import read_log
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from tramontane.batches import Batch, TrainBatch, TrainSequence
 from tramontane.config import Config, TrajectoriesConfig
 from tramontane.config.objectives import TargetOptions
 from tramontane.controller.replay import Replay, ReplayRules
@@ -34,19 +35,7 @@ from tramontane.generator.endings import Detokenizer
 from tramontane.models import loading
 from tramontane.run.rollouts import files, read_rollouts
 from tramontane.sft.examples import continuation
-from tramontane.types import (
-    ELSEWHERE,
-    INSERTED,
-    Batch,
-    Completion,
-    Group,
-    Problem,
-    TrainBatch,
-    TrainSequence,
-    Verdict,
-    floats,
-    ints,
-)
+from tramontane.types import ELSEWHERE, INSERTED, Completion, Group, Problem, Verdict, floats, ints
 from tramontane.verifier.custom import Response
 
 ALIASES = {

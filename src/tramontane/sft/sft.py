@@ -20,13 +20,13 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
+from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
 from tramontane.config.device import slow_dtype
 from tramontane.config.sft import SFTConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.models.names import numbered, with_tokenizer
 from tramontane.sft.examples import ExampleStream, Pair, generated_pairs, read_examples
-from tramontane.types import BatchSettings, TrainBatch, TrainSequence
 from tramontane.workplace import commit, disk_faults, owned_folder, read_log, sync_all
 
 # Imported in functions, since they take seconds, and errors in the examples should come first.

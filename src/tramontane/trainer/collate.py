@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from tramontane.types import TrainSequence
+from tramontane.batches import TrainSequence
 
 
 def collate(lengths: Sequence[int], budget: int) -> list[list[int]]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
 from tramontane.config import TrainerConfig
 from tramontane.config.objectives import KLOptions
 from tramontane.errors import InputError
@@ -21,7 +22,7 @@ from tramontane.trainer import ratios, sharding
 from tramontane.trainer.advantages import loss_weights
 from tramontane.trainer.collate import balance, collate_shared, padding_fraction
 from tramontane.trainer.objectives import Objective, Sequences, Tokens
-from tramontane.types import INSERTED, BatchSettings, TrainBatch, TrainedFigures, TrainSequence
+from tramontane.types import INSERTED, TrainedFigures
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
 from tramontane.config import TrainerConfig
 from tramontane.errors import InputError
 from tramontane.models import memory
@@ -36,7 +37,7 @@ from tramontane.trainer.replicas import Replicas, refresh, trained, working_mode
 from tramontane.trainer.sharding import Averages
 from tramontane.trainer.state import StateFiles
 from tramontane.trainer.value import ValueNetwork
-from tramontane.types import BatchSettings, TrainBatch, TrainedFigures, TrainSequence
+from tramontane.types import TrainedFigures
 
 
 class Trainer:

@@ -133,7 +133,7 @@ def check(path: str, key: str, call: Callable[[Callable[..., Any]], str]) -> Non
     try:
         function = load(path)
     except (Exception, SystemExit) as error:  # a user's module may raise anything on import
-        place = _place(error)
+        place = place_of(error)
         raise InputError(
             f"{key}: function {_shown(path)} cannot be imported ({type(error).__name__}: {error}"
             f"{place and f'; {place}'}); name it as module.function, the module in this folder, "
@@ -199,7 +199,7 @@ def call(path: str, what: str, *arguments: Any, **named: Any) -> Any:
             value = _event_loop().run_until_complete(_awaited(value))
     except (Exception, SystemExit) as error:  # any kind makes the completion unscorable
         text = f"{type(error).__name__}: {error}"[:MAX_ERROR]
-        raise FunctionFailed(f"{what}: {text} ({_place(error)})") from error
+        raise FunctionFailed(f"{what}: {text} ({place_of(error)})") from error
     finally:
         _trail.leave()
     return value
@@ -241,7 +241,7 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
-def _place(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """File, line and function of an exception: its deepest frame outside of libraries, if any."""
     frames = [
         frame

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
 from tramontane.config.objectives import SFTOptions
 from tramontane.data import playground
 from tramontane.data.playground.arithmetic import Step, apply
@@ -33,7 +34,6 @@ from tramontane.data.playground.traces import Style, near_miss, trace
 from tramontane.data.prompts import PromptEncoder
 from tramontane.models.packing import pack
 from tramontane.trainer.objectives import Metrics, Sequences, Tokens, sft
-from tramontane.types import BatchSettings, TrainBatch, TrainSequence
 from tramontane_representation.losses import SelfPrediction, SelfPredictionConfig
 
 PACKED_SOLUTIONS = 16  # in one forward pass of `state_latents`

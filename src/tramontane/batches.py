@@ -1,0 +1,154 @@
+"""A batch on its way to the trainer: Group → Batch → TrainBatch, whose sequences are token ids and
+numbers only. Plain data, like `types`."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tramontane.types import Completion, Group, TrainedFigures, Verdict, ints
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """Settings that a batch's completions were sampled and are trained with.
+
+    Args:
+        stage: name of the curriculum's stage; empty in a run without stages.
+        temperature: the sampling temperature.
+        l_max: longest completion allowed, in tokens.
+        n_minibatch: completions per optimizer step.
+        options: the objective's section of the config, which a stage may change; None: that of the
+            trainer's config.
+        repeatable: the same batches give the same bits; False: the trainer's threads share its work
+            as they become free.
+    """
+
+    stage: str
+    temperature: float
+    l_max: int
+    n_minibatch: int
+    options: Any = None
+    repeatable: bool = True
+
+
+@dataclass
+class TrainSequence:
+    """A completion as the trainer receives it: token ids and numbers, in compact arrays.
+
+    Args:
+        prompt_ids: int array, the prompt's tokens.
+        token_ids: int array [T], the generated tokens.
+        logprobs: float32 array [T], log-probability of each token under the distribution that it
+            was drawn from; 0 for a given response, which was not sampled.
+        versions: int array [T], the weights version that sampled each token, or `ELSEWHERE` or
+            `INSERTED`.
+        reward: the verdict's reward.
+        scored: False if there is no verdict: the sequence is not trained on.
+        answer: equal for equal answers of a group; −1 for none.
+        target: number of tokens at the end that are a given answer, i.e. the reference answer
+            instead of the sampled one.
+        replaced: number of sampled tokens that the given answer replaces.
+    """
+
+    prompt_ids: array[int]
+    token_ids: array[int]
+    logprobs: array[float]
+    versions: array[int]
+    reward: float = 0.0
+    scored: bool = True
+    answer: int = -1
+    target: int = 0
+    replaced: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        completion: Completion,
+        verdict: Verdict | None = None,
+        prompt_ids: array[int] | None = None,
+    ) -> TrainSequence:
+        """The sequence of a completion, whose arrays it shares; not scored without a verdict.
+
+        `prompt_ids`: the prompt's array, which a group's sequences may share, so that a message
+        holds it once.
+        """
+        return cls(
+            prompt_ids=ints(completion.prompt_ids) if prompt_ids is None else prompt_ids,
+            token_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            versions=completion.versions,
+            reward=verdict.reward if verdict else 0.0,
+            scored=verdict is not None,
+        )
+
+
+@dataclass
+class TrainBatch:
+    """One update's training data: whole groups of sequences, to train on at weights version
+    `version`."""
+
+    version: int
+    groups: list[list[TrainSequence]]
+    settings: BatchSettings
+
+    @property
+    def sequences(self) -> list[TrainSequence]:
+        return [s for group in self.groups for s in group]
+
+
+@dataclass
+class Batch:
+    """`n_batch` completions in whole graded groups, to train on at weights version `version`. The
+    controller keeps it for the records, and the trainer receives `train_batch()`. After training,
+    `learned` has the trainer's figures of all completions, in order.
+    """
+
+    version: int
+    groups: list[Group]
+    settings: BatchSettings
+    learned: TrainedFigures | None = None
+
+    @property
+    def completions(self) -> list[Completion]:
+        return [c for g in self.groups for c in g.completions]
+
+    def share_learned(self) -> None:
+        """Give each group its part of `learned`, if any."""
+        if (learned := self.learned) is None:
+            return
+        sequence = token = 0
+        for group in self.groups:
+            sequences = sequence + len(group.completions)
+            tokens = token + sum(len(c.token_ids) for c in group.completions)
+            group.learned = TrainedFigures(
+                learned.advantages[sequence:sequences], learned.logprobs[token:tokens]
+            )
+            sequence, token = sequences, tokens
+
+    def train_batch(self) -> TrainBatch:
+        """The same groups as tokens, rewards and versions only."""
+        groups = []
+        for group in self.groups:
+            prompt_ids = array("i", group.completions[0].prompt_ids)
+            pairs = zip(group.completions, group.verdicts, strict=True)
+            sequences = [TrainSequence.of(c, verdict, prompt_ids) for c, verdict in pairs]
+            for sequence, number in zip(sequences, _answers(group.verdicts), strict=True):
+                sequence.answer = number
+            groups.append(sequences)
+        return TrainBatch(self.version, groups, self.settings)
+
+
+def _answers(verdicts: Sequence[Verdict]) -> Iterator[int]:
+    """A number for each verdict's answer, −1 without one. All right answers count as the same
+    answer, however they are written."""
+    numbers: dict[str, int] = {}
+    for verdict in verdicts:
+        if verdict.answer is None:
+            yield -1
+        elif verdict.verdict == "right":
+            yield 0
+        else:
+            yield numbers.setdefault(verdict.answer.strip(), len(numbers) + 1)

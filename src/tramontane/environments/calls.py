@@ -1,0 +1,223 @@
+"""Tool calls in a model's message, in the forms that models are trained to write.
+
+A tokenizer's own `response_template` comes first (`Parser`); the forms below are for the others:
+
+- `hermes` (also Qwen2.5 and Qwen3): `<tool_call>{"name": …, "arguments": {…}}</tool_call>`
+- `qwen_xml` (Qwen3-Coder): `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function>…`
+- `llama` (Llama 3): a message that is `{"name": …, "parameters": {…}}`, several separated by `;`,
+  or `<|python_tag|>` with such an object or code
+- `mistral`: `[TOOL_CALLS][{"name": …, "arguments": {…}}]`, since v11 `[TOOL_CALLS]NAME[ARGS]{…}`
+- `code`: the last fenced block, for the tool `python`
+
+What looks like a call but cannot be read is a call without a name, whose answer says why. Thoughts
+hold no calls. No text makes the parser fail.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from tramontane.data.prompts import Tool
+from tramontane.types import ThinkingTags, ToolCall
+from tramontane.verifier.format import fences
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Form = Literal["template", "hermes", "qwen_xml", "llama", "mistral", "code"]
+PYTHON = "python"  # the tool that runs code, whose argument is `code`
+MAX_CALLS = 64  # of one turn; further ones are not read
+
+# Texts in chat templates that tell the form of calls, the most specific first.
+_SIGNS: tuple[tuple[str, Form], ...] = (
+    ("<function=", "qwen_xml"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<tool_call>", "hermes"),
+    ("<|python_tag|>", "llama"),
+    ('"parameters": ', "llama"),
+)
+_HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
+_XML_FUNCTION = re.compile(r"\s*<function=([^>\s]+)\s*>(.*?)(?:</function>\s*|\Z)", re.DOTALL)
+_XML_PARAMETER = re.compile(
+    r"<parameter=([^>\s]+)\s*>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL
+)
+_MISTRAL = "[TOOL_CALLS]"
+_MISTRAL_NAMED = re.compile(r"\s*([^\[\]{}\s]+)\s*(?:\[CALL_ID\]\w*)?\[ARGS\]")
+_PYTHON_TAG = "<|python_tag|>"
+
+
+class Message(NamedTuple):
+    """A model's message: its text, which holds its thoughts, the rest without its calls, and the
+    calls."""
+
+    text: str
+    thoughts: str
+    content: str
+    calls: list[ToolCall]
+
+
+class Parser:
+    """Finds the calls in the messages of one model.
+
+    Args:
+        tokenizer: the model's; its `response_template` and chat template are read.
+        form: `conversation.calls`.
+        tags: thinking tags.
+
+    Attributes:
+        form: the form that is read; `template` is the tokenizer's `response_template`.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, form: str, tags: ThinkingTags) -> None:
+        self._tokenizer, self._tags = tokenizer, tags
+        self.form: Form = form_of(tokenizer) if form == "auto" else form  # type: ignore[assignment]
+
+    def parse(self, text: str, tools: Sequence[Tool] = (), prefix: str = "") -> Message:
+        """Split a message into thoughts, content and calls.
+
+        Args:
+            text: the whole message, with special tokens except those that end it.
+            tools: descriptions of the tools, for a `response_template`.
+            prefix: start of the message that the prompt already holds; it is part of `text`.
+        """
+        thoughts, answer = outside_thoughts(text, self._tags)
+        if self.form == "template":
+            return self._by_template(text, tools, prefix, thoughts)
+        content, calls = _FORMS[self.form](answer)
+        return Message(text, thoughts, content.strip(), calls[:MAX_CALLS])
+
+    def _by_template(self, text: str, tools: Sequence[Tool], prefix: str, thoughts: str) -> Message:
+        sampled = text.removeprefix(prefix)
+        try:
+            found: Any = self._tokenizer.parse_response(sampled, prefix=prefix, tools=list(tools))
+            calls = [_call(call.get("function", call)) for call in found.get("tool_calls") or ()]
+        except Exception as error:  # a response template raises whatever its parsers do
+            return Message(text, thoughts, text, [unparsed(f"{type(error).__name__}: {error}")])
+        thoughts = found.get("reasoning_content") or found.get("thinking") or thoughts
+        content = str(found.get("content") or "")
+        return Message(text, str(thoughts), content, calls[:MAX_CALLS])
+
+
+def form_of(tokenizer: PreTrainedTokenizerBase) -> Form:
+    """The form of calls of a model, by its tokenizer."""
+    if getattr(tokenizer, "response_template", None) is not None:
+        return "template"
+    template = str(tokenizer.chat_template or "")
+    return next((form for sign, form in _SIGNS if sign in template), "hermes")
+
+
+def outside_thoughts(text: str, tags: ThinkingTags) -> tuple[str, str]:
+    """(thoughts, the rest) of a message. Thoughts that are not closed last to its end."""
+    head, closed, rest = text.partition(tags.closing)
+    before, opened, thoughts = head.partition(tags.opening)
+    if not closed:
+        return (thoughts, before) if opened else ("", text)
+    if not opened:
+        before, thoughts = "", head  # the opening tag is in the prompt
+    more, answer = outside_thoughts(rest, tags) if tags.opening in rest else ("", rest)
+    return thoughts + more, before + answer
+
+
+def unparsed(reason: str) -> ToolCall:
+    """A call that cannot be read; its answer tells the model why."""
+    return ToolCall("", {}, f"error: the call cannot be read: {reason[:200]}", error=True)
+
+
+def _call(value: Any) -> ToolCall:
+    """A call from an object with a name and arguments, which may be JSON in a text."""
+    if not isinstance(value, dict):
+        return unparsed("not an object with `name` and `arguments`")
+    name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError) as error:
+            return unparsed(f"its arguments are not JSON: {error}")
+    if not isinstance(name, str) or not name:
+        return unparsed("it has no `name`")
+    if not isinstance(arguments, dict) and arguments is not None:
+        return unparsed("its `arguments` are not an object")
+    return ToolCall(name, arguments or {}, "")
+
+
+def _from_json(text: str) -> ToolCall:
+    try:
+        return _call(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        return unparsed(f"not JSON: {error}")
+
+
+def _hermes(text: str) -> tuple[str, list[ToolCall]]:
+    calls = [_from_json(found[1]) for found in _HERMES.finditer(text)]
+    return _HERMES.sub("", text), calls
+
+
+def _qwen_xml(text: str) -> tuple[str, list[ToolCall]]:
+    def of(body: str) -> Iterator[ToolCall]:
+        functions = list(_XML_FUNCTION.finditer(body))
+        if not functions:
+            yield unparsed("no <function=NAME> in <tool_call>")
+        for function in functions:
+            parameters = _XML_PARAMETER.findall(function[2])
+            yield ToolCall(function[1], dict(parameters), "")
+
+    calls = [call for found in _HERMES.finditer(text) for call in of(found[1])]
+    return _HERMES.sub("", text), calls
+
+
+def _llama(text: str) -> tuple[str, list[ToolCall]]:
+    content, tag, rest = text.partition(_PYTHON_TAG)
+    body = rest.strip() if tag else text.strip()
+    if tag and not body.startswith("{"):
+        return content, [ToolCall(PYTHON, {"code": body}, "")]
+    if not tag and not re.match(r'\{\s*"(?:name|type|function)"', body):
+        return text, []  # an answer, perhaps in JSON
+    calls, decoder = [], json.JSONDecoder()
+    while body and len(calls) < MAX_CALLS:
+        try:
+            value, end = decoder.raw_decode(body)
+        except (ValueError, RecursionError) as error:
+            calls.append(unparsed(f"not JSON: {error}"))
+            break
+        calls.append(_call(value))
+        body = body[end:].lstrip("; \t\r\n")
+    return content if tag else "", calls
+
+
+def _mistral(text: str) -> tuple[str, list[ToolCall]]:
+    content, *parts = text.split(_MISTRAL)
+    calls: list[ToolCall] = []
+    for part in parts:
+        if named := _MISTRAL_NAMED.match(part):
+            call = _from_json(
+                f'{{"name": {json.dumps(named[1])}, "arguments": {part[named.end() :]}}}'
+            )
+            calls.append(call)
+            continue
+        try:
+            value, _ = json.JSONDecoder().raw_decode(part.lstrip())
+        except (ValueError, RecursionError) as error:
+            calls.append(unparsed(f"not JSON: {error}"))
+            continue
+        calls += map(_call, value if isinstance(value, list) else [value])
+    return content, calls
+
+
+def _code(text: str) -> tuple[str, list[ToolCall]]:
+    blocks = [block for block in fences(text) if block.tag.lower() in ("", "python", "py")]
+    if not blocks:
+        return text, []
+    last = blocks[-1]
+    return text[: last.start] + text[last.end :], [ToolCall(PYTHON, {"code": last.body}, "")]
+
+
+_FORMS: dict[str, Callable[[str], tuple[str, list[ToolCall]]]] = {
+    "hermes": _hermes,
+    "qwen_xml": _qwen_xml,
+    "llama": _llama,
+    "mistral": _mistral,
+    "code": _code,
+}

@@ -1,0 +1,339 @@
+"""Finds environments, toolboxes and tools by import path, and puts all kinds behind one interface.
+
+Told apart by their methods:
+
+- an *environment* has `step` (and usually `start`)
+- an environment class of TRL has `reset` and no `step`: its public methods are tools, and
+  `get_reward` is called once, at the end
+- any other class is a *toolbox*: its public methods are tools
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from typing import Any, Literal, cast
+
+from tramontane.config import DataConfig
+from tramontane.config.domains import checked_path
+from tramontane.environments.builtin import BUILT_IN
+from tramontane.environments.calls import Message as Parsed
+from tramontane.environments.protocol import Turn
+from tramontane.environments.running import EnvironmentFailed, Runner
+from tramontane.environments.tools import Toolset, methods, schema_of
+from tramontane.errors import InputError
+from tramontane.types import Message, Problem
+from tramontane.verifier import functions
+from tramontane.verifier.functions import defined_at
+
+Kind = Literal["environment", "trl", "toolbox", "tool"]
+FIELD = "environment"  # of a row
+ROLES = ("user", "tool", "system")
+
+
+def environment_of(data: DataConfig, problem: Problem) -> str | None:
+    """The environment of a problem: its row's own, else `data.environment`; None if there is none.
+
+    Rows name environments only in a run that has `data.environment`.
+    """
+    if data.environment is None:
+        return None
+    own = problem.metadata.get(FIELD)
+    if isinstance(own, str) and own:
+        return own
+    return None if data.environment == "row" else data.environment
+
+
+def converses(data: DataConfig, problem: Problem) -> bool:
+    """True if a problem's completions are conversations: it has an environment, or tools."""
+    return bool(data.tools) or environment_of(data, problem) is not None
+
+
+def check(data: DataConfig, named: Sequence[str] = ()) -> None:
+    """Import the environments and tools of a config, and check their shape.
+
+    Args:
+        data: names an environment and tools.
+        named: environments that rows name.
+
+    Raises:
+        InputError: one cannot be imported, or a tool cannot be described; the message names the
+            key, and the file and line.
+    """
+    keys = [("data.tools", path) for path in data.tools]
+    if data.environment not in (None, "row"):
+        keys.append(("data.environment", cast(str, data.environment)))
+    keys += [(f"field {FIELD!r} of a row", path) for path in named]
+    for key, path in keys:
+        loaded = load(path, key)
+        kind = kind_of(loaded)
+        if kind == "tool":
+            if key != "data.tools":
+                raise InputError(
+                    f"{key}: {path} ({defined_at(loaded)}) is a function, not an environment; name "
+                    f"it in data.tools"
+                )
+            schema_of(loaded)
+            continue
+        if key == "data.tools" and kind != "toolbox":
+            raise InputError(f"{key}: {path} is an environment; name it in data.environment")
+        if fault := functions.fault_of_call(loaded):
+            raise InputError(f"{key}: {path} is made without arguments: {fault}")
+        if kind != "environment":
+            for tool in methods(loaded):
+                schema_of(tool)
+            if kind == "toolbox" and not methods(loaded):
+                raise InputError(
+                    f"{key}: {path} has no public methods, so it is neither an environment (`start`"
+                    f" and `step`) nor a toolbox"
+                )
+        elif not hasattr(loaded, "start") and hasattr(loaded, "reset"):
+            raise InputError(
+                f"{key}: {path} has `reset` and `step` like Gymnasium's environments; wrap it in a "
+                f"class with `start(problem)` and `step(message)` (docs/environments.md)"
+            )
+
+
+@lru_cache
+def load(path: str, key: str = "data.environment") -> Callable[..., Any]:
+    """A class or function by its import path, `module:Name` or `module.Name`, or built-in name.
+
+    Raises:
+        InputError: it cannot be imported, or is neither a class nor a function.
+    """
+    name = BUILT_IN.get(path, path)
+    if not name.startswith("pickle:"):
+        name = name.replace(":", ".")
+    if "." not in name and ":" not in name:
+        known = ", ".join(sorted(BUILT_IN))
+        raise InputError(
+            f"{key}: there is no built-in {path!r} (built in: {known}); name your own as "
+            f"module:Name"
+        )
+    try:
+        if path not in BUILT_IN:
+            checked_path(name)
+    except ValueError as error:
+        raise InputError(f"{key}: {error}") from None
+    functions.check(name, key, lambda function: "")
+    return functions.load(name)
+
+
+def kind_of(loaded: Callable[..., Any]) -> Kind:
+    """The kind of a class or function, by its methods."""
+    if not inspect.isclass(loaded):
+        return "tool"
+    if callable(getattr(loaded, "step", None)):
+        return "environment"
+    return "trl" if callable(getattr(loaded, "reset", None)) else "toolbox"
+
+
+@dataclass
+class Reply:
+    """What the environment and the tools answer to a message of the model.
+
+    Args:
+        messages: put in behind the message; those of the role `tool` answer its calls, in order.
+        reward: of the turn; None if there is none.
+        done: True if the conversation has ended.
+    """
+
+    messages: list[Message] = field(default_factory=list)
+    reward: float | None = None
+    done: bool = False
+
+
+class Host:
+    """The environment and the tools of one conversation.
+
+    Args:
+        environment: import path or built-in name; None: tools alone.
+        tools: `data.tools`.
+        answer_bytes: `conversation.answer_bytes`.
+        runner: calls what the user wrote.
+
+    Raises:
+        InputError: see `load`.
+        EnvironmentFailed: a constructor raised an exception.
+    """
+
+    def __init__(
+        self, environment: str | None, tools: Sequence[str], answer_bytes: int, runner: Runner
+    ) -> None:
+        self._runner, self._answer_bytes = runner, answer_bytes
+        self._functions: list[Callable[..., Any]] = []
+        self._toolboxes: list[Any] = []
+        self._environment: Any = None
+        self._kind: Kind = "toolbox"
+        self._rewarded = False
+        for path in tools:
+            loaded = load(path, "data.tools")
+            if kind_of(loaded) == "tool":
+                self._functions.append(loaded)
+            else:
+                self._toolboxes.append(self._made(loaded, path))
+        if environment is not None:
+            loaded = load(environment)
+            self._kind = kind_of(loaded)
+            self._environment = self._made(loaded, environment)
+            if self._kind == "toolbox":
+                self._toolboxes.append(self._environment)
+        self.toolset = Toolset((), answer_bytes)
+
+    async def start(self, problem: Problem, seed: int) -> list[Message]:
+        """Begin the conversation; returns the chat that the model reads first.
+
+        Raises:
+            EnvironmentFailed: a method raised an exception, or returned an unusable value.
+        """
+        chat = list(problem.messages or [Message(role="user", content=problem.problem)])
+        given = {"problem": problem, "seed": seed}
+        for toolbox in self._toolboxes:
+            if start := getattr(toolbox, "start", None):
+                await self._call(start, **_accepted(start, given))
+        if self._kind == "trl":
+            row = {**problem.metadata, **_fields(problem), "prompt": chat, "seed": seed}
+            reset = self._environment.reset
+            shown = await self._call(reset, **_accepted(reset, row))
+            if shown is not None and not isinstance(shown, str):
+                raise self._refused(reset, shown, "a text or None")
+            if shown:
+                last = chat[-1]
+                chat[-1] = Message(role=last["role"], content=last["content"] + shown)
+        elif self._kind == "environment" and (start := getattr(self._environment, "start", None)):
+            returned = await self._call(start, **_accepted(start, given))
+            if returned is not None:
+                chat = self._messages(start, returned, (*ROLES, "assistant"))
+                if not chat:
+                    raise self._refused(start, returned, "messages, or None for the problem's own")
+        self.toolset = Toolset(self._tools(), self._answer_bytes)
+        return chat
+
+    async def step(self, message: Parsed) -> Reply:
+        """Answer a message of the model: its calls side by side, then the environment's step.
+
+        Raises:
+            EnvironmentFailed: a tool or the environment failed.
+        """
+        await self.toolset.answer(message.calls, self._runner)
+        reply = Reply([Message(role="tool", content=call.answer) for call in message.calls])
+        if self._kind != "environment":
+            reply.done = not message.calls
+            return reply
+        step = self._environment.step
+        turn = self._turn(step, await self._call(step, _as_dict(message)))
+        reply.messages += cast(list[Message], turn.messages)
+        reply.reward, reply.done = turn.reward, turn.done
+        if not reply.messages and not reply.done:
+            raise self._refused(step, turn, "messages, or done=True to end the conversation")
+        return reply
+
+    async def final_reward(self) -> float | None:
+        """The reward of the whole conversation, of TRL's `get_reward`; None if there is none."""
+        get = getattr(self._environment, "get_reward", None)
+        if self._kind != "trl" or get is None:
+            return None
+        value = await self._call(get)
+        reward = functions.number(value, bools=True)
+        if reward is None and value is not None:
+            raise self._refused(get, value, "a number")
+        return reward
+
+    async def close(self) -> None:
+        """Close the environment and the toolboxes that can be closed."""
+        for owned in [*self._toolboxes, self._environment]:
+            if close := getattr(owned, "close", None):
+                await self._call(close)
+
+    def _tools(self) -> list[Callable[..., Any]]:
+        found = [*self._functions, *(m for toolbox in self._toolboxes for m in methods(toolbox))]
+        if self._kind == "trl":
+            found += methods(self._environment)
+        for offered in getattr(self._environment, "tools", None) or ():
+            if inspect.isroutine(offered):
+                found.append(offered)
+            else:
+                found += methods(offered)
+        return found
+
+    def _made(self, loaded: Callable[..., Any], path: str) -> Any:
+        with self._runner.blaming(path):
+            return loaded()
+
+    async def _call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        return await self._runner.run(function, *arguments, **named)
+
+    def _refused(self, method: Callable[..., Any], value: Any, wanted: str) -> EnvironmentFailed:
+        shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}…"
+        name = getattr(method, "__qualname__", repr(method))
+        return EnvironmentFailed(
+            f"{name} returned {shown} ({type(value).__name__}), not {wanted} ({defined_at(method)})"
+        )
+
+    def _turn(self, step: Callable[..., Any], value: Any) -> Turn:
+        """A `Turn` from what `step` returned."""
+        names = ("messages", "reward", "done")
+        if isinstance(value, tuple) and len(value) == 3:
+            given = dict(zip(names, value, strict=True))
+        elif isinstance(value, Mapping) and set(value) <= set(names):
+            given = dict(value)
+        elif hasattr(value, "messages"):
+            given = {name: getattr(value, name) for name in names if hasattr(value, name)}
+        else:
+            raise self._refused(
+                step, value, "a Turn, (messages, reward, done) or a mapping of them"
+            )
+        messages = self._messages(step, given.get("messages") or (), ROLES)
+        reward, done = given.get("reward"), given.get("done", False)
+        number = functions.number(reward, bools=True)
+        if reward is not None and number is None:
+            raise self._refused(step, reward, "a finite number or None as the reward")
+        if done not in (True, False):
+            raise self._refused(step, done, "True or False as `done`")
+        return Turn(messages, number, bool(done))
+
+    def _messages(
+        self, method: Callable[..., Any], value: Any, roles: tuple[str, ...]
+    ) -> list[Message]:
+        if isinstance(value, str):
+            return [Message(role="user", content=value)]
+        if isinstance(value, Sequence) and all(map(_is_message, value)):
+            found = [Message(role=m["role"], content=m["content"]) for m in value]
+            if all(message["role"] in roles for message in found):
+                return found
+        raise self._refused(
+            method, value, f"messages with `role` ({', '.join(roles)}) and `content`"
+        )
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(value.get(key), str) for key in ("role", "content")
+    )
+
+
+def _accepted(method: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that a method takes, of those that there are."""
+    parameters = functions.parameters_of(method)
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return given
+    return {name: value for name, value in given.items() if name in parameters}
+
+
+def _fields(problem: Problem) -> dict[str, Any]:
+    return {name: value for name, value in asdict(problem).items() if name != "metadata"}
+
+
+def _as_dict(message: Parsed) -> dict[str, Any]:
+    """A message of the model as the environment reads it."""
+    found: dict[str, Any] = {"role": "assistant", "content": message.content}
+    if message.thoughts:
+        found["reasoning_content"] = message.thoughts
+    if message.calls:
+        found["tool_calls"] = [
+            {"type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+            for c in message.calls
+        ]
+    return found

@@ -1,0 +1,109 @@
+"""A process that runs environments: `python -m tramontane.environments.process FD`.
+
+Requests arrive over the socket FD as pickled (number, method of `EnvironmentWorker`, arguments),
+and are answered in any order with (number, result); a result that is an exception is a fault of
+ours, for the pool to raise. Steps that are late are answered by the worker itself; the pool kills
+the process if it does not answer, and starts another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import sys
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from tramontane.config import Config
+from tramontane.data.prompts import PromptEncoder
+from tramontane.environments.worker import EnvironmentWorker
+from tramontane.errors import InputError
+from tramontane.models.loading import load_tokenizer
+from tramontane.models.names import with_tokenizer
+from tramontane.temporary import die_with_parent
+
+READY = ""  # the first message of a process that can start conversations; other text is the error
+STACK = 2 << 20  # bytes of a thread's stack, which counts as allocated
+MAX_STUCK = 16  # threads with steps that do not end, beyond which the process ends
+
+
+def make_worker(config: Config, max_prompt: int | None = None) -> EnvironmentWorker:
+    """A worker for a run, with its tokenizer.
+
+    Raises:
+        InputError: the environments or tools of the config cannot be used.
+    """
+    tokenizer = load_tokenizer(with_tokenizer(config.model, config.tokenizer))
+    encoder = PromptEncoder(tokenizer, config.data, config.verifier.thinking_tags)
+    worker = EnvironmentWorker(config, encoder, max_prompt)
+    worker.check()
+    return worker
+
+
+def main(descriptor: int) -> None:
+    """Serve until the pool closes its end of the socket, or dies."""
+    die_with_parent()
+    # Job systems signal every process; only the controller reacts. A handler, since child
+    # processes would inherit SIG_IGN.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    threading.stack_size(STACK)
+    connection = Connection(descriptor)
+    config: Config
+    config, max_prompt, folder = connection.recv()
+    tempfile.tempdir = os.environ["TMPDIR"] = folder
+    try:
+        worker = make_worker(config, max_prompt)
+    except InputError as error:
+        connection.send(str(error))
+        return
+    _limit_memory(config.conversation.memory_mb << 20)
+    connection.send(READY)
+    asyncio.run(serve(connection, worker))
+
+
+async def serve(connection: Connection, worker: EnvironmentWorker) -> None:
+    """Answer requests side by side, until the socket is closed."""
+    loop = asyncio.get_running_loop()
+    tasks: set[asyncio.Task[None]] = set()
+    with ThreadPoolExecutor(1, "socket") as reader:
+        while worker.stuck <= MAX_STUCK:
+            number, method, arguments = await loop.run_in_executor(reader, connection.recv)
+            task = asyncio.create_task(_answer(connection, worker, number, method, arguments))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+
+async def _answer(
+    connection: Connection, worker: EnvironmentWorker, number: int, method: str, arguments: tuple
+) -> None:
+    try:
+        result = await getattr(worker, method)(*arguments)
+    except Exception as error:  # the pool raises it: this process has many other conversations
+        result = error
+    connection.send((number, result))
+
+
+def _limit_memory(beyond: int) -> None:
+    """Limit what the process and each of its children may allocate to what it has now and
+    `beyond` more bytes."""
+    status = Path("/proc/self/status")
+    used = 0
+    if status.exists():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmData"))
+        used = int(line.split()[1]) << 10
+    resource.setrlimit(resource.RLIMIT_DATA, (used + beyond, used + beyond))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+if __name__ == "__main__":
+    # What environments print must not reach the run's display; errors still go to stderr.
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the pool is gone
+        main(int(sys.argv[1]))
+    os._exit(0)  # a thread with a step that does not end must not keep the process

@@ -1,0 +1,206 @@
+"""Tools: functions and toolboxes that a model may call, and the answers to its calls.
+
+A tool is a function with type hints and a Google docstring, from which its description is made
+(transformers' `get_json_schema`). It is called with the arguments that its description allows; its
+result is the answer, a text or JSON.
+
+A model that uses a tool wrongly reads an error: an unknown name, arguments that do not fit, or a
+`ValueError`, `TypeError`, `LookupError` or `ArithmeticError` of the tool. Any other exception is a
+failure of the tool, for which the model must not be punished (`EnvironmentFailed`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from types import FunctionType
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+from transformers.utils.chat_template_utils import (
+    DocstringParsingException,
+    TypeHintParsingException,
+    get_json_schema,
+)
+
+from tramontane.data.prompts import Tool
+from tramontane.environments.running import EnvironmentFailed, Runner
+from tramontane.errors import InputError
+from tramontane.types import ToolCall
+from tramontane.verifier.functions import MAX_ERROR, defined_at
+
+MISUSE = (ValueError, TypeError, LookupError, ArithmeticError)
+# Methods of a toolbox or an environment that are not tools.
+RESERVED = frozenset({"start", "step", "close", "reset", "get_reward", "tools"})
+
+
+class Toolset:
+    """The tools of one conversation.
+
+    Args:
+        tools: functions or bound methods.
+        answer_bytes: `conversation.answer_bytes`.
+
+    Raises:
+        InputError: a tool without type hints or a docstring, or two with one name.
+    """
+
+    def __init__(self, tools: Sequence[Callable[..., Any]], answer_bytes: int) -> None:
+        self._answer_bytes = answer_bytes
+        self._tools: dict[str, Callable[..., Any]] = {}
+        self.schemas: list[Tool] = []
+        for tool in tools:
+            described = schema_of(tool)
+            name = described["function"]["name"]
+            if name in self._tools:
+                raise InputError(
+                    f"two tools are named {name!r}: {defined_at(self._tools[name])} and "
+                    f"{defined_at(tool)}; rename one"
+                )
+            self._tools[name] = tool
+            self.schemas.append(described)
+
+    async def answer(self, calls: Sequence[ToolCall], runner: Runner) -> None:
+        """Answer the calls of a turn side by side; those that did not parse have their answer.
+
+        Raises:
+            EnvironmentFailed: a failure of a tool.
+        """
+        tasks = [asyncio.create_task(self._answer(call, runner)) for call in calls if call.name]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:  # the others, if one failed
+                task.cancel()
+
+    async def _answer(self, call: ToolCall, runner: Runner) -> None:
+        started = time.perf_counter()
+        try:
+            tool, arguments = self._checked(call)
+            result = await runner.run(tool, **arguments)
+            call.answer = cut(text_of(result), self._answer_bytes)
+        except _Misuse as error:
+            call.answer, call.error = cut(f"error: {error}", self._answer_bytes), True
+        except EnvironmentFailed as failure:
+            if not isinstance(error := failure.__cause__, MISUSE):
+                raise
+            text = f"error: {type(error).__name__}: {str(error)[:MAX_ERROR]}"
+            call.answer, call.error = cut(text, self._answer_bytes), True
+        call.seconds = time.perf_counter() - started
+
+    def _checked(self, call: ToolCall) -> tuple[Callable[..., Any], dict[str, Any]]:
+        """The tool that a call names, and its arguments."""
+        if call.name not in self._tools:
+            known = ", ".join(self._tools) or "none"
+            raise _Misuse(f"there is no tool {call.name[:80]!r}; the tools are: {known}")
+        tool = self._tools[call.name]
+        schema = schema_of(tool)["function"]["parameters"]
+        known = schema.get("properties", {})
+        if extra := [name for name in call.arguments if name not in known]:
+            takes = ", ".join(known) or "none"
+            raise _Misuse(f"{call.name} has no argument {extra[0][:80]!r}; it takes: {takes}")
+        if missing := [name for name in schema.get("required", ()) if name not in call.arguments]:
+            raise _Misuse(f"{call.name} needs the argument {missing[0]!r}")
+        arguments = {}
+        for name, value in call.arguments.items():
+            arguments[name] = coerced(value, known[name])
+            if fault := best_match(_validator(tool, name).iter_errors(arguments[name])):
+                raise _Misuse(f"argument {name!r} of {call.name}: {fault.message[:MAX_ERROR]}")
+        return tool, arguments
+
+
+class _Misuse(Exception):
+    """A call that the tool's description does not allow."""
+
+
+def methods(toolbox: Any) -> list[Callable[..., Any]]:
+    """The public methods of a toolbox, a class or an object, in the order of their definition."""
+    owner = toolbox if inspect.isclass(toolbox) else type(toolbox)
+    names = dict.fromkeys(name for base in reversed(owner.__mro__) for name in vars(base))
+    kinds = FunctionType, staticmethod, classmethod
+    return [
+        getattr(toolbox, name)
+        for name in names
+        if not name.startswith("_")
+        and name not in RESERVED
+        and isinstance(inspect.getattr_static(owner, name), kinds)
+    ]
+
+
+def schema_of(tool: Callable[..., Any]) -> Tool:
+    """The description of a tool, in the form that chat templates read.
+
+    Raises:
+        InputError: it has no docstring, or a parameter without a type hint or a description.
+    """
+    return _schema(getattr(tool, "__func__", tool))
+
+
+@lru_cache
+def _schema(function: Callable[..., Any]) -> Tool:
+    try:
+        described: Tool = get_json_schema(function)
+    except (DocstringParsingException, TypeHintParsingException, NameError) as error:
+        name = getattr(function, "__qualname__", repr(function))
+        raise InputError(
+            f"tool {name} ({defined_at(function)}): {error}; a tool needs a type hint for each "
+            f"parameter and a Google docstring that describes each under `Args:`"
+        ) from None
+    return described
+
+
+@lru_cache
+def _validator_of(function: Callable[..., Any], parameter: str) -> Draft202012Validator:
+    properties = _schema(function)["function"]["parameters"]["properties"]
+    return Draft202012Validator(_standard(properties[parameter]))
+
+
+def _validator(tool: Callable[..., Any], parameter: str) -> Draft202012Validator:
+    return _validator_of(getattr(tool, "__func__", tool), parameter)
+
+
+def _standard(schema: Any) -> Any:
+    """A schema in standard JSON Schema, which has no `nullable`."""
+    if isinstance(schema, list):
+        return [_standard(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    rest = {key: _standard(value) for key, value in schema.items() if key != "nullable"}
+    return {"anyOf": [rest, {"type": "null"}]} if schema.get("nullable") is True else rest
+
+
+def coerced(value: Any, schema: dict[str, Any]) -> Any:
+    """A value of the type that a schema asks for, where it was written as a text ("7"), or as a
+    number with a fraction of 0; others unchanged."""
+    wanted = schema.get("type")
+    kinds = wanted if isinstance(wanted, list) else [wanted]
+    if isinstance(value, float) and "integer" in kinds and value.is_integer():
+        return int(value)
+    if not isinstance(value, str) or "string" in kinds or wanted is None:
+        return value
+    try:
+        read = json.loads(value.strip().lower() if "boolean" in kinds else value)
+    except (ValueError, RecursionError):
+        return value
+    return coerced(read, schema) if not isinstance(read, str) else value
+
+
+def text_of(result: Any) -> str:
+    """The answer that the model reads: a text unchanged, anything else as JSON."""
+    if isinstance(result, str):
+        return result
+    return json.dumps(result, ensure_ascii=False, default=str)
+
+
+def cut(text: str, limit: int) -> str:
+    """The text in at most `limit` bytes of UTF-8, with a mark where it was cut."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= limit:
+        return data.decode()
+    mark = f" [cut: {len(data)} bytes]"
+    return data[: limit - len(mark)].decode(errors="ignore") + mark

@@ -1,0 +1,252 @@
+"""Runs the conversations of one process: environments, tools, and the tokens between two turns.
+
+A plain class, like all workers; `environments.process` serves it over a socket. It holds no weights
+and samples nothing: a completion of one turn comes in, and what follows it goes out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from tramontane.config import Config
+from tramontane.data.prompts import PromptEncoder
+from tramontane.environments import loading
+from tramontane.environments.calls import Message as Parsed
+from tramontane.environments.calls import Parser
+from tramontane.environments.chat import Chat, ChatFormat, Chatted
+from tramontane.environments.loading import Host
+from tramontane.environments.protocol import Continued, Started
+from tramontane.environments.running import EnvironmentFailed, Runner
+from tramontane.errors import InputError
+from tramontane.types import Completion, Ending, Problem, TurnRecord
+
+Key = tuple[int, int]  # group and index of a conversation
+CLOSE_SECONDS = 5.0  # limit of an environment's `close`
+
+
+@dataclass
+class _Conversation:
+    """A conversation under way.
+
+    Args:
+        host: its environment and tools.
+        chat: its messages.
+        prompt_ids: the prompt of its first sequence.
+        turns: number of turns so far.
+        tokens: prompt and tokens of the current sequence, as they were last seen or sent; None
+            after a replay, until they are seen.
+    """
+
+    host: Host
+    chat: Chat
+    prompt_ids: list[int]
+    turns: int = 0
+    tokens: list[int] | None = None
+
+
+class EnvironmentWorker:
+    """Many conversations at once, each with an environment of its own.
+
+    Args:
+        config: of the run; `conversation`, `data` and `verifier.thinking_tags` are read.
+        encoder: makes the prompts.
+        max_prompt: longest prompt of a first turn, in tokens; None: no limit.
+    """
+
+    def __init__(
+        self, config: Config, encoder: PromptEncoder, max_prompt: int | None = None
+    ) -> None:
+        self._config, self._limits = config, config.conversation
+        self._max_prompt = max_prompt
+        self._format = ChatFormat(encoder, self._limits.history)
+        self._parser = Parser(encoder.tokenizer, self._limits.calls, encoder.tags)
+        self._runner = Runner()
+        self._open: dict[Key, _Conversation] = {}
+
+    @property
+    def stuck(self) -> int:
+        """Number of threads that still run a step which its conversation has given up on."""
+        return self._runner.stuck
+
+    def check(self, named: Collection[str] = ()) -> None:
+        """Check the environments and tools of the config, and those that rows name.
+
+        Raises:
+            InputError: see `loading.check`.
+        """
+        loading.check(self._config.data, sorted(named))
+
+    async def start(self, key: Key, problem: Problem, seed: int) -> Started:
+        """Begin a conversation.
+
+        Args:
+            key: of the conversation.
+            problem: the problem.
+            seed: for environments whose `start` takes one. Conversations of one group are compared
+                with each other, so they should have the same.
+        """
+        prompt: list[int] = []
+        try:
+            conversation = await asyncio.wait_for(
+                self._start(problem, seed), self._limits.step_timeout
+            )
+        except asyncio.TimeoutError:
+            return Started(prompt, "step_timeout", self._late("start"))
+        except (EnvironmentFailed, InputError) as error:
+            return Started(prompt, "environment_failed", str(error))
+        self._open[key] = conversation
+        prompt = conversation.prompt_ids
+        if self._max_prompt is not None and len(prompt) > self._max_prompt:
+            reason = f"a prompt of {len(prompt)} tokens, {self._max_prompt} allowed"
+            return Started(prompt, "context_full", reason)
+        return Started(prompt)
+
+    async def step(self, key: Key, completion: Completion, l_max: int) -> Continued:
+        """Answer a turn of the model.
+
+        Args:
+            key: of the conversation.
+            completion: ends with the turn, which begins at its `turn_start`.
+            l_max: longest conversation allowed, in tokens, sampled and put in.
+
+        Raises:
+            RuntimeError: the completion's tokens do not extend those of the turn before.
+        """
+        conversation = self._open[key]
+        record = self._record(conversation, completion)
+        started = time.perf_counter()
+        try:
+            return await asyncio.wait_for(
+                self._step(conversation, record, completion, l_max), self._limits.step_timeout
+            )
+        except asyncio.TimeoutError:
+            return Continued(record, ending="step_timeout", reason=self._late("step"))
+        except (EnvironmentFailed, InputError) as error:
+            return Continued(record, ending="environment_failed", reason=str(error))
+        finally:
+            record.seconds = time.perf_counter() - started
+
+    async def replay(
+        self, key: Key, problem: Problem, seed: int, turns: Sequence[TurnRecord]
+    ) -> Started:
+        """Begin a conversation, and repeat its recorded turns.
+
+        A conversation whose environment answers otherwise than recorded has failed.
+        """
+        started = await self.start(key, problem, seed)
+        if started.ending is not None:
+            return started
+        conversation = self._open[key]
+        for number, turn in enumerate(turns, 1):
+            prefix = conversation.chat.prefix
+            message = self._parser.parse(turn.text, conversation.host.toolset.schemas, prefix)
+            try:
+                reply = await asyncio.wait_for(
+                    conversation.host.step(message), self._limits.step_timeout
+                )
+                conversation.chat.follow(message, cast(list[Chatted], reply.messages))
+            except asyncio.TimeoutError:
+                return Started(started.prompt_ids, "step_timeout", self._late("step"))
+            except (EnvironmentFailed, InputError) as error:
+                return Started(started.prompt_ids, "environment_failed", str(error))
+            if reply.messages != turn.messages:
+                reason = f"not deterministic: turn {number} was answered differently in a replay"
+                return Started(started.prompt_ids, "environment_failed", reason)
+            conversation.turns += 1
+        if turns:
+            conversation.tokens = None
+        return started
+
+    async def close(self, key: Key) -> None:
+        """End a conversation, and close its environment."""
+        if conversation := self._open.pop(key, None):
+            try:
+                await asyncio.wait_for(conversation.host.close(), CLOSE_SECONDS)
+            except (asyncio.TimeoutError, EnvironmentFailed):
+                return  # the conversation has its ending already
+
+    async def _start(self, problem: Problem, seed: int) -> _Conversation:
+        environment = loading.environment_of(self._config.data, problem)
+        limit = self._limits.answer_bytes
+        host = Host(environment, self._config.data.tools, limit, self._runner)
+        messages = await host.start(problem, seed)
+        chat = Chat(self._format, host.toolset.schemas)
+        prompt = chat.start(cast(list[Chatted], messages))
+        return _Conversation(host, chat, prompt, tokens=prompt)
+
+    async def _step(
+        self, conversation: _Conversation, record: TurnRecord, completion: Completion, l_max: int
+    ) -> Continued:
+        host, chat, limits = conversation.host, conversation.chat, self._limits
+        if completion.finish_reason == "length":
+            record.reward = await host.final_reward()
+            return Continued(record, ending="max_tokens")
+        message = self._parser.parse(record.text, host.toolset.schemas, chat.prefix)
+        record.calls = message.calls
+        if limits.unparsed == "end" and (broken := [c for c in message.calls if not c.name]):
+            record.reward = await host.final_reward()
+            return Continued(record, ending="unparsed_call", reason=broken[0].answer)
+        reply = await host.step(message)
+        record.messages, record.reward = reply.messages, reply.reward
+        ending: Ending | None = None
+        if reply.done:
+            ending = "completed"
+        elif conversation.turns == limits.turns:
+            ending = "max_turns"
+        else:
+            continued = self._continued(conversation, message, record, completion, l_max)
+            if continued.ending is None:
+                return continued
+            ending = continued.ending
+        if record.reward is None:
+            record.reward = await host.final_reward()
+        return Continued(record, ending=ending)
+
+    def _record(self, conversation: _Conversation, completion: Completion) -> TurnRecord:
+        """The record of a turn, whose tokens extend those before."""
+        tokens = [*completion.prompt_ids, *completion.token_ids]
+        known, start = conversation.tokens, completion.turn_start
+        if known is not None and tokens[: len(known)] != known:
+            raise RuntimeError("a turn's tokens do not extend those of the turn before")
+        conversation.tokens = tokens
+        conversation.turns += 1
+        place = len(completion.prompt_ids) + start
+        text = self._format.text_of(tokens[place:], tokens[:place])
+        text = conversation.chat.prefix + text
+        return TurnRecord(start, len(completion.token_ids), len(completion.earlier), text)
+
+    def _continued(
+        self,
+        conversation: _Conversation,
+        message: Parsed,
+        record: TurnRecord,
+        completion: Completion,
+        l_max: int,
+    ) -> Continued:
+        """What follows a turn, if there is room for it and for a token of the model behind it."""
+        following = conversation.chat.follow(message, cast(list[Chatted], record.messages))
+        tokens, sampled = conversation.tokens, len(completion.token_ids)
+        assert tokens is not None
+        prompt, put = completion.prompt_ids, list[int]()
+        forks = following.rewritten and self._format.history == "fork"
+        if forks:
+            prompt, sampled = following.whole(), 0
+        else:
+            put = conversation.chat.tokens(following, tokens[-1])
+        # A forked conversation also keeps to the context of its first sequence.
+        longest = min(
+            l_max - completion.n_tokens + sampled,
+            l_max + len(conversation.prompt_ids) - len(prompt),
+        )
+        if longest <= sampled + len(put):
+            return Continued(record, ending="context_full")
+        conversation.tokens = prompt if forks else tokens + put
+        new_prompt = prompt if forks else None
+        return Continued(record, put=put, prompt_ids=new_prompt, max_tokens=longest)
+
+    def _late(self, what: str) -> str:
+        return f"its {what} took longer than {self._limits.step_timeout:g} s"

@@ -1,0 +1,143 @@
+"""Environments and tools for tests, named by import path as a user's are."""
+
+import asyncio
+import os
+import random
+import time
+
+from tramontane.environments.protocol import Turn
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first number.
+        b: The second number.
+    """
+    return a + b
+
+
+async def divide(a: float, b: float) -> float:
+    """Divide.
+
+    Args:
+        a: The dividend.
+        b: The divisor.
+    """
+    await asyncio.sleep(0)
+    return a / b
+
+
+class Guess:
+    """Higher or lower, by messages."""
+
+    def start(self, problem, seed):
+        self.number = random.Random(seed).randrange(100)
+        self.tries = 0
+        return [{"role": "user", "content": "Guess a number from 0 to 99."}]
+
+    def step(self, message):
+        self.tries += 1
+        if not message["content"].strip().isdigit():
+            return "Write a number.", None, False
+        guess = int(message["content"])
+        if guess == self.number:
+            return Turn(reward=1 / self.tries, done=True)
+        return {"messages": "higher" if guess < self.number else "lower"}
+
+
+class Counter:
+    """A toolbox with state."""
+
+    def __init__(self):
+        self.count = 0
+
+    def increase(self, by: int = 1) -> int:
+        """Increase the counter.
+
+        Args:
+            by: How much.
+        """
+        self.count += by
+        return self.count
+
+    def fail(self):
+        """Break."""
+        raise OSError("the disk is gone")
+
+    def hang(self, seconds: float) -> str:
+        """Wait.
+
+        Args:
+            seconds: How long.
+        """
+        time.sleep(seconds)
+        return "awake"
+
+    async def doze(self, seconds: float) -> str:
+        """Wait without a thread.
+
+        Args:
+            seconds: How long.
+        """
+        await asyncio.sleep(seconds)
+        return "awake"
+
+
+class TrlCounter:
+    """In the shape of TRL's environments."""
+
+    def reset(self, **row) -> str:
+        self.target, self.count = int(row["answer"]), 0
+        return f" The target is {self.target}."
+
+    def increase(self, by: int) -> str:
+        """Increase the counter.
+
+        Args:
+            by: How much.
+
+        Returns:
+            The counter.
+        """
+        if by < 0:
+            raise ValueError("only upwards")
+        self.count += by
+        return f"now {self.count}"
+
+    async def get_reward(self) -> float:
+        return float(self.count == self.target)
+
+
+class Odd:
+    """Behaves as `problem.metadata["behaviour"]` says."""
+
+    def start(self, problem):
+        self.behaviour = problem.metadata["behaviour"]
+
+    def step(self, message):
+        match self.behaviour:
+            case "raise":
+                raise RuntimeError("broken")
+            case "exit":
+                raise SystemExit(1)
+            case "none":
+                return None
+            case "silent":
+                return Turn()
+            case "nonsense":
+                return "text", "much", False
+            case "nan":
+                return "text", float("nan"), False
+            case "hang":
+                time.sleep(3)
+            case "die":
+                os._exit(9)
+            case "random":
+                return Turn(str(random.SystemRandom().random()))
+            case "long":
+                return Turn("word " * 500)
+            case "print":
+                print("x" * 100000)
+        return Turn("fine", 0.5, True)
