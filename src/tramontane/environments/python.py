@@ -6,14 +6,14 @@ import contextlib
 import threading
 from pathlib import Path
 
-from tramontane.config import VerifierConfig
+from tramontane.config import Config, VerifierConfig
 from tramontane.errors import InputError
 from tramontane.temporary import temporary_folder
 from tramontane.verifier.code import sandbox
 
 CODE_BYTES = 32_768  # longest code of a call
 ANSWER_CHARACTERS = 4_000  # of a longer output its beginning and its end are kept
-CLOCK_FACTOR = 4.0  # time by the clock of a call on a busy host, as a multiple of its limit
+CLOCK_FACTOR = 5.0  # time by the clock of a call on a busy host, as a multiple of its limit
 
 
 class Python:
@@ -23,24 +23,16 @@ class Python:
     limits of a program's test: `verifier.code_timeout_s` of processor time and
     `verifier.code_memory_mb`. A call that breaks a limit ends the session; the next one begins with
     a new one. No process or file is left at the end.
-
-    Raises:
-        InputError: no sandbox works here, and `verifier.allow_unsandboxed` is false.
     """
 
     def __init__(self, config: VerifierConfig | None = None) -> None:
-        config = config or VerifierConfig()
-        if sandbox.probe() == "rlimits" and not config.allow_unsandboxed:
-            raise InputError(
-                "data.tools: python needs a sandbox, and none works here (tramontane doctor says "
-                "how to fix it); without one, set verifier.allow_unsandboxed"
-            )
-        self._limits = sandbox.Limits(
-            config.code_timeout_s, config.code_memory_mb, clock_factor=CLOCK_FACTOR
-        )
+        self._config = config or VerifierConfig()
         self._lock = threading.Lock()  # two calls of a turn run one after the other
         self._session: sandbox.Sandbox | None = None
         self._open = contextlib.ExitStack()
+
+    def start(self, config: Config) -> None:
+        self._config = config.verifier
 
     def python(self, code: str) -> str:
         """Run Python code. Variables, functions and imports are kept for later calls.
@@ -71,9 +63,18 @@ class Python:
             self._end()
 
     def _begin(self) -> sandbox.Sandbox:
+        config, rung = self._config, sandbox.probe()
+        if rung == "rlimits" and not config.allow_unsandboxed:
+            raise InputError(
+                "data.tools: python needs a sandbox, and none works here (`tramontane doctor` says "
+                "how to fix it); to do without one, set verifier.allow_unsandboxed"
+            )
+        limits = sandbox.Limits(
+            config.code_timeout_s, config.code_memory_mb, clock_factor=CLOCK_FACTOR
+        )
         folder = Path(self._open.enter_context(temporary_folder("python")))
-        job = sandbox.Job(folder, [], self._limits, is_session=True)
-        return self._open.enter_context(sandbox.Sandbox(job, sandbox.probe()))
+        job = sandbox.Job(folder, [], limits, is_session=True)
+        return self._open.enter_context(sandbox.Sandbox(job, rung))
 
     def _end(self) -> None:
         self._session = None

@@ -173,7 +173,7 @@ class EnvironmentWorker:
         environment = loading.environment_of(self._config.data, problem)
         limit = self._limits.answer_bytes
         host = Host(environment, self._config.data.tools, limit, self._runner)
-        messages = await host.start(problem, seed)
+        messages = await host.start(problem, seed, self._config)
         chat = Chat(self._format, host.toolset.schemas)
         prompt = chat.start(cast(list[Chatted], messages))
         return _Conversation(host, chat, prompt, tokens=prompt)

@@ -25,7 +25,7 @@ _EXPRESSIONS: tuple[tuple[str, Callable[[int, int], int]], ...] = (
     ("n % {m}", lambda n, m: n % m),
     ("sum(map(int, str(n)))", lambda n, m: sum(map(int, str(n)))),
     ("len(str(n * {m}))", lambda n, m: len(str(n * m))),
-    ("max(str(n // {m}))", lambda n, m: int(max(str(n // m)))),
+    ("int(max(str(n // {m})))", lambda n, m: int(max(str(n // m)))),
     ("n // {m} % 1000", lambda n, m: n // m % 1000),
 )
 
