@@ -46,6 +46,8 @@ def train(
     model: str | Path | None = None,
     data: Data | None = None,
     rewards: Sequence[Function | str | Reward] = (),
+    environment: Function | str | None = None,
+    tools: Sequence[Function | str] = (),
     resume: str | Path | None = None,
     **display: Unpack[Display],
 ) -> TrainResult:
@@ -66,6 +68,8 @@ def train(
             of a whole group or of TRL's kind, import paths of these, or `Reward` objects with a
             weight. Rows without domain, answer and tests are graded by the rewards alone, as are
             all rows if there is no config and all rewards have TRL's signature.
+        environment: replaces `data.environment`: a class, or its import path.
+        tools: replace `data.tools`: functions and toolboxes, or their import paths.
         resume: a run folder to continue, instead of a config, model, data and rewards.
         display: see `Display`.
 
@@ -81,7 +85,9 @@ def train(
 
             folder, settings = open_run(resume, override_texts(overrides))
             return _train(settings, folder, **display)
-    settings, rows = config_of(config, overrides, model=model, data=data, rewards=rewards)
+    talk = {"data.environment": environment, "data.tools": list(tools)}
+    texts = override_texts(overrides) + override_texts({k: v for k, v in talk.items() if v})
+    settings, rows = config_of(config, texts, model=model, data=data, rewards=rewards)
     with new_run(settings, rows) as (folder, settings):
         return _train(settings, folder, **display)
 

@@ -249,6 +249,11 @@ class Request(SampledTokens):
     earlier: list[EarlierSequence] = field(default_factory=list)
 
     @property
+    def sequences(self) -> list[EarlierSequence | Request]:
+        """All sequences of the conversation, in order; usually only this one."""
+        return [*self.earlier, self]
+
+    @property
     def waits(self) -> bool:
         """True while the environment is to answer a turn, or to begin the conversation."""
         return self.finish_reason is not None or not self.prompt_ids

@@ -90,7 +90,11 @@ SHAPES = tuple(_SHAPES)
 
 def make_tokenizer(shape: str) -> PreTrainedTokenizerFast:
     """A tokenizer of one of the `SHAPES`."""
-    template, special, added, eos = _SHAPES[shape]
+    return build_tokenizer(*_SHAPES[shape])
+
+
+def build_tokenizer(template, special, added=(), eos=None) -> PreTrainedTokenizerFast:
+    """A tokenizer with a template, special and other added tokens, and its EOS."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()

@@ -177,7 +177,7 @@ def test_special_tokens_in_a_statement_are_text(shape):
     @settings(max_examples=50, deadline=None)
     def holds(statement):
         assert control(statement) == ordinary
-        ids = encoder.encode(statement)[len(encoder._first_tokens) :]
+        ids = encoder.encode(statement)[len(encoder.first_tokens) :]
         assert tokenizer.decode(ids) == encoder.render(statement)
         allowed = PromptEncoder(tokenizer, PromptConfig(allow_special_tokens=True))
         kept = "trim" in (tokenizer.chat_template or "") and statement != statement.strip()

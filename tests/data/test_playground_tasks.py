@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from tramontane.config import MixtureConfig
+from tramontane.config import DataConfig, MixtureConfig
 from tramontane.data.playground import (
     LANGUAGES,
     conversation,
@@ -88,7 +88,8 @@ def test_tools_and_the_game_answer_as_in_the_traces(kind):
 
     async def play(problem, style):
         environment = "guessing" if kind == "guessing" else None
-        host = Host(environment, TOOLS.get(kind, ()), 8192, runner)
+        data = DataConfig(environment=environment, tools=TOOLS.get(kind, ()))
+        host = Host(data, 8192, runner)
         await host.start(problem, 0)
         turns = conversation(problem, rng, style)
         for place in range(0, len(turns), 2):

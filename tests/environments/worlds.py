@@ -3,6 +3,8 @@
 import asyncio
 import os
 import random
+import subprocess
+import tempfile
 import time
 
 from tramontane.environments.protocol import Turn
@@ -85,6 +87,17 @@ class Counter:
         return "awake"
 
 
+class Untyped:
+    """A toolbox that cannot be described."""
+
+    def look(self, where):
+        """Look.
+
+        Args:
+            where: Where.
+        """
+
+
 class TrlCounter:
     """In the shape of TRL's environments."""
 
@@ -138,6 +151,15 @@ class Odd:
                 return Turn(str(random.SystemRandom().random()))
             case "long":
                 return Turn("word " * 500)
+            case "spawn":
+                child = subprocess.Popen(["sleep", "1000"])
+                with open(f"{tempfile.gettempdir()}/child", "w") as file:
+                    file.write(str(child.pid))
+                time.sleep(1000)
+            case "memory":
+                bytearray(1 << 30)
+            case "file":
+                return Turn(tempfile.mkstemp()[1])
             case "print":
                 print("x" * 100000)
         return Turn("fine", 0.5, True)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from tramontane.config.domains import checked_path, import_path
 from tramontane.config.prompt import PromptConfig
 from tramontane.config.section import Section, key_error
 
 Language = Literal["en", "fr", "es", "it", "de", "zh", "ru"]
 ProblemKind = Literal["sums", "stories", "programs", "long_sums", "lookups", "sessions", "guessing"]
 LANGUAGES: tuple[Language, ...] = ("en", "fr", "es", "it", "de", "zh", "ru")
+
+
+def _checked(path: str) -> str:
+    """An import path that workers can import, or a built-in name, unchanged."""
+    if not re.fullmatch(r"\w+", path):
+        checked_path(import_path(path))
+    return path
 
 
 class PlaygroundConfig(Section):
@@ -206,6 +215,16 @@ class DataConfig(PromptConfig):
     trajectories: TrajectoriesConfig | None = None
     """Recorded completions that batches are partly filled with. null: the run samples all of its
     completions."""
+
+    @field_validator("environment")
+    @classmethod
+    def _importable(cls, path: str | None) -> str | None:
+        return path if path is None else _checked(path)
+
+    @field_validator("tools")
+    @classmethod
+    def _all_importable(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(_checked, paths))
 
     @property
     def selects(self) -> bool:

@@ -143,6 +143,11 @@ def checked_path(path: str) -> str:
     return path
 
 
+def import_path(path: str) -> str:
+    """An import path in the form `module.Name`, given as `module:Name` or so."""
+    return path if path.startswith("pickle:") else path.replace(":", ".", 1)
+
+
 BUILT_IN: dict[str, DomainConfig] = {
     "math": DomainConfig(verifier="math", format=FormatConfig(answer="boxed"), needs=("answer",)),
     "code": DomainConfig(verifier="code", format=FormatConfig(answer="fenced"), needs=("tests",)),

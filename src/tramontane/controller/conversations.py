@@ -14,8 +14,10 @@ step hangs ends as `step_timeout`, and one whose process dies `MAX_DEATHS` times
 from __future__ import annotations
 
 import asyncio
+import math
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from tramontane.config import Config
 from tramontane.environments.host import Call, EnvironmentHost, Lost
 from tramontane.environments.protocol import Continued, Started
+from tramontane.errors import InputError
 from tramontane.placement.handle import Handle, Limit, WorkerLost, call
 from tramontane.types import (
     INSERTED,
@@ -34,6 +37,7 @@ from tramontane.types import (
     Ending,
     Problem,
     Request,
+    SamplingParams,
     floats,
     ints,
 )
@@ -106,6 +110,9 @@ class Conversations:
         replaced: called with each loss of a host, before its replacement starts.
 
     Attributes:
+        reward: `conversation.reward`.
+        max_prompt: longest prompt of a first turn, in tokens; a conversation with a longer one ends
+            as `context_full`.
         counts: conversations that were `conversations_restarted` and `conversations_replayed`
             after the loss of their environment, and `environment_restarts` of processes.
     """
@@ -117,6 +124,8 @@ class Conversations:
         replaced: Callable[[WorkerLost], None],
     ) -> None:
         self._limits = config.conversation
+        self.reward = config.conversation.reward
+        self.max_prompt: float = math.inf
         self.counts = dict.fromkeys(
             ("conversations_restarted", "conversations_replayed", "environment_restarts"), 0
         )
@@ -159,6 +168,10 @@ class Conversations:
                     self._close(key)
                 return next_request
             if isinstance(answer, Started):
+                if answer.ending is None and len(answer.prompt_ids) > self.max_prompt:
+                    reason = f"a prompt of {len(answer.prompt_ids):,} tokens, {self.max_prompt:,} "
+                    reason += "allowed (data.max_prompt_tokens)"
+                    answer = Started([], "context_full", reason)
                 request = _begun(request, answer)
                 if answer.ending is not None:
                     self._close(key)
@@ -172,6 +185,27 @@ class Conversations:
                 reason = f"its process died {deaths} times during its steps ({answer.how})"
                 return ended(request, "environment_failed", reason)
         return request
+
+    async def fit(self, problems: Sequence[Problem], given: int | None) -> int:
+        """Begin a conversation about each of some problems; returns and sets `max_prompt`: `given`,
+        or the longest of their prompts.
+
+        Raises:
+            InputError: an environment cannot begin.
+        """
+        prompts = [0]
+        for number, problem in enumerate(problems):
+            key, longest = (0, -1 - number), sys.maxsize
+            begun = await self.answer(longest, problem, Request(*key, [], 0, SamplingParams(1)))
+            if isinstance(begun, Completion):
+                raise InputError(
+                    f"{problem.where or problem.id}: the conversation cannot begin "
+                    f"({begun.ending}: {begun.ending_reason})"
+                )
+            self._close(key)
+            prompts.append(len(begun.prompt_ids))
+        self.max_prompt = given or max(prompts)
+        return self.max_prompt
 
     async def _begin(
         self, l_max: int, problem: Problem, request: Request
@@ -207,7 +241,10 @@ class Conversations:
     def _forget(self, key: Key) -> None:
         self._loads[self._homes.pop(key)] -= 1
 
-    def close(self) -> None:
+    def __enter__(self) -> Conversations:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """End all processes."""
         for host in self._hosts:
             host.close()
@@ -220,7 +257,7 @@ class _Host:
         self, make: Callable[[], Handle], config: Config, replaced: Callable[[WorkerLost], None]
     ) -> None:
         self._make, self._config, self._replaced = make, config, replaced
-        self._handle = make()
+        self._handle: Handle | None = None  # until the first call
         self._numbers = count()
         self._unsent: list[Call] = []
         self._waiting: dict[int, asyncio.Future[Any]] = {}
@@ -240,7 +277,7 @@ class _Host:
         number = next(self._numbers)
         self._unsent.append(Call(number, method, key, arguments, limit_s))
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._exchange(), name=self._handle.name)
+            self._task = asyncio.create_task(self._exchange(), name="exchange with environments")
         return number
 
     async def _exchange(self) -> None:
@@ -259,6 +296,7 @@ class _Host:
     async def _answers(self) -> list[tuple[int, Any]]:
         limit = Limit.of(self._config.timeouts, "start")
         calls, self._unsent = self._unsent, []
+        self._handle = self._handle or self._make()
         try:
             answers, restarts = await call(
                 self._handle, "exchange", calls, EXCHANGE_SECONDS, limit=limit
@@ -277,25 +315,18 @@ class _Host:
     def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
-        with suppress(WorkerLost, TimeoutError):  # it ends with this process in any case
-            self._handle.submit("close").result(CLOSE_SECONDS)
-        self._handle.close()
+        if self._handle is not None:
+            with suppress(WorkerLost, TimeoutError):  # it ends with this process in any case
+                self._handle.submit("close").result(CLOSE_SECONDS)
+            self._handle.close()
 
 
 def start_conversations(
-    config: Config, placement: Placement, max_prompt: int, replaced: Callable[[WorkerLost], None]
-) -> Conversations | None:
-    """The conversations of a run; None if its data name neither an environment nor tools.
-
-    Args:
-        config: the run's.
-        placement: where the processes of environments run.
-        max_prompt: longest prompt of a first turn, in tokens.
-        replaced: called with every worker that was lost.
-    """
-    if not config.converses:
-        return None
-    make = partial(EnvironmentHost, config, max_prompt)
+    config: Config, placement: Placement, replaced: Callable[[WorkerLost], None]
+) -> Conversations:
+    """The conversations of a run, whose processes run where `placement` says, none before the first
+    of them; `replaced` is called with every worker that was lost."""
+    make = partial(EnvironmentHost, config)
     return Conversations(config, lambda n: placement.environment(n, make), replaced)
 
 

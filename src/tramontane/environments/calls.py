@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tramontane.data.prompts import Tool
+from tramontane.errors import InputError
 from tramontane.types import ThinkingTags, ToolCall
 from tramontane.verifier.format import fences
 
@@ -69,24 +70,32 @@ class Parser:
 
     Attributes:
         form: the form that is read; `template` is the tokenizer's `response_template`.
+
+    Raises:
+        InputError: the tokenizer's `response_template` is damaged.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, form: str, tags: ThinkingTags) -> None:
         self._tokenizer, self._tags = tokenizer, tags
         self.form: Form = form_of(tokenizer) if form == "auto" else form  # type: ignore[assignment]
+        if self.form == "template":
+            try:
+                tokenizer.parse_response("", prefix="")
+            except Exception as error:  # a damaged one would make every message a broken call
+                raise InputError(f"the tokenizer's response_template: {error}") from None
 
     def parse(self, text: str, tools: Sequence[Tool] = (), prefix: str = "") -> Message:
         """Split a message into thoughts, content and calls.
 
         Args:
             text: the whole message, with special tokens except those that end it.
-            tools: descriptions of the tools, for a `response_template`.
+            tools: descriptions of the tools; without any, nothing is a call.
             prefix: start of the message that the prompt already holds; it is part of `text`.
         """
         thoughts, answer = outside_thoughts(text, self._tags)
         if self.form == "template":
             return self._by_template(text, tools, prefix, thoughts)
-        content, calls = _FORMS[self.form](answer)
+        content, calls = _FORMS[self.form](answer) if tools else (answer, [])
         return Message(text, thoughts, content.strip(), calls[:MAX_CALLS])
 
     def _by_template(self, text: str, tools: Sequence[Tool], prefix: str, thoughts: str) -> Message:

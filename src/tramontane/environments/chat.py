@@ -14,10 +14,11 @@ appended (`keep`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
+from uuid import uuid4
 
 from tramontane.data.prompts import Marks, PromptEncoder, Tool
 from tramontane.environments.calls import Message as Parsed
@@ -25,15 +26,14 @@ from tramontane.errors import InputError
 
 Chatted = dict[str, Any]  # a message: role, content, and what tools need
 
-# Signs in place of what the model wrote; digits and letters, so that no template changes them.
-_SIGN = "zq{kind}{number}x7f3a9cqz"
 # Tokens that end a turn besides the tokenizer's EOS.
 _ENDS = (
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>",
     "<turn|>", "</s>", "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>",
     "<|END_OF_TURN_TOKEN|>",
 )  # fmt: skip
-_MARK = "\ufdd0"  # no character; see `Marks`
+_MARK = "\ufdd0"  # not a character, as the next; see `Marks`
+_NEW = "\ufdd1"  # at the start of the first new message
 
 
 class ChatFormat:
@@ -64,7 +64,7 @@ class ChatFormat:
     def tool_role(self) -> bool:
         """True if the template takes messages of tools; otherwise they are the user's, between
         `<tool_response>` tags."""
-        answer = _SIGN.format(kind="p", number=0)
+        answer = "zq0qz"
         call = {"name": "probe", "arguments": {}}
         calls = [{"id": call_id(0, 0), "type": "function", "function": call}]
         chat: list[Chatted] = [
@@ -103,16 +103,28 @@ class Following:
     """What follows a message of the model.
 
     Args:
-        end: the token, as text, by which the template ends the model's turn; may be empty.
-        text: text behind it: the new messages, and the start of the next turn.
+        text: text behind the message: the end of its turn, the new messages, and the start of the
+            next turn.
+        new: place of the new messages' first text in it.
+        in_call: True if the message ended with calls, so that the text begins within one.
         rewritten: True if the template writes the conversation before it otherwise than so far.
         whole: makes the tokens of the whole conversation, as the template writes it.
     """
 
-    end: str
     text: str
+    new: int
+    in_call: bool
     rewritten: bool
     whole: Callable[[], list[int]]
+
+    def behind(self, ends: Iterable[str]) -> tuple[str, str]:
+        """(end of the model's turn, text behind it); the end is the first of `ends` in it."""
+        places = {end: place for end in ends if (place := self.text.find(end, 0, self.new)) >= 0}
+        if not places:
+            return "", self.text
+        first = min(places, key=places.__getitem__)
+        place = places[first] + len(first)
+        return first if self.in_call else self.text[:place], self.text[place:]
 
 
 class Chat:
@@ -133,6 +145,7 @@ class Chat:
         self._signs: list[Chatted] = []  # with a sign for each message of the model
         self._text = ""  # of `_signs`
         self._turns = 0
+        self._nonce = uuid4().hex[:12]
         self.prefix = ""
 
     def start(self, messages: Sequence[Chatted]) -> list[int]:
@@ -154,25 +167,36 @@ class Chat:
             InputError: the template refuses them.
         """
         before, prefix = self._text.removesuffix(self.prefix), self.prefix
+        signs, number = self._signs, len(self._chat)
         put = self._put(new, message)
-        head, kept_signs = len(self._chat), self._signs
-        for whole in (False, True):  # some templates take one call a message, or none
-            real, sign = self._model_message(message, whole)
-            self._chat[head:] = [real, *put]
-            self._signs = [*kept_signs, sign, *put]
+        first = {**put[0], "content": _NEW + put[0]["content"]}
+        for whole in (False, True):
+            real, sign = self._model_message(message, prefix, whole)
+            self._chat[number:] = [real, *put]
+            self._signs = [*signs, sign, first, *put[1:]]
+            in_call = "tool_calls" in real
             try:
-                self._render()
+                text = self._rendered_behind(self._sign("c" if in_call else "a", self._turns + 1))
                 break
-            except InputError:
-                if whole or "tool_calls" not in real:
+            except InputError:  # some templates take one call a message, or none
+                if not in_call:
                     raise
         self._turns += 1
-        end, text = self._split()
         told = self._text[len(before) :].lstrip()
-        thoughts = _sign("t", self._turns)
+        thoughts = self._sign("t", self._turns)
         kept = thoughts in told if message.thoughts else told.startswith(prefix.strip())
         rewritten = not (self._text.startswith(before) and kept)
-        return Following(end, text, rewritten, self._whole)
+        place = text.index(_NEW)
+        text = text.replace(_NEW, "", 1)
+        return Following(text, place, in_call, rewritten, self._whole)
+
+    def _rendered_behind(self, sign: str) -> str:
+        """Render the conversation; returns its text behind a sign."""
+        self._render()
+        _, found, text = self._text.rpartition(sign)
+        if not found or _NEW not in text:
+            raise InputError("the chat template omits a message of the conversation")
+        return text
 
     def tokens(self, following: Following, last: int) -> list[int]:
         """The tokens that follow a message of the model.
@@ -185,11 +209,13 @@ class Chat:
             InputError: the tokenizer does not keep the end of a turn as a token.
         """
         encoder, sampled = self._form.encoder, self._form.special.get(last)
+        end, text = following.behind([sampled] if sampled else ())
+        if not end:  # the template ends turns otherwise
+            end, text = following.behind(self._form.ends)
+        if not end and following.in_call:
+            raise InputError("the chat template does not end a message with calls by a token")
         if sampled is None:
-            return encoder.encode_marked(following.end + following.text, self._marks)
-        text = following.text
-        if not following.end and text.lstrip().startswith(sampled):
-            text = text.lstrip().removeprefix(sampled)  # the next turn begins with this end
+            return encoder.encode_marked(end + text, self._marks)
         ids = encoder.encode_marked(sampled + text, self._marks)
         if ids[0] != last:
             raise InputError(f"the tokenizer does not keep {sampled!r} as a token of its own")
@@ -207,34 +233,18 @@ class Chat:
         text = encoder.render(self._chat, tools=self._tools)  # type: ignore[arg-type]
         return [*encoder.first_tokens, *encoder.encode_marked(text, self._marks)]
 
-    def _split(self) -> tuple[str, str]:
-        """(end of the turn, text behind it) of the last message of the model."""
-        content, call = (_sign(kind, self._turns) for kind in ("a", "c"))
-        last = max(content, call, key=self._text.rfind)
-        _, found, behind = self._text.rpartition(last)
-        if not found:
-            raise InputError(
-                "the chat template omits the model's last message, so nothing can follow it"
-            )
-        places = {end: behind.find(end) for end in self._form.ends if end in behind}
-        end = min(places, key=places.__getitem__, default="")
-        if last == call and not end:
-            raise InputError("the chat template does not end a message with calls by a token")
-        if end and (last == call or not behind[: places[end]].strip()):
-            return end, behind[places[end] + len(end) :]
-        return "", behind
-
-    def _model_message(self, message: Parsed, whole: bool) -> tuple[Chatted, Chatted]:
+    def _model_message(self, message: Parsed, prefix: str, whole: bool) -> tuple[Chatted, Chatted]:
         """A message of the model as it is, and with signs in place of its parts; `whole` leaves
         the calls in its text."""
-        thoughts, content, call = (_sign(kind, self._turns + 1) for kind in "tac")
+        thoughts, content, call = (self._sign(kind, self._turns + 1) for kind in "tac")
         tags = self._form.encoder.tags
-        started = tags.around(f"\n{thoughts}\n") + "\n\n" if message.thoughts else self.prefix
+        started = tags.around(f"\n{thoughts}\n") + "\n\n" if message.thoughts else prefix
         sign: Chatted = {"role": "assistant", "content": started + content}
         if whole or not message.calls or not self._form.reads_calls:
             return self._marked({"role": "assistant", "content": message.text}), sign
         thought = f"{tags.around(message.thoughts)}\n\n" if message.thoughts else ""
         real = self._marked({"role": "assistant", "content": thought + message.content})
+        sign["content"] = started if message.thoughts else ""  # a template may write it last
         real["tool_calls"], sign["tool_calls"] = [], []
         for number, made in enumerate(message.calls):
             name, about = made.name or "invalid", {"id": call_id(self._turns, number)}
@@ -250,7 +260,9 @@ class Chat:
         return {**message, "content": self._mark(message["content"], message["role"])}
 
     def _mark(self, text: str, role: str) -> str:
-        return self._form.encoder.mark(text.replace(_MARK, "\ufffd"), role, self._marks)
+        for char in (_MARK, _NEW):
+            text = text.replace(char, "\ufffd")
+        return self._form.encoder.mark(text, role, self._marks)
 
     def _map(self, value: Any) -> Any:
         """A call's arguments with their texts marked."""
@@ -262,14 +274,13 @@ class Chat:
 
     def _put(self, messages: Sequence[Chatted], message: Parsed) -> list[Chatted]:
         """Messages that answer the model's, in the roles that the template takes."""
-        put, answered = [], 0
-        for given in map(self._marked, messages):
+        put, names = [], [call.name or "invalid" for call in message.calls]
+        for number, given in enumerate(map(self._marked, messages)):
             if given["role"] == "tool":
-                name = message.calls[answered].name or "invalid"
-                given |= {"name": name, "tool_call_id": call_id(self._turns, answered)}
-                answered += 1
+                name = names[number] if number < len(names) else "environment"
+                given |= {"name": name, "tool_call_id": call_id(self._turns, number)}
             put.append(given)
-        if not answered or self._form.tool_role:
+        if self._form.tool_role or all(given["role"] != "tool" for given in put):
             return put
         texts = [
             f"<tool_response>\n{m['content']}\n</tool_response>"
@@ -279,6 +290,7 @@ class Chat:
         ]
         return [{"role": "user", "content": "\n".join(texts)}]
 
-
-def _sign(kind: str, number: int) -> str:
-    return _SIGN.format(kind=kind, number=number)
+    def _sign(self, kind: str, number: int) -> str:
+        """A text in place of what the model wrote: letters and digits, which no template changes,
+        and which nobody can guess."""
+        return f"zq{kind}{number}x{self._nonce}qz"

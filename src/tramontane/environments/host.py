@@ -47,15 +47,10 @@ class Lost:
 
 
 class EnvironmentHost:
-    """Keeps a process that runs conversations.
+    """Keeps a process that runs conversations of a run with the given config."""
 
-    Args:
-        config: the run's.
-        max_prompt: longest prompt of a first turn, in tokens.
-    """
-
-    def __init__(self, config: Config, max_prompt: int) -> None:
-        self._config, self._max_prompt = config, max_prompt
+    def __init__(self, config: Config) -> None:
+        self._config = config
         self._process = WorkerProcess("environment worker", "tramontane.environments.process")
         self._begun: set[Key] = set()  # conversations that the process knows
         self._unanswered: dict[int, tuple[Call, float]] = {}  # with the time of each
@@ -103,8 +98,8 @@ class EnvironmentHost:
         self._process.stop()
         self._folder.cleanup()
 
-    def _settings(self) -> tuple[Config, int, str]:
-        return self._config, self._max_prompt, self._folder.name
+    def _settings(self) -> tuple[Config, None, str]:
+        return self._config, None, self._folder.name
 
     def _late(self) -> set[int]:
         now = time.monotonic()

@@ -11,13 +11,14 @@ Told apart by their methods:
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, cast
 
 from tramontane.config import Config, DataConfig
-from tramontane.config.domains import checked_path
+from tramontane.config.domains import checked_path, import_path
 from tramontane.environments.builtin import BUILT_IN
 from tramontane.environments.calls import Message as Parsed
 from tramontane.environments.protocol import Turn
@@ -30,6 +31,7 @@ from tramontane.verifier.functions import defined_at
 
 Kind = Literal["environment", "trl", "toolbox", "tool"]
 FIELD = "environment"  # of a row
+ROW = f"field {FIELD!r} of a row"  # as a key, for messages; others are those of the config
 ROLES = ("user", "tool", "system")
 
 
@@ -65,7 +67,7 @@ def check(data: DataConfig, named: Sequence[str] = ()) -> None:
     keys = [("data.tools", path) for path in data.tools]
     if data.environment not in (None, "row"):
         keys.append(("data.environment", cast(str, data.environment)))
-    keys += [(f"field {FIELD!r} of a row", path) for path in named]
+    keys += [(ROW, path) for path in named]
     for key, path in keys:
         loaded = load(path, key)
         kind = kind_of(loaded)
@@ -97,26 +99,26 @@ def check(data: DataConfig, named: Sequence[str] = ()) -> None:
 
 
 @lru_cache
-def load(path: str, key: str = "data.environment") -> Callable[..., Any]:
+def load(path: str, key: str) -> Callable[..., Any]:
     """A class or function by its import path, `module:Name` or `module.Name`, or built-in name.
+
+    Args:
+        path: the path or name.
+        key: of the config, whose paths were checked when it was read, or `ROW`.
 
     Raises:
         InputError: it cannot be imported, or is neither a class nor a function.
     """
     name = BUILT_IN.get(path, path)
-    if not name.startswith("pickle:"):
-        name = name.replace(":", ".")
-    if "." not in name and ":" not in name:
-        known = ", ".join(sorted(BUILT_IN))
-        raise InputError(
-            f"{key}: there is no built-in {path!r} (built in: {known}); name your own as "
-            f"module:Name"
-        )
-    try:
-        if path not in BUILT_IN:
+    if re.fullmatch(r"\w+", name):
+        known = ", ".join(sorted(BUILT_IN)) or "none"
+        raise InputError(f"{key}: {path!r} is not built in ({known}); name your own as module:Name")
+    name = import_path(name)
+    if key == ROW and path not in BUILT_IN:
+        try:
             checked_path(name)
-    except ValueError as error:
-        raise InputError(f"{key}: {error}") from None
+        except ValueError as error:
+            raise InputError(f"{key}: {error}") from None
     functions.check(name, key, lambda function: "")
     return functions.load(name)
 
@@ -149,37 +151,16 @@ class Host:
     """The environment and the tools of one conversation.
 
     Args:
-        environment: import path or built-in name; None: tools alone.
-        tools: `data.tools`.
+        data: names the environment and the tools.
         answer_bytes: `conversation.answer_bytes`.
         runner: calls what the user wrote.
-
-    Raises:
-        InputError: see `load`.
-        EnvironmentFailed: a constructor raised an exception.
     """
 
-    def __init__(
-        self, environment: str | None, tools: Sequence[str], answer_bytes: int, runner: Runner
-    ) -> None:
-        self._runner, self._answer_bytes = runner, answer_bytes
-        self._functions: list[Callable[..., Any]] = []
+    def __init__(self, data: DataConfig, answer_bytes: int, runner: Runner) -> None:
+        self._data, self._answer_bytes, self._runner = data, answer_bytes, runner
         self._toolboxes: list[Any] = []
         self._environment: Any = None
         self._kind: Kind = "toolbox"
-        self._rewarded = False
-        for path in tools:
-            loaded = load(path, "data.tools")
-            if kind_of(loaded) == "tool":
-                self._functions.append(loaded)
-            else:
-                self._toolboxes.append(self._made(loaded, path))
-        if environment is not None:
-            loaded = load(environment)
-            self._kind = kind_of(loaded)
-            self._environment = self._made(loaded, environment)
-            if self._kind == "toolbox":
-                self._toolboxes.append(self._environment)
         self.toolset = Toolset((), answer_bytes)
 
     async def start(
@@ -189,10 +170,12 @@ class Host:
         environment or a toolbox may take any of the arguments.
 
         Raises:
+            InputError: see `load`; or a tool cannot be described.
             EnvironmentFailed: a method raised an exception, or returned an unusable value.
         """
         chat = list(problem.messages or [Message(role="user", content=problem.problem)])
         given = {"problem": problem, "seed": seed, "config": config or Config()}
+        offered = await self._make(problem)
         for toolbox in self._toolboxes:
             if start := getattr(toolbox, "start", None):
                 await self._call(start, **_accepted(start, given))
@@ -202,17 +185,35 @@ class Host:
             shown = await self._call(reset, **_accepted(reset, row))
             if shown is not None and not isinstance(shown, str):
                 raise self._refused(reset, shown, "a text or None")
-            if shown:
-                last = chat[-1]
-                chat[-1] = Message(role=last["role"], content=last["content"] + shown)
+            last = chat[-1]
+            chat[-1] = Message(role=last["role"], content=last["content"] + (shown or ""))
         elif self._kind == "environment" and (start := getattr(self._environment, "start", None)):
             returned = await self._call(start, **_accepted(start, given))
             if returned is not None:
                 chat = self._messages(start, returned, (*ROLES, "assistant"))
                 if not chat:
                     raise self._refused(start, returned, "messages, or None for the problem's own")
-        self.toolset = Toolset(self._tools(), self._answer_bytes)
+        offered += getattr(self._environment, "tools", None) or ()
+        self.toolset = Toolset(_functions(offered), self._answer_bytes)
         return chat
+
+    async def _make(self, problem: Problem) -> list[Any]:
+        """Make the environment and the toolboxes; returns what has tools."""
+        offered = []
+        for path in self._data.tools:
+            loaded = load(path, "data.tools")
+            if kind_of(loaded) == "tool":
+                offered.append(loaded)
+            else:
+                self._toolboxes.append(await self._call(loaded))
+        if (path := environment_of(self._data, problem)) is not None:
+            loaded = load(path, "data.environment" if path == self._data.environment else ROW)
+            self._kind = kind_of(loaded)
+            self._environment = await self._call(loaded)
+            if self._kind == "toolbox":
+                self._toolboxes.append(self._environment)
+        offered += self._toolboxes
+        return [*offered, self._environment] if self._kind == "trl" else offered
 
     async def step(self, message: Parsed) -> Reply:
         """Answer a message of the model: its calls side by side, then the environment's step.
@@ -246,24 +247,12 @@ class Host:
 
     async def close(self) -> None:
         """Close the environment and the toolboxes that can be closed."""
-        for owned in [*self._toolboxes, self._environment]:
-            if close := getattr(owned, "close", None):
+        owned = [*self._toolboxes, self._environment]
+        if self._kind == "toolbox":
+            owned.pop()  # it is among them
+        for each in owned:
+            if close := getattr(each, "close", None):
                 await self._call(close)
-
-    def _tools(self) -> list[Callable[..., Any]]:
-        found = [*self._functions, *(m for toolbox in self._toolboxes for m in methods(toolbox))]
-        if self._kind == "trl":
-            found += methods(self._environment)
-        for offered in getattr(self._environment, "tools", None) or ():
-            if inspect.isroutine(offered):
-                found.append(offered)
-            else:
-                found += methods(offered)
-        return found
-
-    def _made(self, loaded: Callable[..., Any], path: str) -> Any:
-        with self._runner.blaming(path):
-            return loaded()
 
     async def _call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         return await self._runner.run(function, *arguments, **named)
@@ -315,6 +304,14 @@ def _is_message(value: Any) -> bool:
     return isinstance(value, Mapping) and all(
         isinstance(value.get(key), str) for key in ("role", "content")
     )
+
+
+def _functions(offered: Sequence[Any]) -> list[Callable[..., Any]]:
+    """The tools of functions, bound methods and toolboxes."""
+    found: list[Callable[..., Any]] = []
+    for each in offered:
+        found += [each] if inspect.isroutine(each) else methods(each)
+    return found
 
 
 def _accepted(method: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:

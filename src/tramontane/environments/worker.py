@@ -142,8 +142,7 @@ class EnvironmentWorker:
             return started
         conversation = self._open[key]
         for number, turn in enumerate(turns, 1):
-            prefix = conversation.chat.prefix
-            message = self._parser.parse(turn.text, conversation.host.toolset.schemas, prefix)
+            message = self._parsed(conversation, turn.text)
             try:
                 reply = await asyncio.wait_for(
                     conversation.host.step(message), self._limits.step_timeout
@@ -170,9 +169,7 @@ class EnvironmentWorker:
                 return  # the conversation has its ending already
 
     async def _start(self, problem: Problem, seed: int) -> _Conversation:
-        environment = loading.environment_of(self._config.data, problem)
-        limit = self._limits.answer_bytes
-        host = Host(environment, self._config.data.tools, limit, self._runner)
+        host = Host(self._config.data, self._limits.answer_bytes, self._runner)
         messages = await host.start(problem, seed, self._config)
         chat = Chat(self._format, host.toolset.schemas)
         prompt = chat.start(cast(list[Chatted], messages))
@@ -181,11 +178,11 @@ class EnvironmentWorker:
     async def _step(
         self, conversation: _Conversation, record: TurnRecord, completion: Completion, l_max: int
     ) -> Continued:
-        host, chat, limits = conversation.host, conversation.chat, self._limits
+        host, limits = conversation.host, self._limits
         if completion.finish_reason == "length":
             record.reward = await host.final_reward()
             return Continued(record, ending="max_tokens")
-        message = self._parser.parse(record.text, host.toolset.schemas, chat.prefix)
+        message = self._parsed(conversation, record.text)
         record.calls = message.calls
         if limits.unparsed == "end" and (broken := [c for c in message.calls if not c.name]):
             record.reward = await host.final_reward()
@@ -205,6 +202,10 @@ class EnvironmentWorker:
         if record.reward is None:
             record.reward = await host.final_reward()
         return Continued(record, ending=ending)
+
+    def _parsed(self, conversation: _Conversation, text: str) -> Parsed:
+        tools = conversation.host.toolset.schemas
+        return self._parser.parse(text, tools, conversation.chat.prefix)
 
     def _record(self, conversation: _Conversation, completion: Completion) -> TurnRecord:
         """The record of a turn, whose tokens extend those before."""

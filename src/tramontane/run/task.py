@@ -81,12 +81,12 @@ def config_of(
     where = str(config) if isinstance(config, str | Path) else "tramontane.train"
     parsed = parse_settings(Config, copy.deepcopy(raw), texts, where)
     if (
-        rewards
+        (rewards or parsed.conversation.reward != "verifier")
         and found
         and parsed.data.domain is None
         and (_only_rewards_grade(found, parsed) or (config is None and _of_trl(parsed)))
     ):
-        raw["verifier"].setdefault("domains", {}).setdefault(DOMAIN, {})
+        raw.setdefault("verifier", {}).setdefault("domains", {}).setdefault(DOMAIN, {})
         raw["data"]["domain"] = DOMAIN
         parsed = parse_settings(Config, raw, texts, where)
     return parsed, found
@@ -222,14 +222,18 @@ def override_texts(settings: Settings | None) -> list[str]:
 
 
 def _setting(key: str, value: Any) -> str:
-    if callable(value):
-        value = functions.path_of(value)
-    if isinstance(value, Path):
-        value = str(value)
+    many = isinstance(value, list)
+    found = [_plain(item) for item in (value if many else [value])]
     try:
-        return json.dumps(plain(value), ensure_ascii=False)
+        return json.dumps(plain(found if many else found[0]), ensure_ascii=False)
     except UnknownType as error:
         raise InputError(f"{key}: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    if callable(value):
+        return functions.path_of(value)
+    return str(value) if isinstance(value, Path) else value
 
 
 def _entry(reward: Reward) -> dict[str, Any]:

@@ -1,0 +1,168 @@
+"""Calls in the forms that models write."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.environments.templates import SHAPES, tokenizer_of
+from tests.environments.worlds import add
+from tramontane.environments.calls import Parser, form_of, outside_thoughts
+from tramontane.environments.tools import schema_of
+from tramontane.errors import InputError
+from tramontane.types import PAPER_TAGS
+
+TOOLS = [schema_of(add)]
+FORMS = ("hermes", "qwen_xml", "llama", "mistral", "code")
+TOKENIZER = tokenizer_of("qwen2.5")
+ARGUMENTS = {"a": 1, "b": [1, {"c": "}</tool>"}]}
+OBJECT = json.dumps({"name": "add", "arguments": ARGUMENTS})
+AS_TEXT = json.dumps({"name": "add", "arguments": json.dumps(ARGUMENTS)})
+LLAMA = OBJECT.replace("arguments", "parameters")
+
+
+def parse(text, form, tools=TOOLS):
+    return Parser(TOKENIZER, form, PAPER_TAGS).parse(text, tools)
+
+
+def calls(text, form):
+    return [(call.name, call.arguments) for call in parse(text, form).calls]
+
+
+def test_the_chat_template_tells_the_form():
+    forms = {shape: form_of(tokenizer_of(shape)) for shape in SHAPES}
+    assert {shape for shape, form in forms.items() if form == "mistral"} == {
+        "mistral-v7",
+        "mistral-v13",
+    }
+    assert forms["qwen3"] == forms["base"] == "hermes" and forms["llama-3"] == "llama"
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "content"),
+    [
+        ("hermes", f"So: <tool_call>\n{OBJECT}\n</tool_call>", "So:"),
+        ("hermes", f"<tool_call>{OBJECT}", ""),  # the end of the turn came first
+        ("hermes", f"<tool_call>{AS_TEXT}", ""),
+        ("llama", LLAMA, ""),
+        ("llama", f"<|python_tag|>{LLAMA}", ""),
+        ("mistral", f"So: [TOOL_CALLS][{OBJECT}]", "So:"),
+        ("mistral", f"[TOOL_CALLS] {OBJECT}", ""),
+        ("mistral", f"[TOOL_CALLS]add[ARGS]{json.dumps(ARGUMENTS)}", ""),
+        ("mistral", f"[TOOL_CALLS]add[CALL_ID]abc123def[ARGS]{json.dumps(ARGUMENTS)}", ""),
+    ],
+)  # fmt: skip
+def test_a_call_is_read(form, text, content):
+    found = parse(text, form)
+    assert [(c.name, c.arguments) for c in found.calls] == [("add", ARGUMENTS)]
+    assert found.content == content and found.text == text
+
+
+def test_several_calls_of_one_turn():
+    one, two = '{"name": "f", "arguments": {"x": 1}}', '{"name": "g", "arguments": {}}'
+    both = [("f", {"x": 1}), ("g", {})]
+    assert calls(f"<tool_call>{one}</tool_call>\n<tool_call>{two}</tool_call>", "hermes") == both
+    assert calls(f"<tool_call>{one}<tool_call>{two}", "hermes") == both
+    assert calls(f"[TOOL_CALLS][{one}, {two}]", "mistral") == both
+    assert calls('[TOOL_CALLS]f[ARGS]{"x": 1}[TOOL_CALLS]g[ARGS]{}', "mistral") == both
+    assert calls(f"{one}; {two}", "llama") == both
+
+
+def test_qwen_coder_xml_holds_texts():
+    text = (
+        "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=code>\nif a < b:\n"
+        "    print('</b>')\n</parameter>\n</function>\n</tool_call>"
+    )
+    assert calls(text, "qwen_xml") == [("add", {"a": "1", "code": "if a < b:\n    print('</b>')"})]
+
+
+def test_code_is_a_call_of_python():
+    text = "First\n```python\nprint(1)\n```\nthen\n```py\nprint(2)\n```\n"
+    found = parse(text, "code")
+    assert [(c.name, c.arguments) for c in found.calls] == [("python", {"code": "print(2)\n"})]
+    assert calls("<|python_tag|>print(3)", "llama") == [("python", {"code": "print(3)"})]
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}</tool_call>'),
+        ("hermes", "<tool_call></tool_call>"),
+        ("hermes", '<tool_call>{"name": 3}</tool_call>'),
+        ("hermes", '<tool_call>["add"]</tool_call>'),
+        ("hermes", '<tool_call>{"name": "add", "arguments": [1]}</tool_call>'),
+        ("hermes", "<tool_call>" + "[" * 100_000 + "</tool_call>"),
+        ("qwen_xml", '<tool_call>{"name": "add"}</tool_call>'),
+        ("llama", '{"name": "add", "parameters": {'),
+        ("mistral", "[TOOL_CALLS]add(1, 2)"),
+        ("mistral", "[TOOL_CALLS]add[ARGS]{1}"),
+    ],
+)
+def test_a_call_that_cannot_be_read_says_why(form, text):
+    [call] = parse(text, form).calls
+    assert call.name == "" and call.error
+    assert call.answer.startswith("error: the call cannot be read: ") and len(call.answer) < 300
+
+
+def test_thoughts_hold_no_calls():
+    call = f"<tool_call>{OBJECT}</tool_call>"
+    assert calls(f"<think>I could {call}</think>42", "hermes") == []
+    assert calls(f"I could {call}</think>42", "hermes") == []  # the prompt holds the opening tag
+    assert calls(f"<think>I could {call}", "hermes") == []  # never closed
+    assert len(calls(f"<think>so</think>{call}", "hermes")) == 1
+    assert outside_thoughts("a<think>b</think>c<think>d</think>e", PAPER_TAGS) == ("bd", "ace")
+
+
+def test_an_answer_is_no_call():
+    assert calls('{"answer": 3}', "llama") == []
+    assert calls("It is 3.", "llama") == calls("It is 3.", "hermes") == []
+    assert parse(f"<tool_call>{OBJECT}</tool_call>", "hermes", []).calls == []  # there are no tools
+
+
+def test_a_response_template_comes_first():
+    tokenizer = tokenizer_of("smollm2")
+    tokenizer.response_template = {
+        "start_anchor": "<|im_start|>assistant\n",
+        "defaults": {"role": "assistant"},
+        "fields": {
+            "tool_calls": {
+                "open": "<call>", "close": "</call>", "repeats": True, "content": "json",
+                "transform": {"type": "function", "function": "{content}"},
+            },
+            "content": {},
+        },
+    }  # fmt: skip
+    try:
+        parser = Parser(tokenizer, "auto", PAPER_TAGS)
+        assert parser.form == "template"
+        found = parser.parse(f"Well <call>{OBJECT}</call>", TOOLS)
+        assert [(c.name, c.arguments) for c in found.calls] == [("add", ARGUMENTS)]
+        [broken] = parser.parse("<call>{</call>", TOOLS).calls
+        assert broken.name == "" and broken.error
+        del tokenizer.response_template["start_anchor"]
+        with pytest.raises(InputError, match="response_template: .*start_anchor"):
+            Parser(tokenizer, "auto", PAPER_TAGS)
+    finally:
+        tokenizer.response_template = None
+
+
+BITS = st.sampled_from(
+    ["<tool_call>", "</tool_call>", "<function=", "<function=f>", "<parameter=x>", "</parameter>",
+     "</function>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", '{"name": "f"',
+     ', "arguments": {', '"parameters": ', "}", "]", "[", "{", '"', "```", "```python\n", "\n",
+     "<think>", "</think>", "\\", "NaN", "1e999", "\ud800", "\x00", "é", ";", "f"]
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    form=st.sampled_from(FORMS), bits=st.lists(st.one_of(BITS, st.text(max_size=5)), max_size=20)
+)
+def test_no_text_breaks_the_parser(form, bits):
+    text = "".join(bits)
+    found = parse(text, form)
+    assert found.text == text
+    for call in found.calls:
+        assert isinstance(call.arguments, dict)
+        assert call.name or (call.error and call.answer)

@@ -1,0 +1,166 @@
+"""The process of an environment worker, as a pool sees it."""
+
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from multiprocessing import Pipe
+from pathlib import Path
+
+import pytest
+
+from tramontane.config import Config
+from tramontane.environments.process import READY
+from tramontane.environments.protocol import Continued, Started
+from tramontane.imports import command_of
+from tramontane.models.loading import load_tokenizer
+from tramontane.types import Completion, Problem
+
+pytestmark = pytest.mark.xdist_group("environment process")
+
+WORLDS = "tests.environments.worlds"
+SECONDS = 60.0  # limit of every wait
+
+
+class Process:
+    """One process, and its socket."""
+
+    def __init__(self, folder, **data):
+        self.folder = folder
+        settings = {"step_timeout": 20.0}
+        settings |= {k: data.pop(k) for k in ("memory_mb", "step_timeout") if k in data}
+        config = Config(model="tiny", data=data, conversation=settings)
+        self.ours, theirs = Pipe()
+        self.process = subprocess.Popen(
+            command_of("tramontane.environments.process", str(theirs.fileno())),
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        theirs.close()
+        self.ours.send((config, None, str(folder)))
+        self.number = 0
+
+    def receive(self):
+        assert self.ours.poll(SECONDS)
+        return self.ours.recv()
+
+    def send(self, method, *arguments):
+        self.number += 1
+        self.ours.send((self.number, method, arguments))
+        return self.number
+
+    def ask(self, method, *arguments):
+        number = self.send(method, *arguments)
+        found, result = self.receive()
+        assert found == number
+        return result
+
+    def close(self):
+        self.ours.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(SECONDS)
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory):
+    """One process for several tests: it takes seconds to start."""
+    folder = tmp_path_factory.mktemp("worker")
+    made = Process(folder, environment=f"{WORLDS}:Odd", memory_mb=128)
+    assert made.receive() == READY
+    yield made
+    made.close()
+
+
+def answered_by(worker, behaviour, index):
+    started = worker.ask("start", (0, index), problem(behaviour), 7)
+    return worker.ask("step", (0, index), completion((0, index), started, "x"), 1000)
+
+
+def completion(key, started, text):
+    tokenizer = load_tokenizer("tiny")
+    ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    n = len(ids)
+    return Completion(*key, started.prompt_ids, ids, [0.0] * n, [0] * n, "stop")
+
+
+def problem(behaviour=""):
+    return Problem("1", "math", "Go on.", metadata={"behaviour": behaviour})
+
+
+def test_conversations_are_answered_side_by_side(worker):
+    own = {"environment": f"{WORLDS}:Guess"}
+    slow_start = worker.ask("start", (0, 0), problem("hang"), 7)
+    quick_start = worker.ask("start", (0, 1), Problem("1", "math", "?", metadata=own), 7)
+    assert isinstance(slow_start, Started) and slow_start.ending is None
+    slow = worker.send("step", (0, 0), completion((0, 0), slow_start, "x"), 1000)
+    quick = worker.send("step", (0, 1), completion((0, 1), quick_start, "50"), 1000)
+    first, answered = worker.receive()
+    assert first == quick and isinstance(answered, Continued)
+    assert answered.turn.messages == [{"role": "user", "content": "lower"}]
+    second, answered = worker.receive()
+    assert second == slow and answered.ending == "completed"
+    assert worker.ask("close", (0, 0)) is None
+    error = worker.ask("step", (0, 0), completion((0, 0), slow_start, "x"), 1000)
+    assert isinstance(error, KeyError)
+
+
+def test_memory_is_limited(worker):
+    answered = answered_by(worker, "memory", 2)
+    assert answered.ending == "environment_failed" and "MemoryError" in answered.reason
+    assert answered_by(worker, "", 3).ending == "completed"
+
+
+def test_temporary_files_are_the_processes_own(worker):
+    file = Path(answered_by(worker, "file", 4).turn.messages[0]["content"])
+    assert file.parent == worker.folder != Path(tempfile.gettempdir())
+
+
+def test_what_environments_print_goes_nowhere(worker):
+    assert answered_by(worker, "print", 5).ending == "completed"
+    assert not select.select([worker.process.stdout], [], [], 0)[0]
+
+
+def test_a_process_killed_in_a_step_leaves_nothing(worker):
+    """The last test of this process."""
+    started = worker.ask("start", (0, 6), problem("spawn"), 7)
+    worker.send("step", (0, 6), completion((0, 6), started, "x"), 1000)
+    marker = worker.folder / "child"
+    deadline = time.monotonic() + SECONDS
+    while not (marker.exists() and marker.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(worker.process.pid, signal.SIGKILL)
+    assert worker.process.wait(SECONDS) == -signal.SIGKILL
+    child = Path(f"/proc/{int(marker.read_text())}/stat")
+    while child.exists() and child.read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_a_config_that_cannot_be_used_is_the_first_message(tmp_path):
+    worker = Process(tmp_path, environment="nowhere:Shop")
+    assert "data.environment: " in worker.receive()
+    assert worker.process.wait(SECONDS) == 0
+    worker.close()
+
+
+@pytest.mark.slow
+def test_a_process_ends_with_its_environment_or_its_pool(tmp_path):
+    worker, other = (Process(tmp_path, environment=f"{WORLDS}:Odd") for _ in range(2))
+    assert worker.receive() == other.receive() == READY
+    started = worker.ask("start", (0, 0), problem("die"), 7)
+    worker.send("step", (0, 0), completion((0, 0), started, "x"), 1000)
+    with pytest.raises((EOFError, ConnectionResetError)):
+        worker.receive()
+    assert worker.process.wait(SECONDS) == 9
+    other.ours.close()
+    assert other.process.wait(SECONDS) == 0
+    worker.close()
+    other.close()

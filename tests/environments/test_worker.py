@@ -1,0 +1,375 @@
+"""Conversations in one worker: what follows a turn, endings, failures, and replays."""
+
+import asyncio
+import re
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.environments.templates import tokenizer_of
+from tramontane.config import Config
+from tramontane.data.prompts import PromptEncoder
+from tramontane.environments import loading
+from tramontane.environments.worker import EnvironmentWorker
+from tramontane.errors import InputError
+from tramontane.types import Completion, EarlierSequence, Problem
+
+WORLDS = "tests.environments.worlds"
+KEY = (3, 1)
+
+
+def worker_of(shape="qwen2.5", environment=None, tools=(), max_prompt=None, **conversation):
+    config = Config(
+        model="tiny",
+        data={
+            "environment": environment and (f"{WORLDS}:{environment}"),
+            "tools": [f"{WORLDS}:{tool}" for tool in tools],
+        },
+        conversation=conversation,
+    )
+    return EnvironmentWorker(config, PromptEncoder(tokenizer_of(shape)), max_prompt)
+
+
+def problem(statement="Go on.", answer="5", **metadata):
+    return Problem("1", "math", statement, answer=answer, metadata=metadata)
+
+
+class Talk:
+    """Plays the loop: keeps the tokens of one conversation, and lets a script be the model."""
+
+    def __init__(self, worker, l_max=2000, given=None, seed=7):
+        self.worker, self.l_max = worker, l_max
+        self.problem, self.seed = given or problem(), seed
+        self.tokenizer = worker._format.encoder.tokenizer
+        self.turns, self.earlier, self.ids, self.prompt, self.put = [], [], [], [], []
+
+    async def begin(self):
+        started = await self.worker.start(KEY, self.problem, self.seed)
+        self.prompt, self.ids = started.prompt_ids, []
+        return started
+
+    async def say(self, text, reason="stop"):
+        start = len(self.ids)
+        said = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        self.ids = self.ids + said + ([self.tokenizer.eos_token_id] if reason == "stop" else [])
+        n = len(self.ids)
+        completion = Completion(
+            *KEY, self.prompt, self.ids, [0.0] * n, [0] * n, reason, turn_start=start,
+            earlier=self.earlier,
+        )  # fmt: skip
+        answered = await self.worker.step(KEY, completion, self.l_max)
+        self.turns.append(answered.turn)
+        if answered.prompt_ids is not None:
+            sequence = EarlierSequence(self.prompt, self.ids, [0.0] * n, [0] * n)
+            self.earlier = [*self.earlier, sequence]
+            self.prompt, self.ids = answered.prompt_ids, []
+        else:
+            self.put.append(list(answered.put))
+            self.ids = self.ids + list(answered.put)
+        return answered
+
+    @property
+    def text(self):
+        return self.tokenizer.decode([*self.prompt, *self.ids])
+
+
+def talk(worker, *said, l_max=2000, given=None):
+    """A conversation to its end: (how it started or was answered last, the conversation)."""
+
+    async def run():
+        spoken = Talk(worker, l_max, given)
+        answered = await spoken.begin()
+        for text in said:
+            if answered.ending is None:
+                answered = await spoken.say(text)
+        await worker.close(KEY)
+        return answered, spoken
+
+    return asyncio.run(run())
+
+
+def call(name, **arguments):
+    values = str(arguments).replace("'", '"')
+    return f'<tool_call>{{"name": "{name}", "arguments": {values}}}</tool_call>'
+
+
+def test_a_game_of_several_turns():
+    answered, spoken = talk(worker_of(environment="Guess"), "50", "so what?", "0", "41")
+    assert [turn.messages for turn in spoken.turns] == [
+        [{"role": "user", "content": "lower"}],
+        [{"role": "user", "content": "Write a number."}],
+        [{"role": "user", "content": "higher"}],
+        [],
+    ]
+    assert answered.ending == "completed" and answered.turn.reward == 1 / 4
+    assert spoken.text.endswith(
+        "<|im_start|>user\nhigher<|im_end|>\n<|im_start|>assistant\n41<|im_end|>"
+    )
+    assert [t.text for t in spoken.turns] == ["50", "so what?", "0", "41"]
+    tokens = [spoken.tokenizer.decode(spoken.ids[t.start : t.end - 1]) for t in spoken.turns]
+    assert tokens == ["50", "so what?", "0", "41"]
+
+
+def test_tools_answer_until_the_model_makes_no_call():
+    worker = worker_of(tools=("add", "Counter"))
+    answered, spoken = talk(
+        worker,
+        call("add", a=1, b=2) + call("increase", by=3),
+        call("increase") + call("nothing"),
+        "It is 4.",
+    )
+    assert answered.ending == "completed"
+    answers = [[c.answer for c in turn.calls] for turn in spoken.turns]
+    assert answers[0] == ["3", "3"] and answers[1][0] == "4" and answers[2] == []
+    assert [c.error for c in spoken.turns[1].calls] == [False, True]
+    assert answered.turn.reward is None
+    assert '"name": "increase"' in spoken.tokenizer.decode(spoken.prompt)
+    assert all(c.seconds >= 0 for c in spoken.turns[0].calls)
+
+
+def test_an_environment_of_trl_runs_unchanged():
+    worker = worker_of(environment="TrlCounter")
+    given = problem("Count.", "5")
+    answered, spoken = talk(
+        worker, call("increase", by=2), call("increase", by=3), "Done.", given=given
+    )
+    assert "Count. The target is 5." in spoken.tokenizer.decode(spoken.prompt)
+    assert answered.ending == "completed" and answered.turn.reward == 1.0
+    answered, spoken = talk(worker, call("increase", by=-2), "Done.", given=given)
+    assert spoken.turns[0].calls[0].answer == "error: ValueError: only upwards"
+    assert answered.turn.reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        ("raise", r"Odd.step: RuntimeError: broken \(.*worlds.py:\d+, in step\)"),
+        ("exit", r"Odd.step: SystemExit: 1"),
+        ("none", r"Odd.step returned None \(NoneType\), not a Turn.*worlds.py:\d+"),
+        ("silent", r"Odd.step returned Turn.*not messages, or done=True"),
+        ("nonsense", r"Odd.step returned 'much' \(str\), not a finite number"),
+        ("nan", r"Odd.step returned nan"),
+    ],
+)
+def test_an_environment_that_fails_is_named(behaviour, reason):
+    answered, spoken = talk(worker_of(environment="Odd"), "x", given=problem(behaviour=behaviour))
+    assert answered.ending == "environment_failed" and re.search(reason, answered.reason)
+    assert not list(answered.put) and answered.turn.reward is None
+    assert spoken.turns[0].text == "x"
+    # Others go on, and so does the next.
+    assert (
+        talk(worker_of(environment="Odd"), "x", given=problem(behaviour=""))[0].turn.reward == 0.5
+    )
+
+
+def test_a_tool_that_breaks_fails_the_conversation():
+    answered, _ = talk(worker_of(tools=("Counter",)), call("fail"))
+    assert answered.ending == "environment_failed" and "the disk is gone" in answered.reason
+    assert [c.name for c in answered.turn.calls] == ["fail"]
+
+
+def test_a_late_step_ends_its_conversation_alone():
+    worker = worker_of(tools=("Counter",), step_timeout=0.3)
+
+    async def run():
+        slow, quick = Talk(worker), Talk(worker)
+        quick_key = (9, 9)
+        await slow.begin()
+        started = await worker.start(quick_key, problem(), 1)
+        late = asyncio.create_task(slow.say(call("hang", seconds=1.0)))
+        begun = time.perf_counter()
+        ids = quick.tokenizer(call("increase"), add_special_tokens=False)["input_ids"]
+        ids.append(quick.tokenizer.eos_token_id)
+        n = len(ids)
+        done = Completion(*quick_key, started.prompt_ids, ids, [0.0] * n, [0] * n, "stop")
+        answered = await worker.step(quick_key, done, 2000)
+        assert answered.ending is None and time.perf_counter() - begun < 0.25
+        late = await late
+        assert late.ending == "step_timeout" and "0.3 s" in late.reason
+        assert late.turn.seconds < 0.6
+        assert worker.stuck == 1  # the thread sleeps on
+        await asyncio.sleep(0.9)
+        assert worker.stuck == 0
+        dozed = await slow.begin()
+        assert dozed.ending is None
+        late = await slow.say(call("doze", seconds=5))  # a coroutine is cancelled
+        assert late.ending == "step_timeout" and worker.stuck == 0
+
+    asyncio.run(run())
+
+
+def test_turns_are_limited():
+    answered, spoken = talk(worker_of(environment="Guess", turns=2), "50", "0", "41")
+    assert answered.ending == "max_turns" and len(spoken.turns) == 2
+    assert answered.turn.messages and not list(answered.put)
+
+
+def test_a_cut_turn_ends_the_conversation():
+    worker = worker_of(environment="Guess")
+
+    async def run():
+        spoken = Talk(worker)
+        await spoken.begin()
+        answered = await spoken.say("41 and", "length")
+        assert answered.ending == "max_tokens" and answered.turn.messages == []
+        assert answered.turn.text == "41 and"
+
+    asyncio.run(run())
+
+
+@given(l_max=st.integers(5, 120))
+@settings(deadline=None, max_examples=30)
+def test_a_conversation_has_at_most_l_max_tokens(l_max):
+    """What follows leaves room for a token of the model, or the context is full."""
+    worker = worker_of(environment="Guess", turns=50)
+
+    async def run():
+        spoken = Talk(worker, l_max)
+        await spoken.begin()
+        while True:
+            before = len(spoken.ids)
+            answered = await spoken.say("50" if before else "5")
+            if answered.ending is not None:
+                assert answered.ending == "context_full"
+                assert answered.turn.messages  # they did not fit
+                break
+            assert answered.max_tokens == l_max
+            assert len(spoken.ids) < l_max
+
+    asyncio.run(run())
+
+
+def test_a_prompt_may_be_too_long():
+    answered, _ = talk(worker_of(environment="Guess", max_prompt=5))
+    assert answered.ending == "context_full" and "5 allowed" in answered.reason
+
+
+def test_a_call_that_does_not_parse_is_answered_or_ends():
+    broken = '<tool_call>{"name": "add", </tool_call>'
+    answered, spoken = talk(worker_of(tools=("add",)), broken, "3")
+    assert answered.ending == "completed"
+    assert spoken.turns[0].messages[0]["content"].startswith("error: the call cannot be read")
+    answered, _ = talk(worker_of(tools=("add",), unparsed="end"), broken)
+    assert answered.ending == "unparsed_call" and "not JSON" in answered.reason
+
+
+def test_an_answer_is_cut():
+    answered, _ = talk(worker_of(tools=("Counter",), answer_bytes=64), call("x" * 100))
+    assert len(answered.turn.calls[0].answer.encode()) <= 64
+
+
+def test_a_template_that_drops_thoughts_forks_or_keeps():
+    said = ("<think>Halve.</think>50", "<think>Less.</think>0", "<think>More.</think>41")
+    answered, spoken = talk(worker_of("qwen3", environment="Guess"), *said)
+    assert answered.ending == "completed" and len(spoken.earlier) == 2
+    assert [turn.sequence for turn in spoken.turns] == [0, 1, 2]
+    assert all(turn.start == 0 for turn in spoken.turns)
+    shown = spoken.text
+    assert shown.count("<think>") == 1 and "assistant\n50<|im_end|>" in shown
+    # Of a turn's own tokens nothing is lost.
+    first = spoken.tokenizer.decode(spoken.earlier[0].token_ids)
+    assert first == "<think>Halve.</think>50<|im_end|>"
+    answered, spoken = talk(worker_of("qwen3", environment="Guess", history="keep"), *said)
+    assert answered.ending == "completed" and not spoken.earlier
+    assert spoken.text.count("<think>") == 3
+
+
+def test_tokens_that_do_not_extend_the_last_turns_are_refused():
+    worker = worker_of(environment="Guess")
+
+    async def run():
+        spoken = Talk(worker)
+        await spoken.begin()
+        await spoken.say("50")
+        spoken.ids[0] += 1
+        with pytest.raises(RuntimeError, match="do not extend"):
+            await spoken.say("40")
+
+    asyncio.run(run())
+
+
+def test_a_replay_continues_where_it_stopped():
+    worker, other = (worker_of(environment="Guess") for _ in range(2))
+
+    async def run():
+        spoken = Talk(worker)
+        await spoken.begin()
+        await spoken.say("50")
+        await spoken.say("0")
+        turns = spoken.turns
+        again = await other.replay(KEY, spoken.problem, spoken.seed, turns)
+        assert again.ending is None and again.prompt_ids == spoken.prompt
+        spoken.worker = other
+        answered = await spoken.say("41")
+        assert answered.ending == "completed" and answered.turn.reward == 1 / 3
+        altered = [turns[0], replace(turns[1], messages=[{"role": "user", "content": "lower"}])]
+        differs = await other.replay(KEY, spoken.problem, spoken.seed, altered)
+        assert differs.ending == "environment_failed"
+        assert "turn 2 was answered differently" in differs.reason
+
+    asyncio.run(run())
+
+
+def test_a_replay_of_a_forked_conversation_forks_alike():
+    said = "<think>Halve.</think>50", "<think>Less.</think>0"
+    worker, other = (worker_of("qwen3", environment="Guess") for _ in range(2))
+
+    async def run():
+        spoken = Talk(worker)
+        await spoken.begin()
+        for text in said:
+            await spoken.say(text)
+        await other.replay(KEY, spoken.problem, spoken.seed, spoken.turns)
+        spoken.worker = other
+        replayed = await spoken.say("<think>Up.</think>20")
+        assert replayed.prompt_ids is not None and replayed.ending is None
+        text = spoken.tokenizer.decode(replayed.prompt_ids)
+        assert text.count("assistant\n") == 4 and "<think>" not in text
+
+    asyncio.run(run())
+
+
+def test_one_seed_makes_equal_conversations():
+    worker = worker_of(environment="Guess")
+    outcomes = {talk(worker, str(n))[0].turn.messages[0]["content"] for n in (40, 40, 40)}
+    assert outcomes == {"higher"}
+
+
+def test_a_row_names_its_own_environment_where_the_config_has_one():
+    data = Config(model="tiny", data={"environment": "row"}).data
+    own = problem(environment=f"{WORLDS}:Guess")
+    assert loading.environment_of(data, own) == f"{WORLDS}:Guess"
+    assert loading.environment_of(data, problem()) is None
+    assert not loading.converses(data, problem()) and loading.converses(data, own)
+    assert loading.environment_of(Config(model="tiny").data, own) is None
+    default = Config(model="tiny", data={"environment": "shop:Shop"}).data
+    assert loading.environment_of(default, problem()) == "shop:Shop"
+    for path, said in (
+        ("os:system", "Python itself"),
+        ("pickle:AAAA", "pickled"),
+        ("x", "built in"),
+    ):
+        with pytest.raises(InputError, match=f"of a row: .*{said}"):
+            loading.check(data, [path])
+
+
+@pytest.mark.parametrize(
+    ("key", "path", "said"),
+    [
+        ("environment", f"{WORLDS}:Missing", "data.environment: .*cannot be imported"),
+        ("environment", "nowhere:Shop", "data.environment: .*No module named 'nowhere'"),
+        ("environment", f"{WORLDS}:add", "is a function, not an environment.*data.tools"),
+        ("environment", "chess", "'chess' is not built in"),
+        ("tools", f"{WORLDS}:Guess", "is an environment; name it in data.environment"),
+        ("tools", "tramontane.types.Problem", "made without arguments.*missing"),
+        ("tools", f"{WORLDS}:Untyped", r"tool Untyped.look \(.*worlds.py:\d+\): .*type hint"),
+    ],
+)
+def test_a_wrong_path_is_refused_at_the_start(key, path, said):
+    value = [path] if key == "tools" else path
+    data = Config(model="tiny", data={key: value}).data
+    with pytest.raises(InputError, match=said):
+        loading.check(data)
