@@ -93,7 +93,7 @@ def test_tools_and_the_game_answer_as_in_the_traces(kind):
         await host.start(problem, 0)
         turns = conversation(problem, rng, style)
         for place in range(0, len(turns), 2):
-            message = parser.parse(turns[place]["content"])
+            message = parser.parse(turns[place]["content"], host.toolset.schemas)
             reply = await host.step(message)
             expected = turns[place + 1 : place + 2]
             if expected and expected[0]["content"] == UNPARSED:
