@@ -21,7 +21,7 @@ from .tasks import Call
 from .traces import Style, framed, near_miss, sample_style, trace
 
 DEFAULT_MIXTURE = MixtureConfig()
-UNPARSED = "Error: the call is not valid JSON."
+UNPARSED = "error: the call cannot be read: not JSON"  # how `environments.calls` begins
 _THOUGHTS = {"calculator": "calculator", "lookup": "notebook", "python": "python"}
 
 
