@@ -106,9 +106,9 @@ def _attention_error(device: str) -> float:
     shapes = [(1, heads, sum(lengths), 64) for heads in (8, 2, 2)]
     exact = [torch.randn(shape, generator=generator).bfloat16().float() for shape in shapes]
     outs = []
-    for inputs in (exact, [x.to(device, torch.bfloat16) for x in exact]):
-        row = Packing(lengths, [None] * len(lengths), inputs[0].device)
-        out, _ = packed_attention(torch.nn.Identity(), *inputs, None, packing=row)
+    for q, k, v in (exact, [x.to(device, torch.bfloat16) for x in exact]):
+        row = Packing(lengths, [None] * len(lengths), q.device)
+        out, _ = packed_attention(torch.nn.Identity(), q, k, v, None, packing=row)
         outs.append(out.float().cpu())
     return float((outs[1] - outs[0]).abs().max() / outs[0].abs().max())
 
