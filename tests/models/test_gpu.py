@@ -60,6 +60,10 @@ def test_gpus_that_a_build_has_kernels_for(capability, kernels, runs):
         assert " ".join(kernels) in lacks
 
 
+def test_builds_for_other_gpus_are_not_compared():
+    assert Build("2.13.0+rocm7.2", None, None, ("gfx942",)).lacks((9, 4)) == ""
+
+
 def test_a_device_that_is_not_there_is_refused_with_the_reason():
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")

@@ -70,6 +70,8 @@ class Build:
     def lacks(self, capability: tuple[int, int]) -> str:
         """Why a GPU of this compute capability cannot run this build's kernels; empty if it can."""
         major, minor = capability
+        if self.cuda is None:  # AMD's GPUs have other names
+            return ""
         for kernel in self.kernels:
             kind, _, digits = kernel.partition("_")
             version = int(re.sub(r"\D", "", digits))  # sm_90a and sm_120f have letters
