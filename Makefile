@@ -2,11 +2,14 @@
 # package, all other targets also install the development dependencies.
 PYTHON ?= python3
 # On Linux, the torch of most package indexes brings CUDA: gigabytes that are of no use without an
-# NVIDIA driver. Without one, the version +cpu is required, which only builds for CPUs have.
+# NVIDIA driver. Without one, the version +cpu is required, which only builds for CPUs have. PyPI's
+# build, for CUDA 13, needs driver 580; +cu126 is the one for older drivers.
 # Another build: install it into .venv first, where it stays, or name it: make TORCH=torch==2.13.0
 CUDA := $(shell command -v nvidia-smi)
-TORCH ?= torch==2.13.0$(if $(CUDA),,+cpu)
-CPU_INDEX := https://download.pytorch.org/whl/cpu
+DRIVER := $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>&1 | head -c 3)
+BUILD := $(if $(CUDA),$(if $(filter 4% 50% 51% 52% 53% 54% 55% 56% 57%,$(DRIVER)),+cu126),+cpu)
+TORCH ?= torch==2.13.0$(BUILD)
+TORCH_INDEX := https://download.pytorch.org/whl/$(lastword $(subst +, ,$(TORCH)))
 comma := ,
 VENV := .venv
 BIN := $(VENV)/bin
@@ -110,7 +113,7 @@ $(READY): pyproject.toml constraints.txt
 	0.4 GB to download$(comma) 1.7 GB on disk$(comma) a few minutes)."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --no-deps '$(TORCH)' \
-		$(if $(findstring +cpu,$(TORCH)),--timeout 30 --retries 2 --extra-index-url $(CPU_INDEX))
+		$(if $(findstring +,$(TORCH)),--timeout 30 --retries 2 --extra-index-url $(TORCH_INDEX))
 	$(PIP) --editable .
 	touch $@
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tramontane.errors import InputError, install
+
+if TYPE_CHECKING:
+    from tramontane.models.gpu import Build
 
 State = Literal["ok", "missing", "optional"]
 
 
 TOOL_SECONDS = 60.0  # limit for `TOOL --version`
+ATTENTION_ERROR = 0.02  # of bfloat16 against float32; about 0.004 is expected
 
 
 class Finding(NamedTuple):
@@ -51,23 +57,99 @@ def doctor(chat: str | None = None) -> list[Finding]:
     ]
 
 
+@dataclass(frozen=True)
+class GpuFacts:
+    """A GPU that torch sees.
+
+    Args:
+        name: as torch gives it.
+        capability: compute capability, major and minor.
+        free: bytes of its memory.
+        total: bytes of its memory.
+        attention: largest difference of one attention call in bfloat16 from float32, relative to
+            the largest output; or the error that it raised.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    free: int
+    total: int
+    attention: float | str
+
+
 def _devices() -> list[Finding]:
     import torch
 
     from tramontane.config.device import number_type
+    from tramontane.models.gpu import Build
 
-    found = [Finding("torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads")]
     chosen = number_type("cpu")
-    found.append(Finding("dtype: auto", "ok", f"{chosen.dtype} on the CPU: {chosen.reason}"))
-    for number in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(number)
-        found.append(
-            Finding(f"cuda:{number}", "ok", f"{about.name}, {about.total_memory / 2**30:.0f} GiB")
-        )
-    if not torch.cuda.is_available():
-        mend = "training runs on the CPU; with a GPU, install its driver and torch's CUDA build"
-        found.append(Finding("cuda", "optional", "no device", mend))
+    build = Build.installed()
+    about = f"{build.torch}, built for {f'CUDA {build.cuda}' if build.cuda else 'CPUs'}"
+    return [
+        Finding("torch", "ok", f"{about}, {torch.get_num_threads()} threads"),
+        Finding("dtype: auto", "ok", f"{chosen.dtype} on the CPU: {chosen.reason}"),
+        *gpu_findings(build, [_examine_gpu(i) for i in range(torch.cuda.device_count())]),
+    ]
+
+
+def _examine_gpu(number: int) -> GpuFacts:
+    import torch
+
+    about = torch.cuda.get_device_properties(number)
+    try:
+        attention: float | str = _attention_error(f"cuda:{number}")
+    except RuntimeError as error:  # such as a build without kernels for this GPU
+        attention = str(error).partition("\n")[0]
+    free, total = torch.cuda.mem_get_info(number)
+    return GpuFacts(about.name, (about.major, about.minor), free, total, attention)
+
+
+def _attention_error(device: str) -> float:
+    """Largest error of packed attention in bfloat16, relative to the largest output."""
+    import torch
+
+    from tramontane.models.attention import packed_attention
+    from tramontane.models.packing import Packing
+
+    lengths = (300, 20, 150)
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(1, heads, sum(lengths), 64) for heads in (8, 2, 2)]
+    exact = [torch.randn(shape, generator=generator).bfloat16().float() for shape in shapes]
+    outs = []
+    for q, k, v in (exact, [x.to(device, torch.bfloat16) for x in exact]):
+        row = Packing(lengths, [None] * len(lengths), q.device)
+        out, _ = packed_attention(torch.nn.Identity(), q, k, v, None, packing=row)
+        outs.append(out.float().cpu())
+    return float((outs[1] - outs[0]).abs().max() / outs[0].abs().max())
+
+
+def gpu_findings(build: Build, gpus: Sequence[GpuFacts]) -> list[Finding]:
+    """What is said of the NVIDIA GPUs, as torch sees them, and their driver."""
+    if not gpus:
+        return [Finding("cuda", "optional", "no device", build.why_no_gpu())]
+    found = [Finding("driver", "ok", build.driver or "not known")]
+    found.append(Finding("kernels", "ok", " ".join(build.kernels)))
+    for number, gpu in enumerate(gpus):
+        name, lacks = f"cuda:{number}", build.lacks(gpu.capability)
+        memory = f"{gpu.free / 2**30:.1f} of {gpu.total / 2**30:.1f} GiB free"
+        capability = ".".join(map(str, gpu.capability))
+        facts = f"{gpu.name}, capability {capability}, {memory}"
+        found.append(Finding(name, "missing" if lacks else "ok", facts, lacks))
+        found.append(_attention_finding(f"{name} attention", gpu))
     return found
+
+
+def _attention_finding(name: str, gpu: GpuFacts) -> Finding:
+    if isinstance(gpu.attention, str):
+        return Finding(name, "missing", "fails", gpu.attention)
+    error = f"differs from float32 by {gpu.attention:.1e}"
+    if not gpu.attention <= ATTENTION_ERROR:  # or it is not a number
+        mend = "its results cannot be used: try another release of torch, or another driver"
+        return Finding(name, "missing", error, mend)
+    if gpu.capability < (8, 0):
+        return Finding(name, "ok", f"{error}; without flash attention, which needs capability 8.0")
+    return Finding(name, "ok", error)
 
 
 _MEND = {

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tests.flash_reference import flash_on_cpu
 from tests.generator.slot_models import (
     EOS,
     FAMILIES,
@@ -31,7 +32,7 @@ from tests.generator.slot_models import (
     twin,
 )
 from tramontane.config import GeneratorConfig
-from tramontane.generator import Generator, arena
+from tramontane.generator import Generator
 from tramontane.generator.decoders import ArenaDecoder
 from tramontane.generator.engine import SlotEngine
 from tramontane.generator.graphs import (
@@ -41,9 +42,10 @@ from tramontane.generator.graphs import (
     recorded_rows,
     run_directly,
 )
+from tramontane.models import flash
 from tramontane.types import Request, SamplingParams
 
-cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+cuda = pytest.mark.gpu
 
 
 def traced(step):
@@ -169,39 +171,17 @@ def test_interrupted_requests_and_cleared_engines():
     assert_same(finish(replays), whole)
 
 
-def flash(
-    q, k, v, query_ends, key_ends, max_q, max_k, *, scale, window_size, enable_gqa, seqused_k
-):
-    """`varlen_attn` in plain operations, according to its documentation: attention to the first
-    `seqused_k` keys of each sequence, with queries at their end."""
-    assert query_ends.dtype == key_ends.dtype == seqused_k.dtype == torch.int32
-    assert len(query_ends) == len(key_ends) == len(seqused_k) + 1 == len(q) + 1
-    assert enable_gqa or q.shape[1] == k.shape[1]
-    assert max_q == 1
-    left, right = window_size
-    out = torch.empty_like(q)
-    for row, (first, used) in enumerate(zip(key_ends.tolist(), seqused_k.tolist(), strict=False)):
-        assert 0 < used <= max_k
-        assert first + used <= key_ends[row + 1]
-        assert right <= 0
-        seen = slice(first + (0 if left < 0 else max(0, used - 1 - left)), first + used)
-        keys, values = (
-            x[seen].repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(0, 1) for x in (k, v)
-        )
-        weights = torch.softmax((q[row, :, None] * scale) @ keys.transpose(1, 2), -1)
-        out[row] = (weights @ values)[:, 0]
-    return out
-
-
+@pytest.mark.parametrize("span", [flash.SPAN, 16])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_flash_attention_is_called_with_the_right_keys(family, monkeypatch):
+def test_flash_attention_is_called_with_the_right_keys(family, span, monkeypatch):
+    monkeypatch.setattr(flash, "SPAN", span)
     requests = make_requests(5, 3, seed=6, tokens=(5, 60))
     engine, eager = engines(make_model(family), slots=8, record=run_directly)
-    monkeypatch.setattr(arena, "supports_varlen", lambda value: True)
-    monkeypatch.setattr(arena, "varlen_attn", flash)
-    for e in (engine, eager):
-        e.submit(requests)
-    assert_same(finish(eager), finish(engine))
+    engine.submit(requests)
+    want = finish(engine)
+    with flash_on_cpu():
+        eager.submit(requests)
+        assert_same(finish(eager), want)
 
 
 @given(st.integers(1, 1100), st.integers(1, 1100))

@@ -3,16 +3,11 @@
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from torch import nn
 from transformers import (
     AddedToken,
     AutoModelForCausalLM,
@@ -26,7 +21,6 @@ from transformers import (
 from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
 from tramontane.models import loading, packing
-from tramontane.models.attention import packed_attention
 from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.models.packing import pack
 
@@ -123,59 +117,6 @@ def test_sequences_that_continue_another_equal_whole_ones(checkpoint, short, mon
     for (name, a), (_, b) in zip(packed.named_parameters(), plain.named_parameters(), strict=True):
         scale = b.grad.abs().max()
         torch.testing.assert_close(a.grad / scale, b.grad / scale, atol=1e-5, rtol=0, msg=name)
-
-
-@st.composite
-def rows_of_families(draw):
-    """Lengths, and the sequence that each continues: prompts with completions, in order."""
-    lengths, continues = [], []
-    for _ in range(draw(st.integers(1, 3))):
-        parent = len(lengths)
-        members = draw(st.lists(st.integers(1, 9), max_size=4))
-        lengths += [draw(st.integers(1, 9)), *members]
-        continues += [None, *[parent] * len(members)]
-    return lengths, continues
-
-
-@given(rows_of_families(), st.sampled_from([None, 1, 3]))
-def test_a_varlen_layout_shows_the_same_keys_as_blocks(family, window):
-    """Queries and keys are found by their ends, causal from the last key, as in flash attention."""
-    lengths, continues = family
-    generator = torch.Generator().manual_seed(sum(lengths))
-    q, k, v = (torch.randn(1, h, sum(lengths), 8, generator=generator) for h in (4, 2, 2))
-    row = packing.Packing(lengths, continues)
-    want, _ = packed_attention(nn.Identity(), q, k, v, None, packing=row, sliding_window=window)
-    varlen, got = row.varlen, []
-    keys = torch.arange(sum(lengths)) if varlen.keys is None else varlen.keys
-    spans = [list(pairwise(ends.tolist())) for ends in (varlen.query_ends, varlen.key_ends)]
-    for (q0, q1), (k0, k1) in zip(*spans, strict=True):
-        assert q1 - q0 <= varlen.longest_query
-        assert k1 - k0 <= varlen.longest_key
-        behind = torch.arange(q0 - q1, 0)[:, None] - torch.arange(k0 - k1, 0)
-        seen = (behind >= 0) & (behind < (window or k1))
-        visible = keys[k0:k1]
-        part = F.scaled_dot_product_attention(
-            q[0, :, q0:q1], k[0, :, visible], v[0, :, visible], seen, enable_gqa=True
-        )
-        got.append(part.transpose(0, 1))
-    torch.testing.assert_close(torch.cat(got)[None], want, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="flash attention takes a GPU")
-@pytest.mark.parametrize("window", [None, 5])
-def test_a_gpu_computes_what_the_cpu_does(window):
-    lengths, continues = (40, 7, 19, 1, 23, 64), (None, 0, 0, 0, None, 4)
-    generator = torch.Generator().manual_seed(0)
-    exact = [torch.randn(1, h, sum(lengths), 32, generator=generator) for h in (4, 2, 2)]
-    results = []
-    for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
-        inputs = [x.to(device, dtype).requires_grad_() for x in exact]
-        row = packing.Packing(lengths, continues, device)
-        out, _ = packed_attention(nn.Identity(), *inputs, None, packing=row, sliding_window=window)
-        out.float().square().sum().backward()
-        results.append([t.float().cpu() for t in (out, *(x.grad for x in inputs))])
-    for exact_result, result in zip(*results, strict=True):
-        torch.testing.assert_close(result, exact_result, atol=0.05, rtol=0.05)
 
 
 def test_a_rectangle_needs_no_packing(checkpoint):

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.varlen import varlen_attn
 
 from tramontane.generator.lanes import CacheSize, Layout, Prefix, WrittenCache, capacity_ladder
-from tramontane.models.attention import supports_varlen
+from tramontane.models import flash
 
 # Shortest extent in positions, and the factor to the next longer one. A sequence of L tokens is
 # copied about 1 / (1 - 1/1.25) = 5 times, negligible next to L reads of its positions.
@@ -90,8 +89,7 @@ class ArenaCache(WrittenCache):
         self.slots: list[int] = []  # slot of each row
         # Recorded steps read these at their addresses: the start of each row and the end of the
         # last, and the positions of each row.
-        self.query_ends = torch.arange(size.slots + 1, dtype=torch.int32, device=layout.device)
-        self.starts = torch.zeros_like(self.query_ends)
+        self.starts = torch.zeros(size.slots + 1, dtype=torch.int32, device=layout.device)
         self.room = torch.ones(size.slots, dtype=torch.int64, device=layout.device)
         self._step: ArenaStep | None = None
 
@@ -108,7 +106,7 @@ class ArenaCache(WrittenCache):
     def has_fixed_span(self) -> bool:
         """True if `span` does not depend on the sequences."""
         # Flash attention reads only the used positions, so one recorded step serves all lengths.
-        return all(supports_varlen(arena[0]) for arena in self.arenas)
+        return all(flash.supports(arena, arena) for arena in self.arenas)
 
     @property
     def span(self) -> int:
@@ -237,13 +235,14 @@ class ArenaStep:
         self._arenas, self._plane_index = cache.arenas, cache.layout.plane_index
         self._span = cache.span
         self._batch = len(lengths)
-        self._query_ends = cache.query_ends[: self._batch + 1]
         self._starts = cache.starts[: self._batch + 1]
+        # Recording repeats a step: no repetition may go beyond a row's extent.
+        lengths = torch.minimum(lengths, cache.room[: self._batch] - 1)
         self._used = (lengths + 1).int()
-        # Recording repeats a step: no repetition may write beyond a row's extent.
-        self._places = self._starts[:-1] + torch.minimum(lengths, cache.room[: self._batch] - 1)
+        self._places = self._starts[:-1] + lengths
         self._layer = 0
         self._written: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._keys: flash.CachedKeys | None = None
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Cache one token's key and value [B, heads, 1, d] for every row of the batch."""
@@ -260,26 +259,11 @@ class ArenaStep:
         keys, values = self._plane(0), self._plane(1)
         if window is not None and window >= self._span:
             window = None
-        if not supports_varlen(values):
+        if not flash.supports(keys, values):
             return self._attend_to_copies(query, scale, window)
-        # The kernel reads the first `seqused_k` keys from each start. The single query stands at
-        # their end and needs no causal mask; with one, the kernel would not read the keys once
-        # for all query heads that share them.
-        out = varlen_attn(
-            query[:, :, 0],
-            keys,
-            values,
-            self._query_ends,
-            self._starts,
-            1,
-            self._span,
-            scale=scale,
-            window_size=(-1, -1) if window is None else (window - 1, 0),
-            enable_gqa=query.shape[1] != keys.shape[1],
-            seqused_k=self._used,
-        )
-        assert isinstance(out, torch.Tensor)
-        return out
+        if self._keys is None:  # for all layers
+            self._keys = flash.CachedKeys(self._starts, self._used, self._span)
+        return self._keys.attend(query[:, :, 0], keys, values, scale, window)
 
     def _attend_to_copies(
         self, query: torch.Tensor, scale: float, window: int | None

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from tramontane.errors import InputError
-from tramontane.models.packing import Block, Packing, VarlenLayout
+from tramontane.models import flash
+from tramontane.models.packing import Block, Packing
 
 PACKED = "packed"
 
@@ -78,8 +78,11 @@ def packed_attention(
     scale = d**-0.5 if scaling is None else scaling
     # [N, heads, d]; rotary embeddings may return float32 for a model in bfloat16.
     q, k, v = (x.transpose(1, 2).flatten(0, 1).to(value.dtype) for x in (query, key, value))
-    if dropout == 0.0 and supports_varlen(value):
-        out = _varlen_attention(q, k, v, packing.varlen, scale, sliding_window)
+    if dropout == 0.0 and flash.supports(k, v):
+        layout = packing.varlen
+        if layout.keys is not None:
+            k, v = k.index_select(0, layout.keys), v.index_select(0, layout.keys)
+        out = flash.packed_attention(q, k, v, layout, scale, sliding_window)
     elif dropout == 0.0 and not packing.long:
         out = _ShortAttention.apply(q, k, v, packing, scale, sliding_window)
     else:
@@ -112,42 +115,6 @@ def _mixed_attention(
 def _effective_window(window: int | None, block: Block) -> int | None:
     """The sliding window if it hides any key of the block, else None."""
     return window if (window or block.keys) < block.keys else None
-
-
-def supports_varlen(value: torch.Tensor) -> bool:
-    """True if the flash attention kernel for sequences of different lengths takes these values."""
-    if value.device.type != "cuda" or value.dtype not in (torch.bfloat16, torch.float16):
-        return False
-    size = value.shape[-1]
-    return size % 8 == 0 and size <= 256 and torch.cuda.get_device_capability(value.device)[0] >= 8
-
-
-def _varlen_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    layout: VarlenLayout,
-    scale: float,
-    window: int | None,
-) -> torch.Tensor:
-    """One kernel for the whole row on a GPU, without padding. Its causal mask is aligned to the
-    sequences' ends, so a sequence's queries see all tokens of the sequence it continues."""
-    if layout.keys is not None:
-        k, v = k.index_select(0, layout.keys), v.index_select(0, layout.keys)
-    out = varlen_attn(
-        q,
-        k,
-        v,
-        layout.query_ends,
-        layout.key_ends,
-        layout.longest_query,
-        layout.longest_key,
-        scale=scale,
-        window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
-    assert isinstance(out, torch.Tensor)
-    return out
 
 
 class _ShortAttention(torch.autograd.Function):

@@ -26,6 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from tramontane.errors import InputError
 from tramontane.models.attention import PACKED
+from tramontane.models.gpu import Build
 from tramontane.models.names import check_hub, folder_of, has_tokenizer, is_local, resolve
 from tramontane.models.weight_files import INDEX, WeightFiles, listed_files
 
@@ -240,9 +241,9 @@ def check_device(device: str, key: str = "device") -> None:
     counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     count = counts.get(asked.type)
     if count == 0:
+        why = Build.installed().why_no_gpu() if asked.type == "cuda" else "this is not a Mac's GPU"
         raise InputError(
-            f"{key} is {device!r}, but torch sees no GPU of that kind; set {key} to cpu, or "
-            f"install the build of torch that fits this machine"
+            f"{key} is {device!r}, but torch sees no GPU of that kind: {why}. Or set {key} to cpu"
         )
     if count is not None and (asked.index or 0) >= count:
         raise InputError(

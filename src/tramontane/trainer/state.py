@@ -142,11 +142,13 @@ def _load(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer
     if not any(folder.glob("checksums_*")):
         raise InputError(f"{folder}: no trainer state here (no checksums_0 file)")
     state = _state(model, optimizer, 0)
+    reader = _Reader(folder)
     try:
         with _quiet():
-            dcp.load(state, storage_reader=_Reader(folder), no_dist=ranks() == 1)
+            dcp.load(state, storage_reader=reader, no_dist=ranks() == 1)
     except CheckpointException as error:
-        for failure, _ in error.failures.values():
+        # If `read_metadata` fails, torch reports another error.
+        for failure in (reader.failure, *(failure for failure, _ in error.failures.values())):
             if isinstance(failure, InputError):  # of `_Reader`
                 raise failure from None
         # The files are intact, so their tensors do not fit this model's.
@@ -165,9 +167,16 @@ class _Reader(FileSystemReader):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.fs = _CheckedFiles(folder)
+        self.failure: InputError | None = None  # the first one
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        path = Path(self._get_metadata_path(kwargs.get("rank")))
+        try:
+            return self._read_metadata(Path(self._get_metadata_path(kwargs.get("rank"))))
+        except InputError as error:
+            self.failure = self.failure or error
+            raise
+
+    def _read_metadata(self, path: Path) -> Metadata:
         try:
             with self.fs.create_stream(path, "rb") as file:
                 metadata = _MetadataUnpickler(file).load()
