@@ -1,0 +1,207 @@
+"""What the four parts share: models of known shapes, the project's workers on them, and bounds.
+
+`make_generator` and `make_trainer` are the only places that make workers, with a user's config.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+import tramontane.models.attention  # noqa: F401 (registers `packed`)
+from tramontane.config import GeneratorConfig, TrainerConfig
+from tramontane.generator import Generator
+from tramontane.models.loading import load_tokenizer
+from tramontane.models.shape import ModelShape, load_shape, shape_of
+from tramontane.planning.gpus import GPUS
+from tramontane.trainer import Trainer
+from tramontane.types import Request, SamplingParams
+
+T = TypeVar("T")
+
+# The class of the config; hidden size, intermediate size, layers, heads, key-value heads, channels
+# of a head, vocabulary, and whether the output head is the input embeddings.
+SHAPES: dict[str, tuple[type[PretrainedConfig], int, int, int, int, int, int, int, bool]] = {
+    "Qwen2.5-0.5B": (Qwen2Config, 896, 4864, 24, 14, 2, 64, 151936, True),
+    "Qwen2.5-1.5B": (Qwen2Config, 1536, 8960, 28, 12, 2, 128, 151936, True),
+    "Qwen2.5-7B": (Qwen2Config, 3584, 18944, 28, 28, 4, 128, 152064, False),
+    "Qwen3-0.6B": (Qwen3Config, 1024, 3072, 28, 16, 8, 128, 151936, True),
+    "Qwen3-4B": (Qwen3Config, 2560, 9728, 36, 32, 8, 128, 151936, True),
+    "SmolLM2-135M": (LlamaConfig, 576, 1536, 30, 9, 3, 64, 49152, True),
+}
+CONTEXT = 1 << 17  # positions
+GROUP = 16  # requests with the same prompt
+
+# Ways to run a decode step, by name: keys of the generator's config.
+MODES: dict[str, dict[str, Any]] = {
+    "eager": {"cuda_graphs": False},
+    "graphs": {"cuda_graphs": True},
+}
+
+
+class Bench(NamedTuple):
+    """How to measure: on a GPU, or `tiny`, as a rehearsal on a CPU."""
+
+    tiny: bool
+
+    @property
+    def device(self) -> str:
+        return "cpu" if self.tiny else "cuda"
+
+    def pick(self, full: T, tiny: T) -> T:
+        return tiny if self.tiny else full
+
+    def config(self, name: str) -> PretrainedConfig:
+        kind, *sizes = SHAPES[name]
+        if self.tiny:
+            sizes = [64, 128, 2, 4, 2, 16, 2048, sizes[-1]]
+        hidden, intermediate, layers, heads, kv_heads, channels, vocabulary, tied = sizes
+        return kind(
+            hidden_size=hidden,
+            intermediate_size=intermediate,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=channels,
+            vocab_size=vocabulary,
+            tie_word_embeddings=tied,
+            max_position_embeddings=CONTEXT,
+            bos_token_id=None,
+            eos_token_id=1,
+            pad_token_id=0,
+        )
+
+    def shape(self, name: str) -> ModelShape:
+        return load_shape(name) if name == "tiny" else shape_of(self.config(name), name)
+
+    def make_model(self, name: str, dtype: torch.dtype) -> PreTrainedModel:
+        """A model with random weights."""
+        torch.manual_seed(0)
+        with torch.device(self.device):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                self.config(name), dtype=dtype, attn_implementation="packed"
+            )
+        return model
+
+    def make_generator(
+        self, name: str, slots: int, max_len: int, mode: str, **keys: Any
+    ) -> Generator:
+        """The embedded generator; `mode` is one of `MODES`, `keys` are of its config."""
+        config = GeneratorConfig(device=self.device, **MODES[mode], **keys)
+        model = self.make_model(name, getattr(torch, config.dtype))
+        return Generator(model, load_tokenizer("tiny"), config, slots, max_len)
+
+    def make_trainer(self, name: str, **keys: Any) -> Trainer:
+        """The trainer, with blocks recomputed in the backward; `keys` are of its config."""
+        config = TrainerConfig.model_validate(
+            {
+                "device": self.device,
+                "learning_rate": 1e-6,
+                "gradient_checkpointing": True,
+                **keys,
+            }
+        )
+        frozen = getattr(torch, config.dtype) if config.lora else torch.float32
+        return Trainer(self.make_model(name, frozen), config, updates=1000)
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Seconds of a call, with the kernels that it started on this thread's stream."""
+        began = time.perf_counter()
+        work()
+        if not self.tiny:
+            torch.cuda.current_stream().synchronize()
+        return time.perf_counter() - began
+
+
+def requests(first: int, count: int, prompt: int, tokens: int) -> list[Request]:
+    """Requests numbered from `first`, in groups that share a prompt of `prompt` tokens."""
+    made = []
+    for number in range(first, first + count):
+        group = number // GROUP
+        ids = [2 + (7 * group + place) % 199 for place in range(prompt)]
+        made.append(Request(group, number % GROUP, ids, number, SamplingParams(tokens)))
+    return made
+
+
+# --- bounds
+
+
+class Rates(NamedTuple):
+    """Rates of a GPU, measured or from its data sheet.
+
+    Args:
+        flops: FLOP/s of matrix products in bfloat16.
+        bandwidth: bytes/s that a copy on the device reads and writes.
+        bus: bytes/s from the device to pinned memory.
+    """
+
+    flops: float
+    bandwidth: float
+    bus: float
+
+
+BUS = 64e9  # PCIe 5.0 ×16, one direction
+
+
+@cache
+def sheet(gpu: str) -> Rates | None:
+    """The data sheet of a GPU by a name such as `NVIDIA H100 80GB HBM3`; None if there is none."""
+    for name, found in GPUS.items():
+        if name in gpu.lower():
+            return Rates(found.flops, found.bandwidth, BUS)
+    return None
+
+
+def weight_bytes(shape: ModelShape, size: int = 2) -> int:
+    """Bytes of the weights that a decode step reads: all but untied input embeddings."""
+    return size * (shape.parameters - (0 if shape.tied else shape.head))
+
+
+def decode_bound(shape: ModelShape, rows: float, context: float, rates: Rates) -> float:
+    """Least seconds of a decode step: weights, and keys and values of `rows` sequences of `context`
+    tokens, are read once; or each row's two operations per weight, if they take longer."""
+    read = weight_bytes(shape) + rows * context * shape.kv_bytes_per_token("bfloat16")
+    return max(read / rates.bandwidth, weight_bytes(shape) * rows / rates.flops)
+
+
+def train_flops(shape: ModelShape, length: float, adapters: int | None = None) -> float:
+    """Operations that a trained token needs, in a sequence of `length` tokens.
+
+    Six a parameter: two in the forward, four in the backward. Of weights frozen beside `adapters`,
+    four. Causal attention to half of the sequence on average: four a channel in the forward, so 6 ·
+    layers · heads · channels · length with the backward. Operations done again count once.
+    """
+    weights = weight_bytes(shape, 1)
+    dense = 6 * weights if adapters is None else 4 * weights + 6 * adapters
+    return dense + 6 * shape.layers * shape.heads * shape.head_dim * length
+
+
+# --- expected figures, for the page before anything is measured
+
+KERNELS = {"eager": 44, "graphs": 44, "fused": 11}  # of a decode step, for each layer
+LAUNCH = {"eager": 12.2e-6, "graphs": 2e-6, "fused": 2e-6}  # seconds a kernel, at least
+REACHED = {"bandwidth": 0.69, "flops": 0.8}  # shares of the data sheet in large kernels
+EXPECTED_MFU = 0.46  # compiled, with recomputation
+
+
+def expected_step(shape: ModelShape, rows: float, context: float, rates: Rates, mode: str) -> float:
+    """Seconds that a decode step should take."""
+    weights = weight_bytes(shape)
+    reading = weights / rates.bandwidth / REACHED["bandwidth"]
+    multiplying = weights * rows / rates.flops / REACHED["flops"]
+    cached = rows * context * shape.kv_bytes_per_token("bfloat16")
+    busy = max(reading, multiplying) + cached / rates.bandwidth / REACHED["bandwidth"]
+    launched = KERNELS[mode] * shape.layers * LAUNCH[mode]
+    return max(busy, launched) if mode == "eager" else busy + launched
