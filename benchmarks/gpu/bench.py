@@ -1,4 +1,4 @@
-"""What the four parts share: models of known shapes, the project's workers on them, and bounds.
+"""What the four parts share: models of known shapes, and the project's workers on them.
 
 `make_generator` and `make_trainer` are the only places that make workers, with a user's config.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -25,7 +24,6 @@ from tramontane.config import GeneratorConfig, TrainerConfig
 from tramontane.generator import Generator
 from tramontane.models.loading import load_tokenizer
 from tramontane.models.shape import ModelShape, load_shape, shape_of
-from tramontane.planning.gpus import GPUS
 from tramontane.trainer import Trainer
 from tramontane.types import Request, SamplingParams
 
@@ -133,75 +131,3 @@ def requests(first: int, count: int, prompt: int, tokens: int) -> list[Request]:
         ids = [2 + (7 * group + place) % 199 for place in range(prompt)]
         made.append(Request(group, number % GROUP, ids, number, SamplingParams(tokens)))
     return made
-
-
-# --- bounds
-
-
-class Rates(NamedTuple):
-    """Rates of a GPU, measured or from its data sheet.
-
-    Args:
-        flops: FLOP/s of matrix products in bfloat16.
-        bandwidth: bytes/s that a copy on the device reads and writes.
-        bus: bytes/s from the device to pinned memory.
-    """
-
-    flops: float
-    bandwidth: float
-    bus: float
-
-
-BUS = 64e9  # PCIe 5.0 ×16, one direction
-
-
-@cache
-def sheet(gpu: str) -> Rates | None:
-    """The data sheet of a GPU by a name such as `NVIDIA H100 80GB HBM3`; None if there is none."""
-    for name, found in GPUS.items():
-        if name in gpu.lower():
-            return Rates(found.flops, found.bandwidth, BUS)
-    return None
-
-
-def weight_bytes(shape: ModelShape, size: int = 2) -> int:
-    """Bytes of the weights that a decode step reads: all but untied input embeddings."""
-    return size * (shape.parameters - (0 if shape.tied else shape.head))
-
-
-def decode_bound(shape: ModelShape, rows: float, context: float, rates: Rates) -> float:
-    """Least seconds of a decode step: weights, and keys and values of `rows` sequences of `context`
-    tokens, are read once; or each row's two operations per weight, if they take longer."""
-    read = weight_bytes(shape) + rows * context * shape.kv_bytes_per_token("bfloat16")
-    return max(read / rates.bandwidth, weight_bytes(shape) * rows / rates.flops)
-
-
-def train_flops(shape: ModelShape, length: float, adapters: int | None = None) -> float:
-    """Operations that a trained token needs, in a sequence of `length` tokens.
-
-    Six a parameter: two in the forward, four in the backward. Of weights frozen beside `adapters`,
-    four. Causal attention to half of the sequence on average: four a channel in the forward, so 6 ·
-    layers · heads · channels · length with the backward. Operations done again count once.
-    """
-    weights = weight_bytes(shape, 1)
-    dense = 6 * weights if adapters is None else 4 * weights + 6 * adapters
-    return dense + 6 * shape.layers * shape.heads * shape.head_dim * length
-
-
-# --- expected figures, for the page before anything is measured
-
-KERNELS = {"eager": 44, "graphs": 44, "fused": 11}  # of a decode step, for each layer
-LAUNCH = {"eager": 12.2e-6, "graphs": 2e-6, "fused": 2e-6}  # seconds a kernel, at least
-REACHED = {"bandwidth": 0.69, "flops": 0.8}  # shares of the data sheet in large kernels
-EXPECTED_MFU = 0.46  # compiled, with recomputation
-
-
-def expected_step(shape: ModelShape, rows: float, context: float, rates: Rates, mode: str) -> float:
-    """Seconds that a decode step should take."""
-    weights = weight_bytes(shape)
-    reading = weights / rates.bandwidth / REACHED["bandwidth"]
-    multiplying = weights * rows / rates.flops / REACHED["flops"]
-    cached = rows * context * shape.kv_bytes_per_token("bfloat16")
-    busy = max(reading, multiplying) + cached / rates.bandwidth / REACHED["bandwidth"]
-    launched = KERNELS[mode] * shape.layers * LAUNCH[mode]
-    return max(busy, launched) if mode == "eager" else busy + launched

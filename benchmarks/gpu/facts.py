@@ -133,12 +133,12 @@ def tests(bench: Bench) -> dict[str, Any]:
             raise RuntimeError(f"pytest ended with {done.returncode}, without a report")
         suite = ElementTree.parse(report).getroot()[0]
     counts = {name: int(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped")}
-    failed = [
+    failing = [
         f"{case.attrib['classname']}::{case.attrib['name']}"
         for case in suite
         if case.find("failure") is not None or case.find("error") is not None
     ]
-    return {**counts, "failed": failed}
+    return {**counts, "failing": failing}
 
 
 ITEMS: dict[str, Callable[[Bench], dict[str, Any]]] = {

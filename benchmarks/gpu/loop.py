@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.gpu.bench import Bench, Rates, decode_bound, train_flops
+from benchmarks.gpu.bench import Bench
 from tramontane import train
 from tramontane.config import Config, parse
 from tramontane.models.loading import load_tokenizer
-from tramontane.models.shape import ModelShape
 
 ROOT = Path(__file__).parents[2]
 SMOLLM2 = ROOT / "models/smollm2"
@@ -54,17 +53,11 @@ LOOPS = {
 }
 
 
-def loop_bound(shape: ModelShape, loop: Loop, rates: Rates) -> float:
-    """Trained tokens/s of a GPU that takes turns in decode steps and updates at their bounds."""
-    decoding = decode_bound(shape, loop.rows, loop.context, rates) / loop.rows
-    return 1 / (decoding + train_flops(shape, loop.context) / rates.flops)
-
-
 def shipped(bench: Bench, path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """A shipped config, as a user runs it."""
     devices = [f"{worker}.device={bench.device}" for worker in ("generator", "trainer")]
     small = ["model=tiny", "pipeline.updates=1", "evaluation.problems=8"]
-    small += ["pipeline.n_async=32", "pipeline.n_batch=32"]
+    small += ["evaluation.samples=1", "pipeline.n_async=32", "pipeline.n_batch=32"]
     with tempfile.TemporaryDirectory() as folder:
         texts = [*devices, *overrides, *bench.pick([], small), f"run_dir={folder}/run"]
         summary = train(ROOT / path, texts, quiet=True, report=False).summary

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.gpu.bench import Bench, requests
+from benchmarks.gpu.bounds import train_flops
 from benchmarks.gpu.decode import best_mode
 from benchmarks.measure import random_groups, train_batch
 from tramontane.config.trainer import LoraConfig
@@ -52,6 +53,10 @@ class Setting(NamedTuple):
         if self.kind != "lora":
             return None
         return parameters(bench.shape(self.name).linear_layers, LoraConfig.model_validate(LORA))
+
+    def flops(self, bench: Bench) -> float:
+        """Operations of a trained token."""
+        return train_flops(bench.shape(self.name), self.length, self.adapters(bench))
 
 
 K16, K64 = 16384, 65536
@@ -94,9 +99,9 @@ def make_trainer(bench: Bench, setting: Setting) -> Trainer:
 
 
 def train(bench: Bench, setting: Setting) -> dict[str, Any]:
-    """Optimizer steps, after two in which kernels are compiled and chosen."""
+    """Optimizer steps, after one in which kernels are compiled and chosen."""
     trainer, batch = make_trainer(bench, setting), make_batch(bench, setting)
-    computed = [trainer.step(batch)["computed_tokens"] for _ in range(2)][-1]
+    computed = trainer.step(batch)["computed_tokens"]
     if not bench.tiny:
         torch.cuda.reset_peak_memory_stats()
     seconds: list[float] = []
@@ -144,7 +149,7 @@ def together(bench: Bench, place: str) -> dict[str, Any]:
     else:
         trainer = ProcessRanks(TRAINER, make, 1, bench.device, START_SECONDS)
     trainer.started.result(START_SECONDS)  # transformers sets the dtype of new tensors globally
-    mode, limit = best_mode(), bench.pick(12288, 64)
+    mode, limit = best_mode(), bench.pick(20480, 64)
     generator = ThreadHandle(
         "generator",
         lambda: bench.make_generator(TOGETHER.name, rows, prompt + room, mode, kv_cache_mib=limit),
