@@ -1,6 +1,7 @@
 """Measure this machine's GPU, and write the figures with their bounds as a page.
 
-    python -m benchmarks.gpu [facts] [decode] [training] [loop] [--again] [--tiny] [--out FOLDER]
+    python -m benchmarks.gpu [facts] [decode] [training] [loop] [--again] [--tiny] [--page]
+                             [--out FOLDER]
 
 Each part runs in its own process for ten minutes at most, without a network. Every figure is kept
 in gpu.json as soon as it is measured: a command that was stopped continues, and one that is
@@ -8,8 +9,8 @@ repeated measures only what is missing or failed (`--again`: the parts named, or
 start). What fails is recorded, and the part continues with what follows it.
 
 Writes gpu.json next to the other benchmarks' reports and docs/gpu.md, or both into FOLDER.
-`--tiny` rehearses everything on a CPU with tiny models. Exits with 2 if there is no GPU, and with 1
-if a measurement failed or a promise is broken.
+`--tiny` rehearses everything on a CPU with tiny models, `--page` only draws the page. Exits with 2
+if there is no GPU, and with 1 if a measurement failed or a promise is broken.
 """
 
 from __future__ import annotations
@@ -184,38 +185,51 @@ def promises(report: dict[str, Any]) -> list[Promise]:
     return made
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.gpu", description=__doc__.split("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--again", action="store_true", help="measure from the start")
     parser.add_argument("--tiny", action="store_true", help="a rehearsal on a CPU")
+    parser.add_argument("--page", action="store_true", help="only draw the page")
     parser.add_argument("--out", type=Path, help="folder of gpu.json and gpu.md")
     parser.add_argument("--items", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"no part {unknown.pop()!r}; choose from {', '.join(PARTS)}")
-    bench, parts = Bench(args.tiny), args.parts or PARTS
-    if not args.tiny and not torch.cuda.is_available():
+    measures = not (args.items or args.page)
+    if measures and not args.tiny and not torch.cuda.is_available():
         parser.error(
             f"torch {torch.__version__} sees no NVIDIA GPU (tramontane doctor says more); --tiny "
             f"(make gpu TINY=1) rehearses on a CPU"
         )
     if args.tiny and not args.out:
         args.out = Path(tempfile.mkdtemp(prefix="gpu-rehearsal-"))
+    return args
+
+
+def main() -> None:
+    args = arguments()
+    bench, parts = Bench(args.tiny), args.parts or PARTS
     folder = args.out or ROOT / "benchmarks"
     folder.mkdir(parents=True, exist_ok=True)
     report = Report(folder / "gpu.json")
+    written = args.out / "gpu.md" if args.out else ROOT / "docs/gpu.md"
     if args.items:
         measure(report, args.items, *parts, bench)
         return
+    if args.page:
+        written.write_text(page(report.content), encoding="utf-8")
+        return
     here = machine(bench.device) | {"tiny": args.tiny}
-    if report.items and report.content["machine"] != here and not args.again:
-        parser.error(f"{report.path} is of another machine ({report.content['machine']}): --again")
     if args.again:
         forgotten = {name for part in parts for name in items(part)}
         report.content["items"] = {n: x for n, x in report.items.items() if n not in forgotten}
+    if report.items and report.content["machine"] != here:
+        sys.exit(
+            f"{report.path} has figures of {report.content['machine']}, and this is {here}: measure "
+            f"all parts --again"
+        )
     report.write(machine=here, date=date.today().isoformat(), running=None)
-    written = args.out / "gpu.md" if args.out else ROOT / "docs/gpu.md"
     for part in parts:
         run(part, report, bench)
         made = [] if args.tiny else promises(report.content)

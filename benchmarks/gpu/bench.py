@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -82,7 +83,7 @@ class Bench(NamedTuple):
         )
 
     def shape(self, name: str) -> ModelShape:
-        return load_shape(name) if name == "tiny" else shape_of(self.config(name), name)
+        return _shape(self, name)
 
     def make_model(self, name: str, dtype: torch.dtype) -> PreTrainedModel:
         """A model with random weights."""
@@ -121,6 +122,11 @@ class Bench(NamedTuple):
         if not self.tiny:
             torch.cuda.current_stream().synchronize()
         return time.perf_counter() - began
+
+
+@cache
+def _shape(bench: Bench, name: str) -> ModelShape:
+    return load_shape(name) if name == "tiny" else shape_of(bench.config(name), name)
 
 
 def requests(first: int, count: int, prompt: int, tokens: int) -> list[Request]:

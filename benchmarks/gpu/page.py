@@ -36,7 +36,7 @@ def page(report: Mapping[str, Any]) -> str:
         tiny=bench.tiny,
         measured=bool(found),
         found={"facts": {}, "ceilings": {}, "tests": {}} | found,
-        ceilings=ceilings(found),
+        ceilings=ceilings(found, report.get("machine", {"gpu": EXPECTED}).get("gpu", "")),
         attention=attention(found),
         context=f"{CONTEXT:,}",
         decoding=[(name, decoding(bench, name, found, rates)) for name in DECODED],
@@ -83,8 +83,7 @@ def ratio(value: float | None, base: float | None, form: str = ".0%") -> str:
     return figure(value / base if value and base else None, form)
 
 
-def ceilings(found: Found) -> str:
-    gpu = found.get("facts", {}).get("gpu", "" if found else EXPECTED)
+def ceilings(found: Found, gpu: str) -> str:
     known, rows = sheet(gpu), []
     kinds = (
         ("flops", "matrix products in bfloat16, TFLOP/s", 1e12),
