@@ -56,7 +56,7 @@ LOOPS = {
 def shipped(bench: Bench, path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """A shipped config, as a user runs it."""
     devices = [f"{worker}.device={bench.device}" for worker in ("generator", "trainer")]
-    small = ["model=tiny", "pipeline.updates=1", "evaluation.problems=8"]
+    small = ["model=tiny", "pipeline.updates=1", "evaluation.problems=8", "verifier.workers=1"]
     small += ["evaluation.samples=1", "pipeline.n_async=32", "pipeline.n_batch=32"]
     with tempfile.TemporaryDirectory() as folder:
         texts = [*devices, *overrides, *bench.pick([], small), f"run_dir={folder}/run"]
@@ -134,7 +134,10 @@ def run_config(bench: Bench, folder: Path, place: str) -> Config:
             "gradient_checkpointing": True,
             "microbatch_tokens": 16384,
         },
-        "verifier": {"reward": axes | {"custom": [{"name": "vowels", **reward}]}},
+        "verifier": {
+            "workers": bench.pick(4, 1),
+            "reward": axes | {"custom": [{"name": "vowels", **reward}]},
+        },
         "checkpoint": {"every": 10**6},
     }
     return parse(Config, raw, "benchmarks.gpu")

@@ -14,7 +14,7 @@ from benchmarks.gpu.bounds import EXPECTED_MFU, Rates, sheet
 from benchmarks.gpu.decode import CONTEXT, DECODED, OTHERS, ROWS, STRAGGLERS, STRAGGLING, best_mode
 from benchmarks.gpu.facts import ERROR_LIMIT, LAYERS
 from benchmarks.gpu.loop import LOOPS
-from benchmarks.gpu.training import SETTINGS, TRANSFERRED
+from benchmarks.gpu.training import SETTINGS, TRANSFERS
 
 Found = Mapping[str, Any]  # figures of each item; none: a page of computed figures
 EXPECTED = "h100"  # its data sheet stands in until there are figures
@@ -162,20 +162,17 @@ def training(bench: Bench, found: Found, rates: Rates) -> str:
 
 def weights(bench: Bench, found: Found, rates: Rates) -> str:
     rows = []
-    for name in TRANSFERRED:
-        for placement in ("thread", "ray"):
-            item = found.get(f"weights {name} {placement}", {})
-            cells = [name, placement, figure(item.get("publish_ms"), ".1f")]
-            processes = placement == "ray"
-            for key, bound, guess in zip(
-                ("arrive_ms", "pause_ms"),
-                bounds.update_bounds(bench.shape(name), rates, processes),
-                bounds.update_bounds(bench.shape(name), bounds.reached(rates), processes),
-                strict=True,
-            ):
-                text = figure(item.get(key), ".1f", None if found else 1e3 * guess)
-                cells += [f"{1e3 * bound:.1f}", text]
-            rows.append([*cells, figure(item.get("recompute_ms"), ".1f")])
+    for name, placement in TRANSFERS:
+        item = found.get(f"weights {name} {placement}", {})
+        cells = [name, placement, figure(item.get("publish_ms"), ".1f")]
+        least, expected = (
+            bounds.update_bounds(bench.shape(name), each, processes=placement != "thread")
+            for each in (rates, bounds.reached(rates))
+        )
+        for key, bound, guess in zip(("arrive_ms", "pause_ms"), least, expected, strict=True):
+            text = figure(item.get(key), ".1f", None if found else 1e3 * guess)
+            cells += [f"{1e3 * bound:.1f}", text]
+        rows.append([*cells, figure(item.get("recompute_ms"), ".1f")])
     header = ["model", "placement", "published", "bound", "arrived", "bound", "pause"]
     return table([*header, "pause with recomputation"], rows)
 

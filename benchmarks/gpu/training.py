@@ -72,7 +72,8 @@ SETTINGS = (
     Setting("Qwen2.5-1.5B", "full", 32768, 2, 32768),
 )
 TIMED = 3, 15.0  # at most so many steps, fewer after so many seconds
-TRANSFERRED = ("Qwen3-0.6B", "Qwen2.5-1.5B")
+# Weights of these shapes, by these placements.
+TRANSFERS = ("Qwen3-0.6B", "thread"), ("Qwen3-0.6B", "ray"), ("Qwen2.5-1.5B", "thread")
 TOGETHER = Setting("Qwen2.5-1.5B", "full", 1024, 16, K16)
 ROWS, CONTEXT = 128, 1000  # sequences that are decoded beside the trainer, and tokens of a prompt
 UPDATES = 4
@@ -191,8 +192,7 @@ ITEMS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     **{setting.label: partial(train, setting=setting) for setting in SETTINGS},
     **{
         f"weights {name} {placement}": partial(transfer, name=name, placement=placement)
-        for name in TRANSFERRED
-        for placement in ("thread", "ray")
+        for name, placement in TRANSFERS
     },
     **{f"together {place}": partial(together, place=place) for place in ("thread", "process")},
 }
