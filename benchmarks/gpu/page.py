@@ -136,8 +136,9 @@ def decoding(bench: Bench, name: str, found: Found, rates: Rates) -> str:
 
 def stragglers(bench: Bench, found: Found, rates: Rates) -> str:
     shape, rows = bench.shape(STRAGGLING), []
-    for count, longest in STRAGGLERS:
-        item = found.get(f"straggler {count} {longest}", {})
+    for count, longest in ((rows, n) for rows, lengths in STRAGGLERS.items() for n in lengths):
+        steps = found.get(f"straggler {count}", {}).get("steps", [])
+        item = next((step for step in steps if step["longest"] == longest), {})
         context = (longest + (count - 1) * OTHERS) / count
         live = {"rows": count, "context": context, "ms": None} | item
         bound = 1e3 * bounds.decode_bound(shape, live["rows"], live["context"], rates)
