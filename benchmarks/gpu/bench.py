@@ -1,6 +1,5 @@
-"""What the four parts share: models of known shapes, and the project's workers on them.
-
-`make_generator` and `make_trainer` are the only places that make workers, with a user's config.
+"""What the four parts share: models of known shapes, and the project's workers on them, which only
+`make_generator` and `make_trainer` make.
 """
 
 from __future__ import annotations
@@ -48,6 +47,8 @@ MODES: dict[str, dict[str, Any]] = {
     "eager": {"cuda_graphs": False},
     "graphs": {"cuda_graphs": True},
 }
+
+APART = "ray"  # the placement in which the trainer has a process of its own
 
 
 class Bench(NamedTuple):

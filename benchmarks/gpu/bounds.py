@@ -60,13 +60,13 @@ def train_flops(shape: ModelShape, length: float, adapters: int | None = None) -
 
 
 def update_bounds(shape: ModelShape, rates: Rates, processes: bool) -> tuple[float, float]:
-    """Least seconds until two generators have new weights, and of the pause that swaps them in.
+    """Least seconds until a generator has new weights, and of the pause that swaps them in.
 
-    In one process each generator reads float32 and writes bfloat16. Between processes the weights
-    in bfloat16 cross the bus to each. The swap is a copy on the device.
+    In one process the generator reads float32 and writes bfloat16; between processes the weights in
+    bfloat16 cross the bus, in both directions at once. The swap is a copy on the device.
     """
     weights = used_weights(shape)
-    arrive = 2 * 2 * weights / rates.bus if processes else 2 * 6 * weights / rates.bandwidth
+    arrive = 2 * weights / rates.bus if processes else (4 + 2) * weights / rates.bandwidth
     return arrive, 2 * 2 * weights / rates.bandwidth
 
 

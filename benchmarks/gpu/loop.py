@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.bench import APART, Bench
 from tramontane import train
 from tramontane.config import Config, parse
 from tramontane.models.loading import load_tokenizer
@@ -29,7 +29,7 @@ TRL_SECONDS = 300.0
 # Where the trainer works: beside the generator in one process, or in its own; or they take turns.
 PLACES: dict[str, dict[str, dict[str, Any]]] = {
     "threads": {"placement": {"kind": "thread"}},
-    "processes": {"placement": {"kind": "ray"}},
+    "processes": {"placement": {"kind": APART}},
     "turns": {"placement": {"kind": "thread"}, "pipeline": {"max_staleness": 0}},
 }
 
@@ -75,7 +75,7 @@ def smollm2(bench: Bench) -> dict[str, Any]:
         return {"lacks": "models/smollm2; with a network: tramontane fetch smollm2"}
     # GSM8K would be fetched; the other two keys are for two cores.
     settings = ["evaluation.also={}", "trainer.threads=1", "generator.workers=1"]
-    return shipped(bench, "configs/real.yaml", settings + bench.pick([], ["cold_start.steps=2"]))
+    return shipped(bench, "configs/real.yaml", settings + bench.pick([], ["cold_start=null"]))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 
 from benchmarks.gpu import bounds
-from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.bench import APART, Bench
 from benchmarks.gpu.bounds import EXPECTED_MFU, Rates, sheet
 from benchmarks.gpu.decode import CONTEXT, DECODED, OTHERS, ROWS, STRAGGLERS, STRAGGLING, best_mode
 from benchmarks.gpu.facts import ERROR_LIMIT, LAYERS
@@ -163,31 +163,30 @@ def training(bench: Bench, found: Found, rates: Rates) -> str:
 
 def weights(bench: Bench, found: Found, rates: Rates) -> str:
     rows = []
-    for name, placement in TRANSFERS:
-        item = found.get(f"weights {name} {placement}", {})
-        cells = [name, placement, figure(item.get("publish_ms"), ".1f")]
+    for name, kind in TRANSFERS:
+        item = found.get(f"weights {name} {kind}", {})
+        cells = [name, kind, figure(item.get("publish_ms"), ".1f")]
         least, expected = (
-            bounds.update_bounds(bench.shape(name), each, processes=placement != "thread")
+            bounds.update_bounds(bench.shape(name), each, processes=kind == APART)
             for each in (rates, bounds.reached(rates))
         )
         for key, bound, guess in zip(("arrive_ms", "pause_ms"), least, expected, strict=True):
             text = figure(item.get(key), ".1f", None if found else 1e3 * guess)
             cells += [f"{1e3 * bound:.1f}", text]
-        rows.append([*cells, figure(item.get("recompute_ms"), ".1f")])
-    header = ["model", "placement", "published", "bound", "arrived", "bound", "pause"]
-    return table([*header, "pause with recomputation"], rows)
+        rows.append(cells)
+    return table(["model", "placement", "published", "bound", "arrived", "bound", "pause"], rows)
 
 
 def together(found: Found) -> str:
     rows = []
     keys = ("decode_ms", "decode_beside_ms", "update_seconds", "update_beside_seconds", "work")
-    for place in ("thread", "process"):
-        item = found.get(f"together {place}", {})
+    for kind in ("thread", APART):
+        item = found.get(f"together {kind}", {})
         forms = (".1f", ".1f", ".2f", ".2f", ".2f")
         cells = [figure(item.get(key), form) for key, form in zip(keys, forms, strict=True)]
-        rows.append([place, *cells, "1"])
+        rows.append([kind, *cells, "1"])
     header = [
-        "trainer's place",
+        "placement",
         "decode step, ms",
         "beside",
         "update, s",

@@ -3,23 +3,23 @@ both workers on one GPU."""
 
 from __future__ import annotations
 
-import tempfile
 import time
-from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.gpu.bench import Bench, requests
+from benchmarks.gpu.bench import APART, Bench, requests
 from benchmarks.gpu.bounds import train_flops
 from benchmarks.gpu.decode import best_mode
 from benchmarks.measure import random_groups, train_batch
+from tramontane.config import Config
 from tramontane.config.trainer import LoraConfig
-from tramontane.placement.handle import TRAINER, Handle
-from tramontane.placement.ranks import ProcessRanks
-from tramontane.placement.thread import ThreadHandle
+from tramontane.placement.handle import GeneratorHandle, Handle
+from tramontane.placement.place import Placement, place
 from tramontane.trainer import Trainer
 from tramontane.trainer.lora import parameters
 from tramontane.types import TrainBatch
@@ -73,11 +73,12 @@ SETTINGS = (
 )
 TIMED = 3, 15.0  # at most so many steps, fewer after so many seconds
 # Weights of these shapes, by these placements.
-TRANSFERS = ("Qwen3-0.6B", "thread"), ("Qwen3-0.6B", "ray"), ("Qwen2.5-1.5B", "thread")
+TRANSFERS = ("Qwen3-0.6B", "thread"), ("Qwen3-0.6B", APART), ("Qwen2.5-1.5B", "thread")
 TOGETHER = Setting("Qwen2.5-1.5B", "full", 1024, 16, K16)
 ROWS, CONTEXT = 128, 1000  # sequences that are decoded beside the trainer, and tokens of a prompt
 UPDATES = 4
-START_SECONDS = 240.0
+CACHE_MIB = 20480  # keys and values, beside the trainer's memory
+CALL_SECONDS = 240.0
 
 
 def make_batch(bench: Bench, setting: Setting) -> TrainBatch:
@@ -117,82 +118,102 @@ def train(bench: Bench, setting: Setting) -> dict[str, Any]:
     }
 
 
-def transfer(bench: Bench, name: str, placement: str) -> dict[str, Any]:
-    """The weights' way to two generators, by `benchmarks/weight_update.py`."""
-    import weight_update  # which is a script, and so are its imports
+class Workers(NamedTuple):
+    """A trainer and a generator on one GPU, where a run's placement puts them."""
 
-    with tempfile.TemporaryDirectory() as folder:
-        bench.make_model(name, torch.bfloat16).save_pretrained(folder)
-        if not bench.tiny:
-            torch.cuda.empty_cache()
-        settings = Namespace(
-            device=bench.device, dtype="bfloat16", ranks=1, slots=32, completions=32, updates=3
-        )
-        keep, recompute = weight_update.measure(folder, placement, settings)
-    return {
-        "publish_ms": keep["publish_ms"]["median"],
-        "arrive_ms": keep["arrive_ms"]["median"],
-        "pause_ms": keep["pause_ms"]["median"],
-        "recompute_ms": recompute["pause_ms"]["median"],
-    }
+    placement: Placement
+    trainer: Handle
+    generator: GeneratorHandle
+
+    @staticmethod
+    def call(worker: Handle, method: str, *args: Any) -> Any:
+        return worker.submit(method, *args).result(CALL_SECONDS)
 
 
-def together(bench: Bench, place: str) -> dict[str, Any]:
-    """Decode steps and updates at the same time, and each worker alone before: the trainer in a
-    `thread` or a `process` beside the generator's thread. `work` is what both do in a second, in
-    seconds that they take alone: 1 if they took turns."""
+@contextmanager
+def workers(
+    bench: Bench, setting: Setting, kind: str, rows: int, max_len: int
+) -> Iterator[Workers]:
+    """The workers of `placement.kind`; the generator has `rows` slots of `max_len` tokens."""
+    share = bench.pick({"gpus": 0.45}, {})
+    config = Config.model_validate(
+        {
+            "placement": {"kind": kind, "generator": share, "trainer": share},
+            "generator": {"device": bench.device},
+            "trainer": {"device": bench.device},
+        }
+    )
+    placement = place(config, note=lambda name, **what: None)
+    trainer = placement.trainer(partial(make_trainer, bench, setting))
+    trainer.started.result(CALL_SECONDS)  # transformers sets the dtype of new tensors globally
+    limit = bench.pick(CACHE_MIB, 64)
+    make = partial(bench.make_generator, setting.name, rows, max_len, best_mode())
+    generator = placement.generator(0, partial(make, kv_cache_mib=limit))
+    generator.started.result(CALL_SECONDS)
+    yield Workers(placement, trainer, generator)
+    for worker in (trainer, generator, placement):
+        worker.close()
+
+
+def transfer(bench: Bench, name: str, kind: str) -> dict[str, Any]:
+    """Weight updates of a generator that decodes until they have arrived; milliseconds."""
+    rows, prompt, room = 32, 64, 256
+    setting = TOGETHER._replace(name=name)
+    times: dict[str, list[float]] = {"publish_ms": [], "arrive_ms": [], "pause_ms": []}
+    with workers(bench, setting, kind, rows, prompt + room) as w:
+        w.call(w.generator, "submit", requests(0, rows, prompt, room))
+        w.call(w.generator, "step", 8)
+        w.call(w.trainer, "step", make_batch(bench, setting))
+        for version in range(1, 5):
+            decoding, began = w.generator.submit("step", 8), time.perf_counter()
+            weights = w.call(w.trainer, "publish", w.placement.weights())
+            times["publish_ms"].append(1e3 * (time.perf_counter() - began))
+            w.generator.submit_background("fetch", version, weights).result(CALL_SECONDS)
+            times["arrive_ms"].append(1e3 * (time.perf_counter() - began))
+            decoding.result(CALL_SECONDS)
+            times["pause_ms"].append(1e3 * w.call(w.generator, "swap", version))
+    # Memory for the next version is taken in the first one.
+    return {key: median(values[1:]) for key, values in times.items()}
+
+
+def together(bench: Bench, kind: str) -> dict[str, Any]:
+    """Decode steps and updates at the same time, and each worker alone before and after. `work` is
+    what both do in a second, in seconds that they take alone: 1 if they took turns."""
     rows, prompt = bench.pick((ROWS, CONTEXT), (8, 20))
     room, updates = bench.pick((4000, UPDATES), (4000, 1))
-    make = partial(make_trainer, bench, TOGETHER)
-    trainer: Handle
-    if place == "thread":
-        trainer = ThreadHandle(TRAINER, make, bench.device)
-    else:
-        trainer = ProcessRanks(TRAINER, make, 1, bench.device, START_SECONDS)
-    trainer.started.result(START_SECONDS)  # transformers sets the dtype of new tensors globally
-    mode, limit = best_mode(), bench.pick(20480, 64)
-    generator = ThreadHandle(
-        "generator",
-        lambda: bench.make_generator(TOGETHER.name, rows, prompt + room, mode, kv_cache_mib=limit),
-        bench.device,
-    )
     batch = make_batch(bench, TOGETHER)
+    with workers(bench, TOGETHER, kind, rows, prompt + room) as w:
 
-    def call(worker: Handle, method: str, *args: Any) -> Any:
-        return worker.submit(method, *args).result(START_SECONDS)
+        def decode(steps: int) -> float:
+            return bench.seconds(lambda: w.call(w.generator, "step", steps)) / steps
 
-    def decode(steps: int) -> float:
-        return bench.seconds(lambda: call(generator, "step", steps)) / steps
-
-    call(generator, "submit", requests(0, rows, prompt, room))
-    decode(8)
-    call(trainer, "step", batch)
-    update = bench.seconds(lambda: call(trainer, "step", batch))
-    before, began, steps = decode(bench.pick(100, 4)), time.perf_counter(), 0
-    for _ in range(updates):
-        running = trainer.submit("step", batch)
-        while not running.done():
-            call(generator, "step", 8)
-            steps += 8
-        running.result(START_SECONDS)
-    elapsed = time.perf_counter() - began
-    alone = (before + decode(bench.pick(100, 4))) / 2
-    for worker in (trainer, generator):
-        worker.close()
-    found = {
+        w.call(w.generator, "submit", requests(0, rows, prompt, room))
+        decode(8)
+        w.call(w.trainer, "step", batch)
+        update = bench.seconds(lambda: w.call(w.trainer, "step", batch))
+        before, began, steps = decode(bench.pick(100, 4)), time.perf_counter(), 0
+        for _ in range(updates):
+            running = w.trainer.submit("step", batch)
+            while not running.done():
+                w.call(w.generator, "step", 8)
+                steps += 8
+            running.result()
+        elapsed = time.perf_counter() - began
+        alone = (before + decode(bench.pick(100, 4))) / 2
+    return {
         "decode_ms": 1e3 * alone,
         "decode_beside_ms": 1e3 * elapsed / steps,
         "update_seconds": update,
         "update_beside_seconds": elapsed / updates,
+        "work": (alone * steps + update * updates) / elapsed,
     }
-    return found | {"work": alone * steps / elapsed + update * updates / elapsed}
 
 
 ITEMS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     **{setting.label: partial(train, setting=setting) for setting in SETTINGS},
     **{
-        f"weights {name} {placement}": partial(transfer, name=name, placement=placement)
-        for name, placement in TRANSFERS
+        f"weights {name} {kind}": partial(transfer, name=name, kind=kind)
+        for name, kind in TRANSFERS
     },
-    **{f"together {place}": partial(together, place=place) for place in ("thread", "process")},
+    **{f"together {kind}": partial(together, kind=kind) for kind in ("thread", APART)},
 }
