@@ -36,8 +36,12 @@ SEED ?=
 GSM8K ?= $(firstword $(wildcard ../shared/data/gsm8k_test.jsonl.gz) openai/gsm8k\#main)
 # Benchmarks that `make bench` runs; all by default.
 BENCH ?=
+# Of `make gpu`: parts (all by default); AGAIN=1 measures them from the start, TINY=1 rehearses.
+PART ?=
+AGAIN ?=
+TINY ?=
 
-.PHONY: quickstart real test slow studies-smoke vllm check docs mutants fuzz hostile bench proof chaos ranks nodes soak clean
+.PHONY: quickstart real test slow studies-smoke vllm check docs mutants fuzz hostile bench gpu proof chaos ranks nodes soak clean
 
 quickstart: $(READY)
 	$(BIN)/tramontane train configs/quickstart.yaml
@@ -89,6 +93,11 @@ hostile: $(DEV)
 
 bench: $(DEV)
 	$(BIN)/python -m benchmarks $(BENCH)
+
+# Figures of one GPU, for docs/gpu.md; a rehearsal leaves its page in .venv/gpu-rehearsal.
+gpu: $(DEV)
+	$(BIN)/python -m benchmarks.gpu $(PART) $(if $(AGAIN),--again) \
+		$(if $(TINY),--tiny --out $(VENV)/gpu-rehearsal)
 
 proof: $(DEV)
 	$(BIN)/python benchmarks/curation_proof.py

@@ -9,6 +9,7 @@ is 1 if a script fails or a promise is broken.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,10 @@ def run(name: str) -> list[tuple[str, str, bool]]:
     print(f"\n--- benchmarks/{name}.py", flush=True)
     report = HERE / f"{name}.json"
     report.unlink(missing_ok=True)
-    code = subprocess.run([sys.executable, str(HERE / f"{name}.py")], check=False).returncode
+    # Some import `benchmarks`, others their neighbours.
+    path = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(HERE / f"{name}.py")]
+    code = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}).returncode
     if not report.is_file():
         return [("ran to its end", f"exit code {code}", False)]
     promises = json.loads(report.read_text(encoding="utf-8"))["promises"]

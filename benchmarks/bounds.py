@@ -26,8 +26,16 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.generation import bandwidth, gemm_peak, make_clock
-from benchmarks.measure import finish, machine, random_groups, spread, train_batch
+from benchmarks.measure import (
+    bandwidth,
+    finish,
+    gemm_peak,
+    machine,
+    make_clock,
+    random_groups,
+    spread,
+    train_batch,
+)
 from tramontane.config import GeneratorConfig, TrainerConfig
 from tramontane.generator import Generator
 from tramontane.trainer import Trainer

@@ -36,7 +36,6 @@ os.environ["OMP_NUM_THREADS"] = "1"  # also for the background thread of transfo
 
 import random
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -48,7 +47,18 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.utils import logging
 
 from benchmarks import vllm_side
-from benchmarks.measure import SIZES, VOCAB, Promise, finish, machine, make_llama, spread
+from benchmarks.measure import (
+    SIZES,
+    VOCAB,
+    Promise,
+    bandwidth,
+    finish,
+    gemm_peak,
+    machine,
+    make_clock,
+    make_llama,
+    spread,
+)
 from tramontane.generator import SlotEngine
 from tramontane.generator.graphs import CudaGraphs
 from tramontane.types import Request, SamplingParams
@@ -146,41 +156,6 @@ def run_batching(manager: Any, requests: list[Request]) -> None:
             raise RuntimeError(f"continuous batching failed: {result and result.error}")
         tokens += len(result.generated_tokens)
     assert tokens == sum(r.sampling.max_tokens for r in requests)
-
-
-def gemm_peak(dtype: torch.dtype, device: str, n: int = 2048) -> float:
-    """Operations per second of a square matrix product; the best of five."""
-    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
-    clock = make_clock(device)
-    seconds = []
-    for _ in range(5):
-        start = clock()
-        _ = a @ b
-        seconds.append(clock() - start)
-    return 2 * n**3 / min(seconds)
-
-
-def make_clock(device: str) -> Callable[[], float]:
-    if device == "cpu":
-        return time.process_time
-
-    def clock() -> float:
-        torch.cuda.synchronize()
-        return time.perf_counter()
-
-    return clock
-
-
-def bandwidth(device: str, n: int = 2**30) -> float:
-    """Bytes per second that a large copy reads and writes; the best of five."""
-    a, b = (torch.ones(n, dtype=torch.uint8, device=device) for _ in range(2))
-    clock = make_clock(device)
-    seconds = []
-    for _ in range(5):
-        start = clock()
-        b.copy_(a)
-        seconds.append(clock() - start)
-    return 2 * n / min(seconds)
 
 
 def bytes_read(size: str, requests: list[Request], steps: int, dtype: str) -> float:

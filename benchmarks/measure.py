@@ -8,8 +8,9 @@ import platform
 import random
 import sys
 import threading
+import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -101,6 +102,41 @@ def spread(values: Sequence[float], digits: int = 0) -> dict[str, float]:
     """Median and range of repeated measurements."""
     figures = {"median": median(values), "lowest": min(values), "highest": max(values)}
     return {name: round(value, digits) for name, value in figures.items()}
+
+
+def gemm_peak(dtype: torch.dtype, device: str, n: int = 2048) -> float:
+    """Operations per second of a square matrix product; the best of five."""
+    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+    clock = make_clock(device)
+    seconds = []
+    for _ in range(5):
+        start = clock()
+        _ = a @ b
+        seconds.append(clock() - start)
+    return 2 * n**3 / min(seconds)
+
+
+def make_clock(device: str) -> Callable[[], float]:
+    if device == "cpu":
+        return time.process_time
+
+    def clock() -> float:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    return clock
+
+
+def bandwidth(device: str, n: int = 2**30) -> float:
+    """Bytes per second that a large copy reads and writes; the best of five."""
+    a, b = (torch.ones(n, dtype=torch.uint8, device=device) for _ in range(2))
+    clock = make_clock(device)
+    seconds = []
+    for _ in range(5):
+        start = clock()
+        b.copy_(a)
+        seconds.append(clock() - start)
+    return 2 * n / min(seconds)
 
 
 class Memory:

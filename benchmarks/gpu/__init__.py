@@ -1,0 +1,1 @@
+"""Measurements on one GPU: `make gpu`, or `python -m benchmarks.gpu`; see docs/gpu.md."""
