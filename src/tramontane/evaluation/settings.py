@@ -22,8 +22,8 @@ from tramontane.types import SamplingParams
 class SamplingOptions(TypedDict, total=False):
     """Keywords of `tramontane.evaluate` and `tramontane.generate`; see `Sampling`.
 
-    `device` and `dtype` are the generator's: `cpu`, `cuda`, `cuda:N` or `mps`; `float32` or
-    `bfloat16`.
+    `device` and `dtype` are the generator's: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`; `auto`,
+    `float32` or `bfloat16`.
     """
 
     problems: int | None

@@ -1,4 +1,5 @@
-"""Workers in threads of the controller's process: for laptops, one GPU, debugging and tests."""
+"""Workers on one machine: threads of the controller's process, and a process for each rank of a
+trainer that is not one of them."""
 
 from __future__ import annotations
 
@@ -17,29 +18,39 @@ from tramontane.models.weights import CopiedWeights, LocalWeights, Weights
 from tramontane.placement.files import Folder, on_this_machine
 from tramontane.placement.handle import TRAINER, GeneratorHandle, Handle
 from tramontane.placement.ranks import ProcessRanks
+from tramontane.placement.seats import seats
 
 CLOSE_SECONDS = 30.0
 
 
 class LocalPlacement:
-    """Workers as threads of the controller's process; several trainer ranks as processes."""
+    """Workers as threads of the controller's process; the trainer's ranks as processes if there are
+    several, or with `placement.kind: process`.
+
+    Raises:
+        InputError: too few GPUs; see `seats`.
+    """
 
     def __init__(self, config: Config, note: Callable[..., None]) -> None:
         self._config, self._note = config, note
+        self._seats = seats(config, torch.cuda.device_count())
         # A thread that hangs cannot be ended.
-        self.replaces_trainer = config.trainer.ranks > 1
+        self.replaces_trainer = config.trainer_is_apart
 
     def reserve(self) -> None: ...
 
     def generator(self, number: int, make: Callable[[], Any]) -> GeneratorHandle:
-        return ThreadHandle(f"generator {number}", make, self._config.generator.device)
+        # vLLM's engine is in a process of its own, so this one takes no memory of its GPU.
+        slots = self._config.generator.kind == "slots"
+        device = self._seats.generators[number] if slots else "cpu"
+        return ThreadHandle(f"generator {number}", make, device)
 
     def verifier(self, number: int, make: Callable[[], Any]) -> Handle:
         return ThreadHandle(f"verifier {number}", make)
 
     def trainer(self, make: Callable[[], Any]) -> Handle:
         config, limit = self._config.trainer, self._config.timeouts.training
-        if config.ranks == 1:
+        if not self._config.trainer_is_apart:
             return ThreadHandle(TRAINER, make, config.device)
         ranks = ProcessRanks(TRAINER, make, config.ranks, config.device, limit)
         for rank, process in enumerate(ranks.processes):
@@ -47,7 +58,7 @@ class LocalPlacement:
         return ranks
 
     def weights(self) -> Weights:
-        if self._config.trainer.ranks == 1 and not self._config.replaces_generators:
+        if not (self._config.trainer_is_apart or self._config.replaces_generators):
             return LocalWeights()
         return CopiedWeights(getattr(torch, self._config.generator.dtype))
 

@@ -210,8 +210,7 @@ def controller_memory(stages: Sequence[Config], shape: ModelShape, lengths: Leng
     """Memory of the controller: all tokens in flight, queued and being trained on at full length,
     and one version of the weights on its way to generators in other processes."""
     config = stages[0]
-    travelling = config.placement.kind == "ray" or config.trainer.ranks > 1
-    size = DTYPE_BYTES[config.generator.dtype] if travelling else 0
+    size = DTYPE_BYTES[config.generator.dtype] if config.trainer_is_apart else 0
     completions = max(s.pipeline.n_async + 2 * s.pipeline.n_batch for s in stages)
     return Memory(
         weights=size * shape.parameters, records=completions * lengths.longest * TOKEN_RECORD

@@ -71,10 +71,11 @@ class Trainer:
             )
         self.objective = load_objective(config.objective)
         self._needs = config.objective.options.needs
+        self.device = sharding.device_of_rank(config.device)
+        config = config.model_copy(update={"device": str(self.device)})
         self.model, self.config = model, config
         self._peak_rate = config.peak_rate(model.num_parameters())
         self.updates = updates
-        self.device = sharding.device_of_rank(config.device)
         self.version = 0
         self._writer = export.CheckpointWriter(model)
         forwards.disable_dropout(model)
