@@ -48,6 +48,8 @@ from tramontane.placement.ranks import (
     joint_result,
 )
 
+logger = logging.getLogger("tramontane")
+
 CONNECT_SECONDS = 10.0
 EXIT_SECONDS = 2.0  # time for a process to exit after Ray asked it to
 
@@ -364,6 +366,13 @@ class Cluster:
                     f"{asked:g}; lower generator.workers, verifier.workers, trainer.ranks or what "
                     f"placement gives each of them"
                 )
+
+        if has.get("GPU") and not gpus:
+            logger.warning(
+                "the Ray cluster has %g GPUs, and no worker of the run asks for one; with "
+                "generator.device=cuda trainer.device=cuda they do",
+                has["GPU"],
+            )
 
     def reserve(self) -> None:
         """Reserve resources for the trainer's ranks: on one machine if they fit, otherwise on as
