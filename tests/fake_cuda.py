@@ -1,0 +1,119 @@
+"""CUDA tensors on machines without a GPU: they have shapes, dtypes and a device, but no values.
+
+Code under `fake_cuda` fails where it mixes devices. `Launches` shows what the same code would do on
+a GPU: the kernels that it launches, and the operations for which the host waits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_aten = torch.ops.aten
+_COPIES = {_aten.copy_.default, _aten._to_copy.default}
+_INDEXING = {_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default}
+# In inference mode, `bool(x)` and `x.item()` arrive as operations of their own.
+_READS = {_aten._local_scalar_dense.default, _aten.item.default, _aten.is_nonzero.default}
+_READS |= {_aten.equal.default}
+# Operations that allocate, or name an existing tensor anew, without a kernel.
+_FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh"}
+_FREE |= {"detach", "detach_", "_unsafe_view", "_reshape_alias", "record_stream"}
+_CUDA, _META = 1, 14  # c10::DeviceType
+
+
+@contextmanager
+def fake_cuda() -> Iterator[None]:
+    """Context manager: all tensors made inside are without values, and may be on `cuda`, a GPU of
+    compute capability 9.0. Tensors from outside must be on the CPU."""
+    with (
+        patch("torch.cuda.get_device_capability", lambda device=None: (9, 0)),
+        # A constant on the CPU would otherwise be moved to the GPU with its value.
+        patch("torch._subclasses.fake_tensor.CONSTANT_NUMEL_LIMIT", 0),
+        _device_guard(),
+        FakeTensorMode(allow_non_fake_inputs=True),
+    ):
+        yield
+
+
+@contextmanager
+def _device_guard() -> Iterator[None]:
+    """Context manager: some of torch's functions, e.g. indexing, set the current device, which for
+    CUDA fails without a GPU. Lend CUDA the code that sets the device `meta`: it does nothing."""
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    symbol = "_ZN3c104impl26device_guard_impl_registryE"
+    guards = (ctypes.c_void_p * (_META + 1)).in_dll(library, symbol)
+    before = guards[_CUDA]
+    guards[_CUDA] = guards[_META]
+    try:
+        yield
+    finally:
+        guards[_CUDA] = before
+
+
+class Launches(TorchDispatchMode):
+    """Context manager inside `fake_cuda`, which notes what operations would do on a GPU.
+
+    Args:
+        value: stands for every value that the host reads.
+
+    Attributes:
+        kernels: number of kernels by operation; an operation counts as one kernel.
+        waits: operations for which the host waits until the GPU has done all work before them:
+            values read, shapes that depend on values, copies between pageable memory and the GPU.
+    """
+
+    def __init__(self, value: float = 0) -> None:
+        super().__init__()
+        self.value = value
+        self.kernels: Counter[str] = Counter()
+        self.waits: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "prim":  # the tensor's device
+            return func(*args, **kwargs)
+        if func not in _READS:  # in inference mode, composite operations arrive whole
+            with self:
+                if (out := func.decompose(*args, **kwargs)) is not NotImplemented:
+                    return out
+        name = func.overloadpacket.__name__
+        inputs = _tensors((args, kwargs))
+        reads = any(x.is_cuda for x in inputs)
+        if reads and func in _READS:
+            self.waits.append(name)
+            truth = args[0].dtype == torch.bool or func in (
+                _aten.is_nonzero.default,
+                _aten.equal.default,
+            )
+            kind = bool if truth else float if args[0].is_floating_point() else int
+            return kind(self.value)
+        by_mask = func not in _INDEXING or any(x.dtype == torch.bool for x in _tensors(args[1]))
+        if reads and by_mask and torch.Tag.dynamic_output_shape in func.tags:
+            self.waits.append(name)
+        out = func(*args, **kwargs)
+        outputs = _tensors(out)
+        if func in _COPIES and len({x.is_cuda for x in [*inputs[:2], *outputs]}) > 1:
+            if not kwargs.get("non_blocking", len(args) > 2 and args[2]):
+                self.waits.append(f"{name} between CPU and GPU")
+        elif func is _aten.lift_fresh.default and out.is_cuda:
+            self.waits.append("a tensor of Python's values")
+        elif func in _INDEXING and reads and not all(x.is_cuda for x in _tensors(args[1])):
+            self.waits.append(f"{name} by an index on the CPU")
+        launched = any(x.is_cuda for x in [*inputs, *outputs])
+        if launched and not func.is_view and name not in _FREE:
+            self.kernels[name] += 1
+        return out
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
