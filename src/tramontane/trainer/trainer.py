@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from tramontane.config import TrainerConfig
 from tramontane.errors import InputError
 from tramontane.models import memory
+from tramontane.models.host import HostMemory
 from tramontane.models.loading import empty_model, load_model
 from tramontane.models.packing import pack
 from tramontane.models.weight_files import WeightFiles
@@ -117,6 +118,7 @@ class Trainer:
             trained(model), self._peak_rate, config.betas, config.weight_decay
         )
         self._state_files = StateFiles()
+        self._host_memory = HostMemory() if self.device.type == "cuda" else None
         self._busy, self._computed = 0.0, 0
         self._learned = TrainedFigures()
         self._skipped_in_a_row = 0  # optimizer steps, up to now
@@ -216,7 +218,7 @@ class Trainer:
     def publish(self, weights: Weights) -> Weights:
         """Add this rank's rows of all weights to `weights`. Collective: every rank must call it,
         though only the matrices A of adapters are gathered."""
-        weights.add_all(self._parts)
+        weights.add_all(self._parts, self._host_memory)
         return weights
 
     def _parts(self) -> Iterator[Bucket]:
