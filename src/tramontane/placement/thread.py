@@ -21,6 +21,7 @@ from tramontane.placement.ranks import ProcessRanks
 from tramontane.placement.seats import seats
 
 CLOSE_SECONDS = 30.0
+DECODING = -1  # priority of a generator's CUDA stream: its short kernels go before a trainer's
 
 
 class LocalPlacement:
@@ -43,7 +44,7 @@ class LocalPlacement:
         # vLLM's engine is in a process of its own, so this one takes no memory of its GPU.
         slots = self._config.generator.kind == "slots"
         device = self._seats.generators[number] if slots else "cpu"
-        return ThreadHandle(f"generator {number}", make, device)
+        return ThreadHandle(f"generator {number}", make, device, DECODING)
 
     def verifier(self, number: int, make: Callable[[], Any]) -> Handle:
         return ThreadHandle(f"verifier {number}", make)
@@ -70,18 +71,20 @@ class ThreadHandle:
     have a second thread.
 
     On a CUDA device each thread has its own stream, so that workers on one GPU do not wait for each
-    other's kernels. A call returns after all its kernels have run, so its results can be used on
-    any stream.
+    other's kernels; the calls' has the given priority. A call returns after all its kernels have
+    run, so its results can be used on any stream.
 
     Two such workers train and decode side by side on two cores: torch releases the interpreter
     lock. The threads are daemons, so a worker that hangs does not keep the process alive. `close`
     waits up to `CLOSE_SECONDS` for a running call, since torch must not be cut off in the middle.
     """
 
-    def __init__(self, name: str, make: Callable[[], Any], device: str = "cpu") -> None:
+    def __init__(
+        self, name: str, make: Callable[[], Any], device: str = "cpu", priority: int = 0
+    ) -> None:
         self.name, self._device = name, device
         self._worker: Any = None
-        self._calls = _Calls(name, device)
+        self._calls = _Calls(name, device, priority)
         self._background: _Calls | None = None
         self.started: Future[None] = self._calls.submit(self._make, make)
 
@@ -112,8 +115,8 @@ class ThreadHandle:
 class _Calls:
     """A thread that runs calls one after another."""
 
-    def __init__(self, name: str, device: str) -> None:
-        self._device, self._closing = device, False
+    def __init__(self, name: str, device: str, priority: int = 0) -> None:
+        self._device, self._priority, self._closing = device, priority, False
         self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
             queue.SimpleQueue()
         )
@@ -132,7 +135,7 @@ class _Calls:
 
     def _run(self) -> None:
         torch.set_num_threads(1)
-        with _separate_stream(self._device) as synchronize:
+        with _separate_stream(self._device, self._priority) as synchronize:
             while (item := self._queue.get()) is not None:
                 future, call = item
                 if self._closing:
@@ -149,13 +152,14 @@ class _Calls:
 
 
 @contextmanager
-def _separate_stream(device: str) -> Iterator[Callable[[], None]]:
-    """Within this block, the thread's work for a CUDA device goes to a new stream; yields a
-    function that waits until the stream's work is done. Other devices have no streams."""
+def _separate_stream(device: str, priority: int) -> Iterator[Callable[[], None]]:
+    """Within this block, the thread's work for a CUDA device goes to a new stream, of higher
+    priority if the number is lower; yields a function that waits until the stream's work is done.
+    Other devices have no streams."""
     if not device.startswith("cuda"):
         yield lambda: None
         return
-    stream = torch.cuda.Stream(torch.device(device))
+    stream = torch.cuda.Stream(torch.device(device), priority=priority)
     with torch.cuda.stream(stream):  # also makes the stream's device the thread's current one
         yield stream.synchronize
 
