@@ -216,19 +216,19 @@ def generator_limits(
     generator, memory = config.generator, devices.gpu_memory
     if not _on_gpu(generator.device) or generator.gpu_memory_utilization is not None:
         return {}
-    share = GPU_MEMORY_SHARE
-    beside = seats(config, devices.gpus).beside_trainer(generator.devices)
     if config.placement.kind == "ray":
-        share, beside = share * min(1.0, config.placement.generator.gpus or 1.0), False
-    elif beside and memory is None:
-        share /= 2
-    elif beside:
-        workers = _workers(stages, shape, lengths, memory)
-        trainer = [w for w in workers if _on_gpu(w.device) and w.name != GENERATOR]
-        needed = sum(w.memory.total for w in trainer) + _gpu_overhead(config, trainer)
-        share = max(MIN_SHARE, share - needed / memory)
-    limits = {"gpu_memory_utilization": round(share, 3)}
-    if beside and memory and generator.kind == "vllm" and generator.kv_cache_mib is None:
+        fraction = min(1.0, config.placement.generator.gpus or 1.0)
+        return {"gpu_memory_utilization": round(GPU_MEMORY_SHARE * fraction, 3)}
+    if not seats(config, devices.gpus).beside_trainer(generator.devices):
+        return {"gpu_memory_utilization": GPU_MEMORY_SHARE}
+    if memory is None:
+        return {"gpu_memory_utilization": GPU_MEMORY_SHARE / 2}
+    workers = _workers(stages, shape, lengths, memory)
+    trainer = [w for w in workers if _on_gpu(w.device) and w.name != GENERATOR]
+    taken = sum(w.memory.total for w in trainer) + _gpu_overhead(config, trainer)
+    share = max(MIN_SHARE, round(GPU_MEMORY_SHARE - taken / memory, 3))
+    limits = {"gpu_memory_utilization": share}
+    if generator.kind == "vllm" and generator.kv_cache_mib is None:
         update = {"generator": generator.model_copy(update=limits)}
         limited = [stage.model_copy(update=update) for stage in stages]
         by_stage = zip(limited, lengths, strict=True)
