@@ -27,10 +27,10 @@ int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = CUDA; return 0;
 # import of torch would end it.
 SAY = """
 from tramontane.config import Config
-from tramontane.config.device import idle_gpu
+from tramontane.config.device import idle_gpus
 config = Config()
 print(config.trainer.device, config.generator.device, config.generator.dtype)
-print(idle_gpu("cpu"))
+print(idle_gpus("cpu"))
 """
 
 
@@ -64,7 +64,7 @@ def on_machine(
 @pytest.mark.parametrize(
     ("gpus", "cuda", "built_for", "variables", "chosen", "said"),
     [
-        (8, 13010, "12.8", {}, "cuda cuda bfloat16", "this machine's 8 GPUs are not used (take"),
+        (8, 13010, "12.8", {"CUDA_VISIBLE_DEVICES": "5,6"}, "cuda cuda bfloat16", "2 GPUs are not"),
         (1, 12080, "13.0", {}, "cpu cpu float32", "needs a driver for CUDA 13, not 12"),
         (1, 13000, "13.0", {"CUDA_VISIBLE_DEVICES": ""}, "cpu cpu float32", ""),
     ],
@@ -98,6 +98,24 @@ def test_torch_uses_a_gpu_whose_driver_knows_its_cuda(
     found: tuple[int, int], built_for: int | None, obstacle: str
 ) -> None:
     assert device._obstacle(device.Nvidia(*found), built_for) == obstacle
+
+
+@pytest.mark.parametrize(
+    ("devices", "said"),
+    [
+        (["cpu", "cpu"], "this machine's 4 GPUs are not used (take device: auto)"),
+        (["cuda:0", "cpu"], "3 of this machine's 4 GPUs not used"),
+        (["cuda:0", "cuda:0", "cuda:2"], "2 of this machine's 4 GPUs not used"),
+        ([f"cuda:{number}" for number in range(4)], ""),
+        (["cuda"], ""),
+    ],
+)
+def test_gpus_that_no_worker_has_are_counted(
+    monkeypatch: pytest.MonkeyPatch, devices: list[str], said: str
+) -> None:
+    monkeypatch.setattr(device, "_nvidia", lambda: device.Nvidia(4, 13))
+    monkeypatch.setattr(device, "_torch_cuda", lambda: 13)
+    assert device.idle_gpus(*devices) == said
 
 
 def test_the_installed_torch_is_read_without_its_import() -> None:

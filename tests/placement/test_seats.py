@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tramontane.config import Config
 from tramontane.errors import InputError
+from tramontane.evaluation.placed import generator_maker
 from tramontane.placement.seats import seats
 
 
@@ -108,3 +112,15 @@ def test_no_gpu_is_shared_while_there_are_enough(
     assert len(set(found.ranks)) == ranks
     if first + ranks + workers <= gpus:
         assert not found.beside_trainer(1)
+
+
+def test_each_generator_is_loaded_onto_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    started: list[tuple[int, partial[Any]]] = []
+    placement: Any = SimpleNamespace(generator=lambda number, make: started.append((number, make)))
+    encoder: Any = SimpleNamespace(response=None)
+    make = generator_maker(run_on("cuda", "cuda", 6, 2), "tiny", encoder, placement)
+    for number in (0, 5, 3, 5):  # the last replaces a lost one
+        make(number, 4, 64)
+    devices = [(number, load.args[1].device) for number, load in started]
+    assert devices == [(0, "cuda:2"), (5, "cuda:7"), (3, "cuda:5"), (5, "cuda:7")]

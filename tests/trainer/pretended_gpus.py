@@ -6,6 +6,7 @@ GPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,26 +19,30 @@ chosen: list[str] = []  # devices made current, in this process
 asked: list[str] = []  # devices that the trainer took for its rank
 
 
-class OnRank:
-    """A trainer of two ranks, and the devices that each of them took."""
+class Ranked:
+    """A worker that knows the devices of all ranks."""
+
+    def devices(self) -> list[Any]:
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, (chosen, asked))
+        return found
+
+
+class OnRank(Ranked):
+    """A trainer of two ranks."""
 
     def __init__(self, device: str) -> None:
         self.trainer = trainer(ranks=2, device=device)
-
-    def devices(self) -> list[Any]:
-        found: list[Any] = [None] * 2
-        dist.all_gather_object(found, (chosen, asked))
-        return found
 
     def step(self) -> dict[str, float]:
         return self.trainer.step(batch())
 
 
 class Pretending:
-    """Makes an `OnRank`, in a process that was told of GPUs."""
+    """Makes an `OnRank`, or the worker of another class, in a process that was told of GPUs."""
 
-    def __init__(self, device: str) -> None:
-        self.device = device
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
@@ -51,5 +56,5 @@ class Pretending:
         torch.cuda.current_device = lambda: int(chosen[-1].partition(":")[2])
         sharding.device_of_rank = on_cpu
 
-    def __call__(self) -> OnRank:
-        return OnRank(self.device)
+    def __call__(self) -> Any:
+        return self.make()

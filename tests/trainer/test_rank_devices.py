@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from tests.trainer.pretended_gpus import Pretending
+from tests.trainer.pretended_gpus import OnRank, Pretending, Ranked
 from tests.trainer.rollouts import batch, trainer
 from tramontane.placement import ranks
 
@@ -18,7 +20,7 @@ def test_microbatches_of_a_rank_are_on_its_own_gpu(
 ) -> None:
     assert ranks.collective_backend(device) == "nccl"
     monkeypatch.setattr(ranks, "collective_backend", lambda device: "gloo")
-    handle = ranks.ProcessRanks("trainer", Pretending(device), 2, device)
+    handle = ranks.ProcessRanks("trainer", Pretending(partial(OnRank, device)), 2, device)
     handle.started.result(PATIENCE)
     own = [f"cuda:{first}", f"cuda:{first + 1}"]
     assert handle.submit("devices").result(PATIENCE) == [([gpu], [gpu]) for gpu in own]
@@ -27,3 +29,13 @@ def test_microbatches_of_a_rank_are_on_its_own_gpu(
     handle.close()
     alone = trainer(dtype="bfloat16").step(batch())
     assert metrics["grad_norm"] == pytest.approx(alone["grad_norm"], rel=0.05)
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_eight_ranks_have_eight_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "collective_backend", lambda device: "gloo")
+    handle = ranks.ProcessRanks("trainer", Pretending(Ranked), 8, "cuda")
+    handle.started.result(PATIENCE)
+    expected = [([f"cuda:{rank}"], []) for rank in range(8)]
+    assert handle.submit("devices").result(PATIENCE) == expected
+    handle.close()

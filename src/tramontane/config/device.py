@@ -74,7 +74,10 @@ def _nvidia() -> Nvidia:
         or nvml.nvmlDeviceGetCount_v2(ctypes.byref(gpus))
         or nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(cuda))
     )
-    return Nvidia(0, 0) if failed else Nvidia(gpus.value, cuda.value // 1000)
+    if failed:
+        return Nvidia(0, 0)
+    seen = gpus.value if visible is None else min(gpus.value, len(visible.split(",")))
+    return Nvidia(seen, cuda.value // 1000)
 
 
 @cache
@@ -86,11 +89,15 @@ def _torch_cuda() -> int | None:
     return int(built_for.partition(".")[0]) if built_for else None
 
 
-def idle_gpu(*devices: str) -> str:
-    """What to say of a machine whose GPU none of a run's `devices` uses; empty without one."""
-    found = _nvidia()
-    if not found.gpus or any(device != "cpu" for device in devices):
+def idle_gpus(*devices: str) -> str:
+    """What to say of this machine's GPUs that none of a run's `devices` is; empty without any.
+    `cuda`, without a number, may be all of them."""
+    found, used = _nvidia(), {device for device in devices if device.startswith("cuda")}
+    idle = found.gpus - len(used)
+    if idle <= 0 or "cuda" in used:
         return ""
+    if used:
+        return f"{idle} of this machine's {found.gpus} GPUs not used"
     gpus = "this machine's GPU is" if found.gpus == 1 else f"this machine's {found.gpus} GPUs are"
     remedy = _obstacle(found, _torch_cuda()) or "take device: auto"
     return f"{gpus} not used ({remedy})"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from tramontane.config import Config, PromptConfig, parse_settings, read_settings
-from tramontane.config.device import idle_gpu, slow_dtype
+from tramontane.config.device import idle_gpus, slow_dtype
 from tramontane.errors import InputError
 from tramontane.evaluation.suites import source_of, suite_of
 from tramontane.models.names import find_weights
@@ -138,7 +138,7 @@ def settings_for(
     parsed = parse_settings(Config, raw, [*device, *overrides], str(path) if path else "eval")
     generator = parsed.generator
     slow = slow_dtype("generator.dtype", generator.dtype, generator.device)
-    for warning in filter(None, (idle_gpu(generator.device), slow)):
+    for warning in filter(None, (idle_gpus(generator.device), slow)):
         warnings.warn(warning, stacklevel=2)
     defaults = _sampling_of(parsed) if path or config else Sampling()
     if suite := suite_of(source or ""):

@@ -18,10 +18,17 @@ class Seats(NamedTuple):
     ranks: tuple[str, ...]
     generators: tuple[str, ...]
 
-    def beside_trainer(self, devices: int) -> bool:
-        """True if one of the generators, of `devices` GPUs each, shares a GPU with a rank."""
-        taken = {rank_device(g, n) for g in self.generators for n in range(devices)}
-        return any(on_gpu(device) and device in taken for device in self.ranks)
+    def of_generators(self, each: int) -> list[str]:
+        """All devices of the generators, which have `each` of them if they are on GPUs."""
+        return [
+            rank_device(first, n)
+            for first in self.generators
+            for n in range(each if on_gpu(first) else 1)
+        ]
+
+    def beside_trainer(self, each: int) -> bool:
+        """True if one of the generators, of `each` GPUs, shares a GPU with a rank."""
+        return any(on_gpu(device) for device in {*self.ranks} & {*self.of_generators(each)})
 
 
 def on_gpu(device: str) -> bool:

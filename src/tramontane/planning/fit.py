@@ -13,7 +13,7 @@ from tramontane.config import GPU_MEMORY_SHARE, Config, TrainerConfig
 from tramontane.errors import InputError
 from tramontane.models.memory import machine_memory
 from tramontane.models.shape import ModelShape
-from tramontane.placement.seats import rank_device, seats
+from tramontane.placement.seats import seats
 from tramontane.planning.gpus import GIB, GPUS
 from tramontane.planning.memory import (
     Lengths,
@@ -362,8 +362,7 @@ def _seats(config: Config, kind: Worker, gpus: int | None) -> list[tuple[str, in
     found = seats(config, gpus)
     if kind.name != GENERATOR:
         return [(device, 1) for device in found.ranks]
-    each = config.generator.devices
-    return [(rank_device(first, n), 1) for first in found.generators for n in range(each)]
+    return [(device, 1) for device in found.of_generators(config.generator.devices)]
 
 
 def _alike(by_device: dict[str, list[Worker]]) -> Iterator[tuple[str, list[Worker]]]:

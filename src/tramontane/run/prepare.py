@@ -15,7 +15,7 @@ from tramontane.config import (
     TrainerConfig,
     Until,
 )
-from tramontane.config.device import idle_gpu, number_type, slow_dtype
+from tramontane.config.device import idle_gpus, number_type, slow_dtype
 from tramontane.data.curriculum import Curriculum
 from tramontane.data.lengths import PromptFilter, PromptLimit
 from tramontane.data.prompts import PromptEncoder
@@ -386,7 +386,9 @@ def devices_line(config: Config) -> str:
     found = seats(config, torch.cuda.device_count() or None)
     devices = {"trainer": found.ranks, "generator": found.generators}
     lines = [f"{name} on {', '.join(dict.fromkeys(on))}" for name, on in devices.items() if on]
-    return "; ".join(filter(None, [*lines, idle_gpu(*found.ranks, *found.generators)]))
+    used = (*found.ranks, *found.of_generators(config.generator.devices))
+    on_ray = config.placement.kind == "ray"
+    return "; ".join(filter(None, [*lines, "" if on_ray else idle_gpus(*used)]))
 
 
 def dtype_warnings(config: Config) -> list[str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from tramontane.config.device import idle_gpu, slow_dtype
+from tramontane.config.device import idle_gpus, slow_dtype
 from tramontane.config.sft import SFTConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
@@ -84,7 +84,7 @@ def sft(
         _check_output(output, resume)
         rows = read_examples(config)
         slow = slow_dtype("dtype", config.dtype, config.device)
-        for warning in filter(None, (idle_gpu(config.device), slow)):
+        for warning in filter(None, (idle_gpus(config.device), slow)):
             warnings.warn(warning, stacklevel=2)
         architecture, tokenizer = _prepare(config)
         from tramontane.models.loading import context_length
