@@ -130,6 +130,8 @@ def test_every_worker_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -
         assert (config.device, config.dtype) == ("cuda:3", "bfloat16")
         assert type(config).model_fields["device"].default == "auto"
     assert TrainerConfig(device="cpu").device == "cpu"
+    monkeypatch.setenv(device.DEVICE, "auto")
+    assert TrainerConfig().device in ("cpu", "cuda")
     monkeypatch.setenv(device.DEVICE, "gpu")
     with pytest.raises(ValueError, match="'gpu' is not a device"):
         TrainerConfig()

@@ -155,6 +155,38 @@ def test_two_versions_take_turns_in_memory_that_processes_share() -> None:
     handle.close()
 
 
+class Runtime:
+    """CUDA's functions that pin memory: what is pinned, by its address."""
+
+    def __init__(self, code: int = 0) -> None:
+        self.code, self.pinned = code, dict[int, int]()
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self.pinned[address] = size
+        return self.code
+
+    def cudaHostUnregister(self, address: int) -> None:
+        del self.pinned[address]
+
+
+def test_memory_is_pinned_at_its_own_size_as_long_as_it_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    memory = HostMemory()
+    for _ in range(3):
+        memory.begin()
+        for size in (136_000_001, 3):
+            assert memory.take(size).is_shared()
+    assert sorted(runtime.pinned.values()) == [3, 3, 136_000_001, 136_000_001]
+    del memory
+    assert not runtime.pinned
+    runtime.code = 2
+    with pytest.raises(RuntimeError, match="cannot pin 5 bytes of host memory .error 2."):
+        HostMemory().take(5)
+
+
 @cuda
 def test_on_a_gpu_published_weights_are_in_pinned_memory() -> None:
     memory = HostMemory()

@@ -33,7 +33,7 @@ _FASTER = 1.2  # speed-up that makes bfloat16 worth its rounding
 def _device(name: str) -> str:
     """`name`, with `auto` replaced by a device."""
     if name == "auto":
-        if named := os.environ.get(DEVICE):
+        if (named := os.environ.get(DEVICE, "auto")) != "auto":
             return _device(named)
         return "cpu" if _obstacle(_nvidia(), _torch_cuda()) else "cuda"
     if not re.fullmatch(r"cpu|cuda(:\d+)?|mps", name):
@@ -99,8 +99,9 @@ def idle_gpus(*devices: str) -> str:
     if used:
         return f"{idle} of this machine's {found.gpus} GPUs not used"
     gpus = "this machine's GPU is" if found.gpus == 1 else f"this machine's {found.gpus} GPUs are"
-    remedy = _obstacle(found, _torch_cuda()) or "take device: auto"
-    return f"{gpus} not used ({remedy})"
+    if obstacle := _obstacle(found, _torch_cuda()):
+        return f"{gpus} not used ({obstacle}; see tramontane doctor)"
+    return f"{gpus} not used (take device: auto)"
 
 
 def _model(name: str) -> str:

@@ -13,6 +13,8 @@ import torch
 
 ALIGNMENT = 64  # bytes; alignment of each tensor in a buffer
 
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every GPU of the process
+
 Allocate = Callable[[int], torch.Tensor]  # bytes, as uint8, by their number
 
 
@@ -50,8 +52,8 @@ def pin(buffer: torch.Tensor, owner: object) -> torch.Tensor:
     Raises:
         RuntimeError: CUDA cannot pin so much memory.
     """
-    cuda = torch.cuda.cudart()
-    if code := int(cuda.cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)):
+    register = torch.cuda.cudart().cudaHostRegister
+    if code := int(register(buffer.data_ptr(), buffer.nbytes, _PORTABLE)):
         raise RuntimeError(f"CUDA cannot pin {buffer.nbytes:,} bytes of host memory (error {code})")
     weakref.finalize(owner, _unpin, buffer)
     return buffer
@@ -72,7 +74,7 @@ class HostMemory:
     """
 
     def __init__(self, allocate: Allocate | None = None) -> None:
-        self._allocate = allocate or self._shared
+        self._allocate = allocate
         self._versions: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
         self._turn = self._used = 0
 
@@ -84,7 +86,8 @@ class HostMemory:
         """The next buffer of the version."""
         buffers = self._versions[self._turn]
         if self._used == len(buffers):
-            buffers.append(self._allocate(size))
+            make = self._allocate or self._shared
+            buffers.append(make(size))
         self._used += 1
         return buffers[self._used - 1]
 
