@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tramontane import dry_run
 from tramontane.config import Config
 from tramontane.generator.vllm.process import engine_args
 from tramontane.models.shape import load_shape
@@ -76,3 +78,15 @@ def test_vllm_beside_a_trainer_gets_the_bytes_of_its_cache() -> None:
     assert "gpu_memory_utilization" not in arguments
     apart = limits(trainer={"device": "cuda:1"}, generator=vllm | {"device": "cuda:0"})
     assert "kv_cache_mib" not in apart
+
+
+def test_assumed_gpus_have_the_workers_whose_device_the_file_does_not_name(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("generator: {device: cpu}")
+    assumed = {"gpu": "h100", "model_shape": SHAPE}
+    found = dry_run(file, **assumed)
+    assert (found.config.generator.device, found.config.trainer.device) == ("cpu", "cuda")
+    assert found.config.trainer.dtype == "bfloat16"
+    assert found.memory.loads[0].device == "cuda:0 (h100)"
+    assert dry_run(file, ["trainer.device=cpu"], **assumed).config.trainer.device == "cpu"
+    assert dry_run(file, model_shape=SHAPE).config.trainer.device == "cpu"
