@@ -4,6 +4,8 @@ import os
 
 # Each worker computes in one thread, as in a run; more would fight over the cores that tests share.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What `device: auto` stands for: only tests of a GPU name one.
+os.environ.setdefault("TRAMONTANE_DEVICE", "cpu")
 # The number type that `dtype: auto` stands for: tests have one result on all processors.
 os.environ.setdefault("TRAMONTANE_CPU_DTYPE", "float32")
 

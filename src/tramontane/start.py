@@ -147,7 +147,7 @@ def dry_run(
     """
     _check_given(resume, config, model, data, rewards)
     if model_shape is not None:
-        overrides = settings_without_sources(config, overrides)
+        overrides = settings_without_sources(config, overrides, on_gpus=gpu is not None)
     rows: dict[str, list[dict[str, Any]]] = {}
     if resume is not None:
         from tramontane.run.folder import open_run

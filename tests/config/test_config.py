@@ -130,10 +130,13 @@ def test_text_keys_keep_values_that_yaml_reads_as_other_types(load):
         ),
         (
             "trainer: {threads: 2, ranks: 2}",
-            r"trainer\.threads: 2 threads need device cpu and ranks 1",
+            r"trainer\.threads: 2 threads need ranks 1",
         ),
-        ("trainer: {threads: 2, device: cuda}", r"trainer\.threads: .* \(found cuda and 1\)"),
-        ("generator: {device: gpu}", r"generator\.device: 'gpu' is not a device; write cpu, cuda"),
+        (
+            "placement: {kind: ray}\ntrainer: {device: 'cuda:1'}",
+            r"trainer\.device: cuda:1: Ray chooses the GPU",
+        ),
+        ("generator: {device: gpu}", r"generator\.device: 'gpu' is not a device; write auto, cpu"),
         ("trainer: {device: 'cuda:x'}", r"trainer\.device: 'cuda:x' is not a device"),
     ],
 )
@@ -145,6 +148,7 @@ def test_a_config_that_no_run_could_start_with_is_refused(load, text, message):
 def test_valid_devices_are_accepted(load):
     for device in ("cpu", "mps", "cuda", "cuda:1"):
         assert load("", f"trainer.device={device}").trainer.device == device
+    assert load("trainer: {threads: 2}", "trainer.device=cuda").trainer.threads == 1
 
 
 @pytest.mark.parametrize(
@@ -158,24 +162,6 @@ def test_the_default_number_type_is_that_of_the_device(load, device, expected):
         assert getattr(found, section).dtype == "float32"
     dumped = load("", f"generator.device={device}").model_dump()
     assert dumped["generator"]["dtype"] == expected
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        ([], 0.9),
-        (["trainer.device=cuda"], 0.45),
-        (["trainer.device=cuda", "generator.workers=2"], 0.3),
-        (["trainer.device=cuda:1", "generator.workers=2"], 0.45),
-        (["placement.kind=ray", "trainer.device=cuda", "generator.workers=2"], 0.9),
-        (["placement.kind=ray", "placement.generator.gpus=0.5"], 0.45),
-        (["generator.gpu_memory_utilization=0.7", "trainer.device=cuda"], 0.7),
-    ],
-)
-def test_generators_take_their_share_of_a_gpu(load, overrides, expected):
-    config = load("", "generator.device=cuda", *overrides)
-    assert config.generator.gpu_memory_utilization == pytest.approx(expected)
-    assert load("").generator.gpu_memory_utilization is None
 
 
 @pytest.mark.parametrize(
@@ -272,7 +258,7 @@ def test_a_supervised_config_is_parsed_with_the_same_errors(load):
         load("output: x\nnew_model: {vocab: 600}", cls=SFTConfig)
     with pytest.raises(InputError, match=r"data\.playground\.1\.shar: .* did you mean 'share'"):
         load("output: x\ndata: {playground: [{}, {shar: 1}]}", cls=SFTConfig)
-    with pytest.raises(InputError, match=r"threads: 2 threads need device cpu and ranks 1"):
+    with pytest.raises(InputError, match=r"threads: 2 threads need ranks 1"):
         load("output: x\nthreads: 2\nranks: 2", cls=SFTConfig)
     with pytest.raises(InputError, match=r"activation_offload .* gradient_checkpointing to true"):
         load("output: x\nactivation_offload: true", cls=SFTConfig)

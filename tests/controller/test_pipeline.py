@@ -226,17 +226,21 @@ def train_from_json(config: str) -> None:
     train(Config.model_validate_json(config), QuietScreen())
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_synchronous_run_gives_the_same_bits_wherever_its_workers_are(
     tmp_path: Path, ray_cluster: Any
 ) -> None:
-    """On threads, and in a process that joins a cluster by its address."""
+    """On threads, with the trainer in a process of its own, and in a process that joins a cluster
+    by its address."""
     sizes = {"updates": 2, "n_batch": 16, "max_staleness": 0}
-    train(small_config(tmp_path / "thread", pipeline=sizes), QuietScreen())
+    for kind in ("thread", "process"):
+        placement = {"kind": kind}
+        train(small_config(tmp_path / kind, pipeline=sizes, placement=placement), QuietScreen())
     joined = {"kind": "ray", "address": ray_cluster.address}
     config = small_config(tmp_path / "ray", pipeline=sizes, placement=joined)
     assert forked.end(forked.start(train_from_json, config.model_dump_json())) == 0
-    a, b = weights(tmp_path / "thread", 2), weights(tmp_path / "ray", 2)
-    assert all(torch.equal(a[k], b[k]) for k in a)
+    a, *others = (weights(tmp_path / kind, 2) for kind in ("thread", "process", "ray"))
+    assert all(torch.equal(a[k], b[k]) for b in others for k in a)
 
 
 def test_another_seed_gives_another_run(tmp_path: Path) -> None:

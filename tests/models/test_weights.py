@@ -23,18 +23,22 @@ from tramontane.placement.place import check, place
 from tramontane.trainer.trainer import Trainer
 
 # Ray's object store is compared below, in the test that measures memory.
-KINDS = [("thread", 1, "float32"), ("thread", 2, "bfloat16"), ("nixl", 1, "float32")]
+KINDS = [
+    ("thread", 1, "float32"),
+    ("process", 1, "bfloat16"),
+    ("thread", 2, "bfloat16"),
+    ("nixl", 1, "float32"),
+]
 
 
 def _config(request: Any, folder: Path, kind: str, ranks: int, dtype: str) -> Config:
-    if kind != "thread":
+    if kind not in ("thread", "process"):
         request.getfixturevalue("ray_cluster")
     if kind == "nixl":
         pytest.importorskip("nixl", reason="NIXL is not installed: pip install nixl")
     return small_config(
         folder,
-        placement={"kind": "thread" if kind == "thread" else "ray"}
-        | ({"weights": "nixl"} if kind == "nixl" else {}),
+        placement={"kind": "ray", "weights": "nixl"} if kind == "nixl" else {"kind": kind},
         trainer={"ranks": ranks, "learning_rate": 1e-2},
         generator={"dtype": dtype},
     )

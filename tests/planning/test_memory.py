@@ -355,17 +355,16 @@ def test_a_gpu_is_a_name_or_a_size() -> None:
 
 
 def test_workers_of_one_device_are_added_up() -> None:
-    """In threads, generators and trainer share a GPU; several ranks have a GPU each."""
-    sections = {"generator": {"device": "cuda", "workers": 2}, "trainer": {"device": "cuda"}}
-    settings = Config.model_validate(sections)
+    """Each generator and each rank has a GPU of its own, and a generator may share it with one."""
+    settings = config(generator={"device": "cuda", "workers": 2}, trainer={"device": "cuda"})
     shape = load_shape("tiny")
-    gpu, machine = run_memory([settings], shape, [Lengths(64, 192)], "h100").loads
-    assert gpu.names == "trainer rank and 2 × generator"
-    memory = {worker.name: worker.memory.total for worker in gpu.workers}
-    workers = memory["trainer rank"] + 2 * memory["generator"]
-    assert gpu.needed - gpu.overhead == pytest.approx(workers)
+    shared, other, machine = run_memory([settings], shape, [Lengths(64, 192)], "h100").loads
+    assert shared.names == "trainer rank and generator"
+    assert other.names == "generator"
+    workers = sum(worker.memory.total for worker in shared.workers)
+    assert shared.needed - shared.overhead == pytest.approx(workers)
     assert machine.names == "controller and verifier"
-    settings = with_key(settings, "trainer.ranks", 4)
+    settings = config(generator={"device": "cuda"}, trainer={"device": "cuda", "ranks": 4})
     first, others, _ = run_memory([settings], shape, [Lengths(64, 192)], "h100").loads
     assert first.device.startswith("cuda:0 ")
     assert others.device.startswith("each of cuda:1 to cuda:3 ")

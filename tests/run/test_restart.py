@@ -34,16 +34,17 @@ def config(run_dir: Path, **trainer: Any) -> Config:
     )
 
 
-def killing(*updates: int) -> Callable[[Mapping[str, Any]], None]:
-    """Kill rank 1 of the trainer after each of these updates, in this order."""
+def killing(*updates: int, rank: int = 1) -> Callable[[Mapping[str, Any]], None]:
+    """Kill a rank of the trainer after each of these updates, in this order."""
     plan = [*updates]
 
     def kill(metrics: Mapping[str, Any]) -> None:
         if plan and metrics["update"] == plan[0]:
             plan.pop(0)
-            (rank,) = [p for p in multiprocessing.active_children() if p.name == "trainer-1"]
-            assert rank.pid
-            os.kill(rank.pid, signal.SIGKILL)
+            name = f"trainer-{rank}"
+            (process,) = [p for p in multiprocessing.active_children() if p.name == name]
+            assert process.pid
+            os.kill(process.pid, signal.SIGKILL)
 
     return kill
 
@@ -67,6 +68,14 @@ def test_a_killed_rank_restarts_the_trainer_within_its_bound(tmp_path: Path) -> 
     shown = answers_of(write_report(tmp_path))["summary"]["restarts"]
     assert [row["restarted_from"] for row in shown] == [0, 2]
     assert all("trainer rank 1 died (exit code -9)" in row["lost"] for row in shown)
+
+
+def test_a_trainer_in_a_process_of_its_own_is_restarted(tmp_path: Path) -> None:
+    sections = {"placement": {"kind": "process"}, "checkpoint": {"every": 2}}
+    alone = small_config(tmp_path, pipeline=SIZES, **sections)
+    assert train(alone, QuietScreen(), on_update=killing(3, rank=0)).finished
+    check_ledger(tmp_path, alone)
+    assert "trainer restarted: lost after update 3" in (tmp_path / "events.log").read_text()
 
 
 class StartedOnce:

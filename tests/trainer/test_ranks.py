@@ -49,8 +49,8 @@ class CountedWeights(CopiedWeights):
         super().__init__(torch.float32)
         self.sizes = []
 
-    def _keep(self, bucket):
-        super()._keep(bucket)
+    def _keep(self, bucket, memory):
+        super()._keep(bucket, memory)
         self.sizes.append([part.values.nbytes for part in bucket])
 
 

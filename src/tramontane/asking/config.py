@@ -22,8 +22,8 @@ class CheckpointModel(Section):
     """Maximum number of answers decoded at once."""
     max_prompt_tokens: int = Field(1024, ge=1)
     """Longest prompt, in tokens. Longer prompts get no answer."""
-    device: Device = "cpu"
-    """Device: cpu, cuda, cuda:N or mps."""
+    device: Device = "auto"
+    """Device: auto, cpu, cuda, cuda:N or mps. auto: as in a training run's `trainer.device`."""
     dtype: Dtype = "auto"
     """Number type of weights, keys and values. auto: as in a training run's `trainer.dtype`."""
     stop: tuple[Stop, ...] = ()

@@ -43,7 +43,7 @@ MaxTokens = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option(help="The config's, else 0.")]
 Slots = Annotated[int, typer.Option(min=1, help="Completions at once.")]
-DeviceName = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:N or mps")]
+DeviceName = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps")]
 NumberType = Annotated[str | None, typer.Option("--dtype", help="float32 or bfloat16")]
 
 

@@ -13,7 +13,7 @@ from tramontane.config.conversation import ConversationConfig
 from tramontane.config.data import DataConfig
 from tramontane.config.device import Model
 from tramontane.config.evaluation import EvaluationConfig
-from tramontane.config.generator import GPU_MEMORY_SHARE, GeneratorConfig
+from tramontane.config.generator import GeneratorConfig
 from tramontane.config.pipeline import PipelineConfig, nearest_multiple
 from tramontane.config.resume import Fixed, MayChange
 from tramontane.config.section import Section, key_error, load_section
@@ -53,8 +53,9 @@ class Resources(Section):
 class PlacementConfig(Section):
     """Where workers run, and how weights travel between them; see docs/placement.md."""
 
-    kind: Literal["thread", "ray"] = "thread"
-    """`thread`: workers are threads of the controller's process; `ray`: workers are Ray actors."""
+    kind: Literal["thread", "process", "ray"] = "thread"
+    """`thread`: workers are threads of the controller's process; `process`: generators are, and the
+    trainer is a process of its own; `ray`: workers are Ray actors."""
     address: str | None = Field(None, pattern=r"^(auto|[^:/]+:\d+)$")
     """Ray cluster to join: HOST:PORT, or auto for the one that Ray finds. null: start a cluster for
     the run."""
@@ -163,6 +164,11 @@ class Config(Section):
         return [value] if isinstance(value, str) else value
 
     @property
+    def trainer_is_apart(self) -> bool:
+        """True if the trainer is in other processes than the controller."""
+        return self.placement.kind != "thread" or self.trainer.ranks > 1
+
+    @property
     def replaces_generators(self) -> bool:
         """True if generators can die independently of the controller, and are replaced."""
         return self.placement.replaces_workers or self.generator.kind == "vllm"
@@ -190,19 +196,6 @@ class Config(Section):
 
     def _in_stage(self, stage: StageConfig) -> Config:
         return Config.model_validate(stage.applied_to(self.model_dump(exclude={"stages"})))
-
-    @model_validator(mode="after")
-    def _resolve_memory_share(self) -> Config:
-        generator, trainer = self.generator, self.trainer
-        if generator.gpu_memory_utilization is None and generator.device.startswith("cuda"):
-            share = GPU_MEMORY_SHARE
-            if self.placement.kind == "thread":
-                share /= max(1, generator.workers + (trainer.device == generator.device))
-            else:
-                share *= min(1, self.placement.generator.gpus or 1)
-            update = {"gpu_memory_utilization": round(share, 3)}
-            self.generator = generator.model_copy(update=update)
-        return self
 
     @model_validator(mode="after")
     def _groups_and_minibatches(self) -> Config:
@@ -304,6 +297,19 @@ class Config(Section):
                 "placement.trainer.gpus",
                 "trainer.ranks",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _devices(self) -> Config:
+        for key in ("generator", "trainer"):
+            device = getattr(self, key).device
+            if self.placement.kind == "ray" and device.startswith("cuda:"):
+                raise key_error(
+                    f"{device}: Ray chooses the GPU of each worker, which sees no other; write "
+                    f"cuda",
+                    f"{key}.device",
+                    "placement.kind",
+                )
         return self
 
     @model_validator(mode="after")

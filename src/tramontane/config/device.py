@@ -1,10 +1,17 @@
-"""Names of models and devices, and the default number type of a device."""
+"""Names of models and devices: what `device: auto` and `dtype: auto` stand for.
+
+Nothing here imports torch, except to measure a processor that is not known: that takes seconds, and
+a wrong key is to be refused at once.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import os
 import platform
 import re
+import runpy
 import time
 from functools import cache
 from pathlib import Path
@@ -15,6 +22,7 @@ from pydantic import AfterValidator
 from tramontane.errors import InputError
 from tramontane.models.names import find_weights
 
+DEVICE = "TRAMONTANE_DEVICE"
 CPU_DTYPE = "TRAMONTANE_CPU_DTYPE"
 _ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # they limit oneDNN's instructions
 _CPUINFO = Path("/proc/cpuinfo")
@@ -23,9 +31,77 @@ _FASTER = 1.2  # speed-up that makes bfloat16 worth its rounding
 
 
 def _device(name: str) -> str:
+    """`name`, with `auto` replaced by a device."""
+    if name == "auto":
+        if (named := os.environ.get(DEVICE, "auto")) != "auto":
+            return _device(named)
+        return "cpu" if _obstacle(_nvidia(), _torch_cuda()) else "cuda"
     if not re.fullmatch(r"cpu|cuda(:\d+)?|mps", name):
-        raise ValueError(f"{name!r} is not a device; write cpu, cuda, cuda:N or mps")
+        raise ValueError(f"{name!r} is not a device; write auto, cpu, cuda, cuda:N or mps")
     return name
+
+
+class Nvidia(NamedTuple):
+    """NVIDIA's GPUs that this process may use, and the newest CUDA that their driver supports."""
+
+    gpus: int
+    cuda: int
+
+
+def _obstacle(found: Nvidia, built_for: int | None) -> str:
+    """Why torch cannot use this machine's GPUs; empty if it can."""
+    if not found.gpus:
+        return "no NVIDIA GPU"
+    if built_for is None:
+        return "this build of torch is for CPUs"
+    if found.cuda < built_for:
+        return f"this build of torch needs a driver for CUDA {built_for}, not {found.cuda}"
+    return ""
+
+
+@cache
+def _nvidia() -> Nvidia:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and (not visible.strip() or visible.startswith("-")):
+        return Nvidia(0, 0)
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")  # comes with the driver; does not start CUDA
+    except OSError:
+        return Nvidia(0, 0)
+    gpus, cuda = ctypes.c_uint(), ctypes.c_int()
+    failed = (
+        nvml.nvmlInit_v2()
+        or nvml.nvmlDeviceGetCount_v2(ctypes.byref(gpus))
+        or nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(cuda))
+    )
+    if failed:
+        return Nvidia(0, 0)
+    seen = gpus.value if visible is None else min(gpus.value, len(visible.split(",")))
+    return Nvidia(seen, cuda.value // 1000)
+
+
+@cache
+def _torch_cuda() -> int | None:
+    """The CUDA (major version) that the installed torch is built for; None: for CPUs."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    built_for = runpy.run_path(str(Path(spec.origin or "").with_name("version.py")))["cuda"]
+    return int(built_for.partition(".")[0]) if built_for else None
+
+
+def idle_gpus(*devices: str) -> str:
+    """What to say of this machine's GPUs that none of a run's `devices` is; empty without any.
+    `cuda`, without a number, may be all of them."""
+    found, used = _nvidia(), {device for device in devices if device.startswith("cuda")}
+    idle = found.gpus - len(used)
+    if idle <= 0 or "cuda" in used:
+        return ""
+    if used:
+        return f"{idle} of this machine's {found.gpus} GPUs not used"
+    gpus = "this machine's GPU is" if found.gpus == 1 else f"this machine's {found.gpus} GPUs are"
+    if obstacle := _obstacle(found, _torch_cuda()):
+        return f"{gpus} not used ({obstacle}; see tramontane doctor)"
+    return f"{gpus} not used (take device: auto)"
 
 
 def _model(name: str) -> str:

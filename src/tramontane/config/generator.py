@@ -81,8 +81,9 @@ class GeneratorConfig(Section):
     workers: int = Field(1, ge=0)
     """Number of generators, which share `pipeline.n_async`. 0: for a run on recorded trajectories
     alone (`data.trajectories.share: 1`) without evaluations."""
-    device: Device = "cpu"
-    """Device of each generator: cpu, cuda, cuda:N or mps."""
+    device: Device = "auto"
+    """Device of the first generator: auto, cpu, cuda, cuda:N or mps; see docs/placement.md. auto:
+    as in `trainer.device`."""
     slots: int | None = Field(None, ge=1)
     """Maximum number of completions that each generator decodes at once; the rest of
     `pipeline.n_async` wait in its queue. Memory may allow fewer. null: a generator's share of
@@ -90,11 +91,12 @@ class GeneratorConfig(Section):
     kv_cache_mib: int | None = Field(None, ge=1)
     """Memory limit of keys and values of all generators, in MiB, which limits how many completions
     are decoded at once. A stage whose longest sequence does not fit is refused before the run
-    starts. null: `gpu_memory_utilization` on a CUDA device, else no limit."""
+    starts. null: `gpu_memory_utilization` on a CUDA device, and for vLLM beside a trainer what that
+    leaves; else no limit."""
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
     """Share of a CUDA device's memory for the weights, keys and values of one generator, if
-    `kv_cache_mib` is null. null: 0.9, divided by the number of workers (trainer included) that
-    share the device in one process; on Ray, 0.9 of the generator's fraction of a GPU."""
+    `kv_cache_mib` is null. null: 0.9, less what the trainer is computed to take if it is on the
+    same GPU; on Ray, 0.9 of the generator's fraction of a GPU."""
     staging: Literal["device", "host"] = "device"
     """Memory that receives the next version of the weights: the generator's `device`, which then
     holds the weights twice, or the `host`'s, which makes a swap as slow as the bus. No effect on a
@@ -110,6 +112,11 @@ class GeneratorConfig(Section):
     """Interruption of long thoughts in training. null: completions end at `pipeline.l_max`."""
     vllm: VllmConfig = Field(default_factory=VllmConfig)
     """vLLM's environment and arguments."""
+
+    @property
+    def devices(self) -> int:
+        """Number of GPUs of each generator on GPUs."""
+        return self.vllm.tensor_parallel if self.kind == "vllm" else 1
 
     @model_validator(mode="after")
     def _resolve_dtype(self) -> GeneratorConfig:

@@ -57,8 +57,10 @@ class NumericsConfig(Section):
     """Number type of forward and backward. `bfloat16` computes in a copy of the weights; weights,
     moments and log-probs are always float32. auto: bfloat16 on CUDA devices and on CPUs with
     bfloat16 instructions, else float32; see docs/generation.md."""
-    device: Device = "cpu"
-    """Device of each rank: cpu, cuda, cuda:N or mps."""
+    device: Device = "auto"
+    """Device of the first rank: auto, cpu, cuda, cuda:N or mps. Each further rank has the next GPU.
+    auto: cuda if torch can use an NVIDIA GPU of this machine, else cpu; the environment variable
+    TRAMONTANE_DEVICE overrides it."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates of first and second moments."""
     max_grad_norm: float = Field(1.0, gt=0)
@@ -105,14 +107,14 @@ class TrainerConfig(NumericsConfig):
     threads: int = Field(1, ge=1)
     """CPU threads that compute microbatches in parallel, each with its own gradients (4 bytes per
     parameter). On Linux, those after the first use cores only while generators leave them idle;
-    elsewhere they share the cores equally. Use small microbatches. Above 1, `device` must be cpu
-    and `ranks` 1."""
+    elsewhere they share the cores equally. Use small microbatches. Above 1, `ranks` must be 1. No
+    effect on a GPU."""
     ranks: int = Field(1, ge=1)
     """Number of trainer processes, at most `pipeline.n_minibatch`. Above 1, FSDP2 shards weights,
     gradients and moments over them."""
     max_restarts: int = Field(3, ge=0)
-    """Restarts of a lost trainer from one checkpoint before the run fails. With `placement.kind:
-    thread` only ranks are processes, so `ranks` must be above 1."""
+    """Restarts of a lost trainer from one checkpoint before the run fails. No effect with
+    `placement.kind: thread` and one rank, where the trainer is no process of its own."""
     parity_tolerance: float | None = Field(None, gt=0)
     """Largest mean |Δ log-prob| between generator and trainer, in nats, for a run to start. null:
     1e-3, or 0.05 if either uses bfloat16."""
@@ -133,12 +135,12 @@ class TrainerConfig(NumericsConfig):
 
     @model_validator(mode="after")
     def _threads_are_of_one_cpu(self) -> TrainerConfig:
-        if self.threads > 1 and (self.ranks > 1 or self.device != "cpu"):
+        if self.device != "cpu":
+            self.threads = 1
+        if self.threads > 1 and self.ranks > 1:
             raise key_error(
-                f"{self.threads} threads need device cpu and ranks 1 (found {self.device} and "
-                f"{self.ranks}); set threads to 1",
+                f"{self.threads} threads need ranks 1 (found {self.ranks}); set one of them to 1",
                 "threads",
-                "device",
                 "ranks",
             )
         return self

@@ -96,7 +96,7 @@ def prepare(settings: Settings, problems: Sequence[Problem]) -> Work:
     from tramontane.models import loading
 
     config, sampling = settings.config, settings.sampling
-    if config.placement.kind == "thread":  # on a cluster, generators run on other machines
+    if config.placement.kind != "ray":  # on a cluster, generators run on other machines
         loading.check_device(config.generator.device, "generator.device")
     encoder = _encoder(config)
     context = loading.context_length(loading.load_config(config.model))

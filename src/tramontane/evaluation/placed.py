@@ -51,7 +51,7 @@ class Work:
 
 def is_placed(config: Config) -> bool:
     """True if the config requires more than one generator in this process."""
-    return config.placement.kind != "thread" or config.generator.workers > 1
+    return config.placement.kind == "ray" or config.generator.workers > 1
 
 
 def evaluate_placed(
@@ -234,13 +234,18 @@ def generator_maker(
     config: Config, model: str, encoder: PromptEncoder, placement: Placement
 ) -> Callable[[int, int, int], GeneratorHandle]:
     """A function that starts a generator of a model, by its number, slots and maximum length."""
+    import torch
+
     from tramontane.generator import load_generator
+    from tramontane.placement.seats import seats
 
     portable: Any = model_for_workers(config, model)
     response, beat = encoder.response, config.timeouts.heartbeat
+    devices = seats(config, torch.cuda.device_count()).generators
 
     def make(number: int, slots: int, max_len: int) -> GeneratorHandle:
-        load = partial(load_generator, portable, config.generator, slots, max_len, response, beat)
+        own = config.generator.model_copy(update={"device": devices[number]})
+        load = partial(load_generator, portable, own, slots, max_len, response, beat)
         return placement.generator(number, load)
 
     return make
@@ -254,7 +259,7 @@ def model_for_workers(config: Config, model: str) -> str | Folder:
     from tramontane.models.loading import local_folder
     from tramontane.placement import Folder
 
-    if config.placement.kind == "thread":
+    if config.placement.kind != "ray":
         return model
     folder = local_folder(model)
     return model if folder is None else Folder.of(folder, "model")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from tramontane.config import Config, PromptConfig, parse_settings, read_settings
-from tramontane.config.device import slow_dtype
+from tramontane.config.device import idle_gpus, slow_dtype
 from tramontane.errors import InputError
 from tramontane.evaluation.suites import source_of, suite_of
 from tramontane.models.names import find_weights
@@ -22,8 +22,8 @@ from tramontane.types import SamplingParams
 class SamplingOptions(TypedDict, total=False):
     """Keywords of `tramontane.evaluate` and `tramontane.generate`; see `Sampling`.
 
-    `device` and `dtype` are the generator's: `cpu`, `cuda`, `cuda:N` or `mps`; `float32` or
-    `bfloat16`.
+    `device` and `dtype` are the generator's: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`; `auto`,
+    `float32` or `bfloat16`.
     """
 
     problems: int | None
@@ -137,7 +137,8 @@ def settings_for(
     device = [f"generator.{k}={options[k]}" for k in ("device", "dtype") if k in options]  # type: ignore[literal-required]
     parsed = parse_settings(Config, raw, [*device, *overrides], str(path) if path else "eval")
     generator = parsed.generator
-    if warning := slow_dtype("generator.dtype", generator.dtype, generator.device):
+    slow = slow_dtype("generator.dtype", generator.dtype, generator.device)
+    for warning in filter(None, (idle_gpus(generator.device), slow)):
         warnings.warn(warning, stacklevel=2)
     defaults = _sampling_of(parsed) if path or config else Sampling()
     if suite := suite_of(source or ""):

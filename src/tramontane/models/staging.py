@@ -14,7 +14,8 @@ from contextlib import nullcontext
 import torch
 
 from tramontane.errors import InputError
-from tramontane.models.weights import LocalWeights, Part, Weights
+from tramontane.models.host import flat, pageable, pin
+from tramontane.models.weights import LocalWeights, Part, Weights, move
 
 
 def collect(weights: Weights, targets: Mapping[str, torch.Tensor]) -> None:
@@ -39,8 +40,8 @@ def collect(weights: Weights, targets: Mapping[str, torch.Tensor]) -> None:
                 target = targets[name]
                 if target.dim():
                     target = target.narrow(0, part.start, len(part.values))
-                target.copy_(part.values)
-                if count and not _is_finite(target):
+                moved = move(part.values, target)
+                if count and not _is_finite(moved if moved.is_cuda else target):
                     raise InputError(f"weights of {name} are not finite")
                 arrived.update(dict.fromkeys(part.names, count))
     for name, shape in weights.shapes().items():
@@ -132,7 +133,7 @@ class StagedWeights:
         with self._changing:
             self._version = None
             if not self._spare:
-                self._spare = {key: self._room_for(t.data) for key, t in self._used.items()}
+                self._spare = self._rooms()
             targets = {n: self._spare[key] for key, names in self._names.items() for n in names}
         # On a GPU the copies use a separate stream, so that decode steps do not wait for them.
         stream = self._stream
@@ -169,8 +170,11 @@ class StagedWeights:
             self._version = None
             return True
 
-    def _room_for(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _rooms(self) -> dict[int, torch.Tensor]:
         if not self._on_host:
-            return torch.empty_like(tensor)
-        pinned = self._stream is not None
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+            return {key: torch.empty_like(tensor.data) for key, tensor in self._used.items()}
+        return dict(zip(self._used, flat(self._used.values(), self._pinned), strict=True))
+
+    def _pinned(self, size: int) -> torch.Tensor:
+        buffer = pageable(size)
+        return buffer if self._stream is None else pin(buffer, self)

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from tramontane.models.host import Allocate, HostMemory, flat, pageable
+
 BUCKET_BYTES = 64 << 20
 
 
@@ -56,15 +58,26 @@ class Weights(ABC):
     def __init__(self) -> None:
         self._shapes: dict[str, torch.Size] = {}
 
-    def add(self, bucket: Bucket) -> None:
-        """Keep a bucket, at least until the trainer's next step."""
+    def add(self, bucket: Bucket, memory: HostMemory | None = None) -> None:
+        """Keep a bucket, at least until the trainer's next step; copies of it in the host's memory
+        may be in `memory`."""
         self._note_shapes(bucket)
-        self._keep(bucket)
+        self._keep(bucket, memory)
 
-    def add_all(self, source: Callable[[], Iterator[Bucket]]) -> None:
-        """Add all buckets of an iteration; only one of them needs to exist at a time."""
+    def add_all(
+        self, source: Callable[[], Iterator[Bucket]], memory: HostMemory | None = None
+    ) -> None:
+        """Add all buckets of an iteration; only one of them needs to exist at a time.
+
+        Args:
+            source: makes the iteration.
+            memory: room for copies of values on a GPU, which are valid until the second version
+                after this one begins.
+        """
+        if memory is not None:
+            memory.begin()
         for bucket in source():
-            self.add(bucket)
+            self.add(bucket, memory)
 
     def merge(self, others: Iterable[Weights]) -> None:
         """Add what other ranks have added to weights of the same kind."""
@@ -84,7 +97,7 @@ class Weights(ABC):
         """All buckets added, read-only; each bucket is valid until the next one is requested."""
 
     @abstractmethod
-    def _keep(self, bucket: Bucket) -> None: ...
+    def _keep(self, bucket: Bucket, memory: HostMemory | None) -> None: ...
 
     @abstractmethod
     def _merge(self, other: Weights) -> None: ...
@@ -101,7 +114,9 @@ class LocalWeights(Weights):
         self._parts: Bucket = []
         self._sources: list[Callable[[], Iterator[Bucket]]] = []
 
-    def add_all(self, source: Callable[[], Iterator[Bucket]]) -> None:
+    def add_all(
+        self, source: Callable[[], Iterator[Bucket]], memory: HostMemory | None = None
+    ) -> None:
         """Keep the source, which each generator iterates over: parameters are not copied, and
         weights that the trainer has to compute exist one bucket at a time."""
         for bucket in source():
@@ -113,7 +128,7 @@ class LocalWeights(Weights):
         for source in self._sources:
             yield from source()
 
-    def _keep(self, bucket: Bucket) -> None:
+    def _keep(self, bucket: Bucket, memory: HostMemory | None) -> None:
         self._parts += bucket
 
     def _merge(self, other: Weights) -> None:
@@ -122,7 +137,8 @@ class LocalWeights(Weights):
 
 
 class CopiedWeights(LocalWeights):
-    """Copies on the CPU in a given dtype, which stay valid and can be sent to another process."""
+    """Copies on the CPU in a given dtype, which stay valid and can be sent to another process;
+    those of a GPU's values are in the memory that they are added with."""
 
     borrowed = False
 
@@ -132,7 +148,24 @@ class CopiedWeights(LocalWeights):
         super().__init__()
         self._dtype = dtype
 
-    def _keep(self, bucket: Bucket) -> None:
-        self._parts += [
-            part._replace(values=part.values.to("cpu", self._dtype, copy=True)) for part in bucket
-        ]
+    def _keep(self, bucket: Bucket, memory: HostMemory | None) -> None:
+        self._parts += on_host(bucket, self._dtype, memory.take if memory else pageable)
+
+
+@torch.no_grad()
+def on_host(bucket: Bucket, dtype: torch.dtype, allocate: Allocate) -> Bucket:
+    """Copies of a bucket's values on the CPU, in one buffer. A GPU casts them, and each is copied
+    once: a copy between devices that also casts would cast on the CPU, in pageable memory."""
+    copies = flat((part.values for part in bucket), allocate, dtype)
+    for part, copy in zip(bucket, copies, strict=True):
+        move(part.values, copy)
+    return [part._replace(values=copy) for part, copy in zip(bucket, copies, strict=True)]
+
+
+def move(values: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Copy values to another device or in place, cast where they are; returns the values as they
+    were copied."""
+    if values.device != target.device:
+        values = values.to(target.dtype)
+    target.copy_(values)
+    return values

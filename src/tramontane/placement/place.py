@@ -72,7 +72,7 @@ def place(config: Config, note: Callable[..., None]) -> Placement:
         InputError: see `check`; or no cluster at the address, or one that is too small.
     """
     check(config)
-    if config.placement.kind == "thread":
+    if config.placement.kind != "ray":
         from tramontane.placement.thread import LocalPlacement  # torch takes seconds to import
 
         return LocalPlacement(config, note)

@@ -1,4 +1,5 @@
-"""Several ranks of one worker, one process each, joined by torch.distributed (gloo on CPU).
+"""A worker in a process of its own, or several ranks of one, one process each, joined by
+torch.distributed (gloo on CPU).
 
 Every call goes to all ranks, as collectives require; `joint_result` is the result.
 """
@@ -25,6 +26,7 @@ from tramontane.errors import InputError
 from tramontane.models.weights import Weights
 from tramontane.placement.files import Folder, on_this_machine
 from tramontane.placement.handle import WorkerDied
+from tramontane.placement.seats import rank_device
 from tramontane.temporary import die_with_parent
 
 COLLECTIVE_SECONDS = 3600.0  # timeouts.training by default
@@ -37,13 +39,6 @@ START_METHOD = "spawn"
 def collective_backend(device: str) -> str:
     """torch.distributed backend for ranks on `device`."""
     return "nccl" if device.startswith("cuda") else "gloo"
-
-
-def rank_device(device: str, rank: int) -> str:
-    """Device of one of several ranks on a machine: `cuda` or `cuda:N` is rank 0's, and each further
-    rank gets the next GPU; all ranks share a CPU."""
-    kind, _, first = device.partition(":")
-    return f"cuda:{int(first or 0) + rank}" if kind == "cuda" else device
 
 
 class Membership(NamedTuple):
@@ -195,9 +190,10 @@ def _rank_main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        if membership.backend == "nccl":
+        if device.startswith("cuda"):
             torch.cuda.set_device(device)  # before NCCL chooses one
-        membership.join()
+        if membership.ranks > 1:
+            membership.join()
         worker = make()
         pipe.send((True, None))
         while True:

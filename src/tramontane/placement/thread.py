@@ -1,4 +1,5 @@
-"""Workers in threads of the controller's process: for laptops, one GPU, debugging and tests."""
+"""Workers on one machine: threads of the controller's process, and a process for each rank of a
+trainer that is not one of them."""
 
 from __future__ import annotations
 
@@ -17,22 +18,33 @@ from tramontane.models.weights import CopiedWeights, LocalWeights, Weights
 from tramontane.placement.files import Folder, on_this_machine
 from tramontane.placement.handle import TRAINER, GeneratorHandle, Handle
 from tramontane.placement.ranks import ProcessRanks
+from tramontane.placement.seats import seats
 
 CLOSE_SECONDS = 30.0
+DECODING = -1  # priority of a generator's CUDA stream: its short kernels go before a trainer's
 
 
 class LocalPlacement:
-    """Workers as threads of the controller's process; several trainer ranks as processes."""
+    """Workers as threads of the controller's process; the trainer's ranks as processes if there are
+    several, or with `placement.kind: process`.
+
+    Raises:
+        InputError: too few GPUs; see `seats`.
+    """
 
     def __init__(self, config: Config, note: Callable[..., None]) -> None:
         self._config, self._note = config, note
+        self._seats = seats(config, torch.cuda.device_count())
         # A thread that hangs cannot be ended.
-        self.replaces_trainer = config.trainer.ranks > 1
+        self.replaces_trainer = config.trainer_is_apart
 
     def reserve(self) -> None: ...
 
     def generator(self, number: int, make: Callable[[], Any]) -> GeneratorHandle:
-        return ThreadHandle(f"generator {number}", make, self._config.generator.device)
+        # vLLM's engine is in a process of its own, so this one takes no memory of its GPU.
+        slots = self._config.generator.kind == "slots"
+        device = self._seats.generators[number] if slots else "cpu"
+        return ThreadHandle(f"generator {number}", make, device, DECODING)
 
     def verifier(self, number: int, make: Callable[[], Any]) -> Handle:
         return ThreadHandle(f"verifier {number}", make)
@@ -42,7 +54,7 @@ class LocalPlacement:
 
     def trainer(self, make: Callable[[], Any]) -> Handle:
         config, limit = self._config.trainer, self._config.timeouts.training
-        if config.ranks == 1:
+        if not self._config.trainer_is_apart:
             return ThreadHandle(TRAINER, make, config.device)
         ranks = ProcessRanks(TRAINER, make, config.ranks, config.device, limit)
         for rank, process in enumerate(ranks.processes):
@@ -50,7 +62,7 @@ class LocalPlacement:
         return ranks
 
     def weights(self) -> Weights:
-        if self._config.trainer.ranks == 1 and not self._config.replaces_generators:
+        if not (self._config.trainer_is_apart or self._config.replaces_generators):
             return LocalWeights()
         return CopiedWeights(getattr(torch, self._config.generator.dtype))
 
@@ -62,18 +74,20 @@ class ThreadHandle:
     have a second thread.
 
     On a CUDA device each thread has its own stream, so that workers on one GPU do not wait for each
-    other's kernels. A call returns after all its kernels have run, so its results can be used on
-    any stream.
+    other's kernels; the calls' has the given priority. A call returns after all its kernels have
+    run, so its results can be used on any stream.
 
     Two such workers train and decode side by side on two cores: torch releases the interpreter
     lock. The threads are daemons, so a worker that hangs does not keep the process alive. `close`
     waits up to `CLOSE_SECONDS` for a running call, since torch must not be cut off in the middle.
     """
 
-    def __init__(self, name: str, make: Callable[[], Any], device: str = "cpu") -> None:
+    def __init__(
+        self, name: str, make: Callable[[], Any], device: str = "cpu", priority: int = 0
+    ) -> None:
         self.name, self._device = name, device
         self._worker: Any = None
-        self._calls = _Calls(name, device)
+        self._calls = _Calls(name, device, priority)
         self._background: _Calls | None = None
         self.started: Future[None] = self._calls.submit(self._make, make)
 
@@ -104,8 +118,8 @@ class ThreadHandle:
 class _Calls:
     """A thread that runs calls one after another."""
 
-    def __init__(self, name: str, device: str) -> None:
-        self._device, self._closing = device, False
+    def __init__(self, name: str, device: str, priority: int = 0) -> None:
+        self._device, self._priority, self._closing = device, priority, False
         self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
             queue.SimpleQueue()
         )
@@ -124,7 +138,7 @@ class _Calls:
 
     def _run(self) -> None:
         torch.set_num_threads(1)
-        with _separate_stream(self._device) as synchronize:
+        with _separate_stream(self._device, self._priority) as synchronize:
             while (item := self._queue.get()) is not None:
                 future, call = item
                 if self._closing:
@@ -141,13 +155,14 @@ class _Calls:
 
 
 @contextmanager
-def _separate_stream(device: str) -> Iterator[Callable[[], None]]:
-    """Within this block, the thread's work for a CUDA device goes to a new stream; yields a
-    function that waits until the stream's work is done. Other devices have no streams."""
+def _separate_stream(device: str, priority: int) -> Iterator[Callable[[], None]]:
+    """Within this block, the thread's work for a CUDA device goes to a new stream, of higher
+    priority if the number is lower; yields a function that waits until the stream's work is done.
+    Other devices have no streams."""
     if not device.startswith("cuda"):
         yield lambda: None
         return
-    stream = torch.cuda.Stream(torch.device(device))
+    stream = torch.cuda.Stream(torch.device(device), priority=priority)
     with torch.cuda.stream(stream):  # also makes the stream's device the thread's current one
         yield stream.synchronize
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import torch
 
-from tramontane.config import Config, TrainerConfig
+from tramontane.config import GPU_MEMORY_SHARE, Config, TrainerConfig
 from tramontane.errors import InputError
 from tramontane.models.memory import machine_memory
 from tramontane.models.shape import ModelShape
-from tramontane.placement.ranks import rank_device
+from tramontane.placement.seats import seats
 from tramontane.planning.gpus import GIB, GPUS
 from tramontane.planning.memory import (
     Lengths,
@@ -41,6 +41,8 @@ NCCL = 1.0 * GIB  # buffers of a rank
 # what a trainer rank gathers and frees: about two copies of the whole model in float32
 # (benchmarks/memory.py).
 GPU_GAPS, CPU_GAPS, GATHERED_COPIES = 0.05, 0.15, 2
+
+MIN_SHARE = 0.01  # of a GPU, for a generator beside a trainer that fills it
 
 MACHINE = "machine"
 HOSTS = {STAGED: f"host of each {GENERATOR}", OFFLOADED: f"host of each {RANK}"}  # on a cluster
@@ -197,12 +199,51 @@ def run_memory(
     return RunMemory(tuple(found), tuple(refusals))
 
 
+def generator_limits(
+    stages: Sequence[Config],
+    shape: ModelShape,
+    lengths: Sequence[Lengths],
+    gpu: str | None = None,
+) -> dict[str, float]:
+    """Values for those keys of `generator` that limit its memory on a GPU and are null.
+
+    A generator beside a trainer gets what the trainer's arithmetic leaves. vLLM would measure what
+    is free while the trainer takes memory, so there the bytes of its cache are computed too.
+
+    Arguments as of `run_memory`.
+    """
+    config, devices = stages[0], _Devices.of(stages[0], gpu, 0.0)
+    generator, memory = config.generator, devices.gpu_memory
+    if not _on_gpu(generator.device) or generator.gpu_memory_utilization is not None:
+        return {}
+    if config.placement.kind == "ray":
+        fraction = min(1.0, config.placement.generator.gpus or 1.0)
+        return {"gpu_memory_utilization": round(GPU_MEMORY_SHARE * fraction, 3)}
+    if not seats(config, devices.gpus).beside_trainer(generator.devices):
+        return {"gpu_memory_utilization": GPU_MEMORY_SHARE}
+    if memory is None:
+        return {"gpu_memory_utilization": GPU_MEMORY_SHARE / 2}
+    workers = _workers(stages, shape, lengths, memory)
+    trainer = [w for w in workers if _on_gpu(w.device) and w.name != GENERATOR]
+    taken = sum(w.memory.total for w in trainer) + _gpu_overhead(config, trainer)
+    share = max(MIN_SHARE, round(GPU_MEMORY_SHARE - taken / memory, 3))
+    limits = {"gpu_memory_utilization": share}
+    if generator.kind == "vllm" and generator.kv_cache_mib is None:
+        update = {"generator": generator.model_copy(update=limits)}
+        limited = [stage.model_copy(update=update) for stage in stages]
+        by_stage = zip(limited, lengths, strict=True)
+        found = _largest(generator_memory(s, shape, n, memory) for s, n in by_stage)
+        limits["kv_cache_mib"] = int(found.cache * generator.workers) >> 20
+    return limits
+
+
 class _Devices(NamedTuple):
-    """The GPUs and the machine of the controller: names, and memory in bytes if it is known; and
-    the tolerance of `run_memory`."""
+    """The GPUs and the machine of the controller: names, number, and memory in bytes if they are
+    known; and the tolerance of `run_memory`."""
 
     gpu: str
     gpu_memory: float | None
+    gpus: int | None
     machine: str
     machine_memory: float | None
     tolerance: float
@@ -216,17 +257,17 @@ class _Devices(NamedTuple):
         return cls(*_gpu(gpu), "this machine", machine_memory(), tolerance)
 
 
-def _gpu(name: str | None) -> tuple[str, float | None]:
-    """Name and memory of a GPU by its name or its size in GiB; by default this machine's."""
+def _gpu(name: str | None) -> tuple[str, float | None, int | None]:
+    """Name, memory and number of GPUs by their name or size in GiB; by default this machine's."""
     if name is None:
         if not torch.cuda.is_available():
-            return "GPU", None
+            return "GPU", None, None
         about = torch.cuda.get_device_properties(0)
-        return about.name, about.total_memory
+        return about.name, about.total_memory, torch.cuda.device_count()
     if known := GPUS.get(name.lower()):
-        return known.name, known.memory
+        return known.name, known.memory, None
     if name.replace(".", "", 1).isdigit():
-        return "GPU", float(name) * GIB
+        return "GPU", float(name) * GIB, None
     raise InputError(
         f"--gpu {name}: unknown GPU; choose from {', '.join(GPUS)}, or give its memory in GiB"
     )
@@ -244,7 +285,7 @@ def _loads(
     config = stages[0]
     by_device: dict[str, list[Worker]] = {}
     for worker in _workers(stages, shape, lengths, devices.gpu_memory):
-        for device, together in _seats(config, worker):
+        for device, together in _seats(config, worker, devices.gpus):
             by_device.setdefault(device, []).append(worker._replace(together=together))
     machine = by_device.pop(MACHINE)
     hosts = {name: by_device.pop(name) for name in HOSTS.values() if name in by_device}
@@ -310,7 +351,7 @@ def _largest(found: Iterable[Memory]) -> Memory:
     return max(found, key=lambda memory: memory.total)
 
 
-def _seats(config: Config, kind: Worker) -> list[tuple[str, int]]:
+def _seats(config: Config, kind: Worker, gpus: int | None) -> list[tuple[str, int]]:
     """The devices that workers of a kind are on, and how many share each."""
     if config.placement.kind == "ray" and kind.name in HOSTS:
         return [(HOSTS[kind.name], 1)]
@@ -318,9 +359,10 @@ def _seats(config: Config, kind: Worker) -> list[tuple[str, int]]:
         return [(MACHINE, kind.number)]
     if config.placement.kind == "ray":  # Ray gives each worker a GPU
         return [(f"GPU of each {GENERATOR if kind.name == GENERATOR else RANK}", 1)]
-    if kind.name == GENERATOR:
-        return [(rank_device(kind.device, 0), kind.number)]
-    return [(rank_device(kind.device, rank), 1) for rank in range(kind.number)]
+    found = seats(config, gpus)
+    if kind.name != GENERATOR:
+        return [(device, 1) for device in found.ranks]
+    return [(device, 1) for device in found.of_generators(config.generator.devices)]
 
 
 def _alike(by_device: dict[str, list[Worker]]) -> Iterator[tuple[str, list[Worker]]]:
@@ -355,7 +397,7 @@ def _gpu_overhead(config: Config, workers: Sequence[Worker]) -> float:
     """Bytes of a GPU that go to CUDA's context, NCCL's buffers, and gaps between blocks."""
     names = {worker.name for worker in workers}
     several = config.trainer.ranks > 1
-    apart = several or config.generator.kind == "vllm"  # in separate processes
+    apart = config.trainer_is_apart or config.generator.kind == "vllm"  # in separate processes
     contexts = 2 if apart and {GENERATOR, RANK} <= names else 1
     gaps = sum(w.together * memory_gaps(w.memory, on_gpu=True) for w in workers)
     return contexts * CUDA_CONTEXT + NCCL * (several and RANK in names) + gaps
@@ -367,5 +409,5 @@ def _processes(config: Config) -> int:
     separate = ray or config.generator.kind == "vllm"
     on_cpu = not _on_gpu(config.generator.device)
     generators = config.generator.workers if separate and on_cpu else 0
-    apart = ray or trainer.ranks > 1
-    return 1 + generators + (trainer.ranks if apart and not _on_gpu(trainer.device) else 0)
+    apart = config.trainer_is_apart and not _on_gpu(trainer.device)
+    return 1 + generators + (trainer.ranks if apart else 0)

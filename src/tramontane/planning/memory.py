@@ -230,10 +230,11 @@ def _lane_positions(stage: Config, rows: int, lengths: Lengths) -> int:
 
 def controller_memory(stages: Sequence[Config], shape: ModelShape, lengths: Lengths) -> Memory:
     """Memory of the controller: all tokens in flight, queued and being trained on at full length,
-    and one version of the weights on its way to generators in other processes."""
+    and the versions of the weights on their way to generators in other processes."""
     config = stages[0]
-    travelling = config.placement.kind == "ray" or config.trainer.ranks > 1
-    size = DTYPE_BYTES[config.generator.dtype] if travelling else 0
+    size = DTYPE_BYTES[config.generator.dtype] if config.trainer_is_apart else 0
+    if config.placement.kind != "ray" and config.trainer.device.startswith("cuda"):
+        size *= 2  # two versions take turns in pinned memory
     completions = max(s.pipeline.n_async + 2 * s.pipeline.n_batch for s in stages)
     return Memory(
         weights=size * shape.parameters, records=completions * lengths.longest * TOKEN_RECORD

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
 
+import torch
+
 from tramontane.config import (
     HELD_OUT,
     Config,
@@ -13,7 +15,7 @@ from tramontane.config import (
     TrainerConfig,
     Until,
 )
-from tramontane.config.device import number_type, slow_dtype
+from tramontane.config.device import idle_gpus, number_type, slow_dtype
 from tramontane.data.curriculum import Curriculum
 from tramontane.data.lengths import PromptFilter, PromptLimit
 from tramontane.data.prompts import PromptEncoder
@@ -25,8 +27,8 @@ from tramontane.models import loading
 from tramontane.models.memory import kv_bytes_per_token
 from tramontane.models.names import with_tokenizer
 from tramontane.models.shape import load_shape
-from tramontane.placement.ranks import rank_device
-from tramontane.planning.fit import RunMemory, run_memory
+from tramontane.placement.seats import rank_device, seats
+from tramontane.planning.fit import RunMemory, generator_limits, run_memory
 from tramontane.planning.memory import Lengths, cache_size
 from tramontane.run import cold_start
 from tramontane.run.input import EvaluationSet, RunInput, read_input
@@ -138,8 +140,18 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
         trajectories=_trajectories(config, encoder, problems),
         warnings=[*given.warnings, *dtype_warnings(config)],
     )
+    _limit_generators(prepared)
     _check_memory(prepared)
     return prepared
+
+
+def _limit_generators(prepared: Prepared) -> None:
+    """Fill in the keys that limit the generators' memory on a GPU."""
+    shape = load_shape(prepared.config.model)
+    if limits := generator_limits(prepared.stages, shape, _lengths(prepared)):
+        generator = prepared.config.generator.model_copy(update=limits)
+        prepared.config = prepared.config.model_copy(update={"generator": generator})
+        prepared.stages = prepared.config.by_stage()
 
 
 def _with_rates(config: Config) -> tuple[Config, dict[str, str]]:
@@ -186,7 +198,7 @@ def _limit_prompts(stream: ProblemStream, prompts: PromptFilter, config: Config)
 
 def _check_machine(config: Config) -> None:
     """Reject devices and libraries that this machine lacks."""
-    if config.placement.kind == "thread":  # on a cluster, workers run on other machines
+    if config.placement.kind != "ray":  # on a cluster, workers run on other machines
         loading.check_device(config.generator.device, "generator.device")
         if config.generator.kind == "vllm":
             found = environment.find(config.generator.vllm.python)
@@ -195,6 +207,7 @@ def _check_machine(config: Config) -> None:
         if config.trainer.ranks > 1:
             last = rank_device(config.trainer.device, config.trainer.ranks - 1)
             loading.check_device(last, "trainer.ranks")
+        seats(config, torch.cuda.device_count())
     load_objective(config.trainer.objective)
     if config.trainer.compile:
         forwards.check_compiler(config.trainer.device)
@@ -281,11 +294,16 @@ def check_devices(prepared: Prepared) -> None:
 
 def _memory(prepared: Prepared, gpu: str | None = None, tolerance: float = 0.0) -> RunMemory:
     """The memory of a prepared run; see `run_memory`."""
-    lengths = [
+    shape = load_shape(prepared.config.model)
+    return run_memory(prepared.stages, shape, _lengths(prepared), gpu, tolerance)
+
+
+def _lengths(prepared: Prepared) -> list[Lengths]:
+    """The lengths of each stage."""
+    return [
         Lengths(prepared.max_prompt, max(stage.pipeline.l_max, prepared.evaluated_l_max))
         for stage in prepared.stages
     ]
-    return run_memory(prepared.stages, load_shape(prepared.config.model), lengths, gpu, tolerance)
 
 
 def sizes_of_shape(config: Config, model: str, gpu: str | None = None) -> DryRunResult:
@@ -304,6 +322,9 @@ def sizes_of_shape(config: Config, model: str, gpu: str | None = None) -> DryRun
     longest = max(stage.pipeline.l_max for stage in stages)
     prompt = PromptLimit.of(config.data.max_prompt_tokens, shape.context, longest).tokens
     lengths = [Lengths(prompt, stage.pipeline.l_max) for stage in stages]
+    limits = generator_limits(stages, shape, lengths, gpu)
+    config = config.model_copy(update={"generator": config.generator.model_copy(update=limits)})
+    stages = config.by_stage()
     memory = run_memory(stages, shape, lengths, gpu)
     caches = [w.number * w.memory.cache for load in memory.loads for w in load.workers]
     return DryRunResult(
@@ -325,7 +346,11 @@ def sizes_of_shape(config: Config, model: str, gpu: str | None = None) -> DryRun
 def resolved(prepared: Prepared) -> dict[str, str]:
     """The config's arithmetic and the memory of the generators' caches, by stage."""
     config, workers = prepared.config, prepared.config.generator.workers
-    arithmetic = config.resolved_arithmetic() | {"number type": _number_types_line(config)}
+    arithmetic = {
+        "devices": devices_line(config),
+        **config.resolved_arithmetic(),
+        "number type": _number_types_line(config),
+    }
     if not config.stages:
         return arithmetic | {
             "generators": f"{workers} × {_cache_size(prepared, config).slots} slots",
@@ -335,7 +360,7 @@ def resolved(prepared: Prepared) -> dict[str, str]:
             "KV cache": f"{_cache_line(prepared, config)} "
             f"({_bytes_per_token(config) / 1024:.1f} KiB a token, all sequences at their longest)",
         }
-    lines = {
+    lines = {"devices": arithmetic["devices"]} | {
         f"stage {stage.name}": f"{_until(stage.until, config)}; "
         f"l_max {p.l_max:,}, penalty from {p.l_max - p.l_cache:,}; "
         f"n_async {p.n_async:,}, n_batch {p.n_batch:,}, n_minibatch {p.minibatch:,}, "
@@ -354,6 +379,16 @@ def resolved(prepared: Prepared) -> dict[str, str]:
         "longest prompt": f"{prepared.max_prompt} tokens",
         "KV cache a token": f"{_bytes_per_token(config) / 1024:.1f} KiB",
     }
+
+
+def devices_line(config: Config) -> str:
+    """The devices of all workers, and whether a GPU of this machine is left idle."""
+    found = seats(config, torch.cuda.device_count() or None)
+    devices = {"trainer": found.ranks, "generator": found.generators}
+    lines = [f"{name} on {', '.join(dict.fromkeys(on))}" for name, on in devices.items() if on]
+    used = (*found.ranks, *found.of_generators(config.generator.devices))
+    on_ray = config.placement.kind == "ray"
+    return "; ".join(filter(None, [*lines, "" if on_ray else idle_gpus(*used)]))
 
 
 def dtype_warnings(config: Config) -> list[str]:

@@ -93,16 +93,19 @@ def config_of(
 
 
 def settings_without_sources(
-    config: Config | str | Path | None, settings: Settings | None
+    config: Config | str | Path | None, settings: Settings | None, on_gpus: bool
 ) -> list[str]:
-    """Settings that also fill in the model and data that a config file leaves to the user, for a
-    check that reads neither."""
+    """Settings that also fill in what a config file leaves to the user, for a check that reads
+    neither model nor data: both, and the devices `on_gpus` that this machine may lack."""
     texts = override_texts(settings)
     if config is None or isinstance(config, Config):
         return texts
     raw = read_settings(config)
     missing = {"model": raw.get("model", ""), "data.train": raw.get("data", {}).get("train", "")}
-    return [f"{key}={NOT_OPENED}" for key, value in missing.items() if value is None] + texts
+    filled = [f"{key}={NOT_OPENED}" for key, value in missing.items() if value is None]
+    sections = ("generator", "trainer") if on_gpus else ()
+    filled += [f"{s}.device=cuda" for s in sections if raw.get(s, {}).get("device") is None]
+    return filled + texts
 
 
 def _of_trl(config: Config) -> bool:

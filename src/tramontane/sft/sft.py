@@ -21,7 +21,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
-from tramontane.config.device import slow_dtype
+from tramontane.config.device import idle_gpus, slow_dtype
 from tramontane.config.sft import SFTConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
@@ -83,7 +83,8 @@ def sft(
     with owned_folder(output, "fine-tuned"):
         _check_output(output, resume)
         rows = read_examples(config)
-        if warning := slow_dtype("dtype", config.dtype, config.device):
+        slow = slow_dtype("dtype", config.dtype, config.device)
+        for warning in filter(None, (idle_gpus(config.device), slow)):
             warnings.warn(warning, stacklevel=2)
         architecture, tokenizer = _prepare(config)
         from tramontane.models.loading import context_length

@@ -23,6 +23,7 @@ from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
 from tramontane.config import TrainerConfig
 from tramontane.errors import InputError
 from tramontane.models import memory
+from tramontane.models.host import HostMemory
 from tramontane.models.loading import empty_model, load_model
 from tramontane.models.packing import pack
 from tramontane.models.weight_files import WeightFiles
@@ -72,10 +73,11 @@ class Trainer:
             )
         self.objective = load_objective(config.objective)
         self._needs = config.objective.options.needs
+        self.device = sharding.device_of_rank(config.device)
+        config = config.model_copy(update={"device": str(self.device)})
         self.model, self.config = model, config
         self._peak_rate = config.peak_rate(model.num_parameters())
         self.updates = updates
-        self.device = sharding.device_of_rank(config.device)
         self.version = 0
         self._writer = export.CheckpointWriter(model)
         forwards.disable_dropout(model)
@@ -117,6 +119,7 @@ class Trainer:
             trained(model), self._peak_rate, config.betas, config.weight_decay
         )
         self._state_files = StateFiles()
+        self._host_memory = HostMemory() if self.device.type == "cuda" else None
         self._busy, self._computed = 0.0, 0
         self._learned = TrainedFigures()
         self._skipped_in_a_row = 0  # optimizer steps, up to now
@@ -216,7 +219,7 @@ class Trainer:
     def publish(self, weights: Weights) -> Weights:
         """Add this rank's rows of all weights to `weights`. Collective: every rank must call it,
         though only the matrices A of adapters are gathered."""
-        weights.add_all(self._parts)
+        weights.add_all(self._parts, self._host_memory)
         return weights
 
     def _parts(self) -> Iterator[Bucket]:

@@ -21,6 +21,7 @@ from tramontane.generator.interface import AnyGenerator
 from tramontane.generator.vllm import environment
 from tramontane.generator.vllm.flights import Flights, Gained
 from tramontane.generator.vllm.process import VllmProcess, engine_args, variables
+from tramontane.models.host import flat
 from tramontane.models.loading import context_length, load_model, load_tokenizer, vocabulary
 from tramontane.models.memory import kv_bytes_per_token
 from tramontane.models.names import resolve
@@ -29,7 +30,6 @@ from tramontane.models.weights import Weights
 from tramontane.types import Completion, Progress, Request, ResponseText, SamplingParams
 
 HEARTBEAT = 30.0  # seconds; the default of timeouts.heartbeat
-ALIGNMENT = 64  # bytes; alignment of each shared tensor's start
 
 Row = tuple[str, str, tuple[int, ...], int]  # name, dtype, shape, offset in bytes
 
@@ -258,24 +258,20 @@ class SharedTensors:
 
     def __init__(self, model: PreTrainedModel) -> None:
         state = model.state_dict(keep_vars=True)
-        places: dict[int, tuple[int, torch.Tensor]] = {}  # by the identity of each tensor
-        size = 0
-        for tensor in state.values():
-            if id(tensor) not in places:
-                places[id(tensor)] = size, tensor
-                size += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        unique = {id(tensor): tensor for tensor in state.values()}
+        rooms = dict(zip(unique, flat(unique.values(), self._allocate), strict=True))
+        for key, tensor in unique.items():
+            rooms[key].copy_(tensor.data)
+        self.tensors = {name: rooms[id(tensor)] for name, tensor in state.items()}
+        self.table = self._layout(model)
+
+    def _allocate(self, size: int) -> torch.Tensor:
         file = os.memfd_create("tramontane weights")
         weakref.finalize(self, os.close, file)
         os.posix_fallocate(file, 0, size)  # a full machine refuses here, not amid a copy
         self.path = f"/proc/{os.getpid()}/fd/{file}"
         self._memory = mmap.mmap(file, size)
-        mapped = {
-            key: _tensor(self._memory, offset, tensor) for key, (offset, tensor) in places.items()
-        }
-        for key, (_, tensor) in places.items():
-            mapped[key].copy_(tensor.data)
-        self.tensors = {name: mapped[id(tensor)] for name, tensor in state.items()}
-        self.table = self._layout(model)
+        return torch.frombuffer(self._memory, dtype=torch.uint8)
 
     def _layout(self, model: PreTrainedModel) -> list[Row]:
         """The table of the tensors under a checkpoint's names: newer models in transformers fuse
@@ -292,8 +288,3 @@ class SharedTensors:
             dtype = str(tensor.dtype).removeprefix("torch.")
             rows.append((name, dtype, tuple(tensor.shape), offset))
         return rows
-
-
-def _tensor(memory: Any, offset: int, like: torch.Tensor) -> torch.Tensor:
-    flat = torch.frombuffer(memory, dtype=like.dtype, count=like.numel(), offset=offset)
-    return flat.view(like.shape)

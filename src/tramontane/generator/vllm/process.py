@@ -76,12 +76,14 @@ def engine_args(
 
 
 def variables(config: GeneratorConfig) -> dict[str, str]:
-    """Environment variables that select the generator's device for vLLM."""
-    _, _, number = config.device.partition(":")
-    if not number:
+    """Environment variables that select the generator's devices for vLLM."""
+    _, _, first = config.device.partition(":")
+    if not first:
         return {}
+    numbers = [int(first) + n for n in range(config.devices)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return {"CUDA_VISIBLE_DEVICES": visible.split(",")[int(number)] if visible else number}
+    names = visible.split(",") if visible else None
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names[n] if names else str(n) for n in numbers)}
 
 
 def _cpu_cache_bytes(config: GeneratorConfig, model: Any, slots: int, max_len: int) -> int:

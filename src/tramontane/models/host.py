@@ -1,0 +1,95 @@
+"""Tensors in flat buffers of the host's memory, pinned where a GPU copies from or to them.
+
+torch's own pinned memory comes in powers of two: a tensor of 136 MB takes 256. A buffer that is
+registered with CUDA takes its size.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+
+import torch
+
+ALIGNMENT = 64  # bytes; alignment of each tensor in a buffer
+
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every GPU of the process
+
+Allocate = Callable[[int], torch.Tensor]  # bytes, as uint8, by their number
+
+
+def flat(
+    tensors: Iterable[torch.Tensor], allocate: Allocate, dtype: torch.dtype | None = None
+) -> list[torch.Tensor]:
+    """Uninitialized tensors of the same shapes, in one buffer.
+
+    Args:
+        tensors: on any device, with any strides.
+        allocate: makes the buffer.
+        dtype: number type; None: of each tensor its own.
+    """
+    like = [(tensor.shape, dtype or tensor.dtype) for tensor in tensors]
+    places, end = [], 0
+    for shape, kind in like:
+        start = -(-end // ALIGNMENT) * ALIGNMENT
+        end = start + shape.numel() * kind.itemsize
+        places.append((start, end))
+    buffer = allocate(end) if end else pageable(0)  # CUDA refuses to pin nothing
+    return [
+        buffer[start:end].view(kind).view(shape)
+        for (start, end), (shape, kind) in zip(places, like, strict=True)
+    ]
+
+
+def pageable(size: int) -> torch.Tensor:
+    """A buffer that only the CPU uses."""
+    return torch.empty(size, dtype=torch.uint8)
+
+
+def pin(buffer: torch.Tensor, owner: object) -> torch.Tensor:
+    """Pin a buffer, as long as its `owner` exists, which also keeps the buffer.
+
+    Raises:
+        RuntimeError: CUDA cannot pin so much memory.
+    """
+    register = torch.cuda.cudart().cudaHostRegister
+    if code := int(register(buffer.data_ptr(), buffer.nbytes, _PORTABLE)):
+        raise RuntimeError(f"CUDA cannot pin {buffer.nbytes:,} bytes of host memory (error {code})")
+    weakref.finalize(owner, _unpin, buffer)
+    return buffer
+
+
+def _unpin(buffer: torch.Tensor) -> None:
+    torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr())
+
+
+class HostMemory:
+    """Memory for the versions of the weights that a GPU publishes.
+
+    Two versions take turns, so the last one can be read until the next is complete. Their buffers
+    are pinned and shared with other processes; both take longer than a copy, so they are kept.
+
+    Args:
+        allocate: makes a buffer; None: shared and pinned.
+    """
+
+    def __init__(self, allocate: Allocate | None = None) -> None:
+        self._allocate = allocate
+        self._versions: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+        self._turn = self._used = 0
+
+    def begin(self) -> None:
+        """Begin a version; its buffers have the sizes of those of the version before."""
+        self._turn, self._used = 1 - self._turn, 0
+
+    def take(self, size: int) -> torch.Tensor:
+        """The next buffer of the version."""
+        buffers = self._versions[self._turn]
+        if self._used == len(buffers):
+            make = self._allocate or self._shared
+            buffers.append(make(size))
+        self._used += 1
+        return buffers[self._used - 1]
+
+    def _shared(self, size: int) -> torch.Tensor:
+        return pin(pageable(size).share_memory_(), self)
