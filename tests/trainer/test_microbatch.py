@@ -82,7 +82,7 @@ def test_filler_changes_no_prediction_and_no_gradient(seed, multiple):
         t = trainer(microbatch_tokens=10_000, max_grad_norm=1e9)
         t.optimizer = torch.optim.SGD(t.model.parameters())  # adds the gradient to the weights
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(microbatch, "padded", lambda n, device: -(-n // filled) * filled)
+            patch.setattr(microbatch, "padded", lambda n, device, m=filled: -(-n // m) * m)
             row = pack_row(sequences, CPU)
             metrics = t.step(train_batch(0, [sequences]))
         assert row.packed.input_ids.shape[1] % filled == len(row.keep) % filled == 0

@@ -325,42 +325,40 @@ class Minibatch:
     def tokens(self, index: int, predictions: Predictions, needs: Set[str]) -> Tokens:
         """Build the loss's input for microbatch `index`: its tokens with a weight. On a GPU this
         waits for nothing, since which tokens these are is decided on the CPU."""
-        micro = self.microbatches[index]
-        lengths = self.sequences.lengths.numpy()[micro.indices]
-        precision = np.float64 if predictions.logprobs.dtype == torch.float64 else np.float32
+        micro, dtype = self.microbatches[index], predictions.logprobs.dtype
+        sequences = [self.completions[i] for i in micro.indices]
+        numbers = np.repeat(np.arange(len(sequences)), [len(s.token_ids) for s in sequences])
+        scored = np.array([s.scored for s in sequences])[numbers]
+        trained = scored & (self.versions(index) != INSERTED) & micro.live
 
-        def spread(values: torch.Tensor) -> NDArray[Any]:
-            chosen = values.numpy()[micro.indices].astype(precision)
-            return chosen.repeat(lengths, axis=0)
+        def spread(values: torch.Tensor) -> torch.Tensor:
+            return values[micro.indices].to(dtype)[torch.from_numpy(numbers)]
 
-        target = self._targets(index) if "targets" in needs else None
+        target = torch.from_numpy(self._targets(index)) if "targets" in needs else None
         advantages = spread(self.advantages)
-        if advantages.ndim == 2 and target is not None:
-            advantages = np.where(target, advantages[:, 1], advantages[:, 0])
-        weights = spread(self.weights) * micro.live * (self.versions(index) != INSERTED)
+        if advantages.dim() == 2 and target is not None:
+            advantages = torch.where(target, advantages[:, 1], advantages[:, 0])
         of_cpu = {
-            "behavior": self.behavior(index).astype(precision),
+            "behavior": torch.from_numpy(self.behavior(index)).to(dtype),
             "advantages": advantages,
-            "weights": weights,
-            "sequence": np.arange(len(lengths)).repeat(lengths),
+            "weights": spread(self.weights),
+            "sequence": torch.from_numpy(numbers),
             "rewards": spread(self.sequences.rewards),
             "target": target,
         }
         # In an update of a single optimizer step, π_old is the π_θ just computed.
         frozen = {"proximal": predictions.logprobs.detach()} | {
-            name: values[index].to(predictions.logprobs.dtype)
-            for name, values in self.frozen.items()
+            name: values[index].to(dtype) for name, values in self.frozen.items()
         }
         fields = {
             **vars(predictions),
-            **{name: self.upload(x) for name, x in of_cpu.items() if x is not None},
+            **{name: upload(x, self.device) for name, x in of_cpu.items() if x is not None},
             **{name: values for name, values in frozen.items() if name in needs},
         }
-        if not weights.all():
-            trained = self.upload(np.flatnonzero(weights))
-            fields = {
-                n: None if x is None else x.index_select(0, trained) for n, x in fields.items()
-            }
+        if not trained.all():
+            places = self.upload(np.flatnonzero(trained))
+            there = {name: x for name, x in fields.items() if x is not None}
+            fields = {name: x.index_select(0, places) for name, x in there.items()}
         return Tokens(**fields)
 
 

@@ -99,7 +99,6 @@ class Trainer:
             sharding.copy_parameters(model, self._reference)
         if self._values:
             self._values.initialize(model)
-        self._head_scale = head_scale(model)
         if config.gradient_checkpointing:
             forwards.checkpoint_blocks(model, config.activation_offload)
         # For gradient checkpointing, which needs training mode; dropout is off.
@@ -107,6 +106,7 @@ class Trainer:
         self._working = working_model(model, config.dtype)
         forwards.check_repeatable(self._working, self.device)
         sharding.free_gathered(self._working)
+        self._head_scale = head_scale(self._working)
         if config.lora:
             self._reference = self._working  # without its adapters
         self._replicas = Replicas(model, self._working, config.threads)
