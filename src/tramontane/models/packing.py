@@ -60,6 +60,12 @@ class Packed:
     continues: tuple[int | None, ...]
 
     @property
+    def pairs(self) -> int:
+        """Number of pairs of a token and a token that it sees, without a sliding window."""
+        before = [0 if c is None else self.lengths[c] for c in self.continues]
+        return sum(n * (2 * b + n + 1) // 2 for n, b in zip(self.lengths, before, strict=True))
+
+    @property
     def model_inputs(self) -> dict[str, Any]:
         """Keyword arguments for the model's forward."""
         return {

@@ -86,6 +86,16 @@ def _offloaded(checkpoint: Callable[..., Any], block: Callable[..., Any], *input
         return checkpoint(block, *inputs)
 
 
+def use_expandable_segments(device: torch.device) -> None:
+    """Let torch's allocator on a GPU grow its segments, unless the environment has settings of its
+    own: rows of ever new lengths would leave gaps in segments of fixed sizes."""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    if device.type == "cuda" and not any(name in os.environ for name in names):
+        # Unlike a variable, this also counts after CUDA has started, and child processes, such as
+        # vLLM's, do not inherit it.
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+
+
 class Compilation(NamedTuple):
     """Whether a model is compiled, and why `auto` decides so."""
 

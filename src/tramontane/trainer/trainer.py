@@ -76,6 +76,7 @@ class Trainer:
         self._peak_rate = config.peak_rate(model.num_parameters())
         self.updates = updates
         self.device = sharding.device_of_rank(config.device)
+        forwards.use_expandable_segments(self.device)
         self.version = 0
         self._writer = export.CheckpointWriter(model)
         forwards.disable_dropout(model)
