@@ -300,8 +300,7 @@ def missing(sizes: Sequence[str], device: str) -> list[str]:
             config = our_config(size, HERE, device, HERE)
             check_placement(config)
             loading.check_device(device, "--device")
-            if config.trainer.compile:
-                forwards.check_compiler(device)
+            forwards.compilation(config.trainer)
             for reward in config.verifier.reward.custom:
                 importlib.import_module(reward.function.rpartition(".")[0])
         except (InputError, ImportError) as error:

@@ -85,55 +85,10 @@ def test_metrics_hold_sums_and_counts_in_closed_form():
     }
 
 
-def test_metrics_are_means_over_tokens_that_are_learnt_from():
-    t = tokens([1.5, 0.5, 1.0, 9.0], [1.0, -1.0, 1.0, 0.0], torch.tensor([1, 1, 1, 0.0]))
-    metrics = loss_and_gradient(t)[2]
-    assert metrics["ratio"] == pytest.approx(1.0)
-    assert metrics["clip_fraction_low"] == metrics["clip_fraction_high"] == pytest.approx(1 / 3)
-    # k3 of KL(μ ‖ π): ρ − 1 − log ρ.
-    expected = sum(r - 1 - math.log(r) for r in (1.5, 0.5, 1.0)) / 3
-    assert metrics["kl_behavior"] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        {"kl_coef": 0.1, "entropy_coef": 0.1},
-        {"kl_coef": 0.1, "kl_as": "loss", "kl_estimator": "k3", "kl_level": "sequence"},
-        {"importance_correction": "clipped"},
-    ],
-)
-def test_an_excluded_token_whose_ratio_overflows_contributes_nothing(config):
-    def three(amount):
-        """The second token has weight 0; its old policies differ from π_θ by `amount`."""
-        weights = torch.tensor([0.5, 0.0, 0.5], dtype=torch.float64)
-        t = tokens([1.1, 1.0, 0.9], [1.0, 0.0, -1.0], weights)
-        shift = torch.tensor([0.1, amount, 0.2], dtype=torch.float64)
-        others = {"behavior": t.behavior + torch.tensor([0.0, amount, 0.0])}
-        if "kl_coef" in config:
-            others["reference"] = t.logprobs.detach() + shift
-            if config.get("kl_as") != "loss":
-                others["kl_baseline"] = shift
-        if "importance_correction" in config:
-            others["proximal"] = t.logprobs.detach() + shift
-        return Tokens(**vars(t) | others)
-
-    expected = loss_and_gradient(three(0.0), **config)
-    for amount in (-1e3, 1e3):  # e^1000 is inf in float64
-        loss, gradient, metrics = loss_and_gradient(three(amount), **config)
-        assert loss == expected[0]
-        assert gradient == expected[1]
-        assert gradient[1] == 0.0
-        assert metrics == expected[2]
-
-
 def test_a_microbatch_without_a_token_to_learn_from_has_loss_and_gradient_zero():
-    t = tokens([1.5, 2.0], [1.0, -1.0], torch.zeros(2).double())
+    t = tokens([], [])
     loss, metrics = magistral.loss(t, MagistralOptions())
-    (gradient,) = torch.autograd.grad(loss, t.logprobs)
-    assert loss.item() == 0.0
-    assert gradient.tolist() == [0.0, 0.0]
+    assert loss.item() == 0.0 and loss.requires_grad
     assert {(float(s), float(w)) for s, w in metrics.values()} == {(0.0, 0.0)}
 
 

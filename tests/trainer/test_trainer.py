@@ -120,10 +120,29 @@ def test_compiled_blocks_compute_the_same():
     assert all(block._compiled_call_impl is not None for block in blocks)
 
 
-def test_compiling_without_a_compiler_is_refused_before_any_work(monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
+@pytest.mark.parametrize(("device", "variable"), [("cpu", "CXX"), ("cuda", "CC")])
+def test_compiling_without_a_compiler_is_refused_before_any_work(device, variable, monkeypatch):
+    monkeypatch.setattr(forwards.importlib.util, "find_spec", lambda name: name)  # Triton is there
+    monkeypatch.setenv(variable, "no-such-compiler")
     with pytest.raises(InputError, match="compile is true.*no-such-compiler"):
-        forwards.check_compiler("cpu")
+        forwards.compilation(TrainerConfig(device=device, compile=True))
+    found = forwards.compilation(TrainerConfig(device=device))  # auto
+    assert not found.enabled
+    expected = "off, not a CUDA device" if device == "cpu" else "off, no compiler"
+    assert found.reason.startswith(expected)
+
+
+def test_compiling_is_the_default_on_a_gpu_where_it_can_be(monkeypatch):
+    monkeypatch.setattr(forwards.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setenv("CC", "true")
+    includes = forwards.sysconfig.get_path("include")
+    enabled = Path(includes, "Python.h").is_file()
+    assert forwards.compilation(TrainerConfig(device="cuda:1")).enabled == enabled
+    assert not forwards.compilation(TrainerConfig(device="cuda", compile=False)).enabled
+    assert not forwards.compilation(TrainerConfig(device="cpu")).enabled
+    monkeypatch.setattr(forwards.sysconfig, "get_path", lambda name: "/nowhere")
+    found = forwards.compilation(TrainerConfig(device="cuda"))
+    assert not found.enabled and "Python.h" in found.reason
 
 
 def test_the_same_inputs_give_the_same_bits():

@@ -71,8 +71,9 @@ class NumericsConfig(Section):
     activation_offload: bool = False
     """Keep the activations between blocks in host memory until the backward pass. For long
     sequences on a GPU; `gradient_checkpointing` must be true."""
-    compile: bool = False
-    """Compile each block with torch.compile. On a CPU a C++ compiler is required."""
+    compile: Literal["auto"] | bool = "auto"
+    """Compile each block and the output head with torch.compile, which needs a compiler and
+    Python's headers. auto: on CUDA devices, if they are there."""
     reduce_gradients: Literal["step", "microbatch"] = "step"
     """When gradients are reduced over the ranks: once per optimizer `step`, for which each rank
     keeps the whole model's gradients (4 bytes per parameter) if it has several microbatches, or

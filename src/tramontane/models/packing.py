@@ -33,6 +33,15 @@ def recurring(n: int, per_octave: int = 32) -> int:
     return -(-n // step) * step
 
 
+def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a CPU tensor to `device`. A GPU takes it from pinned memory, in the order of its stream:
+    the CPU does not wait for it, and the GPU does not run out of work meanwhile."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    pinned = torch.empty_like(tensor, pin_memory=True).copy_(tensor)
+    return pinned.to(device, non_blocking=True)
+
+
 @dataclass(frozen=True)
 class Packed:
     """Sequences concatenated in one row.
@@ -49,6 +58,12 @@ class Packed:
     position_ids: torch.Tensor
     lengths: tuple[int, ...]
     continues: tuple[int | None, ...]
+
+    @property
+    def pairs(self) -> int:
+        """Number of pairs of a token and a token that it sees, without a sliding window."""
+        before = [0 if c is None else self.lengths[c] for c in self.continues]
+        return sum(n * (2 * b + n + 1) // 2 for n, b in zip(self.lengths, before, strict=True))
 
     @property
     def model_inputs(self) -> dict[str, Any]:
@@ -78,7 +93,7 @@ def pack(
     # Places in the row, minus the place of each sequence's position 0.
     positions = np.arange(ends[-1]) - np.repeat(ends - lengths - starts, lengths)
     ids = np.concatenate([np.asarray(sequence, np.int64) for sequence in sequences])
-    row = torch.from_numpy(np.stack([ids, positions])).to(device)
+    row = upload(torch.from_numpy(np.stack([ids, positions])), torch.device(device))
     return Packed(row[:1], row[1:], lengths, continues)
 
 
@@ -151,9 +166,9 @@ class VarlenLayout:
         widths = [len(row) for row in rows]
         self.keys = None
         if any(c is not None for c in continues):
-            self.keys = torch.tensor(list(chain(*rows)), device=device)
-        ends = torch.tensor([starts, [0, *accumulate(widths)]], dtype=torch.int32, device=device)
-        self.query_ends, self.key_ends = ends[0].contiguous(), ends[1].contiguous()
+            self.keys = upload(torch.tensor(list(chain(*rows))), device)
+        ends = torch.tensor([starts, [0, *accumulate(widths)]], dtype=torch.int32)
+        self.query_ends, self.key_ends = upload(ends, device).unbind()
         self.longest_query, self.longest_key = max(lengths), max(widths)
 
 

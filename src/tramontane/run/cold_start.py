@@ -31,8 +31,7 @@ def check(config: Config, encoder: PromptEncoder) -> None:
     """
     settings = supervised_config(config, Path("sft"))
     loading.check_device(settings.device, "cold_start.device")
-    if settings.compile:
-        forwards.check_compiler(settings.device)
+    forwards.compilation(settings)
     if settings.lora:
         lora.check(settings.lora, load_shape(config.model).linear_layers)
     context = loading.context_length(loading.load_config(config.model))

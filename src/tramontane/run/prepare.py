@@ -209,8 +209,7 @@ def _check_machine(config: Config) -> None:
             loading.check_device(last, "trainer.ranks")
         seats(config, torch.cuda.device_count())
     load_objective(config.trainer.objective)
-    if config.trainer.compile:
-        forwards.check_compiler(config.trainer.device)
+    forwards.compilation(config.trainer)
     if config.trainer.lora:
         lora.check(config.trainer.lora, load_shape(config.model).linear_layers)
 
@@ -346,10 +345,12 @@ def sizes_of_shape(config: Config, model: str, gpu: str | None = None) -> DryRun
 def resolved(prepared: Prepared) -> dict[str, str]:
     """The config's arithmetic and the memory of the generators' caches, by stage."""
     config, workers = prepared.config, prepared.config.generator.workers
+    compiled = forwards.compilation(config.trainer)
     arithmetic = {
         "devices": devices_line(config),
         **config.resolved_arithmetic(),
         "number type": _number_types_line(config),
+        "compile": f"{'on' if compiled.enabled else 'off'} (auto: {compiled.reason})",
     }
     if not config.stages:
         return arithmetic | {
@@ -371,7 +372,7 @@ def resolved(prepared: Prepared) -> dict[str, str]:
     }
     return lines | {
         "updates": f"{config.pipeline.updates}",
-        **{key: arithmetic[key] for key in ("staleness at most", "number type")},
+        **{key: arithmetic[key] for key in ("staleness at most", "number type", "compile")},
         "generators": f"{workers}, of "
         f"{', '.join(str(_cache_size(prepared, at).slots) for at in prepared.stages)} slots",
         **prepared.rates,

@@ -234,8 +234,7 @@ def _prepare(config: SFTConfig) -> tuple[PreTrainedConfig, PreTrainedTokenizerBa
     from tramontane.trainer import forwards, lora
 
     check_device(config.device)
-    if config.compile:
-        forwards.check_compiler(config.device)
+    forwards.compilation(config)
     if config.model is not None:
         if config.lora:
             lora.check(config.lora, load_shape(config.model).linear_layers)

@@ -4,16 +4,20 @@ products: norms, rotary embeddings, activations."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
+import sysconfig
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import save_on_cpu
 from transformers import AttentionInterface, PreTrainedModel
 
+from tramontane.config.trainer import NumericsConfig
 from tramontane.errors import InputError
 from tramontane.models.attention import PACKED, packed_attention
 from tramontane.models.packing import pack
@@ -82,18 +86,52 @@ def _offloaded(checkpoint: Callable[..., Any], block: Callable[..., Any], *input
         return checkpoint(block, *inputs)
 
 
-def check_compiler(device: str) -> None:
-    """Check that a C++ compiler is installed, if compiling needs one.
+def use_expandable_segments(device: torch.device) -> None:
+    """Let torch's allocator on a GPU grow its segments, unless the environment has settings of its
+    own: rows of ever new lengths would leave gaps in segments of fixed sizes."""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    if device.type == "cuda" and not any(name in os.environ for name in names):
+        # Unlike a variable, this also counts after CUDA has started, and child processes, such as
+        # vLLM's, do not inherit it.
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+
+
+class Compilation(NamedTuple):
+    """Whether a model is compiled, and why `auto` decides so."""
+
+    enabled: bool
+    reason: str
+
+
+def compilation(config: NumericsConfig) -> Compilation:
+    """What `compile` stands for on this machine: `auto` compiles on a CUDA device, where a step
+    takes longer between the matrix products than in them, if there is what compiling needs.
 
     Raises:
-        InputError: a CPU without a C++ compiler.
+        InputError: `compile` is true, and something that it needs is missing.
     """
-    compiler = os.environ.get("CXX", "g++")
-    if torch.device(device).type == "cpu" and shutil.which(compiler) is None:
-        raise InputError(
-            f"compile is true, but there is no C++ compiler ({compiler!r}, as CXX says or "
-            f"by default): install g++, or set it to false"
-        )
+    missing = _missing_for_compiling(config.device)
+    if config.compile is True and missing:
+        raise InputError(f"compile is true, but there is {missing}, or set it to false")
+    on_gpu = config.device.startswith("cuda")
+    auto, reason = on_gpu and not missing, missing if on_gpu else "not a CUDA device"
+    enabled = auto if config.compile == "auto" else config.compile
+    return Compilation(enabled, "on, a CUDA device" if auto else f"off, {reason}")
+
+
+def _missing_for_compiling(device: str) -> str:
+    """What torch.compile lacks on this machine, and how to get it; empty if nothing. Its kernels
+    are C++ on a CPU, and on a GPU Triton, which compiles a C program that starts them."""
+    on_gpu = device.startswith("cuda")
+    if on_gpu and importlib.util.find_spec("triton") is None:
+        return "no Triton: install it (pip install triton)"
+    variable, default = ("CC", "gcc") if on_gpu else ("CXX", "g++")
+    compiler = os.environ.get(variable, default)
+    if shutil.which(compiler) is None:
+        return f"no compiler ({compiler!r}, as {variable} says or by default): install {default}"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        return "no Python.h, the headers of this Python: install them (python3-dev)"
+    return ""
 
 
 def compile_blocks(model: PreTrainedModel) -> None:

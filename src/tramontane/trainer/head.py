@@ -5,12 +5,17 @@ At a vocabulary of 50,000 or 150,000 the logits of a microbatch are larger than 
 activations. Here no tensor of [tokens, vocabulary] exists. Up to a fixed number of bytes of logits
 is kept for the backward pass; it computes the others again, for which it keeps one number per token
 (log Σ exp z).
+
+What is left between the matrix products reads the logits of a part, in float32. Compiled, it writes
+nothing of their size but the gradient in the model's dtype: on a GPU, whose memory such passes
+wait for, they take several times as long otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -57,8 +62,8 @@ def head_scale(model: PreTrainedModel) -> float | None:
     if logits.dtype != torch.float32 or logits.shape != (1, 2, head.out_features):
         return None
     scale = float(logits[0, 0, 0] / probe[0])
-    linear = torch.allclose(logits, (probe * scale).expand_as(logits), rtol=1e-6, atol=0)
-    return scale if linear and scale > 0 else None
+    deviation = float((logits - probe * scale).abs().max() / probe.abs().max())
+    return scale if deviation <= 1e-6 * scale and scale > 0 else None
 
 
 def fused_predictions(
@@ -67,6 +72,7 @@ def fused_predictions(
     temperature: float,
     scale: float,
     entropy_grad: bool = False,
+    compiled: bool = False,
 ) -> Predictions:
     """Run the model and compute log softmax(logits / T) at the targets, without the logits.
 
@@ -76,6 +82,7 @@ def fused_predictions(
         temperature: T, with which the tokens were sampled.
         scale: factor c of the logits.
         entropy_grad: let gradients flow through the entropy too.
+        compiled: compile what is between the matrix products.
 
     Returns:
         Predictions of the N targets, with `top1`. In a model in float64 they are float64.
@@ -85,7 +92,7 @@ def fused_predictions(
     def fused(hidden: torch.Tensor) -> torch.Tensor:
         targets = F.pad(row.targets, (0, hidden.shape[1] - len(row.targets)))
         output = _HeadLogprobs.apply(
-            hidden[0], head.weight, head.bias, targets, temperature / scale
+            hidden[0], head.weight, head.bias, targets, temperature / scale, compiled
         )
         return torch.stack([x[None] for x in output], dim=-1)  # no view, for FSDP's hooks
 
@@ -118,35 +125,34 @@ class _HeadLogprobs(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         divisor: float,
+        compiled: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Arguments: h [K, d], W [V, d], b [V] or None, targets [K] int64, and t."""
-        dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        maxima, sums, moments = [], [], []
-        at_target = torch.empty(len(targets), dtype=dtype, device=hidden.device)
+        """Arguments: h [K, d], W [V, d], b [V] or None, targets [K] int64, t, and whether what is
+        between the matrix products is compiled."""
+        found: list[tuple[torch.Tensor, ...]] = []
         kept: list[torch.Tensor] = []
+        summarize = _compiled(_summarize) if compiled else _summarize
         room = KEPT_BYTES
         for part in _parts(hidden, weight, bias, targets, []):
             room -= part.logits.nbytes
             if room >= 0:
                 kept.append(part.logits)
-            z = _scaled(part.logits, divisor, overwrite=room < 0)
-            at_target = torch.where(part.inside, z.gather(1, part.column)[:, 0], at_target)
-            maxima.append(z.amax(-1))
-            p = z.sub_(maxima[-1][:, None]).exp()
-            sums.append(p.sum(-1))
-            moments.append(torch.linalg.vecdot(p, z))
-        tops, part_sums = torch.stack(maxima), torch.stack(sums)
+            found.append(summarize(part.logits, part.column, divisor, room < 0))
+        at_column, tops, part_sums, moments = (torch.stack(x) for x in zip(*found, strict=True))
+        # The part that holds the target.
+        of_target = targets // part_size(len(hidden), hidden.device)
+        at_target = at_column.gather(0, of_target[None])[0]
         part_totals = tops + part_sums.log()
         total = part_totals.logsumexp(0)
         # A part with probability w and entropy h of its own distribution adds w (h − log w).
         log_share = part_totals - total
-        part_entropies = part_sums.log() - torch.stack(moments) / part_sums
+        part_entropies = part_sums.log() - moments / part_sums
         entropy = (log_share.exp() * (part_entropies - log_share.clamp(min=-1e4))).sum(0)
         logprobs = at_target - total
         ctx.save_for_backward(hidden, weight, bias, targets, total, logprobs, entropy)
-        ctx.divisor, ctx.kept = divisor, kept
+        ctx.divisor, ctx.kept, ctx.compiled = divisor, kept, compiled
         ctx.set_materialize_grads(False)
-        top1 = (at_target >= tops.amax(0)).to(dtype)
+        top1 = (at_target >= tops.amax(0)).to(logprobs.dtype)
         ctx.mark_non_differentiable(top1)
         return logprobs, entropy, top1
 
@@ -158,31 +164,28 @@ class _HeadLogprobs(torch.autograd.Function):
         grad_top1: None,
     ) -> tuple[torch.Tensor | None, ...]:
         """Gradients of h [K, d], W [V, d] and b [V], each None if not needed, from those of the
-        log-probs [K] and entropies [K]; targets and t have none."""
+        log-probs [K] and entropies [K]; the other arguments have none."""
+        if grad_logprobs is None and grad_entropy is None:
+            return (None,) * 6
         hidden, weight, bias, targets, total, logprobs, entropy = ctx.saved_tensors
-        g = torch.zeros_like(logprobs) if grad_logprobs is None else grad_logprobs / ctx.divisor
+        slopes = [
+            None if grad is None else (grad / ctx.divisor)[:, None]
+            for grad in (grad_logprobs, grad_entropy)
+        ]
+        rows = _Rows(total[:, None], entropy[:, None], *slopes)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         # Parts are summed in float32, whatever the model's dtype.
         grad_hidden = torch.zeros(hidden.shape, dtype=logprobs.dtype, device=hidden.device)
         grad_weight = torch.empty_like(weight) if needs_weight else None
         grad_bias = torch.empty_like(bias) if bias is not None and needs_bias else None
+        differentiate = _compiled(_differentiate) if ctx.compiled else _differentiate
         # For p near 1, 1 − p would lose precision, so the target's entry comes from its log-prob.
-        at_target = -torch.expm1(logprobs) * g
+        at_target = _at_target(logprobs[:, None], rows).to(hidden.dtype)
         for part in _parts(hidden, weight, bias, targets, ctx.kept):
-            logp = _scaled(part.logits, ctx.divisor, overwrite=True).sub_(total[:, None])
-            if grad_entropy is None:
-                grad = logp.exp_().mul_(-g[:, None])
-            else:
-                slope = grad_entropy / ctx.divisor
-                p = logp.exp()
-                through_entropy = -p * logp.clamp_(min=-1e4).add_(entropy[:, None])
-                through_entropy.mul_(slope[:, None])
-                grad = p.mul_(-g[:, None])
-            rows = part.inside.nonzero()[:, 0]
-            grad[rows, part.column[rows, 0]] = at_target[rows]
-            if grad_entropy is not None:
-                grad += through_entropy
-            grad = grad.to(hidden.dtype)
+            grad = differentiate(part.logits, ctx.divisor, rows)
+            # Elsewhere the entry keeps its value: to select rows would wait for the GPU.
+            entry = torch.where(part.inside, at_target, grad.gather(1, part.column))
+            grad.scatter_(1, part.column, entry)
             if needs_hidden:
                 grad_hidden += grad @ weight[part.entries]
             if grad_weight is not None:
@@ -195,7 +198,60 @@ class _HeadLogprobs(torch.autograd.Function):
             grad_bias,
             None,
             None,
+            None,
         )
+
+
+class _Rows(NamedTuple):
+    """What the gradient of the logits takes from each token, [K, 1] each: log Σ exp z, the entropy,
+    and the gradients of log-prob and entropy over t, or None."""
+
+    total: torch.Tensor
+    entropy: torch.Tensor
+    slope: torch.Tensor | None
+    entropy_slope: torch.Tensor | None
+
+
+def _summarize(
+    logits: torch.Tensor, column: torch.Tensor, divisor: float, overwrite: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of a part's z, [K] each: z at `column`, the largest m, Σ exp(z − m), and Σ (z − m) exp(z −
+    m)."""
+    z = _scaled(logits, divisor, overwrite)
+    at_column, top = z.gather(1, column)[:, 0], z.amax(-1)
+    p = z.sub_(top[:, None]).exp()
+    return at_column, top, p.sum(-1), torch.linalg.vecdot(p, z)
+
+
+def _differentiate(logits: torch.Tensor, divisor: float, rows: _Rows) -> torch.Tensor:
+    """Gradient of a part's logits, as if no token's target were among them: [K, entries]."""
+    logp = _scaled(logits, divisor, overwrite=True).sub_(rows.total)
+    if rows.entropy_slope is None:
+        assert rows.slope is not None  # one of the two has a gradient
+        return logp.exp_().mul_(-rows.slope).to(logits.dtype)
+    p = logp.exp()
+    grad = -p * logp.clamp_(min=-1e4).add_(rows.entropy)
+    grad.mul_(rows.entropy_slope)
+    if rows.slope is not None:
+        grad -= p.mul_(rows.slope)
+    return grad.to(logits.dtype)
+
+
+def _at_target(logprobs: torch.Tensor, rows: _Rows) -> torch.Tensor:
+    """Gradient of the target's logit: [K, 1]."""
+    grad = torch.zeros_like(logprobs)
+    if rows.slope is not None:
+        grad = -torch.expm1(logprobs) * rows.slope
+    if rows.entropy_slope is not None:
+        through = logprobs.exp() * (logprobs.clamp(min=-1e4) + rows.entropy)
+        grad = grad - through * rows.entropy_slope
+    return grad
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function compiled, for parts of any size."""
+    return torch.compile(function, dynamic=True)
 
 
 class _Part(NamedTuple):
@@ -204,7 +260,7 @@ class _Part(NamedTuple):
     Args:
         entries: the part.
         logits: [K, entries] W h + b, in the model's dtype.
-        inside: [K] bool, True for the tokens whose target is in this part.
+        inside: [K, 1] bool, True for the tokens whose target is in this part.
         column: [K, 1] int64, the target's column in the part; for other tokens, any column.
     """
 
@@ -230,9 +286,9 @@ def _parts(
             logits = kept.pop()
         else:
             logits = F.linear(hidden, weight[entries], None if bias is None else bias[entries])
-        column = targets - start
+        column = targets[:, None] - start
         inside = (column >= 0) & (column < logits.shape[1])
-        yield _Part(entries, logits, inside, column.clamp(0, logits.shape[1] - 1)[:, None])
+        yield _Part(entries, logits, inside, column.clamp(0, logits.shape[1] - 1))
 
 
 def _scaled(logits: torch.Tensor, divisor: float, overwrite: bool) -> torch.Tensor:

@@ -12,17 +12,22 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 
 from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
 from tramontane.config import TrainerConfig
 from tramontane.config.objectives import KLOptions
 from tramontane.errors import InputError
-from tramontane.models.packing import Packed, pack, recurring
+from tramontane.models.packing import Packed, pack, recurring, upload
 from tramontane.trainer import ratios, sharding
 from tramontane.trainer.advantages import loss_weights
 from tramontane.trainer.collate import balance, collate_shared, padding_fraction
 from tramontane.trainer.objectives import Objective, Sequences, Tokens
 from tramontane.types import INSERTED, TrainedFigures
+
+# On a GPU, rows are rounded up to a multiple of this number of tokens: matrix products of other
+# sizes leave a part of their last tile, or take slower kernels.
+ROW_MULTIPLE = 256
 
 
 @dataclass(frozen=True)
@@ -96,22 +101,27 @@ def pack_row(sequences: Sequence[TrainSequence], device: torch.device) -> Packed
                 continues.append(prompt_part)
                 keep += range(end, end + len(inputs))
                 end += len(inputs)
-    if device.type == "cpu":
-        if filler := recurring(end) - end:
-            parts.append([0] * filler)
-            continues.append(None)
-        keep += [0] * (recurring(len(keep)) - len(keep))
+    if filler := padded(end, device) - end:
+        parts.append([0] * filler)
+        continues.append(None)
+    keep += [0] * (padded(len(keep), device) - len(keep))
+    targets = joined([s.token_ids for s in sequences]).astype(np.int64)
     return PackedRow(
         packed=pack(parts, device, continues),
-        keep=torch.tensor(keep, device=device),
-        targets=joined([s.token_ids for s in sequences]).long().to(device),
+        keep=upload(torch.tensor(keep), device),
+        targets=upload(torch.from_numpy(targets), device),
         lengths=[len(s.token_ids) for s in sequences],
     )
 
 
-def joined(arrays: Sequence[array[Any]]) -> torch.Tensor:
-    """Concatenated arrays as a tensor on the CPU, in their dtype: [Σ lengths]."""
-    return torch.from_numpy(np.concatenate([np.asarray(values) for values in arrays]))
+def padded(tokens: int, device: torch.device) -> int:
+    """Tokens of a row with filler."""
+    return recurring(tokens) if device.type == "cpu" else -(-tokens // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+def joined(arrays: Sequence[array[Any]]) -> NDArray[Any]:
+    """Concatenated arrays, in their dtype: [Σ lengths]."""
+    return np.concatenate([np.asarray(values) for values in arrays])
 
 
 @dataclass(frozen=True)
@@ -220,7 +230,7 @@ class Minibatch:
             sequences = replace(sequences, **sums)
         if "targets" in needs:
             pairs = enumerate(self.frozen["policy"])
-            of_targets = [values * self._targets(index) for index, values in pairs]
+            of_targets = [values * self.upload(self._targets(index)) for index, values in pairs]
             sequences = replace(
                 sequences,
                 targets=ratios.totals(
@@ -241,7 +251,8 @@ class Minibatch:
         for index, (micro, row_values) in enumerate(zip(self.microbatches, values, strict=True)):
             if micro.live:
                 lengths = self.lengths[micro.indices].tolist()
-                chosen = row_values.masked_fill(self.versions(index) == INSERTED, 0.0)
+                inserted = self.upload(self.versions(index) == INSERTED)
+                chosen = row_values.masked_fill(inserted, 0.0)
                 parts = [part.double().sum() for part in chosen.split(lengths)]
                 sums[micro.indices] = torch.stack(parts)
         return ratios.totals(sharding.total(sums).cpu(), self.owners)
@@ -284,9 +295,11 @@ class Minibatch:
         found: list[tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]] = []
         for index, micro in enumerate(self.microbatches):
             spread = lengths[micro.indices]
-            log_ratio = self._behavior(index) - self.frozen["reference"][index].cpu()
+            behavior = torch.from_numpy(self.behavior(index))
+            log_ratio = behavior.double() - self.frozen["reference"][index].cpu()
             # The policy did not choose inserted tokens.
-            log_ratio = torch.where(self.versions(index).cpu() == INSERTED, 0.0, log_ratio)
+            inserted = torch.from_numpy(self.versions(index) == INSERTED)
+            log_ratio = torch.where(inserted, 0.0, log_ratio)
             sequence = torch.arange(len(spread)).repeat_interleave(spread)
             values = ratios.returns(log_ratio, sequence, self.options)
             places = (
@@ -301,60 +314,67 @@ class Minibatch:
             found.append((places, values))
         sums = sharding.total(sums.to(self.device)).cpu()
         self.frozen["kl_baseline"] = [
-            (sums[0][places] - values) / (sums[1][places] - 1).clamp(min=1)
-            for places, values in found
+            upload(baseline.to(reference.dtype), self.device)
+            for (places, values), reference in zip(found, self.frozen["reference"], strict=True)
+            for baseline in [(sums[0][places] - values) / (sums[1][places] - 1).clamp(min=1)]
         ]
 
-    def _behavior(self, index: int) -> torch.Tensor:
-        """[N] float64 on the CPU: log μ of microbatch `index`, as the generator recorded it."""
-        indices = self.microbatches[index].indices
-        return joined([self.completions[i].logprobs for i in indices]).double()
+    def behavior(self, index: int) -> NDArray[np.float32]:
+        """[N]: log μ of microbatch `index`, as the generator recorded it."""
+        return joined([self.completions[i].logprobs for i in self.microbatches[index].indices])
 
-    def _targets(self, index: int) -> torch.Tensor:
-        """[N] bool: True for the tokens of given answers in microbatch `index`."""
+    def versions(self, index: int) -> NDArray[np.int32]:
+        """[N]: the weights version that sampled each token of microbatch `index`."""
+        return joined([self.completions[i].versions for i in self.microbatches[index].indices])
+
+    def _targets(self, index: int) -> NDArray[np.bool_]:
+        """[N]: True for the tokens of given answers in microbatch `index`."""
         sequences = [self.completions[i] for i in self.microbatches[index].indices]
         counts = [n for s in sequences for n in (len(s.token_ids) - s.target, s.target)]
-        marks = torch.tensor([False, True]).repeat(len(sequences))
-        return marks.repeat_interleave(torch.tensor(counts)).to(self.device)
+        return np.repeat(np.tile([False, True], len(sequences)), counts)
 
-    def versions(self, index: int) -> torch.Tensor:
-        """[N] int64: the weights version that sampled each token of microbatch `index`."""
-        indices = self.microbatches[index].indices
-        return joined([self.completions[i].versions for i in indices]).long().to(self.device)
+    def upload(self, values: NDArray[Any]) -> torch.Tensor:
+        """Copy to the device; see `packing.upload`."""
+        return upload(torch.from_numpy(values), self.device)
 
     def tokens(self, index: int, predictions: Predictions, needs: Set[str]) -> Tokens:
-        """Build the loss's input for microbatch `index`."""
-        micro = self.microbatches[index]
-        lengths = self.lengths[micro.indices]
-        dtype = predictions.logprobs.dtype
+        """Build the loss's input for microbatch `index`: its tokens with a weight. On a GPU this
+        waits for nothing, since which tokens these are is decided on the CPU."""
+        micro, dtype = self.microbatches[index], predictions.logprobs.dtype
+        sequences = [self.completions[i] for i in micro.indices]
+        numbers = np.repeat(np.arange(len(sequences)), [len(s.token_ids) for s in sequences])
+        scored = np.array([s.scored for s in sequences])[numbers]
+        trained = scored & (self.versions(index) != INSERTED) & micro.live
 
         def spread(values: torch.Tensor) -> torch.Tensor:
-            chosen = values[micro.indices].to(dtype)
-            return chosen.repeat_interleave(lengths, dim=0).to(self.device)
+            return values[micro.indices].to(dtype)[torch.from_numpy(numbers)]
 
-        target = self._targets(index) if "targets" in needs else None
+        target = torch.from_numpy(self._targets(index)) if "targets" in needs else None
         advantages = spread(self.advantages)
         if advantages.dim() == 2 and target is not None:
             advantages = torch.where(target, advantages[:, 1], advantages[:, 0])
-        frozen = {
-            name: values[index].to(dtype).to(self.device) for name, values in self.frozen.items()
+        of_cpu = {
+            "behavior": torch.from_numpy(self.behavior(index)).to(dtype),
+            "advantages": advantages,
+            "weights": spread(self.weights),
+            "sequence": torch.from_numpy(numbers),
+            "rewards": spread(self.sequences.rewards[self.owners]),
+            "target": target,
         }
-        if "proximal" in needs:
-            # In an update of a single optimizer step, π_old is the π_θ just computed.
-            frozen.setdefault("proximal", predictions.logprobs.detach())
-        return Tokens(
-            logprobs=predictions.logprobs,
-            behavior=self._behavior(index).to(dtype).to(self.device),
-            advantages=advantages,
-            weights=spread(self.weights) * micro.live * (self.versions(index) != INSERTED),
-            sequence=torch.arange(len(lengths)).repeat_interleave(lengths).to(self.device),
-            rewards=spread(self.sequences.rewards[self.owners]),
-            entropy=predictions.entropy,
-            top1=predictions.top1,
-            values=predictions.values,
-            target=target,
+        # In an update of a single optimizer step, π_old is the π_θ just computed.
+        frozen = {"proximal": predictions.logprobs.detach()} | {
+            name: values[index].to(dtype) for name, values in self.frozen.items()
+        }
+        fields = {
+            **vars(predictions),
+            **{name: upload(x, self.device) for name, x in of_cpu.items() if x is not None},
             **{name: values for name, values in frozen.items() if name in needs},
-        )
+        }
+        if not trained.all():
+            places = self.upload(np.flatnonzero(trained))
+            there = {name: x for name, x in fields.items() if x is not None}
+            fields = {name: x.index_select(0, places) for name, x in there.items()}
+        return Tokens(**fields)
 
 
 def cut_batch(batch: TrainBatch, config: TrainerConfig) -> list[Minibatch]:

@@ -69,9 +69,9 @@ def differentiable(
 
 
 def totals(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
-    """Sum of each sequence's values, [S]; 0 for a sequence without tokens."""
-    count = int(sequence.max()) + 1 if len(sequence) else 0
-    return values.new_zeros(count).index_add(0, sequence, values)
+    """Sum of each sequence's values, 0 for a number without values: [N], since there are at most as
+    many sequences as values, and how many is not known without waiting for a GPU."""
+    return torch.zeros_like(values).index_add(0, sequence, values)
 
 
 def sums_to_end(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
@@ -89,10 +89,15 @@ def sums_from_start(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tenso
 
 
 def first_tokens(sequence: torch.Tensor) -> torch.Tensor:
-    """Index of the first token of each sequence that has tokens, in ascending order."""
+    """True for the first token of each sequence: [N] bool."""
     starts = torch.ones_like(sequence, dtype=torch.bool)
     starts[1:] = sequence[1:] != sequence[:-1]
-    return starts.nonzero()[:, 0]
+    return starts
+
+
+def last_tokens(sequence: torch.Tensor) -> torch.Tensor:
+    """True for the last token of each sequence: [N] bool."""
+    return first_tokens(sequence.flip(0)).flip(0)
 
 
 def _to_end(values: torch.Tensor) -> torch.Tensor:

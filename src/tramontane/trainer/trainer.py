@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -32,7 +33,7 @@ from tramontane.trainer import export, forwards, lora, sharding
 from tramontane.trainer.head import fused_predictions, head_scale
 from tramontane.trainer.logprobs import token_logprobs
 from tramontane.trainer.microbatch import Minibatch, PackedRow, Predictions, cut_batch, joined
-from tramontane.trainer.objectives import Tokens, load_objective
+from tramontane.trainer.objectives import load_objective
 from tramontane.trainer.optimizer import build_optimizer, lr_at
 from tramontane.trainer.replicas import Replicas, refresh, trained, working_model
 from tramontane.trainer.sharding import Averages
@@ -55,8 +56,8 @@ class Trainer:
 
     Raises:
         InputError: an objective that needs what the trainer does not provide, a `ranks` other than
-            the process group's size, adapters for layers that the model does not have, or a model
-            that is not deterministic in training mode.
+            the process group's size, adapters for layers that the model does not have, a model that
+            is not deterministic in training mode, or `compile` without a compiler.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Trainer:
         self.model, self.config = model, config
         self._peak_rate = config.peak_rate(model.num_parameters())
         self.updates = updates
+        forwards.use_expandable_segments(self.device)
         self.version = 0
         self._writer = export.CheckpointWriter(model)
         forwards.disable_dropout(model)
@@ -101,7 +103,6 @@ class Trainer:
             sharding.copy_parameters(model, self._reference)
         if self._values:
             self._values.initialize(model)
-        self._head_scale = head_scale(model)
         if config.gradient_checkpointing:
             forwards.checkpoint_blocks(model, config.activation_offload)
         # For gradient checkpointing, which needs training mode; dropout is off.
@@ -109,10 +110,12 @@ class Trainer:
         self._working = working_model(model, config.dtype)
         forwards.check_repeatable(self._working, self.device)
         sharding.free_gathered(self._working)
+        self._head_scale = head_scale(self._working)
         if config.lora:
             self._reference = self._working  # without its adapters
         self._replicas = Replicas(model, self._working, config.threads)
-        if config.compile:
+        self._compiled = forwards.compilation(config).enabled
+        if self._compiled:
             for replica in self._replicas.models:
                 forwards.compile_blocks(replica)
         self.optimizer = build_optimizer(
@@ -197,7 +200,7 @@ class Trainer:
         }
         if len(ages):  # tokens that this run sampled
             metrics |= {
-                "staleness_mean": float(ages.double().mean()),
+                "staleness_mean": float(ages.mean()),
                 "staleness_max": float(ages.max()),
             }
         self._computed += computed
@@ -435,26 +438,28 @@ class Trainer:
         averages = Averages()
         averages.add({**metrics, "loss": (loss, once)})
         if version is not None:
-            self._add_mismatch(minibatch, index, tokens, version, averages)
+            logprobs = minibatch.trained[index]
+            self._add_mismatch(minibatch, index, logprobs, version, averages)
         return averages
 
     def _add_mismatch(
         self,
         minibatch: Minibatch,
         index: int,
-        tokens: Tokens,
+        logprobs: torch.Tensor,
         version: int,
         averages: Averages,
     ) -> None:
         """Add |Δ log-prob| between trainer and generator, by the age of each token's weights."""
-        live = minibatch.microbatches[index].live
-        delta = (tokens.logprobs - tokens.behavior).detach().abs()
         versions = minibatch.versions(index)
-        ages = torch.where(versions < 0, -1, (version - versions).clamp(min=0))
-        for name, mask in (("0", ages == 0), ("1", ages == 1), ("2plus", ages >= 2)):
-            selected = torch.where(mask, delta, 0.0) * live
-            averages.add({f"mismatch_age_{name}": (selected.sum(), mask.sum() * live)})
-            averages.maximum(f"mismatch_age_{name}", selected.max())
+        ages = np.where(versions < 0, -1, np.maximum(version - versions, 0))
+        masks = np.stack([ages == 0, ages == 1, ages >= 2]) & minibatch.microbatches[index].live
+        delta = (logprobs - minibatch.upload(minibatch.behavior(index))).abs()
+        selected = torch.where(minibatch.upload(masks), delta, 0.0)
+        for name, mask, values in zip(("0", "1", "2plus"), masks, selected, strict=True):
+            count = values.new_full((), float(mask.sum()))
+            averages.add({f"mismatch_age_{name}": (values.sum(), count)})
+            averages.maximum(f"mismatch_age_{name}", values.max())
 
     def _optimizer_step(self) -> float:
         """Clip the gradient and step, unless the gradient is not finite; returns its norm."""
@@ -489,7 +494,9 @@ class Trainer:
         """Compute log-probs and entropies of the row's generated tokens."""
         entropy_grad = "entropy" in needs
         if self._head_scale is not None:
-            return fused_predictions(model, row, temperature, self._head_scale, entropy_grad)
+            return fused_predictions(
+                model, row, temperature, self._head_scale, entropy_grad, self._compiled
+            )
         logits = model(**row.model_inputs).logits[0, : len(row.targets)]
         logprobs, entropy = token_logprobs(logits, row.targets, temperature, entropy_grad)
         top1 = None

@@ -70,15 +70,17 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The N completion tokens of one microbatch, sequence after sequence, all float32 (float64 for
-    a model in float64).
+    """The N completion tokens of one microbatch that are trained on, sequence after sequence, all
+    float32 (float64 for a model in float64). Excluded tokens are not among them, since a ratio of
+    one may overflow, and 0 · inf would be NaN in loss and gradient.
 
     Args:
         logprobs: [N] log π_θ, with gradient.
         behavior: [N] log μ, as the generator recorded it.
         advantages: [N] the advantage of each token's sequence.
-        weights: [N] each token's weight in the loss, which is a sum; 0: not trained on.
-        sequence: [N] int64, each token's sequence in the microbatch, from 0.
+        weights: [N] each token's weight in the loss, which is a sum.
+        sequence: [N] int64, each token's sequence in the microbatch, from 0, in ascending order.
+            Of a sequence that is not trained on, there are no tokens.
         rewards: [N] the reward of each token's sequence.
         entropy: [N] entropy of each token's distribution, with gradient if requested.
         proximal: [N] log π_old, if requested.
@@ -105,15 +107,6 @@ class Tokens:
     values: torch.Tensor | None = None
     target: torch.Tensor | None = None
 
-    def masked(self) -> Tokens:
-        """The tokens trained on: those of weight above 0.
-
-        A ratio of an excluded token may overflow, and 0 · inf would be NaN in loss and gradient.
-        """
-        mask = self.weights > 0
-        fields = {name: x[mask] for name, x in vars(self).items() if x is not None}
-        return Tokens(**fields)
-
 
 class Objective(Protocol):
     """The interface of an objective's module. `options` is its section of the config.
@@ -127,7 +120,8 @@ class Objective(Protocol):
         sampled tokens, and for the tokens of its given answer."""
 
     def loss(self, tokens: Tokens, options: Any) -> tuple[torch.Tensor, Metrics]:
-        """The microbatch's share of the loss, and metrics.
+        """The microbatch's share of the loss, and metrics. It should read no values of tensors (as
+        `item`, masks as indices and `nonzero` do), for which a GPU would run out of work.
 
         Args:
             tokens: the microbatch's N tokens; its fields are [N].
@@ -150,7 +144,6 @@ class WithKL:
 
     def loss(self, tokens: Tokens, options: KLOptions) -> tuple[torch.Tensor, Metrics]:
         """The objective's loss with advantages A − β (k − baseline), or plus β Σ w k, or both."""
-        tokens = tokens.masked()
         assert tokens.reference is not None  # requested by the options' `needs`
         log_ratio = tokens.logprobs - tokens.reference
         if tokens.kl_baseline is not None:
@@ -160,8 +153,8 @@ class WithKL:
         if options.kl_as != "reward":
             penalty = differentiable(log_ratio, tokens.sequence, options)
             loss = loss + options.kl_coef * (tokens.weights * penalty).sum()
-        count = torch.tensor(float(len(log_ratio)), device=log_ratio.device)
-        return loss, metrics | {"kl_reference": (estimate(log_ratio.detach(), "k3").sum(), count)}
+        estimates = estimate(log_ratio.detach(), "k3")
+        return loss, metrics | {"kl_reference": (estimates.sum(), count(estimates))}
 
 
 def load_objective(config: ObjectiveConfig) -> Objective:
@@ -181,10 +174,15 @@ def load_objective(config: ObjectiveConfig) -> Objective:
     return WithKL(objective) if getattr(config.options, "kl_coef", 0.0) else objective
 
 
+def count(values: torch.Tensor) -> torch.Tensor:
+    """The number of values, as a scalar tensor of their dtype and device; `new_tensor` would wait
+    for the GPU."""
+    return values.new_full((), float(values.numel()))
+
+
 def truncated_gradient(tokens: Tokens, cap: float) -> tuple[torch.Tensor, Metrics]:
     """−Σ w · sg(min(π_θ/μ, cap)) · A · log π_θ (a scalar), and metrics; `cap` is the largest
     weight."""
-    tokens = tokens.masked()
     rho = ratio(tokens.logprobs.detach() - tokens.behavior)
     weights = tokens.weights * rho.clamp(max=cap)
     metrics = ratio_metrics(tokens, {"ratio_capped": rho > cap})
@@ -202,7 +200,7 @@ def ratio_metrics(tokens: Tokens, more: dict[str, torch.Tensor]) -> Metrics:
         "entropy": tokens.entropy,
         "kl_behavior": estimate(-log_ratio, "k3"),
     }
-    count = sampled.float().sum()
+    number = sampled.float().sum()
     return {
-        name: ((value.float() * sampled).sum(), count) for name, value in (values | more).items()
+        name: ((value.float() * sampled).sum(), number) for name, value in (values | more).items()
     }

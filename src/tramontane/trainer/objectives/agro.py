@@ -42,6 +42,5 @@ def loss(tokens: Tokens, options: AGROOptions) -> tuple[torch.Tensor, Metrics]:
     """−Σ w A log π_θ, on-policy with the weight sg(min(π_θ/μ, ρ))."""
     if options.form == "on_policy":
         return truncated_gradient(tokens, options.rho)
-    tokens = tokens.masked()
     loss = -(tokens.weights * tokens.advantages * tokens.logprobs).sum()
     return loss, ratio_metrics(tokens, {})

@@ -20,7 +20,6 @@ advantages = normalized
 def loss(tokens: Tokens, options: AIPOOptions) -> tuple[torch.Tensor, Metrics]:
     """−Σ w · sg(min(π_θ/μ, ρ)) · A · log π_θ; the uncorrected loss has a weight of 1."""
     if not options.correction:
-        tokens = tokens.masked()
         loss = -(tokens.weights * tokens.advantages * tokens.logprobs).sum()
         return loss, ratio_metrics(tokens, {})
     return truncated_gradient(tokens, options.rho)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 
 from tramontane.config.objectives import DROOptions
-from tramontane.trainer.objectives import Metrics, Sequences, Tokens
+from tramontane.trainer.objectives import Metrics, Sequences, Tokens, count
 from tramontane.trainer.ratios import first_tokens, sums_to_end, totals
 
 
@@ -35,32 +35,28 @@ def advantages(sequences: Sequences, options: DROOptions) -> torch.Tensor:
 def loss(tokens: Tokens, options: DROOptions) -> tuple[torch.Tensor, Metrics]:
     """DRO-P: −Σ w A log π_θ. DRO-V: ½ Σ w δ²/τ with δ = r − V − τ ℓ as a function of the policy,
     plus ½ Σ w δ² as a function of V."""
-    tokens = tokens.masked()
     assert tokens.reference is not None
     log_ratio = tokens.logprobs - tokens.reference
     if options.form == "policy":
         loss = -(tokens.weights * tokens.advantages * tokens.logprobs).sum()
         return loss, _metrics(tokens, {"log_ratio": log_ratio})
     assert tokens.values is not None
-    weights, values = tokens.weights, tokens.values
+    values, used = tokens.values, torch.ones_like(tokens.weights)
     rest = options.tau * sums_to_end(log_ratio, tokens.sequence)  # τ ℓ from each prefix on
     if options.values == "prompt":
-        start = first_tokens(tokens.sequence)
-        weights, values, rest = weights[start], values[start], rest[start]
-        rewards = tokens.rewards[start]
-    else:
-        rewards = tokens.rewards
-        weights = weights / totals(torch.ones_like(weights), tokens.sequence)[tokens.sequence]
-    of_policy = (rewards - values.detach() - rest).square() / options.tau
-    of_value = (rewards - values - rest.detach()).square()
+        used = first_tokens(tokens.sequence).to(used.dtype)
+    weights = tokens.weights * used / totals(used, tokens.sequence)[tokens.sequence]
+    of_policy = (tokens.rewards - values.detach() - rest).square() / options.tau
+    of_value = (tokens.rewards - values - rest.detach()).square()
     loss = (weights * (of_policy + of_value)).sum() / 2
-    return loss, _metrics(
-        tokens, {"log_ratio": log_ratio, "value": values, "value_error": of_value.sqrt()}
-    )
+    of_values = {"value": values, "value_error": of_value.sqrt()}
+    return loss, _metrics(tokens, {"log_ratio": log_ratio}) | {
+        name: ((x.detach() * used).sum(), used.sum()) for name, x in of_values.items()
+    }
 
 
 @torch.no_grad()
 def _metrics(tokens: Tokens, more: dict[str, torch.Tensor]) -> Metrics:
     """Means of the entropy over tokens, and of `more` over its elements."""
     values = {"entropy": tokens.entropy} | more
-    return {name: (x.sum(), x.new_tensor(float(len(x)))) for name, x in values.items()}
+    return {name: (x.sum(), count(x)) for name, x in values.items()}

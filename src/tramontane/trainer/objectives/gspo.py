@@ -21,7 +21,6 @@ advantages = normalized
 
 def loss(tokens: Tokens, options: GSPOOptions) -> tuple[torch.Tensor, Metrics]:
     """−Σ w min(s Â, clip(s, 1 − ε_low, 1 + ε_high) Â), s = sg(s_i) π_θ/sg(π_θ)."""
-    tokens = tokens.masked()
     current = tokens.logprobs.detach()
     sequence_ratio = ratio(_mean(current - tokens.behavior, tokens.sequence))
     s = sequence_ratio * (tokens.logprobs - current).exp()
@@ -40,4 +39,4 @@ def loss(tokens: Tokens, options: GSPOOptions) -> tuple[torch.Tensor, Metrics]:
 
 def _mean(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
     """The mean of each token's sequence: [N]."""
-    return (totals(values, sequence) / totals(torch.ones_like(values), sequence))[sequence]
+    return totals(values, sequence)[sequence] / totals(torch.ones_like(values), sequence)[sequence]

@@ -21,7 +21,7 @@ import torch
 
 from tramontane.config.objectives import JEPOOptions
 from tramontane.trainer.advantages import SAME, group_advantages
-from tramontane.trainer.objectives import Metrics, Sequences, Tokens, truncated_gradient
+from tramontane.trainer.objectives import Metrics, Sequences, Tokens, count, truncated_gradient
 from tramontane.trainer.ratios import totals
 
 FORMAT_REWARD = -10.0  # of a completion that lacks the marker
@@ -46,13 +46,11 @@ def loss(tokens: Tokens, options: JEPOOptions) -> tuple[torch.Tensor, Metrics]:
     """−Σ w · sg(min(π_θ/μ, ρ)) · A · log π_θ; a given answer's tokens have no importance weight."""
     assert tokens.target is not None
     behavior = torch.where(tokens.target, tokens.logprobs.detach(), tokens.behavior)
-    tokens = replace(tokens, behavior=behavior).masked()
-    loss, metrics = truncated_gradient(tokens, options.rho)
-    assert tokens.target is not None
+    loss, metrics = truncated_gradient(replace(tokens, behavior=behavior), options.rho)
     given = tokens.target.to(tokens.logprobs.dtype)
     return loss, metrics | {
         "answer_logprob": ((tokens.logprobs.detach() * given).sum(), given.sum()),
-        "given_tokens": (given.sum(), given.new_tensor(float(len(given)))),
+        "given_tokens": (given.sum(), count(given)),
     }
 
 

@@ -12,7 +12,7 @@ import torch
 
 from tramontane.config.objectives import MagistralOptions
 from tramontane.trainer.advantages import normalized
-from tramontane.trainer.objectives import Metrics, Tokens
+from tramontane.trainer.objectives import Metrics, Tokens, count
 from tramontane.trainer.ratios import estimate, ratio
 
 advantages = normalized
@@ -25,7 +25,6 @@ def loss(tokens: Tokens, options: MagistralOptions) -> tuple[torch.Tensor, Metri
     trainer's policy at the start of the update and c = min(π_old / μ, cap), for `clipped` also
     ≥ 1/cap. `entropy_coef` subtracts the entropy.
     """
-    tokens = tokens.masked()
     old, correction = _old_policy(tokens, options)
     rho = ratio(tokens.logprobs - old)
     clipped = rho.clamp(1 - options.eps_low, 1 + options.eps_high)
@@ -63,5 +62,4 @@ def _metrics(
         both_sides = options.importance_correction == "clipped"
         values["importance_weight"] = correction
         values["importance_capped"] = (drift.abs() if both_sides else drift) > limit
-    count = torch.tensor(float(len(rho)), device=rho.device)
-    return {name: (value.float().sum(), count) for name, value in values.items()}
+    return {name: (value.float().sum(), count(rho)) for name, value in values.items()}

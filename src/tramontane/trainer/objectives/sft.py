@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from tramontane.config.objectives import SFTOptions
-from tramontane.trainer.objectives import Metrics, Sequences, Tokens
+from tramontane.trainer.objectives import Metrics, Sequences, Tokens, count
 
 
 def advantages(sequences: Sequences, options: SFTOptions) -> torch.Tensor:
@@ -20,6 +20,5 @@ def advantages(sequences: Sequences, options: SFTOptions) -> torch.Tensor:
 def loss(tokens: Tokens, options: SFTOptions) -> tuple[torch.Tensor, Metrics]:
     """−Σ w log π_θ; `accuracy` is the share of tokens that are the model's first choice."""
     assert tokens.top1 is not None  # requested by the options' `needs`
-    used = (tokens.weights > 0).float()
-    metrics = {"accuracy": ((tokens.top1 * used).sum(), used.sum())}
+    metrics = {"accuracy": (tokens.top1.sum(), count(tokens.top1))}
     return -(tokens.weights * tokens.logprobs).sum(), metrics

@@ -18,8 +18,8 @@ from __future__ import annotations
 import torch
 
 from tramontane.config.objectives import SPOOptions
-from tramontane.trainer.objectives import Metrics, Sequences, Tokens
-from tramontane.trainer.ratios import first_tokens, sums_from_start, totals
+from tramontane.trainer.objectives import Metrics, Sequences, Tokens, count
+from tramontane.trainer.ratios import last_tokens, sums_from_start, totals
 
 # Upper bound of the log probability of success. At 0, the paper's bound, the loss of a failure is
 # infinite. And the smallest reward whose logarithm is taken. Both are ours.
@@ -45,22 +45,22 @@ def advantages(sequences: Sequences, options: SPOOptions) -> torch.Tensor:
 
 def loss(tokens: Tokens, options: SPOOptions) -> tuple[torch.Tensor, Metrics]:
     """The loss of Q_T of each completion."""
-    tokens = tokens.masked()
-    start = first_tokens(tokens.sequence)
-    q_final = prefix_values(tokens, options)[_last_tokens(tokens.sequence)]
-    rewards, weights = tokens.rewards[start], tokens.weights[start]
+    # Q_T is Q_t at a sequence's last token; the others' losses have no weight.
+    last = last_tokens(tokens.sequence).to(tokens.weights.dtype)
+    q = prefix_values(tokens, options)
     if options.loss == "squared":
-        losses = (q_final - rewards).square()
+        losses = (q - tokens.rewards).square()
     else:
-        losses = _cross_entropy(q_final, rewards, options)
+        losses = _cross_entropy(q, tokens.rewards, options)
     metrics = {
-        "entropy": tokens.entropy,
-        "q_initial": tokens.advantages[start],
-        "q_final": q_final,
-        "q_error": (q_final - rewards).abs(),
+        "q_initial": tokens.advantages,
+        "q_final": q,
+        "q_error": (q - tokens.rewards).abs(),
     }
-    return (weights * losses).sum(), {
-        name: (x.detach().sum(), x.new_tensor(float(len(x)))) for name, x in metrics.items()
+    number = last.sum()
+    return (tokens.weights * last * losses).sum(), {
+        "entropy": (tokens.entropy.detach().sum(), count(tokens.entropy)),
+        **{name: ((x.detach() * last).sum(), number) for name, x in metrics.items()},
     }
 
 
@@ -82,15 +82,8 @@ def _cross_entropy(
     return -rewards * clipped - (1 - rewards) * torch.log(-torch.expm1(failing))
 
 
-def _last_tokens(sequence: torch.Tensor) -> torch.Tensor:
-    """Index of the last token of each sequence that has tokens."""
-    start = first_tokens(sequence)
-    lengths = totals(torch.ones_like(sequence), sequence)[sequence[start]]
-    return start + lengths - 1
-
-
 def _logsumexp(values: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
     """log Σ exp over each completion's group: [S]; −inf for a group of −inf."""
-    top = values.new_full((int(groups.max()) + 1,), -torch.inf)
+    top = torch.full_like(values, -torch.inf)
     top = top.scatter_reduce(0, groups, values, "amax").clamp(min=-1e30)
     return (totals((values - top[groups]).exp(), groups).log() + top)[groups]

@@ -1,0 +1,154 @@
+"""A step of the trainer on CUDA tensors without values, on machines without a GPU: it mixes no
+devices, waits for nothing within a microbatch, and launches a bounded number of kernels."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.fake_cuda import Launches, fake_cuda
+from tests.trainer.rollouts import VOCAB, batch
+from tramontane.config import ObjectiveConfig, TrainerConfig
+from tramontane.trainer.microbatch import Predictions, cut_batch
+from tramontane.trainer.objectives import load_objective
+from tramontane.trainer.trainer import Trainer
+from tramontane.types import INSERTED
+
+GPU = "cuda:0"
+FAMILIES = {
+    "llama": {},
+    "qwen3": {"head_dim": 16},
+    "mistral": {"sliding_window": 9},
+    "gemma3_text": {"head_dim": 16, "final_logit_softcapping": None, "sliding_window": 9},
+    "smollm3": {},
+}
+
+
+def on_gpu(family: str = "llama", layers: int = 2, **settings) -> Trainer:
+    """A trainer on a GPU that there is not; call it within `fake_cuda`."""
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "pad_token_id": 0,
+    }
+    config = AutoConfig.for_model(family, **sizes | FAMILIES[family])
+    with torch.device(GPU):
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="packed")
+    objective = ObjectiveConfig.model_validate(settings.pop("objective", {}))
+    settings = {"dtype": "bfloat16", "compile": False} | settings
+    # `Launches` answers where the constructor reads values. Copies of fake tensors are of one mode.
+    one_mode = patch.object(FakeTensorMode, "__deepcopy__", lambda self, memo: self, create=True)
+    with Launches(), one_mode:
+        found = Trainer(model, TrainerConfig(device=GPU, objective=objective, **settings), 10)
+    found._head_scale = 1.0  # which it reads
+    return found
+
+
+def minibatch_of(**settings):
+    """Made on the CPU, with values."""
+    objective = ObjectiveConfig.model_validate(settings.pop("objective", {}))
+    config = TrainerConfig(device=GPU, objective=objective, **settings)
+    b = batch()
+    b.sequences[1].versions[0] = INSERTED
+    (minibatch,) = cut_batch(b, config)
+    return minibatch
+
+
+def backward(loss: torch.Tensor) -> None:
+    """As `Tensor.backward`, whose engine asks the GPU for its streams."""
+    gradients = {loss.grad_fn: {0: torch.ones_like(loss)}}
+    for node in reversed(dependencies_first(loss.grad_fn)):
+        given = gradients.pop(node, {})
+        inputs = [given.get(i) for i in range(len(node._input_metadata))]
+        found = getattr(node, "apply", node)(*inputs)
+        found = found if isinstance(found, tuple) else (found,)
+        for (parent, place), gradient in zip(node.next_functions, found, strict=False):
+            if parent is not None and gradient is not None:
+                about = parent._input_metadata[place]
+                gradient = gradient.sum_to_size(about.shape).to(about.dtype)
+                of_parent = gradients.setdefault(parent, {})
+                of_parent[place] = of_parent[place] + gradient if place in of_parent else gradient
+
+
+def dependencies_first(root) -> list:
+    """The nodes of an autograd graph, each after those that it sends gradients to."""
+    done, stack = {}, [(root, False)]
+    while stack:
+        node, left = stack.pop()
+        if left:
+            done[node] = None
+        elif node not in done:
+            stack.append((node, True))
+            stack += [(n, False) for n, _ in node.next_functions if n is not None and n not in done]
+    return list(done)
+
+
+def launches(trainer, minibatch) -> Launches:
+    """What the first microbatch launches, forward and backward."""
+    trainer._freeze_logprobs([minibatch])
+    with Launches() as found, patch("torch.Tensor.backward", torch.no_grad()(backward)):
+        trainer._accumulate(minibatch, 0, trainer._working, 0)
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_microbatch_mixes_no_devices_and_waits_for_nothing(family):
+    minibatch = minibatch_of()
+    with fake_cuda():
+        trainer = on_gpu(family)
+        found = launches(trainer, minibatch)
+        gradients = [p.grad for p in trainer.model.parameters()]
+    assert found.waits == []
+    assert all(g.device == torch.device(GPU) and g.dtype == torch.float32 for g in gradients)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        {"magistral": {"kl_coef": 0.1, "kl_level": "sequence"}},
+        {"magistral": {"importance_correction": "clipped", "entropy_coef": 0.1}},
+        {"name": "gspo"},
+        {"name": "cispo"},
+        {"name": "spo", "spo": {"loss": "cross_entropy"}},
+        {"name": "dro", "dro": {"values": "prompt"}},
+        {"name": "jepo"},
+        {"name": "sft"},
+    ],
+    ids=lambda objective: str(objective.get("name", objective)),
+)
+def test_no_objective_waits_for_the_gpu(objective):
+    """The policy gradients and the sequence-level ones, with inserted tokens among others."""
+    settings = ObjectiveConfig.model_validate(objective)
+    loss = load_objective(settings).loss
+    minibatch = minibatch_of(objective=objective)
+    needs = settings.options.needs
+    count = len(minibatch.behavior(0))
+    minibatch.advantages = torch.zeros(len(minibatch.completions), 1 + ("targets" in needs))
+    minibatch.advantages = minibatch.advantages.squeeze(1)
+    with fake_cuda(), Launches() as found:
+        values = [torch.zeros(count, device=GPU, requires_grad=True) for _ in range(4)]
+        minibatch.frozen = {name: [values[3].detach()] for name in ("reference", "kl_baseline")}
+        loss(minibatch.tokens(0, Predictions(*values), needs), settings.options)
+    assert found.waits == []
+
+
+def kernels(**settings) -> int:
+    minibatch = minibatch_of()
+    with fake_cuda():
+        return sum(launches(on_gpu(**settings), minibatch).kernels.values())
+
+
+def test_a_microbatch_launches_few_kernels():
+    """Without compiling, which fuses most kernels of a block. A change that raises a bound on
+    purpose changes it here."""
+    one, two = kernels(layers=1), kernels(layers=2)
+    assert two - one <= 140  # of a block, forward and backward, with its gradients in float32
+    assert one - (two - one) <= 290  # embeddings, head, loss and metrics
