@@ -8,18 +8,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tramontane.run.columns import versions_of
 from tramontane.view.runs import Run
 
 Row = dict[str, Any]
 SHOWN = ("row", "group", "index", "verdict", "reward", "advantage", "tokens", "oldest", "newest",
-         "reason", "finish_reason", "language")  # fmt: skip
+         "reason", "finish_reason", "language", "ending")  # fmt: skip
+TOKENWISE = ("token_ids", "tokens_text", "logprobs", "log_ratios", "versions")  # one entry a token
 
 
 def rollout(run: Run, update: int, row: int) -> Row:
     """A completion with its tokens, and the completions of its group.
 
-    `tokens` are texts, or None without a tokenizer; `logprobs`, `log_ratios` and `versions` have an
-    entry per token.
+    `tokens_text` is None without a tokenizer; it, `logprobs`, `log_ratios` and `versions` have an
+    entry per token. Of a conversation, each of its `turns` has its own.
 
     Raises:
         KeyError: no such completion.
@@ -27,8 +29,14 @@ def rollout(run: Run, update: int, row: int) -> Row:
     """
     part, narrow = run.rollouts.at(update, row)
     found = run.rollouts.texts(part, row)
-    ids = found.pop("token_ids") or []
-    texts = run.tokens.texts(ids)
+    found["token_ids"] = found["token_ids"] or []
+    found["tokens_text"] = texts = run.tokens.texts(found["token_ids"])
+    if earlier := found.pop("earlier"):
+        _apart(found, earlier, run)
+    if found["turns"]:
+        found["turns"] = [_with_tokens(turn, [*(earlier or []), found]) for turn in found["turns"]]
+        found |= {name: [] for name in TOKENWISE}
+        found["versions"] = sorted({v for turn in found["turns"] for v in turn["versions"]})
     same = part.table.append_column("row", pa.array(np.arange(len(part.table))))
     siblings = same.filter(pc.equal(same["group"], narrow["group"])).select(SHOWN).to_pylist()
     missing = []
@@ -40,11 +48,26 @@ def rollout(run: Run, update: int, row: int) -> Row:
         **narrow,
         **found,
         "row": row,
-        "token_ids": ids,
-        "tokens_text": texts,
         "group_rows": _with_centred(siblings),
         "missing": missing,
     }
+
+
+def _apart(found: Row, earlier: list[Row], run: Run) -> None:
+    """Give the earlier sequences of a forked conversation what is known of their tokens."""
+    ratios = found["log_ratios"]
+    for sequence in earlier:
+        count = len(sequence["token_ids"])
+        sequence["tokens_text"] = run.tokens.texts(sequence["token_ids"])
+        sequence["versions"] = versions_of(sequence.pop("version_spans"))
+        sequence["log_ratios"], ratios = ratios and ratios[:count], ratios and ratios[count:]
+    found["log_ratios"] = ratios
+
+
+def _with_tokens(turn: Row, sequences: list[Row]) -> Row:
+    """A turn with what is known of its tokens."""
+    sequence, span = sequences[turn["sequence"]], slice(turn["start"], turn["end"])
+    return turn | {name: sequence[name] and sequence[name][span] for name in TOKENWISE}
 
 
 def groups(run: Run, update: int) -> Row:
