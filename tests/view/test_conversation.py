@@ -21,6 +21,7 @@ from tramontane.types import (
     EarlierSequence,
     Ending,
     Group,
+    Message,
     Problem,
     ToolCall,
     TrainedFigures,
@@ -49,12 +50,13 @@ def conversation(index: int) -> Completion:
         ToolCall("calculator", {"expression": "3 + 4"}, "7", seconds=0.25),
         ToolCall("", {}, "error: the call cannot be read: not JSON", error=True),
     ]
-    messages = [{"role": "tool", "content": call.answer} for call in calls]
+    messages: list[Message] = [{"role": "tool", "content": call.answer} for call in calls]
     n = len(first) + len(put)
+    said: list[Message] = [{"role": "user", "content": HOSTILE}]
     turns = [
         TurnRecord(0, len(first), 0, TURNS[0], messages, calls, None, 0.5),
-        TurnRecord(n, n + len(second), 0, TURNS[1], [{"role": "user", "content": HOSTILE}], seconds=2),
-    ]  # fmt: skip
+        TurnRecord(n, n + len(second), 0, TURNS[1], said, seconds=2),
+    ]
     tokens = first + put + second
     versions = [4] * len(first) + [INSERTED] * len(put) + [5] * len(second)
     ending: Ending = "completed" if index else "max_turns"
