@@ -19,7 +19,7 @@ VERDICTS = ("right", "wrong", "unscorable", "malformed")
 # Columns of a run's rollouts that the audit reads: all but the tokens.
 AUDITED = [
     *("group", "index", "problem_id", "domain", "reference", "text", "verdict", "reason"),
-    *(f"turns.list.element.{name}" for name in ("text", "messages", "calls")),
+    "turns",
 ]
 
 

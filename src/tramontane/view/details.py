@@ -39,6 +39,9 @@ def rollout(run: Run, update: int, row: int) -> Row:
         found["versions"] = sorted({v for turn in found["turns"] for v in turn["versions"]})
     same = part.table.append_column("row", pa.array(np.arange(len(part.table))))
     siblings = same.filter(pc.equal(same["group"], narrow["group"])).select(SHOWN).to_pylist()
+    if found["turns"]:
+        narrow["tokens"] += sum(len(sequence["token_ids"]) for sequence in earlier or ())
+        narrow["oldest"], narrow["newest"] = found["versions"][0], found["versions"][-1]
     missing = []
     if texts is None:
         missing.append(f"texts of tokens: {run.tokens.missing}")
