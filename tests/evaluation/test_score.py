@@ -180,11 +180,11 @@ def test_conversations_are_judged_by_their_last_turn(tmp_path):
     ]
     turns = [{"text": said[0], "calls": [{"name": "add"}]}, {"text": said[1], "calls": []}]
     row = {key: value for key, value in GOOD.items() if key != "response"}
-    silent = [messages[0], {"role": "assistant", "content": said[0]}, *messages[2:]]
+    bare = [messages[0], messages[1] | {"content": "No thoughts."}, *messages[2:]]
     rows = [
         row | {"messages": messages},
         row | {"turns": turns},
-        row | {"messages": silent},  # its first turn neither calls nor answers
+        row | {"messages": bare},  # thoughts are missing from its first turn
         row | {"messages": messages[:1]},
         row | {"turns": "none"},
         GOOD | {"messages": messages[:1]},  # of the problem

@@ -24,7 +24,10 @@ SAID = {"role": "assistant", "content": "It is 3."}
 
 def examples_of(tokenizer, file, *rows, count=1):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = SFTConfig(output="out", model="tiny", data=ExamplesConfig(train=str(file)))
+    data = {"train": str(file)}
+    config = SFTConfig.model_validate(
+        {"output": "out", "model": "tiny", "data": data, "max_length": 4096}
+    )
     stream = ExampleStream(config, PromptEncoder(tokenizer))
     return [stream.take(1)[0] for _ in range(count)]
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 from tramontane.config.sft import ExamplesConfig, SFTConfig
 from tramontane.data import playground
@@ -18,7 +19,7 @@ from tramontane.types import PAPER_TAGS, Message, Prompt
 CHUNK = 4096  # examples generated at once
 
 Row = tuple[str, Prompt, str]  # its place, a prompt and its response
-Rows = Sequence[Row | tuple[str, Conversation]]
+Rows = Sequence[Row] | Sequence[tuple[str, Conversation]]
 
 
 class ExampleStream:
@@ -124,17 +125,17 @@ class ExampleStream:
     def _examples(self, rows: Rows) -> Iterator[tuple[str, Example]]:
         """The tokens of all rows, with their places."""
         tokenizer = self.encoder.tokenizer
-        pairs = [row for row in rows if len(row) == 3]
+        if rows and isinstance(rows[0][1], Conversation):
+            conversations = ConversationEncoder(self.encoder, self._rest)
+            for where, conversation in cast(list[tuple[str, Conversation]], rows):
+                yield from ((where, found) for found in conversations.examples(conversation, where))
+            return
+        pairs = cast(list[Row], rows)
         prompts = self.encoder.encode_all([row[1] for row in pairs], [row[0] for row in pairs])
         for (location, _, response), ids in zip(pairs, prompts, strict=True):
             rest = self._rest(location, response)
             answer = tokenizer(rest, add_special_tokens=False)["input_ids"]
             yield location, Example(ids, [*answer, tokenizer.eos_token_id])
-        if len(pairs) < len(rows):
-            encode = ConversationEncoder(self.encoder, self._rest)
-            for row in rows:
-                if len(row) == 2:
-                    yield from ((row[0], found) for found in encode.examples(row[1], row[0]))
 
     def _tagged(self, response: str) -> str:
         """A generated response with the model's thinking tags."""

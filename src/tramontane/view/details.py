@@ -41,7 +41,8 @@ def rollout(run: Run, update: int, row: int) -> Row:
     siblings = same.filter(pc.equal(same["group"], narrow["group"])).select(SHOWN).to_pylist()
     if found["turns"]:
         narrow["tokens"] += sum(len(sequence["token_ids"]) for sequence in earlier or ())
-        narrow["oldest"], narrow["newest"] = found["versions"][0], found["versions"][-1]
+        if own := [version for version in found["versions"] if version >= 0]:
+            narrow["oldest"], narrow["newest"] = own[0], own[-1]
     missing = []
     if texts is None:
         missing.append(f"texts of tokens: {run.tokens.missing}")
