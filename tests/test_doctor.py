@@ -19,3 +19,10 @@ def test_without_a_sandbox(monkeypatch):
     ran = CliRunner().invoke(app, ["doctor"])
     assert ran.exit_code == 1
     assert "allow_unsandboxed" in ran.output
+
+
+def test_a_chat_template_is_examined_instead():
+    ran = CliRunner().invoke(app, ["doctor", "--chat", "tiny"])
+    assert ran.exit_code == 0
+    assert "thoughts, then a message" in ran.output and "appended" in ran.output
+    assert "sandbox" not in ran.output
