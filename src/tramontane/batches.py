@@ -6,9 +6,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
-from tramontane.types import Completion, Group, TrainedFigures, Verdict, ints
+from tramontane.types import Completion, EarlierSequence, Group, TrainedFigures, Verdict, ints
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class BatchSettings:
 
 @dataclass
 class TrainSequence:
-    """A completion as the trainer receives it: token ids and numbers, in compact arrays.
+    """A completion as the trainer receives it: token ids and numbers, in compact arrays. A forked
+    conversation is several consecutive sequences, with one advantage.
 
     Args:
         prompt_ids: int array, the prompt's tokens.
@@ -51,6 +53,7 @@ class TrainSequence:
         target: number of tokens at the end that are a given answer, i.e. the reference answer
             instead of the sampled one.
         replaced: number of sampled tokens that the given answer replaces.
+        continues: True if it belongs to the same conversation as the sequence before it.
     """
 
     prompt_ids: array[int]
@@ -62,15 +65,17 @@ class TrainSequence:
     answer: int = -1
     target: int = 0
     replaced: int = 0
+    continues: bool = False
 
     @classmethod
     def of(
         cls,
-        completion: Completion,
+        completion: Completion | EarlierSequence,
         verdict: Verdict | None = None,
         prompt_ids: array[int] | None = None,
     ) -> TrainSequence:
-        """The sequence of a completion, whose arrays it shares; not scored without a verdict.
+        """The (last) sequence of a completion, whose arrays it shares; not scored without a
+        verdict.
 
         `prompt_ids`: the prompt's array, which a group's sequences may share, so that a message
         holds it once.
@@ -121,22 +126,29 @@ class Batch:
             return
         sequence = token = 0
         for group in self.groups:
-            sequences = sequence + len(group.completions)
-            tokens = token + sum(len(c.token_ids) for c in group.completions)
+            lasts = [*accumulate(len(c.sequences) for c in group.completions)]
+            tokens = token + sum(c.n_tokens for c in group.completions)
             group.learned = TrainedFigures(
-                learned.advantages[sequence:sequences], learned.logprobs[token:tokens]
+                array("d", [learned.advantages[sequence + last - 1] for last in lasts]),
+                learned.logprobs[token:tokens],
             )
-            sequence, token = sequences, tokens
+            sequence, token = sequence + lasts[-1], tokens
 
     def train_batch(self) -> TrainBatch:
         """The same groups as tokens, rewards and versions only."""
         groups = []
         for group in self.groups:
-            prompt_ids = array("i", group.completions[0].prompt_ids)
-            pairs = zip(group.completions, group.verdicts, strict=True)
-            sequences = [TrainSequence.of(c, verdict, prompt_ids) for c, verdict in pairs]
-            for sequence, number in zip(sequences, _answers(group.verdicts), strict=True):
-                sequence.answer = number
+            prompt = group.completions[0].sequences[0].prompt_ids
+            shared = array("i", prompt)  # environments may begin a problem differently
+            sequences = []
+            for completion, verdict, answer in zip(
+                group.completions, group.verdicts, _answers(group.verdicts), strict=True
+            ):
+                for number, part in enumerate(completion.sequences):
+                    ids = shared if part.prompt_ids == prompt else ints(part.prompt_ids)
+                    sequence = TrainSequence.of(part, verdict, ids)
+                    sequence.answer, sequence.continues = answer, number > 0
+                    sequences.append(sequence)
             groups.append(sequences)
         return TrainBatch(self.version, groups, self.settings)
 

@@ -229,7 +229,9 @@ class Request(SampledTokens):
             environment has begun the conversation.
         token_ids, logprobs, versions: as in `Completion`.
         turn_start: the place in `token_ids` where the model's current turn begins.
-        turns: the turns so far; not sent to generators.
+        finish_reason: why the turn ended that the environment is to answer; None while it is
+            generated.
+        turns: the turns that were answered; not sent to generators.
         earlier: earlier sequences of a forked conversation; not sent to generators.
     """
 
@@ -242,16 +244,19 @@ class Request(SampledTokens):
     logprobs: array[float] = field(default_factory=floats)
     versions: array[int] = field(default_factory=ints)
     turn_start: int = 0
+    finish_reason: FinishReason | None = None
     turns: list[TurnRecord] = field(default_factory=list)
     earlier: list[EarlierSequence] = field(default_factory=list)
 
     @property
+    def sequences(self) -> list[EarlierSequence | Request]:
+        """All sequences of the conversation, in order; usually only this one."""
+        return [*self.earlier, self]
+
+    @property
     def waits(self) -> bool:
-        """True while the environment is to answer the last turn, or to begin the conversation."""
-        if not self.turns:
-            return not self.prompt_ids
-        last = self.turns[-1]
-        return (last.sequence, last.end) == (len(self.earlier), len(self.token_ids))
+        """True while the environment is to answer a turn, or to begin the conversation."""
+        return self.finish_reason is not None or not self.prompt_ids
 
     def copy(self, tokens: int | None = None) -> Request:
         """A copy that does not grow with the request, with its first `tokens` tokens or all."""
@@ -272,6 +277,8 @@ class Request(SampledTokens):
             *tokens,
             finish_reason=reason,
             turn_start=self.turn_start,
+            turns=self.turns,
+            earlier=self.earlier,
         )
 
 
@@ -417,10 +424,10 @@ class TrainedFigures:
     """The trainer's figures of sequences that it trained on, for the records.
 
     Args:
-        advantages: float64 array [S].
-        logprobs: float32 array [N], sequence after sequence: log π_θ of each generated token, under
-            the weights before the optimizer step of its minibatch; NaN for a token that was
-            replaced by a given answer.
+        advantages: float64 array [S]; of a group of conversations, one for each.
+        logprobs: float32 array [N], sequence after sequence, earlier ones included: log π_θ of
+            each generated token, under the weights before the optimizer step of its minibatch; NaN
+            for a token that was replaced by a given answer.
     """
 
     advantages: array[float] = field(default_factory=lambda: array("d"))

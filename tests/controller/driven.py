@@ -68,7 +68,7 @@ class DrivenLedger:
         if ledger.stage_is_over and not ledger.stages.last:
             assert self.in_flight == 0
             self.events.append(ledger.begin_next_stage())
-        if room := ledger.room(self.in_flight):
+        if room := ledger.room():
             for group in ledger.open(room):
                 self.handed_out[group.id] = ledger.stages.number, group.requests[0].sampling
         assert self.in_flight <= ledger.sizes.n_async

@@ -91,15 +91,15 @@ def test_a_group_is_whole_once_its_interrupted_completions_have_ended(forty: Pat
     first, second = run.ledger.outstanding[0].requests
     assert first.sampling.max_tokens in (2, 3)
     ended = stopped(second, 2, "stop")
-    assert run.ledger.interrupt(ended) is None
+    assert run.ledger.following(ended) is ended
     assert run.ledger.take(ended) is None
-    following = run.ledger.interrupt(stopped(first, first.sampling.max_tokens, "length"))
-    assert following is not None
+    following = run.ledger.following(stopped(first, first.sampling.max_tokens, "length"))
+    assert isinstance(following, Request)
     run.resume()  # from a snapshot, in the middle of its answer
     (restored,) = run.ledger.outstanding[0].requests
     assert restored == following
     last = stopped(restored, 1, "stop")
-    assert run.ledger.interrupt(last) is None
+    assert run.ledger.following(last) is last
     group = run.ledger.take(last)
     assert group is not None
     assert INSERTED in group.completions[0].versions

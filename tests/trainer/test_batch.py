@@ -4,7 +4,15 @@ import pickle
 from dataclasses import fields
 
 from tramontane.batches import Batch, BatchSettings, TrainSequence
-from tramontane.types import Completion, Group, Problem, Verdict
+from tramontane.types import (
+    INSERTED,
+    Completion,
+    EarlierSequence,
+    Group,
+    Problem,
+    TrainedFigures,
+    Verdict,
+)
 
 SETTINGS = BatchSettings("long", temperature=0.7, l_max=9, n_minibatch=2)
 
@@ -33,14 +41,14 @@ def test_a_train_batch_holds_tokens_rewards_and_versions_and_no_text():
     assert b"SECRET" not in message
     assert {f.name for f in fields(TrainSequence)} == {
         "prompt_ids", "token_ids", "logprobs", "versions", "reward", "scored", "answer",
-        "target", "replaced",
+        "target", "replaced", "continues",
     }  # fmt: skip
 
 
 def test_a_message_holds_the_prompt_of_a_group_once_and_four_bytes_a_number():
     def size(prompt, tokens, count):
         numbers = [70_000] * tokens, [-1.0] * tokens, [1] * tokens
-        completions = [Completion(0, i, [i] * prompt, *numbers, "stop") for i in range(count)]
+        completions = [Completion(0, i, [3] * prompt, *numbers, "stop") for i in range(count)]
         verdicts = [Verdict(1.0, {}, "right")] * count
         group = Group(0, Problem("p", "math", "?"), completions, verdicts)
         return len(pickle.dumps(Batch(0, [group], SETTINGS).train_batch()))
@@ -68,3 +76,27 @@ def test_a_completion_without_a_verdict_is_not_scored():
     sequence = TrainSequence.of(graded(0, Verdict(0.0, {}, "right")).completions[0])
     assert not sequence.scored
     assert sequence.token_ids.tolist() == [7, 8, 9]
+
+
+def test_a_forked_conversation_is_consecutive_sequences_with_one_reward():
+    earlier = EarlierSequence([1, 2], [3, 4], [-0.5, -0.5], [0, 0])
+    forked = Completion(0, 0, [1, 9], [5], [-1.0], [0], "stop", earlier=[earlier])
+    inserted = [7, 8, 9], [-1.0, 0.0, -1.0], [0, INSERTED, 1]
+    whole = Completion(0, 1, [1, 2], *inserted, "stop")
+    verdicts = [Verdict(1.0, {}, "right", answer="4"), Verdict(0.0, {}, "wrong")]
+    group = Group(0, Problem("p", "math", "?"), [forked, whole], verdicts)
+    batch = Batch(1, [group], SETTINGS)
+    sent = batch.train_batch().groups[0]
+    assert [s.prompt_ids.tolist() for s in sent] == [[1, 2], [1, 9], [1, 2]]
+    assert [s.token_ids.tolist() for s in sent] == [[3, 4], [5], [7, 8, 9]]
+    assert [s.continues for s in sent] == [False, True, False]
+    assert [s.reward for s in sent] == [1.0, 1.0, 0.0]
+    assert [s.answer for s in sent] == [0, 0, -1]
+    # The trainer's figures, for each sequence, find their way back to the conversations.
+    batch.learned = TrainedFigures()
+    batch.learned.advantages.extend([0.5, 0.5, -0.5])
+    batch.learned.logprobs.extend([-1, -2, -3, -4, -5, -6])
+    batch.share_learned()
+    assert group.learned is not None
+    assert group.learned.advantages.tolist() == [0.5, -0.5]
+    assert group.learned.logprobs.tolist() == [-1, -2, -3, -4, -5, -6]

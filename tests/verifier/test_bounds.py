@@ -126,7 +126,7 @@ def pool():
 def judge_in(pool, reference, answer):
     """The verdict of a worker, which must spend no more than JUDGE_SECONDS on it."""
     problem = Problem("p", "math", "How many are there?", reference, language="en")
-    pid = pool._workers[0].process.pid
+    pid = pool._workers[0].child.process.pid
     before = processor.spent(pid)
     [verdict] = pool.score(problem, [response(answer)]).result(timeout=300)
     assert processor.spent(pid) - before < JUDGE_SECONDS, (reference[:60], answer[:60])
@@ -146,7 +146,7 @@ def test_hostile_answers_through_the_pool(pool, reference):
     for answer in HOSTILE:
         assert judge_in(pool, reference, answer) in ("wrong", "malformed"), answer[:60]
     assert pool.stats().restarts == 0
-    with open(f"/proc/{pool._workers[0].process.pid}/status") as status:
+    with open(f"/proc/{pool._workers[0].child.process.pid}/status") as status:
         peak = next(line.split()[1] for line in status if line.startswith("VmHWM"))
     assert int(peak) < MEGABYTES << 10
 

@@ -174,7 +174,7 @@ def test_what_no_reward_judges_is_unscorable():
 def test_a_failing_group_reward_makes_its_group_unscorable(word, reason):
     config = rewards("odd", "narrow")
     group = [response(word), response("ok")]
-    apart = [grade_apart(SUM, r.text, r.n_tokens, config, 256, 32) for r in group]
+    apart = [grade_apart(SUM, r, config, 256, 32) for r in group]
     calls = group_calls(apart, group, config)
     results = {call.name: run_group_call(SUM, call, config) for call in calls}
     verdicts = with_group_rewards(SUM, apart, results, config)

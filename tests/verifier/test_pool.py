@@ -66,7 +66,7 @@ def response(answer, words=""):
 
 
 def worker_pid(pool):
-    process = pool._workers[0].process
+    process = pool._workers[0].child.process
     return process.pid if process else None
 
 
@@ -140,7 +140,7 @@ def test_waiting_for_a_processor_does_not_count(folder):
     with VerifierPool(config(timeout_s=2), 256, 32) as pool:
         (first,) = pool.score(SUM, [response(5)]).result(WAIT_SECONDS)
         assert first.verdict == "right", first.reason
-        os.sched_setaffinity(pool._workers[0].process.pid, {processor})
+        os.sched_setaffinity(pool._workers[0].child.process.pid, {processor})
         rivals = [
             subprocess.Popen([sys.executable, "-c", burn], start_new_session=True) for _ in range(4)
         ]
@@ -218,7 +218,7 @@ def test_a_worker_killed_while_idle_is_replaced(pool):
 @pytest.mark.slow
 def test_a_worker_that_stops_reading_is_replaced(monkeypatch):
     """The group is larger than a socket's buffer: the pool waits for it to be read."""
-    monkeypatch.setattr("tramontane.verifier.pool.TRANSFER_SECONDS", 1)
+    monkeypatch.setattr("tramontane.placement.process.TRANSFER_SECONDS", 1)
     with VerifierPool(VerifierConfig(timeout_s=60), 256, 32) as pool:
         assert outcomes(pool.score(SUM, [response(5)])) == ["right"]
         os.kill(worker_pid(pool), signal.SIGSTOP)

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tramontane.config import CustomReward, RewardConfig, VerifierConfig
-from tramontane.types import Problem
+from tramontane.types import Completion, Problem, TurnRecord
 from tramontane.verifier import grade
-from tramontane.verifier.reward import length_penalty
+from tramontane.verifier.custom import Response
+from tramontane.verifier.reward import grade_apart, length_penalty
 
 CONFIG = VerifierConfig()
 SUM = Problem("sum", "math", "What is the sum of $2$ and $3$?", "5", language="en")
@@ -163,3 +164,53 @@ def test_a_reward_of_the_fraction_of_tests(program, passed):
         assert verdict.reason.startswith(f"{passed} of 20 tests; test ")
         all_or_nothing = FRACTION.model_copy(update={"reward": RewardConfig()})
         assert score(text, problem=SQUARE, config=all_or_nothing).parts["correctness"] == 0
+
+
+CALL = '<think>I had better use the calculator for this.</think><tool_call>{"a": 1}</tool_call>'
+
+
+def judged(*turns, config=CONFIG, **fields):
+    turns = [(turn, "<tool_call>" in turn) for turn in turns]
+    text = "\n\n".join(turn for turn, _ in turns)
+    return grade_apart(SUM, Response(text, 10, turns=turns, **fields), config, 100, 20)
+
+
+def test_a_conversation_is_graded_by_its_last_turn_its_format_by_each_turn():
+    assert judged(CALL, CALL, GOOD).reward == pytest.approx(1.1)
+    assert judged(CALL, GOOD.replace("{5}", "{6}")).parts["correctness"] == 0
+    unthought = judged(CALL, CALL.partition("</think>")[2], GOOD)
+    assert unthought.verdict == "malformed"
+    assert unthought.reason == "turn 2: does not start with <think>"
+    assert judged(GOOD, CALL).verdict == "malformed"  # no answer in the last turn
+
+
+def test_all_that_the_model_wrote_but_calls_counts_for_the_language():
+    german = "<think>Ich sollte dafür wohl lieber den Taschenrechner benutzen.</think>"
+    assert judged(CALL.replace("calculator", "Taschenrechner"), GOOD).parts["language"] == 0.1
+    assert judged(german + CALL.partition("</think>")[2], GOOD).parts["language"] == 0
+    spoken = "<think>I ask.</think>Kannst du mir bitte sagen, wie viel das zusammen ist?"
+    assert judged(spoken, GOOD).parts["language"] == 0
+
+
+def test_an_environment_may_give_the_reward_and_its_failure_is_unscorable():
+    wrong = GOOD.replace("{5}", "{6}")
+    earned = judged(CALL, wrong, earned=1.0)
+    assert (earned.verdict, earned.reward) == ("right", pytest.approx(1.1))
+    half = judged(CALL, GOOD, earned=0.5)
+    assert half.parts["correctness"] == pytest.approx(0.45)
+    assert half.reason == "the environment's reward: 0.5"
+    failed = judged(CALL, GOOD, failure="step_timeout: over 3 s")
+    assert (failed.verdict, failed.reason) == ("unscorable", "step_timeout: over 3 s")
+
+
+def test_the_reward_of_a_conversation_is_its_last_or_their_sum():
+    turns = [TurnRecord(0, 1, 0, "a", reward=0.25), TurnRecord(2, 3, 0, "b", reward=0.5)]
+    turns.append(TurnRecord(4, 5, 0, "c"))
+    tokens = [1] * 5, [-1.0] * 5, [0] * 5
+    completion = Completion(0, 0, [1], *tokens, "stop", turns=turns, ending="completed")
+    found = [Response.of(completion, reward).earned for reward in ("verifier", "last", "sum")]
+    assert found == [None, 0.5, 0.75]
+    completion.turns = []
+    assert Response.of(completion, "last").earned == 0
+    completion.ending, completion.ending_reason = "environment_failed", "KeyError: 'a'"
+    assert Response.of(completion).failure == "environment_failed: KeyError: 'a'"

@@ -6,6 +6,7 @@ from tramontane.config.config import (
     TimeoutsConfig,
     load_config,
 )
+from tramontane.config.conversation import ConversationConfig, RewardSource
 from tramontane.config.data import (
     LANGUAGES,
     DataConfig,

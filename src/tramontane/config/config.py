@@ -66,7 +66,7 @@ class PlacementConfig(Section):
     generator: Resources = Field(default_factory=Resources)
     """Resources of each generator."""
     verifier: Resources = Field(default_factory=Resources)
-    """Resources of each verifier."""
+    """Resources of each verifier, and of each process of environments."""
     trainer: Resources = Field(default_factory=Resources)
     """Resources of each rank of the trainer."""
 
@@ -168,6 +168,11 @@ class Config(Section):
         return self.placement.replaces_workers or self.generator.kind == "vllm"
 
     @property
+    def converses(self) -> bool:
+        """True if completions are conversations with environments or tools."""
+        return self.data.environment is not None or bool(self.data.tools)
+
+    @property
     def sampled_groups(self) -> int:
         """Groups of each batch that the run samples; the others are recorded trajectories."""
         trajectories, groups = self.data.trajectories, self.pipeline.groups_per_batch
@@ -246,6 +251,13 @@ class Config(Section):
                 "generator.interruption",
                 "pipeline.l_max",
             )
+        if interruption and self.converses:
+            raise key_error(
+                "interrupts the thoughts of a single turn, and the run's data name an environment "
+                "or tools; leave it out",
+                "generator.interruption",
+                "data.environment",
+            )
         trajectories, groups = self.data.trajectories, self.pipeline.groups_per_batch
         if trajectories and self.sampled_groups == groups:
             raise key_error(
@@ -297,6 +309,8 @@ class Config(Section):
     @model_validator(mode="after")
     def _judged(self) -> Config:
         unjudged = [n for n, domain in self.verifier.domains.items() if domain.verifier is None]
+        if self.conversation.reward != "verifier":
+            unjudged = []  # the environment judges
         if self.pipeline.diversity == "correctness" and unjudged:
             raise key_error(
                 f"correctness: nothing judges it in domain {unjudged[0]!r}, so that all its groups "

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from tramontane.config.section import Section
 
+RewardSource = Literal["verifier", "last", "sum"]
+
 
 class ConversationConfig(Section):
     """Limits of conversations and how they are rewarded; read by a run whose data name an
@@ -21,7 +23,7 @@ class ConversationConfig(Section):
     seconds. A late step ends the conversation as `step_timeout`, unscorable."""
     answer_bytes: int = Field(8192, ge=64)
     """Longest answer of a tool, in bytes of UTF-8; a longer one is cut, with a mark."""
-    reward: Literal["verifier", "last", "sum"] = "verifier"
+    reward: RewardSource = "verifier"
     """Source of the correctness reward: the `verifier` of the problem's domain on the whole
     conversation, or the environment: the reward of its `last` turn that has one, or the `sum` of
     its turns."""

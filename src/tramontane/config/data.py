@@ -12,7 +12,7 @@ from tramontane.config.prompt import PromptConfig
 from tramontane.config.section import Section, key_error
 
 Language = Literal["en", "fr", "es", "it", "de", "zh", "ru"]
-ProblemKind = Literal["sums", "stories", "programs"]
+ProblemKind = Literal["sums", "stories", "programs", "long_sums", "lookups", "sessions", "guessing"]
 LANGUAGES: tuple[Language, ...] = ("en", "fr", "es", "it", "de", "zh", "ru")
 
 
@@ -31,7 +31,9 @@ class PlaygroundConfig(Section):
     languages: tuple[Language, ...] = LANGUAGES
     """Languages of the statements, drawn uniformly. The default is the paper's seven."""
     kinds: tuple[ProblemKind, ...] = ("sums", "stories")
-    """Kinds of problems, drawn uniformly: arithmetic, word problems, small Python programs."""
+    """Kinds of problems, drawn uniformly: arithmetic, word problems, small Python `programs`; for
+    `data.tools`, `long_sums` (calculator), `lookups` (notebook) and `sessions` (python); and
+    `guessing`, a game of several turns."""
 
     @model_validator(mode="after")
     def _levels(self) -> PlaygroundConfig:

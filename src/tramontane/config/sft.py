@@ -51,6 +51,14 @@ class MixtureConfig(Section):
     """Share of worked traces with an error in one step, and hence a wrong answer."""
     guess_right: float = 0.15
     """Share of guesses that are correct."""
+    broken_call: float = 0.1
+    """Share of traces for a tool whose call does not parse; they then guess."""
+    wrong_call: float = 0.2
+    """Share of traces for a tool that call it with wrong arguments."""
+    ignored_answer: float = 0.1
+    """Share of traces for a tool that call it, and then answer something else."""
+    needless_call: float = 0.0
+    """Share of traces for sums and stories that call the calculator, and then guess."""
 
 
 class PlaygroundShare(PlaygroundConfig):

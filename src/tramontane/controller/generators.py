@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from heapq import heapify, heappop, heappush
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from tramontane.placement.handle import (
     call,
     started,
 )
-from tramontane.types import Completion, Progress, Request, floats, ints
+from tramontane.types import Completion, Progress, Request
 
 AHEAD = 2  # polls in a worker's mailbox: it runs the next while the controller reads the last
 # With many generators, polls last longer, so that the controller reads at most this many a second
@@ -159,7 +160,7 @@ class PooledGenerator:
             handle = await self._worker()
             while len(self._polls) < AHEAD:
                 # Copies, since the tokens of the controller's requests grow.
-                requests = [r.copy() for r in self._unsent]
+                requests = [replace(r.copy(), turns=[], earlier=[]) for r in self._unsent]
                 seconds = poll_seconds(self.config)
                 self._polls.append((handle.submit("poll", requests, seconds), self._unsent))
                 self._unsent = []
@@ -288,8 +289,10 @@ class PooledGenerator:
             self.log_worker(self.handle.name, continues=begun)
 
     def _restart(self, request: Request) -> None:
-        """Forget a request's tokens, and that its thoughts were interrupted."""
-        request.token_ids, request.logprobs, request.versions = ints(), floats(), ints()
+        """Forget the tokens of a request's current turn, and that its thoughts were interrupted."""
+        before = slice(request.turn_start)
+        request.token_ids, request.logprobs = request.token_ids[before], request.logprobs[before]
+        request.versions = request.versions[before]
         interruption = self.config.generator.interruption
         if interruption and not _is_evaluation(request):
             limit = thought_limit(interruption, request.seed)
@@ -359,6 +362,7 @@ class GeneratorPool:
     ) -> None:
         self._max_prompt, self._evaluated_l_max = max_prompt, evaluated_l_max
         self._make, self._size = make, self._size_for(config)
+        self._synchronous = not config.pipeline.max_staleness
         numbers = range(config.generator.workers)
         self._loads = Loads(len(numbers))
         self._members = [
@@ -404,13 +408,16 @@ class GeneratorPool:
         await asyncio.gather(*(m.started() for m in self._members))
 
     def submit(self, requests: list[Request]) -> None:
-        """Give a whole group to the least loaded generator, since its requests share a prompt.
+        """Give each group to the least loaded generator, since its requests share a prompt; in a
+        synchronous run to one that does not depend on time.
 
         With at most `n_async` in flight, no generator ever has more than `share(config)` training
         requests. Those beyond its slots or its memory wait in its queue; evaluation requests queue
         behind them.
         """
-        self._members[self._loads.least()].submit(requests)
+        for number, group in groupby(requests, key=lambda request: request.group):
+            chosen = number % len(self._members) if self._synchronous else self._loads.least()
+            self._members[chosen].submit(begun_first(group))
 
     async def resize(self, config: Config, longest: int = 0) -> None:
         """Resize all generators for another stage; nothing may be in flight.
@@ -419,6 +426,7 @@ class GeneratorPool:
             config: the config of the stage.
             longest: longest completion in tokens, if it exceeds the stage's.
         """
+        self._synchronous = not config.pipeline.max_staleness
         count, length = self._size_for(config)
         size = count, max(length, self._max_prompt + longest)
         if size != self._size:

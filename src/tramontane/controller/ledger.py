@@ -1,6 +1,7 @@
 """The groups of a run, and the rules by which they are handed out and trained on.
 
-Each group is in exactly one place: outstanding (in generators, before verifiers, or ready),
+Each group is in exactly one place: outstanding (in generators or environments, before verifiers, or
+ready),
 batched, trained on, or filtered with a reason. Nothing here waits; `pipeline` does that.
 """
 
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 
 from tramontane.batches import Batch
 from tramontane.config import Config, InterruptionConfig, PipelineConfig
+from tramontane.controller.conversations import turn_ended
 from tramontane.controller.replay import Replay
 from tramontane.controller.stages import Stages
 from tramontane.controller.staleness import can_choose, choose, room
@@ -160,7 +162,8 @@ class Ledger:
     Args:
         config: the whole run's; `pipeline`, `stages`, `generator.temperature` and `seed` are read.
         problems: the source of problems.
-        encode: returns a problem's prompt tokens.
+        encode: returns a problem's prompt tokens; not used for conversations, which an environment
+            begins.
         replay: trajectories for the share of each batch that is not sampled.
         interruption: interrupts long thoughts; None: completions end at l_max.
     """
@@ -181,6 +184,7 @@ class Ledger:
         self.next_version = 0  # the version that the next batch will be trained at
         self.next_group = 0
         self.outstanding: dict[int, Group] = {}  # handed out, neither batched nor filtered
+        self.unfinished = 0  # completions handed out, waiting conversations included
         self.ready: list[int] = []  # outstanding groups graded and kept, in order of completion
         self.batched: dict[int, Group] = {}  # in a batch that is not trained yet
         self.filtered: list[tuple[Group, FilterReason]] = []  # since the last update
@@ -241,12 +245,12 @@ class Ledger:
         self._unready.clear()
         return self.stages.begin_next(self.trained_version)
 
-    def room(self, in_flight: int) -> int:
-        """Groups to hand out now, with `in_flight` completions being generated."""
+    def room(self) -> int:
+        """Groups to hand out now."""
         if self.in_mid_round or self._no_problem_left:
             return 0
         sizes = self.sizes
-        free = (sizes.n_async - in_flight) // sizes.group_size
+        free = (sizes.n_async - self.unfinished) // sizes.group_size
         allowed = room(
             len(self.outstanding),
             generator_version=self.generator_version,
@@ -274,8 +278,8 @@ class Ledger:
 
     def _open(self, problem: Problem) -> Group:
         number, self.next_group = self.next_group, self.next_group + 1
-        prompt = self.encode(problem)
         config = self.stages.config
+        prompt = [] if config.converses else self.encode(problem)
         requests = []
         for index in range(self.sizes.group_size):
             seed, longest = _seed(self.seed, number, index), config.pipeline.l_max
@@ -288,27 +292,35 @@ class Ledger:
             number, problem, [], [], deadline=deadline, requests=requests
         )
         self._unready[deadline] += 1
+        self.unfinished += len(requests)
         return group
 
-    def interrupt(self, completion: Completion) -> Request | None:
-        """The request that continues a completion whose thoughts are interrupted; None for a
-        completion that has ended."""
-        if self.interruption is None:
-            return None
+    def following(self, completion: Completion) -> Request | Completion:
+        """What follows a request that a generator has completed: a request that continues it, with
+        its thoughts interrupted, or waiting for its environment; or the completion, which has
+        ended."""
+        if self.interruption is None and not self.stages.config.converses:
+            return completion
         group = self.outstanding[completion.group]
-        (place,) = (i for i, r in enumerate(group.requests) if r.index == completion.index)
-        request = group.requests[place]
+        (request,) = (r for r in group.requests if r.index == completion.index)
+        if self.interruption is None:
+            return self.replace(turn_ended(request, completion))
         following = self.interruption.following(completion, request, self.sizes.l_max)
-        if following:
-            group.requests = [*group.requests]
-            group.requests[place] = following
-        return following
+        return self.replace(following) if following else completion
+
+    def replace(self, sequence: Request | Completion) -> Request | Completion:
+        """Let a request take the place of the one that it continues; returns what was given."""
+        if isinstance(sequence, Request):
+            group, i = self.outstanding[sequence.group], sequence.index
+            group.requests = [sequence if r.index == i else r for r in group.requests]
+        return sequence
 
     def take(self, completion: Completion) -> Group | None:
         """Record a completion; returns its group once the group is complete."""
         group = self.outstanding[completion.group]
         insort(group.completions, completion, key=lambda c: c.index)
         group.requests = [r for r in group.requests if r.index != completion.index]
+        self.unfinished -= 1
         return None if group.requests else group
 
     def ungraded(self) -> list[Group]:
@@ -319,7 +331,7 @@ class Ledger:
         """Keep a group if its rewards differ (paper: section 2.1); otherwise return why it is
         filtered."""
         group.verdicts = verdicts
-        reason = self._filter_reason(verdicts)
+        reason = self._filter_reason(group)
         self._unready[group.deadline] -= 1
         if not self._unready[group.deadline]:
             del self._unready[group.deadline]
@@ -337,9 +349,12 @@ class Ledger:
             self._to_note, self._no_problem_left = [], False
         return reason
 
-    def _filter_reason(self, verdicts: list[Verdict]) -> FilterReason | None:
+    def _filter_reason(self, group: Group) -> FilterReason | None:
+        verdicts = group.verdicts
         unscorable = [v.reason for v in verdicts if v.verdict == "unscorable"]
-        if unscorable and (self.sizes.unscorable == "drop" or len(unscorable) == len(verdicts)):
+        # Without tokens, an environment could not begin.
+        drops = self.sizes.unscorable == "drop" or not all(c.token_ids for c in group.completions)
+        if unscorable and (drops or len(unscorable) == len(verdicts)):
             return FilterReason("unscorable", unscorable[0])
         if self.sizes.diversity == "none":
             return None
@@ -419,6 +434,7 @@ class Ledger:
         self.replay.load_state(state.replay)
         self.filtered = [(group.thaw(), reason) for group, reason in state.filtered]
         self.outstanding = {group.id: group.thaw() for group in state.groups}
+        self.unfinished = sum(len(g.requests) for g in self.outstanding.values())
         self.ready = [g.id for g in self.outstanding.values() if g.verdicts]
         self._unready = Counter(g.deadline for g in self.outstanding.values() if not g.verdicts)
 

@@ -15,21 +15,23 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tramontane.batches import Batch, TrainBatch
 from tramontane.config import Config, PipelineConfig
-from tramontane.controller.generators import GeneratorPool, PooledGenerator, begun_first
+from tramontane.controller.conversations import Conversations
+from tramontane.controller.generators import GeneratorPool, PooledGenerator
 from tramontane.controller.ledger import Ledger, Snapshot
 from tramontane.controller.observer import Activity, Observer, Update
 from tramontane.controller.verifiers import Grading, Verifiers
 from tramontane.controller.waits import Waits
 from tramontane.models.weights import Weights
 from tramontane.placement import TRAINER, Handle, Limit, call
-from tramontane.types import Group
+from tramontane.types import Completion, Group, Request
 
 HANDFUL = 32  # groups handed out in one turn of the event loop: encoding prompts takes time
 
@@ -38,13 +40,14 @@ HANDFUL = 32  # groups handed out in one turn of the event loop: encoding prompt
 class Workers:
     """The workers that a pipeline connects. `new_weights` makes an empty container for one version
     of the weights, which carries it from the trainer to the generators; `train_batch` converts a
-    batch to the trainer's input."""
+    batch to the trainer's input; `conversations` have turns answered by environments, if any."""
 
     generators: GeneratorPool
     verifiers: Verifiers
     trainer: Handle
     new_weights: Callable[[], Weights]
     train_batch: Callable[[Batch], TrainBatch] = Batch.train_batch
+    conversations: Conversations | None = None
 
 
 class Pipeline:
@@ -64,7 +67,8 @@ class Pipeline:
         self.timeouts, self.ledger, self.observer = config.timeouts, ledger, observer
         self.generators, self.trainer = workers.generators, workers.trainer
         self.new_weights, self.train_batch = workers.new_weights, workers.train_batch
-        self.grading = Grading(workers.verifiers, config.timeouts)
+        self.conversations = workers.conversations
+        self.grading = Grading(workers.verifiers, config.timeouts, config.conversation.reward)
         self.waits = Waits(config.timeouts, ledger, workers.generators)
         self.batches: asyncio.Queue[Batch] = asyncio.Queue(maxsize=1)
         self.stopped = asyncio.Event()
@@ -96,9 +100,9 @@ class Pipeline:
         # Restored from a snapshot: groups that were in flight first.
         restored = self.ledger.outstanding.values()
         for group in sorted(restored, key=lambda g: not any(r.token_ids for r in g.requests)):
-            self.generators.submit(begun_first(group.requests))
+            self._go_on(group.requests)
         for group in self.ledger.ungraded():
-            self._start_grading(group)
+            self._start(self._grade(group), f"grade group {group.id}")
         self._hand_out()
         self._start(self.feed(), "feed")
         for generator in self.generators:
@@ -123,7 +127,8 @@ class Pipeline:
         """
         while True:
             await self.waits.until(
-                lambda: self._room() or self.ledger.stage_is_over, "feed: room to hand out a group"
+                lambda: self.ledger.room() or self.ledger.stage_is_over,
+                "feed: room for a group",
             )
             if self.ledger.stage_is_over:
                 await self._end_stage()
@@ -135,7 +140,7 @@ class Pipeline:
 
     async def collect(self, generator: PooledGenerator) -> None:
         """Take one generator's completions as they end, and have each complete group graded. Waits
-        for the generator; unblocked by `feed` (new requests).
+        for the generator; unblocked by `feed` (new requests) and `_converse` (requests that go on).
 
         A generator waits for requests only while no group may be handed out: a group that may be
         handed out is in the generator's mailbox before its next poll.
@@ -146,11 +151,9 @@ class Pipeline:
                     await self.waits.end_of(generator.wait_for_work(), "collect: new requests")
             if not (completions := await generator.poll()):
                 continue  # no other loop waits for these
-            for completion in completions:
-                if request := self.ledger.interrupt(completion):
-                    self.generators.submit([request])
-                elif group := self.ledger.take(completion):
-                    self._start_grading(group)
+            steps = [self._go_on([self.ledger.following(c)]) for c in completions]
+            if self.ledger.synchronous:  # the next poll must not depend on their time
+                await asyncio.gather(*filter(None, steps))
             self._hand_out()
             self._notify()
 
@@ -266,15 +269,35 @@ class Pipeline:
         self.stopped.set()
         self._notify()
 
-    def _room(self) -> int:
-        """Groups to hand out now."""
-        return self.ledger.room(self.generators.in_flight)
-
     def _hand_out(self) -> None:
         """Hand out a handful of groups, or a whole synchronous round at once."""
-        if room := self._room():
-            for group in self.ledger.open(room if self.ledger.synchronous else min(room, HANDFUL)):
-                self.generators.submit(group.requests)
+        if room := self.ledger.room():
+            whole = self.ledger.synchronous
+            groups = self.ledger.open(room if whole else min(room, HANDFUL))
+            for together in [groups] if whole else [[group] for group in groups]:
+                self._go_on([request for group in together for request in group.requests])
+
+    def _go_on(self, sequences: Sequence[Request | Completion]) -> asyncio.Task[None] | None:
+        """Have requests generated, and groups graded whose last completion is here; returns the
+        task of requests whose environments must answer first."""
+        for completion in sequences:
+            if isinstance(completion, Completion) and (group := self.ledger.take(completion)):
+                self._start(self._grade(group), f"grade group {group.id}")
+        requests = [s for s in sequences if isinstance(s, Request)]
+        if self.conversations and any(map(self.conversations.awaits, requests)):
+            return self._start(self._converse(requests), f"environments of {requests[0].group}")
+        self.generators.submit(requests)
+        return None
+
+    async def _converse(self, requests: list[Request]) -> None:
+        """Have environments begin or answer. Waits for the slowest of them, whose step takes at
+        most `conversation.step_timeout`."""
+        assert self.conversations
+        problems = [self.ledger.outstanding[r.group].problem for r in requests]
+        answers = map(partial(self.conversations.answer, self.sizes.l_max), problems, requests)
+        self._go_on([*map(self.ledger.replace, await asyncio.gather(*answers))])
+        self._hand_out()
+        self._notify()
 
     def _start(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Start a task whose failure ends `run`, named for tracebacks and debuggers."""
@@ -297,9 +320,6 @@ class Pipeline:
         began = time.time()
         yield
         self.observer.spent(worker, activity, began)
-
-    def _start_grading(self, group: Group) -> None:
-        self._start(self._grade(group), f"grade group {group.id}")
 
     async def _grade(self, group: Group) -> None:
         ledger = self.ledger

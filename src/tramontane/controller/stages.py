@@ -90,7 +90,7 @@ class Stages:
         sizes = self.config.pipeline
         ceiling = sizes.l_max - sizes.l_cache
         verdicts = [v for group in groups for v in group.verdicts]
-        lengths = [len(c.token_ids) for group in groups for c in group.completions]
+        lengths = [c.n_tokens for group in groups for c in group.completions]
         right = sum(v.verdict == "right" for v in verdicts)
         at_ceiling = sum(length >= ceiling for length in lengths)
         self._recent = [*self._recent, [right, at_ceiling, len(lengths)]][-until.window :]

@@ -16,7 +16,13 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tramontane.config import Config, PipelineConfig, TimeoutsConfig, VerifierConfig
+from tramontane.config import (
+    Config,
+    PipelineConfig,
+    RewardSource,
+    TimeoutsConfig,
+    VerifierConfig,
+)
 from tramontane.placement.handle import Handle, Limit, WaitTimeout, WorkerLost
 from tramontane.types import Group, Problem, Verdict
 from tramontane.verifier import custom
@@ -48,10 +54,16 @@ class Verifiers(Protocol):
 
 
 class Grading:
-    """Sends groups to the verifiers, which grade several at once."""
+    """Sends groups to the verifiers, which grade several at once; `reward` is
+    `conversation.reward`."""
 
-    def __init__(self, verifiers: Verifiers, timeouts: TimeoutsConfig) -> None:
-        self._verifiers = verifiers
+    def __init__(
+        self,
+        verifiers: Verifiers,
+        timeouts: TimeoutsConfig,
+        reward: RewardSource = "verifier",
+    ) -> None:
+        self._verifiers, self._reward = verifiers, reward
         self._limit = Limit.of(timeouts, "verification", "start")
         self._longest = 0.0  # seconds that the verdicts on a group may take
 
@@ -65,7 +77,7 @@ class Grading:
         Raises:
             WaitTimeout: no verdict on any group within that time.
         """
-        responses = [Response.of(c) for c in group.completions]
+        responses = [Response.of(c, self._reward) for c in group.completions]
         # A group with more work may be graded first.
         work = self._verifiers.time_limit(group.problem, len(responses))
         self._longest = max(self._longest, work)
@@ -164,7 +176,7 @@ class VerifierActors:
         future: Future[list[Verdict]] = Future()
         future.set_running_or_notify_cancel()
         if not any(custom.of_group(reward) for reward in self._config.reward.custom):
-            responses = [Response(text, length) for text, length, *_ in responses]
+            responses = [Response(*r)._replace(token_ids=None) for r in responses]
         self._tasks.put(_Task(problem, responses, lengths, progress, future))
         return future
 

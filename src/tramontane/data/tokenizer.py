@@ -25,7 +25,8 @@ CHAT_TEMPLATE = (
     "{{ bos_token }}"
     "{% if messages[0]['role'] != 'system' %}{{ '<|system|>' + DEFAULT + '<|user|>' }}"
     "{% else %}{{ '<|system|>' }}{% endif %}"
-    "{% for m in messages %}{% if not loop.first %}{{ '<|' + m['role'] + '|>' }}{% endif %}"
+    "{% for m in messages %}{% if not loop.first %}"
+    "{{ '<|' + ('user' if m['role'] == 'tool' else m['role']) + '|>' }}{% endif %}"
     "{{ m['content'] }}{% if m['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, cast
 
-from tramontane.config import DataConfig
+from tramontane.config import Config, DataConfig
 from tramontane.config.domains import checked_path, import_path
 from tramontane.data.values import encoded
 from tramontane.environments.builtin import BUILT_IN
@@ -163,15 +163,18 @@ class Host:
         self._kind: Kind = "toolbox"
         self.toolset = Toolset((), answer_bytes)
 
-    async def start(self, problem: Problem, seed: int) -> list[Message]:
-        """Begin the conversation; returns the chat that the model reads first.
+    async def start(
+        self, problem: Problem, seed: int, config: Config | None = None
+    ) -> list[Message]:
+        """Begin the conversation; returns the chat that the model reads first. The `start` of an
+        environment or a toolbox may take any of the arguments.
 
         Raises:
             InputError: see `load`; or a tool cannot be described.
             EnvironmentFailed: a method raised an exception, or returned an unusable value.
         """
         chat = list(problem.messages or [Message(role="user", content=problem.problem)])
-        given = {"problem": problem, "seed": seed}
+        given = {"problem": problem, "seed": seed, "config": config or Config()}
         offered = await self._make(environment_of(self._data, problem))
         for toolbox in self._toolboxes:
             if start := getattr(toolbox, "start", None):

@@ -176,7 +176,7 @@ class EnvironmentWorker:
             await asyncio.wait_for(host.close(), CLOSE_SECONDS)
 
     async def _start(self, host: Host, problem: Problem, seed: int) -> _Conversation:
-        messages = await host.start(problem, seed)
+        messages = await host.start(problem, seed, self._config)
         tools = host.toolset.schemas
         chat: Any = Chat(self._format, tools)
         if self._mistral is not None:

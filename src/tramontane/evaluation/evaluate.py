@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import EvalResult
 
 from tramontane.asking import answer_seed
+from tramontane.config import RewardSource
 from tramontane.data.prompts import PromptEncoder
 from tramontane.evaluation.malformed import Malformed
 from tramontane.evaluation.thinking import ThinkingCounter
@@ -165,10 +166,13 @@ class Evaluation:
         generating: number of completions still being generated.
         grading: futures of pending verdicts, each with its problem's index.
         rows: the finished rows, in the order of the problems.
+        reward: `conversation.reward`.
 
     Raises:
         ValueError: no problems.
     """
+
+    reward: RewardSource = "verifier"
 
     def __init__(
         self,
@@ -214,7 +218,7 @@ class Evaluation:
             group.append(completion)
             if len(group) == self.plan.samples:
                 group.sort(key=lambda c: c.index)
-                responses = [Response.of(c) for c in group]
+                responses = [Response.of(c, self.reward) for c in group]
                 self.grading[self.pool.score(self.problems[place], responses)] = place
 
     def advance(self, completions: Iterable[Completion]) -> None:
@@ -253,7 +257,7 @@ class Evaluation:
                 "difficulty": problem.difficulty,
                 "reference": problem.answer,
                 "text": completion.text,
-                "tokens": len(completion.token_ids),
+                "tokens": completion.n_tokens,
                 "thinking_tokens": self._thinking.count(completion),
                 "finish_reason": completion.finish_reason,
                 "reward": verdict.reward,

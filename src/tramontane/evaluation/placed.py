@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tramontane.config import Config, Resources, TimeoutsConfig, TrainerConfig
 from tramontane.evaluation.evaluate import Evaluation, EvaluationResult, SamplingPlan, summarize
 from tramontane.placement.handle import Limit, WaitTimeout, WorkerLost
-from tramontane.types import Completion, Problem
+from tramontane.types import Completion, Problem, Request
 from tramontane.workplace import Journal
 
 if TYPE_CHECKING:
+    from tramontane.controller.conversations import Conversations
     from tramontane.controller.generators import GeneratorPool, PooledGenerator
     from tramontane.controller.verifiers import Verifiers
     from tramontane.data.prompts import PromptEncoder
@@ -106,6 +107,7 @@ async def generate(
     evaluation: Evaluation,
     generators: GeneratorPool,
     check: Callable[[Completion], None] = lambda completion: None,
+    conversations: Conversations | None = None,
 ) -> None:
     """Have the generators complete all requests; verdicts are taken as they arrive.
 
@@ -113,27 +115,68 @@ async def generate(
         evaluation: used by one thread at a time; rows are made outside the event loop.
         generators: have slots for the longest completion.
         check: called with every completion.
+        conversations: answer the turns of completions with environments, if any.
 
     Raises:
-        WorkerLost: a generator cannot be replaced.
+        WorkerLost: a generator, or a process of environments, cannot be replaced.
     """
-    taking = asyncio.Lock()
+    from tramontane.controller.conversations import turn_ended
+
+    taking, tasks = asyncio.Lock(), set[asyncio.Task[None]]()
+    polls: dict[PooledGenerator, asyncio.Task[None]] = {}
+    begun: dict[tuple[int, int], Request] = {}  # conversations under way
 
     async def poll(generator: PooledGenerator) -> None:
         """Wait for one generator, whose polls this task shares with the pipeline."""
         while generator.has_evaluation:
-            completions = await generator.poll_evaluation()
-            for completion in completions:
-                check(completion)
-            async with taking:
-                await asyncio.to_thread(evaluation.advance, completions)
+            ended = await generator.poll_evaluation()
+            if conversations is None:
+                await take(ended)
+                continue
+            for c in ended:
+                start(converse([turn_ended(begun[c.group, c.index], c)]))
+
+    async def converse(requests: list[Request]) -> None:
+        assert conversations
+        problems = [evaluation.problems[-1 - r.group] for r in requests]
+        answers = map(partial(conversations.answer, l_max), problems, requests)
+        found = await asyncio.gather(*answers)
+        submit([sequence for sequence in found if isinstance(sequence, Request)])
+        await take([sequence for sequence in found if isinstance(sequence, Completion)])
+
+    async def take(completions: list[Completion]) -> None:
+        for completion in completions:
+            check(completion)
+        async with taking:
+            await asyncio.to_thread(evaluation.advance, completions)
+
+    def submit(requests: list[Request]) -> None:
+        begun.update({(r.group, r.index): r for r in requests})
+        generators.submit(requests)
+        for generator in generators:
+            if generator.has_evaluation and (generator not in polls or polls[generator].done()):
+                polls[generator] = start(poll(generator))
+
+    def start(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(coroutine)
+        tasks.add(task)
+        return task
 
     samples, requests = evaluation.plan.samples, evaluation.requests()
-    for start in range(0, len(requests), samples):
-        generators.submit(requests[start : start + samples])
-    tasks = [asyncio.create_task(poll(generator)) for generator in generators]
+    l_max = evaluation.plan.sampling.max_tokens
+    if conversations is None:
+        submit(requests)
+    else:
+        evaluation.reward = conversations.reward
+        for first in range(0, len(requests), samples):
+            group = requests[first : first + samples]
+            start(converse([replace(request, prompt_ids=[]) for request in group]))
     try:
-        await asyncio.gather(*tasks)
+        while tasks:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            tasks -= done
+            for task in done:
+                task.result()
     finally:  # if one fails, the others must stop
         for task in tasks:
             task.cancel()

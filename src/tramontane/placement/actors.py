@@ -398,6 +398,10 @@ class Cluster:
         resources = _resources(self._config.placement.verifier, "cpu")
         return self._actor(f"verifier {number}", resources).start(make)
 
+    def environment(self, number: int, make: Callable[[], Any]) -> Handle:
+        resources = _resources(self._config.placement.verifier, "cpu")
+        return self._actor(f"environment {number}", resources).start(make)
+
     def trainer(self, make: Callable[[], Any]) -> Handle:
         config = self._config
         resources = _resources(config.placement.trainer, config.trainer.device)
@@ -434,6 +438,7 @@ class Cluster:
         workers = (
             (config.generator.workers, place.generator, config.generator.device),
             (config.verifier.workers, place.verifier, "cpu"),
+            (config.conversation.workers * config.converses, place.verifier, "cpu"),
             (config.trainer.ranks, place.trainer, config.trainer.device),
         )
         each = [(n, _resources(resources, device)) for n, resources, device in workers]

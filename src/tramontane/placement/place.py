@@ -32,6 +32,9 @@ class Placement(Protocol):
 
     def verifier(self, number: int, make: Callable[[], Any]) -> Handle: ...
 
+    def environment(self, number: int, make: Callable[[], Any]) -> Handle:
+        """Start a process of environments, with the resources of a verifier."""
+
     def trainer(self, make: Callable[[], Any]) -> Handle:
         """Start `trainer.ranks` trainers behind one handle."""
 

@@ -37,6 +37,9 @@ class LocalPlacement:
     def verifier(self, number: int, make: Callable[[], Any]) -> Handle:
         return ThreadHandle(f"verifier {number}", make)
 
+    def environment(self, number: int, make: Callable[[], Any]) -> Handle:
+        return ThreadHandle(f"environment {number}", make)
+
     def trainer(self, make: Callable[[], Any]) -> Handle:
         config, limit = self._config.trainer, self._config.timeouts.training
         if config.ranks == 1:

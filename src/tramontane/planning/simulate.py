@@ -167,7 +167,7 @@ class Simulation:
     def _settle(self) -> None:
         """Run the steps of the pipeline's loops that a change makes possible."""
         ledger = self.ledger
-        if room := ledger.room(self.loads.total):
+        if room := ledger.room():
             for group in ledger.open(room):
                 self.generators[self.loads.least()].submit(group.requests)
         for number in sorted(self.moved):

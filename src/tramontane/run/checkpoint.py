@@ -2,7 +2,8 @@
 
     pipeline.json        counters, stage, position in the data, groups without their tokens;
                          each problem once
-    completions.parquet  tokens of every pending completion, finished or not; its text if finished
+    completions.parquet  tokens of every pending completion, finished or not; its text if finished;
+                         several rows for the sequences of a forked conversation
     manifest.json        sizes and checksums of all files: a file that a crash, a full disk or an
                          incomplete copy truncated or damaged is detected before it is read
 
@@ -26,11 +27,14 @@ from tramontane.models.names import crc32
 from tramontane.run.columns import TOKEN_FIELDS, Row, read_rows, sampled_of, token_columns, writer
 from tramontane.types import (
     Completion,
+    EarlierSequence,
     FilterReason,
     Group,
     Problem,
     Request,
     SamplingParams,
+    ToolCall,
+    TurnRecord,
     Verdict,
 )
 
@@ -40,8 +44,11 @@ SCHEMA = pa.schema(
         pa.field("group", pa.int64()),
         pa.field("index", pa.int32()),
         *TOKEN_FIELDS,
-        pa.field("text", pa.string()),  # null for an unfinished completion, as is the next
+        pa.field("text", pa.string()),  # null for an unfinished completion
+        # Of an unfinished completion, why a turn ended that its environment is to answer.
         pa.field("finish_reason", pa.string()),
+        pa.field("prompt_ids", pa.list_(pa.int32())),  # null: the group's
+        pa.field("conversation", pa.string()),  # JSON; null without an environment
     ]
 )
 
@@ -64,13 +71,11 @@ def write_pipeline(folder: Path, checkpoint: PipelineCheckpoint) -> None:
         if id(group.problem) not in problems:
             problems[id(group.problem)] = len(statements)
             statements.append(group.problem)
-        sequences: list[Request | Completion]
-        sequences = [*group.requests, *group.completions]
         return {
             "id": group.id,
             "problem": problems[id(group.problem)],
             "deadline": group.deadline,
-            "prompt_ids": sequences[0].prompt_ids,
+            "prompt_ids": _prompt(group),
             "requests": [
                 {"index": r.index, "seed": r.seed, "sampling": asdict(r.sampling)}
                 for r in group.requests
@@ -114,29 +119,25 @@ def read_pipeline(folder: Path) -> PipelineCheckpoint:
     statements = [Problem(**fields) for fields in state["statements"]]
 
     def unpack(row: Row) -> FrozenGroup:
-        rows = {sequence["index"]: sequence for sequence in sampled[row["id"]]}
+        rows: defaultdict[int, list[Row]] = defaultdict(list)
+        for sequence in sampled[row["id"]]:
+            rows[sequence["index"]].append(sequence)
         problem, prompt, number = statements[row["problem"]], row["prompt_ids"], row["id"]
         requests = [
             Request(
                 number,
                 r["index"],
-                prompt,
-                r["seed"],
-                SamplingParams(**r["sampling"]),
-                **sampled_of(rows.pop(r["index"])),
+                seed=r["seed"],
+                sampling=SamplingParams(**r["sampling"]),
+                **_conversation(rows.pop(r["index"]), prompt),
             )
             for r in row["requests"]
         ]
         completions = [
             Completion(
-                number,
-                index,
-                prompt,
-                **sampled_of(sequence),
-                finish_reason=sequence["finish_reason"],
-                text=sequence["text"],
+                number, index, text=sequences[-1]["text"], **_conversation(sequences, prompt)
             )
-            for index, sequence in sorted(rows.items())
+            for index, sequences in sorted(rows.items())
         ]
         verdicts = [Verdict(**v) for v in row["verdicts"]]
         return FrozenGroup(
@@ -163,18 +164,64 @@ def read_pipeline(folder: Path) -> PipelineCheckpoint:
 
 
 def _table(group: Group) -> pa.Table:
-    """The rows of one group: the finished completions, then the unfinished."""
-    finished = group.completions
-    sequences: list[Completion | Request] = [*finished, *group.requests]
-    unfinished = [None] * len(group.requests)
+    """The rows of one group: the finished completions, then the unfinished; of a forked
+    conversation the earlier sequences first."""
+    whole: list[Completion | Request] = [*group.completions, *group.requests]
+    owners = [s for s in whole for _ in s.sequences]
+    sequences, prompt = [part for s in whole for part in s.sequences], _prompt(group)
+    lasts = [o if o is s else None for o, s in zip(owners, sequences, strict=True)]
     columns = [
         pa.array([group.id] * len(sequences), pa.int64()),
-        pa.array([s.index for s in sequences], pa.int32()),
+        pa.array([o.index for o in owners], pa.int32()),
         *token_columns(sequences),
-        pa.array([*(c.text for c in finished), *unfinished], pa.string()),
-        pa.array([*(c.finish_reason for c in finished), *unfinished], pa.string()),
+        pa.array([s.text if isinstance(s, Completion) else None for s in lasts], pa.string()),
+        pa.array([s.finish_reason if s else None for s in lasts], pa.string()),
+        pa.array(
+            [None if s.prompt_ids == prompt else s.prompt_ids for s in sequences],
+            pa.list_(pa.int32()),
+        ),
+        pa.array([_json(s) if s else None for s in lasts], pa.string()),
     ]
     return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def _prompt(group: Group) -> list[int]:
+    """The prompt of most sequences of a group."""
+    return [*group.requests, *group.completions][0].prompt_ids
+
+
+def _json(sequence: Completion | Request) -> str | None:
+    """What a conversation has beside its tokens."""
+    fields = {"turn_start": sequence.turn_start, "turns": [asdict(t) for t in sequence.turns]}
+    if isinstance(sequence, Completion) and sequence.ending:
+        fields |= {"ending": sequence.ending, "ending_reason": sequence.ending_reason}
+    return json.dumps(fields) if sequence.turns or len(fields) > 2 else None
+
+
+def _conversation(rows: list[Row], prompt: list[int]) -> dict[str, Any]:
+    """The fields that a completion and an unfinished one have in common, from the rows of its
+    sequences."""
+    *earlier, last = rows
+    fields = json.loads(last.get("conversation") or "{}")
+    for turn in fields.get("turns", []):
+        turn["calls"] = [ToolCall(**call) for call in turn["calls"]]
+    return {
+        **fields,
+        **sampled_of(last),
+        "prompt_ids": _own_prompt(last, prompt),
+        "finish_reason": last["finish_reason"],
+        "turns": [TurnRecord(**turn) for turn in fields.get("turns", [])],
+        "earlier": [
+            EarlierSequence(prompt_ids=_own_prompt(row, prompt), **sampled_of(row))
+            for row in earlier
+        ],
+    }
+
+
+def _own_prompt(row: Row, prompt: list[int]) -> list[int]:
+    """The prompt of a row; `prompt` is the group's."""
+    own: list[int] | None = row.get("prompt_ids")
+    return prompt if own is None else own
 
 
 def json_pieces(value: Any) -> Iterator[str]:

@@ -7,22 +7,32 @@ import asyncio
 import time
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from tramontane.config import HELD_OUT
+from tramontane.controller.conversations import Conversations
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.verifiers import Verifiers
 from tramontane.evaluation import EvaluationResult, summarize
 from tramontane.evaluation.evaluate import Evaluation
 from tramontane.evaluation.placed import generate, grade
 from tramontane.run.session import Session
-from tramontane.types import Completion
+from tramontane.types import INSERTED, Completion
 from tramontane.workplace import Journal, commit, read_log
+
+
+class Judges(NamedTuple):
+    """What decides a completion's course and its reward, beside the generators."""
+
+    verifiers: Verifiers
+    conversations: Conversations
+
 
 ENDS = ("base", "before", "after")  # measurements on all sets; others use only `data.eval`
 
 
 async def measure(
-    session: Session, generators: GeneratorPool, verifiers: Verifiers, when: str, version: int
+    session: Session, generators: GeneratorPool, judges: Judges, when: str, version: int
 ) -> dict[str, EvaluationResult]:
     """Evaluate the generators' weights; returns results by name of the set, empty if the config
     asks for none.
@@ -36,7 +46,7 @@ async def measure(
     Args:
         session: gives the problems, the settings and the folder.
         generators: have slots for the sets' longest completions.
-        verifiers: grade the completions.
+        judges: the verifiers, and the environments of conversations.
         when: `base` (before a cold start), `before`, `update_N` or `after`.
         version: version of the generators' weights.
 
@@ -49,7 +59,7 @@ async def measure(
         result = await asyncio.to_thread(_recorded, session, when, name)
         if result is None:
             began = time.time()
-            result = await _measure(session, generators, verifiers, when, name, version)
+            result = await _measure(session, generators, judges, when, name, version)
             for generator in generators:
                 session.spent(generator.name, "evaluation", began)
         found[name] = result
@@ -87,7 +97,7 @@ def _rows_file(session: Session, when: str, name: str) -> Path:
 async def _measure(
     session: Session,
     generators: GeneratorPool,
-    verifiers: Verifiers,
+    judges: Judges,
     when: str,
     name: str,
     version: int,
@@ -99,18 +109,18 @@ async def _measure(
     progress, encoder = partial(session.screen.phase, title), session.prepared.encoder
 
     def check_version(completion: Completion) -> None:
-        if {*completion.versions} != {version}:
-            raise AssertionError(
-                f"an evaluation of weights {version} sampled under {completion.versions}"
-            )
+        sampled = {v for sequence in completion.sequences for v in sequence.versions} - {INSERTED}
+        if sampled - {version}:
+            raise AssertionError(f"an evaluation of weights {version} sampled under {sampled}")
 
     with session.folder.writing(unfinished):
         with Journal(unfinished, 0) as record:
             evaluation = Evaluation(
-                problems.problems, problems.plan, verifiers, encoder, record, progress
+                problems.problems, problems.plan, judges.verifiers, encoder, record, progress
             )
-            await generate(evaluation, generators, check_version)
-            await grade(evaluation, verifiers, session.config.timeouts)
+            conversations = judges.conversations if session.config.converses else None
+            await generate(evaluation, generators, check_version, conversations)
+            await grade(evaluation, judges.verifiers, session.config.timeouts)
             result = await asyncio.to_thread(summarize, evaluation.rows)
         commit(unfinished, rows_file)
     session.log_evaluation({"when": when, "set": name, "version": version} | result.to_dict())

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -23,10 +23,10 @@ from tramontane.placement import Handle, Limit, WaitTimeout, call, release, writ
 from tramontane.placement.files import Folder
 from tramontane.run.checkpoint import PipelineCheckpoint, write_pipeline
 from tramontane.run.checks import SignalMonitor, check_parity
-from tramontane.run.measurement import measure
+from tramontane.run.measurement import Judges, measure
 from tramontane.run.rollouts import groups_to_record
 from tramontane.run.session import Session
-from tramontane.types import INSERTED, FilterReason, Group
+from tramontane.types import INSERTED, Ending, FilterReason, Group
 from tramontane.verifier.format import split_response
 from tramontane.workplace import read_log
 
@@ -41,24 +41,24 @@ class Recorder:
 
     Args:
         session: the run's folder, config and screen.
-        generators, verifiers, trainer: for statistics, checkpoints and measurements.
+        generators, judges, trainer: for statistics, checkpoints and measurements.
     """
 
     def __init__(
         self,
         session: Session,
         generators: GeneratorPool,
-        verifiers: Verifiers,
+        judges: Judges,
         trainer: Handle,
     ) -> None:
         self.session = session
         self.config, self.folder, self.screen = session.config, session.folder, session.screen
         self.encoder = session.prepared.encoder
         self.tokenizer = self.encoder.tokenizer
-        self.generators, self.verifiers, self.trainer = generators, verifiers, trainer
+        self.generators, self.judges, self.trainer = generators, judges, trainer
         self._parity_due = True  # checked once more after the session's first update
         self._thinking = ThinkingCounter(self.tokenizer, self.encoder.response)
-        self.throughput = Throughput(generators, verifiers, self.config.verifier.workers)
+        self.throughput = Throughput(generators, judges.verifiers, self.config.verifier.workers)
         self._signal = SignalMonitor(
             self.config, self.folder.path, session.announce, session.version
         )
@@ -121,15 +121,13 @@ class Recorder:
         number = self.session.version
         measured = {row["when"] for row in read_log(self.folder.evaluations_file)}
         if number and self._measures(number) and f"update_{number}" not in measured:
-            await measure(self.session, self.generators, self.verifiers, f"update_{number}", number)
+            await measure(self.session, self.generators, self.judges, f"update_{number}", number)
 
     async def _measure_unless_stopped(self, number: int, state: PipelineState) -> None:
         """Measure the weights; a stopping run does not wait for the result."""
         when = f"update_{number}"
         tasks = [
-            asyncio.create_task(
-                measure(self.session, self.generators, self.verifiers, when, number)
-            ),
+            asyncio.create_task(measure(self.session, self.generators, self.judges, when, number)),
             asyncio.create_task(state.stopped.wait()),
         ]
         try:
@@ -268,6 +266,8 @@ class Recorder:
         metrics |= update.metrics
         metrics |= reward_metrics(graded, self.config.verifier.reward.parts, self._thinking)
         metrics |= trajectory_metrics(batch)
+        if self.config.converses:
+            metrics |= conversation_metrics(graded) | self.judges.conversations.counts
         if self.config.generator.interruption and graded:
             completions = [c for group in graded for c in group.completions]
             interrupted = sum(INSERTED in c.versions for c in completions)
@@ -310,8 +310,39 @@ def reward_metrics(
         "format_rate": sum(v.verdict != "malformed" for v in verdicts) / n,
         "language_rate": sum(v.parts["language"] > 0 for v in verdicts) / n,
         "unscorable_rate": sum(v.verdict == "unscorable" for v in verdicts) / n,
-        "completion_tokens": sum(len(c.token_ids) for c in completions) / n,
+        "completion_tokens": sum(c.n_tokens for c in completions) / n,
         "thinking_tokens": sum(map(thinking.count, completions)) / n,
+    }
+
+
+def conversation_metrics(groups: Sequence[Group]) -> dict[str, Any]:
+    """Figures of the conversations of all groups graded since the last update: means, shares of
+    the endings, and by tool the mean and the longest seconds of a call, under `environment` of
+    whole steps; empty without groups.
+    """
+    conversations = [c for group in groups for c in group.completions]
+    turns = [turn for c in conversations for turn in c.turns]
+    calls = [made for turn in turns for made in turn.calls]
+    n = len(conversations)
+    if not n:
+        return {}
+    inserted = sum(s.versions.count(INSERTED) for c in conversations for s in c.sequences)
+    seconds: defaultdict[str, list[float]] = defaultdict(list)
+    for name, taken in [("environment", t.seconds) for t in turns] + [
+        (made.name, made.seconds) for made in calls if made.name
+    ]:
+        seconds[name].append(taken)
+    return {
+        "turns": len(turns) / n,
+        "sampled_tokens": (sum(c.n_tokens for c in conversations) - inserted) / n,
+        "inserted_tokens": inserted / n,
+        "calls": len(calls) / n,
+        "calls_parsed": sum(bool(made.name) for made in calls) / max(1, len(calls)),
+        "calls_failed": sum(made.error for made in calls) / max(1, len(calls)),
+        "forked_rate": sum(bool(c.earlier) for c in conversations) / n,
+        "endings": {e: sum(c.ending == e for c in conversations) / n for e in get_args(Ending)},
+        "step_seconds": {name: sum(times) / len(times) for name, times in seconds.items()},
+        "step_seconds_max": {name: max(times) for name, times in seconds.items()},
     }
 
 
@@ -331,8 +362,8 @@ def trajectory_metrics(batch: Batch) -> dict[str, float]:
 def staleness_histogram(batch: Batch) -> dict[str, int]:
     """Number of trained tokens that the run sampled, by age in weight versions."""
     counts: Counter[int] = Counter()
-    for completion in batch.completions:
-        versions = np.array(completion.versions)
+    for sequence in (s for completion in batch.completions for s in completion.sequences):
+        versions = np.array(sequence.versions)
         tokens = np.bincount(batch.version - versions[versions >= 0])
         ages = np.flatnonzero(tokens)
         counts.update(dict(zip(ages.tolist(), tokens[ages].tolist(), strict=True)))

@@ -8,6 +8,7 @@ tramontane's own readers.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
@@ -19,13 +20,39 @@ from tramontane.config import Config
 from tramontane.controller.observer import Update
 from tramontane.errors import InputError
 from tramontane.run.columns import TOKEN_FIELDS, Row, read_rows, token_columns, versions_of, writer
-from tramontane.types import FilterReason, Group
+from tramontane.types import EarlierSequence, FilterReason, Group, TurnRecord
 
 PATTERN = "update_*.parquet"
 SAMPLED_GROUPS = 16  # `rollouts: sample` records one group in this many
 ROW_GROUP = 256  # completions compressed together
 
 Recorded = tuple[Group, FilterReason | None]
+
+_CALL = pa.struct(
+    [
+        pa.field("name", pa.string()),
+        pa.field("arguments", pa.string()),  # JSON
+        pa.field("answer", pa.string()),
+        pa.field("error", pa.bool_()),
+        pa.field("seconds", pa.float32()),
+    ]
+)
+_TURN = pa.struct(
+    [
+        pa.field("start", pa.int32()),
+        pa.field("end", pa.int32()),
+        pa.field("sequence", pa.int32()),
+        pa.field("text", pa.string()),
+        pa.field(
+            "messages",
+            pa.list_(pa.struct([pa.field("role", pa.string()), pa.field("content", pa.string())])),
+        ),
+        pa.field("calls", pa.list_(_CALL)),
+        pa.field("reward", pa.float64()),
+        pa.field("seconds", pa.float32()),
+    ]
+)
+_SEQUENCE = pa.struct([pa.field("prompt_ids", pa.list_(pa.int32())), *TOKEN_FIELDS])
 
 COLUMNS: list[pa.Field] = [
     pa.field("update", pa.int32()),
@@ -46,6 +73,11 @@ COLUMNS: list[pa.Field] = [
     pa.field("verdict", pa.string()),
     pa.field("reason", pa.string()),
     pa.field("answer", pa.string()),
+    # Of conversations; null for completions without an environment.
+    pa.field("ending", pa.string()),
+    pa.field("ending_reason", pa.string()),
+    pa.field("turns", pa.list_(_TURN)),
+    pa.field("earlier", pa.list_(_SEQUENCE)),
     pa.field("filtered", pa.string()),
     pa.field("filtered_detail", pa.string()),
 ]
@@ -120,11 +152,15 @@ def _table(update: int, group: Group, reason: FilterReason | None, schema: pa.Sc
     }
     columns = {name: [value] * len(completions) for name, value in same.items()} | {
         "index": [c.index for c in completions],
-        "text": [c.text.encode(errors="replace") for c in completions],  # half a surrogate pair
+        "text": [_text(c.text) for c in completions],
         "token_ids": token_ids,
         "logprobs": logprobs,
         "version_spans": spans,
         "finish_reason": [c.finish_reason for c in completions],
+        "ending": [c.ending for c in completions],
+        "ending_reason": [_text(c.ending_reason) if c.ending else None for c in completions],
+        "turns": [[_turn(t) for t in c.turns] if c.ending else None for c in completions],
+        "earlier": [[_sequence(s) for s in c.earlier] if c.ending else None for c in completions],
         "reward": [v.reward for v in verdicts],
         "advantage": group.learned.advantages if group.learned else [None] * len(completions),
         "log_ratios": _log_ratios(group),
@@ -140,14 +176,40 @@ def _table(update: int, group: Group, reason: FilterReason | None, schema: pa.Sc
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
+def _text(text: str) -> bytes:
+    """A text for a column; it may hold half a surrogate pair."""
+    return text.encode(errors="replace")
+
+
+def _turn(turn: TurnRecord) -> Row:
+    calls = [
+        vars(call)
+        | {
+            "name": _text(call.name),
+            "arguments": _text(json.dumps(call.arguments)),
+            "answer": _text(call.answer),
+        }
+        for call in turn.calls
+    ]
+    messages = [{"role": m["role"], "content": _text(m["content"])} for m in turn.messages]
+    return vars(turn) | {"text": _text(turn.text), "messages": messages, "calls": calls}
+
+
+def _sequence(sequence: EarlierSequence) -> Row:
+    columns = zip(TOKEN_FIELDS, token_columns([sequence]), strict=True)
+    tokens = {field.name: column.to_pylist()[0] for field, column in columns}
+    return {"prompt_ids": sequence.prompt_ids, **tokens}
+
+
 def _log_ratios(group: Group) -> pa.Array:
-    """log π_θ/μ of each token, of the trainer against the generator; null if not trained on."""
+    """log π_θ/μ of each token, of the trainer against the generator, earlier sequences first; null
+    if not trained on."""
     kind = pa.list_(pa.float32())
     if group.learned is None:
         return pa.nulls(len(group.completions), kind)
-    ends = np.cumsum([0, *(len(c.token_ids) for c in group.completions)])
-    sampled = np.concatenate([np.array(c.logprobs, np.float32) for c in group.completions])
-    ratios = np.array(group.learned.logprobs, np.float32) - sampled
+    ends = np.cumsum([0, *(c.n_tokens for c in group.completions)])
+    sampled = [np.array(s.logprobs, np.float32) for c in group.completions for s in c.sequences]
+    ratios = np.array(group.learned.logprobs, np.float32) - np.concatenate(sampled)
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(ratios))
 
 

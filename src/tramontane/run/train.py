@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tramontane.config import HELD_OUT, Config
+from tramontane.controller.conversations import start_conversations
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.ledger import Interruption, Ledger
 from tramontane.controller.pipeline import Pipeline, Workers
@@ -40,7 +41,7 @@ from tramontane.run.checks import check_long_parity, check_parity, evaluation_wa
 from tramontane.run.cold_start import fine_tune
 from tramontane.run.folder import RunFolder
 from tramontane.run.input import RunInput
-from tramontane.run.measurement import measure, recorded
+from tramontane.run.measurement import Judges, measure, recorded
 from tramontane.run.prepare import Prepared, number_types
 from tramontane.run.recorder import Recorder
 from tramontane.run.screen import Screen
@@ -52,6 +53,7 @@ from tramontane.trainer.state import DamagedState
 
 Results = dict[str, EvaluationResult]  # by name of the set
 WriteReport = Callable[[Path], Path]
+BEGUN_FIRST = 64  # problems whose environments begin before the run does, for their prompts' length
 
 
 def train(
@@ -146,9 +148,13 @@ def _run_session(session: Session, placement: Placement, interrupt: Interrupt) -
     """One session: the cold start, if not done yet, and the pipeline, with new workers."""
     placement.reserve()
     last = session.prepared.stages[-1]
-    with start_verifiers(last, placement, session.replaced) as verifiers:
-        measured = _start_cold(session, placement, verifiers, interrupt)
-        done = interrupt.run(_run(session, placement, verifiers, interrupt))
+    with (
+        start_verifiers(last, placement, session.replaced) as verifiers,
+        start_conversations(last, placement, session.replaced) as conversations,
+    ):
+        judges = Judges(verifiers, conversations)
+        measured = _start_cold(session, placement, judges, interrupt)
+        done = interrupt.run(_run(session, placement, judges, interrupt))
     if done.finished and not done.updates:
         raise InputError(
             f"{session.folder.path}: no update could be made: no problem is left to learn from, "
@@ -158,7 +164,7 @@ def _run_session(session: Session, placement: Placement, interrupt: Interrupt) -
 
 
 def _start_cold(
-    session: Session, placement: Placement, verifiers: Verifiers, interrupt: Interrupt
+    session: Session, placement: Placement, judges: Judges, interrupt: Interrupt
 ) -> dict[str, Results]:
     """Measure the base model and fine-tune it, if the config has a cold start; returns the
     measurement."""
@@ -166,7 +172,7 @@ def _start_cold(
         return {}
     base = recorded(session, "base")
     if base is None:
-        base = interrupt.run(_measure_base(session, placement, verifiers))
+        base = interrupt.run(_measure_base(session, placement, judges))
     fine_tune(session.config, session.folder, session.screen, interrupt)
     return {"base": base}
 
@@ -214,18 +220,20 @@ class _Done(NamedTuple):
 
 
 async def _run(
-    session: Session, placement: Placement, verifiers: Verifiers, interrupt: Interrupt
+    session: Session, placement: Placement, judges: Judges, interrupt: Interrupt
 ) -> _Done:
     """Start the workers, run the pipeline, and measure before and after it."""
     prepared, config, restored = session.prepared, session.config, session.restored
-    replay = await _replay(prepared, verifiers)
+    replay = await _replay(prepared, judges.verifiers)
     ledger = Ledger(
         config, prepared.problems, prepared.prompts.encode, replay, _interruption(prepared)
     )
     if restored:
         with reading(restored.path / "pipeline.json"):
             ledger.restore(restored.pipeline.snapshot)
-    generators = _generators(session, placement, session.model, ledger.stages.config)
+    longest = await _longest_prompt(prepared, judges)
+    stage = ledger.stages.config
+    generators = _generators(session, placement, session.model, stage, longest)
     updates = config.pipeline.updates
     model: Any = model_for_workers(config, session.model)
     make = partial(Trainer.load, model, config.trainer, updates, config.seed)
@@ -234,14 +242,17 @@ async def _run(
     try:
         await generators.started()
         await started(trainer, limit)  # so that it raises errors before anything is measured
-        measured = {"before": await _measure_end(session, generators, verifiers, "before", 0)}
+        measured = {"before": await _measure_end(session, generators, judges, "before", 0)}
         if HELD_OUT in measured["before"] and not session.version:
             for warning in evaluation_warnings(measured["before"][HELD_OUT]):
                 session.announce(warning)
         await generators.resize(ledger.stages.config)
         to_trainer = train_batches(config, prepared.encoder)
-        workers = Workers(generators, verifiers, trainer, placement.weights, to_trainer)
-        recorder = Recorder(session, generators, verifiers, trainer)
+        conversations = judges.conversations if config.converses else None
+        workers = Workers(
+            generators, judges.verifiers, trainer, placement.weights, to_trainer, conversations
+        )
+        recorder = Recorder(session, generators, judges, trainer)
         pipeline = Pipeline(config, ledger, workers, recorder)
         if restored:
             state = Folder.of(restored.path / "trainer", "read")
@@ -260,7 +271,7 @@ async def _run(
         finished = finished and not interrupt.requested  # else the last evaluation is still due
         if finished and done:
             await generators.clear()  # left-over groups of a finished run
-            measured["after"] = await _measure_end(session, generators, verifiers, "after", done)
+            measured["after"] = await _measure_end(session, generators, judges, "after", done)
         return _Done(done, finished, measured)
     finally:
         generators.close()
@@ -285,30 +296,41 @@ def _interruption(prepared: Prepared) -> Interruption | None:
     return Interruption(config, ids, closing)
 
 
-async def _measure_base(session: Session, placement: Placement, verifiers: Verifiers) -> Results:
+async def _longest_prompt(prepared: Prepared, judges: Judges) -> int:
+    """Upper bound of all prompts, in tokens, those that environments begin with included."""
+    given = prepared.config.data.max_prompt_tokens
+    if not prepared.config.converses:
+        return prepared.max_prompt
+    return await judges.conversations.fit(prepared.sample[:BEGUN_FIRST], given)
+
+
+async def _measure_base(session: Session, placement: Placement, judges: Judges) -> Results:
     """Measure the base model before a cold start, with separate generators, so that fine-tuning
     then has the machine to itself."""
     base, stage = session.base, session.prepared.stages[-1]
-    generators = _generators(session, placement, base, stage)
+    longest = await _longest_prompt(session.prepared, judges)
+    generators = _generators(session, placement, base, stage, longest)
     try:
         await generators.started()
-        return await _measure_end(session, generators, verifiers, "base", 0)
+        return await _measure_end(session, generators, judges, "base", 0)
     finally:
         generators.close()
 
 
 async def _measure_end(
-    session: Session, generators: GeneratorPool, verifiers: Verifiers, when: str, version: int
+    session: Session, generators: GeneratorPool, judges: Judges, when: str, version: int
 ) -> Results:
     """`measure` all sets, with slots for their longest completion; nothing may be in flight."""
     prepared = session.prepared
     if prepared.sets:
         longest = max(s.plan.sampling.max_tokens for s in prepared.sets.values())
         await generators.resize(prepared.stages[-1], longest)
-    return await measure(session, generators, verifiers, when, version)
+    return await measure(session, generators, judges, when, version)
 
 
-def _generators(session: Session, placement: Placement, model: str, stage: Config) -> GeneratorPool:
+def _generators(
+    session: Session, placement: Placement, model: str, stage: Config, longest_prompt: int
+) -> GeneratorPool:
     """Generators of the model, with the stage's sizes."""
     # Of the base model, never a checkpoint, which may be deleted by the time of a replacement; the
     # pool sends the newest weights.
@@ -318,7 +340,7 @@ def _generators(session: Session, placement: Placement, model: str, stage: Confi
         stage,
         session.replaced,
         session.folder.log_worker,
-        session.prepared.max_prompt,
+        longest_prompt,
         session.prepared.evaluated_l_max,
     )
 

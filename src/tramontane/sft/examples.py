@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 import warnings
-from typing import cast
 
 from tramontane.config.sft import ExamplesConfig, SFTConfig
 from tramontane.data import playground
 from tramontane.data.files import read_rows, shuffled
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
-from tramontane.types import PAPER_TAGS, Problem
+from tramontane.types import PAPER_TAGS, Message, Prompt
 
 CHUNK = 4096  # examples generated at once
 
 Pair = tuple[list[int], list[int]]  # token ids of a prompt and of its response
-Row = tuple[str, str, str]  # its place, a prompt and its response
+Row = tuple[str, Prompt, str]  # its place, a prompt and its response
 
 
 class ExampleStream:
@@ -86,7 +85,9 @@ class ExampleStream:
             seed = self.config.seed + 1 + number
             if self._rows is None:
                 drawn = generated_pairs(self.config.data, seed, CHUNK)
-                pairs = self._fitting([("playground:", p, self._tagged(r)) for p, r in drawn])
+                pairs = self._fitting(
+                    [("playground:", self._tagged_chat(p), self._tagged(r)) for p, r in drawn]
+                )
             else:
                 pairs = shuffled(self._rows, seed)
             self._chunk = (number, pairs)
@@ -125,6 +126,11 @@ class ExampleStream:
             response = response.replace(tag, own)
         return response
 
+    def _tagged_chat(self, prompt: Prompt) -> Prompt:
+        if isinstance(prompt, str):
+            return prompt
+        return [Message(role=m["role"], content=self._tagged(m["content"])) for m in prompt]
+
     def _rest(self, location: str, response: str) -> str:
         """The part of a response that follows its prompt."""
         prefix, opening = self.encoder.response.prefix, self.encoder.tags.opening
@@ -159,11 +165,11 @@ def continuation(response: str, prefix: str) -> str:
     return re.sub(pattern, "", response, count=1) if re.match(pattern, response) else response
 
 
-def generated_pairs(data: ExamplesConfig, seed: int, count: int) -> list[tuple[str, str]]:
-    """Generate about `count` (prompt, response) texts from the playground and its drills."""
+def generated_pairs(data: ExamplesConfig, seed: int, count: int) -> list[tuple[Prompt, str]]:
+    """Generate about `count` prompts with responses from the playground and its drills."""
     total = sum(part.share for part in data.playground) + data.drills.share
-    pairs = [
-        (cast(Problem, e["problem"]).problem, str(e["response"]))
+    pairs: list[tuple[Prompt, str]] = [
+        (e["prompt"], e["response"])
         for part in data.playground
         for e in playground.examples(
             seed=seed,

@@ -136,6 +136,11 @@ class Minibatch:
 
     Attributes:
         options: the objective's options.
+        completions: the S sequences, in order.
+        lengths: [S] int64, generated tokens of each sequence.
+        owners: [S] int64, the completion that each sequence belongs to, from 0: that of the
+            sequence before it, if it `continues` a conversation.
+        sequences: the figures of the completions, several sequences of one conversation as one.
         weights: [S] float64, the loss weight of each token of a sequence.
         advantages: [S] or [S, 2] float64, zeros until `set_advantages`.
         microbatches: this rank's.
@@ -158,22 +163,25 @@ class Minibatch:
         self.device = torch.device(config.device)
         self.options = settings.options or config.objective.options
         self.completions = [sequence for group in groups for sequence in group]
+        self.lengths = torch.tensor([len(s.token_ids) for s in self.completions])
+        self.owners = torch.tensor([not s.continues for s in self.completions]).cumsum(0) - 1
+        begun = [(n, s) for n, group in enumerate(groups) for s in group if not s.continues]
         self.sequences = Sequences(
-            rewards=torch.tensor([s.reward for s in self.completions], dtype=torch.float64),
-            groups=torch.tensor([n for n, group in enumerate(groups) for _ in group]),
-            scored=torch.tensor([s.scored for s in self.completions]),
-            lengths=torch.tensor([len(s.token_ids) for s in self.completions]),
-            answers=torch.tensor([s.answer for s in self.completions]),
+            rewards=torch.tensor([s.reward for _, s in begun], dtype=torch.float64),
+            groups=torch.tensor([n for n, _ in begun]),
+            scored=torch.tensor([s.scored for _, s in begun]),
+            lengths=ratios.totals(self.lengths, self.owners),
+            answers=torch.tensor([s.answer for _, s in begun]),
         )
         # Inserted tokens count in no normalizer.
         learnt = [len(s.versions) - s.versions.count(INSERTED) for s in self.completions]
         self.weights = loss_weights(
-            torch.tensor(learnt),
+            ratios.totals(torch.tensor(learnt), self.owners),
             self.sequences.groups,
             self.sequences.scored,
             self.options.loss_normalization,
             settings.l_max,
-        )
+        )[self.owners]
         self.microbatches, used = self._lay_out(config.microbatch_tokens)
         self.padding = padding_fraction(used, config.microbatch_tokens)
         self.computed_tokens = sum(used)
@@ -192,7 +200,7 @@ class Minibatch:
             layouts.append([[share[i] for i in m] for m in layout])
             used += tokens
         microbatches = [Microbatch(indices) for indices in layouts[sharding.rank()]]
-        shortest = int(self.sequences.lengths.argmin())
+        shortest = int(self.lengths.argmin())
         idle = max(map(len, layouts)) - len(microbatches)
         microbatches += [Microbatch([shortest], live=False)] * idle
         return microbatches, used
@@ -215,30 +223,34 @@ class Minibatch:
             of_targets = [values * self._targets(index) for index, values in pairs]
             sequences = replace(
                 sequences,
-                targets=torch.tensor([s.target for s in self.completions]),
+                targets=ratios.totals(
+                    torch.tensor([s.target for s in self.completions]), self.owners
+                ),
                 target_logprobs=self._summed(of_targets),
             )
         if "behavior_sums" in needs:
             behavior = [math.fsum(s.logprobs) for s in self.completions]
-            sequences = replace(sequences, behavior=torch.tensor(behavior, dtype=torch.float64))
-        self.advantages = objective.advantages(sequences, self.options)
+            sums_of_behavior = torch.tensor(behavior, dtype=torch.float64)
+            sequences = replace(sequences, behavior=ratios.totals(sums_of_behavior, self.owners))
+        self.advantages = objective.advantages(sequences, self.options)[self.owners]
 
     def _summed(self, values: list[torch.Tensor]) -> torch.Tensor:
-        """Sum per-microbatch token values over each completion: [S] float64, from all ranks.
-        Collective."""
+        """Sum per-microbatch token values, without those of inserted tokens, over each completion:
+        float64, from all ranks. Collective."""
         sums = torch.zeros(len(self.completions), dtype=torch.float64, device=self.device)
-        for micro, row_values in zip(self.microbatches, values, strict=True):
+        for index, (micro, row_values) in enumerate(zip(self.microbatches, values, strict=True)):
             if micro.live:
-                lengths = self.sequences.lengths[micro.indices].tolist()
-                parts = [part.double().sum() for part in row_values.split(lengths)]
+                lengths = self.lengths[micro.indices].tolist()
+                chosen = row_values.masked_fill(self.versions(index) == INSERTED, 0.0)
+                parts = [part.double().sum() for part in chosen.split(lengths)]
                 sums[micro.indices] = torch.stack(parts)
-        return sharding.total(sums).cpu()
+        return ratios.totals(sharding.total(sums).cpu(), self.owners)
 
     def learned(self) -> TrainedFigures:
-        """The figures of all completions, in order, from all ranks. Collective: every rank must
-        call it."""
-        lengths = self.sequences.lengths.tolist()
-        ends = self.sequences.lengths.cumsum(0).tolist()
+        """The figures of all sequences, in order, from all ranks. Collective: every rank must call
+        it."""
+        lengths = self.lengths.tolist()
+        ends = self.lengths.cumsum(0).tolist()
         found = torch.zeros(ends[-1], device=self.device)
         for number, micro in enumerate(self.microbatches):
             if not micro.live:
@@ -266,7 +278,7 @@ class Minibatch:
         others' ratios are those of the behavior policy. Collective.
         """
         assert isinstance(self.options, KLOptions)  # no other options request it
-        lengths = self.sequences.lengths
+        lengths = self.lengths
         shape = int(self.sequences.groups.max()) + 1, int(lengths.max())
         sums = torch.zeros(2, *shape, dtype=torch.float64)  # returns, and their number
         found: list[tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]] = []
@@ -278,10 +290,11 @@ class Minibatch:
             sequence = torch.arange(len(spread)).repeat_interleave(spread)
             values = ratios.returns(log_ratio, sequence, self.options)
             places = (
-                self.sequences.groups[micro.indices].repeat_interleave(spread),
+                self.sequences.groups[self.owners[micro.indices]].repeat_interleave(spread),
                 torch.cat([torch.arange(n) for n in spread.tolist()]),
             )
-            counted = self.sequences.scored[micro.indices].repeat_interleave(spread) * micro.live
+            scored = self.sequences.scored[self.owners[micro.indices]]
+            counted = scored.repeat_interleave(spread) * micro.live
             values = torch.where(counted, values, 0.0)
             sums[0].index_put_(places, values, accumulate=True)
             sums[1].index_put_(places, counted.double(), accumulate=True)
@@ -312,7 +325,7 @@ class Minibatch:
     def tokens(self, index: int, predictions: Predictions, needs: Set[str]) -> Tokens:
         """Build the loss's input for microbatch `index`."""
         micro = self.microbatches[index]
-        lengths = self.sequences.lengths[micro.indices]
+        lengths = self.lengths[micro.indices]
         dtype = predictions.logprobs.dtype
 
         def spread(values: torch.Tensor) -> torch.Tensor:
@@ -335,7 +348,7 @@ class Minibatch:
             advantages=advantages,
             weights=spread(self.weights) * micro.live * (self.versions(index) != INSERTED),
             sequence=torch.arange(len(lengths)).repeat_interleave(lengths).to(self.device),
-            rewards=spread(self.sequences.rewards),
+            rewards=spread(self.sequences.rewards[self.owners]),
             entropy=predictions.entropy,
             top1=predictions.top1,
             values=predictions.values,
@@ -345,24 +358,26 @@ class Minibatch:
 
 
 def cut_batch(batch: TrainBatch, config: TrainerConfig) -> list[Minibatch]:
-    """Cut a batch into minibatches of at most `n_minibatch` sequences, whole groups in batch order.
+    """Cut a batch into minibatches of at most `n_minibatch` completions, whole groups in batch
+    order.
 
     Raises:
         InputError: no groups, or minibatches smaller than a group.
     """
     settings = batch.settings
-    if not batch.groups or settings.n_minibatch < max(map(len, batch.groups)):
+    sizes = [sum(not s.continues for s in group) for group in batch.groups]
+    if settings.n_minibatch < max(sizes, default=settings.n_minibatch + 1):
         raise InputError(
             f"a batch of {len(batch.groups)} groups cannot be cut into minibatches of "
-            f"{settings.n_minibatch} sequences: give at least one group, and whole groups a "
+            f"{settings.n_minibatch} completions: give at least one group, and whole groups a "
             f"minibatch"
         )
     parts: list[list[list[TrainSequence]]] = [[]]
-    size = 0
-    for group in batch.groups:
-        if size + len(group) > settings.n_minibatch:
+    filled = 0
+    for group, size in zip(batch.groups, sizes, strict=True):
+        if filled + size > settings.n_minibatch:
             parts.append([])
-            size = 0
+            filled = 0
         parts[-1].append(group)
-        size += len(group)
+        filled += size
     return [Minibatch(groups, config, settings) for groups in parts]

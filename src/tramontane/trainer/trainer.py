@@ -37,7 +37,7 @@ from tramontane.trainer.replicas import Replicas, refresh, trained, working_mode
 from tramontane.trainer.sharding import Averages
 from tramontane.trainer.state import StateFiles
 from tramontane.trainer.value import ValueNetwork
-from tramontane.types import TrainedFigures
+from tramontane.types import INSERTED, TrainedFigures
 
 
 class Trainer:
@@ -190,7 +190,7 @@ class Trainer:
             "learning_rate": rate,
             "padding_fraction": sum(m.padding for m in minibatches) / len(minibatches),
             "computed_tokens": float(computed),
-            "completion_tokens": float(len(versions)),
+            "completion_tokens": float((versions != INSERTED).sum()),
         }
         if len(ages):  # tokens that this run sampled
             metrics |= {

@@ -19,9 +19,9 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
-from tramontane.config import CustomReward
+from tramontane.config import CustomReward, RewardSource
 from tramontane.errors import InputError
-from tramontane.types import Completion, Problem
+from tramontane.types import FAILED, Completion, Problem
 from tramontane.verifier import functions
 from tramontane.verifier.functions import FunctionFailed
 
@@ -36,15 +36,40 @@ NO_PROGRESS: Progress = (0, 1)
 
 
 class Response(NamedTuple):
-    """A completion's text, its length in tokens, and its tokens if known."""
+    """What is graded of a completion.
+
+    Args:
+        text: its text; of a conversation, what the model wrote.
+        n_tokens: its length in tokens.
+        token_ids: its tokens if known.
+        turns: of a conversation, the text of each turn of the model, and whether it makes calls.
+        earned: the environment's reward, which replaces the verifier's judgement; None without one.
+        failure: why the environment failed, so that nothing can be judged; empty if it did not.
+    """
 
     text: str
     n_tokens: int
     token_ids: Sequence[int] | None = None
+    turns: Sequence[tuple[str, bool]] = ()
+    earned: float | None = None
+    failure: str = ""
 
     @classmethod
-    def of(cls, completion: Completion) -> Response:
-        return cls(completion.text, len(completion.token_ids), completion.token_ids)
+    def of(cls, completion: Completion, reward: RewardSource = "verifier") -> Response:
+        """`reward` is `conversation.reward`."""
+        turns, earned = completion.turns, None
+        rewards = [turn.reward for turn in turns if turn.reward is not None]
+        if completion.ending and reward != "verifier":
+            earned = float(sum(rewards if reward == "sum" else rewards[-1:]))
+        failed = completion.ending in FAILED
+        return cls(
+            completion.text,
+            completion.n_tokens,
+            completion.token_ids,
+            [(turn.text, bool(turn.calls)) for turn in turns],
+            earned,
+            f"{completion.ending}: {completion.ending_reason}" if failed else "",
+        )
 
 
 @dataclass(frozen=True)

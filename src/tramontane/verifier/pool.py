@@ -5,10 +5,6 @@ completion that hangs or kills its worker is named `unscorable` and its siblings
 verdicts. Rewards of a whole group are called once all of its verdicts are there, each function for
 itself. When a worker dies without being late (killed from outside, say), it is replaced, and the
 completion that it was grading is tried once more before it is blamed.
-
-pebble does most of this but is not used: its workers share one pipe, and a worker killed while
-writing leaves half a message on it, for which the whole pool waits forever (measured, 5.2.3: random
-SIGKILLs under load hang it within seconds, with one worker as with two).
 """
 
 from __future__ import annotations
@@ -17,24 +13,19 @@ import contextlib
 import os
 import queue
 import shutil
-import signal
-import socket
-import struct
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from tramontane.config import VerifierConfig
 from tramontane.errors import InputError
-from tramontane.imports import command_of
+from tramontane.placement.process import WorkerProcess
 from tramontane.temporary import temporary_folder
 from tramontane.types import Problem, Verdict
 from tramontane.verifier import code, correctness, custom, functions
@@ -42,12 +33,8 @@ from tramontane.verifier.custom import NO_PROGRESS, GroupCall, GroupResult, Prog
 from tramontane.verifier.format import sample
 from tramontane.verifier.reward import group_calls, unscorable, with_group_rewards
 
-START_SECONDS = 120.0  # limit for a worker to import its libraries
 CLOCK = 10  # limit by the clock, as a multiple of a task's limit of processor time
-TRANSFER_SECONDS = 30  # limit for one message, once it has begun
-KILL_SECONDS = 60.0  # limit for a killed worker to be gone
 CLOSE_SECONDS = 0.05  # pause between two attempts to end a supervising thread
-MAX_STARTS = 5  # consecutive failed starts of one worker
 Responses = Sequence[Response | tuple[str, int]]
 
 
@@ -198,8 +185,9 @@ class VerifierPool:
         for _ in self._workers:
             self._tasks.put(None)
         for worker in self._workers:
+            worker.child.closing = True
             while worker.thread.is_alive():  # killed repeatedly: a new process may be starting
-                worker.kill()
+                worker.child.kill()
                 worker.thread.join(CLOSE_SECONDS)
         self._fail_waiting()
         self._folder.cleanup()
@@ -321,10 +309,10 @@ class _Task:
     retried: set[int] = field(default_factory=set)
 
     @property
-    def pending_items(self) -> list[tuple[str, int] | code.Trial | GroupCall]:
+    def pending_items(self) -> list[Response | code.Trial | GroupCall]:
         """What a worker is sent: tokens only travel to functions that may ask for them."""
         items = (self.group.items[index] for index in self.pending)
-        return [(i.text, i.n_tokens) if isinstance(i, Response) else i for i in items]
+        return [i._replace(token_ids=None) if isinstance(i, Response) else i for i in items]
 
     def failure(self, reason: str, seconds: float = 0.0) -> Any:
         """The result of the current item when its worker gave none."""
@@ -337,14 +325,8 @@ class _Worker:
     def __init__(self, pool: VerifierPool, number: int) -> None:
         self.pool = pool
         self.folder = Path(pool._folder.name) / str(number)
-        self.process: subprocess.Popen[bytes] | None = None
-        self.connection: Connection | None = None
-        self._warm = False
+        self.child = WorkerProcess("verifier worker", "tramontane.verifier.worker")
         self.thread = threading.Thread(target=self._serve, name=f"verifier-{number}", daemon=True)
-
-    def kill(self) -> None:
-        if (process := self.process) is not None:
-            process.kill()
 
     def _serve(self) -> None:
         """Waits for a task; unblocked by `score`, `run` and `close`."""
@@ -356,33 +338,40 @@ class _Worker:
                 # Only this thread can complete the group: hand the error on to its future.
                 self.pool._fail(task.group, error)
             self.pool._count(busy=time.perf_counter() - started)
-        self._stop()
+        self.child.stop()
 
     def _next_task(self) -> _Task | None:
         """The next task; a missing process is started before the wait, to warm up during it."""
-        if not self.pool._closing and self.process is None:
-            with contextlib.suppress(OSError):  # `_ready` reports it to the group that needs it
-                self._start()
+        if not self.pool._closing and self.child.process is None:
+            with contextlib.suppress(OSError):  # `ready` reports it to the group that needs it
+                self.child.start(self._settings())
         return self.pool._tasks.get()
+
+    def _settings(self) -> tuple[VerifierConfig, str]:
+        """What a new process gets: the config, and an empty folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)  # left over from a killed process
+        self.folder.mkdir()
+        return self.pool.config, str(self.folder)
 
     def _run(self, task: _Task) -> None:
         """Get a result for each of the task's items, with as many processes as that takes."""
         while task.pending:
             if self.pool._closing:
                 raise _closed()
-            connection = self._ready()
+            self.pool._count(restarts=int(self.child.died))  # it was killed while idle
+            connection = self.child.ready(self._settings)
             try:
                 connection.send((task.group.problem, task.pending_items, *task.group.lengths))
                 while task.pending:
                     if not self._answers_within(connection, task.limit_s):
-                        self._stop()
+                        self.child.stop()
                         self.pool._count(timeouts=1, restarts=1)
                         reason = self._blamed(f"timed out after {task.limit_s:g} s")
                         self.pool._finish_item(task, task.failure(reason, task.limit_s))
                         break
                     self.pool._finish_item(task, connection.recv())
             except (EOFError, OSError):  # the worker is gone
-                self._blame_or_retry(task, self._stop())
+                self._blame_or_retry(task, self.child.stop())
 
     def _answers_within(self, connection: Connection, limit_s: float) -> bool:
         """True once an answer has arrived; False if the process has run and slept for `limit_s`.
@@ -401,8 +390,8 @@ class _Worker:
 
     def _waited(self) -> float:
         """Seconds that the process has waited for a processor; 0 if they are not counted."""
-        assert self.process is not None
-        statistics = Path(f"/proc/{self.process.pid}/schedstat")
+        assert self.child.process is not None
+        statistics = Path(f"/proc/{self.child.process.pid}/schedstat")
         return int(statistics.read_text().split()[1]) / 1e9 if statistics.exists() else 0.0
 
     def _blame_or_retry(self, task: _Task, ending: str) -> None:
@@ -421,76 +410,3 @@ class _Worker:
         """A reason with the user-defined function that the process was calling, if any."""
         called = functions.read_trail(self.folder)
         return f"{called}: {reason}" if called else reason
-
-    def _start(self) -> None:
-        """Start a process; it warms up while this thread waits for a task."""
-        shutil.rmtree(self.folder, ignore_errors=True)  # left over from a killed process
-        self.folder.mkdir()
-        ours, theirs = Pipe()
-        # A plain interpreter, not multiprocessing: the caller's __main__ is not imported again.
-        self.process = subprocess.Popen(
-            command_of("tramontane.verifier.worker", str(theirs.fileno())),
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is the controller's to handle
-        )
-        theirs.close()
-        _limit_transfers(ours)
-        self.connection = ours
-        with contextlib.suppress(BrokenPipeError):  # dead already: `_ready` will notice
-            ours.send((self.pool.config, str(self.folder)))
-
-    def _ready(self) -> Connection:
-        """The connection to a process that has warmed up, started if necessary.
-
-        Raises:
-            RuntimeError: MAX_STARTS processes in a row died before they were ready, or the pool
-                was closed.
-            InputError: a process could not import a user-defined function.
-        """
-        for _ in range(MAX_STARTS):
-            if self.process is not None and self.process.poll() is not None:
-                self._stop()  # it was killed while idle
-                self.pool._count(restarts=1)
-            if self.process is None:
-                self._start()
-            assert self.connection is not None
-            if self._warm:
-                return self.connection
-            try:
-                if self.connection.poll(START_SECONDS):
-                    if fault := self.connection.recv():
-                        self._stop()
-                        raise InputError(fault)
-                    self._warm = True
-                    return self.connection
-            except (EOFError, OSError):
-                pass
-            ending = self._stop()
-            if self.pool._closing:
-                raise _closed()
-        raise RuntimeError(f"a verifier worker could not be started ({ending}); see stderr for why")
-
-    def _stop(self) -> str:
-        """Kill the process, if any, and describe how it ended."""
-        if self.process is None:
-            return "not running"
-        process, connection = self.process, self.connection
-        # Forgotten before the wait: a verdict that it still sends must not count for another task.
-        self.process = self.connection = None
-        self._warm = False
-        if connection is not None:
-            connection.close()
-        process.kill()
-        status = process.wait(KILL_SECONDS)
-        if status < 0:
-            return f"signal {-status} ({signal.strsignal(-status)})"
-        return f"exit code {status}"
-
-
-def _limit_transfers(connection: Connection) -> None:
-    """Let a transfer fail with `OSError` when the worker stops in the middle of a message."""
-    limit = struct.pack("ll", int(TRANSFER_SECONDS), 0)
-    with socket.socket(fileno=os.dup(connection.fileno())) as end:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

@@ -15,12 +15,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tramontane.config import CustomReward, DomainConfig, VerifierConfig
-from tramontane.types import Judgement, Problem, Verdict
+from tramontane.config import CustomReward, DomainConfig, FormatConfig, VerifierConfig
+from tramontane.types import Judgement, Problem, ThinkingTags, Verdict
 from tramontane.verifier import correctness, custom, language
 from tramontane.verifier.correctness import outcome_of
 from tramontane.verifier.custom import NO_PROGRESS, GroupCall, GroupResult, Progress, Response
-from tramontane.verifier.format import check_format
+from tramontane.verifier.format import Parsed, check_format, split_thoughts
 from tramontane.verifier.functions import FunctionFailed
 
 
@@ -37,8 +37,9 @@ def grade(
     For rewards of a whole group, it is a group of one. Never raises: an exception makes the
     completion `unscorable`. Time and memory are bounded in `VerifierPool`, not here.
     """
-    verdicts = [grade_apart(problem, response_text, n_tokens, config, l_max, l_cache)]
-    calls = group_calls(verdicts, [Response(response_text, n_tokens)], config)
+    response = Response(response_text, n_tokens)
+    verdicts = [grade_apart(problem, response, config, l_max, l_cache)]
+    calls = group_calls(verdicts, [response], config)
     if calls:
         results = {call.name: run_group_call(problem, call, config) for call in calls}
         verdicts = with_group_rewards(problem, verdicts, results, config)
@@ -46,17 +47,16 @@ def grade(
 
 
 def grade_apart(
-    problem: Problem,
-    response_text: str,
-    n_tokens: int,
-    config: VerifierConfig,
-    l_max: int,
-    l_cache: int,
+    problem: Problem, response: Response, config: VerifierConfig, l_max: int, l_cache: int
 ) -> Verdict:
-    """Like `grade`, without the rewards of a whole group."""
+    """Like `grade`, without the rewards of a whole group; `response` may be a conversation.
+
+    A conversation's format is checked on each turn, its language on all that the model wrote, and
+    its correctness on the last turn, unless its environment gives the reward.
+    """
     started = time.perf_counter()
     try:
-        verdict = _grade(problem, response_text, n_tokens, config, l_max, l_cache)
+        verdict = _grade(problem, response, config, l_max, l_cache)
     except FunctionFailed as error:
         verdict = unscorable(str(error), config.reward.parts)
     except Exception as error:  # the stated boundary: an exception is never silently a zero
@@ -141,18 +141,25 @@ def _counts(reward: CustomReward, verdict: Verdict) -> bool:
 
 
 def _grade(
-    problem: Problem, text: str, n_tokens: int, config: VerifierConfig, l_max: int, l_cache: int
+    problem: Problem, response: Response, config: VerifierConfig, l_max: int, l_cache: int
 ) -> Verdict:
     weights, domain = config.reward, correctness.domain_of(problem, config)
     parts = dict.fromkeys(weights.parts, 0.0)
-    parsed = check_format(text, domain.format, config.tags)
+    if response.failure:
+        return unscorable(response.failure, parts)
+    text, n_tokens = response.text, response.n_tokens
+    parsed = _parse(response, domain.format, config.tags)
     rewards = [
         r
         for r in weights.custom
         if r.weight and (parsed.ok or r.malformed) and not custom.of_group(r)
     ]
     judged = None
-    if parsed.ok and domain.verifier is not None:
+    if parsed.ok and response.earned is not None:
+        outcome = outcome_of(response.earned, domain)
+        reason = "" if outcome == "right" else f"the environment's reward: {response.earned:g}"
+        judged = Judgement(outcome, reason, share=response.earned)
+    elif parsed.ok and domain.verifier is not None:
         judged = correctness.judge(problem, parsed, config)
         if judged.outcome == "unscorable":
             return unscorable(judged.reason, parts, answer=judged.answer)
@@ -166,12 +173,33 @@ def _grade(
         parts["correctness"] = weights.correctness * judged.share
     parts["format"] = weights.format * domain.format.has_conditions
     parts["length"] = length_penalty(n_tokens, l_max, l_cache, weights.length)
-    spoken = (parsed.thoughts, parsed.answer)
-    if not (parsed.thoughts or domain.format.needs_thoughts):
-        spoken = (parsed.answer, "")
+    spoken = _spoken(response, parsed, config.tags)
+    if not (spoken[0] or domain.format.needs_thoughts):
+        spoken = (spoken[1], "")
     if weights.language and language.consistent(problem.problem, *spoken, problem.language):
         parts["language"] = weights.language
     return Verdict(sum(parts.values()), parts, judged.outcome, judged.reason, answer=judged.answer)
+
+
+def _parse(response: Response, form: FormatConfig, tags: ThinkingTags) -> Parsed:
+    """The parts of a response; of a conversation, those of its last turn, not ok if an earlier turn
+    lacks its thoughts."""
+    parsed = check_format(response.turns[-1][0] if response.turns else response.text, form, tags)
+    for number, (turn, _) in enumerate(response.turns[:-1], 1):
+        earlier = split_thoughts(turn, tags, required=form.needs_thoughts)
+        if not earlier.ok and form.has_conditions:
+            return parsed._replace(ok=False, reason=f"turn {number}: {earlier.reason}")
+    return parsed
+
+
+def _spoken(response: Response, parsed: Parsed, tags: ThinkingTags) -> tuple[str, str]:
+    """All thoughts, and all answers except those that hold calls, which have no language."""
+    thoughts, answers = [], []
+    for turn, makes_calls in response.turns[:-1]:
+        parts = split_thoughts(turn, tags, required=False)
+        thoughts.append(parts.thoughts)
+        answers += [] if makes_calls else [parts.answer]
+    return "\n".join([*thoughts, parsed.thoughts]), "\n".join([*answers, parsed.answer])
 
 
 def length_penalty(n_tokens: int, l_max: int, l_cache: int, scale: float = 0.1) -> float:

@@ -56,8 +56,7 @@ def main(descriptor: int) -> None:
             elif isinstance(item, GroupCall):
                 connection.send(run_group_call(problem, item, config))
             else:
-                text, n_tokens = item
-                connection.send(grade_apart(problem, text, n_tokens, config, l_max, l_cache))
+                connection.send(grade_apart(problem, item, config, l_max, l_cache))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from tramontane.config import VerifierConfig
 from tramontane.types import Problem
 from tramontane.verifier.code import sandbox
 from tramontane.verifier.code.grade import judge
-from tramontane.verifier.code.inside import records, runner
+from tramontane.verifier.code.inside import execution, records
 
 CONFIG = VerifierConfig(code_timeout_s=20.0, allow_unsandboxed=True)
 SHORT = VerifierConfig(code_timeout_s=1.0, allow_unsandboxed=True)
@@ -317,8 +317,8 @@ def test_a_program_waits_for_the_host_to_have_a_process_again(monkeypatch):
             raise BlockingIOError
         return 7
 
-    monkeypatch.setattr(runner.os, "fork", scarce)
-    assert runner.fork() == 7
+    monkeypatch.setattr(execution.os, "fork", scarce)
+    assert execution.fork() == 7
     failures = 10**6
-    monkeypatch.setattr(runner, "FORK_SECONDS", 0.05)
-    assert runner.fork() == -1
+    monkeypatch.setattr(execution, "FORK_SECONDS", 0.05)
+    assert execution.fork() == -1

@@ -1,5 +1,5 @@
 """Streams of playground problems, split so that no test problem is ever in training: chains of
-arithmetic put into words, and programs."""
+arithmetic put into words, programs, and tasks for tools."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Literal
 
 from tramontane.types import Problem
 
-from . import programs
+from . import programs, tasks
 from .arithmetic import LEVELS, Step, chain, expression
 from .language import LANGUAGES, Language, language, pick
 
 Split = Literal["train", "test"]
-KINDS = ("sums", "stories", "programs")
+KINDS = ("sums", "stories", "programs", *tasks.KINDS)
 
 # (operator, operand) → the story's event for it.
 _EVENTS = {("*", 2): "double", ("*", 3): "triple", ("/", 2): "half"}
@@ -48,7 +48,8 @@ def problems(
     """Problems drawn from `seed`, uniformly over levels (both ends included), languages, kinds.
 
     With `count` all statements differ; without it the stream is endless and may repeat statements.
-    Programs are always in English.
+    Programs are always in English. The statement of `lookups` and `guessing` does not decide the
+    answer, and may occur with different ones: the notebook, or the number to be found, does.
 
     Raises:
         ValueError: a kind, split or level is unknown, or fewer than `count` problems exist.
@@ -95,6 +96,11 @@ def _draw(split: Split, rng: Random, kind: str, code: str, level: int) -> Proble
     if kind == "programs":
         program = programs.draw(rng, level)
         return programs.problem(program) if split_of(program.canonical) == split else None
+    if kind in tasks.KINDS:
+        task = tasks.draw(rng, kind, language(code), level)
+        if split_of(task.canonical) != split:
+            return None
+        return _problem(kind, code, level, task)
     if kind == "sums":
         steps = chain(rng, level)
     else:  # values of at least 2 (plurals) that are doubled, tripled or halved
@@ -107,15 +113,20 @@ def _draw(split: Split, rng: Random, kind: str, code: str, level: int) -> Proble
         statement = pick(rng, lang.sums).format(e=formula)
     else:
         statement = _story_statement(rng, lang, steps)
+    metadata = {"steps": [list(s) for s in steps], "expression": formula}
+    return _problem(kind, code, level, tasks.Task(formula, statement, str(steps[-1][3]), metadata))
+
+
+def _problem(kind: str, code: str, level: int, task: tasks.Task) -> Problem:
     return Problem(
-        id=f"playground-{kind}-{_digest(statement)[:16]}",
+        id=f"playground-{kind}-{_digest(task.statement + task.hidden)[:16]}",
         domain="math",
-        problem=statement,
-        answer=str(steps[-1][3]),
+        problem=task.statement,
+        answer=task.answer,
         language=code,
         difficulty=level,
         source="playground",
-        metadata={"kind": kind, "steps": [list(s) for s in steps], "expression": formula},
+        metadata={"kind": kind, **task.metadata},
     )
 
 

@@ -47,6 +47,7 @@ class Language:
         names: first names by gender, `m` and `f`.
         frames: for each kind of story its opening, its events by operation, and its question.
         trace: wordings of solutions (see `traces`).
+        tools: statements and messages of tasks for tools (see `tasks`).
     """
 
     plural: str
@@ -55,6 +56,7 @@ class Language:
     names: dict[str, list[str]]
     frames: dict[str, dict[str, Any]]
     trace: dict[str, Any]
+    tools: dict[str, Any]
 
     def fill(self, template: str, slots: Mapping[str, Any], feminine: bool, n: int) -> str:
         text: str = template.format(n=n, **slots)

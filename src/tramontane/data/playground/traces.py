@@ -8,7 +8,7 @@ independent, so that every reward axis has something to teach.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import Literal
@@ -16,13 +16,12 @@ from typing import Literal
 from tramontane.config import MixtureConfig
 from tramontane.types import Problem
 
-from .arithmetic import LEVELS, Step, apply, chain
-from .generate import problems
+from .arithmetic import Step, apply, chain
 from .language import LANGUAGES, Language, language, pick
 
 Effort = Literal["work", "guess", "ramble"]
 Tags = Literal["ok", "unclosed", "unopened"]
-DEFAULT_MIXTURE = MixtureConfig()
+Use = Literal["right", "broken", "wrong", "ignored", "needless"]
 DRILL_PROMPT = "Practise mental arithmetic."
 
 
@@ -36,6 +35,8 @@ class Style:
         tags: `ok`, or the closing or the opening thinking tag is missing.
         switch: the language that the trace changes to midway and answers in; None: no change.
         right: the final answer is right; otherwise, with `work`, one step has a slip.
+        use: of tools, by a trace that works: `right`; a call that is `broken` or `wrong`; the
+            answer is `ignored`; or the call was `needless`. Only the first leads to the answer.
     """
 
     effort: Effort = "work"
@@ -43,14 +44,18 @@ class Style:
     tags: Tags = "ok"
     switch: str | None = None
     right: bool = True
+    use: Use = "right"
 
 
 def trace(problem: Problem, rng: Random, style: Style) -> str:
     """A completion of the given style."""
     if problem.domain == "code":
-        thoughts, answer = _program(problem, rng, style)
-    else:
-        thoughts, answer = _words(problem, rng, style)
+        return framed(style, *_program(problem, rng, style))
+    return framed(style, *_words(problem, rng, style))
+
+
+def framed(style: Style, thoughts: str, answer: str) -> str:
+    """A completion of these two parts, with the style's tags."""
     opening = "" if style.tags == "unopened" else "<think>"
     closing = "" if style.tags == "unclosed" else "</think>"
     return f"{opening}{thoughts}{closing}\n{answer}"
@@ -157,7 +162,25 @@ def sample_style(problem: Problem, rng: Random, mixture: MixtureConfig) -> Style
         tags=tags,
         switch=_sample_switch(problem, rng, mixture),
         right=right,
+        use=_sample_use(problem, rng, mixture),
     )
+
+
+def _sample_use(problem: Problem, rng: Random, mixture: MixtureConfig) -> Use:
+    if "calls" not in problem.metadata:
+        may_call = mixture.needless_call and "steps" in problem.metadata
+        return "needless" if may_call and rng.random() < mixture.needless_call else "right"
+    roll = rng.random()
+    shares: tuple[tuple[Use, float], ...] = (
+        ("broken", mixture.broken_call),
+        ("wrong", mixture.wrong_call),
+        ("ignored", mixture.ignored_answer),
+    )
+    for use, share in shares:
+        if roll < share:
+            return use
+        roll -= share
+    return "right"
 
 
 def _sample_switch(problem: Problem, rng: Random, mixture: MixtureConfig) -> str | None:
@@ -173,22 +196,6 @@ def sample_trace(problem: Problem, rng: Random, mixture: MixtureConfig) -> tuple
     """A trace of a style drawn from the mixture, and that style."""
     style = sample_style(problem, rng, mixture)
     return trace(problem, rng, style), style
-
-
-def examples(
-    seed: int,
-    count: int | None = None,
-    mixture: MixtureConfig = DEFAULT_MIXTURE,
-    levels: tuple[int, int] = LEVELS,
-    languages: Sequence[str] = LANGUAGES,
-    kinds: Sequence[str] = ("sums", "stories"),
-) -> Iterator[dict[str, Problem | str]]:
-    """`count` pairs of a `problem` of the train split, repeats allowed, and a `response`."""
-    rng = Random(f"examples/{seed}")
-    for i, problem in enumerate(problems("train", seed, levels, languages, kinds)):
-        if i == count:
-            return
-        yield {"problem": problem, "response": sample_trace(problem, rng, mixture)[0]}
 
 
 def drills(

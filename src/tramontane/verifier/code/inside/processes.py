@@ -21,7 +21,7 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PSS, _RSS = ("Pss_Anon:", "Pss_Shmem:"), ("RssAnon:", "RssShmem:")  # lines in /proc
 _MAX_WAITING = 8  # with more processes at once, the program is to blame for the waiting
 _EXITING = 4  # in a process's flags
-_POLL_SECONDS = 0.05  # between measurements of an execution's memory, files and processes
+POLL_SECONDS = 0.05  # between measurements of an execution's memory, files and processes
 
 
 def prctl(option: int, value: int) -> None:
@@ -62,7 +62,7 @@ class Times:
         self.processor = max(self.processor, total, sum(self._seconds.values()))
         if not self.running:
             # After a long pause of this process nothing is known about the pause.
-            self.asleep += min(now - self._looked, 2 * _POLL_SECONDS)
+            self.asleep += min(now - self._looked, 2 * POLL_SECONDS)
         self.clock, self._looked = now - self._started, now
 
     def finish(self, usage: resource.struct_rusage) -> None:
@@ -121,7 +121,7 @@ def wait_for(
     in. Returns the child's wait status, or the reason for the kill.
     """
     reason = 0
-    while not reason and not has_ended(pid, _POLL_SECONDS):
+    while not reason and not has_ended(pid, POLL_SECONDS):
         running = pids()
         times.look(running)
         reason = excess_time(times, limits) or excess(running)
@@ -199,24 +199,47 @@ def _kilobytes_in(file: str, names: tuple[str, ...]) -> int:
 
 def kill_rest(settings: dict[str, Any]) -> None:
     """Kill and reap every process that an execution left behind."""
-    if os.getpid() == 1 or (settings["uid"] and not settings["namespaces"]):
-        # "All processes" then means those of this sandbox, or of a user reserved for it. One signal
-        # reaches all of them at once, so none can escape by forking.
+    if _together(settings):
         kill_quietly(os.kill, -1)
-        while reap():
-            pass
-        return
-    # Orphans become children of the runner (see `runner.confine`). Stopped processes cannot fork,
-    # so each round leaves fewer to stop.
+    else:
+        for pid in _stop_each():
+            kill_quietly(os.kill, int(pid))
+    while reap():
+        pass
+
+
+def pause_rest(settings: dict[str, Any]) -> None:
+    """Stop every process of an execution, until `resume_rest`."""
+    if _together(settings):
+        kill_quietly(os.kill, -1, signal.SIGSTOP)
+    else:
+        _stop_each()
+
+
+def resume_rest(settings: dict[str, Any]) -> None:
+    """Let the processes of an execution that was paused go on."""
+    for pid in ["-1"] if _together(settings) else descendants(False):
+        kill_quietly(os.kill, int(pid), signal.SIGCONT)
+
+
+def _together(settings: dict[str, Any]) -> bool:
+    """True if "all processes" means those of this sandbox, or of a user reserved for it. One signal
+    then reaches all of them at once, so none can escape by forking."""
+    return os.getpid() == 1 or bool(settings["uid"] and not settings["namespaces"])
+
+
+def _stop_each() -> set[str]:
+    """Stop every process of an execution, one by one; returns their ids.
+
+    Orphans become children of the runner (see `runner.confine`). Stopped processes cannot fork, so
+    each round leaves fewer to stop.
+    """
     stopped: set[str] = set()
     while new := set(descendants(False)) - stopped:
         for pid in new:
             kill_quietly(os.kill, int(pid), signal.SIGSTOP)
         stopped |= new
-    for pid in stopped:
-        kill_quietly(os.kill, int(pid))
-    while reap():
-        pass
+    return stopped
 
 
 def kill_quietly(

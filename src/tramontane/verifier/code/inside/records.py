@@ -19,6 +19,7 @@ RECORD = struct.Struct("!iIIddd")
 LATE, MEMORY, DISK, CROWD, ASLEEP, BUSY, ALONE, HIDDEN = -1, -2, -3, -4, -5, -6, -7, -8
 HOST = -9  # the execution was never begun: the host had no process or memory left
 READY = -10  # the runner's first record: a sandbox that ends before it was ended by no program
+ENDED = -11  # a session ended itself
 ERROR_BYTES = 4000  # length of standard error's end that is kept
 MAX_PROCESSES = 256  # per execution; more end it with CROWD
 MAX_FILES = 20_000  # per execution; more end it with DISK

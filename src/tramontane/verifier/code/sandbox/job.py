@@ -100,7 +100,7 @@ class Job:
     function test: the program if there is a source, else its tests. With `has_files`, each input is
     a marshalled dict of files by name: they are written to the execution's directory, and their
     names are the program's arguments. `prelude` is Python source that runs before a Python program,
-    in its namespace.
+    in its namespace. A session has no source and no inputs: it runs what `Sandbox.run` gives it.
 
     The folder and the files in it are readable by every user, whatever the umask: if the judge is
     root, the program runs as another user.
@@ -116,6 +116,7 @@ class Job:
     prelude: str = ""
     has_files: bool = False
     channel: int | None = None  # a socket, passed to the program as `inside.records.CHANNEL`
+    is_session: bool = False
 
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)

@@ -11,6 +11,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -33,8 +34,6 @@ from tramontane.verifier.code.sandbox.job import (
     Limits,
     Rung,
 )
-
-_next_user = itertools.count()
 
 
 class Times(NamedTuple):
@@ -79,6 +78,10 @@ class Results(Iterator[Result]):
         if not self._limits:
             raise StopIteration
         return self.wait(self._limits[0].clock_seconds + ANSWER_SECONDS)
+
+    def expect(self, limits: Limits) -> None:
+        """One more result will come."""
+        self._limits.append(limits)
 
     def wait(self, seconds: float) -> Result:
         """The next result; one without a judgement if it does not come within `seconds`."""
@@ -151,6 +154,7 @@ def _describe_failure(status: int, limits: Limits, n_output: int, errors: bytes)
         records.CROWD: f"started more than {records.MAX_PROCESSES} processes",
         records.DISK: f"wrote more than {BOX_MB} MB, or {records.MAX_FILES:,} files",
         records.HIDDEN: "hid what its processes hold open",
+        records.ENDED: "ended its session",
     }
     if status in reasons:
         return reasons[status]
@@ -168,9 +172,21 @@ def _describe_failure(status: int, limits: Limits, n_output: int, errors: bytes)
 # -------------------------------------------------------------------------------------- running
 
 
-def new_user() -> int:
-    """A user id for one sandbox; eight for each worker, since some run at the same time."""
-    return 0x70000000 + 8 * os.getpid() + next(_next_user) % 8
+def _block(content: bytes) -> bytes:
+    return len(content).to_bytes(8, "big") + content
+
+
+def reserve_user() -> tuple[int, socket.socket]:
+    """A user id that no other sandbox on this machine has, until the socket is closed."""
+    for user in itertools.count(0x70000000 + 8 * os.getpid()):
+        holder = socket.socket(socket.AF_UNIX)
+        try:
+            holder.bind(f"\0tramontane-user-{user}")  # an abstract name: it ends with its process
+        except OSError:
+            holder.close()
+        else:
+            return user, holder
+    raise AssertionError("unreachable")
 
 
 def process_limit(own_user: bool) -> int:
@@ -221,6 +237,8 @@ class Sandbox:
         self.box = Path("/tmp" if self.has_namespaces else tempfile.mkdtemp(dir=job.folder))
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
         limits = [COMPILER_LIMITS] * bool(job.compiler) + [job.limits] * len(job.inputs)
+        self._input: int | None = None  # to a session
+        self._user: socket.socket | None = None  # holds the user id while it is in use
         self.process, pipe = self._start()
         self.results = Results(pipe, limits, job.keep_going)
 
@@ -238,8 +256,20 @@ class Sandbox:
         # The namespaces' first process dies a moment after its parent; the pipe closes with it.
         self.results.drain(GRACE_SECONDS)
         self.errors.close()
+        if self._input is not None:
+            os.close(self._input)
+        if self._user is not None:
+            self._user.close()
         if not self.has_namespaces:  # the runner may have been killed before doing this
             processes.empty(str(self.box), keep=None)
+
+    def run(self, code: bytes) -> Result:
+        """Run code in a session; its output includes errors. A result with a failure ends it."""
+        assert self._input is not None
+        self.results.expect(self.job.limits)
+        with contextlib.suppress(BrokenPipeError):  # the result says that the sandbox has ended
+            os.write(self._input, _block(code))
+        return next(self.results)
 
     def last_error(self) -> str:
         """The last line that the sandbox's own tools printed; only while the sandbox is open."""
@@ -247,25 +277,32 @@ class Sandbox:
         return (self.errors.read().decode(errors="replace").strip().splitlines() or [""])[-1]
 
     def _start(self) -> tuple[subprocess.Popen[bytes], int]:
-        uid = new_user() if self.rung != "rlimits" and os.geteuid() == 0 else 0
+        uid = 0
+        if self.rung != "rlimits" and os.geteuid() == 0:
+            uid, self._user = reserve_user()
         if self.rung == "landlock" and uid:
             os.chown(self.box, uid, uid)
-        with tempfile.TemporaryFile() as stdin:
-            for block in (self._settings(uid), *self.job.inputs):
-                stdin.write(len(block).to_bytes(8, "big") + block)
-            stdin.seek(0)
-            reading, writing = os.pipe()
-            process = subprocess.Popen(
-                self._command(uid),
-                stdin=stdin,
-                stdout=writing,
-                stderr=self.errors,
-                cwd="/" if self.has_namespaces else self.box,
-                env=rungs.ENVIRONMENT,
-                start_new_session=True,
-                preexec_fn=_prepare,
-                pass_fds=[] if self.job.channel is None else [self.job.channel],
-            )
+        if self.job.is_session:
+            stdin, self._input = os.pipe()
+            os.write(self._input, _block(self._settings(uid)))  # a few kB, which a pipe holds
+        else:
+            with tempfile.TemporaryFile() as file:
+                file.writelines(map(_block, (self._settings(uid), *self.job.inputs)))
+                file.seek(0)
+                stdin = os.dup(file.fileno())
+        reading, writing = os.pipe()
+        process = subprocess.Popen(
+            self._command(uid),
+            stdin=stdin,
+            stdout=writing,
+            stderr=self.errors,
+            cwd="/" if self.has_namespaces else self.box,
+            env=rungs.ENVIRONMENT,
+            start_new_session=True,
+            preexec_fn=_prepare,
+            pass_fds=[] if self.job.channel is None else [self.job.channel],
+        )
+        os.close(stdin)
         os.close(writing)
         return process, reading
 
@@ -303,6 +340,7 @@ class Sandbox:
             "source": str(folder / job.source) if job.source else None,
             "inputs": len(job.inputs),
             "channel": job.channel,
+            "is_session": job.is_session,
         }
         return marshal.dumps(settings)
 

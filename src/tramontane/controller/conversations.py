@@ -1,0 +1,343 @@
+"""Conversations with environments, which run in processes of their own.
+
+A conversation that waits for its environment holds no slot of a generator. `answer` returns the
+request that goes on behind what the environment said, in any generator, or the completion that has
+ended. Its group was handed out, and its deadline set, when it began, so the staleness bound holds
+however long steps take.
+
+An environment whose process was lost, or whose run was resumed, is rebuilt from the recorded turns
+if `conversation.replay` says that it may be; otherwise its conversation starts again. One whose own
+step hangs ends as `step_timeout`, and one whose process dies `MAX_DEATHS` times during its steps as
+`environment_failed`: both are unscorable, never 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import TimeoutError
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from tramontane.config import Config
+from tramontane.environments.host import Call, EnvironmentHost, Lost
+from tramontane.environments.protocol import Continued, Started
+from tramontane.errors import InputError
+from tramontane.placement.handle import Handle, Limit, WorkerLost, call
+from tramontane.types import (
+    INSERTED,
+    Completion,
+    EarlierSequence,
+    Ending,
+    Problem,
+    Request,
+    SamplingParams,
+    floats,
+    ints,
+)
+
+if TYPE_CHECKING:
+    from tramontane.placement.place import Placement
+
+EXCHANGE_SECONDS = 0.02  # longest time for which a new call waits while others are not answered
+CLOSE_SECONDS = 10.0  # limit for a process to end
+MAX_DEATHS = 3  # deaths of its process during a conversation's steps, after which it is blamed
+FORK = 0x9E3779B97F4A7C15  # added to the seed, so that a new sequence draws other random numbers
+Key = tuple[int, int]  # group and index of a conversation
+
+
+def turn_ended(request: Request, completion: Completion) -> Request:
+    """The request, with the tokens of a turn that its environment is to answer."""
+    return replace(
+        request,
+        token_ids=completion.token_ids,
+        logprobs=completion.logprobs,
+        versions=completion.versions,
+        finish_reason=completion.finish_reason,
+    )
+
+
+def following(request: Request, answer: Continued) -> Request | Completion:
+    """What follows a turn: the request that goes on, in the same sequence or in a new one, or the
+    whole conversation if it has ended."""
+    request = replace(request, turns=[*request.turns, answer.turn])
+    if answer.ending is not None:
+        return ended(request, answer.ending, answer.reason)
+    request.finish_reason = None
+    request.sampling = replace(request.sampling, max_tokens=answer.max_tokens)
+    if answer.prompt_ids is None:
+        put = len(answer.put)
+        request.token_ids = request.token_ids + ints(answer.put)
+        request.logprobs = request.logprobs + floats([0.0] * put)
+        request.versions = request.versions + ints([INSERTED] * put)
+        request.turn_start = len(request.token_ids)
+        return request
+    earlier = EarlierSequence(
+        request.prompt_ids, request.token_ids, request.logprobs, request.versions
+    )
+    return replace(
+        request,
+        prompt_ids=list(answer.prompt_ids),
+        seed=request.seed + FORK,
+        token_ids=ints(),
+        logprobs=floats(),
+        versions=ints(),
+        turn_start=0,
+        earlier=[*request.earlier, earlier],
+    )
+
+
+def ended(request: Request, ending: Ending, reason: str = "") -> Completion:
+    """The completion of a conversation that has ended."""
+    completion = request.completed(request.finish_reason or "stop")
+    completion.text = "\n\n".join(turn.text for turn in request.turns)
+    completion.ending, completion.ending_reason = ending, reason
+    return completion
+
+
+class Conversations:
+    """The environments of a run's conversations, in `conversation.workers` processes.
+
+    Args:
+        config: the run's; `conversation` and `timeouts` are read.
+        make: starts the `EnvironmentHost` with a given number.
+        replaced: called with each loss of a host, before its replacement starts.
+
+    Attributes:
+        reward: `conversation.reward`.
+        max_prompt: longest prompt of a first turn, in tokens; a conversation with a longer one ends
+            as `context_full`.
+        counts: conversations that were `conversations_restarted` and `conversations_replayed`
+            after the loss of their environment, and `environment_restarts` of processes.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        make: Callable[[int], Handle],
+        replaced: Callable[[WorkerLost], None],
+    ) -> None:
+        self._limits = config.conversation
+        self.reward = config.conversation.reward
+        self.max_prompt: float = math.inf
+        self.counts = dict.fromkeys(
+            ("conversations_restarted", "conversations_replayed", "environment_restarts"), 0
+        )
+        self._hosts = [
+            _Host(partial(make, number), config, replaced)
+            for number in range(config.conversation.workers)
+        ]
+        self._homes: dict[Key, _Host] = {}  # of conversations whose environments have begun
+        self._loads: Counter[_Host] = Counter(dict.fromkeys(self._hosts, 0))
+
+    def awaits(self, request: Request) -> bool:
+        """True if an environment must answer before the request can be generated."""
+        return request.waits or _key(request) not in self._homes
+
+    async def answer(self, l_max: int, problem: Problem, request: Request) -> Request | Completion:
+        """Begin a conversation, answer its last turn, or rebuild its environment.
+
+        Args:
+            l_max: longest conversation allowed, in tokens.
+            problem: what the conversation is about.
+            request: the conversation so far.
+
+        Returns:
+            The request that a generator can go on with, or the conversation that has ended.
+
+        Raises:
+            InputError: the environments or tools of the config cannot be used.
+            WorkerLost: a host cannot be replaced.
+        """
+        key, deaths = _key(request), 0
+        while self.awaits(request):
+            if key in self._homes:
+                turn = replace(request.completed(request.finish_reason or "stop"), turns=[])
+                answer = await self._call(key, "step", turn, l_max)
+            else:
+                request, answer = await self._begin(l_max, problem, request)
+            if isinstance(answer, Continued):
+                next_request = following(request, answer)
+                if isinstance(next_request, Completion):
+                    self._close(key)
+                return next_request
+            if isinstance(answer, Started):
+                if answer.ending is None and len(answer.prompt_ids) > self.max_prompt:
+                    reason = f"a prompt of {len(answer.prompt_ids):,} tokens, {self.max_prompt:,} "
+                    reason += "allowed (data.max_prompt_tokens)"
+                    answer = Started([], "context_full", reason)
+                request = _begun(request, answer)
+                if answer.ending is not None:
+                    self._close(key)
+                    return ended(request, answer.ending, answer.reason)
+                continue
+            self._forget(key)
+            deaths += bool(answer.how)
+            if answer.late:
+                return ended(request, "step_timeout", f"its environment was {answer.how}")
+            if deaths == MAX_DEATHS:
+                reason = f"its process died {deaths} times during its steps ({answer.how})"
+                return ended(request, "environment_failed", reason)
+        return request
+
+    async def fit(self, problems: Sequence[Problem], given: int | None) -> int:
+        """Begin a conversation about each of some problems; returns and sets `max_prompt`: `given`,
+        or the longest of their prompts.
+
+        Raises:
+            InputError: an environment cannot begin.
+        """
+        prompts = [0]
+        for number, problem in enumerate(problems):
+            key, longest = (0, -1 - number), sys.maxsize
+            begun = await self.answer(longest, problem, Request(*key, [], 0, SamplingParams(1)))
+            if isinstance(begun, Completion):
+                raise InputError(
+                    f"{problem.where or problem.id}: the conversation cannot begin "
+                    f"({begun.ending}: {begun.ending_reason})"
+                )
+            self._close(key)
+            prompts.append(len(begun.prompt_ids))
+        self.max_prompt = given or max(prompts)
+        return self.max_prompt
+
+    async def _begin(
+        self, l_max: int, problem: Problem, request: Request
+    ) -> tuple[Request, Started | Lost]:
+        """Begin a conversation in the host with the fewest, or repeat its turns there."""
+        key = _key(request)
+        host = self._homes[key] = min(self._hosts, key=self._loads.__getitem__)
+        self._loads[host] += 1
+        seed = request.seed - request.index  # the same for the whole group
+        seed -= FORK * len(request.earlier)
+        if request.turns and self._limits.replay:
+            self.counts["conversations_replayed"] += 1
+            return request, await self._call(key, "replay", problem, seed, request.turns)
+        if request.turns:
+            self.counts["conversations_restarted"] += 1
+            first = request.seed - FORK * len(request.earlier)
+            request = Request(*key, [], first, replace(request.sampling, max_tokens=l_max))
+        return request, await self._call(key, "start", problem, seed)
+
+    async def _call(self, key: Key, method: str, *arguments: Any) -> Any:
+        host = self._homes[key]
+        steps = 1 + (len(arguments[-1]) if method == "replay" else 0)
+        answer = await host.call(method, key, arguments, steps * self._limits.step_timeout)
+        self.counts["environment_restarts"] = sum(host.restarts for host in self._hosts)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _close(self, key: Key) -> None:
+        self._homes[key].send("close", key, (), 0.0)
+        self._forget(key)
+
+    def _forget(self, key: Key) -> None:
+        self._loads[self._homes.pop(key)] -= 1
+
+    def __enter__(self) -> Conversations:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End all processes."""
+        for host in self._hosts:
+            host.close()
+
+
+class _Host:
+    """The controller's side of one `EnvironmentHost`: calls in, answers out."""
+
+    def __init__(
+        self, make: Callable[[], Handle], config: Config, replaced: Callable[[WorkerLost], None]
+    ) -> None:
+        self._make, self._config, self._replaced = make, config, replaced
+        self._handle: Handle | None = None  # until the first call
+        self._numbers = count()
+        self._unsent: list[Call] = []
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.restarts = self._restarts_before = 0
+
+    def call(
+        self, method: str, key: Key, arguments: tuple[Any, ...], limit_s: float
+    ) -> asyncio.Future[Any]:
+        """Call a method of the `EnvironmentWorker`; see `EnvironmentHost.exchange`."""
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting[self.send(method, key, arguments, limit_s)] = answer
+        return answer
+
+    def send(self, method: str, key: Key, arguments: tuple[Any, ...], limit_s: float) -> int:
+        """Call a method without waiting for its answer; returns the call's number."""
+        number = next(self._numbers)
+        self._unsent.append(Call(number, method, key, arguments, limit_s))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._exchange(), name="exchange with environments")
+        return number
+
+    async def _exchange(self) -> None:
+        """Send calls and take answers until none is waited for; an error fails those that wait."""
+        try:
+            while self._waiting or self._unsent:
+                for number, result in await self._answers():
+                    if not (waiting := self._waiting.pop(number)).done():
+                        waiting.set_result(result)
+        except Exception as error:
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(error)
+            self._waiting.clear()
+
+    async def _answers(self) -> list[tuple[int, Any]]:
+        limit = Limit.of(self._config.timeouts, "start")
+        calls, self._unsent = self._unsent, []
+        self._handle = self._handle or self._make()
+        try:
+            answers, restarts = await call(
+                self._handle, "exchange", calls, EXCHANGE_SECONDS, limit=limit
+            )
+        except WorkerLost as lost:
+            if not self._config.placement.replaces_workers:
+                raise
+            self._replaced(lost)
+            self._restarts_before = self.restarts + 1
+            self._handle.close()
+            self._handle, restarts = self._make(), 0
+            answers = [(number, Lost(str(lost))) for number in self._waiting]
+        self.restarts = self._restarts_before + restarts
+        return list(answers)
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        if self._handle is not None:
+            with suppress(WorkerLost, TimeoutError):  # it ends with this process in any case
+                self._handle.submit("close").result(CLOSE_SECONDS)
+            self._handle.close()
+
+
+def start_conversations(
+    config: Config, placement: Placement, replaced: Callable[[WorkerLost], None]
+) -> Conversations:
+    """The conversations of a run, whose processes run where `placement` says, none before the first
+    of them; `replaced` is called with every worker that was lost."""
+    make = partial(EnvironmentHost, config)
+    return Conversations(config, lambda n: placement.environment(n, make), replaced)
+
+
+def _key(request: Request) -> Key:
+    return request.group, request.index
+
+
+def _begun(request: Request, started: Started) -> Request:
+    """The request of a conversation that has begun. A first turn that was under way goes on if its
+    environment begins as before."""
+    if request.turns or request.prompt_ids == started.prompt_ids:
+        return request
+    fresh = {"token_ids": ints(), "logprobs": floats(), "versions": ints(), "finish_reason": None}
+    return replace(request, prompt_ids=started.prompt_ids, **fresh)

@@ -1,0 +1,141 @@
+"""Traces as conversations: the model's messages, and what tools and games answer.
+
+A call has the form of Hermes and Qwen, `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, and
+follows the thoughts. Like all traces they have deliberate flaws (see `Style.use`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import TypedDict
+
+from tramontane.config import MixtureConfig
+from tramontane.types import Message, Problem, Prompt
+
+from .arithmetic import LEVELS
+from .generate import problems
+from .language import LANGUAGES, Language, language, pick
+from .tasks import Call
+from .traces import Style, framed, near_miss, sample_style, trace
+
+DEFAULT_MIXTURE = MixtureConfig()
+UNPARSED = "error: the call cannot be read: not JSON"  # how `environments.calls` begins
+_THOUGHTS = {"calculator": "calculator", "lookup": "notebook", "python": "python"}
+
+
+class Example(TypedDict):
+    """A message of the model to learn from, and all that comes before it."""
+
+    problem: Problem
+    prompt: Prompt
+    response: str
+
+
+def conversation(problem: Problem, rng: Random, style: Style) -> list[Message]:
+    """A trace of the given style: messages of the model, each with what answers it. Only the last
+    one is unanswered, and only its format has the style's flaws."""
+    lang = language(problem.language or "en")
+    if problem.metadata.get("environment") == "guessing":
+        return _game(problem, rng, style, lang)
+    calls: list[Call] = problem.metadata.get("calls", [])
+    if style.use == "needless":
+        a, op, b, c = problem.metadata["steps"][0]
+        calls = [Call("calculator", {"expression": f"{a} {op} {b}"}, str(c))]
+    elif not calls:
+        return [_said(trace(problem, rng, style))]
+    messages: list[Message] = []
+    thoughts: list[str] = []
+    broken = style.use == "broken"
+    if style.use == "wrong":
+        calls = [*calls[:-1], problem.metadata["wrong"]]
+    if style.effort == "ramble":
+        calls = [call for call in calls for _ in range(2)]
+    for call in calls if style.effort != "guess" else []:
+        key = call.arguments.get("key")
+        thoughts.append(lang.say(rng, _THOUGHTS[call.name], k=key))
+        text = _broken(rng, call) if broken else _written(call)
+        messages.append(_said(framed(Style(), lang.joiner.join(thoughts), text)))
+        messages.append(Message(role="tool", content=UNPARSED if broken else call.answer))
+        if broken:
+            break
+        thoughts = [lang.say(rng, "told", n=call.answer)] if call.answer else []
+    last = language(style.switch) if style.switch else lang
+    answer = int(problem.answer or "")
+    if style.effort != "guess" and style.use in ("right", "wrong"):
+        answer = int(calls[-1].answer)
+    else:
+        thoughts = thoughts or [lang.say(rng, "failed" if broken else "skip")]
+        if style.effort != "guess" or not style.right:
+            answer = near_miss(rng, answer)
+        thoughts.append(last.say(rng, "guess", n=answer))
+    return [*messages, _said(_final(rng, style, last, thoughts, answer))]
+
+
+def _game(problem: Problem, rng: Random, style: Style, lang: Language) -> list[Message]:
+    """A game of guesses: work halves the range, ramble stays within it, guess forgets the hints."""
+    low, high = whole = problem.metadata["range"]
+    number, messages = int(problem.answer or ""), list[Message]()
+    for left in reversed(range(problem.metadata["guesses"])):
+        bounds = whole if style.effort == "guess" else (low, high)
+        n = bounds[0] + int(rng.random() * (bounds[1] - bounds[0] + 1))
+        if style.effort == "work":
+            n = (low + high) // 2
+            thought = lang.say(rng, "between", a=low, b=high, n=n)
+        else:
+            thought = lang.say(rng, "guess", n=n)
+        if n == number or not left:
+            return [*messages, _said(_final(rng, style, lang, [thought], n))]
+        low, high = (max(low, n + 1), high) if n < number else (low, min(high, n - 1))
+        hint = problem.metadata["higher" if n < number else "lower"]
+        messages.append(_said(_final(rng, Style(), lang, [thought], n)))
+        messages.append(Message(role="user", content=hint))
+    raise AssertionError("a game has a last guess")
+
+
+def _final(rng: Random, style: Style, lang: Language, thoughts: list[str], n: int) -> str:
+    shown = f"\\boxed{{{n}}}" if style.box else n
+    return framed(style, lang.joiner.join(thoughts), lang.say(rng, "answer", x=shown))
+
+
+def _said(text: str) -> Message:
+    return Message(role="assistant", content=text)
+
+
+def _written(call: Call) -> str:
+    arguments = {"name": call.name, "arguments": call.arguments}
+    return f"<tool_call>{json.dumps(arguments)}</tool_call>"
+
+
+def _broken(rng: Random, call: Call) -> str:
+    """A call that does not parse."""
+    text = _written(call)
+    old, new = pick(rng, (("}}<", "}<"), ('"}}', "}}"), ('": {', " {"), ('{"name": ', "")))
+    return text.replace(old, new, 1)
+
+
+def examples(
+    seed: int,
+    count: int | None = None,
+    mixture: MixtureConfig = DEFAULT_MIXTURE,
+    levels: tuple[int, int] = LEVELS,
+    languages: Sequence[str] = LANGUAGES,
+    kinds: Sequence[str] = ("sums", "stories"),
+) -> Iterator[Example]:
+    """`count` examples of problems of the train split, repeats allowed; a conversation gives one
+    for each message of the model."""
+    rng = Random(f"examples/{seed}")
+    number = 0
+    for problem in problems("train", seed, levels, languages, kinds):
+        messages = conversation(problem, rng, sample_style(problem, rng, mixture))
+        for place in range(0, len(messages), 2):
+            if number == count:
+                return
+            number += 1
+            chat = [Message(role="user", content=problem.problem), *messages[:place]]
+            yield {
+                "problem": problem,
+                "prompt": chat if place else problem.problem,
+                "response": messages[place]["content"],
+            }

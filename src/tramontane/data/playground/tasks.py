@@ -1,0 +1,149 @@
+"""Problems that need a tool, and a game of several turns, in the playground's languages.
+
+Their numbers are too long to work out in the head (`long_sums`, `sessions`), stand in a notebook
+that the model has to look into (`lookups`), or are found by asking (`guessing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any, NamedTuple
+
+from .arithmetic import Step, apply, expression
+from .language import Language, pick
+
+# By level, from 1.
+DIGITS = (4, 5, 5, 6, 6, 7, 7, 8)  # of the numbers of long sums
+LONG_STEPS = (1, 1, 2, 2, 3, 3, 4, 4)
+FACTOR_DIGITS = (2, 2, 3, 3, 3, 4, 4, 5)
+HOPS = (2, 2, 2, 2, 3, 3, 4, 4)  # entries of a look-up, the number included
+ENTRIES = (4, 6, 8, 10, 12, 14, 16, 20)  # of the notebook
+NUMBERS = (7, 10, 15, 20, 31, 40, 63, 100)  # that a guess is chosen from
+
+_EXPRESSIONS: tuple[tuple[str, Callable[[int, int], int]], ...] = (
+    ("n % {m}", lambda n, m: n % m),
+    ("sum(map(int, str(n)))", lambda n, m: sum(map(int, str(n)))),
+    ("len(str(n * {m}))", lambda n, m: len(str(n * m))),
+    ("int(max(str(n // {m})))", lambda n, m: int(max(str(n // m)))),
+    ("n // {m} % 1000", lambda n, m: n // m % 1000),
+)
+
+
+class Task(NamedTuple):
+    """A drawn problem.
+
+    Args:
+        canonical: what decides its split (see `generate.split_of`).
+        statement, answer: as in a `Problem`.
+        metadata: what its tool or environment needs; its `calls`, those that solve it, in order;
+            and a `wrong` call that may be made instead of the last one.
+        hidden: what decides the answer beside the statement.
+    """
+
+    canonical: str
+    statement: str
+    answer: str
+    metadata: dict[str, Any]
+    hidden: str = ""
+
+
+class Call(NamedTuple):
+    """A call of a tool that answers with `answer`."""
+
+    name: str
+    arguments: dict[str, str]
+    answer: str
+
+
+def draw(rng: Random, kind: str, lang: Language, level: int) -> Task:
+    return _DRAW[kind](rng, lang, level)
+
+
+def _number(rng: Random, digits: int) -> int:
+    return int(10 ** (digits - 1) * (1 + 9 * rng.random()))
+
+
+def _long_sum(rng: Random, lang: Language, level: int) -> Task:
+    """A chain of long numbers, with at most one product."""
+    value, ops, steps = _number(rng, DIGITS[level - 1]), "++--*", list[Step]()
+    for _ in range(LONG_STEPS[level - 1]):
+        op = pick(rng, ops)
+        b = _number(rng, FACTOR_DIGITS[level - 1] if op == "*" else DIGITS[level - 1])
+        if op == "*":
+            ops = "+-"
+        elif b > value:
+            op = "+"
+        steps.append((value, op, b, apply(value, op, b)))
+        value = steps[-1][3]
+    formula = expression(steps)
+    a, op, b, _ = steps[-1]
+    slipped = [*steps[:-1], (a, op, b // 10, apply(a, op, b // 10))]  # a digit was forgotten
+    calls = [Call("calculator", {"expression": formula}, str(value))]
+    wrong = Call("calculator", {"expression": expression(slipped)}, str(slipped[-1][3]))
+    return Task(
+        formula,
+        pick(rng, lang.sums).format(e=formula),
+        str(value),
+        {"steps": steps, "expression": formula, "calls": calls, "wrong": wrong},
+    )
+
+
+def _lookup(rng: Random, lang: Language, level: int) -> Task:
+    """A chain of a notebook's entries that ends in a number, among other entries."""
+    keys: dict[str, None] = {}
+    while len(keys) < ENTRIES[level - 1]:
+        keys[f"{pick(rng, 'ABCDEFGHKLMNPRSTUVXYZ')}{10 + int(rng.random() * 90)}"] = None
+    names = list(keys)
+    chain, others = names[: HOPS[level - 1]], names[HOPS[level - 1] :]
+    value = str(_number(rng, 2 + level // 3))
+    facts = {name: str(_number(rng, 2 + level // 3)) for name in others}
+    facts |= dict(zip(chain, [*chain[1:], value], strict=True))
+    calls = [Call("lookup", {"key": name}, facts[name]) for name in chain]
+    wrong = Call("lookup", {"key": others[0]}, facts[others[0]])
+    return Task(
+        f"{chain} {value}",
+        pick(rng, lang.tools["lookups"]).format(k=chain[0]),
+        value,
+        {"facts": dict(sorted(facts.items())), "calls": calls, "wrong": wrong},
+        hidden=value,
+    )
+
+
+def _session(rng: Random, lang: Language, level: int) -> Task:
+    """A power, and something about it that nobody sees without a computer."""
+    base, exponent = 3 + int(rng.random() * 10 * level), 7 + int(rng.random() * 6 * level)
+    modulus = _number(rng, 2 + level // 3)
+    code, n = f"n = {base} ** {exponent}", base**exponent
+    text, of = pick(rng, _EXPRESSIONS)
+    wanted, answer = text.format(m=modulus), str(of(n, modulus))
+    return Task(
+        f"{code}; {wanted}",
+        pick(rng, lang.tools["sessions"]).format(c=code, e=wanted),
+        answer,
+        {
+            "calls": [Call("python", {"code": code}, ""), Call("python", {"code": wanted}, answer)],
+            "wrong": Call("python", {"code": "n % 10"}, str(n % 10)),
+        },
+    )
+
+
+def _guessing(rng: Random, lang: Language, level: int) -> Task:
+    """A number to be found by halving: with one guess less, halving would not always do."""
+    count = NUMBERS[level - 1]
+    low = 1 + int(rng.random() * 400)
+    high, guesses = low + count - 1, count.bit_length()
+    statement = pick(rng, lang.tools["guessing"]).format(a=low, b=high, k=guesses)
+    hints = {name: lang.tools[name] for name in ("higher", "lower", "unread")}
+    metadata = {"environment": "guessing", "range": [low, high], "guesses": guesses}
+    number = str(low + int(rng.random() * count))
+    return Task(f"{low} to {high}", statement, number, metadata | hints, hidden=number)
+
+
+_DRAW: dict[str, Callable[[Random, Language, int], Task]] = {
+    "long_sums": _long_sum,
+    "lookups": _lookup,
+    "sessions": _session,
+    "guessing": _guessing,
+}
+KINDS = tuple(_DRAW)

@@ -1,0 +1,118 @@
+"""One process of environments as a worker of a placement: killed from outside when it hangs,
+replaced when it dies.
+
+The process answers a late step itself, if it can. It is killed when it does not, e.g. because a
+step holds the interpreter lock. What it knew of its conversations is then lost, and each of them is
+told so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tramontane.config import Config
+from tramontane.environments.worker import Key
+from tramontane.placement.process import WorkerProcess
+from tramontane.temporary import temporary_folder
+
+LATE_SECONDS = 10.0  # silence beyond a call's own limit after which the process counts as hung
+READ_AT_ONCE = 256  # most answers that one exchange returns
+
+
+class Call(NamedTuple):
+    """A call of `EnvironmentWorker`: its number, a method, the conversation, further arguments, and
+    the limit of the steps in it, in seconds."""
+
+    number: int
+    method: str
+    key: Key
+    arguments: tuple[Any, ...]
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The answer to a call whose conversation the process does not know any more.
+
+    Args:
+        how: what happened to the process; empty if it happened before the call.
+        late: the call itself took too long, and was the reason for it.
+    """
+
+    how: str = ""
+    late: bool = False
+
+
+class EnvironmentHost:
+    """Keeps a process that runs conversations of a run with the given config."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._process = WorkerProcess("environment worker", "tramontane.environments.process")
+        self._begun: set[Key] = set()  # conversations that the process knows
+        self._unanswered: dict[int, tuple[Call, float]] = {}  # with the time of each
+        self._folder = temporary_folder("environments")
+        self.restarts = 0
+
+    def exchange(self, calls: Sequence[Call], seconds: float) -> tuple[list[tuple[int, Any]], int]:
+        """Send calls, and return the numbers and results of calls that were answered, at the latest
+        after `seconds`; and how often the process was replaced.
+
+        A result is that of the `EnvironmentWorker`, or an exception that it raised, or `Lost`.
+
+        Raises:
+            InputError: the process cannot use the config's environments or tools.
+            RuntimeError: no process can be started.
+        """
+        answers: list[tuple[int, Any]] = []
+        if self._process.died:
+            answers += self._lose(self._process.stop())
+        connection = self._process.ready(self._settings)
+        try:
+            for call in calls:
+                if call.method == "step" and call.key not in self._begun:
+                    answers.append((call.number, Lost()))
+                    continue
+                if call.method == "close":
+                    self._begun.discard(call.key)
+                else:
+                    self._begun.add(call.key)
+                    self._unanswered[call.number] = call, time.monotonic()
+                connection.send((call.number, call.method, (call.key, *call.arguments)))
+            while len(answers) < READ_AT_ONCE and connection.poll(0 if answers else seconds):
+                number, result = connection.recv()
+                if self._unanswered.pop(number, None):  # nobody waits for a `close`
+                    answers.append((number, result))
+        except (EOFError, OSError):  # the process is gone
+            answers += self._lose(self._process.stop())
+        if late := self._late():
+            self._process.stop()
+            answers += self._lose("killed, since a step was late", late)
+        return answers, self.restarts
+
+    def close(self) -> None:
+        """Kill the process."""
+        self._process.stop()
+        self._folder.cleanup()
+
+    def _settings(self) -> tuple[Config, None, str]:
+        return self._config, None, self._folder.name
+
+    def _late(self) -> set[int]:
+        now = time.monotonic()
+        return {
+            number
+            for number, (call, sent) in self._unanswered.items()
+            if now > sent + call.limit_s + LATE_SECONDS
+        }
+
+    def _lose(self, how: str, late: Sequence[int] | set[int] = ()) -> list[tuple[int, Lost]]:
+        """The answers to all open calls after the end of the process."""
+        lost = [(number, Lost(how, number in late)) for number in self._unanswered]
+        self._unanswered.clear()
+        self._begun.clear()
+        self.restarts += 1
+        return lost

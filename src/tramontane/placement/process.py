@@ -1,0 +1,125 @@
+"""A worker process on this machine, with a socket to it: killed from outside, and started again.
+
+pebble does most of this but is not used: its workers share one pipe, and a worker killed while
+writing leaves half a message on it, for which the whole pool waits forever (measured, 5.2.3: random
+SIGKILLs under load hang it within seconds, with one worker as with two).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import subprocess
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tramontane.errors import InputError
+from tramontane.imports import command_of
+
+START_SECONDS = 120.0  # limit for a worker to import its libraries
+TRANSFER_SECONDS = 30  # limit for one message, once it has begun
+KILL_SECONDS = 60.0  # limit for a killed worker to be gone
+MAX_STARTS = 5  # consecutive failed starts of one worker
+
+
+class WorkerProcess:
+    """One process that runs `python -m MODULE FD`, replaced by another after `stop`.
+
+    Its first answer is an empty text if it is ready, otherwise what is wrong with its settings.
+    Only one thread may use it, apart from `kill`.
+
+    Args:
+        name: in messages, e.g. `verifier worker`.
+        module: serves the socket FD.
+    """
+
+    def __init__(self, name: str, module: str) -> None:
+        self.name, self._module = name, module
+        self.process: subprocess.Popen[bytes] | None = None
+        self.connection: Connection | None = None
+        self.warm = False  # it has said that it is ready
+        self.closing = False  # set by another thread, before `kill`
+
+    @property
+    def died(self) -> bool:
+        """True if it ended by itself, or was killed by somebody else."""
+        return self.process is not None and self.process.poll() is not None
+
+    def start(self, settings: Any) -> None:
+        """Start a process, and send it `settings`; it warms up while the caller goes on."""
+        ours, theirs = Pipe()
+        # A plain interpreter, not multiprocessing: the caller's __main__ is not imported again.
+        self.process = subprocess.Popen(
+            command_of(self._module, str(theirs.fileno())),
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is the controller's to handle
+        )
+        theirs.close()
+        _limit_transfers(ours)
+        self.connection = ours
+        with contextlib.suppress(BrokenPipeError):  # dead already: `ready` will notice
+            ours.send(settings)
+
+    def ready(self, settings: Callable[[], Any]) -> Connection:
+        """The connection to a process that has warmed up, started if necessary with `settings()`.
+
+        Raises:
+            RuntimeError: MAX_STARTS processes in a row died before they were ready, or this is
+                closing.
+            InputError: what a process says of its settings.
+        """
+        for _ in range(MAX_STARTS):
+            if self.died:
+                self.stop()
+            if self.process is None:
+                self.start(settings())
+            assert self.connection is not None
+            if self.warm:
+                return self.connection
+            try:
+                if self.connection.poll(START_SECONDS):
+                    if fault := self.connection.recv():
+                        self.stop()
+                        raise InputError(fault)
+                    self.warm = True
+                    return self.connection
+            except (EOFError, OSError):
+                pass
+            ending = self.stop()
+            if self.closing:
+                raise RuntimeError(f"the {self.name} was closed")
+        raise RuntimeError(f"a {self.name} could not be started ({ending}); see stderr for why")
+
+    def kill(self) -> None:
+        if (process := self.process) is not None:
+            process.kill()
+
+    def stop(self) -> str:
+        """Kill the process, if any, and describe how it ended."""
+        if self.process is None:
+            return "not running"
+        process, connection = self.process, self.connection
+        # Forgotten before the wait: an answer that it still sends must not count for another task.
+        self.process = self.connection = None
+        self.warm = False
+        if connection is not None:
+            connection.close()
+        process.kill()
+        status = process.wait(KILL_SECONDS)
+        if status < 0:
+            return f"signal {-status} ({signal.strsignal(-status)})"
+        return f"exit code {status}"
+
+
+def _limit_transfers(connection: Connection) -> None:
+    """Let a transfer fail with `OSError` when the worker stops in the middle of a message."""
+    limit = struct.pack("ll", int(TRANSFER_SECONDS), 0)
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
