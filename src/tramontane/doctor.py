@@ -22,10 +22,21 @@ class Finding(NamedTuple):
     mend: str = ""
 
 
-def doctor() -> list[Finding]:
-    """Examine everything without changing anything; the sandbox runs one small program."""
+def doctor(chat: str | None = None) -> list[Finding]:
+    """Examine everything without changing anything; the sandbox runs one small program.
+
+    Args:
+        chat: a model, whose chat template is examined instead.
+
+    Raises:
+        InputError: no such model.
+    """
     import platform
 
+    if chat is not None:
+        from tramontane.environments.report import examine
+
+        return [Finding(*trait) for trait in examine(chat)]
     return [
         Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}"),
         *_devices(),

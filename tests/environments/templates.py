@@ -104,9 +104,14 @@ GEMMA3 = (
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
 SMOLLM3 = QWEN25.replace("'# Tools", "'## Metadata\n# Tools")
+# Thoughts beside a call are dropped once there is a final answer behind it.
 GPT_OSS = (
     "{{ '<|start|>developer<|message|>' + (tools or []) | tojson + '<|end|>' }}"
+    "{% set ns = namespace(final=-1) %}{% for m in messages %}{% if m.role == 'assistant' and "
+    "not m.tool_calls %}{% set ns.final = loop.index0 %}{% endif %}{% endfor %}"
     "{% for m in messages %}{% if m.tool_calls %}{% set c = m.tool_calls[0].function %}"
+    "{% if m.content and loop.index0 > ns.final %}"
+    "{{ '<|start|>assistant<|channel|>analysis<|message|>' + m.content + '<|end|>' }}{% endif %}"
     "{{ '<|start|>assistant to=functions.' + c.name + '<|channel|>commentary<|message|>' "
     "+ c.arguments | tojson + '<|call|>' }}{% elif m.role == 'assistant' %}"
     "{{ '<|start|>assistant<|channel|>final<|message|>' + m.content + ('<|return|>' if loop.last "

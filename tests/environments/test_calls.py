@@ -93,6 +93,7 @@ def test_code_is_a_call_of_python():
         ("hermes", '<tool_call>["add"]</tool_call>'),
         ("hermes", '<tool_call>{"name": "add", "arguments": [1]}</tool_call>'),
         ("hermes", "<tool_call>" + "[" * 100_000 + "</tool_call>"),
+        ("hermes", f'<tool_call>{{"name": "f", "arguments": {{"x": {"[" * 50 + "]" * 50}}}}}'),
         ("qwen_xml", '<tool_call>{"name": "add"}</tool_call>'),
         ("llama", '{"name": "add", "parameters": {'),
         ("mistral", "[TOOL_CALLS]add(1, 2)"),
@@ -103,6 +104,11 @@ def test_a_call_that_cannot_be_read_says_why(form, text):
     [call] = parse(text, form).calls
     assert call.name == "" and call.error
     assert call.answer.startswith("error: the call cannot be read: ") and len(call.answer) < 300
+
+
+def test_half_a_character_is_replaced():
+    text = r'<tool_call>{"name": "f\ud800", "arguments": {"x\udfff": ["\ud83d\ude42", "\ud800"]}}'
+    assert calls(text, "hermes") == [("f?", {"x?": ["🙂", "?"]})]
 
 
 def test_thoughts_hold_no_calls():

@@ -22,7 +22,6 @@ REWRITES = {
     "r1-distill": (True, True),
     "llama-3": (True, False),
     "mistral-v7": (True, False),
-    "gpt-oss": (True, False),
     "numbered": (True, True),
 }
 

@@ -30,7 +30,7 @@ def test_a_tool_is_described_by_its_hints_and_docstring():
         "description": "The first number.",
     }
     assert [schema_of(m)["function"]["name"] for m in methods(Counter())] == [
-        "increase", "fail", "hang", "doze",
+        "increase", "fail", "hang", "give", "doze",
     ]  # fmt: skip
 
 
@@ -108,6 +108,15 @@ def test_results_are_texts_or_json():
     assert [c.answer for c in made] == ['say "é"', "null", "1.5", '{"é": [1]}', '"{1, 2}"']
     [call] = answer([give], ("give", {"kind": "colour"}))
     assert call.error and "'colour' is not one of" in call.answer
+
+
+def test_a_result_of_any_kind_is_answered():
+    counter = Counter()
+    kinds = ("unprintable", "loop", "huge", "half")
+    made = answer([counter.give], *(("give", {"kind": kind}) for kind in kinds))
+    assert [call.error for call in made] == [True, True, True, False]
+    assert made[1].answer == "error: ValueError: Circular reference detected"
+    assert made[3].answer == "a?b"
 
 
 def test_optional_arguments_take_null():

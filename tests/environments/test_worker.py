@@ -15,6 +15,7 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import loading
 from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
+from tramontane.run.task import config_of
 from tramontane.types import Completion, EarlierSequence, Problem
 
 WORLDS = "tests.environments.worlds"
@@ -152,6 +153,13 @@ def test_an_environment_of_trl_runs_unchanged():
         ("silent", r"Odd.step returned Turn.*not messages, or done=True"),
         ("nonsense", r"Odd.step returned 'much' \(str\), not a finite number"),
         ("nan", r"Odd.step returned nan"),
+        ("unprintable", r"Odd.step: OSError: neither"),
+        ("array", r"Odd.step: ValueError: The truth value"),
+        ("endless", r"Odd.step returned <generator.*not messages with `role`"),
+        (
+            "roles",
+            r"Odd.step returned .*'assistant'.*not messages with `role` \(user, tool, system",
+        ),
     ],
 )
 def test_an_environment_that_fails_is_named(behaviour, reason):
@@ -163,6 +171,11 @@ def test_an_environment_that_fails_is_named(behaviour, reason):
     assert (
         talk(worker_of(environment="Odd"), "x", given=problem(behaviour=""))[0].turn.reward == 0.5
     )
+
+
+def test_half_a_character_is_replaced():
+    answered, _ = talk(worker_of(environment="Odd"), "x", given=problem(behaviour="halves"))
+    assert answered.turn.messages == [{"role": "user", "content": "a?b"}]
 
 
 def test_a_tool_that_breaks_fails_the_conversation():
@@ -332,6 +345,31 @@ def test_a_replay_of_a_forked_conversation_forks_alike():
     asyncio.run(run())
 
 
+def test_without_an_environment_of_its_own_a_row_is_one_turn():
+    answered, spoken = talk(worker_of(environment=None), "It is 5.")
+    assert answered.ending == "completed" and spoken.turns[0].calls == []
+
+
+SAID = st.lists(
+    st.sampled_from(
+        ["<tool_call>", "</tool_call>", '{"name": "add"', ', "arguments": {', '"a": ', "1", "}",
+         "}}", "[[", "]]", '"b": "2"', ", ", "<think>", "</think>", "<|im_end|>", "\\ud800", "NaN",
+         "1e999", "9" * 5000, "hi", '{"name": "give", "arguments": {"kind": "loop"}}']
+    ),
+    max_size=12,
+).map("".join)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=60)
+@given(shape=st.sampled_from(["qwen3", "llama-3", "mistral-v13", "gemma-3"]), said=SAID)
+def test_whatever_a_model_writes_is_answered(shape, said):
+    worker = worker_of(shape, tools=("add", "Counter"))
+    answered, spoken = talk(worker, said, "Done.", l_max=30000)
+    assert answered.ending == "completed" and answered.turn.messages == []
+    for turn in spoken.turns[:-1]:
+        assert len(turn.messages) == len(turn.calls) > 0
+
+
 def test_one_seed_makes_equal_conversations():
     worker = worker_of(environment="Guess")
     outcomes = {talk(worker, str(n))[0].turn.messages[0]["content"] for n in (40, 40, 40)}
@@ -343,7 +381,6 @@ def test_a_row_names_its_own_environment_where_the_config_has_one():
     own = problem(environment=f"{WORLDS}:Guess")
     assert loading.environment_of(data, own) == f"{WORLDS}:Guess"
     assert loading.environment_of(data, problem()) is None
-    assert not loading.converses(data, problem()) and loading.converses(data, own)
     assert loading.environment_of(Config(model="tiny").data, own) is None
     default = Config(model="tiny", data={"environment": "shop:Shop"}).data
     assert loading.environment_of(default, problem()) == "shop:Shop"
@@ -354,6 +391,31 @@ def test_a_row_names_its_own_environment_where_the_config_has_one():
     ):
         with pytest.raises(InputError, match=f"of a row: .*{said}"):
             loading.check(data, [path])
+
+
+def test_a_class_and_a_function_may_be_passed_from_python():
+    class Echo:
+        tools = ()
+
+        def step(self, message):
+            return message["content"], 0.0, True
+
+    def shout(text: str) -> str:
+        """Shout.
+
+        Args:
+            text: What.
+        """
+        return text.upper()
+
+    given = {"data.environment": Echo, "data.tools": [shout, f"{WORLDS}:add"]}
+    parsed, _ = config_of(None, given, model="tiny", data=None, rewards=())
+    assert parsed.data.environment.startswith("pickle:")
+    worker = EnvironmentWorker(parsed, PromptEncoder(tokenizer_of("qwen2.5")))
+    worker.check()
+    answered, spoken = talk(worker, "Hey" + call("shout", text="ho"))
+    assert answered.ending == "completed"
+    assert [m["content"] for m in spoken.turns[0].messages] == ["HO", "Hey"]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import subprocess
 import tempfile
 import time
 
+import numpy as np
+
 from tramontane.environments.protocol import Turn
 
 
@@ -77,6 +79,17 @@ class Counter:
         time.sleep(seconds)
         return "awake"
 
+    def give(self, kind: str):
+        """Give something odd.
+
+        Args:
+            kind: What.
+        """
+        loop = []
+        loop.append(loop)
+        found = {"unprintable": Unprintable(), "loop": loop, "huge": 10**6000, "half": "a\ud800b"}
+        return found[kind]
+
     async def doze(self, seconds: float) -> str:
         """Wait without a thread.
 
@@ -123,6 +136,19 @@ class TrlCounter:
         return float(self.count == self.target)
 
 
+class Unprintable:
+    """Raises whatever is done with it."""
+
+    def __repr__(self):
+        raise ValueError("no")
+
+    __str__ = __repr__
+
+    @property
+    def messages(self):
+        raise OSError("neither")
+
+
 class Odd:
     """Behaves as `problem.metadata["behaviour"]` says."""
 
@@ -160,6 +186,16 @@ class Odd:
                 bytearray(1 << 30)
             case "file":
                 return Turn(tempfile.mkstemp()[1])
+            case "unprintable":
+                return Unprintable()
+            case "array":
+                return "text", None, np.ones(2)
+            case "endless":
+                return ("x" for _ in iter(int, 1)), None, False
+            case "halves":
+                return "a\ud800b", None, True
+            case "roles":
+                return Turn([{"role": "assistant", "content": "I said so"}])
             case "print":
                 print("x" * 100000)
         return Turn("fine", 0.5, True)

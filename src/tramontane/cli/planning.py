@@ -108,11 +108,16 @@ def show_config(
 
 
 @app.command(rich_help_panel=LOOK)
-def doctor() -> None:
+def doctor(
+    chat: Annotated[
+        str | None,
+        typer.Option(help="Try a model's chat template on conversations instead.", metavar="MODEL"),
+    ] = None,
+) -> None:
     """Report what works on this machine and how to fix the rest; exit code 1 if a required part is
     missing."""
     marks = {"ok": "[green]ok[/]", "missing": "[bold red]missing[/]", "optional": "[dim]absent[/]"}
-    findings = tramontane.doctor()
+    findings = tramontane.doctor(chat)
     show_table(("", "", "found"), ((f.name, marks[f.state], escape(f.found)) for f in findings))
     for finding in findings:
         if finding.mend:

@@ -33,6 +33,9 @@ class ConversationConfig(Section):
     calls: Literal["auto", "hermes", "qwen_xml", "llama", "mistral", "code"] = "auto"
     """Form of the model's calls. auto: the tokenizer's own `response_template`, else the form that
     its chat template writes, else `hermes`."""
+    tokens: Literal["template", "mistral"] = "template"
+    """What makes tokens of messages: the chat `template`, or `mistral`: Mistral's own library
+    (`mistral-common`, an extra), for a model whose folder has its `tekken.json`."""
     history: Literal["fork", "keep"] = "fork"
     """What happens where the chat template rewrites earlier turns, e.g. drops their thoughts:
     `fork` begins a new sequence of the same conversation with the rewritten turns as its prompt;

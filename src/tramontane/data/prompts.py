@@ -349,7 +349,7 @@ class PromptEncoder:
     def _apply(self, messages: list[Message], tools: Sequence[Tool] = ()) -> str:
         text = self.tokenizer.apply_chat_template(
             cast(list[dict[str, str]], messages),
-            tools=list(tools) or None,
+            tools=cast(Any, list(tools) or None),
             tokenize=False,
             add_generation_prompt=True,
             **self.config.chat_template_kwargs,

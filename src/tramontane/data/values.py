@@ -88,6 +88,11 @@ def encodable(row: Row, where: str) -> Row:
     return row
 
 
+def encoded(text: str) -> str:
+    """The text with a question mark for each half of a character, which UTF-8 cannot hold."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def is_encodable(value: Any) -> bool:
     """False if a value in JSON's types holds half of a surrogate pair."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tramontane.data.prompts import Tool
+from tramontane.data.values import encoded
 from tramontane.errors import InputError
 from tramontane.types import ThinkingTags, ToolCall
 from tramontane.verifier.format import fences
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 Form = Literal["template", "hermes", "qwen_xml", "llama", "mistral", "code"]
 PYTHON = "python"  # the tool that runs code, whose argument is `code`
 MAX_CALLS = 64  # of one turn; further ones are not read
+MAX_DEPTH = 32  # of nested arguments
 
 # Texts in chat templates that tell the form of calls, the most specific first.
 _SIGNS: tuple[tuple[str, Form], ...] = (
@@ -101,7 +103,8 @@ class Parser:
     def _by_template(self, text: str, tools: Sequence[Tool], prefix: str, thoughts: str) -> Message:
         sampled = text.removeprefix(prefix)
         try:
-            found: Any = self._tokenizer.parse_response(sampled, prefix=prefix, tools=list(tools))
+            known: Any = list(tools)
+            found: Any = self._tokenizer.parse_response(sampled, prefix=prefix, tools=known)
             calls = [_call(call.get("function", call)) for call in found.get("tool_calls") or ()]
         except Exception as error:  # a response template raises whatever its parsers do
             return Message(text, thoughts, text, [unparsed(f"{type(error).__name__}: {error}")])
@@ -140,16 +143,28 @@ def _call(value: Any) -> ToolCall:
     if not isinstance(value, dict):
         return unparsed("not an object with `name` and `arguments`")
     name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
-    if isinstance(arguments, str):
-        try:
+    try:
+        if isinstance(arguments, str):
             arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError) as error:
-            return unparsed(f"its arguments are not JSON: {error}")
+        arguments = _clean(arguments)
+    except (ValueError, RecursionError) as error:
+        return unparsed(f"its arguments are not JSON: {error}")
     if not isinstance(name, str) or not name:
         return unparsed("it has no `name`")
     if not isinstance(arguments, dict) and arguments is not None:
         return unparsed("its `arguments` are not an object")
-    return ToolCall(name, arguments or {}, "")
+    return ToolCall(_clean(name), arguments or {}, "")
+
+
+def _clean(value: Any, depth: int = 0) -> Any:
+    """A value from JSON without halves of characters, which no text can hold."""
+    if depth > MAX_DEPTH:
+        raise ValueError("nested too deeply")
+    if isinstance(value, str):
+        return encoded(value)
+    if isinstance(value, dict):
+        return {_clean(key): _clean(item, depth + 1) for key, item in value.items()}
+    return [_clean(item, depth + 1) for item in value] if isinstance(value, list) else value
 
 
 def _from_json(text: str) -> ToolCall:
@@ -184,7 +199,7 @@ def _llama(text: str) -> tuple[str, list[ToolCall]]:
         return content, [ToolCall(PYTHON, {"code": body}, "")]
     if not tag and not re.match(r'\{\s*"(?:name|type|function)"', body):
         return text, []  # an answer, perhaps in JSON
-    calls, decoder = [], json.JSONDecoder()
+    calls, decoder = list[ToolCall](), json.JSONDecoder()
     while body and len(calls) < MAX_CALLS:
         try:
             value, end = decoder.raw_decode(body)

@@ -73,7 +73,7 @@ class ChatFormat:
             {"role": "tool", "content": answer, "name": "probe", "tool_call_id": call_id(0, 0)},
         ]
         try:
-            return answer in self.encoder.render(chat)  # type: ignore[arg-type]
+            return bool(self.template) and answer in self.encoder.render(chat)  # type: ignore[arg-type]
         except InputError:
             return False
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, cast
 
 from tramontane.config import Config, DataConfig
 from tramontane.config.domains import checked_path, import_path
+from tramontane.data.values import encoded
 from tramontane.environments.builtin import BUILT_IN
 from tramontane.environments.calls import Message as Parsed
 from tramontane.environments.protocol import Turn
@@ -39,18 +40,16 @@ def environment_of(data: DataConfig, problem: Problem) -> str | None:
     """The environment of a problem: its row's own, else `data.environment`; None if there is none.
 
     Rows name environments only in a run that has `data.environment`.
+
+    Raises:
+        InputError: a row names what no row may, e.g. a pickled class.
     """
     if data.environment is None:
         return None
     own = problem.metadata.get(FIELD)
     if isinstance(own, str) and own:
-        return own
+        return _checked(own)
     return None if data.environment == "row" else data.environment
-
-
-def converses(data: DataConfig, problem: Problem) -> bool:
-    """True if a problem's completions are conversations: it has an environment, or tools."""
-    return bool(data.tools) or environment_of(data, problem) is not None
 
 
 def check(data: DataConfig, named: Sequence[str] = ()) -> None:
@@ -67,7 +66,7 @@ def check(data: DataConfig, named: Sequence[str] = ()) -> None:
     keys = [("data.tools", path) for path in data.tools]
     if data.environment not in (None, "row"):
         keys.append(("data.environment", cast(str, data.environment)))
-    keys += [(ROW, path) for path in named]
+    keys += [(ROW, _checked(path)) for path in named]
     for key, path in keys:
         loaded = load(path, key)
         kind = kind_of(loaded)
@@ -99,28 +98,29 @@ def check(data: DataConfig, named: Sequence[str] = ()) -> None:
 
 
 @lru_cache
-def load(path: str, key: str) -> Callable[..., Any]:
+def load(path: str, key: str = "data.environment") -> Callable[..., Any]:
     """A class or function by its import path, `module:Name` or `module.Name`, or built-in name.
 
-    Args:
-        path: the path or name.
-        key: of the config, whose paths were checked when it was read, or `ROW`.
-
     Raises:
-        InputError: it cannot be imported, or is neither a class nor a function.
+        InputError: it cannot be imported, or is neither a class nor a function; the message names
+            the `key`.
     """
     name = BUILT_IN.get(path, path)
     if re.fullmatch(r"\w+", name):
         known = ", ".join(sorted(BUILT_IN)) or "none"
         raise InputError(f"{key}: {path!r} is not built in ({known}); name your own as module:Name")
-    name = import_path(name)
-    if key == ROW and path not in BUILT_IN:
+    functions.check(import_path(name), key, lambda function: "")
+    return functions.load(import_path(name))
+
+
+def _checked(path: str) -> str:
+    """A path that a row names, as the config's were checked when it was read."""
+    if not re.fullmatch(r"\w+", path):
         try:
-            checked_path(name)
+            checked_path(import_path(path))
         except ValueError as error:
-            raise InputError(f"{key}: {error}") from None
-    functions.check(name, key, lambda function: "")
-    return functions.load(name)
+            raise InputError(f"{ROW}: {error}") from None
+    return path
 
 
 def kind_of(loaded: Callable[..., Any]) -> Kind:
@@ -175,7 +175,7 @@ class Host:
         """
         chat = list(problem.messages or [Message(role="user", content=problem.problem)])
         given = {"problem": problem, "seed": seed, "config": config or Config()}
-        offered = await self._make(problem)
+        offered = await self._make(environment_of(self._data, problem))
         for toolbox in self._toolboxes:
             if start := getattr(toolbox, "start", None):
                 await self._call(start, **_accepted(start, given))
@@ -186,28 +186,36 @@ class Host:
             if shown is not None and not isinstance(shown, str):
                 raise self._refused(reset, shown, "a text or None")
             last = chat[-1]
-            chat[-1] = Message(role=last["role"], content=last["content"] + (shown or ""))
-        elif self._kind == "environment" and (start := getattr(self._environment, "start", None)):
-            returned = await self._call(start, **_accepted(start, given))
-            if returned is not None:
-                chat = self._messages(start, returned, (*ROLES, "assistant"))
-                if not chat:
-                    raise self._refused(start, returned, "messages, or None for the problem's own")
-        offered += getattr(self._environment, "tools", None) or ()
+            content = last["content"] + encoded(shown or "")
+            chat[-1] = Message(role=last["role"], content=content)
+        elif self._kind == "environment":
+            chat = await self._begun(given) or chat
+            offered += getattr(self._environment, "tools", None) or ()
         self.toolset = Toolset(_functions(offered), self._answer_bytes)
         return chat
 
-    async def _make(self, problem: Problem) -> list[Any]:
+    async def _begun(self, given: dict[str, Any]) -> list[Message]:
+        """The chat of the environment's `start`; empty for the problem's own prompt."""
+        start = getattr(self._environment, "start", None)
+        returned = start and await self._call(start, **_accepted(start, given))
+        if returned is None:
+            return []
+        chat = self._messages(start, returned, (*ROLES, "assistant"))
+        if not chat:
+            raise self._refused(start, returned, "messages, or None for the problem's own")
+        return chat
+
+    async def _make(self, environment: str | None) -> list[Any]:
         """Make the environment and the toolboxes; returns what has tools."""
-        offered = []
+        offered: list[Any] = []
         for path in self._data.tools:
             loaded = load(path, "data.tools")
             if kind_of(loaded) == "tool":
                 offered.append(loaded)
             else:
                 self._toolboxes.append(await self._call(loaded))
-        if (path := environment_of(self._data, problem)) is not None:
-            loaded = load(path, "data.environment" if path == self._data.environment else ROW)
+        if environment is not None:
+            loaded = load(environment)
             self._kind = kind_of(loaded)
             self._environment = await self._call(loaded)
             if self._kind == "toolbox":
@@ -259,13 +267,17 @@ class Host:
 
     def _refused(self, method: Callable[..., Any], value: Any, wanted: str) -> EnvironmentFailed:
         shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}…"
-        name = getattr(method, "__qualname__", repr(method))
+        found = f"{shown} ({type(value).__name__})"
         return EnvironmentFailed(
-            f"{name} returned {shown} ({type(value).__name__}), not {wanted} ({defined_at(method)})"
+            f"{_name(method)} returned {found}, not {wanted} ({defined_at(method)})"
         )
 
     def _turn(self, step: Callable[..., Any], value: Any) -> Turn:
         """A `Turn` from what `step` returned."""
+        with self._runner.blaming(_name(step)):  # what it returned may be of any kind
+            return self._as_turn(step, value)
+
+    def _as_turn(self, step: Callable[..., Any], value: Any) -> Turn:
         names = ("messages", "reward", "done")
         if isinstance(value, tuple) and len(value) == 3:
             given = dict(zip(names, value, strict=True))
@@ -290,14 +302,18 @@ class Host:
         self, method: Callable[..., Any], value: Any, roles: tuple[str, ...]
     ) -> list[Message]:
         if isinstance(value, str):
-            return [Message(role="user", content=value)]
+            return [Message(role="user", content=encoded(value))]
         if isinstance(value, Sequence) and all(map(_is_message, value)):
-            found = [Message(role=m["role"], content=m["content"]) for m in value]
+            found = [Message(role=m["role"], content=encoded(m["content"])) for m in value]
             if all(message["role"] in roles for message in found):
                 return found
         raise self._refused(
             method, value, f"messages with `role` ({', '.join(roles)}) and `content`"
         )
+
+
+def _name(method: Callable[..., Any]) -> str:
+    return str(getattr(method, "__qualname__", type(method).__name__))
 
 
 def _is_message(value: Any) -> bool:

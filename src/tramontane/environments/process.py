@@ -3,7 +3,7 @@
 Requests arrive over the socket FD as pickled (number, method of `EnvironmentWorker`, arguments),
 and are answered in any order with (number, result); a result that is an exception is a fault of
 ours, for the pool to raise. Steps that are late are answered by the worker itself; the pool kills
-the process if it does not answer, and starts another.
+the process, with its group, if it does not answer, and starts another.
 """
 
 from __future__ import annotations

@@ -54,6 +54,8 @@ class Runner:
         """A block whose exceptions are failures of the function `name`."""
         try:
             yield
+        except EnvironmentFailed:
+            raise
         except (Exception, SystemExit) as error:  # a user's code may raise anything
             text = f"{type(error).__name__}: {error}"[:MAX_ERROR]
             raise EnvironmentFailed(f"{name}: {text} ({place_of(error)})") from error

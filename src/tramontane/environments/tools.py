@@ -29,6 +29,7 @@ from transformers.utils.chat_template_utils import (
 )
 
 from tramontane.data.prompts import Tool
+from tramontane.data.values import encoded
 from tramontane.environments.running import EnvironmentFailed, Runner
 from tramontane.errors import InputError
 from tramontane.types import ToolCall
@@ -83,13 +84,15 @@ class Toolset:
         try:
             tool, arguments = self._checked(call)
             result = await runner.run(tool, **arguments)
-            call.answer = cut(text_of(result), self._answer_bytes)
+            with runner.blaming(call.name):  # a result may be of any kind
+                call.answer = cut(text_of(result), self._answer_bytes)
         except _Misuse as error:
             call.answer, call.error = cut(f"error: {error}", self._answer_bytes), True
         except EnvironmentFailed as failure:
-            if not isinstance(error := failure.__cause__, MISUSE):
+            cause = failure.__cause__
+            if not isinstance(cause, MISUSE):
                 raise
-            text = f"error: {type(error).__name__}: {str(error)[:MAX_ERROR]}"
+            text = f"error: {type(cause).__name__}: {str(cause)[:MAX_ERROR]}"
             call.answer, call.error = cut(text, self._answer_bytes), True
         call.seconds = time.perf_counter() - started
 
@@ -199,7 +202,7 @@ def text_of(result: Any) -> str:
 
 def cut(text: str, limit: int) -> str:
     """The text in at most `limit` bytes of UTF-8, with a mark where it was cut."""
-    data = text.encode("utf-8", "replace")
+    data = encoded(text).encode()
     if len(data) <= limit:
         return data.decode()
     mark = f" [cut: {len(data)} bytes]"

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
@@ -19,6 +20,7 @@ from tramontane.environments.calls import Message as Parsed
 from tramontane.environments.calls import Parser
 from tramontane.environments.chat import Chat, ChatFormat, Chatted
 from tramontane.environments.loading import Host
+from tramontane.environments.mistral import MistralChat, load_mistral
 from tramontane.environments.protocol import Continued, Started
 from tramontane.environments.running import EnvironmentFailed, Runner
 from tramontane.errors import InputError
@@ -42,7 +44,7 @@ class _Conversation:
     """
 
     host: Host
-    chat: Chat
+    chat: Any  # `Chat` or `MistralChat`
     prompt_ids: list[int]
     turns: int = 0
     tokens: list[int] | None = None
@@ -64,6 +66,7 @@ class EnvironmentWorker:
         self._max_prompt = max_prompt
         self._format = ChatFormat(encoder, self._limits.history)
         self._parser = Parser(encoder.tokenizer, self._limits.calls, encoder.tags)
+        self._mistral = load_mistral(encoder) if self._limits.tokens == "mistral" else None
         self._runner = Runner()
         self._open: dict[Key, _Conversation] = {}
 
@@ -89,15 +92,18 @@ class EnvironmentWorker:
             seed: for environments whose `start` takes one. Conversations of one group are compared
                 with each other, so they should have the same.
         """
-        prompt: list[int] = []
+        await self.close(key)  # what is left of it, if it starts again
+        host = Host(self._config.data, self._limits.answer_bytes, self._runner)
         try:
             conversation = await asyncio.wait_for(
-                self._start(problem, seed), self._limits.step_timeout
+                self._start(host, problem, seed), self._limits.step_timeout
             )
         except asyncio.TimeoutError:
-            return Started(prompt, "step_timeout", self._late("start"))
+            await self._close(host)
+            return Started([], "step_timeout", self._late("start"))
         except (EnvironmentFailed, InputError) as error:
-            return Started(prompt, "environment_failed", str(error))
+            await self._close(host)
+            return Started([], "environment_failed", str(error))
         self._open[key] = conversation
         prompt = conversation.prompt_ids
         if self._max_prompt is not None and len(prompt) > self._max_prompt:
@@ -163,15 +169,18 @@ class EnvironmentWorker:
     async def close(self, key: Key) -> None:
         """End a conversation, and close its environment."""
         if conversation := self._open.pop(key, None):
-            try:
-                await asyncio.wait_for(conversation.host.close(), CLOSE_SECONDS)
-            except (asyncio.TimeoutError, EnvironmentFailed):
-                return  # the conversation has its ending already
+            await self._close(conversation.host)
 
-    async def _start(self, problem: Problem, seed: int) -> _Conversation:
-        host = Host(self._config.data, self._limits.answer_bytes, self._runner)
+    async def _close(self, host: Host) -> None:
+        with suppress(asyncio.TimeoutError, EnvironmentFailed):  # it has its ending already
+            await asyncio.wait_for(host.close(), CLOSE_SECONDS)
+
+    async def _start(self, host: Host, problem: Problem, seed: int) -> _Conversation:
         messages = await host.start(problem, seed, self._config)
-        chat = Chat(self._format, host.toolset.schemas)
+        tools = host.toolset.schemas
+        chat: Any = Chat(self._format, tools)
+        if self._mistral is not None:
+            chat = MistralChat(self._mistral, self._format.encoder, tools)
         prompt = chat.start(cast(list[Chatted], messages))
         return _Conversation(host, chat, prompt, tokens=prompt)
 

@@ -79,7 +79,9 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
             f"`tokenizer` next to the model's, e.g. tokenizer=FOLDER, to the folder or the name of "
             f"a model that has it"
         )
-    tokenizer = _from_pretrained(AutoTokenizer, model)
+    # Where mistral-common is installed, transformers would use it for Mistral's models, without a
+    # chat template.
+    tokenizer = _from_pretrained(AutoTokenizer, model, mistral_format=False)
     if tokenizer.eos_token_id is None:
         raise InputError(
             f"{model}: the tokenizer has no EOS token, so no completion could ever stop; "

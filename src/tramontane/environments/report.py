@@ -1,0 +1,124 @@
+"""What a model's chat template does with conversations, found by trying it."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple, TypeAlias
+
+from tramontane.config import PromptConfig
+from tramontane.data.prompts import PromptEncoder, Tool
+from tramontane.environments.calls import Message, form_of
+from tramontane.environments.chat import Chat, ChatFormat, Chatted, Following
+from tramontane.errors import InputError
+from tramontane.types import ToolCall
+
+# Variables of published templates that decide whether thoughts of earlier turns stay.
+THOUGHT_KEYS = (
+    "preserve_thinking", "clear_thinking", "truncate_history_thinking", "keep_past_thinking",
+    "preserve_thoughts", "drop_thinking",
+)  # fmt: skip
+_TOOL: Tool = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+_CALL = ToolCall("add", {"a": 1, "b": 2}, "3")
+_ASKED: list[Chatted] = [{"role": "user", "content": "1 + 2?"}]
+_ANSWER: Chatted = {"role": "tool", "content": "3"}
+_Turn: TypeAlias = tuple[Message, list[Chatted]]  # of the model, and what answers it
+_NEXT: list[Chatted] = [{"role": "user", "content": "3 + 4?"}]
+
+
+class Trait(NamedTuple):
+    """One line of the report; `optional` is what a run can do without, at a cost."""
+
+    name: str
+    state: Literal["ok", "missing", "optional"]
+    found: str
+    mend: str = ""
+
+
+def examine(model: str, config: PromptConfig | None = None) -> list[Trait]:
+    """Try a model's chat template: which conversations it appends to, and what a run would do with
+    the others.
+
+    Args:
+        model: a checkpoint folder or Hugging Face name.
+        config: chat template, its variables, and the start of responses.
+
+    Raises:
+        InputError: no such model, or its template cannot write a prompt.
+    """
+    from tramontane.models.loading import load_tokenizer
+
+    return examined(PromptEncoder(load_tokenizer(model), config))
+
+
+def examined(encoder: PromptEncoder) -> list[Trait]:
+    """`examine` with the encoder of a model."""
+    form = ChatFormat(encoder)
+    template = form.template
+    tools = "by the template" if encoder.reads_tools else "in the system prompt"
+    called = _thought("", [_CALL]), [_ANSWER]
+    answers = "messages of the role tool" if form.tool_role else "messages of the user"
+    return [
+        Trait("chat template", "ok", f"{len(template):,} characters" if template else "none"),
+        Trait("form of calls", "ok", form_of(encoder.tokenizer)),
+        Trait("tools are described", "ok", tools),
+        Trait("tools answer in", "ok", answers),
+        _several_calls(form),
+        _followed(form, "call with thoughts, answered", called),
+        _followed(form, "thoughts, then a message", (_thought("3", []), _NEXT)),
+        _followed(form, "both, then a message", called, (Message("3", "", "3", []), _NEXT)),
+    ]
+
+
+def _thought(content: str, calls: list[ToolCall]) -> Message:
+    return Message(f"<think>Add.</think>{content}", "Add.", content, calls)
+
+
+def _several_calls(form: ChatFormat) -> Trait:
+    message = Message("", "", "", [_CALL, _CALL])
+    following = _follow(form, (message, [_ANSWER, _ANSWER]))
+    if isinstance(following, InputError):
+        return Trait("several calls a turn", "missing", str(following), _OTHER_TEMPLATE)
+    found = "written" if following.in_call or not form.reads_calls else "written as text"
+    return Trait("several calls a turn", "ok", found)
+
+
+_OTHER_TEMPLATE = "give another template (data.chat_template)"
+
+
+def _followed(form: ChatFormat, name: str, *turns: _Turn) -> Trait:
+    following = _follow(form, *turns)
+    if isinstance(following, InputError):
+        return Trait(name, "missing", str(following), _OTHER_TEMPLATE)
+    if not following.rewritten:
+        return Trait(name, "ok", "appended")
+    mend = (
+        "a run begins a new sequence there, whose prompt is the rewritten conversation; with "
+        "conversation.history: keep it appends all the same"
+    )
+    if keys := [key for key in THOUGHT_KEYS if re.search(rf"\b{key}\b", form.template)]:
+        mend += f"; or set {', '.join(keys)} in data.chat_template_kwargs"
+    return Trait(name, "optional", "rewritten", mend)
+
+
+def _follow(form: ChatFormat, *turns: _Turn) -> Following | InputError:
+    """What follows the last of some turns."""
+    chat = Chat(form, [_TOOL])
+    try:
+        chat.start(_ASKED)
+        for message, new in turns:
+            following = chat.follow(message, new)
+        chat.tokens(following, form.encoder.tokenizer.eos_token_id)
+    except InputError as error:
+        return error
+    return following

@@ -1,0 +1,54 @@
+"""The code of docs/environments.md, run."""
+
+import asyncio
+import sys
+
+import pytest
+
+from tests.docs.pages import blocks
+from tests.environments.templates import tokenizer_of
+from tests.environments.test_worker import Talk, call
+from tests.paths import ROOT
+from tramontane.config import Config
+from tramontane.data.prompts import PromptEncoder
+from tramontane.environments.worker import EnvironmentWorker
+
+TOOL, SHOP = blocks(ROOT / "docs" / "environments.md", "python")
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch):
+    (tmp_path / "docs_tools.py").write_text(TOOL)
+    (tmp_path / "docs_shop.py").write_text(SHOP)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in ("docs_tools", "docs_shop"):
+        sys.modules.pop(name, None)
+
+
+def test_a_tool_takes_ten_lines_and_an_environment_thirty():
+    assert len(TOOL.splitlines()) <= 10 and len(SHOP.splitlines()) <= 30
+
+
+def test_they_run(modules):
+    data = {"environment": "docs_shop:Shop", "tools": ["docs_tools:convert"]}
+    worker = EnvironmentWorker(
+        Config(model="tiny", data=data), PromptEncoder(tokenizer_of("qwen2.5"))
+    )
+    worker.check()
+
+    async def run():
+        talk = Talk(worker, seed=0)  # 17 coins
+        await talk.begin()
+        await talk.say("melon" + call("convert", amount=3, rate="1.5"))
+        answers = [message["content"] for message in talk.turns[0].messages]
+        assert answers == ["4.5", "That is not sold here."]
+        await talk.say(call("convert", amount=3, rate=0))
+        assert talk.turns[1].messages[0]["content"] == "error: ValueError: a rate is above 0"
+        for fruit in ["pear"] * 5:
+            answered = await talk.say(fruit)
+        assert answered.turn.messages[0]["content"] == "2 coins are left."
+        answered = await talk.say("apple")
+        assert answered.ending == "completed" and answered.turn.reward == 1.0
+
+    asyncio.run(run())

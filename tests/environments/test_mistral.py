@@ -1,0 +1,181 @@
+"""Conversations in Mistral's own tokens, compared with what its library makes of whole requests."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+mistral_common = pytest.importorskip("mistral_common", reason="mistral-common is not installed")
+
+from mistral_common.protocol.instruct.request import ChatCompletionRequest
+from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer
+
+from tests.environments.worlds import add
+from tramontane.config import PromptConfig
+from tramontane.data.prompts import PromptEncoder
+from tramontane.environments.calls import Parser
+from tramontane.environments.mistral import MistralChat, load_mistral
+from tramontane.environments.tools import schema_of
+from tramontane.errors import InputError
+from tramontane.types import ThinkingTags
+
+DATA = Path(mistral_common.__file__).parent / "data"
+TAGS = ThinkingTags("[THINK]", "[/THINK]")
+CONTROL = (
+    "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]",
+    "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]",
+    "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]",
+    "[TOOL_CONTENT]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a `tekken.json` of version 13: a thousand tokens of a real one."""
+    raw = json.loads((DATA / "tekken_240911.json").read_text())
+    raw["config"] |= {
+        "version": "v13",
+        "default_vocab_size": 1000 + len(CONTROL),
+        "default_num_special_tokens": len(CONTROL),
+        "num_vocab_tokens": 1000,
+    }
+    raw["vocab"] = raw["vocab"][:1000]
+    raw.pop("image", None)
+    raw["special_tokens"] = [
+        {"rank": n, "token_str": token, "is_control": True} for n, token in enumerate(CONTROL)
+    ]
+    made = tmp_path_factory.mktemp("mistral")
+    (made / "tekken.json").write_text(json.dumps(raw))
+    return made
+
+
+@pytest.fixture(scope="module")
+def encoder(folder):
+    tokenizer = convert_tekken_tokenizer(str(folder / "tekken.json"), "{{ messages[0].content }}")
+    tokenizer.name_or_path = str(folder)
+    return PromptEncoder(tokenizer, PromptConfig())
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def of_request(mistral, messages):
+    tool = schema_of(add)["function"]
+    known = {key: tool[key] for key in ("name", "description", "parameters")}
+    request = ChatCompletionRequest.model_validate(
+        {"messages": messages, "tools": [{"type": "function", "function": known}]}
+    )
+    return list(mistral.encode_chat_completion(request).tokens)
+
+
+TEXTS = st.lists(st.one_of(st.text(max_size=8), st.sampled_from([*CONTROL, "🙂", "é"])), max_size=4)
+
+
+@settings(deadline=None, max_examples=40)
+@given(thoughts=TEXTS.map("".join), answers=st.lists(TEXTS.map("".join), min_size=1, max_size=3))
+def test_a_conversation_has_the_tokens_of_mistrals_library(encoder, thoughts, answers):
+    mistral = load_mistral(encoder)
+    instruct = mistral.instruct_tokenizer
+    chat = MistralChat(mistral, encoder, [schema_of(add)])
+    prompt = chat.start([user("What is 1 + 2?")])
+    assert prompt == of_request(mistral, [user("What is 1 + 2?")])
+    for tag in TAGS:
+        thoughts = thoughts.replace(tag, "")
+    call = '[TOOL_CALLS]add[ARGS]{"a": 1, "b": 2}'
+    text = f"[THINK]{thoughts}x[/THINK]" + call * len(answers)
+    parser = Parser(encoder.tokenizer, "mistral", TAGS)
+    message = parser.parse(text, [schema_of(add)])
+    assert [made.arguments for made in message.calls] == [{"a": 1, "b": 2}] * len(answers)
+    following = chat.follow(message, [{"role": "tool", "content": answer} for answer in answers])
+    assert not following.rewritten
+    put = chat.tokens(following, instruct.tokenizer.eos_id)
+    said = {
+        "role": "assistant",
+        "content": [{"type": "thinking", "thinking": f"{thoughts}x"}],
+        "tool_calls": [
+            {"id": f"call000{n:02d}", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+            for n in range(len(answers))
+        ],
+    }
+    replies = [
+        {"role": "tool", "content": answer, "tool_call_id": f"call000{n:02d}"}
+        for n, answer in enumerate(answers)
+    ]
+    whole = of_request(mistral, [user("What is 1 + 2?"), said, *replies])
+    assert following.whole() == whole
+    own = encoder.tokenizer(text, add_special_tokens=False)["input_ids"] if not thoughts else None
+    if own is not None:  # the sampled tokens, where the text has one way to be sampled
+        assert [*prompt, *own, instruct.tokenizer.eos_id, *put] == whole
+    assert whole[-len(put) :] == put and chat.tokens(following, 999)[0] == instruct.tokenizer.eos_id
+    control = [token for token in put if token < len(CONTROL)]
+    opening, closing = (CONTROL.index(f"[{slash}TOOL_RESULTS]") for slash in ("", "/"))
+    assert control == [opening, closing] * len(answers)
+
+
+def test_a_message_of_the_user_follows(encoder):
+    mistral = load_mistral(encoder)
+    chat = MistralChat(mistral, encoder, [schema_of(add)])
+    prompt = chat.start([user("Hi")])
+    message = Parser(encoder.tokenizer, "mistral", TAGS).parse("It is 3.", [schema_of(add)])
+    following = chat.follow(message, [user("More")])
+    assert not following.rewritten
+    said = encoder.tokenizer("It is 3.</s>", add_special_tokens=False)["input_ids"]
+    assert prompt + said + following.put == following.whole()
+
+
+def test_thoughts_of_a_system_prompt_are_thoughts(encoder):
+    config = PromptConfig(system_prompt="First think. [THINK]Your thoughts.[/THINK]Your answer.")
+    thinking = PromptEncoder(encoder.tokenizer, config, tuple(TAGS))
+    prompt = MistralChat(load_mistral(thinking), thinking).start([user("Hi [THINK]")])
+    control = [CONTROL[token] for token in prompt if token < len(CONTROL)]
+    assert control == [
+        "<s>", "[SYSTEM_PROMPT]", "[THINK]", "[/THINK]", "[/SYSTEM_PROMPT]", "[INST]", "[/INST]",
+    ]  # fmt: skip
+
+
+def test_v7_moves_its_tools_to_the_last_message_of_the_user():
+    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+
+    pytest.importorskip("sentencepiece", reason="mistral-common is not installed")
+    mistral = MistralTokenizer.from_file(str(DATA / "mistral_instruct_tokenizer_241114.model.v7"))
+    assert mistral.instruct_tokenizer.tokenizer.version.value == "v7"
+
+    class Encoder:
+        config, tags = PromptConfig(), ThinkingTags()
+
+    parser = Parser(_Bare(), "mistral", Encoder.tags)
+    calls = '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1, "b": 2}}]'
+    chat = MistralChat(mistral, Encoder, [schema_of(add)])
+    prompt = chat.start([user("Hi")])
+    following = chat.follow(
+        parser.parse(calls, [schema_of(add)]), [{"role": "tool", "content": "3"}]
+    )
+    assert not following.rewritten and following.whole()[: len(prompt)] == prompt
+    text = mistral.instruct_tokenizer.decode(following.put, special_token_policy="keep")
+    assert text.replace("▁", "") == "[TOOL_RESULTS]call00000[TOOL_CONTENT]3[/TOOL_RESULTS]"
+    thought = parser.parse("<think>Easy.</think>It is 3.", [schema_of(add)])  # text before v13
+    assert chat.follow(thought, [user("More")]).rewritten
+
+
+class _Bare:
+    chat_template = None
+
+
+def test_what_cannot_be_written_is_refused(encoder, tmp_path):
+    prefixed = PromptEncoder(encoder.tokenizer, PromptConfig(response_prefix="So: "))
+    with pytest.raises(InputError, match=r"response_prefix"):
+        load_mistral(prefixed)
+    chat = MistralChat(load_mistral(encoder), encoder)
+    chat.start([user("Hi")])
+    message = Parser(encoder.tokenizer, "mistral", TAGS).parse("3", [])
+    with pytest.raises(InputError, match="mistral-common refuses"):
+        chat.follow(message, [{"role": "tool", "content": "4"}])
+    encoder.tokenizer.name_or_path, kept = str(tmp_path), encoder.tokenizer.name_or_path
+    try:
+        with pytest.raises(InputError, match=r"has no file tekken.json"):
+            load_mistral(encoder)
+    finally:
+        encoder.tokenizer.name_or_path = kept

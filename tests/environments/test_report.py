@@ -1,0 +1,33 @@
+"""What `tramontane doctor --chat` says of templates."""
+
+import pytest
+
+from tests.environments.templates import SHAPES, tokenizer_of
+from tests.environments.test_chat import REWRITES
+from tramontane.data.prompts import PromptEncoder
+from tramontane.environments.report import examined
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_report_says_what_a_run_would_do(shape):
+    traits = {trait.name: trait for trait in examined(PromptEncoder(tokenizer_of(shape)))}
+    after_call, after_message = REWRITES.get(shape, (False, False))
+    for name, rewritten in (
+        ("call with thoughts, answered", after_call),
+        ("thoughts, then a message", after_message),
+        ("both, then a message", shape in ("qwen3", "gpt-oss", "numbered")),
+    ):
+        assert traits[name].found == ("rewritten" if rewritten else "appended")
+        assert ("conversation.history" in traits[name].mend) == rewritten
+    assert traits["several calls a turn"].state == "ok"
+    own = shape in ("gemma-3", "base")
+    assert ("of the user" in traits["tools answer in"].found) == own
+
+
+def test_a_key_that_keeps_thoughts_is_named():
+    tokenizer = tokenizer_of.__wrapped__("qwen3")
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "loop.index0 > ns.last", "(preserve_thinking is defined or loop.index0 > ns.last)"
+    )
+    traits = {trait.name: trait for trait in examined(PromptEncoder(tokenizer))}
+    assert "set preserve_thinking in" in traits["thoughts, then a message"].mend
