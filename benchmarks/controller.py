@@ -425,6 +425,7 @@ async def measure(args: argparse.Namespace, generators: int, folder: Path) -> di
     from tramontane.controller.pipeline import Pipeline, Workers
     from tramontane.models.weights import CopiedWeights
     from tramontane.run import session as session_module
+    from tramontane.run.measurement import Judges
     from tramontane.run.recorder import Recorder
     from tramontane.run.screen import QuietScreen
     from tramontane.run.train import _frozen
@@ -448,7 +449,7 @@ async def measure(args: argparse.Namespace, generators: int, folder: Path) -> di
     seconds_a_batch = args.mean * args.step / args.batches_in_flight
     trainer = SimulatedTrainer(loop, args.train * seconds_a_batch)
     verifiers = SimulatedVerifiers(loop, PoolStats())
-    recorder = Recorder(session, pool, verifiers, trainer)  # type: ignore[arg-type]
+    recorder = Recorder(session, pool, Judges(verifiers, None), trainer)  # type: ignore[arg-type]
     recorder._parity_due = False
     workers = Workers(pool, verifiers, trainer, lambda: CopiedWeights(None))  # type: ignore[arg-type]
     pipeline = Pipeline(config, ledger, workers, recorder)

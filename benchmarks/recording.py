@@ -88,6 +88,7 @@ async def measure(completions: int, tokens: int, folder: Path) -> dict[str, floa
     from tramontane.config import Config
     from tramontane.controller.ledger import Ledger
     from tramontane.controller.observer import Update
+    from tramontane.run.measurement import Judges
     from tramontane.run.prepare import prepare
     from tramontane.run.recorder import Recorder
     from tramontane.run.screen import QuietScreen
@@ -123,7 +124,7 @@ async def measure(completions: int, tokens: int, folder: Path) -> dict[str, floa
     session = Session.open(config, QuietScreen())
     pool = SimpleNamespace(generated_tokens=0, busy_seconds=0.0, seconds_without_work=0.0)
     verifiers = SimpleNamespace(stats=lambda: PoolStats())
-    recorder = Recorder(session, pool, verifiers, Trainer())  # type: ignore[arg-type]
+    recorder = Recorder(session, pool, Judges(verifiers, None), Trainer())  # type: ignore[arg-type]
     recorder._parity_due = False
     prepared = prepare(config)
     ledger = Ledger(config, prepared.problems, lambda problem: [1] * 64)

@@ -1,7 +1,7 @@
 """Kills workers throughout a run and proves from its records that no promise broke.
 
     make chaos            or: python -m chaos [--seed N] [--kills 50] [--generator slots|vllm]
-                                               [--updates N]
+                                               [--updates N] [--conversations]
 
 The run is the quickstart with all its updates, under Ray, with two generators and two verifiers.
 Every few seconds a random generator or verifier gets SIGKILL, or SIGSTOP, which only the heartbeat
@@ -14,7 +14,8 @@ workers.jsonl. Then two short runs show that interrupted completions are as long
 
 With `--generator vllm` each generator has a second process, vLLM's, which is killed as often as the
 first. Results go to chaos_vllm.json. With `--updates` the run has that many updates, no evaluation
-and so no figures to reach.
+and so no figures to reach. With `--conversations` each completion is a conversation with an
+environment (`talk.py`), whose processes are killed too; results go to chaos_conversations.json.
 """
 
 from __future__ import annotations
@@ -42,14 +43,19 @@ SURPLUS = 1.2  # signals sent per kill promised
 MINUTES = 45.0
 ENDS = ("controller", "trainer")  # a kill ends a session of the run
 WORKERS = ("generator 0", "generator 1", "verifier 0", "verifier 1")
+ENVIRONMENTS = ("environment 0", "environment 1")
 FIGURES = {"pass_at_1": 0.93, "format_rate": 0.99, "language_rate": 0.97}
 
 
-def config(generator: str, updates: int | None) -> dict[str, Any]:
+def config(generator: str, updates: int | None, conversations: bool) -> dict[str, Any]:
     raw = quickstart()
     if updates is not None:
         raw["pipeline"]["updates"] = updates
         raw["data"]["eval"] = None
+    if conversations:
+        raw["data"]["environment"] = "chaos.talk:Talk"
+        raw["conversation"] = {"workers": len(ENVIRONMENTS), "replay": True}
+        raw["pipeline"]["l_max"] *= 3
     return raw | {
         "placement": {"kind": "ray"},
         "generator": {"workers": 2, "kind": generator},
@@ -60,10 +66,12 @@ def config(generator: str, updates: int | None) -> dict[str, Any]:
 
 
 def harass(
-    run: Run, killer: Killer, kills: int, updates: int, intruders: list[dict[str, Any]]
+    run: Run, killer: Killer, kills: int, config: dict[str, Any], intruders: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Send signals until the run is finished, and start second processes on its folder, whose ends
     are added to `intruders`; returns each end of the controller and its cause."""
+    updates = config["pipeline"]["updates"]
+    workers = WORKERS + (ENVIRONMENTS if "conversation" in config else ())
     ends: list[dict[str, Any]] = []
     intruder: Intruder | None = None
     deadline = time.monotonic() + 60 * MINUTES
@@ -93,7 +101,7 @@ def harass(
             # An heir that begins just when the controller dies would rightly own the folder.
             targets = tuple(name for name in ENDS if not intruder or name != "controller")
         elif len(killer.kills) * updates < SURPLUS * kills * (done + 1):
-            targets = WORKERS
+            targets = workers
         else:
             targets = ()
         if done and (kill := killer.strike(targets)):
@@ -113,15 +121,16 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--generator", choices=["slots", "vllm"], default="slots")
     parser.add_argument("--updates", type=int, help="by default those of the quickstart")
+    parser.add_argument("--conversations", action="store_true")
     args = parser.parse_args()
     print(f"seed {args.seed}", flush=True)
     shutil.rmtree(BUILD, ignore_errors=True)
-    raw = config(args.generator, args.updates)
+    raw = config(args.generator, args.updates, args.conversations)
     began = time.monotonic()
     with Run(raw, BUILD / "whole") as run:
         killer = Killer(run.folder, args.seed, BUILD / "whole" / "kills.jsonl")
         intruders: list[dict[str, Any]] = []
-        ends = harass(run, killer, args.kills, raw["pipeline"]["updates"], intruders)
+        ends = harass(run, killer, args.kills, raw, intruders)
         last_wait = run.gone()
         remaining = run.remaining()
         finished = run.finished
@@ -132,12 +141,13 @@ def main() -> None:
     if finished:
         summary = json.loads((run.folder / "summary.json").read_text(encoding="utf-8"))
         promises += prove(run.folder)
-        promises += figures(summary) if args.updates is None else []
+        promises += figures(summary) if not (args.updates or args.conversations) else []
         report = {"summary": summary}
     lengths_report, length_promises = lengths.compare(BUILD / "lengths", args.seed, args.generator)
     promises += length_promises
     print()
     name = "chaos.json" if args.generator == "slots" else f"chaos_{args.generator}.json"
+    name = "chaos_conversations.json" if args.conversations else name
     finish(Path(__file__).with_name(name), {
         "machine": machine(), "seed": args.seed, "updates": raw["pipeline"]["updates"],
         "seconds": round(seconds),
@@ -158,9 +168,10 @@ def finished_run(finished: bool, ends: list[dict[str, Any]], seconds: float, run
 
 
 def killed(killer: Killer, kills: int, run: Run) -> Promise:
-    """The controller replaces each killed generator or verifier, unless it was killed too."""
-    counts = {name: sum(k["worker"].startswith(name) for k in killer.kills)
-          for name in ("generator", "verifier", "trainer", "controller")}  # fmt: skip
+    """The controller replaces each killed generator, verifier or environment, unless it was killed
+    too."""
+    kinds = ("generator", "verifier", "environment", "trainer", "controller")
+    counts = {name: sum(k["worker"].startswith(name) for k in killer.kills) for name in kinds}
     stopped = sum(k["signal"] == "SIGSTOP" for k in killer.kills)
     events = run.folder / "events.log"
     replaced = events.read_text(encoding="utf-8").count("replaced:") if events.is_file() else 0

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from chaos.processes import starting, vllm_of, workers
+from chaos.processes import second_of, starting, workers
 
 STOP_SHARE = 0.15  # share of signals that are SIGSTOP, which only the heartbeat finds
 
@@ -35,8 +35,8 @@ class Killer:
         if not live:
             return None
         name = self.random.choice(sorted(live))
-        # A vLLM generator has two processes, and may lose either.
-        process = self.random.choice([processes[name], *vllm_of(processes[name])])
+        # A vLLM generator has two processes, as have environments, and may lose either.
+        process = self.random.choice([processes[name], *second_of(processes[name])])
         stops = name.startswith(("generator", "verifier")) and self.random.random() < stop_share
         number = signal.SIGSTOP if stops else signal.SIGKILL
         kill = {
@@ -59,7 +59,7 @@ class Killer:
         return [kill["starting"] for kill in self.kills if kill["worker"] == name][-1:] == [True]
 
     def _was_struck(self, process: int) -> bool:
-        """True if the process, or its vLLM, got a signal before; a stopped one lives until it is
+        """True if the process, or its second, got a signal before; a stopped one lives until it is
         found."""
         struck = {kill["process"] for kill in self.kills}
-        return not struck.isdisjoint([process, *vllm_of(process)])
+        return not struck.isdisjoint([process, *second_of(process)])

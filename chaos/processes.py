@@ -61,10 +61,12 @@ def tree(root: int) -> dict[int, int]:
     return {pid: parents.get(pid, 0) for pid in found}
 
 
-def vllm_of(pid: int) -> list[int]:
-    """The process of vLLM that a generator's process has, if any."""
-    return [child for child, parent in tree(pid).items()
-            if parent == pid and "vllm_worker.py" in command(child)]  # fmt: skip
+def second_of(pid: int) -> list[int]:
+    """The process that a worker's process has beside its own, if any: vLLM's, or the one in which
+    environments run."""
+    second = re.compile(r"vllm_worker\.py|tramontane\.environments\.process")
+    children = [child for child, parent in tree(pid).items() if parent == pid]
+    return [child for child in children if second.search(command(child))]
 
 
 def marked(mark: str) -> list[int]:

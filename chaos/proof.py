@@ -12,6 +12,7 @@ import yaml
 from benchmarks.measure import Promise
 from tramontane.models.loading import load_tokenizer
 from tramontane.run import rollouts
+from tramontane.types import INSERTED
 
 Row = dict[str, Any]
 
@@ -87,18 +88,28 @@ def _updates(folder: Path, files: list[Path], sizes: Row) -> Promise:
 
 def _tokens(rows: list[Row], sizes: Row) -> list[Promise]:
     """Versions within a completion rise, none is too old, and no token is missing."""
-    decreasing = sum(row["versions"] != sorted(row["versions"]) for row in rows)
-    trained = [row for row in rows if row["filtered"] is None]
-    ages = [row["update"] - 1 - v for row in trained for v in row["versions"]]
+    sampled = [[v for v in row["versions"] if v != INSERTED] for row in rows]
+    decreasing = sum(versions != sorted(versions) for versions in sampled)
+    pairs = zip(rows, sampled, strict=True)
+    ages = [r["update"] - 1 - v for r, versions in pairs if r["filtered"] is None for v in versions]
     tokenizer = load_tokenizer("tiny")
+
+    def text(row: Row) -> str:
+        ids, eos = row["token_ids"], tokenizer.eos_token_id
+        if not row["turns"]:
+            return str(tokenizer.decode(ids, skip_special_tokens=True))
+        parts = [ids[turn["start"] : turn["end"]] for turn in row["turns"]]
+        parts = [part[:-1] if part[-1] == eos else part for part in parts]
+        return "\n\n".join(map(tokenizer.decode, parts))
+
     whole = sum(
-        tokenizer.decode(ids, skip_special_tokens=True) == row["text"]
+        text(row) == row["text"]
         and len(ids) == len(row["versions"]) == len(row["logprobs"])
         and (ids[-1] == tokenizer.eos_token_id or len(ids) == sizes["l_max"])
         for row in rows
         for ids in [row["token_ids"]]
     )
-    spanning = sum(len(set(row["versions"])) > 1 for row in rows)
+    spanning = sum(len(set(versions)) > 1 for versions in sampled)
     return [
         Promise(
             "weights' versions never decrease within a completion",

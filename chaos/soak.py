@@ -29,7 +29,7 @@ import yaml
 
 from benchmarks.measure import Promise, finish, machine
 from chaos.kill import Killer
-from chaos.processes import command, marked, tree, usage, vllm_of, workers
+from chaos.processes import command, marked, second_of, tree, usage, workers
 
 SAMPLE_SECONDS = 5.0
 KILL_SECONDS = 30.0
@@ -74,7 +74,7 @@ def sample(root: int, folder: Path) -> dict[str, float]:
     for pid, parent in pids.items():
         if parent in names and "verifier" in names[parent]:
             names[pid] = f"grader of {names[parent]}"
-        elif parent in names and pid in vllm_of(parent):
+        elif parent in names and pid in second_of(parent):
             names[pid] = f"vllm of {names[parent]}"
     found: dict[str, float] = {"processes": 0, "files": 0, "threads": 0, "memory": 0, "store": 0}
     sessions = set()

@@ -27,6 +27,8 @@ from tramontane.types import (
     Group,
     Outcome,
     Problem,
+    ToolCall,
+    TurnRecord,
     Verdict,
 )
 
@@ -221,3 +223,25 @@ def test_the_diagnosis_of_a_failing_reward_speaks_of_the_reward() -> None:
     tally = Tally()
     tally.add(group("unscorable", "no sandbox works"), FilterReason("unscorable", "no sandbox"))
     assert "sandbox works on this machine" in tally.diagnosis()
+
+
+def test_a_run_whose_model_never_calls_its_tools_ends_though_groups_are_kept() -> None:
+    def called(name: str) -> Group:
+        talked = group("right", size=4)
+        unread = ToolCall(name, {}, "not a call", error=not name)
+        talked.completions[1].turns = [TurnRecord(0, 1, 0, "text", calls=[unread])]
+        return talked
+
+    sizes = {"pipeline": {"max_groups_without_signal": 3}, "data": {"tools": ["calculator"]}}
+    config = Config.model_validate(sizes)
+    watched = SignalMonitor(config, Path("runs/x"), [].append, updates=0)
+    watched.graded(called(""), None)
+    watched.graded(group("right"), None)
+    with pytest.raises(NoSignal, match=r"none of the first 3 groups .*\(calculator\); 2 calls"):
+        watched.graded(called(""), None)
+    watched = SignalMonitor(config, Path("runs/x"), [].append, updates=0)
+    watched.graded(called("calculator"), None)
+    resumed = SignalMonitor(config, Path("runs/x"), [].append, updates=1)
+    for _ in range(9):
+        watched.graded(group("right"), None)
+        resumed.graded(group("right"), None)

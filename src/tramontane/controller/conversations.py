@@ -16,14 +16,15 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tramontane.config import Config
 from tramontane.environments.host import Call, EnvironmentHost, Lost
@@ -38,6 +39,7 @@ from tramontane.types import (
     Problem,
     Request,
     SamplingParams,
+    ToolCall,
     floats,
     ints,
 )
@@ -49,6 +51,7 @@ EXCHANGE_SECONDS = 0.02  # longest time for which a new call waits while others 
 CLOSE_SECONDS = 10.0  # limit for a process to end
 MAX_DEATHS = 3  # deaths of its process during a conversation's steps, after which it is blamed
 FORK = 0x9E3779B97F4A7C15  # added to the seed, so that a new sequence draws other random numbers
+NO_CALL = ToolCall("", {}, "")
 Key = tuple[int, int]  # group and index of a conversation
 
 
@@ -101,6 +104,14 @@ def ended(request: Request, ending: Ending, reason: str = "") -> Completion:
     return completion
 
 
+class Step(NamedTuple):
+    """A step of an environment: when it began and ended, and the tool that took longest."""
+
+    began: float
+    ended: float
+    tool: str
+
+
 class Conversations:
     """The environments of a run's conversations, in `conversation.workers` processes.
 
@@ -115,6 +126,8 @@ class Conversations:
             as `context_full`.
         counts: conversations that were `conversations_restarted` and `conversations_replayed`
             after the loss of their environment, and `environment_restarts` of processes.
+        steps: of the conversations of each group that is not yet recorded, the times at which each
+            step began and ended, and its longest tool.
     """
 
     def __init__(
@@ -125,15 +138,17 @@ class Conversations:
     ) -> None:
         self._limits = config.conversation
         self.reward = config.conversation.reward
-        self.max_prompt: float = math.inf
+        self.max_prompt = sys.maxsize
         self.counts = dict.fromkeys(
             ("conversations_restarted", "conversations_replayed", "environment_restarts"), 0
         )
+        self.steps: defaultdict[int, list[Step]] = defaultdict(list)
         self._hosts = [
             _Host(partial(make, number), config, replaced)
             for number in range(config.conversation.workers)
         ]
         self._homes: dict[Key, _Host] = {}  # of conversations whose environments have begun
+        self._deaths: Counter[Key] = Counter()  # of processes, during a conversation's steps
         self._loads: Counter[_Host] = Counter(dict.fromkeys(self._hosts, 0))
 
     def awaits(self, request: Request) -> bool:
@@ -155,14 +170,19 @@ class Conversations:
             InputError: the environments or tools of the config cannot be used.
             WorkerLost: a host cannot be replaced.
         """
-        key, deaths = _key(request), 0
+        key = _key(request)
         while self.awaits(request):
+            began = time.time()
             if key in self._homes:
                 turn = replace(request.completed(request.finish_reason or "stop"), turns=[])
                 answer = await self._call(key, "step", turn, l_max)
             else:
                 request, answer = await self._begin(l_max, problem, request)
             if isinstance(answer, Continued):
+                if request.group >= 0:  # of training
+                    tool = max(answer.turn.calls, key=lambda c: c.seconds, default=NO_CALL).name
+                    step = Step(began, time.time(), tool or "environment")
+                    self.steps[request.group].append(step)
                 next_request = following(request, answer)
                 if isinstance(next_request, Completion):
                     self._close(key)
@@ -178,33 +198,44 @@ class Conversations:
                     return ended(request, answer.ending, answer.reason)
                 continue
             self._forget(key)
-            deaths += bool(answer.how)
+            self._deaths[key] += bool(answer.how)
             if answer.late:
                 return ended(request, "step_timeout", f"its environment was {answer.how}")
-            if deaths == MAX_DEATHS:
-                reason = f"its process died {deaths} times during its steps ({answer.how})"
+            if self._deaths[key] == MAX_DEATHS:
+                reason = f"its process died {MAX_DEATHS} times during its steps ({answer.how})"
                 return ended(request, "environment_failed", reason)
         return request
 
-    async def fit(self, problems: Sequence[Problem], given: int | None) -> int:
-        """Begin a conversation about each of some problems; returns and sets `max_prompt`: `given`,
-        or the longest of their prompts.
+    async def fit(
+        self, problems: Sequence[Problem], encode: Callable[[Problem], list[int]], longest: int
+    ) -> int:
+        """Begin a conversation about each of some problems, to see what environments and tools add
+        to a prompt; returns and sets `max_prompt`.
+
+        An environment that begins with a prompt of its own may exceed what it began here by a
+        quarter.
+
+        Args:
+            problems: some of the run's.
+            encode: returns the tokens of a problem's own prompt.
+            longest: upper bound of these, in tokens.
 
         Raises:
             InputError: an environment cannot begin.
         """
-        prompts = [0]
+        bounds = [longest]
         for number, problem in enumerate(problems):
-            key, longest = (0, -1 - number), sys.maxsize
-            begun = await self.answer(longest, problem, Request(*key, [], 0, SamplingParams(1)))
+            key = 0, -1 - number
+            begun = await self.answer(1, problem, Request(*key, [], 0, SamplingParams(1)))
             if isinstance(begun, Completion):
                 raise InputError(
                     f"{problem.where or problem.id}: the conversation cannot begin "
                     f"({begun.ending}: {begun.ending_reason})"
                 )
             self._close(key)
-            prompts.append(len(begun.prompt_ids))
-        self.max_prompt = given or max(prompts)
+            tokens = len(begun.prompt_ids)
+            bounds += [longest + tokens - len(encode(problem)), math.ceil(1.25 * tokens)]
+        self.max_prompt = max(bounds)
         return self.max_prompt
 
     async def _begin(
@@ -237,6 +268,7 @@ class Conversations:
     def _close(self, key: Key) -> None:
         self._homes[key].send("close", key, (), 0.0)
         self._forget(key)
+        del self._deaths[key]
 
     def _forget(self, key: Key) -> None:
         self._loads[self._homes.pop(key)] -= 1
@@ -339,5 +371,5 @@ def _begun(request: Request, started: Started) -> Request:
     environment begins as before."""
     if request.turns or request.prompt_ids == started.prompt_ids:
         return request
-    fresh = {"token_ids": ints(), "logprobs": floats(), "versions": ints(), "finish_reason": None}
-    return replace(request, prompt_ids=started.prompt_ids, **fresh)
+    sampling, first = request.sampling, request.seed
+    return Request(*_key(request), started.prompt_ids, first, sampling)

@@ -352,10 +352,11 @@ class Ledger:
     def _filter_reason(self, group: Group) -> FilterReason | None:
         verdicts = group.verdicts
         unscorable = [v.reason for v in verdicts if v.verdict == "unscorable"]
-        # Without tokens, an environment could not begin.
-        drops = self.sizes.unscorable == "drop" or not all(c.token_ids for c in group.completions)
-        if unscorable and (drops or len(unscorable) == len(verdicts)):
+        if unscorable and (self.sizes.unscorable == "drop" or len(unscorable) == len(verdicts)):
             return FilterReason("unscorable", unscorable[0])
+        for c in group.completions:
+            if c.ending and not c.token_ids:  # it never began
+                return FilterReason("unscorable", f"{c.ending}: {c.ending_reason}")
         if self.sizes.diversity == "none":
             return None
         if self.sizes.diversity == "correctness":

@@ -167,8 +167,9 @@ def _table(group: Group) -> pa.Table:
     """The rows of one group: the finished completions, then the unfinished; of a forked
     conversation the earlier sequences first."""
     whole: list[Completion | Request] = [*group.completions, *group.requests]
-    owners = [s for s in whole for _ in s.sequences]
-    sequences, prompt = [part for s in whole for part in s.sequences], _prompt(group)
+    owners, prompt = [s for s in whole for _ in s.sequences], _prompt(group)
+    sequences: list[EarlierSequence | Completion | Request]
+    sequences = [part for s in whole for part in s.sequences]
     lasts = [o if o is s else None for o, s in zip(owners, sequences, strict=True)]
     columns = [
         pa.array([group.id] * len(sequences), pa.int64()),

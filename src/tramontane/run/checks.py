@@ -79,16 +79,17 @@ class Tally:
     """Counts over graded groups. Memory does not grow with the number or length of groups."""
 
     def __init__(self) -> None:
-        self.groups = self.kept = self.completions = self.cut_off = 0
+        self.groups = self.kept = self.completions = self.cut_off = self.unread_calls = 0
         self._filtered: Counter[str] = Counter()  # groups by reason
         self._reasons: Counter[str] = Counter()  # completions by verdict and reason
         self._fates: Counter[Fate] = Counter()  # completions
         # The problem and the first completion of each fate.
         self._examples: dict[Fate, tuple[str, Completion, Verdict]] = {}
 
-    def add(self, group: Group, filtered: FilterReason | None) -> None:
-        """Count one group, with the reason if it was filtered."""
+    def add(self, group: Group, filtered: FilterReason | None, unread_calls: int = 0) -> None:
+        """Count one group, with the reason if it was filtered, and its calls that do not parse."""
         self.groups += 1
+        self.unread_calls += unread_calls
         self.kept += filtered is None
         if filtered:
             self._filtered[_general(str(filtered))] += 1
@@ -141,7 +142,8 @@ class SignalMonitor:
     A run ends when none of its first `pipeline.max_groups_without_signal` groups is kept; after the
     first kept group, when none of `PATIENCE` times as many consecutive groups is. The user is
     warned each time the share of kept groups, over that many groups, falls below
-    `pipeline.min_kept_share`.
+    `pipeline.min_kept_share`. A run whose model has tools also ends when the first groups have no
+    call that parses: whatever it learns, it is not to use them.
 
     Args:
         config: the run's config.
@@ -158,14 +160,18 @@ class SignalMonitor:
         self.folder, self.warn = folder, warn
         self.ever_kept = updates > 0
         self._unkept = Tally()  # since the last kept group
+        self._tools = ", ".join(config.data.tools)
+        # Until the first call that parses; None after it, or without tools.
+        self._uncalled = Tally() if self._tools and not updates else None
         self._window, self._share_is_low = Tally(), False
 
     def graded(self, group: Group, filtered: FilterReason | None) -> None:
         """Count a group that was graded, with the reason if it was filtered.
 
         Raises:
-            NoSignal: too many consecutive groups were filtered.
+            NoSignal: too many consecutive groups were filtered, or no tool was called.
         """
+        self._watch_calls(group, filtered)
         self._unkept.add(group, filtered)
         self._window.add(group, filtered)
         if filtered is None:
@@ -175,6 +181,23 @@ class SignalMonitor:
             raise NoSignal(self._end())
         if self._window.groups == self.limit:
             self._judge_window()
+
+    def _watch_calls(self, group: Group, filtered: FilterReason | None) -> None:
+        calls = [c for answer in group.completions for turn in answer.turns for c in turn.calls]
+        if self._uncalled is None or any(call.name for call in calls):
+            self._uncalled = None
+            return
+        self._uncalled.add(group, filtered, len(calls))
+        if self._uncalled.groups == self.limit:
+            raise NoSignal(
+                f"{self.folder}: none of the first {self.limit} groups "
+                f"(pipeline.max_groups_without_signal) has a call of a tool that can be read "
+                f"({self._tools}); {self._uncalled.unread_calls:,} calls could not be\n"
+                f"{self._uncalled.diagnosis()}\n"
+                f"Name the form in which the model writes calls (conversation.calls), begin with "
+                f"supervised training on traces with calls (tramontane sft, cold_start), or remove "
+                f"data.tools"
+            )
 
     def _judge_window(self) -> None:
         window, self._window = self._window, Tally()

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from tramontane.batches import Batch
+from tramontane.controller.conversations import Step
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.observer import Activity, PipelineState, Update
 from tramontane.controller.verifiers import Verifiers
@@ -62,6 +63,7 @@ class Recorder:
         self._signal = SignalMonitor(
             self.config, self.folder.path, session.announce, session.version
         )
+        self._waits: deque[tuple[float, float]] = deque()  # of the trainer, for batches to record
         self._filtered, self._last_filtered = 0, "–"  # groups since the last update
         self._saved_version = session.restored.version if session.restored else -1
         self._committing: asyncio.Task[None] | None = None  # the checkpoint being written
@@ -166,6 +168,8 @@ class Recorder:
 
     def spent(self, worker: str, activity: Activity, began: float) -> None:
         """Log an activity, unless it was too short to be seen."""
+        if activity == "wait for a batch" and self.config.converses:
+            self._waits.append((began, time.time()))
         self.session.spent(worker, activity, began)
 
     def happened(self, event: str) -> None:
@@ -268,6 +272,11 @@ class Recorder:
         metrics |= trajectory_metrics(batch)
         if self.config.converses:
             metrics |= conversation_metrics(graded) | self.judges.conversations.counts
+            taken = self.judges.conversations.steps
+            steps = [s for g in batch.groups for s in taken.get(g.id, ())]
+            metrics["waited_for"] = waited_for(self._waits.popleft(), steps)
+            for group in graded:
+                taken.pop(group.id, None)
         if self.config.generator.interruption and graded:
             completions = [c for group in graded for c in group.completions]
             interrupted = sum(INSERTED in c.versions for c in completions)
@@ -344,6 +353,19 @@ def conversation_metrics(groups: Sequence[Group]) -> dict[str, Any]:
         "step_seconds": {name: sum(times) / len(times) for name, times in seconds.items()},
         "step_seconds_max": {name: max(times) for name, times in seconds.items()},
     }
+
+
+def waited_for(wait: tuple[float, float], steps: Iterable[Step]) -> dict[str, float]:
+    """Seconds of a wait for a batch during which steps of its conversations were under way, by
+    tool; simultaneous steps count once."""
+    found: defaultdict[str, float] = defaultdict(float)
+    reached: dict[str, float] = {}
+    for began, ended, tool in sorted(steps):
+        start, end = max(began, wait[0], reached.get(tool, 0.0)), min(ended, wait[1])
+        if end > start:
+            found[tool] += end - start
+            reached[tool] = end
+    return dict(found)
 
 
 def trajectory_metrics(batch: Batch) -> dict[str, float]:

@@ -298,10 +298,10 @@ def _interruption(prepared: Prepared) -> Interruption | None:
 
 async def _longest_prompt(prepared: Prepared, judges: Judges) -> int:
     """Upper bound of all prompts, in tokens, those that environments begin with included."""
-    given = prepared.config.data.max_prompt_tokens
     if not prepared.config.converses:
         return prepared.max_prompt
-    return await judges.conversations.fit(prepared.sample[:BEGUN_FIRST], given)
+    problems, encode = prepared.sample[:BEGUN_FIRST], prepared.prompts.encode
+    return await judges.conversations.fit(problems, encode, prepared.max_prompt)
 
 
 async def _measure_base(session: Session, placement: Placement, judges: Judges) -> Results:

@@ -1,0 +1,141 @@
+"""The load of many conversations with simulated tools on the controller's event loop.
+
+    python -m benchmarks.conversations [--conversations 1000] [--turns 4] [--seconds 60] ...
+
+The environments' process, its tokens and the messages are real; generation is a wait of `--sample`
+seconds a turn, and a step a wait that is lognormal around `--step` seconds, in one of 50 a hundred
+times as long. Whenever a conversation ends, another begins, so that `--conversations` are always
+under way. `stall` is the longest delay of a timer of the event loop, `loop_cores` the CPU time of
+the loop's thread for each second, and `cores` that of the whole process, all after `--warm-up`
+seconds.
+
+Prints a line, writes conversations.json next to this file, and exits with 1 if a promise is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from random import Random
+from typing import Any
+
+from benchmarks.measure import Promise, finish, machine
+from tramontane.config import Config
+from tramontane.controller.conversations import Conversations, start_conversations, turn_ended
+from tramontane.environments.protocol import Turn
+from tramontane.placement.thread import LocalPlacement
+from tramontane.types import Completion, Problem, Request, SamplingParams
+
+TICK_SECONDS = 0.005  # between two looks at the event loop
+MOST_CORES, MOST_STALL = 0.25, 0.1  # promised: of the loop's thread, and in seconds
+EOS = 1  # of the shipped base model
+
+
+class Tools:
+    """Answers as many turns as its problem says, each after a simulated tool."""
+
+    def start(self, problem: Problem) -> None:
+        self.left, self.random = problem.metadata["turns"], Random()
+        self.step_seconds = problem.metadata["step"]
+
+    async def step(self, message: dict[str, Any]) -> Turn:
+        slow = 100 if self.random.random() < 0.02 else 1
+        await asyncio.sleep(slow * self.step_seconds * self.random.lognormvariate(0, 0.5))
+        self.left -= 1
+        return Turn("The tool says 42. " * 8, done=not self.left)
+
+
+class Load:
+    """Counts what conversations do, and how the event loop fares."""
+
+    def __init__(self, args: argparse.Namespace, conversations: Conversations) -> None:
+        self.args, self.conversations = args, conversations
+        self.steps, self.stall = 0, 0.0
+        data = {"turns": args.turns, "step": args.step}
+        self.problem = Problem("p", "math", "What is 6 times 7?", "42", metadata=data)
+
+    async def converse(self, number: int) -> None:
+        """One conversation after another."""
+        random, group = Random(number), number
+        while True:
+            sampling = SamplingParams(self.args.turns * (self.args.tokens + 200))
+            request: Request | Completion = Request(group, 0, [], number, sampling)
+            while isinstance(request, Request):
+                if not self.conversations.awaits(request):
+                    await asyncio.sleep(self.args.sample * random.uniform(0.5, 1.5))
+                    request = turn_ended(request, self.sampled(request, random))
+                answer = self.conversations.answer
+                request = await answer(sampling.max_tokens, self.problem, request)
+                self.steps += 1
+            group += self.args.conversations
+
+    def sampled(self, request: Request, random: Random) -> Completion:
+        new = [random.randrange(100, 400) for _ in range(self.args.tokens - 1)] + [EOS]
+        copy = request.copy()
+        copy.token_ids.extend(new)
+        copy.logprobs.extend([-1.0] * len(new))
+        copy.versions.extend([0] * len(new))
+        return copy.completed("stop")
+
+    async def watch(self) -> None:
+        while True:
+            began = time.perf_counter()
+            await asyncio.sleep(TICK_SECONDS)
+            self.stall = max(self.stall, time.perf_counter() - began - TICK_SECONDS)
+
+    async def measure(self) -> dict[str, float]:
+        tasks = [asyncio.create_task(self.watch())]
+        tasks += [asyncio.create_task(self.converse(n)) for n in range(self.args.conversations)]
+        await asyncio.sleep(self.args.warm_up)
+        self.stall, steps = 0.0, self.steps
+        start = time.perf_counter(), time.thread_time(), time.process_time()
+        done, _ = await asyncio.wait(
+            tasks, timeout=self.args.seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in done:
+            task.result()  # none ends by itself
+        seconds = time.perf_counter() - start[0]
+        figures = {
+            "conversations": self.args.conversations,
+            "steps_per_second": (self.steps - steps) / seconds,
+            "loop_cores": (time.thread_time() - start[1]) / seconds,
+            "cores": (time.process_time() - start[2]) / seconds,
+            "stall_ms": 1000 * self.stall,
+        }
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return figures
+
+
+def ignore(*_: Any, **__: Any) -> None:
+    """No worker of this benchmark is lost."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--conversations", type=int, default=1000)
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=200, help="sampled in a turn")
+    parser.add_argument("--sample", type=float, default=10.0, help="mean seconds of a turn")
+    parser.add_argument("--step", type=float, default=0.1, help="median seconds of a tool")
+    parser.add_argument("--warm-up", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    args = parser.parse_args()
+    data = {"environment": "benchmarks.conversations:Tools"}
+    config = Config.model_validate({"data": data, "conversation": {"step_timeout": 300.0}})
+    with start_conversations(config, LocalPlacement(config, ignore), ignore) as conversations:
+        found = asyncio.run(Load(args, conversations).measure())
+    print(" ".join(f"{name} {value:.2f}" for name, value in found.items()))
+    finish(__file__, {"machine": machine(), **vars(args), "found": found}, [
+        Promise(f"{args.conversations:,} conversations: the event loop takes at most "
+                f"{MOST_CORES} cores", f"{found['loop_cores']:.2f}",
+                found["loop_cores"] <= MOST_CORES),
+        Promise(f"its longest stall is at most {1000 * MOST_STALL:.0f} ms",
+                f"{found['stall_ms']:.0f} ms", found["stall_ms"] <= 1000 * MOST_STALL),
+    ])  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

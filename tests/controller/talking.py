@@ -1,0 +1,94 @@
+"""Environments that talk for a few turns, and a generator without a model that answers them.
+
+Imports no torch, so that its processes start fast.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import defaultdict
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tests.controller.counting import CountingGenerator
+from tramontane.environments.protocol import Turn
+from tramontane.types import Growth, Problem, Progress, Request
+
+EOS = 1  # of the shipped base model's tokenizer
+
+
+class Talk:
+    """Asks for one to four turns. A step's time is lognormal, in one of 50 a hundred times the
+    median, and has nothing to do with how many turns there are."""
+
+    median = 0.002
+
+    def start(self, problem: Problem, seed: int) -> None:
+        self.left = Random(seed).randint(1, 4)
+        self.random = Random()
+
+    async def step(self, message: dict[str, Any]) -> Turn:
+        slow = 100 if self.random.random() < 0.02 else 1
+        await asyncio.sleep(self.median * slow * self.random.lognormvariate(0, 0.5))
+        self.left -= 1
+        return Turn("" if not self.left else "Go on!", 1.0, done=not self.left)
+
+
+class Perilous(Talk):
+    """Hangs, or dies, in the second turn of the first conversation of a problem that says so, as
+    often as it says."""
+
+    def start(self, problem: Problem, seed: int) -> None:
+        super().start(problem, seed)
+        self.left, self.problem, self.turn = 3, problem, 0
+
+    async def step(self, message: dict[str, Any]) -> Turn:
+        self.turn += 1
+        peril = self.problem.metadata.get("peril")
+        if peril and self.turn == 2:
+            done = Path(str(self.problem.metadata["marks"]))
+            with done.open("a") as marks:
+                marks.write(".")
+            if len(done.read_text()) <= self.problem.metadata.get("times", 1):
+                if peril == "hang":
+                    time.sleep(3600)  # the process answers nobody any more
+                os._exit(9)
+        return await super().step(message)
+
+
+class TalkingGenerator(CountingGenerator):
+    """Each poll adds a token to every request; a turn ends at a length drawn from the request's
+    seed.
+
+    Attributes:
+        sampled: all tokens of each completion, by group and index.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sampled: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+
+    def poll(self, requests: list[Request], seconds: float = 0.0) -> Progress:
+        self.requests += requests
+        self.polls += 1
+        completions, grown, going_on = [], Growth(), []
+        for r in self.requests:
+            place = len(r.token_ids)
+            random = Random(f"{r.seed}/{place}")
+            length = Random(f"{r.seed}/turn {r.turn_start}").randint(1, 8)
+            ends = place + 1 - r.turn_start == length
+            token = EOS if ends else random.randrange(100, 400)
+            self.sampled[r.group, r.index].append((token, self.version))
+            r.token_ids.append(token)
+            r.logprobs.append(-random.random())
+            r.versions.append(self.version)
+            if ends or len(r.token_ids) == r.sampling.max_tokens:
+                completions.append(r.completed("stop" if ends else "length"))
+            else:
+                grown.add(r.group, r.index, [token], r.logprobs[-1:], [self.version])
+                going_on.append(r)
+        self.requests = going_on
+        return Progress(completions, grown, busy_seconds=0.5 * self.polls)

@@ -1,0 +1,130 @@
+"""Whole runs whose completions are conversations: killed, resumed, repeated, and on Ray."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests import forked
+from tests.controller.test_pipeline import check_ledger, rollouts, weights
+from tests.run.test_resume import start, wait_until
+from tests.runs import small_config
+from tramontane.config import Config
+from tramontane.models.loading import load_tokenizer
+from tramontane.run.checkpoint import read_pipeline
+from tramontane.run.folder import RunFolder, open_run
+from tramontane.run.recorder import waited_for
+from tramontane.run.screen import QuietScreen
+from tramontane.run.train import train
+from tramontane.types import INSERTED
+
+
+def talking(folder: Path, **sections: Any) -> Config:
+    sections["pipeline"] = {"l_max": 192, "diversity": "none"} | sections.get("pipeline", {})
+    data = {"environment": "tests.controller.talking:Talk"}
+    return small_config(folder, data=data, **sections)
+
+
+def check_turns(rows: list[dict[str, Any]]) -> None:
+    """A turn's tokens are its text, and only what is between two turns was inserted."""
+    tokenizer = load_tokenizer("tiny")
+    for row in rows:
+        spans = [range(turn["start"], turn["end"]) for turn in row["turns"]]
+        sampled = [i for i, version in enumerate(row["versions"]) if version != INSERTED]
+        assert sampled == [i for span in spans for i in span]
+        for turn, span in zip(row["turns"], spans, strict=True):
+            ids = [row["token_ids"][i] for i in span]
+            ids = ids[:-1] if ids[-1] == tokenizer.eos_token_id else ids
+            assert tokenizer.decode(ids) == turn["text"]
+        assert row["text"] == "\n\n".join(turn["text"] for turn in row["turns"])
+        assert row["ending"] in ("completed", "max_tokens", "context_full")
+        assert len(row["token_ids"]) <= 192
+        for i, span in enumerate(spans[1:]):
+            put = tokenizer.decode(row["token_ids"][spans[i].stop : span.start])
+            assert "Go on!" in put
+    assert len({len(row["turns"]) for row in rows}) > 2
+
+
+@pytest.mark.slow
+def test_a_synchronous_run_of_conversations_killed_and_resumed_repeats(tmp_path: Path) -> None:
+    sizes = {"updates": 3, "n_batch": 16, "max_staleness": 0}
+    whole = talking(tmp_path / "whole", pipeline=sizes, generator={"workers": 2})
+    train(whole, QuietScreen())
+    cut = talking(
+        tmp_path / "cut", pipeline=sizes, generator={"workers": 2}, checkpoint={"every": 1}
+    )
+    killed = forked.start(forked.train_killed_at, cut.model_dump_json(), 2)
+    assert forked.end(killed) == -signal.SIGKILL
+    folder, config = open_run(tmp_path / "cut")
+    train(config, QuietScreen(), folder)
+    a, b = weights(tmp_path / "whole", 3), weights(tmp_path / "cut", 3)
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    one, other = (rollouts(tmp_path / n) for n in ("whole", "cut"))
+    assert [r["token_ids"] for r in one] == [r["token_ids"] for r in other]
+    check_turns(one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replay", [False, True])
+def test_a_run_killed_amid_conversations_loses_none(tmp_path: Path, replay: bool) -> None:
+    sizes = {"updates": 6, "n_batch": 16, "n_async": 48, "max_staleness": 6}
+    config = talking(
+        tmp_path / "run",
+        pipeline=sizes,
+        checkpoint={"every": 2},
+        conversation={"replay": replay},
+    )
+    process = start(config, tmp_path)
+    wait_until((tmp_path / "run/checkpoints/step_2").is_dir, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    folder, resumed = open_run(tmp_path / "run")
+    checkpoint = folder.whole_checkpoint(pytest.fail)
+    assert checkpoint is not None
+    begun = {
+        (request.group, request.index): request.copy()
+        for group, _ in read_pipeline(checkpoint).snapshot.all_groups()
+        for request in group.thaw().requests
+    }
+    assert any(request.turns for request in begun.values())
+    train(resumed, QuietScreen(), folder)
+    check_ledger(tmp_path / "run", config)
+    rows = rollouts(tmp_path / "run")
+    check_turns(rows)
+    kept = [r for r in rows if (r["group"], r["index"]) in begun and r["update"] > 2]
+    assert kept
+    for row in kept:
+        before = begun[row["group"], row["index"]]
+        same = row["token_ids"][: len(before.token_ids)] == before.token_ids.tolist()
+        # Without a replay, only a first turn goes on where it was.
+        assert same or (bool(before.turns) and not replay)
+    metrics = folder.metrics()
+    assert max(m["staleness_max"] for m in metrics) <= 6
+    restarted = metrics[-1]["conversations_replayed" if replay else "conversations_restarted"]
+    assert restarted == sum(bool(request.turns) for request in begun.values())
+
+
+@pytest.mark.slow
+def test_conversations_on_ray(tmp_path: Path) -> None:
+    config = talking(
+        tmp_path, placement={"kind": "ray"}, conversation={"workers": 2}, pipeline={"updates": 3}
+    )
+    train(config, QuietScreen())
+    check_ledger(tmp_path, config)
+    rows = rollouts(tmp_path)
+    check_turns(rows)
+    for metrics in RunFolder(tmp_path).metrics():
+        assert sum(metrics["endings"].values()) == pytest.approx(1)
+        assert metrics["sampled_tokens"] > metrics["inserted_tokens"] > 0
+        assert (
+            0 < metrics["step_seconds"]["environment"] <= metrics["step_seconds_max"]["environment"]
+        )
+
+
+def test_the_trainer_s_wait_is_counted_by_tool_and_once() -> None:
+    steps = [(0.0, 2.0, "python"), (1.0, 3.0, "python"), (2.5, 2.6, "python"), (2.0, 9.0, "search")]
+    assert waited_for((1.5, 4.0), steps) == {"python": 1.5, "search": 2.0}
+    assert waited_for((9.0, 10.0), steps) == {}
