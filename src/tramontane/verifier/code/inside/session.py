@@ -111,7 +111,7 @@ def run_piece(source: str, names: dict[str, Any]) -> None:
     """Run a piece of code; prints the value of its last expression, or the traceback."""
     place = "<session>"
     try:
-        tree = compile(source, place, "exec", _ast.PyCF_ONLY_AST, dont_inherit=True)
+        tree: Any = compile(source, place, "exec", _ast.PyCF_ONLY_AST, dont_inherit=True)
         last = [tree.body.pop()] if tree.body and isinstance(tree.body[-1], _ast.Expr) else []
         exec(compile(tree, place, "exec", dont_inherit=True), names)
         if last:  # printed like at the prompt of an interpreter
