@@ -121,8 +121,9 @@ def _is_view(node) -> bool:
 
 @pytest.mark.slow
 def test_blocks_are_compiled_once_for_all_layers_and_rows():
-    """Graphs: five parts of a block, for prefills, for steps of several rows, and of one row. A
-    step of 28 layers is fewer than 450 kernels in place of 1,200."""
+    """Graphs: five parts of a block, for prefills, for steps of several rows, and of one row; also
+    if the compiled model is examined again, as by a probe. A step of 28 layers is fewer than 510
+    kernels in place of 1,200."""
     layers = 9  # the compiler gives up on a function after eight versions
     requests = make_requests(3, 2, seed=4, tokens=(5, 20), temperature=0.7)
     plain = completions(make("llama", num_hidden_layers=layers), requests)
@@ -136,6 +137,7 @@ def test_blocks_are_compiled_once_for_all_layers_and_rows():
     engine.step()
     counted.launched = 0
     engine.step()
-    layer = counted.launched / layers + WRITES_AND_ATTENTION
-    assert 28 * layer + OUTSIDE < 450
-    assert counted.graphs <= 15
+    layer = counted.launched / layers
+    assert 4 < layer
+    assert 28 * (layer + WRITES_AND_ATTENTION) + OUTSIDE < 510
+    assert 10 <= counted.graphs <= 15
