@@ -95,20 +95,14 @@ def examine_model(model: PreTrainedModel, max_len: int) -> tuple[Layout, bool]:
             f"{_ADVICE}"
         )
     model.set_attn_implementation("slots")
-    with uncompiled(model):
-        return _examined(
-            model, max_len, f"{name} does not pass keyword arguments on to its attention"
-        )
-
-
-def _examined(model: PreTrainedModel, max_len: int, obstacle: str) -> tuple[Layout, bool]:
-    layout = Layout(prefill(model, [[0]]))
-    cache = SlotCache(layout, 1, max_len)
-    cache.admit([0], 0, Prefix(0, []))
     zero = torch.zeros(1, dtype=torch.int64, device=model.device)
-    cache.begin(zero)  # its first step makes tensors
-    with ValueReadDetector() as detector:
-        decode(model, cache, zero, zero, zero)
+    with uncompiled(model):
+        layout = Layout(prefill(model, [[0]]))
+        cache = SlotCache(layout, 1, max_len)
+        cache.admit([0], 0, Prefix(0, []))
+        cache.begin(zero)  # its first step makes tensors
+        with ValueReadDetector() as detector:
+            decode(model, cache, zero, zero, zero)
     if not cache.reads:
-        raise InputError(f"{obstacle}: {_ADVICE}")
+        raise InputError(f"{name} does not pass keyword arguments on to its attention: {_ADVICE}")
     return layout, not detector.operations
