@@ -188,7 +188,8 @@ class SlotEngine:
         if isinstance(self._decoder, ArenaDecoder):
             # Now, and not when it is first needed: recording waits for all work on the device, a
             # trainer's too.
-            self._decoder.record(self._decoder.shapes())
+            with torch.inference_mode():
+                self._decoder.record(self._decoder.shapes())
         self._forget()
 
     @torch.inference_mode()

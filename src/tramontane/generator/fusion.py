@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import TypeVar
 
@@ -50,6 +51,20 @@ def compiled_like(model: PreTrainedModel, function: Function) -> Function:
     if all(module._compiled_call_impl is None for module in model.modules()):
         return function
     return _compiled(function)
+
+
+@contextmanager
+def uncompiled(model: PreTrainedModel) -> Iterator[None]:
+    """Context manager: the model's blocks run as they are written. Torch never compiles code again
+    that it has met under a dispatch mode, as in an examination."""
+    compiled = {m: m._compiled_call_impl for m in model.modules() if m._compiled_call_impl}
+    for module in compiled:
+        module._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for module, call in compiled.items():
+            module._compiled_call_impl = call
 
 
 @cache
