@@ -76,6 +76,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item not in on_ray, -slow[item.path]))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA GPU")
+
+
 class ByFile(LoadScopeScheduling):
     """Sends a file's tests to one process, but those of a group to the process of the group."""
 
