@@ -130,7 +130,8 @@ def test_every_turn_has_its_own_tokens(page: Page) -> None:
                 == len(turn["log_ratios"])
                 == turn["end"] - turn["start"]
             )
-            assert turn["log_ratios"] == pytest.approx([0.1] * count, abs=1e-5)
+            own = row != FORKED or version == 6  # those of earlier sequences are not recorded
+            assert turn["log_ratios"] == (pytest.approx([0.1] * count, abs=1e-5) if own else None)
         assert found["versions"] == [4, 5, 6] and found["token_ids"] == []
         call = found["turns"][0]["calls"][0]
         assert (call["name"], call["answer"], call["seconds"]) == ("calculator", "7", 0.25)

@@ -203,6 +203,7 @@ class Conversations:
             if answer.late:
                 return ended(request, "step_timeout", f"its environment was {answer.how}")
             if self._deaths[key] == MAX_DEATHS:
+                del self._deaths[key]
                 reason = f"its process died {MAX_DEATHS} times during its steps ({answer.how})"
                 return ended(request, "environment_failed", reason)
         return request
@@ -224,16 +225,16 @@ class Conversations:
         Raises:
             InputError: an environment cannot begin.
         """
-        bounds = [longest]
-        for number, problem in enumerate(problems[:BEGUN_FIRST]):
-            key = 0, -1 - number
-            begun = await self.answer(1, problem, Request(*key, [], 0, SamplingParams(1)))
+        bounds, once, problems = [longest], SamplingParams(1), problems[:BEGUN_FIRST]
+        requests = [Request(0, -1 - number, [], 0, once) for number in range(len(problems))]
+        found = await asyncio.gather(*map(partial(self.answer, 1), problems, requests))
+        for problem, begun in zip(problems, found, strict=True):
             if isinstance(begun, Completion):
                 raise InputError(
                     f"{problem.where or problem.id}: the conversation cannot begin "
                     f"({begun.ending}: {begun.ending_reason})"
                 )
-            self._close(key)
+            self._close(_key(begun))
             tokens = len(begun.prompt_ids)
             bounds += [longest + tokens - len(encode(problem)), math.ceil(1.25 * tokens)]
         self.max_prompt = max(bounds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -79,14 +79,15 @@ class ThinkingCounter:
         }
 
     def count(self, completion: Completion) -> int:
-        """Number of thinking tokens of a completion, in all its turns."""
+        """Number of thinking tokens of a completion, or of all turns of a conversation."""
+        if not completion.turns:
+            return self._count(completion.token_ids)
+        sequences = [sequence.token_ids for sequence in completion.sequences]
+        return sum(self._count(sequences[t.sequence][t.start : t.end]) for t in completion.turns)
+
+    def _count(self, token_ids: array[int]) -> int:
         if self._is_over:
             return 0
-        sequences = completion.sequences
-        turns = [sequences[t.sequence].token_ids[t.start : t.end] for t in completion.turns]
-        return sum(map(self._count, turns or [completion.token_ids]))
-
-    def _count(self, token_ids: Sequence[int]) -> int:
         ids = np.array(token_ids, dtype=np.int32)
         while len(ids) and int(ids[-1]) in self._special:
             ids = ids[:-1]

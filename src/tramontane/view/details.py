@@ -31,16 +31,15 @@ def rollout(run: Run, update: int, row: int) -> Row:
     found = run.rollouts.texts(part, row)
     found["token_ids"] = found["token_ids"] or []
     found["tokens_text"] = texts = run.tokens.texts(found["token_ids"])
-    if earlier := found.pop("earlier"):
-        _apart(found, earlier, run)
+    earlier = [_earlier(sequence, run) for sequence in found.pop("earlier") or ()]
     if found["turns"]:
-        found["turns"] = [_with_tokens(turn, [*(earlier or []), found]) for turn in found["turns"]]
+        found["turns"] = [_with_tokens(turn, [*earlier, found]) for turn in found["turns"]]
         found |= {name: [] for name in TOKENWISE}
         found["versions"] = sorted({v for turn in found["turns"] for v in turn["versions"]})
     same = part.table.append_column("row", pa.array(np.arange(len(part.table))))
     siblings = same.filter(pc.equal(same["group"], narrow["group"])).select(SHOWN).to_pylist()
     if found["turns"]:
-        narrow["tokens"] += sum(len(sequence["token_ids"]) for sequence in earlier or ())
+        narrow["tokens"] += sum(len(sequence["token_ids"]) for sequence in earlier)
         if own := [version for version in found["versions"] if version >= 0]:
             narrow["oldest"], narrow["newest"] = own[0], own[-1]
     missing = []
@@ -57,15 +56,14 @@ def rollout(run: Run, update: int, row: int) -> Row:
     }
 
 
-def _apart(found: Row, earlier: list[Row], run: Run) -> None:
-    """Give the earlier sequences of a forked conversation what is known of their tokens."""
-    ratios = found["log_ratios"]
-    for sequence in earlier:
-        count = len(sequence["token_ids"])
-        sequence["tokens_text"] = run.tokens.texts(sequence["token_ids"])
-        sequence["versions"] = versions_of(sequence.pop("version_spans"))
-        sequence["log_ratios"], ratios = ratios and ratios[:count], ratios and ratios[count:]
-    found["log_ratios"] = ratios
+def _earlier(sequence: Row, run: Run) -> Row:
+    """What is known of the tokens of a forked conversation's earlier sequence."""
+    return {
+        **sequence,
+        "tokens_text": run.tokens.texts(sequence["token_ids"]),
+        "versions": versions_of(sequence["version_spans"]),
+        "log_ratios": None,  # not recorded
+    }
 
 
 def _with_tokens(turn: Row, sequences: list[Row]) -> Row:
