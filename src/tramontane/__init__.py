@@ -2,8 +2,8 @@
 
 An open implementation of Magistral's pipeline (arXiv 2506.10910). Every command is one call here:
 `train`, `dry_run`, `sft`, `evaluate`, `compare`, `generate`, `score`, `audit`, `curate`, `plan`,
-`fetch`, `doctor`, `serve`, `vllm`, `study`. Each is imported when it is first used: torch takes seconds.
-Notable events are logged to the standard logger `tramontane`.
+`fetch`, `doctor`, `serve`, `vllm`, `study`. Each is imported when it is first used: torch takes
+seconds. Notable events are logged to the standard logger `tramontane`.
 """
 
 import importlib

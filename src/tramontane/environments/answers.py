@@ -146,7 +146,7 @@ class ChatAnswer:
 
     def _message(self, choice: Choice) -> tuple[dict[str, Any], dict[str, Any]]:
         """(message, the rest) of a finished choice."""
-        assert choice.tokens is not None and choice.reason is not None
+        assert choice.tokens is not None
         parsed = self._read(choice.tokens)
         message: dict[str, Any] = {TEXTS[0]: parsed.thoughts or None, "content": parsed.content}
         if parsed.calls:

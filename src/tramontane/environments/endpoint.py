@@ -243,7 +243,8 @@ async def _last(
     """The finished choices; they are dropped when nobody waits for them any more."""
     found: list[Choice] = []
     async with aclosing(choices):
-        async for found in choices:
+        async for report in choices:
+            found = report
             if await gone():
                 raise HTTPException(499, "the client closed the connection")
     return found

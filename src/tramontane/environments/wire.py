@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -157,7 +158,7 @@ class ChatRequest(SamplingRequest):
                 "messages: a chat begins with the system's or the user's message, and ends with "
                 "the user's or a tool's"
             )
-        if any(pair == ("assistant", "assistant") for pair in zip(roles, roles[1:], strict=False)):
+        if any(pair == ("assistant", "assistant") for pair in pairwise(roles)):
             raise ValueError("messages: two of the assistant in a row")
         for tool in self.tools or ():
             if not isinstance(tool.get("function"), dict) or "name" not in tool["function"]:
