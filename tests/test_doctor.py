@@ -70,3 +70,10 @@ def test_attention_is_compared_with_float32():
 @pytest.mark.gpu
 def test_attention_on_a_gpu_is_as_exact():
     assert 0 < _attention_error("cuda:0") < 0.01
+
+
+def test_a_chat_template_is_examined_instead():
+    ran = CliRunner().invoke(app, ["doctor", "--chat", "tiny"])
+    assert ran.exit_code == 0
+    assert "thoughts, then a message" in ran.output and "appended" in ran.output
+    assert "sandbox" not in ran.output

@@ -111,6 +111,7 @@ def run(part: str, report: Report, bench: Bench) -> None:
     todo = report.missing(part)
     for name in todo:
         report.items.pop(name, None)
+    report.write()
     while todo and time.monotonic() < deadline:
         with tempfile.TemporaryFile("w+", errors="replace") as errors:
             process = start(part, todo, report, bench, errors)

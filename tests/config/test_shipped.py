@@ -32,6 +32,7 @@ REQUIRED = {
     ],
     "scalerl": ["model=any", "data.train=any.jsonl"],
     "small": ["model=any", "data.train=any.jsonl"],
+    "tir": ["model=any"],
 }
 
 

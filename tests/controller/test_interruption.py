@@ -114,6 +114,12 @@ def test_thoughts_that_would_outlast_l_max_are_refused() -> None:
         parse_settings(Config, raw, [], "run.yaml")
 
 
+def test_conversations_are_not_interrupted() -> None:
+    raw = {"generator": {"interruption": {"after": [20, 30]}}, "data": {"tools": ["calculator"]}}
+    with pytest.raises(InputError, match="interrupts the thoughts of a single turn"):
+        parse_settings(Config, raw, [], "run.yaml")
+
+
 @pytest.mark.slow
 def test_a_run_with_interrupted_thoughts(tmp_path: Path) -> None:
     settings = {"interruption": {"after": [12, 20], "answer_tokens": 24, "text": " Stop."}}

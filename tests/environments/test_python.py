@@ -59,6 +59,7 @@ def wait_until_gone(pids):
 def test_names_modules_and_files_stay_between_calls(tool):
     assert tool.python("import math\nx = 3\ndef twice(n): return 2 * n") == ""
     assert tool.python("twice(x) + math.comb(4, 2)") == "12"
+    assert tool.python("") == tool.python("# nothing") == ""
     assert tool.python("open('a.txt', 'w').write('kept')") == "4"
     assert tool.python("print(open('a.txt').read())\n_ + 1") == "kept\n5"
 

@@ -218,7 +218,10 @@ def test_the_diagnosis_of_a_failing_reward_speaks_of_the_reward() -> None:
         tally.add(group("unscorable", reason), FilterReason("unscorable", reason))
     told = tally.diagnosis()
     assert told.count("my_task.py:12, in close)") == 3  # completions, groups, the example
-    assert "for most completions a reward or verifier of yours failed; try, in this order" in told
+    assert (
+        "for most completions a reward, verifier or environment of yours failed; try, in this order"
+        in told
+    )
     assert "sandbox" not in told and "tramontane score" in told
     tally = Tally()
     tally.add(group("unscorable", "no sandbox works"), FilterReason("unscorable", "no sandbox"))

@@ -20,6 +20,7 @@ from tramontane.controller.observer import Update
 from tramontane.errors import InputError
 from tramontane.run.columns import TOKEN_FIELDS
 from tramontane.run.folder import RunFolder
+from tramontane.run.recorder import conversation_metrics
 from tramontane.run.rollouts import (
     COLUMNS,
     SAMPLED_GROUPS,
@@ -31,7 +32,18 @@ from tramontane.run.rollouts import (
 )
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
-from tramontane.types import Completion, FilterReason, Group, Problem, TrainedFigures, floats
+from tramontane.types import (
+    INSERTED,
+    Completion,
+    EarlierSequence,
+    FilterReason,
+    Group,
+    Problem,
+    ToolCall,
+    TrainedFigures,
+    TurnRecord,
+    floats,
+)
 from tramontane.view.report import write_report
 from tramontane.workplace import read_log
 
@@ -150,3 +162,53 @@ def test_a_runs_rollouts_hold_what_its_metrics_say(tmp_path: Path) -> None:
     steps = [r for r in timeline if (r["worker"], r["activity"]) == ("trainer", "step")]
     assert len(steps) == 2
     assert steps[0]["began"] + steps[0]["seconds"] <= steps[1]["began"]
+
+
+def conversations() -> Group:
+    """A forked conversation with two calls, and one that ended at once."""
+    calls = [ToolCall("add", {"a": [1]}, "3", seconds=0.5), ToolCall("", {}, "not JSON", True, 0.1)]
+    turns = [
+        TurnRecord(0, 2, 0, "call", [{"role": "tool", "content": "3 \ud83d"}], calls, 0.5, 2.0),
+        TurnRecord(0, 1, 1, "answer", reward=1.0, seconds=1.0),
+    ]
+    forked = Completion(7, 0, [1, 4], [5], [-0.5], [1], "stop", "call\n\nanswer", turns=turns)
+    forked.ending = "completed"
+    forked.earlier = [EarlierSequence([1], [2, 3, 9], [-1.0, -2.0, 0.0], [0, 0, INSERTED])]
+    failed = Completion(7, 1, [1], [5, 6], [-1.0, -3.0], [1, 1], "stop")
+    failed.ending, failed.ending_reason = "environment_failed", "KeyError: 'a'"
+    learned = TrainedFigures(array("d", [1.0, -1.0]), floats([-1, -2, 0, -1.5, -1, -2.5]))
+    return Group(7, PROBLEM, [forked, failed], [verdict(True), verdict(False)], learned)
+
+
+def test_conversations_are_recorded_turn_by_turn(tmp_path: Path) -> None:
+    group = conversations()
+    with (tmp_path / "update_000001.parquet").open("wb") as file:
+        write_rollouts(file, 1, [(group, None)], ["correctness"])
+    forked, failed = read_rollouts(tmp_path / "update_000001.parquet")
+    assert (forked["ending"], forked["ending_reason"]) == ("completed", "")
+    first, second = forked["turns"]
+    assert first["calls"][0]["name"] == "add" and first["calls"][0]["arguments"] == '{"a": [1]}'
+    assert first["calls"][1]["error"] and first["messages"] == [{"role": "tool", "content": "3 ?"}]
+    assert (second["sequence"], second["reward"], second["seconds"]) == (1, 1.0, 1.0)
+    (earlier,) = forked["earlier"]
+    assert (earlier["prompt_ids"], earlier["token_ids"]) == ([1], [2, 3, 9])
+    assert earlier["version_spans"] == [
+        {"version": 0, "tokens": 2},
+        {"version": INSERTED, "tokens": 1},
+    ]
+    assert forked["log_ratios"] == [-1.0] and failed["log_ratios"] == [0.0, 0.5]
+    assert failed["ending_reason"] == "KeyError: 'a'" and failed["turns"] == []
+
+
+def test_figures_of_conversations() -> None:
+    assert conversation_metrics([]) == {}
+    figures = conversation_metrics([conversations()])
+    assert (figures["turns"], figures["calls"], figures["calls_parsed"]) == (1.0, 1.0, 0.5)
+    assert (figures["sampled_tokens"], figures["inserted_tokens"]) == (2.5, 0.5)
+    assert (figures["forked_rate"], figures["calls_failed"]) == (0.5, 0.5)
+    assert {e: x for e, x in figures["endings"].items() if x} == {
+        "completed": 0.5,
+        "environment_failed": 0.5,
+    }
+    assert figures["step_seconds"] == {"environment": 1.5, "add": 0.5}
+    assert figures["step_seconds_max"] == {"environment": 2.0, "add": 0.5}

@@ -1,10 +1,13 @@
 """Log-probs at the output head, against the plain formula over all logits."""
 
 import copy
+import re
+import shutil
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._inductor.utils import run_and_get_code
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.trainer.rollouts import VOCAB, batch, equal, model, trainer
@@ -154,3 +157,24 @@ def test_parts_fill_the_cache_and_are_never_a_few_columns():
     assert head.part_size(1024, cpu) == 1024
     assert head.part_size(100_000, cpu) == head.SMALLEST_PART
     assert head.part_size(8192, gpu) == 8192
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+@pytest.mark.parametrize("entropy", [False, True])
+def test_compiled_passes_write_nothing_of_the_logits_size_but_their_gradient(entropy):
+    """They read logits in bfloat16, compute in float32, and agree with the passes as they stand."""
+    torch.manual_seed(0)
+    logits = torch.randn(48, 1000).bfloat16()
+    column = torch.randint(1000, (48, 1))
+    rows = head._Rows(*torch.randn(3, 48, 1), torch.randn(48, 1) if entropy else None)
+    for function, inputs in (
+        (head._summarize, (column, 0.7, False)),
+        (head._differentiate, (0.7, rows)),
+    ):
+        found, sources = run_and_get_code(head._compiled(function), logits, *inputs)
+        expected = function(logits.clone(), *inputs)
+        torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
+        written = re.findall(r"empty_strided_cpu\(\((\w+), (\w+)\), .*, torch\.(\w+)\)", sources[0])
+        whole = [dtype for _, columns, dtype in written if columns != "1"]
+        assert whole == (["bfloat16"] if function is head._differentiate else [])

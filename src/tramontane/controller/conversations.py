@@ -202,6 +202,7 @@ class Conversations:
             if answer.late:
                 return ended(request, "step_timeout", f"its environment was {answer.how}")
             if self._deaths[key] == MAX_DEATHS:
+                del self._deaths[key]
                 reason = f"its process died {MAX_DEATHS} times during its steps ({answer.how})"
                 return ended(request, "environment_failed", reason)
         return request
@@ -223,16 +224,16 @@ class Conversations:
         Raises:
             InputError: an environment cannot begin.
         """
-        bounds = [longest]
-        for number, problem in enumerate(problems):
-            key = 0, -1 - number
-            begun = await self.answer(1, problem, Request(*key, [], 0, SamplingParams(1)))
+        bounds, once = [longest], SamplingParams(1)
+        requests = [Request(0, -1 - number, [], 0, once) for number in range(len(problems))]
+        found = await asyncio.gather(*map(partial(self.answer, 1), problems, requests))
+        for problem, begun in zip(problems, found, strict=True):
             if isinstance(begun, Completion):
                 raise InputError(
                     f"{problem.where or problem.id}: the conversation cannot begin "
                     f"({begun.ending}: {begun.ending_reason})"
                 )
-            self._close(key)
+            self._close(_key(begun))
             tokens = len(begun.prompt_ids)
             bounds += [longest + tokens - len(encode(problem)), math.ceil(1.25 * tokens)]
         self.max_prompt = max(bounds)

@@ -127,8 +127,7 @@ class Pipeline:
         """
         while True:
             await self.waits.until(
-                lambda: self.ledger.room() or self.ledger.stage_is_over,
-                "feed: room for a group",
+                lambda: self.ledger.room() or self.ledger.stage_is_over, "feed: room for a group"
             )
             if self.ledger.stage_is_over:
                 await self._end_stage()

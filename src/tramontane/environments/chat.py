@@ -50,7 +50,8 @@ class ChatFormat:
         self.special = {
             number: str(token)
             for number, token in tokenizer.added_tokens_decoder.items()
-            if token.special or number == tokenizer.eos_token_id
+            if (token.special or number == tokenizer.eos_token_id)
+            and str(token) not in encoder.tags
         }
         self.ends = {tokenizer.eos_token, *_ENDS}
         self.template = str(tokenizer.chat_template or "")

@@ -197,7 +197,9 @@ class Host:
     async def _begun(self, given: dict[str, Any]) -> list[Message]:
         """The chat of the environment's `start`; empty for the problem's own prompt."""
         start = getattr(self._environment, "start", None)
-        returned = start and await self._call(start, **_accepted(start, given))
+        if start is None:
+            return []
+        returned = await self._call(start, **_accepted(start, given))
         if returned is None:
             return []
         chat = self._messages(start, returned, (*ROLES, "assistant"))

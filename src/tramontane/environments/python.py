@@ -43,7 +43,7 @@ class Python:
         Returns:
             What the code prints, and the traceback if it fails.
         """
-        source = code.encode(errors="replace")
+        source = code.encode(errors="replace") + b"\n"  # nothing at all would end the session
         if len(source) > CODE_BYTES:
             raise ValueError(f"the code is longer than {CODE_BYTES:,} bytes")
         with self._lock:

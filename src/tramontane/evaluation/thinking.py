@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tramontane.types import ResponseText, SampledTokens
+from tramontane.types import Completion, ResponseText
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -77,11 +78,17 @@ class ThinkingCounter:
             tokenizer.convert_tokens_to_ids(tag) for tag in tags
         }
 
-    def count(self, sampled: SampledTokens) -> int:
-        """Number of thinking tokens of a completion."""
+    def count(self, completion: Completion) -> int:
+        """Number of thinking tokens of a completion, or of all turns of a conversation."""
+        if not completion.turns:
+            return self._count(completion.token_ids)
+        sequences = [sequence.token_ids for sequence in completion.sequences]
+        return sum(self._count(sequences[t.sequence][t.start : t.end]) for t in completion.turns)
+
+    def _count(self, token_ids: array[int]) -> int:
         if self._is_over:
             return 0
-        ids = np.array(sampled.token_ids, dtype=np.int32)
+        ids = np.array(token_ids, dtype=np.int32)
         while len(ids) and int(ids[-1]) in self._special:
             ids = ids[:-1]
         opening = None if self._is_opened else self._opening.find(ids, 0)

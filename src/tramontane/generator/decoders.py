@@ -307,7 +307,7 @@ class ArenaDecoder(Decoder):
         device = self.layout.device
         self.cache = ArenaCache(self.layout, size, max_len)
         self.state = SlotState(size.slots, max_len, device)
-        # Recorded steps read them at their addresses, so all live as long as the arena.
+        # Recorded steps read these at their addresses, so all live as long as the arena.
         self._slots = torch.zeros(size.slots, dtype=torch.int64, device=device)
         self._recorded: dict[_Shape, Callable[[], torch.Tensor]] = {}
 

@@ -12,6 +12,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, islice
 
 import torch
@@ -188,7 +189,8 @@ class SlotEngine:
         if isinstance(self._decoder, ArenaDecoder):
             # Now, and not when it is first needed: recording waits for all work on the device, a
             # trainer's too.
-            self._decoder.record(self._decoder.shapes())
+            with torch.inference_mode():
+                self._decoder.record(self._decoder.shapes())
         self._forget()
 
     @torch.inference_mode()
@@ -208,7 +210,7 @@ class SlotEngine:
         # No sequence has room: the empty rows have positions of their own.
         decoder.allocate(CacheSize(slots, 2 * slots), max_len)
         shapes = decoder.shapes()
-        recordings = [lambda shape=shape: decoder.record([shape]) for shape in shapes]
+        recordings = [partial(decoder.record, [shape]) for shape in shapes]
         room = cache_room(memory, [run_prefills, decoder.run_largest], recordings)
         decoder.free()
         return room

@@ -12,11 +12,13 @@ from tramontane.errors import InputError
 from tramontane.generator import attention  # noqa: F401 (registers `slots`)
 from tramontane.generator.arena import ArenaCache
 from tramontane.generator.cache import SlotCache
+from tramontane.generator.fusion import uncompiled
 from tramontane.generator.graphs import ValueReadDetector
 from tramontane.generator.lanes import Layout, PackedCache, Prefix
 from tramontane.models.packing import pack, recurring
 
 SHAPES_PER_OCTAVE = 8  # filler adds 4 % to linear layers
+_ADVICE = "the embedded generator cannot run it; choose another model"
 _CACHED_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -84,23 +86,23 @@ def examine_model(model: PreTrainedModel, max_len: int) -> tuple[Layout, bool]:
         InputError: the engine would not run the model, or would compute it wrongly.
     """
     name = type(model).__name__
-    advice = "the embedded generator cannot run it; choose another model"
     if not model._supports_attention_backend:
-        raise InputError(f"{name} does not go through transformers' attention interface: {advice}")
+        raise InputError(f"{name} does not go through transformers' attention interface: {_ADVICE}")
     layers = set(getattr(model.config, "layer_types", None) or ())
     if uncached := sorted(layers - _CACHED_LAYERS):
         raise InputError(
             f"{name} has layers of kind {', '.join(uncached)}, whose state is not keys and values: "
-            f"{advice}"
+            f"{_ADVICE}"
         )
     model.set_attn_implementation("slots")
-    layout = Layout(prefill(model, [[0, 0]]))  # compilers treat a size of 1 as a case of its own
-    cache = SlotCache(layout, 1, max_len)
-    cache.admit([0], 0, Prefix(0, []))
     zero = torch.zeros(1, dtype=torch.int64, device=model.device)
-    cache.begin(zero)  # its first step makes tensors
-    with ValueReadDetector() as detector:
-        decode(model, cache, zero, zero, zero)
+    with uncompiled(model):
+        layout = Layout(prefill(model, [[0]]))
+        cache = SlotCache(layout, 1, max_len)
+        cache.admit([0], 0, Prefix(0, []))
+        cache.begin(zero)  # its first step makes tensors
+        with ValueReadDetector() as detector:
+            decode(model, cache, zero, zero, zero)
     if not cache.reads:
-        raise InputError(f"{name} does not pass keyword arguments on to its attention: {advice}")
+        raise InputError(f"{name} does not pass keyword arguments on to its attention: {_ADVICE}")
     return layout, not detector.operations

@@ -7,10 +7,10 @@ State dicts keep their names and tensors, and weights that are written in place 
 from __future__ import annotations
 
 import logging
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
-from typing import TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +21,6 @@ from transformers import AttentionInterface, PreTrainedModel
 from tramontane.generator.attention import slot_attention
 
 logger = logging.getLogger("tramontane")
-
-Function = TypeVar("Function", bound=Callable)
 
 # Names that transformers gives to linear layers of one module with the same input.
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -45,16 +43,31 @@ def is_merged(model: PreTrainedModel) -> bool:
     return any(isinstance(module, _Part) for module in model.modules())
 
 
-def compiled_like(model: PreTrainedModel, function: Function) -> Function:
+def compiled_like(model: PreTrainedModel, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, compiled if the model's blocks are."""
     if all(module._compiled_call_impl is None for module in model.modules()):
         return function
     return _compiled(function)
 
 
+@contextmanager
+def uncompiled(model: PreTrainedModel) -> Iterator[None]:
+    """Context manager: the model's blocks run as they are written. Torch never compiles code again
+    that it has met under a dispatch mode, as in an examination."""
+    compiled = {m: m._compiled_call_impl for m in model.modules() if m._compiled_call_impl}
+    for module in compiled:
+        module._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for module, call in compiled.items():
+            module._compiled_call_impl = call
+
+
 @cache
-def _compiled(function: Function) -> Function:
-    return torch.compile(function, dynamic=True)
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = torch.compile(function, dynamic=True)
+    return compiled
 
 
 class _Product:
@@ -128,7 +141,7 @@ class _LayerIndex:
         return self._number
 
 
-def compile_blocks(model: PreTrainedModel, backend: str | Callable = "inductor") -> None:
+def compile_blocks(model: PreTrainedModel, backend: str | Callable[..., Any] = "inductor") -> None:
     """Compile each block when it first runs, once for all layers and numbers of rows.
 
     Attention and the cache are not compiled: they stay calls between the compiled parts.
@@ -140,7 +153,7 @@ def compile_blocks(model: PreTrainedModel, backend: str | Callable = "inductor")
     AttentionInterface.register("slots", torch.compiler.disable(slot_attention))
     blocks = set(model._no_split_modules or ())
     for module in model.modules():
-        if isinstance(getattr(module, "layer_idx", None), int):
-            module.layer_idx = _LayerIndex(operator.index(module.layer_idx))
+        if isinstance(number := getattr(module, "layer_idx", None), int):
+            setattr(module, "layer_idx", _LayerIndex(number))  # noqa: B010
         if type(module).__name__ in blocks:
             module.compile(dynamic=True, backend=backend)

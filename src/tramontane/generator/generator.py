@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tramontane.config import GPU_MEMORY_SHARE, GeneratorConfig
 from tramontane.generator.endings import Endings
 from tramontane.generator.engine import SlotEngine
-from tramontane.generator.fusion import fuse
+from tramontane.generator.fusion import fuse, uncompiled
 from tramontane.generator.graphs import CudaGraphs, StepRecorder, run_directly
 from tramontane.generator.interface import AnyGenerator
 from tramontane.generator.memory import CudaMemory, DeviceMemory
@@ -210,7 +210,8 @@ class Generator(AnyGenerator):
     @torch.inference_mode()
     def hidden_states(self, ids: list[int]) -> list[torch.Tensor]:
         inputs = pack([ids], self.model.device).model_inputs
-        output = self.model(**inputs, output_hidden_states=True)
+        with uncompiled(self.model):
+            output = self.model(**inputs, output_hidden_states=True)
         return [h[0].float().cpu() for h in output.hidden_states]
 
     def stats(self) -> dict[str, Any]:

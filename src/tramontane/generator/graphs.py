@@ -6,16 +6,14 @@ from Python takes longer than running them. A replayed graph runs them back to b
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-
-logger = logging.getLogger("tramontane")
 
 T = TypeVar("T")
 
@@ -28,7 +26,8 @@ class StepRecorder(Protocol):
 
     The step takes no arguments, reads and writes tensors at fixed addresses, and reads none of
     their values in Python. Recording may run the step any number of times. The returned function is
-    equivalent to the step; its result is valid until its next call.
+    equivalent to the step; its result is valid until the next call of any function that the same
+    recorder made.
     """
 
     def __call__(self, step: Callable[[], T]) -> Callable[[], T]: ...
@@ -53,9 +52,11 @@ class CudaGraphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
 
     def __call__(self, step: Callable[[], T]) -> Callable[[], T]:
+        if not self._graphs:  # torch takes no graph into a pool whose graphs are all gone
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         running, recording = _streams(self._device)
         with _RECORDING, torch.cuda.device(self._device):
@@ -64,6 +65,7 @@ class CudaGraphs:
             mode = "thread_local"
             with torch.cuda.graph(graph, self._pool, recording, capture_error_mode=mode):
                 outputs = step()
+        self._graphs.add(graph)
 
         def replay() -> T:
             self._on(running, graph.replay)

@@ -23,7 +23,7 @@ from tramontane.run.folder import RunFolder
 from tramontane.run.prepare import PROBE_TOKENS, Prepared
 from tramontane.run.screen import printable, share
 from tramontane.trainer import parity
-from tramontane.types import Completion, FilterReason, Group, Verdict
+from tramontane.types import FAILED, Completion, FilterReason, Group, Verdict
 from tramontane.verifier import functions
 
 Fate = Literal["unscorable", "failed", "right", "cut off", "malformed", "wrong"]
@@ -53,8 +53,9 @@ ADVICE: dict[Fate, tuple[str, ...]] = {
     ),
     "failed": (
         "correct the function, at the line named above: it must return a result for every text",
-        "if it timed out, make it faster or raise verifier.timeout_s (the domain's timeout_s); if "
-        "its worker died, raise verifier.memory_mb",
+        "if it timed out, make it faster or raise verifier.timeout_s (the domain's timeout_s; of "
+        "an environment, conversation.step_timeout); if its worker died, raise verifier.memory_mb "
+        "(conversation.memory_mb)",
         "tramontane score calls it on recorded responses, without training",
     ),
     "unscorable": (
@@ -67,7 +68,7 @@ ADVICE: dict[Fate, tuple[str, ...]] = {
 
 
 MOST: dict[Fate, str] = {
-    "failed": "for most completions a reward or verifier of yours failed",
+    "failed": "for most completions a reward, verifier or environment of yours failed",
 }
 
 
@@ -250,7 +251,8 @@ def evaluation_warnings(before: EvaluationResult) -> list[str]:
 
 def _fate(completion: Completion, verdict: Verdict) -> Fate:
     if verdict.verdict == "unscorable":
-        return "failed" if functions.failed(verdict.reason) else "unscorable"
+        failed = functions.failed(verdict.reason) or completion.ending in FAILED
+        return "failed" if failed else "unscorable"
     if verdict.verdict == "right":
         return "right"
     # With a wrong start, more tokens would not help.

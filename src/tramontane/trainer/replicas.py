@@ -60,8 +60,7 @@ def collect_gradients(master: PreTrainedModel, working: PreTrainedModel) -> None
 
 def _move_gradient(exact: torch.nn.Parameter, rough: torch.Tensor) -> None:
     assert rough.grad is not None
-    gradient = rough.grad.float()
-    exact.grad = gradient if exact.grad is None else exact.grad.add_(gradient)
+    exact.grad = rough.grad.float() if exact.grad is None else exact.grad.add_(rough.grad)
     rough.grad = None
 
 

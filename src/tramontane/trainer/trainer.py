@@ -438,20 +438,14 @@ class Trainer:
         averages = Averages()
         averages.add({**metrics, "loss": (loss, once)})
         if version is not None:
-            logprobs = minibatch.trained[index]
-            self._add_mismatch(minibatch, index, logprobs, version, averages)
+            self._add_mismatch(minibatch, index, version, averages)
         return averages
 
     def _add_mismatch(
-        self,
-        minibatch: Minibatch,
-        index: int,
-        logprobs: torch.Tensor,
-        version: int,
-        averages: Averages,
+        self, minibatch: Minibatch, index: int, version: int, averages: Averages
     ) -> None:
         """Add |Δ log-prob| between trainer and generator, by the age of each token's weights."""
-        versions = minibatch.versions(index)
+        logprobs, versions = minibatch.trained[index], minibatch.versions(index)
         ages = np.where(versions < 0, -1, np.maximum(version - versions, 0))
         masks = np.stack([ages == 0, ages == 1, ages >= 2]) & minibatch.microbatches[index].live
         delta = (logprobs - minibatch.upload(minibatch.behavior(index))).abs()

@@ -95,12 +95,12 @@ def converse(_: list[str]) -> int:
     names: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
     own = os.getpid()
     while os.read(records.CHANNEL, 1):
-        file = io.FileIO(1, "w", closefd=False)  # a new one: the last code may have closed it
-        sys.stdout = sys.stderr = io.TextIOWrapper(
-            io.BufferedWriter(file), encoding="utf-8", errors="replace"
-        )
+        # A new one each time: the last code may have closed it.
+        file = io.BufferedWriter(io.FileIO(1, "w", closefd=False))
+        output = sys.stdout = sys.stderr = io.TextIOWrapper(file, "utf-8", "replace")
         run_piece(records.read_file(0, sys.maxsize).decode(errors="replace"), names)
-        sys.stdout.flush()
+        if not output.closed:
+            output.flush()
         if os.getpid() != own:  # a fork that the code made
             os._exit(0)
         os.write(records.CHANNEL, _GO)
@@ -111,7 +111,7 @@ def run_piece(source: str, names: dict[str, Any]) -> None:
     """Run a piece of code; prints the value of its last expression, or the traceback."""
     place = "<session>"
     try:
-        tree = compile(source, place, "exec", _ast.PyCF_ONLY_AST, dont_inherit=True)
+        tree: Any = compile(source, place, "exec", _ast.PyCF_ONLY_AST, dont_inherit=True)
         last = [tree.body.pop()] if tree.body and isinstance(tree.body[-1], _ast.Expr) else []
         exec(compile(tree, place, "exec", dont_inherit=True), names)
         if last:  # printed like at the prompt of an interpreter
