@@ -48,9 +48,16 @@ def listening(port: int, host: str = HOST) -> Iterator[socket.socket]:
         yield found
 
 
-def server(app: FastAPI) -> uvicorn.Server:
-    """A server of an application; it ends with Ctrl-C."""
+def server(app: FastAPI, *, ends_by_signal: bool = True) -> uvicorn.Server:
+    """A server of an application; it ends with Ctrl-C if `ends_by_signal`."""
     import uvicorn
+
+    class Deaf(uvicorn.Server):
+        """Leaves signals to the process that it is part of."""
+
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
 
     config = uvicorn.Config(
         app,
@@ -59,4 +66,4 @@ def server(app: FastAPI) -> uvicorn.Server:
         server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
-    return uvicorn.Server(config)
+    return (uvicorn.Server if ends_by_signal else Deaf)(config)

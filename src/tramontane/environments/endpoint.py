@@ -29,7 +29,7 @@ from tramontane.data.prompts import PromptEncoder, Tool
 from tramontane.environments import wire
 from tramontane.environments.answers import ChatAnswer, Choice
 from tramontane.environments.calls import Message as Parsed
-from tramontane.environments.calls import Parser, outside_thoughts
+from tramontane.environments.calls import Parser
 from tramontane.environments.chat import Chat, ChatFormat
 from tramontane.environments.mistral import MistralChat, load_mistral
 from tramontane.errors import InputError
@@ -137,20 +137,8 @@ class Endpoint:
         Each message of the model is appended as in a conversation of a run, so that calls and the
         answers of tools are written in the form that the template takes.
         """
-        encoder, chat = self._served.encoder, self._new_chat(body.described)
-        places = [i for i, message in enumerate(body.messages) if message.role == "assistant"]
-        first, *ends = [*places, len(body.messages)]
-        prompt: list[int] = chat.start([message.plain() for message in body.messages[:first]])
-        for place, end in zip(places, ends, strict=True):
-            said = body.messages[place]
-            order = {call.id: number for number, call in enumerate(said.tool_calls or ())}
-            new = sorted(
-                body.messages[place + 1 : end],
-                key=lambda message: order.get(message.tool_call_id or "", len(order)),
-            )
-            put = [message.plain() for message in new]
-            prompt = chat.follow(said.parsed(encoder.tags), put).whole()
-        return prompt, chat.prefix
+        chat = self._new_chat(body.described)
+        return wire.write(chat, body.messages, self._served.encoder.tags), chat.prefix
 
     def _new_chat(self, tools: Sequence[Tool]) -> Any:
         if self._mistral is not None:
@@ -166,14 +154,7 @@ class Endpoint:
         ends = [p for stop in (*self._stops, *body.stop) if (p := text.find(stop)) >= 0]
         text = text[: min(ends, default=None)]
         message, tags = self._parser.parse(text, body.described, prefix), self._served.encoder.tags
-        if calls := message.calls:
-            read = [call for call in calls if call.name]
-            rest = message.content if len(read) == len(calls) else outside_thoughts(text, tags)[1]
-            message = message._replace(calls=read, content=rest.strip())
-        if message.thoughts and tags.opening not in text:  # only the closing tag
-            content = f"{message.thoughts}{tags.closing}{message.content}".strip()
-            message = message._replace(thoughts="", content=content)
-        return message
+        return wire.readable(message, tags)
 
     def _show(self, tokens: SampledTokens) -> list[str]:
         """A text for each token."""

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from tramontane.data.prompts import Tool
 from tramontane.environments.calls import Message as Parsed
+from tramontane.environments.calls import outside_thoughts
 from tramontane.environments.chat import Chatted
 from tramontane.types import SampledTokens, SamplingParams, ThinkingTags, ToolCall
 
@@ -190,6 +191,45 @@ class TokenRequest(BaseModel):
     stream: Literal[False] | None = None
     cache_salt: Ignored = None
     priority: Ignored = None
+
+
+def readable(message: Parsed, tags: ThinkingTags) -> Parsed:
+    """A message of the model as it is answered: a call that does not parse stays in the content, as
+    do thoughts that only a closing tag marks."""
+    if calls := message.calls:
+        read = [call for call in calls if call.name]
+        rest = message.content
+        if len(read) < len(calls):
+            rest = outside_thoughts(message.text, tags)[1].strip()
+        message = message._replace(calls=read, content=rest)
+    if message.thoughts and tags.opening not in message.text:
+        content = f"{message.thoughts}{tags.closing}{message.content}".strip()
+        message = message._replace(thoughts="", content=content)
+    return message
+
+
+def write(chat: Any, messages: Sequence[ChatMessage], tags: ThinkingTags) -> list[int]:
+    """The tokens of a whole chat.
+
+    Args:
+        chat: a new `Chat` or `MistralChat`.
+        messages: begin with the user's or the system's, and do not end with the assistant's.
+        tags: thinking tags.
+    """
+    places = [i for i, message in enumerate(messages) if message.role == "assistant"]
+    first, *ends = [*places, len(messages)]
+    prompt: list[int] = chat.start([message.plain() for message in messages[:first]])
+    for place, end in zip(places, ends, strict=True):
+        put = answers(messages[place], messages[place + 1 : end])
+        prompt = chat.follow(messages[place].parsed(tags), put).whole()
+    return prompt
+
+
+def answers(said: ChatMessage, new: Sequence[ChatMessage]) -> list[Chatted]:
+    """Messages behind one of the assistant, those of tools in the order of its calls."""
+    order = {call.id: number for number, call in enumerate(said.tool_calls or ())}
+    ordered = sorted(new, key=lambda message: order.get(message.tool_call_id or "", len(order)))
+    return [message.plain() for message in ordered]
 
 
 def logprobs(tokens: SampledTokens, shown: Sequence[str]) -> dict[str, Any]:
