@@ -1,4 +1,4 @@
-"""Commands that sample from a model: eval, compare and generate."""
+"""Commands that sample from a model: eval, compare, generate and serve."""
 
 from __future__ import annotations
 
@@ -160,6 +160,40 @@ def generate(
     )  # fmt: skip
     for text in tramontane.generate(model, prompt, config, overrides, n=n, **sampling):
         print(text)
+
+
+@app.command(rich_help_panel=MEASURE)
+def serve(
+    model: Model,
+    overrides: Overrides = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 0,
+    max_len: Annotated[
+        int | None,
+        typer.Option(min=2, help="Longest prompt plus completion; else the model's context."),
+    ] = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    max_tokens: MaxTokens = None,
+    slots: Annotated[int, typer.Option(min=1, help="Completions at once.")] = 32,
+    device: DeviceName = None,
+    dtype: NumberType = None,
+    config: ConfigFile = None,
+) -> None:
+    """Serve a model to OpenAI clients and harnesses, each answer with its tokens."""
+    sampling = _given(
+        temperature=temperature, top_p=top_p, max_tokens=max_tokens, slots=slots, device=device,
+        dtype=dtype,
+    )  # fmt: skip
+
+    def announce(address: str) -> None:
+        say(f"{address}/v1")
+        say("Ctrl-C ends it")
+
+    tramontane.serve(
+        model, config, overrides, host=host, port=port, max_len=max_len, on_address=announce,
+        **sampling,
+    )  # fmt: skip
 
 
 def _show_evaluation(result: EvaluationResult) -> None:

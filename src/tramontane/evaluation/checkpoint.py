@@ -100,7 +100,7 @@ def prepare(settings: Settings, problems: Sequence[Problem]) -> Work:
     config, sampling = settings.config, settings.sampling
     if config.placement.kind != "ray":  # on a cluster, generators run on other machines
         loading.check_device(config.generator.device, "generator.device")
-    encoder = _encoder(config)
+    encoder = encoder_of(config)
     context = loading.context_length(loading.load_config(config.model))
     limit = PromptLimit.of(config.data.max_prompt_tokens, context, sampling.max_tokens)
     prompts = PromptFilter(encoder, limit, drop=config.data.overlong_prompts == "drop")
@@ -207,7 +207,7 @@ def sample_checkpoint(settings: Settings, prompt: Prompt, n: int) -> list[str]:
         raise InputError(f"n is {n}; it must be at least 1")
     config, sampling = settings.config, settings.sampling
     loading.check_device(config.generator.device, "generator.device")
-    encoder = _encoder(config)
+    encoder = encoder_of(config)
     if config.converses:
         domain = config.data.domain or "math"
         text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
@@ -236,7 +236,8 @@ def as_source(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield str(file)
 
 
-def _encoder(config: Config) -> PromptEncoder:
+def encoder_of(config: Config) -> PromptEncoder:
+    """The encoder of a config's prompts."""
     from tramontane.data.prompts import PromptEncoder
     from tramontane.models import loading
 

@@ -82,7 +82,7 @@ def evaluate_placed(
     config = _sized(config, work)
     with (
         _workers(config) as (placement, conversations),
-        closing(start_verifiers(config, placement, _replaced)) as verifiers,
+        closing(start_verifiers(config, placement, replaced)) as verifiers,
     ):
         args = work.problems, work.plan, verifiers, work.encoder, record, on_progress
         evaluation = Evaluation(*args)
@@ -127,8 +127,8 @@ def _workers(config: Config) -> Iterator[tuple[Placement, Conversations | None]]
 
     with (
         torch_threads(1),  # each worker has its own thread
-        closing(place(config, _note)) as placement,
-        start_conversations(config, placement, _replaced) as conversations,
+        closing(place(config, note)) as placement,
+        start_conversations(config, placement, replaced) as conversations,
     ):
         yield placement, conversations if config.converses else None
 
@@ -145,7 +145,7 @@ async def _with_generators(
         encode = partial(_encode, work.encoder)
         longest = await conversations.fit(work.problems, encode, work.longest_prompt)
         work = replace(work, longest_prompt=longest)
-    generators = _generators(config, work, placement)
+    generators = generators_of(config, work.encoder, placement, work.longest_prompt)
     try:
         await generators.started()
         await use(generators)
@@ -282,17 +282,17 @@ async def grade(evaluation: Evaluation, verifiers: Verifiers, timeouts: Timeouts
 
 
 def _sized(config: Config, work: Work) -> Config:
-    """The config with the evaluation's sizes, and no memory reserved for a trainer."""
+    """The config with the evaluation's sizes."""
     samples, workers = work.plan.samples, config.generator.workers
     most = len(work.problems) * samples
-    pipeline = config.pipeline.model_copy(
-        update={
-            "l_max": work.plan.sampling.max_tokens,
-            "l_cache": 0,
-            "group_size": samples,
-            "n_async": max(samples, min(work.slots * workers, most)),
-        }
-    )
+    n_async = max(samples, min(work.slots * workers, most))
+    return without_trainer(config, work.plan.sampling.max_tokens, samples, n_async)
+
+
+def without_trainer(config: Config, l_max: int, group_size: int, n_async: int) -> Config:
+    """The config with other sizes, and no memory reserved for a trainer."""
+    sizes = {"l_max": l_max, "l_cache": 0, "group_size": group_size, "n_async": n_async}
+    pipeline = config.pipeline.model_copy(update=sizes)
     placement = config.placement.model_copy(update={"trainer": Resources()})
     trainer = TrainerConfig(device="cpu")
     return config.model_copy(
@@ -300,13 +300,16 @@ def _sized(config: Config, work: Work) -> Config:
     )
 
 
-def _generators(config: Config, work: Work, placement: Placement) -> GeneratorPool:
+def generators_of(
+    config: Config, encoder: PromptEncoder, placement: Placement, longest_prompt: int
+) -> GeneratorPool:
+    """The generators of the config's model."""
     from tramontane.controller.generators import GeneratorPool
     from tramontane.models.names import with_tokenizer
 
     model = with_tokenizer(config.model, config.tokenizer)
-    make = generator_maker(config, model, work.encoder, placement)
-    return GeneratorPool(make, config, _replaced, _note, work.longest_prompt)
+    make = generator_maker(config, model, encoder, placement)
+    return GeneratorPool(make, config, replaced, note, longest_prompt)
 
 
 def generator_maker(
@@ -344,9 +347,10 @@ def model_for_workers(config: Config, model: str) -> str | Folder:
     return model if folder is None else Folder.of(folder, "model")
 
 
-def _replaced(lost: WorkerLost) -> None:
+def replaced(lost: WorkerLost) -> None:
+    """Log the loss of a worker that is replaced."""
     logger.warning("replaced: %s", lost)
 
 
-def _note(worker: str, **facts: Any) -> None:
+def note(worker: str, **facts: Any) -> None:
     """Ignore facts about workers, which only a run logs."""
