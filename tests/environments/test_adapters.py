@@ -1,0 +1,166 @@
+"""Environments of other packages, played to their end through a worker."""
+
+import random
+import re
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from tests.environments.templates import tokenizer_of
+from tests.environments.test_worker import call, problem, talk
+from tramontane.config import Config, DataConfig
+from tramontane.config.data import SCHEMES
+from tramontane.data.prompts import PromptEncoder
+from tramontane.environments import loading
+from tramontane.environments.worker import EnvironmentWorker
+from tramontane.errors import InputError
+
+PACKAGES = {"skyrl": "skyrl_gym"}  # of schemes with another name
+
+
+def package(scheme):
+    name = PACKAGES.get(scheme, scheme)
+    return pytest.importorskip(name, reason=f"needs tramontane[{scheme}]", exc_type=ImportError)
+
+
+def worker_of(environment):
+    config = Config(model="tiny", data={"environment": environment})
+    return EnvironmentWorker(config, PromptEncoder(tokenizer_of("qwen2.5")))
+
+
+def shown(spoken):
+    return [message["content"] for turn in spoken.turns for message in turn.messages]
+
+
+def test_a_class_as_in_trls_guide():
+    # TRL lists tools on the class: properties are not evaluated, and private methods are not tools.
+    worker = worker_of("tests.environments.worlds:TrlWordle")
+    given = problem("Guess.", "crane")
+    answered, spoken = talk(
+        worker, call("guess", word="slate"), call("guess", word="crane"),
+        call("guess", word="extra"), "Done.", given=given,
+    )  # fmt: skip
+    assert shown(spoken) == ["..G.G", "GGGGG", "error: ValueError: Game over."]
+    assert answered.ending == "completed" and answered.turn.reward == 1.0
+    prompt = spoken.tokenizer.decode(spoken.prompt)
+    assert re.findall(r'"name": "(\w+)"', prompt.partition("For each")[0]) == ["guess"]
+    assert "Guess." in prompt
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_name_that_the_package_does_not_know(scheme):
+    package(scheme)
+    with pytest.raises(InputError, match=rf"data.environment: {scheme}:Nonesuch-v0: .*"):
+        loading.check(DataConfig(environment=f"{scheme}:Nonesuch-v0"))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_package_that_is_not_installed(scheme, monkeypatch):
+    module = SCHEMES[scheme].rpartition(".")[0]
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setitem(sys.modules, PACKAGES.get(scheme, scheme), None)
+    with pytest.raises(InputError, match=rf"pip install 'tramontane\[{scheme}\]'"):
+        loading.check(DataConfig(environment=f"{scheme}:Missing-v0"))
+
+
+def test_a_scheme_needs_a_name():
+    with pytest.raises(ValueError, match="names no environment: write textarena:NAME"):
+        DataConfig(environment="textarena:")
+
+
+def bisect(low=1, high=20, secret=None):
+    """The guesses that lead to the number."""
+    while True:
+        guess = (low + high) // 2
+        yield guess
+        if guess == secret:
+            return
+        low, high = (guess + 1, high) if guess < secret else (low, guess - 1)
+
+
+def test_a_game_of_textarena():
+    package("textarena")
+    worker = worker_of("textarena:GuessTheNumber-v0")
+    given = problem(seed=5)  # of the row
+    secret = random.Random(5).randint(1, 20)
+    guesses = [f"I try [{guess}]." for guess in bisect(secret=secret)]
+    outside = random.getstate(), np.random.get_state()[1].tolist()
+    answered, spoken = talk(worker, *guesses, given=given)
+    assert answered.ending == "completed" and answered.turn.reward == 1.0
+    assert "guess the number between 1 and 20" in spoken.tokenizer.decode(spoken.prompt)
+    assert all(
+        re.fullmatch(r"The target number is (lower|higher)\.", s) for s in shown(spoken)[:-1]
+    )
+    assert "Congratulations" in shown(spoken)[-1]
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == outside
+    # An invalid move is answered; the second in a row ends the game.
+    answered, spoken = talk(worker, "[99]", "[99]", "[1]", given=given)
+    assert "invalid move" in shown(spoken)[0]
+    assert answered.ending == "completed" and answered.turn.reward == 0.0
+    assert len(spoken.turns) == 2
+
+
+def test_a_game_of_textarena_keeps_its_own_random_numbers():
+    package("textarena")
+    load = loading.load("textarena:Blackjack-v0")
+
+    def play(shown, disturb=lambda: None):
+        game = load()
+        shown += game.start(problem(), 3)
+        done = False
+        while not done:
+            disturb()
+            turn = game.step({"content": "[Hit]"})
+            shown += turn.messages if not turn.done else [turn.reward]
+            done = turn.done
+
+    alone, disturbed = [], []
+    play(alone)
+    play(disturbed, lambda: random.seed(len(disturbed)))
+    assert alone == disturbed and len(alone) > 3
+    many = [[] for _ in range(8)]
+    threads = [threading.Thread(target=play, args=(shown,)) for shown in many]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert many == [alone] * 8
+
+
+def test_a_game_of_textarena_for_two_is_refused():
+    package("textarena")
+    with pytest.raises(InputError, match=r"textarena:TicTacToe-v0: the game cannot begin with one"):
+        loading.check(DataConfig(environment="textarena:TicTacToe-v0"))
+
+
+def test_an_environment_of_gymnasium():
+    package("gymnasium")
+    worker = worker_of("gymnasium:tests.environments.text_spaces:Echo-v0")
+    answered, spoken = talk(worker, "no!", "ab", "abc", "abcd", given=problem(seed=11, lengths=3))
+    assert "Write 3 texts (seed 11)" in spoken.tokenizer.decode(spoken.prompt)
+    assert shown(spoken)[0].startswith("error: not an action of Text(")
+    assert shown(spoken)[1:] == ["ab", "abc", ""]
+    assert [turn.reward for turn in spoken.turns] == [None, 2.0, 3.0, 4.0]
+    assert answered.ending == "completed"
+
+
+def test_an_environment_of_gymnasium_with_other_spaces_is_refused():
+    package("gymnasium")
+    with pytest.raises(InputError, match=r"its observations are Discrete\(16\), not Text; wrap it"):
+        loading.check(DataConfig(environment="gymnasium:FrozenLake-v1"))
+
+
+def test_an_environment_of_skyrl():
+    package("skyrl")
+    worker = worker_of("skyrl:gsm8k_multi_turn")
+    given = problem("What is 3 + 4?", "7", max_turns=3)
+    answered, spoken = talk(worker, "Hm.", "#### 8", "#### 7", given=given)
+    assert "What is 3 + 4?" in spoken.tokenizer.decode(spoken.prompt)
+    assert ["final numeric answer" in text for text in shown(spoken)] == [False, True]
+    assert [turn.reward for turn in spoken.turns] == [0.0, pytest.approx(0.2 / 3), 1.0]
+    assert answered.ending == "completed"
+    # One turn, and a problem without an answer.
+    answered, spoken = talk(worker_of("skyrl:gsm8k"), "#### 7", given=given)
+    assert answered.ending == "completed" and answered.turn.reward == 1.0
