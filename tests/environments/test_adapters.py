@@ -2,8 +2,12 @@
 
 import random
 import re
+import socket
+import subprocess
 import sys
 import threading
+import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -58,9 +62,11 @@ def test_a_name_that_the_package_does_not_know(scheme):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_package_that_is_not_installed(scheme, monkeypatch):
-    module = SCHEMES[scheme].rpartition(".")[0]
-    monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.setitem(sys.modules, PACKAGES.get(scheme, scheme), None)
+    name, adapter = PACKAGES.get(scheme, scheme), SCHEMES[scheme].rpartition(".")[0]
+    for module in [*sys.modules]:
+        if module == adapter or module.startswith(f"{name}."):
+            monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(InputError, match=rf"pip install 'tramontane\[{scheme}\]'"):
         loading.check(DataConfig(environment=f"{scheme}:Missing-v0"))
 
@@ -164,3 +170,69 @@ def test_an_environment_of_skyrl():
     # One turn, and a problem without an answer.
     answered, spoken = talk(worker_of("skyrl:gsm8k"), "#### 7", given=given)
     assert answered.ending == "completed" and answered.turn.reward == 1.0
+
+
+@pytest.fixture(scope="module")
+def server():
+    """The address of a server of OpenEnv."""
+    package("openenv")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "tests.environments.open_environments", str(port)]
+    with subprocess.Popen(command) as process:
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}"
+        process.kill()
+
+
+@pytest.mark.slow
+def test_an_environment_of_openenv_by_address(server):
+    plays(f"openenv:{server}")
+
+
+def test_an_environment_of_openenv_in_process():
+    package("openenv")
+    plays("openenv:tests.environments.open_environments:Guessing")
+
+
+def plays(environment):
+    given = problem(seed=4, highest=20, unknown="not an argument of reset")
+    secret = random.Random(4).randint(0, 20)
+    guesses = [str(guess) for guess in bisect(0, 20, secret)]
+    loading.check(DataConfig(environment=environment))
+    answered, spoken = talk(worker_of(environment), *guesses, given=given)
+    assert "Guess from 0 to 20." in spoken.tokenizer.decode(spoken.prompt)
+    assert set(shown(spoken)[:-1]) <= {"higher", "lower"}
+    assert answered.ending == "completed" and answered.turn.reward == 1.0
+    assert [turn.reward for turn in spoken.turns[:-1]] == [0.0] * (len(guesses) - 1)
+    # An environment that fails is not a wrong answer.
+    answered, _ = talk(worker_of(environment), "ten", given=given)
+    assert answered.ending == "environment_failed" and "invalid literal" in answered.reason
+
+
+def test_actions_of_several_fields_are_json():
+    package("openenv")
+    worker = worker_of("openenv:tests.environments.open_environments:Grid")
+    answered, spoken = talk(
+        worker, "top left", '{"row": "top"}', 'I take\n```json\n{"row": 0, "column": 1}\n```',
+        '{"row": 1, "column": 1}',
+    )  # fmt: skip
+    assert '{"cells": [[0, 0], [0, 0]]}' in spoken.tokenizer.decode(spoken.prompt)
+    assert shown(spoken) == [
+        "error: not an action: write a JSON object with row, column",
+        "error: not an action: 'column' is a required property",
+        '{"cells": [[0, 1], [0, 0]]}',
+        '{"cells": [[0, 1], [0, 1]]}',
+    ]
+    assert answered.ending == "completed" and answered.turn.reward is None
+
+
+def test_a_server_of_openenv_that_does_not_run():
+    package("openenv")
+    with pytest.raises(InputError, match=r"openenv:http://127.0.0.1:1: the server does not answer"):
+        loading.check(DataConfig(environment="openenv:http://127.0.0.1:1"))
