@@ -202,15 +202,17 @@ def _sequence(sequence: EarlierSequence) -> Row:
 
 
 def _log_ratios(group: Group) -> pa.Array:
-    """log π_θ/μ of each token, of the trainer against the generator, earlier sequences first; null
-    if not trained on."""
+    """log π_θ/μ of each of `token_ids`, of the trainer against the generator; null if not trained
+    on."""
     kind = pa.list_(pa.float32())
     if group.learned is None:
         return pa.nulls(len(group.completions), kind)
-    ends = np.cumsum([0, *(c.n_tokens for c in group.completions)])
-    sampled = [np.array(s.logprobs, np.float32) for c in group.completions for s in c.sequences]
-    ratios = np.array(group.learned.logprobs, np.float32) - np.concatenate(sampled)
-    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(ratios))
+    learned, found, end = np.array(group.learned.logprobs, np.float32), [], 0
+    for c in group.completions:
+        end += c.n_tokens
+        found.append(learned[end - len(c.token_ids) : end] - np.array(c.logprobs, np.float32))
+    ends = np.cumsum([0, *map(len, found)])
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(np.concatenate(found)))
 
 
 def read_rollouts(file: Path, columns: Sequence[str] | None = None) -> Iterator[Row]:
