@@ -70,7 +70,7 @@ class TextArena:
         """What the game has said since the last turn."""
         said = self._game.state.get_current_player_observation()
         echo = textarena.ObservationType.PLAYER_ACTION
-        text = "\n".join(text for _, text, kind in said if kind != echo)
+        text = "\n".join(str(text) for _, text, kind in said if kind != echo)
         return [Message(role="user", content=text)]
 
     @contextmanager
