@@ -21,6 +21,7 @@ SCHEMES: dict[str, str] = {
     "gymnasium": "tramontane.environments.adapters.gymnasium.Gymnasium",
     "skyrl": "tramontane.environments.adapters.skyrl.SkyRL",
     "openenv": "tramontane.environments.adapters.openenv.OpenEnv",
+    "verifiers": "tramontane.environments.adapters.verifiers.Verifiers",
 }
 """Adapters of other packages' environments, which `data.environment` names as `textarena:NAME`."""
 
@@ -185,8 +186,8 @@ class DataConfig(PromptConfig):
     environment: str | None = None
     """Import path of the environment that the model talks to, `my_module:Shop`, a built-in name, or
     one of another package: `textarena:GuessTheNumber-v0`, `gymnasium:NAME`, `skyrl:NAME`,
-    `openenv:my_module:Shop` or `openenv:http://localhost:8000`. A row may name another in its field
-    `environment`; `row`: only such rows have one. null: no environments. See
+    `openenv:my_module:Shop`, `openenv:http://localhost:8000` or `verifiers:NAME`. A row may name
+    another in its field `environment`; `row`: only such rows have one. null: no environments. See
     docs/environments.md."""
     tools: tuple[str, ...] = ()
     """Tools that the model may call: import paths of functions or toolboxes, or built-in names
