@@ -136,6 +136,42 @@ class TrlCounter:
         return float(self.count == self.target)
 
 
+class TrlWordle:
+    """In the shape of the game in TRL's guide."""
+
+    def __init__(self):
+        self.done = False
+
+    def reset(self, answer: str, **row) -> None:
+        self._secret, self._hits, self.done = answer, "", False
+
+    @property
+    def hits(self) -> int:
+        raise AssertionError("evaluated")
+
+    def _mark(self, word: str) -> str:
+        pairs = zip(word, self._secret, strict=False)
+        return "".join("G" if a == b else "." for a, b in pairs)
+
+    def guess(self, word: str) -> str:
+        """Guess the word.
+
+        Args:
+            word: A word of five letters.
+
+        Returns:
+            G for each letter in its place.
+        """
+        if self.done:
+            raise ValueError("Game over.")
+        self._hits = self._mark(word)
+        self.done = word == self._secret
+        return self._hits
+
+    def get_reward(self) -> float:
+        return float(self.done)
+
+
 class Unprintable:
     """Raises whatever is done with it."""
 

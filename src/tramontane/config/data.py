@@ -16,6 +16,31 @@ ProblemKind = Literal["sums", "stories", "programs", "long_sums", "lookups", "se
 LANGUAGES: tuple[Language, ...] = ("en", "fr", "es", "it", "de", "zh", "ru")
 
 
+SCHEMES: dict[str, str] = {
+    "textarena": "tramontane.environments.adapters.textarena.TextArena",
+    "gymnasium": "tramontane.environments.adapters.gymnasium.Gymnasium",
+    "skyrl": "tramontane.environments.adapters.skyrl.SkyRL",
+    "openenv": "tramontane.environments.adapters.openenv.OpenEnv",
+    "verifiers": "tramontane.environments.adapters.verifiers.Verifiers",
+}
+"""Adapters of other packages' environments, which `data.environment` names as `textarena:NAME`."""
+
+
+def checked_environment(path: str) -> str:
+    """An environment's path unchanged: an import path that workers can import, a built-in name, or
+    a name in another package.
+
+    Raises:
+        ValueError: none of them.
+    """
+    scheme, colon, name = path.partition(":")
+    if colon and scheme in SCHEMES:
+        if not name:
+            raise ValueError(f"{path!r} names no environment: write {scheme}:NAME")
+        return path
+    return _checked(path)
+
+
 def _checked(path: str) -> str:
     """An import path that workers can import, or a built-in name, unchanged."""
     if not re.fullmatch(r"\w+", path):
@@ -159,9 +184,11 @@ class DataConfig(PromptConfig):
     array, CSV, each also gzip, or Parquet), a Hugging Face dataset (`NAME` or `NAME#SUBSET`), a
     short name (`polaris`) or a local file of a named set's layout (`polaris@FILE`)."""
     environment: str | None = None
-    """Import path of the environment that the model talks to, `my_module:Shop`, or a built-in name.
-    A row may name another in its field `environment`; `row`: only such rows have one. null: no
-    environments. See docs/environments.md."""
+    """Import path of the environment that the model talks to, `my_module:Shop`, a built-in name, or
+    one of another package: `textarena:GuessTheNumber-v0`, `gymnasium:NAME`, `skyrl:NAME`,
+    `openenv:my_module:Shop`, `openenv:http://localhost:8000` or `verifiers:NAME`. A row may name
+    another in its field `environment`; `row`: only such rows have one. null: no environments. See
+    docs/environments.md."""
     tools: tuple[str, ...] = ()
     """Tools that the model may call: import paths of functions or toolboxes, or built-in names
     (`calculator`, `python`, `notebook`)."""
@@ -219,7 +246,7 @@ class DataConfig(PromptConfig):
     @field_validator("environment")
     @classmethod
     def _importable(cls, path: str | None) -> str | None:
-        return path if path is None else _checked(path)
+        return path if path is None else checked_environment(path)
 
     @field_validator("tools")
     @classmethod

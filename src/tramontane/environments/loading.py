@@ -20,9 +20,11 @@ from typing import Any, Literal, cast
 
 from tramontane import loopback
 from tramontane.config import Config, DataConfig
-from tramontane.config.domains import checked_path, import_path
+from tramontane.config.data import SCHEMES, checked_environment
+from tramontane.config.domains import import_path
 from tramontane.data.prompts import Tool
 from tramontane.data.values import encoded
+from tramontane.environments.adapters import adapted
 from tramontane.environments.builtin import BUILT_IN
 from tramontane.environments.calls import Message as Parsed
 from tramontane.environments.protocol import Turn
@@ -116,12 +118,15 @@ def check(data: DataConfig, named: Sequence[str] = ()) -> None:
 
 @lru_cache
 def load(path: str, key: str = "data.environment") -> Callable[..., Any]:
-    """A class or function by its import path, `module:Name` or `module.Name`, or built-in name.
+    """A class or function by its import path, `module:Name` or `module.Name`, built-in name, or
+    name in another package.
 
     Raises:
         InputError: it cannot be imported, or is neither a class nor a function; the message names
             the `key`.
     """
+    if path.partition(":")[0] in SCHEMES:
+        return adapted(path, key)
     name = BUILT_IN.get(path, path)
     if re.fullmatch(r"\w+", name):
         known = ", ".join(sorted(BUILT_IN)) or "none"
@@ -132,12 +137,10 @@ def load(path: str, key: str = "data.environment") -> Callable[..., Any]:
 
 def _checked(path: str) -> str:
     """A path that a row names, as the config's were checked when it was read."""
-    if not re.fullmatch(r"\w+", path):
-        try:
-            checked_path(import_path(path))
-        except ValueError as error:
-            raise InputError(f"{ROW}: {error}") from None
-    return path
+    try:
+        return checked_environment(path)
+    except ValueError as error:
+        raise InputError(f"{ROW}: {error}") from None
 
 
 def kind_of(loaded: Callable[..., Any]) -> Kind:
