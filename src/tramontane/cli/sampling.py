@@ -210,6 +210,10 @@ def _show_evaluation(result: EvaluationResult) -> None:
     for name in ("format_rate", "language_rate", "length_limited_rate", "unscorable_rate"):
         rows.append((name.replace("_", " "), f"{getattr(result, name):.3f}", ""))
     rows.append(("thinking tokens", f"{result.mean_thinking_tokens:.1f}", ""))
+    if talked := result.conversations:
+        for name in ("mean_turns", "mean_calls", "parsed_rate", "failed_rate"):
+            rows.append((name.replace("_", " "), f"{getattr(talked, name):.3f}", ""))
+        rows += [(f"ended: {e}", f"{share:.3f}", "") for e, share in talked.endings.items()]
     show_table(("", "value", "95 % interval"), rows)
 
 
