@@ -138,7 +138,7 @@ class ChatAnswer:
         if self._held is None:
             return dict.fromkeys(TEXTS, "")
         parsed = self._read(choice.tokens)
-        thinks = parsed.text.rfind(self._tags.opening) > parsed.text.rfind(self._tags.closing)
+        thinks = self._tags.opening in parsed.text and self._tags.closing not in parsed.text
         thoughts, content = parsed.thoughts, parsed.content
         certain = (thoughts if thinks else content).rstrip(PARTIAL)[: -self._held or None].rstrip()
         texts = (certain, content) if thinks else (thoughts, certain)

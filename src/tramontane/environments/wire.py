@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from tramontane.data.prompts import Tool
 from tramontane.environments.calls import Message as Parsed
-from tramontane.environments.calls import outside_thoughts
 from tramontane.environments.chat import Chatted
 from tramontane.types import SampledTokens, SamplingParams, ThinkingTags, ToolCall
 
@@ -194,18 +193,29 @@ class TokenRequest(BaseModel):
 
 
 def readable(message: Parsed, tags: ThinkingTags) -> Parsed:
-    """A message of the model as it is answered: a call that does not parse stays in the content, as
-    do thoughts that only a closing tag marks."""
-    if calls := message.calls:
-        read = [call for call in calls if call.name]
-        rest = message.content
-        if len(read) < len(calls):
-            rest = outside_thoughts(message.text, tags)[1].strip()
-        message = message._replace(calls=read, content=rest)
-    if message.thoughts and tags.opening not in message.text:
-        content = f"{message.thoughts}{tags.closing}{message.content}".strip()
-        message = message._replace(thoughts="", content=content)
-    return message
+    """A message of the model as it is answered.
+
+    Only the first thoughts are set apart, and a call that does not parse stays in the content, so
+    that what is read of a part of a message is the start of what is read of the whole.
+    """
+    thoughts, content, calls = message.thoughts, message.content, message.calls
+    if tags.opening in message.text or tags.closing in message.text:
+        thoughts, content = _first_thoughts(message.text, tags)
+    read = [call for call in calls if call.name]
+    if read and len(read) == len(calls):
+        content = message.content
+    elif calls and not thoughts:
+        content = message.text
+    return message._replace(thoughts=thoughts, content=content.strip(), calls=read)
+
+
+def _first_thoughts(text: str, tags: ThinkingTags) -> tuple[str, str]:
+    """(first thoughts, the rest); no thoughts if the first tag is a closing one."""
+    before, opened, rest = text.partition(tags.opening)
+    if not opened or tags.closing in before:
+        return "", text
+    thoughts, _, answer = rest.partition(tags.closing)
+    return thoughts, before + answer
 
 
 def write(chat: Any, messages: Sequence[ChatMessage], tags: ThinkingTags) -> list[int]:
