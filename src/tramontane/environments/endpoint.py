@@ -119,9 +119,9 @@ class Endpoint:
         for choice in await _last(self._sample(body.sampling_params, body.token_ids), gone):
             assert choice.tokens is not None
             names = [f"token_id:{token}" for token in choice.tokens.token_ids]
-            found = {"index": len(answered), "finish_reason": choice.reason}
+            found: dict[str, Any] = {"index": len(answered), "finish_reason": choice.reason}
             found["logprobs"] = wire.logprobs(choice.tokens, names)
-            answered.append({**found, **wire.truth(choice.tokens)})
+            answered.append(found | wire.truth(choice.tokens))
         request_id = body.request_id or uuid4().hex
         return JSONResponse(
             {"request_id": request_id, "choices": answered, "prompt_token_ids": body.token_ids}

@@ -323,7 +323,9 @@ class SlotEngine:
             self._decoder.evict(slot)
             self._free(slot)
         dropped = [flight for flight in self._waiting if flight.request.group == group]
-        self._waiting = deque(f for f in self._waiting if f.request.group != group)
+        kept = [flight for flight in self._waiting if flight.request.group != group]
+        self._waiting.clear()
+        self._waiting.extend(kept)
         for flight in dropped:
             self._unreported.pop(flight.serial, None)
         for key in {flight.key for flight in dropped}:
