@@ -76,6 +76,20 @@ class Served:
     sampler: Sampler
 
 
+class Answering(Protocol):
+    """Answers requests of the two routes; `gone` tells whether the client has hung up."""
+
+    def models(self) -> dict[str, Any]: ...
+
+    async def chat(
+        self, body: wire.ChatRequest, gone: Callable[[], Awaitable[bool]]
+    ) -> Response: ...
+
+    async def generate(
+        self, body: wire.TokenRequest, gone: Callable[[], Awaitable[bool]]
+    ) -> Response: ...
+
+
 class Endpoint:
     """Answers the requests to one model."""
 
@@ -231,11 +245,11 @@ async def _last(
     return found
 
 
-def make_app(find: Callable[[str], Endpoint | None]) -> FastAPI:
+def make_app(find: Callable[[str], Answering | None]) -> FastAPI:
     """The application that serves endpoints by their keys; `find` returns that of a key."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
-    def found(request: Request) -> Endpoint:
+    def found(request: Request) -> Answering:
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         if (endpoint := find(request.path_params.get("key", bearer))) is None:
             raise HTTPException(401, "the address lacks the key: http://HOST:PORT/KEY/v1")
@@ -245,18 +259,18 @@ def make_app(find: Callable[[str], Endpoint | None]) -> FastAPI:
     api = APIRouter()
 
     @api.get("/v1/models")
-    def models(endpoint: Endpoint = Chosen) -> dict[str, Any]:
+    def models(endpoint: Answering = Chosen) -> dict[str, Any]:
         return endpoint.models()
 
     @api.post("/v1/chat/completions")
     async def chat(
-        request: Request, body: wire.ChatRequest, endpoint: Endpoint = Chosen
+        request: Request, body: wire.ChatRequest, endpoint: Answering = Chosen
     ) -> Response:
         return await endpoint.chat(body, request.is_disconnected)
 
     @api.post("/inference/v1/generate")
     async def generate(
-        request: Request, body: wire.TokenRequest, endpoint: Endpoint = Chosen
+        request: Request, body: wire.TokenRequest, endpoint: Answering = Chosen
     ) -> Response:
         return await endpoint.generate(body, request.is_disconnected)
 
@@ -277,7 +291,7 @@ def make_app(find: Callable[[str], Endpoint | None]) -> FastAPI:
     return app
 
 
-def key_is(key: str, endpoint: Endpoint) -> Callable[[str], Endpoint | None]:
+def key_is(key: str, endpoint: Answering) -> Callable[[str], Answering | None]:
     """A function that returns the endpoint for this key alone."""
     return lambda given: endpoint if secrets.compare_digest(given.encode(), key.encode()) else None
 
