@@ -209,7 +209,7 @@ def check_tests(id_: str, output: str, other: str) -> None:
 def check_row(text: str) -> None:
     """A line of `score`'s input: parsing before the pool's workers have it, recording after."""
     try:
-        problem, response, tokens = parse_row(text)
+        problem, (response, tokens, *_) = parse_row(text)
     except InputError:
         return
     assert isinstance(response, str) and isinstance(tokens, int)

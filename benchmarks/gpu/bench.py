@@ -44,11 +44,11 @@ GROUP = 16  # requests with the same prompt
 
 # Ways to run a decode step, by name: keys of the generator's config.
 MODES: dict[str, dict[str, Any]] = {
-    "eager": {"cuda_graphs": False},
-    "graphs": {"cuda_graphs": True},
+    "eager": {"cuda_graphs": False, "compile": False},
+    "graphs": {"cuda_graphs": True, "compile": False},
+    "fused": {"cuda_graphs": True, "compile": True},
 }
-
-APART = "ray"  # the placement in which the trainer has a process of its own
+APART = "process"  # the placement in which the trainer has a process of its own
 
 
 class Bench(NamedTuple):

@@ -16,13 +16,13 @@ from benchmarks.gpu.bench import APART, Bench, requests
 from benchmarks.gpu.bounds import train_flops
 from benchmarks.gpu.decode import best_mode
 from benchmarks.measure import random_groups, train_batch
+from tramontane.batches import TrainBatch
 from tramontane.config import Config
 from tramontane.config.trainer import LoraConfig
 from tramontane.placement.handle import GeneratorHandle, Handle
 from tramontane.placement.place import Placement, place
 from tramontane.trainer import Trainer
 from tramontane.trainer.lora import parameters
-from tramontane.types import TrainBatch
 
 LORA = {"rank": 16, "alpha": 32.0}
 

@@ -2,8 +2,8 @@
 
 An open implementation of Magistral's pipeline (arXiv 2506.10910). Every command is one call here:
 `train`, `dry_run`, `sft`, `evaluate`, `compare`, `generate`, `score`, `audit`, `curate`, `plan`,
-`fetch`, `doctor`, `vllm`, `study`. Each is imported when it is first used: torch takes seconds.
-Notable events are logged to the standard logger `tramontane`.
+`fetch`, `doctor`, `serve`, `vllm`, `study`. Each is imported when it is first used: torch takes
+seconds. Notable events are logged to the standard logger `tramontane`.
 """
 
 import importlib
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tramontane.doctor import doctor
     from tramontane.evaluation.measure import compare, evaluate, generate
     from tramontane.evaluation.score import score
+    from tramontane.evaluation.serving import serve
     from tramontane.generator.vllm.environment import set_up as vllm
     from tramontane.models.fetch import fetch
     from tramontane.planning.plan import plan
@@ -38,6 +39,7 @@ __all__ = [
     "generate",
     "plan",
     "score",
+    "serve",
     "sft",
     "study",
     "train",
@@ -56,6 +58,7 @@ _FUNCTIONS = {
     "generate": "evaluation.measure:generate",
     "plan": "planning.plan:plan",
     "score": "evaluation.score:score",
+    "serve": "evaluation.serving:serve",
     "sft": "start:sft",
     "study": "studies.runner:study",
     "train": "start:train",

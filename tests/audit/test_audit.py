@@ -383,3 +383,21 @@ def test_reference_solutions_do_not_look_like_cheats():
                 solutions = {"": solutions}
             for solution in solutions.values():
                 assert not describe_cheat(solution, row["tests"]), (file, row["id"])
+
+
+def test_the_last_turn_of_a_conversation_is_judged(tmp_path):
+    """An answer that a tool gave is not missing from the thoughts."""
+    call = {"name": "add", "arguments": {}, "answer": "5", "error": False, "seconds": 0.0}
+    first = {"text": "<think>I ask.</think> \\boxed{9}", "calls": [call]}
+    first["messages"] = [{"role": "tool", "content": "It is 5"}]
+    last = {"text": text(5, "as the tool says"), "calls": [], "messages": []}
+    whole = f"{first['text']}\n\n{last['text']}"
+    alone = last | {"text": text(5, "so I guess")}
+    rows = [
+        rollout(whole, "right", group=1, turns=[first, last]),
+        rollout(alone["text"], "right", group=2, turns=[alone]),
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = tramontane.audit(file, tmp_path)
+    assert [(f.kind, f.problem_id) for f in found.findings] == [("not in thoughts", "p2")]

@@ -167,3 +167,35 @@ def test_ids_that_occur_twice_are_named(tmp_path):
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     summary = score_file(path)
     assert dict(summary.double_ids) == {"a": 3} and summary.scored == 5
+
+
+def test_conversations_are_judged_by_their_last_turn(tmp_path):
+    said = ["<think>I ask the tool.</think>", GOOD["response"]]
+    call = {"function": {"name": "add", "arguments": {"a": 2, "b": 3}}}
+    messages = [
+        {"role": "user", "content": GOOD["problem"]},
+        {"role": "assistant", "content": said[0], "tool_calls": [call]},
+        {"role": "tool", "content": "5"},
+        {"role": "assistant", "content": said[1]},
+    ]
+    turns = [{"text": said[0], "calls": [{"name": "add"}]}, {"text": said[1], "calls": []}]
+    row = {key: value for key, value in GOOD.items() if key != "response"}
+    bare = [messages[0], messages[1] | {"content": "No thoughts."}, *messages[2:]]
+    rows = [
+        row | {"messages": messages},
+        row | {"turns": turns},
+        row | {"messages": bare},  # thoughts are missing from its first turn
+        row | {"messages": messages[:1]},
+        row | {"turns": "none"},
+        GOOD | {"messages": messages[:1]},  # of the problem
+    ]
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = score_file(source, out)
+    verdicts = [json.loads(line) for line in out.open()]
+    assert [v["verdict"] for v in verdicts] == ["right", "right", "malformed", "right"]
+    assert verdicts[0]["answer"] == "5"
+    assert [bad.partition(": ")[2] for bad in summary.bad_rows] == [
+        "messages has no text of the model's in field 'content'",
+        "turns is of the wrong type (needed: list of objects)",
+    ]

@@ -333,3 +333,22 @@ def test_longest_request_fits():
     torch.testing.assert_close(
         torch.tensor(c.logprobs), chosen(reference, c.token_ids), atol=1e-4, rtol=0
     )
+
+
+@pytest.mark.parametrize("steps", [0, 5])
+def test_a_cancelled_group_changes_no_other(steps):
+    model, rng = make_model("llama", True), random.Random(3)
+    prompts = [make_prompt(rng, n) for n in (9, 4, 12)]
+    params = SamplingParams(20)
+    requests = [Request(g, i, p, 7 * g + i, params) for g, p in enumerate(prompts) for i in (0, 1)]
+    engine = SlotEngine(model, slots=3, max_len=60, eos_ids=[EOS])
+    engine.submit([r for r in requests if r.group != 1])
+    expected = finish(engine)
+    engine.submit(requests)
+    done = [completion for _ in range(steps) for completion in engine.step()]
+    engine.cancel(1)
+    found = {(c.group, c.index): c for c in done if c.group != 1} | finish(engine)
+    assert found.keys() == expected.keys()
+    for key, completion in expected.items():
+        assert found[key].token_ids == completion.token_ids
+    assert not engine.unfinished and not engine._sharers and not engine._prefixes

@@ -17,7 +17,20 @@ from tramontane.run.rollouts import read_run
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 from tramontane.run.trajectories import load_trajectories
-from tramontane.types import ELSEWHERE, Group
+from tramontane.types import (
+    ELSEWHERE,
+    INSERTED,
+    Completion,
+    EarlierSequence,
+    Group,
+    Message,
+    Problem,
+    ToolCall,
+    TurnRecord,
+    Verdict,
+    floats,
+    ints,
+)
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": "1 + 1 = ?", "response": "<think>2</think> \\boxed{2}", "reward": 1, "answer": "2"},
@@ -112,6 +125,60 @@ def test_recorded_tokens_and_log_probs_are_kept(tmp_path: Path) -> None:
 def test_a_bad_row_is_refused_with_file_and_line(tmp_path: Path, row: Any, message: str) -> None:
     with pytest.raises(InputError, match=rf"rows\.jsonl:2: .*{message}"):
         load(offline(tmp_path, write(tmp_path, ROWS[0], row)))
+
+
+def talked(index: int) -> Completion:
+    """A conversation of two turns, in one sequence or in two."""
+    tokenizer = load_tokenizer("tiny")
+    first, put, second = (
+        ints(tokenizer(text, add_special_tokens=False)["input_ids"])
+        for text in ("<think>a</think> Call!", "The tool says 2.", "<think>b</think> \\boxed{2}")
+    )
+    call = ToolCall("add", {"a": 1, "b": [1]}, "2", seconds=0.5)
+    answer: Message = {"role": "tool", "content": "2"}
+    turns = [TurnRecord(0, len(first), 0, "<think>a</think> Call!", [answer], [call])]
+    text = "<think>a</think> Call!\n\n<think>b</think> \\boxed{2}"
+    if index:
+        logprobs, old = floats([-1.0] * len(first)), ints([3] * len(first))
+        earlier = [EarlierSequence([7, 8], first, logprobs, old)]
+        turns.append(TurnRecord(0, len(second), 1, "<think>b</think> \\boxed{2}", reward=1.0))
+        ids, versions, prompt = second, [4] * len(second), [7, 8, 9]
+    else:
+        start, earlier, prompt = len(first) + len(put), [], [7, 8]
+        turns.append(
+            TurnRecord(start, start + len(second), 0, "<think>b</think> \\boxed{2}", reward=1.0)
+        )
+        ids = first + put + second
+        versions = [3] * len(first) + [INSERTED] * len(put) + [4] * len(second)
+    return Completion(
+        5, index, prompt, ids, floats([-0.5] * len(ids)), ints(versions), "stop", text,
+        turns=turns, ending="completed", earlier=earlier,
+    )  # fmt: skip
+
+
+def test_conversations_of_an_earlier_run(tmp_path: Path) -> None:
+    """Their prompts, turns and sequences are those recorded, and a forked one is of its group."""
+    completions = [talked(0), talked(1)]
+    verdicts = [Verdict(float(i), {"correctness": float(i)}, "right") for i in range(2)]
+    group = Group(5, Problem("p", "math", "1 + 1?", "2"), completions, verdicts)
+    folder = RunFolder(tmp_path / "earlier")
+    folder.rollouts.mkdir(parents=True)
+    folder.write_rollouts(1, [(group, None)], ["correctness"])
+    config = offline(tmp_path, str(tmp_path / "earlier"), pipeline={"group_size": 2})
+    (found,) = load(config)
+    for read, written in zip(found.completions, completions, strict=True):
+        assert (read.text, read.ending, read.turns) == (written.text, "completed", written.turns)
+        for one, other in zip(read.sequences, written.sequences, strict=True):
+            assert one.prompt_ids == other.prompt_ids
+            assert (one.token_ids, one.logprobs) == (other.token_ids, other.logprobs)
+            assert list(one.versions) == [
+                INSERTED if v == INSERTED else ELSEWHERE for v in other.versions
+            ]
+    longest = len(talked(0).token_ids)
+    short = offline(
+        tmp_path, str(tmp_path / "earlier"), pipeline={"l_max": longest - 1, "l_cache": 0}
+    )
+    assert [g.completions[0].turns for g in load(short)] == [completions[1].turns]
 
 
 def test_weights_by_the_sampling_policy_need_its_log_probs(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def by_hand(base, config):
     model = AutoModelForCausalLM.from_pretrained(base, attn_implementation="sdpa")
     batch = ExampleStream(config, PromptEncoder(load_tokenizer(base))).take(config.batch_tokens)
     losses, right = [], []
-    for prompt, response in batch:
+    for prompt, response, _ in batch:
         logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
         target = torch.tensor(response)
         losses.append(F.cross_entropy(logits, target, reduction="none"))
@@ -123,12 +123,30 @@ def test_a_step_equals_the_closed_form_whatever_the_microbatches(base, data, tmp
         assert off.float().mean() < 1e-3, name
 
 
+def test_what_a_tool_answered_is_not_learnt(base, tmp_path):
+    chat = [("user", "1 + 2?"), ("assistant", "add 1 2"), ("tool", "3"), ("assistant", "It is 3.")]
+    file = tmp_path / "chats.jsonl"
+    file.write_text(json.dumps({"messages": [{"role": r, "content": c} for r, c in chat]}))
+    config = config_of(base, str(file), tmp_path / "out", steps=1, batch_tokens=1)
+    [(prompt, response, inserted)] = ExampleStream(
+        config, PromptEncoder(load_tokenizer(base))
+    ).take(1)
+    learnt = [i for i in range(len(response)) if all(i not in span for span in inserted)]
+    assert inserted and 0 < len(learnt) < len(response)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+    loss = F.cross_entropy(logits[learnt], torch.tensor(response)[learnt])
+    logs = []
+    sft(config, on_log=logs.append)
+    assert logs[0].loss == pytest.approx(loss.item(), rel=1e-4)
+
+
 def test_responses_end_with_eos_and_prompts_are_templated(base, data, tmp_path):
     tokenizer = load_tokenizer(base)
     config = config_of(base, data, tmp_path)
     batch = ExampleStream(config, PromptEncoder(tokenizer)).take(3000)
     known = {p["response"]: p["prompt"] for p in PAIRS}
-    for prompt, response in batch:
+    for prompt, response, _ in batch:
         text = tokenizer.decode(response[:-1])
         assert response[-1] == tokenizer.eos_token_id
         assert tokenizer.eos_token not in text
@@ -145,7 +163,7 @@ def test_examples_have_one_eos_whatever_tokenizer_and_prompt_add(tmp_path):
     file = tmp_path / "pairs.jsonl"
     file.write_text(json.dumps({"prompt": f"1{eos}2", "response": "3"}))
     stream = ExampleStream(config_of("", str(file), "out"), PromptEncoder(tokenizer))
-    [(prompt, response)] = stream.take(1)
+    [(prompt, response, _)] = stream.take(1)
     assert [*prompt, *response].count(tokenizer.eos_token_id) == 1
     assert tokenizer.decode(prompt).endswith(f"1{eos}2\n\n")
     assert tokenizer.decode(response) == f"3{eos}"
@@ -178,7 +196,7 @@ def test_examples_have_the_prompts_and_tags_of_the_model(tmp_path, shape):
     file = tmp_path / "pairs.jsonl"
     text = f"{opening}Add.{closing}\\boxed{{3}}"
     file.write_text(json.dumps({"prompt": "1 + 2?", "response": text}))
-    [(prompt, response)] = ExampleStream(config_of("", str(file), "out"), encoder).take(1)
+    [(prompt, response, _)] = ExampleStream(config_of("", str(file), "out"), encoder).take(1)
     assert prompt == encoder.encode("1 + 2?")
     whole = tokenizer.decode(prompt + response)
     assert whole.count(opening) == 1 + (shape == "magistral-1.2")  # its system prompt names it
@@ -186,7 +204,7 @@ def test_examples_have_the_prompts_and_tags_of_the_model(tmp_path, shape):
         tokenizer.eos_token
     )
     generated = ExampleStream(config_of("", "playground:", "out"), encoder).take(20_000)
-    texts = [tokenizer.decode(response) for _, response in generated]
+    texts = [tokenizer.decode(response) for _, response, _ in generated]
     assert sum(closing in text for text in texts) > len(texts) / 2
     assert sum(text.startswith(opening) for text in texts) == (
         0 if encoder.opened else pytest.approx(0.97 * len(texts), rel=0.1)
@@ -205,7 +223,7 @@ def test_thoughts_after_an_empty_pair_of_tags_are_refused(tmp_path):
 def test_every_epoch_holds_every_pair_once(base, data, tmp_path):
     config = config_of(base, data, tmp_path)
     stream = ExampleStream(config, PromptEncoder(load_tokenizer(base)))
-    pairs = [tuple(map(tuple, stream.take(1)[0])) for _ in range(3 * len(PAIRS))]
+    pairs = [tuple(map(tuple, stream.take(1)[0][:2])) for _ in range(3 * len(PAIRS))]
     epochs = [pairs[i : i + len(PAIRS)] for i in range(0, len(pairs), len(PAIRS))]
     assert all(sorted(e) == sorted(epochs[0]) for e in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
@@ -470,8 +488,8 @@ def test_responses_that_do_not_fit_are_left_out_and_counted(base, tmp_path):
     with pytest.warns(UserWarning, match=rf"of 4 responses .*, 2 do not fit .* {room} tokens"):
         stream = ExampleStream(config, PromptEncoder(tokenizer))
     pairs = [stream.take(1)[0] for _ in range(2)]
-    assert sorted(len(response) for _, response in pairs) == [2, 11]
-    assert all(response[-1] == tokenizer.eos_token_id for _, response in pairs)
+    assert sorted(len(pair.response) for pair in pairs) == [2, 11]
+    assert all(pair.response[-1] == tokenizer.eos_token_id for pair in pairs)
     file.write_text(json.dumps(rows[-1]))
     with pytest.raises(InputError, match="nothing is left; raise max_length"):
         ExampleStream(config, PromptEncoder(tokenizer))

@@ -11,6 +11,7 @@ import torch
 from tests.generator.slot_models import make_model as generator_model
 from tests.generator.slot_models import make_requests, make_tokenizer
 from tests.trainer.rollouts import batch, model
+from tramontane.batches import TrainSequence
 from tramontane.config import GeneratorConfig, TrainerConfig
 from tramontane.generator import Generator
 from tramontane.models.weights import CopiedWeights, LocalWeights
@@ -18,7 +19,6 @@ from tramontane.placement.ranks import ProcessRanks
 from tramontane.placement.thread import ThreadHandle
 from tramontane.trainer.parity import compare
 from tramontane.trainer.trainer import Trainer
-from tramontane.types import TrainSequence
 
 WAIT_SECONDS = 120.0
 

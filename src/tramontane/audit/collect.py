@@ -55,7 +55,7 @@ class Collector:
         self._groups = defaultdict(list)
 
     def add(self, row: Rollout) -> None:
-        thoughts = thinking_text(row.text, self.tags)
+        thoughts = row.before + thinking_text(row.text, self.tags)
         answer_part = row.text.partition(self.tags.closing)[2]
         verifier = self.config.verifier_of(row.domain)
         box = self._answer(row, answer_part) if verifier == "math" else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,17 @@ from tramontane.workplace import parse_object
 Row = dict[str, Any]
 VERDICTS = ("right", "wrong", "unscorable", "malformed")
 # Columns of a run's rollouts that the audit reads: all but the tokens.
-AUDITED = ["group", "index", "problem_id", "domain", "reference", "text", "verdict", "reason"]
+AUDITED = [
+    *("group", "index", "problem_id", "domain", "reference", "text", "verdict", "reason"),
+    "turns",
+]
 
 
 @dataclass(frozen=True)
 class Rollout:
     """One completion and its verdict; `tests` is None if they were not recorded. `line` is the
-    line of a JSONL file, or the row of a Parquet file."""
+    line of a JSONL file, or the row of a Parquet file. Of a conversation, `text` is the last turn,
+    and `before` what was said in and to earlier ones."""
 
     file: str
     line: int
@@ -35,6 +40,7 @@ class Rollout:
     group: str | int
     index: int | None
     tests: Row | None
+    before: str = ""
 
 
 def read(path: Path, rows: str | Path | None, broken: list[str]) -> Iterator[Rollout]:
@@ -105,6 +111,11 @@ def _rollout(row: Row, file: str, line: int, scored: _ScoredRows | None) -> Roll
     if not isinstance(reference, str | None) or not isinstance(group, str | int):
         name = "group" if isinstance(reference, str | None) else "the reference answer"
         raise InputError(f"{name} is of the wrong type")
+    before = ""
+    if turns := row.get("turns"):
+        text = turns[-1]["text"]
+        said = [[t["text"], *(m["content"] for m in t["messages"])] for t in turns[:-1]]
+        before = "\n\n".join(chain.from_iterable(said))
     return Rollout(
         file=file,
         line=line,
@@ -117,6 +128,7 @@ def _rollout(row: Row, file: str, line: int, scored: _ScoredRows | None) -> Roll
         group=group,
         index=row.get("index"),
         tests=row["tests"] if isinstance(row.get("tests"), dict) else None,
+        before=before,
     )
 
 
@@ -130,10 +142,11 @@ class _ScoredRows:
         self.rows: defaultdict[str, deque[Row]] = defaultdict(deque)
         for _, line in row_lines(self.path):
             try:
-                problem, response, _ = parse_row(line)
+                problem, response = parse_row(line)
             except InputError:  # reported by `score`, which wrote no row for it
                 continue
-            row = {"domain": problem.domain, "reference": problem.answer, "text": response}
+            text = response.turns[-1][0] if response.turns else response.text
+            row = {"domain": problem.domain, "reference": problem.answer, "text": text}
             self.rows[problem.id].append(row | {"tests": problem.tests})
 
     def find(self, row_id: str) -> Row:

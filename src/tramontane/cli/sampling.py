@@ -1,4 +1,4 @@
-"""Commands that sample from a model: eval, compare and generate."""
+"""Commands that sample from a model: eval, compare, generate and serve."""
 
 from __future__ import annotations
 
@@ -162,6 +162,40 @@ def generate(
         print(text)
 
 
+@app.command(rich_help_panel=MEASURE)
+def serve(
+    model: Model,
+    overrides: Overrides = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 0,
+    max_len: Annotated[
+        int | None,
+        typer.Option(min=2, help="Longest prompt plus completion; else the model's context."),
+    ] = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    max_tokens: MaxTokens = None,
+    slots: Annotated[int, typer.Option(min=1, help="Completions at once.")] = 32,
+    device: DeviceName = None,
+    dtype: NumberType = None,
+    config: ConfigFile = None,
+) -> None:
+    """Serve a model to OpenAI clients and harnesses, each answer with its tokens."""
+    sampling = _given(
+        temperature=temperature, top_p=top_p, max_tokens=max_tokens, slots=slots, device=device,
+        dtype=dtype,
+    )  # fmt: skip
+
+    def announce(address: str) -> None:
+        say(f"{address}/v1")
+        say("Ctrl-C ends it")
+
+    tramontane.serve(
+        model, config, overrides, host=host, port=port, max_len=max_len, on_address=announce,
+        **sampling,
+    )  # fmt: skip
+
+
 def _show_evaluation(result: EvaluationResult) -> None:
     estimates = {"pass@1": result.pass_at_1}
     estimates |= {f"pass@{k}": e for k, e in result.pass_at_k.items() if k > 1}
@@ -176,6 +210,10 @@ def _show_evaluation(result: EvaluationResult) -> None:
     for name in ("format_rate", "language_rate", "length_limited_rate", "unscorable_rate"):
         rows.append((name.replace("_", " "), f"{getattr(result, name):.3f}", ""))
     rows.append(("thinking tokens", f"{result.mean_thinking_tokens:.1f}", ""))
+    if talked := result.conversations:
+        for name in ("mean_turns", "mean_calls", "parsed_rate", "failed_rate"):
+            rows.append((name.replace("_", " "), f"{getattr(talked, name):.3f}", ""))
+        rows += [(f"ended: {e}", f"{share:.3f}", "") for e, share in talked.endings.items()]
     show_table(("", "value", "95 % interval"), rows)
 
 

@@ -165,7 +165,10 @@ def _run_undecided(found: list[Undecided], hours: float) -> dict[str, str]:
     """Run the next look of each study that the time left allows."""
     from tramontane.studies.runner import run_catalogue
 
-    rows = [(u.name, u.claims, u.plan.seeds, f"{u.hours:.1f}", f"{u.decided:.1f}") for u in found]
+    rows = [
+        (u.name, str(u.claims), str(u.plan.seeds), f"{u.hours:.1f}", f"{u.decided:.1f}")
+        for u in found
+    ]
     show_table(
         ("study", "undecided", "seeds of the next look", "its hours", "hours to decide"), rows
     )

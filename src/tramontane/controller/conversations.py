@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 EXCHANGE_SECONDS = 0.02  # longest time for which a new call waits while others are not answered
 CLOSE_SECONDS = 10.0  # limit for a process to end
+BEGUN_FIRST = 64  # conversations begun before any is generated, for their prompts' length
 MAX_DEATHS = 3  # deaths of its process during a conversation's steps, after which it is blamed
 FORK = 0x9E3779B97F4A7C15  # added to the seed, so that a new sequence draws other random numbers
 NO_CALL = ToolCall("", {}, "")
@@ -210,8 +211,8 @@ class Conversations:
     async def fit(
         self, problems: Sequence[Problem], encode: Callable[[Problem], list[int]], longest: int
     ) -> int:
-        """Begin a conversation about each of some problems, to see what environments and tools add
-        to a prompt; returns and sets `max_prompt`.
+        """Begin conversations about the first `BEGUN_FIRST` problems, to see what environments and
+        tools add to a prompt; returns and sets `max_prompt`.
 
         An environment that begins with a prompt of its own may exceed what it began here by a
         quarter.
@@ -224,7 +225,7 @@ class Conversations:
         Raises:
             InputError: an environment cannot begin.
         """
-        bounds, once = [longest], SamplingParams(1)
+        bounds, once, problems = [longest], SamplingParams(1), problems[:BEGUN_FIRST]
         requests = [Request(0, -1 - number, [], 0, once) for number in range(len(problems))]
         found = await asyncio.gather(*map(partial(self.answer, 1), problems, requests))
         for problem, begun in zip(problems, found, strict=True):

@@ -144,6 +144,19 @@ class PooledGenerator:
         ended, self._evaluated = self._evaluated, []
         return ended
 
+    def cancel(self, group: int) -> None:
+        """Drop the unfinished requests of a group of evaluation; no other may have its number."""
+        keys = [key for key in self.requests if key[0] == group]
+        for key in keys:
+            del self.requests[key]
+        self.evaluating -= len(keys)
+        self._unsent = [request for request in self._unsent if request.group != group]
+        self._evaluated = [
+            completion for completion in self._evaluated if completion.group != group
+        ]
+        self.handle.submit("cancel", group)  # after the polls that may carry its requests
+        self.changed()
+
     async def clear(self) -> None:
         """Drop all unfinished requests."""
         for future, _ in self._polls:
@@ -235,7 +248,9 @@ class PooledGenerator:
         grown = progress.grown
         sampled = [grown.versions]  # each new token's version
         for c in progress.completions:
-            known = len(self.requests.pop((c.group, c.index)).token_ids)
+            if (request := self.requests.pop((c.group, c.index), None)) is None:  # cancelled
+                continue
+            known = len(request.token_ids)
             sampled.append(c.versions[known:])
             if _is_evaluation(c):
                 self.evaluating -= 1
@@ -243,7 +258,8 @@ class PooledGenerator:
             else:
                 self._ended.append(c)
         for key, new in grown.places():
-            request = self.requests[key]
+            if (request := self.requests.get(key)) is None:
+                continue
             request.token_ids.extend(grown.token_ids[new])
             request.logprobs.extend(grown.logprobs[new])
             request.versions.extend(grown.versions[new])
@@ -418,6 +434,12 @@ class GeneratorPool:
         for number, group in groupby(requests, key=lambda request: request.group):
             chosen = number % len(self._members) if self._synchronous else self._loads.least()
             self._members[chosen].submit(begun_first(group))
+
+    def cancel(self, group: int) -> None:
+        """Drop the unfinished requests of a group of evaluation; no other may have its number."""
+        for member in self._members:
+            if any(key[0] == group for key in member.requests):
+                member.cancel(group)
 
     async def resize(self, config: Config, longest: int = 0) -> None:
         """Resize all generators for another stage; nothing may be in flight.

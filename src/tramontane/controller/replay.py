@@ -86,11 +86,13 @@ class Replay:
         due = [c for c in due if self._is_due(c, batch.version)]
         if not due:
             return
-        sequences = [TrainSequence.of(c) for c in due]
+        parts = [part for completion in due for part in completion.sequences]
+        sequences = [TrainSequence.of(part) for part in parts]
         temperature = batch.settings.temperature
         found = await call(trainer, "logprobs", sequences, temperature, limit=limit)
-        for completion, logprobs in zip(due, found, strict=True):
-            completion.logprobs = array("f", logprobs)
+        for part, logprobs in zip(parts, found, strict=True):
+            part.logprobs = array("f", logprobs)
+        for completion in due:
             self._refreshed[completion.group, completion.index] = batch.version
 
     def state(self, version: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Told apart by their methods:
 
 - an *environment* has `step` (and usually `start`)
+- a *harness* has `run(problem, base_url)`: it talks to the model over HTTP (`harness`)
 - an environment class of TRL has `reset` and no `step`: its public methods are tools, and
   `get_reward` is called once, at the end
 - any other class is a *toolbox*: its public methods are tools
@@ -17,9 +18,11 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, cast
 
+from tramontane import loopback
 from tramontane.config import Config, DataConfig
 from tramontane.config.data import SCHEMES, checked_environment
 from tramontane.config.domains import import_path
+from tramontane.data.prompts import Tool
 from tramontane.data.values import encoded
 from tramontane.environments.adapters import adapted
 from tramontane.environments.builtin import BUILT_IN
@@ -27,12 +30,13 @@ from tramontane.environments.calls import Message as Parsed
 from tramontane.environments.protocol import Turn
 from tramontane.environments.running import EnvironmentFailed, Runner
 from tramontane.environments.tools import Toolset, methods, schema_of
+from tramontane.environments.wire import ChatMessage
 from tramontane.errors import InputError
 from tramontane.types import Message, Problem
 from tramontane.verifier import functions
 from tramontane.verifier.functions import defined_at
 
-Kind = Literal["environment", "trl", "toolbox", "tool"]
+Kind = Literal["environment", "harness", "trl", "toolbox", "tool"]
 FIELD = "environment"  # of a row
 ROW = f"field {FIELD!r} of a row"  # as a key, for messages; others are those of the config
 ROLES = ("user", "tool", "system")
@@ -52,6 +56,13 @@ def environment_of(data: DataConfig, problem: Problem) -> str | None:
     if isinstance(own, str) and own:
         return _checked(own)
     return None if data.environment == "row" else data.environment
+
+
+def harness_of(data: DataConfig, problem: Problem) -> Callable[..., Any] | None:
+    """The harness of a problem, if its environment is one."""
+    path = environment_of(data, problem)
+    loaded = None if path is None else load(path)
+    return loaded if loaded is not None and kind_of(loaded) == "harness" else None
 
 
 def check(data: DataConfig, named: Sequence[str] = ()) -> None:
@@ -84,7 +95,13 @@ def check(data: DataConfig, named: Sequence[str] = ()) -> None:
             raise InputError(f"{key}: {path} is an environment; name it in data.environment")
         if fault := functions.fault_of_call(loaded):
             raise InputError(f"{key}: {path} is made without arguments: {fault}")
-        if kind != "environment":
+        if kind == "harness":
+            loopback.check_installed(f"{key}: a harness")
+            if data.tools:
+                raise InputError(
+                    f"{key}: {path} is a harness with tools of its own; leave out data.tools"
+                )
+        elif kind != "environment":
             for tool in methods(loaded):
                 schema_of(tool)
             if kind == "toolbox" and not methods(loaded):
@@ -132,6 +149,9 @@ def kind_of(loaded: Callable[..., Any]) -> Kind:
         return "tool"
     if callable(getattr(loaded, "step", None)):
         return "environment"
+    run = getattr(loaded, "run", None)
+    if callable(run) and "base_url" in functions.parameters_of(run):
+        return "harness"
     return "trl" if callable(getattr(loaded, "reset", None)) else "toolbox"
 
 
@@ -159,12 +179,20 @@ class Host:
         runner: calls what the user wrote.
     """
 
+    asked: Sequence[ChatMessage] = ()  # the whole chat, of a harness alone
+    restarted = False  # `asked` does not continue the chat so far
+
     def __init__(self, data: DataConfig, answer_bytes: int, runner: Runner) -> None:
         self._data, self._answer_bytes, self._runner = data, answer_bytes, runner
         self._toolboxes: list[Any] = []
         self._environment: Any = None
         self._kind: Kind = "toolbox"
         self.toolset = Toolset((), answer_bytes)
+
+    @property
+    def tools(self) -> list[Tool]:
+        """Descriptions of the tools that the model may call."""
+        return self.toolset.schemas
 
     async def start(
         self, problem: Problem, seed: int, config: Config | None = None

@@ -11,11 +11,11 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
-from tramontane.environments import loading
+from tramontane.environments import loading, wire
 from tramontane.environments.calls import Message as Parsed
 from tramontane.environments.calls import Parser
 from tramontane.environments.chat import Chat, ChatFormat, Chatted
@@ -25,6 +25,9 @@ from tramontane.environments.protocol import Continued, Started
 from tramontane.environments.running import EnvironmentFailed, Runner
 from tramontane.errors import InputError
 from tramontane.types import Completion, Ending, Problem, TurnRecord
+
+if TYPE_CHECKING:
+    from tramontane.environments.harness import HarnessHost, Switchboard
 
 Key = tuple[int, int]  # group and index of a conversation
 CLOSE_SECONDS = 5.0  # limit of an environment's `close`
@@ -43,7 +46,7 @@ class _Conversation:
             after a replay, until they are seen.
     """
 
-    host: Host
+    host: Host | HarnessHost
     chat: Any  # `Chat` or `MistralChat`
     prompt_ids: list[int]
     turns: int = 0
@@ -68,6 +71,7 @@ class EnvironmentWorker:
         self._parser = Parser(encoder.tokenizer, self._limits.calls, encoder.tags)
         self._mistral = load_mistral(encoder) if self._limits.tokens == "mistral" else None
         self._runner = Runner()
+        self._switchboard: Switchboard | None = None  # with the first harness
         self._open: dict[Key, _Conversation] = {}
 
     @property
@@ -93,7 +97,7 @@ class EnvironmentWorker:
                 with each other, so they should have the same.
         """
         await self.close(key)  # what is left of it, if it starts again
-        host = Host(self._config.data, self._limits.answer_bytes, self._runner)
+        host = self._host(problem)
         try:
             conversation = await asyncio.wait_for(
                 self._start(host, problem, seed), self._limits.step_timeout
@@ -153,7 +157,8 @@ class EnvironmentWorker:
                 reply = await asyncio.wait_for(
                     conversation.host.step(message), self._limits.step_timeout
                 )
-                conversation.chat.follow(message, cast(list[Chatted], reply.messages))
+                if self._restarted(conversation) is None:
+                    conversation.chat.follow(message, cast(list[Chatted], reply.messages))
             except asyncio.TimeoutError:
                 return Started(started.prompt_ids, "step_timeout", self._late("step"))
             except (EnvironmentFailed, InputError) as error:
@@ -171,18 +176,33 @@ class EnvironmentWorker:
         if conversation := self._open.pop(key, None):
             await self._close(conversation.host)
 
-    async def _close(self, host: Host) -> None:
+    def _host(self, problem: Problem) -> Host | HarnessHost:
+        harness = loading.harness_of(self._config.data, problem)
+        if harness is None:
+            return Host(self._config.data, self._limits.answer_bytes, self._runner)
+        from tramontane.environments.harness import HarnessHost, Switchboard  # an extra
+
+        self._switchboard = self._switchboard or Switchboard()
+        return HarnessHost(harness, self._runner, self._switchboard, self._format.encoder.tags)
+
+    async def _close(self, host: Host | HarnessHost) -> None:
         with suppress(asyncio.TimeoutError, EnvironmentFailed):  # it has its ending already
             await asyncio.wait_for(host.close(), CLOSE_SECONDS)
 
-    async def _start(self, host: Host, problem: Problem, seed: int) -> _Conversation:
+    async def _start(self, host: Host | HarnessHost, problem: Problem, seed: int) -> _Conversation:
         messages = await host.start(problem, seed, self._config)
-        tools = host.toolset.schemas
-        chat: Any = Chat(self._format, tools)
-        if self._mistral is not None:
-            chat = MistralChat(self._mistral, self._format.encoder, tools)
-        prompt = chat.start(cast(list[Chatted], messages))
+        chat = self._new_chat(host)
+        if host.asked:
+            prompt = wire.write(chat, host.asked, self._format.encoder.tags)
+        else:
+            prompt = chat.start(cast(list[Chatted], messages))
         return _Conversation(host, chat, prompt, tokens=prompt)
+
+    def _new_chat(self, host: Host | HarnessHost) -> Any:
+        tools = host.tools
+        if self._mistral is not None:
+            return MistralChat(self._mistral, self._format.encoder, tools)
+        return Chat(self._format, tools)
 
     async def _step(
         self, conversation: _Conversation, record: TurnRecord, completion: Completion, l_max: int
@@ -213,7 +233,7 @@ class EnvironmentWorker:
         return Continued(record, ending=ending)
 
     def _parsed(self, conversation: _Conversation, text: str) -> Parsed:
-        tools = conversation.host.toolset.schemas
+        tools = conversation.host.tools
         return self._parser.parse(text, tools, conversation.chat.prefix)
 
     def _record(self, conversation: _Conversation, completion: Completion) -> TurnRecord:
@@ -238,15 +258,18 @@ class EnvironmentWorker:
         l_max: int,
     ) -> Continued:
         """What follows a turn, if there is room for it and for a token of the model behind it."""
-        following = conversation.chat.follow(message, cast(list[Chatted], record.messages))
         tokens, sampled = conversation.tokens, len(completion.token_ids)
         assert tokens is not None
-        prompt, put = completion.prompt_ids, list[int]()
-        forks = following.rewritten and self._format.history == "fork"
-        if forks:
-            prompt, sampled = following.whole(), 0
-        else:
-            put = conversation.chat.tokens(following, tokens[-1])
+        put, forked = list[int](), self._restarted(conversation)
+        if forked is None:
+            following = conversation.chat.follow(message, cast(list[Chatted], record.messages))
+            if following.rewritten and self._format.history == "fork":
+                forked = following.whole()
+            else:
+                put = conversation.chat.tokens(following, tokens[-1])
+        if forked is not None:
+            sampled = 0
+        prompt = completion.prompt_ids if forked is None else forked
         # A forked conversation also keeps to the context of its first sequence.
         longest = min(
             l_max - completion.n_tokens + sampled,
@@ -254,9 +277,17 @@ class EnvironmentWorker:
         )
         if longest <= sampled + len(put):
             return Continued(record, ending="context_full")
-        conversation.tokens = prompt if forks else tokens + put
-        new_prompt = prompt if forks else None
-        return Continued(record, put=put, prompt_ids=new_prompt, max_tokens=longest)
+        conversation.tokens = tokens + put if forked is None else forked
+        return Continued(record, put=put, prompt_ids=forked, max_tokens=longest)
+
+    def _restarted(self, conversation: _Conversation) -> list[int] | None:
+        """The prompt of a new sequence, if a harness asked with another chat than the one so
+        far."""
+        host = conversation.host
+        if not host.restarted:
+            return None
+        conversation.chat = self._new_chat(host)
+        return wire.write(conversation.chat, host.asked, self._format.encoder.tags)
 
     def _late(self, what: str) -> str:
         return f"its {what} took longer than {self._limits.step_timeout:g} s"

@@ -16,13 +16,18 @@ from typing import Any
 
 from tramontane.config import PromptConfig
 from tramontane.errors import InputError
-from tramontane.evaluation.settings import Settings
+from tramontane.evaluation.settings import CONVERSING, Settings
 from tramontane.models.names import resolve, with_tokenizer
 from tramontane.types import Problem
 from tramontane.workplace import check_same, write_whole
 
 # These affect speed, not completions; the problems have their own hash.
-FREE = {"sampling": {"slots", "problems"}, "generator": {"workers"}, "verifier": {"workers"}}
+FREE = {
+    "sampling": {"slots", "problems"},
+    "generator": {"workers"},
+    "verifier": {"workers"},
+    "conversation": {"workers", "memory_mb", "replay"},
+}
 MODEL_FILES = (
     *("*.safetensors", "*.bin", "config.json", "generation_config.json"),
     *("tokenizer*", "chat_template*"),
@@ -43,6 +48,9 @@ def basis_of(settings: Settings, problems: Sequence[Problem]) -> Basis:
     prompts = {name: config["data"][name] for name in PromptConfig.model_fields}
     parts = {"sampling": asdict(settings.sampling), "data": prompts}
     parts |= {name: config[name] for name in ("generator", "verifier")}
+    if settings.config.converses:
+        prompts |= {name: config["data"][name] for name in CONVERSING}
+        parts["conversation"] = config["conversation"]
     return {
         "model": settings.config.model,
         "source": settings.config.data.eval or settings.config.data.train,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from tramontane.data.files import PYTHON_ROWS, SCHEMES
 from tramontane.data.load import Split, load_problems
 from tramontane.errors import InputError
 from tramontane.evaluation.basis import basis_of, check_basis, write_basis
+from tramontane.evaluation.conversed import transcript
 from tramontane.evaluation.evaluate import (
     EvaluationResult,
     Row,
@@ -22,7 +24,7 @@ from tramontane.evaluation.evaluate import (
     evaluate,
     summarize,
 )
-from tramontane.evaluation.placed import Work, evaluate_placed, is_placed
+from tramontane.evaluation.placed import Work, converse, evaluate_placed, is_placed
 from tramontane.evaluation.settings import Settings
 from tramontane.models.names import with_tokenizer
 from tramontane.temporary import temporary_folder
@@ -98,7 +100,7 @@ def prepare(settings: Settings, problems: Sequence[Problem]) -> Work:
     config, sampling = settings.config, settings.sampling
     if config.placement.kind != "ray":  # on a cluster, generators run on other machines
         loading.check_device(config.generator.device, "generator.device")
-    encoder = _encoder(config)
+    encoder = encoder_of(config)
     context = loading.context_length(loading.load_config(config.model))
     limit = PromptLimit.of(config.data.max_prompt_tokens, context, sampling.max_tokens)
     prompts = PromptFilter(encoder, limit, drop=config.data.overlong_prompts == "drop")
@@ -192,7 +194,8 @@ def _measure(
 
 
 def sample_checkpoint(settings: Settings, prompt: Prompt, n: int) -> list[str]:
-    """Complete one prompt `n` times. The texts are whole responses, as verifiers read them.
+    """Complete one prompt `n` times. The texts are whole responses, as verifiers read them; of
+    conversations, all messages behind the prompt, each below its role.
 
     Raises:
         InputError: no such model, a prompt that does not fit its context, or `n` below 1.
@@ -204,7 +207,14 @@ def sample_checkpoint(settings: Settings, prompt: Prompt, n: int) -> list[str]:
         raise InputError(f"n is {n}; it must be at least 1")
     config, sampling = settings.config, settings.sampling
     loading.check_device(config.generator.device, "generator.device")
-    encoder = _encoder(config)
+    encoder = encoder_of(config)
+    if config.converses:
+        domain = config.data.domain or "math"
+        text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        messages = None if isinstance(prompt, str) else prompt
+        problem = Problem("prompt", domain, text, messages=messages)
+        work = prepare(replace(settings, sampling=replace(sampling, samples=n)), [problem])
+        return [transcript(completion) for completion in converse(config, work)]
     ids = encoder.encode(prompt)
     longest = len(ids) + sampling.max_tokens
     model = with_tokenizer(config.model, config.tokenizer)
@@ -226,7 +236,8 @@ def as_source(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield str(file)
 
 
-def _encoder(config: Config) -> PromptEncoder:
+def encoder_of(config: Config) -> PromptEncoder:
+    """The encoder of a config's prompts."""
     from tramontane.data.prompts import PromptEncoder
     from tramontane.models import loading
 

@@ -18,6 +18,7 @@ from huggingface_hub import EvalResult
 from tramontane.asking import answer_seed
 from tramontane.config import RewardSource
 from tramontane.data.prompts import PromptEncoder
+from tramontane.evaluation.conversed import ConversationFigures, conversation_row
 from tramontane.evaluation.malformed import Malformed
 from tramontane.evaluation.thinking import ThinkingCounter
 from tramontane.statistics import Estimate, maj_at_k, mean_interval, pass_at_k, powers_of_two
@@ -72,11 +73,13 @@ class EvaluationResult:
         format_rate: share of completions that are not malformed.
         language_rate: share of completions with the language reward, including malformed ones.
         mean_thinking_tokens: generated tokens between the thinking tags, over all completions.
-        mean_completion_tokens: generated tokens, EOS included.
+        mean_completion_tokens: generated tokens, EOS included, and those of what environments and
+            tools answered.
         length_limited_rate: share of completions cut at `max_tokens`.
         unscorable_rate: share of completions that could not be judged; they count as wrong.
         by_language, by_difficulty: `unknown` holds the problems without a language or difficulty.
         malformed: the malformed completions, by the condition that failed.
+        conversations: figures of turns, calls and endings; None without environments and tools.
     """
 
     n_problems: int
@@ -93,6 +96,7 @@ class EvaluationResult:
     by_language: dict[str, Slice]
     by_difficulty: dict[str, Slice]
     malformed: Malformed
+    conversations: ConversationFigures | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON (where the keys `k` become strings)."""
@@ -148,6 +152,19 @@ def evaluate(
     return summarize(evaluation.rows)
 
 
+def requests_of(
+    problems: Sequence[Problem], plan: SamplingPlan, encoder: PromptEncoder, first: int = 0
+) -> list[Request]:
+    """The requests of the problems from `first` on. Problem i is group −1 − i: negative numbers
+    distinguish them from training's."""
+    return [
+        Request(-1 - i, j, prompt, answer_seed(plan.seed, problem.id, j), plan.sampling)
+        for i, problem in enumerate(problems[first:], first)
+        for prompt in [encoder.encode(problem.prompt, problem.where)]
+        for j in range(plan.samples)
+    ]
+
+
 class Evaluation:
     """The completions of an evaluation: being generated, being graded, or finished rows.
 
@@ -199,15 +216,8 @@ class Evaluation:
         self._done = len(self.rows)
 
     def requests(self) -> list[Request]:
-        """All requests. Problem i is group −1 − i: negative numbers distinguish them from
-        training's."""
-        plan = self.plan
-        return [
-            Request(-1 - i, j, prompt, answer_seed(plan.seed, problem.id, j), plan.sampling)
-            for i, problem in enumerate(self.problems[self._first :], self._first)
-            for prompt in [self.encoder.encode(problem.prompt, problem.where)]
-            for j in range(plan.samples)
-        ]
+        """The requests of all problems that are not finished."""
+        return requests_of(self.problems, self.plan, self.encoder, self._first)
 
     def take(self, completions: Iterable[Completion]) -> None:
         """Pass a problem's completions to the pool once all of them have ended."""
@@ -265,6 +275,7 @@ class Evaluation:
                 "verdict": verdict.verdict,
                 "reason": verdict.reason,
                 "answer": verdict.answer,
+                **conversation_row(completion),
             }
             for completion, verdict in zip(completions, verdicts, strict=True)
         ]
@@ -302,6 +313,7 @@ def summarize(rows: Sequence[Row]) -> EvaluationResult:
         by_language=_slices(problems, "language"),
         by_difficulty=_slices(problems, "difficulty"),
         malformed=Malformed.of(rows),
+        conversations=ConversationFigures.of(rows),
     )
 
 

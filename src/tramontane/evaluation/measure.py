@@ -117,7 +117,8 @@ def generate(
     """Complete a prompt (a text, or a list of chat messages) `n` times, with the model's template.
 
     The settings are those of the config, or, for a checkpoint in a run's folder, the run's. The
-    texts are whole responses, as verifiers read them.
+    texts are whole responses, as verifiers read them; with environments or tools, all messages of
+    a conversation behind the prompt, each below its role.
 
     Args:
         model: `tiny`, a checkpoint folder, or a Hugging Face name.

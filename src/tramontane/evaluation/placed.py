@@ -1,4 +1,5 @@
-"""Evaluation with the generators and verifiers of a placement: several threads, or Ray actors.
+"""Evaluation with the workers of a placement: several threads, or Ray actors; conversations have
+processes of environments in either.
 
 Training runs use the same `generate` and `grade` for their measurements.
 """
@@ -7,14 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import closing
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tramontane.config import Config, Resources, TimeoutsConfig, TrainerConfig
-from tramontane.evaluation.evaluate import Evaluation, EvaluationResult, SamplingPlan, summarize
+from tramontane.evaluation.evaluate import (
+    Evaluation,
+    EvaluationResult,
+    SamplingPlan,
+    requests_of,
+    summarize,
+)
 from tramontane.placement.handle import Limit, WaitTimeout, WorkerLost
 from tramontane.types import Completion, Problem, Request
 from tramontane.workplace import Journal
@@ -51,7 +58,7 @@ class Work:
 
 def is_placed(config: Config) -> bool:
     """True if the config requires more than one generator in this process."""
-    return config.placement.kind == "ray" or config.generator.workers > 1
+    return config.placement.kind == "ray" or config.generator.workers > 1 or config.converses
 
 
 def evaluate_placed(
@@ -71,36 +78,83 @@ def evaluate_placed(
     """
     from tramontane.controller.verifiers import start_verifiers
     from tramontane.interrupt import Interrupt
-    from tramontane.placement.place import place
-    from tramontane.placement.thread import torch_threads
 
     config = _sized(config, work)
     with (
-        torch_threads(1),  # each worker has its own thread
-        closing(place(config, _note)) as placement,
-        closing(start_verifiers(config, placement, _replaced)) as verifiers,
+        _workers(config) as (placement, conversations),
+        closing(start_verifiers(config, placement, replaced)) as verifiers,
     ):
         args = work.problems, work.plan, verifiers, work.encoder, record, on_progress
         evaluation = Evaluation(*args)
+
+        async def measure(generators: GeneratorPool) -> None:
+            await generate(evaluation, generators, conversations=conversations)
+            await grade(evaluation, verifiers, config.timeouts)
+
         with Interrupt() as interrupt:
-            return interrupt.run(_evaluate(config, work, placement, verifiers, evaluation))
+            interrupt.run(_with_generators(config, work, placement, conversations, measure))
+            return summarize(evaluation.rows)
 
 
-async def _evaluate(
+def converse(config: Config, work: Work) -> list[Completion]:
+    """The conversations of `Evaluation.requests`, in order, without verdicts.
+
+    Raises:
+        InputError, WorkerLost, WaitTimeout: see `evaluate_placed`.
+    """
+    from tramontane.interrupt import Interrupt
+
+    config, found = _sized(config, work), list[Completion]()
+    with _workers(config) as (placement, conversations), Interrupt() as interrupt:
+
+        async def sample(generators: GeneratorPool) -> None:
+            async def keep(completions: list[Completion]) -> None:
+                found.extend(completions)
+
+            requests = requests_of(work.problems, work.plan, work.encoder)
+            await complete(work.problems, requests, generators, keep, conversations)
+
+        interrupt.run(_with_generators(config, work, placement, conversations, sample))
+    return sorted(found, key=lambda c: (-c.group, c.index))
+
+
+@contextmanager
+def _workers(config: Config) -> Iterator[tuple[Placement, Conversations | None]]:
+    """The config's placement, and its conversations if it has any."""
+    from tramontane.controller.conversations import start_conversations
+    from tramontane.placement.place import place
+    from tramontane.placement.thread import torch_threads
+
+    with (
+        torch_threads(1),  # each worker has its own thread
+        closing(place(config, note)) as placement,
+        start_conversations(config, placement, replaced) as conversations,
+    ):
+        yield placement, conversations if config.converses else None
+
+
+async def _with_generators(
     config: Config,
     work: Work,
     placement: Placement,
-    verifiers: Verifiers,
-    evaluation: Evaluation,
-) -> EvaluationResult:
-    generators = _generators(config, work, placement)
+    conversations: Conversations | None,
+    use: Callable[[GeneratorPool], Awaitable[None]],
+) -> None:
+    """Start generators with room for the longest prompt, use them, and end them."""
+    if conversations is not None:
+        encode = partial(_encode, work.encoder)
+        longest = await conversations.fit(work.problems, encode, work.longest_prompt)
+        work = replace(work, longest_prompt=longest)
+    generators = generators_of(config, work.encoder, placement, work.longest_prompt)
     try:
         await generators.started()
-        await generate(evaluation, generators)
-        await grade(evaluation, verifiers, config.timeouts)
+        await use(generators)
     finally:
         generators.close()
-    return await asyncio.to_thread(summarize, evaluation.rows)
+
+
+def _encode(encoder: PromptEncoder, problem: Problem) -> list[int]:
+    return encoder.encode(problem.prompt, problem.where)
 
 
 async def generate(
@@ -120,9 +174,42 @@ async def generate(
     Raises:
         WorkerLost: a generator, or a process of environments, cannot be replaced.
     """
+    taking = asyncio.Lock()
+
+    async def take(completions: list[Completion]) -> None:
+        for completion in completions:
+            check(completion)
+        async with taking:
+            await asyncio.to_thread(evaluation.advance, completions)
+
+    if conversations is not None:
+        evaluation.reward = conversations.reward
+    requests = evaluation.requests()
+    await complete(evaluation.problems, requests, generators, take, conversations)
+
+
+async def complete(
+    problems: Sequence[Problem],
+    requests: Sequence[Request],
+    generators: GeneratorPool,
+    take: Callable[[list[Completion]], Awaitable[None]],
+    conversations: Conversations | None = None,
+) -> None:
+    """Have the generators complete requests.
+
+    Args:
+        problems: those of the requests.
+        requests: as of `requests_of`.
+        generators: have slots for the longest completion.
+        take: called with the completions that ended.
+        conversations: answer the turns of completions with environments, if any.
+
+    Raises:
+        WorkerLost: a generator, or a process of environments, cannot be replaced.
+    """
     from tramontane.controller.conversations import turn_ended
 
-    taking, tasks = asyncio.Lock(), set[asyncio.Task[None]]()
+    tasks = set[asyncio.Task[None]]()
     polls: dict[PooledGenerator, asyncio.Task[None]] = {}
     begun: dict[tuple[int, int], Request] = {}  # conversations under way
 
@@ -134,25 +221,19 @@ async def generate(
                 await take(ended)
                 continue
             for c in ended:
-                start(converse([turn_ended(begun[c.group, c.index], c)]))
+                start(go_on(turn_ended(begun[c.group, c.index], c)))
 
-    async def converse(requests: list[Request]) -> None:
+    async def go_on(request: Request) -> None:
         assert conversations
-        problems = [evaluation.problems[-1 - r.group] for r in requests]
-        answers = map(partial(conversations.answer, l_max), problems, requests)
-        found = await asyncio.gather(*answers)
-        submit([sequence for sequence in found if isinstance(sequence, Request)])
-        await take([sequence for sequence in found if isinstance(sequence, Completion)])
+        found = await conversations.answer(l_max, problems[-1 - request.group], request)
+        if isinstance(found, Request):
+            submit([found])
+        else:
+            await take([found])
 
-    async def take(completions: list[Completion]) -> None:
-        for completion in completions:
-            check(completion)
-        async with taking:
-            await asyncio.to_thread(evaluation.advance, completions)
-
-    def submit(requests: list[Request]) -> None:
+    def submit(requests: Sequence[Request]) -> None:
         begun.update({(r.group, r.index): r for r in requests})
-        generators.submit(requests)
+        generators.submit([*requests])
         for generator in generators:
             if generator.has_evaluation and (generator not in polls or polls[generator].done()):
                 polls[generator] = start(poll(generator))
@@ -162,15 +243,13 @@ async def generate(
         tasks.add(task)
         return task
 
-    samples, requests = evaluation.plan.samples, evaluation.requests()
-    l_max = evaluation.plan.sampling.max_tokens
+    l_max = max((request.sampling.max_tokens for request in requests), default=0)
     if conversations is None:
         submit(requests)
     else:
-        evaluation.reward = conversations.reward
-        for first in range(0, len(requests), samples):
-            group = requests[first : first + samples]
-            start(converse([replace(request, prompt_ids=[]) for request in group]))
+        seeds = {r.group: r.seed for r in requests if r.index == 0}
+        for r in requests:  # environments of one problem begin alike
+            start(go_on(replace(r, prompt_ids=[], seed=seeds[r.group] + r.index)))
     try:
         while tasks:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -203,17 +282,17 @@ async def grade(evaluation: Evaluation, verifiers: Verifiers, timeouts: Timeouts
 
 
 def _sized(config: Config, work: Work) -> Config:
-    """The config with the evaluation's sizes, and no memory reserved for a trainer."""
+    """The config with the evaluation's sizes."""
     samples, workers = work.plan.samples, config.generator.workers
     most = len(work.problems) * samples
-    pipeline = config.pipeline.model_copy(
-        update={
-            "l_max": work.plan.sampling.max_tokens,
-            "l_cache": 0,
-            "group_size": samples,
-            "n_async": max(samples, min(work.slots * workers, most)),
-        }
-    )
+    n_async = max(samples, min(work.slots * workers, most))
+    return without_trainer(config, work.plan.sampling.max_tokens, samples, n_async)
+
+
+def without_trainer(config: Config, l_max: int, group_size: int, n_async: int) -> Config:
+    """The config with other sizes, and no memory reserved for a trainer."""
+    sizes = {"l_max": l_max, "l_cache": 0, "group_size": group_size, "n_async": n_async}
+    pipeline = config.pipeline.model_copy(update=sizes)
     placement = config.placement.model_copy(update={"trainer": Resources()})
     trainer = TrainerConfig(device="cpu")
     return config.model_copy(
@@ -221,13 +300,16 @@ def _sized(config: Config, work: Work) -> Config:
     )
 
 
-def _generators(config: Config, work: Work, placement: Placement) -> GeneratorPool:
+def generators_of(
+    config: Config, encoder: PromptEncoder, placement: Placement, longest_prompt: int
+) -> GeneratorPool:
+    """The generators of the config's model."""
     from tramontane.controller.generators import GeneratorPool
     from tramontane.models.names import with_tokenizer
 
     model = with_tokenizer(config.model, config.tokenizer)
-    make = generator_maker(config, model, work.encoder, placement)
-    return GeneratorPool(make, config, _replaced, _note, work.longest_prompt)
+    make = generator_maker(config, model, encoder, placement)
+    return GeneratorPool(make, config, replaced, note, longest_prompt)
 
 
 def generator_maker(
@@ -265,9 +347,10 @@ def model_for_workers(config: Config, model: str) -> str | Folder:
     return model if folder is None else Folder.of(folder, "model")
 
 
-def _replaced(lost: WorkerLost) -> None:
+def replaced(lost: WorkerLost) -> None:
+    """Log the loss of a worker that is replaced."""
     logger.warning("replaced: %s", lost)
 
 
-def _note(worker: str, **facts: Any) -> None:
+def note(worker: str, **facts: Any) -> None:
     """Ignore facts about workers, which only a run logs."""

@@ -33,7 +33,7 @@ from tramontane.workplace import check_file, owned_file, parse_object
 
 WINDOW = 256  # rows graded at once
 KEYS = ("verifier.", "pipeline.l_max=", "pipeline.l_cache=")  # that overrides may set
-ROW_FIELDS = ("id", "domain", "problem", "answer", "tests", "language", "response")
+ROW_FIELDS = ("id", "domain", "problem", "answer", "tests", "language", "response", "turns")
 
 
 @dataclass
@@ -110,8 +110,9 @@ def score_file(
 
     Args:
         path: rows of `id`, `domain`, `problem`, `answer` or `tests`, `response`, and optionally
-            `language` (ISO 639-1) and `response_tokens`. For rewards of a whole group, consecutive
-            rows with the same id are a group.
+            `language` (ISO 639-1) and `response_tokens`. A conversation has `messages` (the chat,
+            of which the assistant's are graded) or `turns` (as `eval` writes them) instead of the
+            response. For rewards of a whole group, consecutive rows with the same id are a group.
         out: file for rows of `id`, `reward`, `parts`, `verdict`, `reason`, `seconds` and `answer`
             (the extracted answer, null if there is none). Each is written as soon as all earlier
             rows are graded; an existing file is replaced.
@@ -169,11 +170,11 @@ def _parsed_rows(
     """The rows of a file; unreadable ones go to `summary.bad_rows`."""
     for number, line in row_lines(path):
         try:
-            problem, text, tokens = parse_row(line, domains)
+            problem, response = parse_row(line, domains)
         except InputError as error:
             summary.bad_rows.append(f"{path}:{number}: {error}")
             continue
-        yield problem, Response(text, tokens)
+        yield problem, response
 
 
 def _groups(
@@ -212,8 +213,8 @@ def row_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def parse_row(
     line: str, domains: Mapping[str, DomainConfig] = BUILT_IN
-) -> tuple[Problem, str, int]:
-    """Parse one line of input into its problem, the response, and the response's tokens.
+) -> tuple[Problem, Response]:
+    """Parse one line of input into its problem and the response.
 
     Args:
         line: the line.
@@ -230,6 +231,9 @@ def parse_row(
         row["answer"] = str(row["answer"])
     if isinstance(row.get("id"), int) and not isinstance(row["id"], bool):
         row["id"] = str(row["id"])
+    turns = _turns(row)
+    if turns:
+        row["response"] = "\n\n".join(text for text, _ in turns)
     domain = row.get("domain")
     if not isinstance(domain, str) or domain not in domains:
         raise InputError(f"domain must be one of {', '.join(domains)}, not {json.dumps(domain)}")
@@ -256,7 +260,27 @@ def parse_row(
     problem = Problem(
         row["id"], domain, row["problem"], answer, tests, language=spoken, metadata=rest
     )
-    return problem, row["response"], tokens
+    return problem, Response(row["response"], tokens, turns=turns)
+
+
+def _turns(row: Mapping[str, Any]) -> list[tuple[str, bool]]:
+    """Text of each turn of the model, and whether it makes calls; empty without a conversation.
+
+    Raises:
+        InputError: `messages` or `turns` is of the wrong type.
+    """
+    for name, text, calls in (("turns", "text", "calls"), ("messages", "content", "tool_calls")):
+        found = row.get(name)
+        if found is None or (name == "messages" and isinstance(row.get("response"), str)):
+            continue
+        if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+            raise InputError(f"{name} is of the wrong type (needed: list of objects)")
+        turns = [item for item in found if name == "turns" or item.get("role") == "assistant"]
+        texts = [item.get(text) or "" for item in turns]
+        if not turns or not all(isinstance(said, str) for said in texts):
+            raise InputError(f"{name} has no text of the model's in field {text!r}")
+        return [(said, bool(item.get(calls))) for said, item in zip(texts, turns, strict=True)]
+    return []
 
 
 def _write(sink: IO[str], row_id: str, verdict: Verdict, summary: ScoreSummary) -> None:

@@ -18,6 +18,8 @@ from tramontane.evaluation.suites import source_of, suite_of
 from tramontane.models.names import find_weights
 from tramontane.types import SamplingParams
 
+CONVERSING = ("environment", "tools")  # keys of `data` that make completions conversations
+
 
 class SamplingOptions(TypedDict, total=False):
     """Keywords of `tramontane.evaluate` and `tramontane.generate`; see `Sampling`.
@@ -124,7 +126,7 @@ def settings_for(
     data = raw.setdefault("data", {})
     if run and source not in (None, data.get("train"), data.get("eval")):
         # The run's columns and domain belong to its data, not to this source.
-        kept = {*PromptConfig.model_fields, "sets"}
+        kept = {*PromptConfig.model_fields, *CONVERSING, "sets"}
         raw["data"] = data = {k: v for k, v in data.items() if k in kept}
     if source is not None:
         data["eval"] = source_of(source)

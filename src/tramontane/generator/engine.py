@@ -316,6 +316,21 @@ class SlotEngine:
         places = pairs[1][:, None] - torch.arange(most, 0, -1, device=record.device)
         return record[pairs[0][:, None], places.clamp(min=0)]
 
+    @torch.inference_mode()
+    def cancel(self, group: int) -> None:
+        """Drop the sequences of a group."""
+        for slot in [s for s, flight in self._flights.items() if flight.request.group == group]:
+            self._decoder.evict(slot)
+            self._free(slot)
+        dropped = [flight for flight in self._waiting if flight.request.group == group]
+        self._waiting = deque(f for f in self._waiting if f.request.group != group)
+        for flight in dropped:
+            self._unreported.pop(flight.serial, None)
+        for key in {flight.key for flight in dropped}:
+            del self._sharers[key]  # keys begin with the group's number
+            self._prefixes.pop(key, None)
+            self._ahead.discard(key)
+
     def clear(self) -> None:
         """Drop all sequences in flight."""
         self._decoder.clear()

@@ -83,7 +83,7 @@ class _Product:
         self._left = 0  # outputs that no layer has taken
 
     @staticmethod
-    def _joined(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+    def _joined(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         joined = torch.cat([p.data for p in parameters])
         for p, part in zip(parameters, joined.split([len(p) for p in parameters]), strict=True):
             p.data = part

@@ -169,6 +169,9 @@ class Generator(AnyGenerator):
     def pending(self) -> list[Request]:
         return self._engine.pending()
 
+    def cancel(self, group: int) -> None:
+        self._engine.cancel(group)
+
     def cancel_all(self) -> None:
         self._engine.clear()
 

@@ -101,6 +101,9 @@ class AnyGenerator(Protocol):
     def pending(self) -> list[Request]:
         """All unfinished requests, with their tokens, log-probs and versions so far."""
 
+    def cancel(self, group: int) -> None:
+        """Drop the unfinished requests of a group."""
+
     def cancel_all(self) -> None:
         """Drop all unfinished requests."""
 

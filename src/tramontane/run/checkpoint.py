@@ -170,6 +170,7 @@ def _table(group: Group) -> pa.Table:
     owners, prompt = [s for s in whole for _ in s.sequences], _prompt(group)
     sequences: list[EarlierSequence | Completion | Request]
     sequences = [part for s in whole for part in s.sequences]
+    prompts = [part.prompt_ids for s in whole for part in s.sequences]
     lasts = [o if o is s else None for o, s in zip(owners, sequences, strict=True)]
     columns = [
         pa.array([group.id] * len(sequences), pa.int64()),
@@ -177,10 +178,7 @@ def _table(group: Group) -> pa.Table:
         *token_columns(sequences),
         pa.array([s.text if isinstance(s, Completion) else None for s in lasts], pa.string()),
         pa.array([s.finish_reason if s else None for s in lasts], pa.string()),
-        pa.array(
-            [None if s.prompt_ids == prompt else s.prompt_ids for s in sequences],
-            pa.list_(pa.int32()),
-        ),
+        pa.array([None if ids == prompt else ids for ids in prompts], pa.list_(pa.int32())),
         pa.array([_json(s) if s else None for s in lasts], pa.string()),
     ]
     return pa.Table.from_arrays(columns, schema=SCHEMA)
@@ -188,7 +186,7 @@ def _table(group: Group) -> pa.Table:
 
 def _prompt(group: Group) -> list[int]:
     """The prompt of most sequences of a group."""
-    return [*group.requests, *group.completions][0].prompt_ids
+    return (group.requests or group.completions)[0].prompt_ids
 
 
 def _json(sequence: Completion | Request) -> str | None:

@@ -27,7 +27,7 @@ import math
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -465,3 +465,15 @@ def record_changes(folder: RunFolder, config: Config, changes: list[Change], ver
         folder.write_changes(rows)
     if changes:
         folder.write_config(config)
+
+
+def flat(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """An update's metrics, with those by name (`{"endings": {"completed": 1}}`) as
+    `endings.completed`; histograms stay as they are."""
+    found: dict[str, Any] = {}
+    for key, value in metrics.items():
+        if isinstance(value, dict) and not key.endswith("_histogram"):
+            found |= {f"{key}.{name}": inner for name, inner in value.items()}
+        else:
+            found[key] = value
+    return found

@@ -20,7 +20,7 @@ from tramontane.config import Config
 from tramontane.controller.observer import Update
 from tramontane.errors import InputError
 from tramontane.run.columns import TOKEN_FIELDS, Row, read_rows, token_columns, versions_of, writer
-from tramontane.types import EarlierSequence, FilterReason, Group, TurnRecord
+from tramontane.types import EarlierSequence, FilterReason, Group, ToolCall, TurnRecord
 
 PATTERN = "update_*.parquet"
 SAMPLED_GROUPS = 16  # `rollouts: sample` records one group in this many
@@ -78,6 +78,7 @@ COLUMNS: list[pa.Field] = [
     pa.field("ending_reason", pa.string()),
     pa.field("turns", pa.list_(_TURN)),
     pa.field("earlier", pa.list_(_SEQUENCE)),
+    pa.field("prompt_ids", pa.list_(pa.int32())),
     pa.field("filtered", pa.string()),
     pa.field("filtered_detail", pa.string()),
 ]
@@ -161,6 +162,7 @@ def _table(update: int, group: Group, reason: FilterReason | None, schema: pa.Sc
         "ending_reason": [_text(c.ending_reason) if c.ending else None for c in completions],
         "turns": [[_turn(t) for t in c.turns] if c.ending else None for c in completions],
         "earlier": [[_sequence(s) for s in c.earlier] if c.ending else None for c in completions],
+        "prompt_ids": [c.prompt_ids if c.ending else None for c in completions],
         "reward": [v.reward for v in verdicts],
         "advantage": group.learned.advantages if group.learned else [None] * len(completions),
         "log_ratios": _log_ratios(group),
@@ -193,6 +195,22 @@ def _turn(turn: TurnRecord) -> Row:
     ]
     messages = [{"role": m["role"], "content": _text(m["content"])} for m in turn.messages]
     return vars(turn) | {"text": _text(turn.text), "messages": messages, "calls": calls}
+
+
+def turns_of(turns: Iterable[Row]) -> list[TurnRecord]:
+    """The turns of a row's column."""
+    return [
+        TurnRecord(
+            **turn
+            | {
+                "calls": [
+                    ToolCall(**call | {"arguments": json.loads(call["arguments"])})
+                    for call in turn["calls"]
+                ]
+            }
+        )
+        for turn in turns
+    ]
 
 
 def _sequence(sequence: EarlierSequence) -> Row:

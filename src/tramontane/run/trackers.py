@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from tramontane.config import Config
 from tramontane.errors import InputError, install
+from tramontane.run.folder import flat
 from tramontane.workplace import write_whole
 
 PROJECT = "tramontane"
@@ -44,7 +45,7 @@ def update_values(metrics: Mapping[str, Any]) -> dict[str, float]:
     `perf/KEY` (throughput) or `async/KEY` (staleness and mismatch)."""
     return {
         f"{_group(key)}{key}": float(value)
-        for key, value in metrics.items()
+        for key, value in flat(metrics).items()
         if isinstance(value, int | float) and key != "update"
     }
 

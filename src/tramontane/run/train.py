@@ -53,7 +53,6 @@ from tramontane.trainer.state import DamagedState
 
 Results = dict[str, EvaluationResult]  # by name of the set
 WriteReport = Callable[[Path], Path]
-BEGUN_FIRST = 64  # problems whose environments begin before the run does, for their prompts' length
 
 
 def train(
@@ -300,7 +299,7 @@ async def _longest_prompt(prepared: Prepared, judges: Judges) -> int:
     """Upper bound of all prompts, in tokens, those that environments begin with included."""
     if not prepared.config.converses:
         return prepared.max_prompt
-    problems, encode = prepared.sample[:BEGUN_FIRST], prepared.prompts.encode
+    problems, encode = prepared.sample, prepared.prompts.encode
     return await judges.conversations.fit(problems, encode, prepared.max_prompt)
 
 

@@ -33,9 +33,20 @@ from tramontane.errors import InputError
 from tramontane.evaluation.thinking import TagFinder
 from tramontane.generator.endings import Detokenizer
 from tramontane.models import loading
-from tramontane.run.rollouts import files, read_rollouts
+from tramontane.run.columns import versions_of
+from tramontane.run.rollouts import files, read_rollouts, turns_of
 from tramontane.sft.examples import continuation
-from tramontane.types import ELSEWHERE, INSERTED, Completion, Group, Problem, Verdict, floats, ints
+from tramontane.types import (
+    ELSEWHERE,
+    INSERTED,
+    Completion,
+    EarlierSequence,
+    Group,
+    Problem,
+    Verdict,
+    floats,
+    ints,
+)
 from tramontane.verifier.custom import Response
 
 ALIASES = {
@@ -52,6 +63,7 @@ RUN_COLUMNS = [
     *("group", "problem_id", "problem", "domain", "reference", "language", "difficulty"),
     *("text", "token_ids", "logprobs", "version_spans", "finish_reason"),
     *("reward", "verdict", "reason", "answer", "parts"),
+    *("ending", "ending_reason", "turns", "earlier", "prompt_ids"),
 ]
 
 
@@ -101,13 +113,14 @@ class Trajectories:
         if not _settings(self.config).regrade:
             return
         lengths = self.config.pipeline.l_max, self.config.pipeline.l_cache
+        reward = self.config.conversation.reward
         siblings: dict[str, list[int]] = defaultdict(list)
         for place, item in enumerate(self.items):
             siblings[item.problem.id].append(place)
         futures = [
             verifiers.score(
                 self.items[group[0]].problem,
-                [Response.of(self.items[place].completion) for place in group],
+                [Response.of(self.items[place].completion, reward) for place in group],
                 lengths,
             )
             for group in siblings.values()
@@ -140,7 +153,7 @@ class Trajectories:
             kept = _standardized(kept)
         siblings: dict[tuple[int, ...], list[Trajectory]] = defaultdict(list)
         for item in kept:
-            siblings[tuple(item.completion.prompt_ids)].append(item)
+            siblings[tuple(item.completion.sequences[0].prompt_ids)].append(item)
         size = self.config.pipeline.group_size
         parts = [
             members[start : start + size]
@@ -179,8 +192,10 @@ def load_trajectories(
     whole = context or math.inf
 
     def fits(completion: Completion) -> bool:
-        before, after = len(completion.prompt_ids), len(completion.token_ids)
-        return before <= prompt and after <= longest and before + after <= whole
+        first = completion.sequences[0].prompt_ids
+        sizes = (len(s.prompt_ids) + len(s.token_ids) for s in completion.sequences)
+        short = len(first) <= prompt and completion.n_tokens <= longest
+        return short and max(sizes) <= whole
 
     fitting = [item for item in found if fits(item.completion)]
     lines = {
@@ -268,19 +283,37 @@ def _of_run(row: dict[str, Any], source: str, prompt: list[int]) -> Trajectory:
         group=0,
         index=0,
         prompt_ids=prompt,
-        token_ids=ints(row["token_ids"]),
-        logprobs=floats(row["logprobs"]),
-        versions=ints(INSERTED if v == INSERTED else ELSEWHERE for v in row["versions"]),
+        **_elsewhere(row),
         finish_reason=row["finish_reason"],
         text=row["text"],
     )
+    if row.get("ending"):
+        completion.prompt_ids = row["prompt_ids"]
+        completion.ending, completion.ending_reason = row["ending"], row["ending_reason"]
+        completion.turns = turns_of(row["turns"])
+        completion.earlier = [
+            EarlierSequence(s["prompt_ids"], **_elsewhere(s | {"versions": spans}))
+            for s in row["earlier"]
+            for spans in [versions_of(s["version_spans"])]
+        ]
     return Trajectory(problem, completion, verdict)
 
 
+def _elsewhere(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokens of a row, as sampled elsewhere."""
+    return {
+        "token_ids": ints(row["token_ids"]),
+        "logprobs": floats(row["logprobs"]),
+        "versions": ints(INSERTED if v == INSERTED else ELSEWHERE for v in row["versions"]),
+    }
+
+
 def _check_tokenizer(row: dict[str, Any], file: Path, detokenizer: Detokenizer) -> None:
-    size = len(detokenizer.tokenizer)
-    known = all(token < size for token in row["token_ids"])
-    if not known or "".join(detokenizer.decode(row["token_ids"]).split()) not in "".join(
+    size, written = len(detokenizer.tokenizer), row["token_ids"]
+    known = all(token < size for token in written)
+    if turns := row.get("turns"):
+        written = written[turns[-1]["start"] : turns[-1]["end"]]
+    if not known or "".join(detokenizer.decode(written).split()) not in "".join(
         row["text"].split()
     ):
         raise InputError(
@@ -396,6 +429,7 @@ def _group(number: int, members: Sequence[Trajectory]) -> Group:
             group=number,
             index=index,
             logprobs=array("f", item.completion.logprobs),
+            earlier=[replace(sequence) for sequence in item.completion.earlier],
         )
         for index, item in enumerate(members)
     ]

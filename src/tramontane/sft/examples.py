@@ -1,25 +1,29 @@
-"""Pairs of prompt and response for supervised fine-tuning, from the playground or a file."""
+"""Examples for supervised fine-tuning: prompts with responses, from the playground or a file, and
+conversations from a file."""
 
 from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 from tramontane.config.sft import ExamplesConfig, SFTConfig
 from tramontane.data import playground
 from tramontane.data.files import read_rows, shuffled
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
+from tramontane.sft.conversations import Conversation, ConversationEncoder, Example
 from tramontane.types import PAPER_TAGS, Message, Prompt
 
 CHUNK = 4096  # examples generated at once
 
-Pair = tuple[list[int], list[int]]  # token ids of a prompt and of its response
 Row = tuple[str, Prompt, str]  # its place, a prompt and its response
+Rows = Sequence[Row] | Sequence[tuple[str, Conversation]]
 
 
 class ExampleStream:
-    """Endless tokenized (prompt, response) pairs, in an order that depends only on the seed.
+    """Endless tokenized examples, in an order that depends only on the seed.
 
     A response includes its EOS. If the prompts already contain the start of every response (an
     opening thinking tag from the chat template, or `response_prefix`), the responses continue there
@@ -45,19 +49,19 @@ class ExampleStream:
         config: SFTConfig,
         encoder: PromptEncoder,
         context: int | None = None,
-        rows: list[Row] | None = None,
+        rows: Rows | None = None,
     ) -> None:
         self.config, self.encoder = config, encoder
         self.room = min(config.max_length, context or config.max_length)
         self.position: tuple[int, ...] = (0, 0)
-        self._chunk: tuple[int, list[Pair]] | None = None
-        self._rows: list[Pair] | None = None
+        self._chunk: tuple[int, list[Example]] | None = None
+        self._rows: list[Example] | None = None
         if (found := rows or read_examples(config)) is not None:
             self._rows = self._fitting(found)
 
-    def take(self, tokens: int) -> list[Pair]:
-        """Return the next pairs, enough to reach `tokens` tokens."""
-        taken: list[Pair] = []
+    def take(self, tokens: int) -> list[Example]:
+        """Return the next examples, enough to reach `tokens` tokens."""
+        taken: list[Example] = []
         used = 0
         while used < tokens:
             number, index = self.position
@@ -66,7 +70,7 @@ class ExampleStream:
                 self.position = (number + 1, 0)
                 continue
             taken.append(chunk[index])
-            used += len(chunk[index][0]) + len(chunk[index][1])
+            used += len(chunk[index].prompt) + len(chunk[index].response)
             self.position = (number, index + 1)
         return taken
 
@@ -74,13 +78,13 @@ class ExampleStream:
         """Number of `take(tokens)` calls that go through a finite source once from the start; may
         differ by one for a different order of the examples."""
         steps = used = 0
-        for prompt, response in self._tokenized(0):
+        for example in self._tokenized(0):
             steps += not used
-            used += len(prompt) + len(response)
+            used += len(example.prompt) + len(example.response)
             used = 0 if used >= tokens else used
         return steps
 
-    def _tokenized(self, number: int) -> list[Pair]:
+    def _tokenized(self, number: int) -> list[Example]:
         if self._chunk is None or self._chunk[0] != number:
             seed = self.config.seed + 1 + number
             if self._rows is None:
@@ -93,32 +97,45 @@ class ExampleStream:
             self._chunk = (number, pairs)
         return self._chunk[1]
 
-    def _fitting(self, rows: list[Row]) -> list[Pair]:
-        """Tokenize the (location, prompt, response) rows that fit."""
-        pairs = []
-        tokenizer = self.encoder.tokenizer
-        prompts = self.encoder.encode_all([row[1] for row in rows], [row[0] for row in rows])
-        for (location, _, response), ids in zip(rows, prompts, strict=True):
+    def _fitting(self, rows: Rows) -> list[Example]:
+        """Tokenize the rows that fit."""
+        fitting, count = list[Example](), 0
+        for location, example in self._examples(rows):
+            count += 1
+            ids, answer, _ = example
             if len(ids) >= self.room:
                 raise InputError(
                     f"{location}: its prompt has {len(ids)} tokens, which leaves none of "
                     f"{self.room} to the response ({self._limit_name()}): remove it, or "
                     f"{self._remedy()}"
                 )
-            rest = self._rest(location, response)
-            answer = tokenizer(rest, add_special_tokens=False)["input_ids"]
-            if len(ids) + len(answer) < self.room:
-                pairs.append((ids, [*answer, tokenizer.eos_token_id]))
+            if len(ids) + len(answer) <= self.room:
+                fitting.append(example)
         source = self.config.data.train
         message = (
-            f"of {len(rows)} responses in {source!r}, {len(rows) - len(pairs)} do not fit with "
+            f"of {count} responses in {source!r}, {count - len(fitting)} do not fit with "
             f"their prompts into {self.room} tokens ({self._limit_name()})"
         )
-        if not pairs:
+        if not fitting:
             raise InputError(f"{message}: nothing is left; {self._remedy()}")
-        if len(pairs) < len(rows):
+        if len(fitting) < count:
             warnings.warn(f"{message} and are skipped", stacklevel=2)
-        return pairs
+        return fitting
+
+    def _examples(self, rows: Rows) -> Iterator[tuple[str, Example]]:
+        """The tokens of all rows, with their places."""
+        tokenizer = self.encoder.tokenizer
+        if rows and isinstance(rows[0][1], Conversation):
+            conversations = ConversationEncoder(self.encoder, self._rest)
+            for where, conversation in cast(list[tuple[str, Conversation]], rows):
+                yield from ((where, found) for found in conversations.examples(conversation, where))
+            return
+        pairs = cast(list[Row], rows)
+        prompts = self.encoder.encode_all([row[1] for row in pairs], [row[0] for row in pairs])
+        for (location, _, response), ids in zip(pairs, prompts, strict=True):
+            rest = self._rest(location, response)
+            answer = tokenizer(rest, add_special_tokens=False)["input_ids"]
+            yield location, Example(ids, [*answer, tokenizer.eos_token_id])
 
     def _tagged(self, response: str) -> str:
         """A generated response with the model's thinking tags."""
@@ -185,9 +202,24 @@ def generated_pairs(data: ExamplesConfig, seed: int, count: int) -> list[tuple[P
     return shuffled(pairs, seed)
 
 
-def read_examples(config: SFTConfig) -> list[Row] | None:
+def read_examples(config: SFTConfig) -> Rows | None:
     """The rows of the config's data; None for the playground, which is endless."""
-    return None if config.data.train == "playground:" else pairs_of_rows(config.data)
+    return None if config.data.train == "playground:" else rows_of(config.data)
+
+
+def rows_of(data: ExamplesConfig) -> Rows:
+    """The rows of a file or dataset: prompts with responses, or conversations.
+
+    Raises:
+        InputError: no such source, or rows without the fields.
+    """
+    messages, tools = (data.fields.get(name, name) for name in ("messages", "tools"))
+    if not isinstance(next(iter(read_rows(data.train)))[1].get(messages), list):
+        return pairs_of_rows(data)
+    return [
+        (where, Conversation.of(row.get(messages) or [], row.get(tools), where))
+        for where, row in read_rows(data.train)
+    ]
 
 
 def pairs_of_rows(data: ExamplesConfig) -> list[Row]:
@@ -196,8 +228,10 @@ def pairs_of_rows(data: ExamplesConfig) -> list[Row]:
     Raises:
         InputError: no such source, or rows without the fields.
     """
-    if unknown := data.fields.keys() - {"prompt", "response"}:
-        raise InputError(f"data.fields: {sorted(unknown)} unknown; use prompt and response")
+    if unknown := data.fields.keys() - {"prompt", "response", "messages", "tools"}:
+        known = "prompt, response, messages and tools"
+        raise InputError(f"data.fields: {sorted(unknown)} unknown; use {known}")
+
     prompt, response = data.fields.get("prompt", "prompt"), data.fields.get("response", "response")
     pairs = []
     for location, row in read_rows(data.train):

@@ -12,7 +12,7 @@ import shutil
 import time
 import warnings
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,7 +26,9 @@ from tramontane.config.sft import SFTConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.models.names import numbered, with_tokenizer
-from tramontane.sft.examples import ExampleStream, Pair, generated_pairs, read_examples
+from tramontane.sft.conversations import Example
+from tramontane.sft.examples import ExampleStream, generated_pairs, read_examples
+from tramontane.types import INSERTED
 from tramontane.workplace import commit, disk_faults, owned_folder, read_log, sync_all
 
 # Imported in functions, since they take seconds, and errors in the examples should come first.
@@ -169,7 +171,7 @@ class _Log:
         self._window, self._since = [], now
 
 
-def _train_batch(pairs: list[Pair], config: SFTConfig) -> TrainBatch:
+def _train_batch(examples: list[Example], config: SFTConfig) -> TrainBatch:
     """Make one optimizer step's batch: each response is its own group."""
     groups = [
         [
@@ -177,15 +179,23 @@ def _train_batch(pairs: list[Pair], config: SFTConfig) -> TrainBatch:
                 prompt_ids=array("i", prompt),
                 token_ids=array("i", response),
                 logprobs=array("f", bytes(4 * len(response))),
-                versions=array("i", bytes(4 * len(response))),
+                versions=_versions(len(response), inserted),
             )
         ]
-        for prompt, response in pairs
+        for prompt, response, inserted in examples
     ]
     settings = BatchSettings(
         stage="", temperature=1.0, l_max=config.max_length, n_minibatch=len(groups)
     )
     return TrainBatch(0, groups, settings)
+
+
+def _versions(length: int, inserted: Iterable[range]) -> array[int]:
+    """Versions that keep inserted tokens from being learnt."""
+    versions = array("i", bytes(4 * length))
+    for span in inserted:
+        versions[span.start : span.stop] = array("i", [INSERTED] * len(span))
+    return versions
 
 
 @contextmanager

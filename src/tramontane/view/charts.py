@@ -86,6 +86,23 @@ LEARNING = [
         kind="bars",
     ),
 ]
+CONVERSATIONS = [
+    Chart("Turns and calls", "a conversation", {"turns": "turns", "calls": "calls"}),
+    Chart(
+        "Tokens of conversations",
+        "a conversation",
+        {"sampled_tokens": "sampled", "inserted_tokens": "inserted"},
+    ),
+    Chart("Endings", "share of conversations", prefix="endings.", kind="bars", percent=True),
+    Chart(
+        "Calls",
+        "share of calls",
+        {"calls_parsed": "parsed", "calls_failed": "answered with an error"},
+        percent=True,
+    ),
+    Chart("Seconds of steps", "mean of a step or call", prefix="step_seconds."),
+    Chart("Longest steps", "seconds", prefix="step_seconds_max."),
+]
 WORKERS = [
     Chart(
         "Throughput",
@@ -135,5 +152,10 @@ ASYNCHRONY = [
 
 def sections() -> list[dict[str, Any]]:
     """The charts in the page's order, by section, in JSON types."""
-    found = {"Learning": LEARNING, "Asynchrony": ASYNCHRONY, "Workers": WORKERS}
+    found = {
+        "Learning": LEARNING,
+        "Conversations": CONVERSATIONS,
+        "Asynchrony": ASYNCHRONY,
+        "Workers": WORKERS,
+    }
     return [{"title": t, "charts": [asdict(chart) for chart in c]} for t, c in found.items()]

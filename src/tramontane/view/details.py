@@ -8,18 +8,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tramontane.run.columns import versions_of
 from tramontane.view.runs import Run
 
 Row = dict[str, Any]
 SHOWN = ("row", "group", "index", "verdict", "reward", "advantage", "tokens", "oldest", "newest",
-         "reason", "finish_reason", "language")  # fmt: skip
+         "reason", "finish_reason", "language", "ending")  # fmt: skip
+TOKENWISE = ("token_ids", "tokens_text", "logprobs", "log_ratios", "versions")  # one entry a token
 
 
 def rollout(run: Run, update: int, row: int) -> Row:
     """A completion with its tokens, and the completions of its group.
 
-    `tokens` are texts, or None without a tokenizer; `logprobs`, `log_ratios` and `versions` have an
-    entry per token.
+    `tokens_text` is None without a tokenizer; it, `logprobs`, `log_ratios` and `versions` have an
+    entry per token. Of a conversation, each of its `turns` has its own.
 
     Raises:
         KeyError: no such completion.
@@ -27,10 +29,19 @@ def rollout(run: Run, update: int, row: int) -> Row:
     """
     part, narrow = run.rollouts.at(update, row)
     found = run.rollouts.texts(part, row)
-    ids = found.pop("token_ids") or []
-    texts = run.tokens.texts(ids)
+    found["token_ids"] = found["token_ids"] or []
+    found["tokens_text"] = texts = run.tokens.texts(found["token_ids"])
+    earlier = [_earlier(sequence, run) for sequence in found.pop("earlier") or ()]
+    if found["turns"]:
+        found["turns"] = [_with_tokens(turn, [*earlier, found]) for turn in found["turns"]]
+        found |= {name: [] for name in TOKENWISE}
+        found["versions"] = sorted({v for turn in found["turns"] for v in turn["versions"]})
     same = part.table.append_column("row", pa.array(np.arange(len(part.table))))
     siblings = same.filter(pc.equal(same["group"], narrow["group"])).select(SHOWN).to_pylist()
+    if found["turns"]:
+        narrow["tokens"] += sum(len(sequence["token_ids"]) for sequence in earlier)
+        if own := [version for version in found["versions"] if version >= 0]:
+            narrow["oldest"], narrow["newest"] = own[0], own[-1]
     missing = []
     if texts is None:
         missing.append(f"texts of tokens: {run.tokens.missing}")
@@ -40,11 +51,25 @@ def rollout(run: Run, update: int, row: int) -> Row:
         **narrow,
         **found,
         "row": row,
-        "token_ids": ids,
-        "tokens_text": texts,
         "group_rows": _with_centred(siblings),
         "missing": missing,
     }
+
+
+def _earlier(sequence: Row, run: Run) -> Row:
+    """What is known of the tokens of a forked conversation's earlier sequence."""
+    return {
+        **sequence,
+        "tokens_text": run.tokens.texts(sequence["token_ids"]),
+        "versions": versions_of(sequence["version_spans"]),
+        "log_ratios": None,  # not recorded
+    }
+
+
+def _with_tokens(turn: Row, sequences: list[Row]) -> Row:
+    """A turn with what is known of its tokens."""
+    sequence, span = sequences[turn["sequence"]], slice(turn["start"], turn["end"])
+    return turn | {name: sequence[name] and sequence[name][span] for name in TOKENWISE}
 
 
 def groups(run: Run, update: int) -> Row:

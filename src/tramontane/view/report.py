@@ -91,17 +91,22 @@ def _completions(run: Run, update: int, rows: list[int]) -> Iterator[tuple[int, 
     left = MAX_TOKENS
     for row in rows:
         found = details.rollout(run, update, row)
-        count = len(found["token_ids"])
+        pieces = found["turns"] or [found]
+        count = sum(len(piece["token_ids"]) for piece in pieces)
         shown = min(count, MAX_COMPLETION)
         if (left := left - shown) < 0:
             return
         for name in ("group_rows", "text", "version_spans"):  # those of its group are in `groups`
             found.pop(name, None)
-        for name in ("token_ids", "tokens_text", "logprobs", "log_ratios", "versions"):
-            found[name] = found[name] and found[name][:shown]
-        for name in ("logprobs", "log_ratios"):
-            found[name] = found[name] and [round(x, 4) for x in found[name]]
-        yield row, found | {"left_out": count - shown}
+        for piece in pieces:
+            length = len(piece["token_ids"])
+            for name in details.TOKENWISE:
+                piece[name] = piece[name] and piece[name][:shown]
+            for name in ("logprobs", "log_ratios"):
+                piece[name] = piece[name] and [round(x, 4) for x in piece[name]]
+            piece["left_out"] = length - len(piece["token_ids"])
+            shown -= len(piece["token_ids"])
+        yield row, found
 
 
 # --------------------------------------------------------------------------------- the file

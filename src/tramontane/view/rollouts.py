@@ -27,10 +27,12 @@ from tramontane.run.columns import versions_of
 Row = dict[str, Any]
 NARROW = (
     "update", "group", "index", "problem_id", "domain", "language", "difficulty", "finish_reason",
-    "reward", "advantage", "verdict", "reason", "filtered",
+    "reward", "advantage", "verdict", "reason", "filtered", "ending",
 )  # fmt: skip
-"""Columns read when a run is opened, with the lengths and versions from `version_spans`."""
+"""Columns read when a run is opened, with the lengths and versions from `version_spans`, and the
+`tools` that a conversation called, as `,python,search,`."""
 FROM_SPANS = ("tokens", "oldest", "newest")
+_CALLED = "turns.list.element.calls.list.element.name"
 THREADS = 4
 NEVER = 2**31 - 1  # above all versions
 _TYPES = {field.name: field.type for field in rollouts.COLUMNS}
@@ -87,7 +89,8 @@ class Rollouts:
             return list(self._parts.values())
 
     def table(self) -> pa.Table:
-        """All rows: the columns `NARROW` and `FROM_SPANS`, and `part` and `row`, their places."""
+        """All rows: the columns `NARROW`, `FROM_SPANS` and `tools`, and `part` and `row`, their
+        places."""
         parts = self.refresh()
         with self._lock:
             if self._table is None:
@@ -105,11 +108,15 @@ class Rollouts:
                 table = file.read([*wanted, "version_spans"], use_threads=False)
                 columns = {name: table[name].cast(_TYPES[name]) for name in wanted}
                 columns |= _from_spans(table["version_spans"].combine_chunks())
+                columns["tools"] = pa.nulls(len(table), pa.string())
+                if "ending" in wanted and table["ending"].null_count < len(table):
+                    called = file.read([_CALLED], use_threads=False)["turns"].to_pylist()
+                    columns["tools"] = pa.array(map(_tools, called), pa.string())
         except InputError as error:
             return Part(path, update, _empty(), str(error))
-        absent = {*NARROW} - {*present}
+        absent = {*NARROW} - {*present} - {"ending"}
         self.missing |= absent | ({"log_ratios"} - {*present})
-        columns |= {name: pa.nulls(len(table), _TYPES[name]) for name in absent}
+        columns |= {name: pa.nulls(len(table), _TYPES[name]) for name in {*NARROW} - {*present}}
         return Part(path, update, pa.table(columns).select(_schema().names))
 
     def wide(self, part: Part, row: int, columns: Sequence[str]) -> Row:
@@ -163,6 +170,7 @@ class Rollouts:
         names = [
             "problem", "reference", "text", "answer", "filtered_detail", "parts",
             "token_ids", "logprobs", "log_ratios", "version_spans",
+            "ending_reason", "turns", "earlier",
         ]  # fmt: skip
         found = self.wide(part, row, names)
         return found | {"versions": versions_of(found.pop("version_spans") or [])}
@@ -181,7 +189,14 @@ def opened(path: Path) -> Iterator[pq.ParquetFile]:
 
 def _schema() -> pa.Schema:
     fields = [pa.field(name, _TYPES[name]) for name in NARROW]
-    return pa.schema([*fields, *(pa.field(name, pa.int32()) for name in FROM_SPANS)])
+    spans = (pa.field(name, pa.int32()) for name in FROM_SPANS)
+    return pa.schema([*fields, *spans, pa.field("tools", pa.string())])
+
+
+def _tools(turns: list[Row] | None) -> str | None:
+    """The tools that a conversation called; None if it called none."""
+    names = {call["name"] for turn in turns or () for call in turn["calls"] if call["name"]}
+    return f",{','.join(sorted(names))}," if names else None
 
 
 def _empty() -> pa.Table:

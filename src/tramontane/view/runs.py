@@ -12,6 +12,7 @@ from typing import Any
 from tramontane.audit.findings import KINDS
 from tramontane.config import read_settings
 from tramontane.errors import InputError, reading
+from tramontane.run.folder import flat
 from tramontane.view.evaluations import Evaluations
 from tramontane.view.rollouts import Rollouts
 from tramontane.view.search import Searches
@@ -136,7 +137,9 @@ def _update(line: bytes) -> Row | None:
         row = parse_object(line)
     except ValueError:
         return None
-    return row if isinstance(row.get("update"), int) else None
+    if not isinstance(row.get("update"), int):
+        return None
+    return flat(row)
 
 
 def _located(row: Row) -> Row:

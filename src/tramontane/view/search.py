@@ -37,7 +37,9 @@ class Query:
         text: part of the completion.
         problem: part of the problem's id or statement.
         reason: part of the verdict's reason.
-        verdict, language, domain, finish_reason: equal to the column; several, separated by commas.
+        verdict, language, domain, finish_reason, ending: equal to the column; several, separated by
+            commas.
+        tool: name of a tool that a conversation called.
         trained: `trained`, or a kind of filtered group, or `filtered` for any of them.
         version: of weights that sampled at least one token, or between such versions.
         update, reward, tokens: of the completion; these and `version` are a number or `low..high`,
@@ -51,6 +53,8 @@ class Query:
     language: str = ""
     domain: str = ""
     finish_reason: str = ""
+    ending: str = ""
+    tool: str = ""
     trained: str = ""
     version: str = ""
     update: str = ""
@@ -204,12 +208,14 @@ def _mask(table: pa.Table, query: Query) -> NDArray[np.bool_]:
 
 
 def _conditions(table: pa.Table, query: Query) -> Iterator[Any]:
-    for name in ("verdict", "language", "domain", "finish_reason"):
+    for name in ("verdict", "language", "domain", "finish_reason", "ending"):
         if wanted := getattr(query, name):
             values = pa.array([value.strip() for value in wanted.split(",")], pa.string())
             yield pc.is_in(table[name], value_set=values)
     if query.reason:
         yield pc.match_substring(table["reason"], query.reason, ignore_case=True)
+    if query.tool:
+        yield pc.match_substring(table["tools"], f",{query.tool},")
     if query.trained:
         filtered = table["filtered"]
         yield (

@@ -118,11 +118,16 @@ class Flights:
         """All unfinished requests, with their tokens so far, in order of submission."""
         return [flight.request.copy() for flight in self._flights.values()]
 
-    def clear(self) -> list[str]:
-        """Drop all requests; returns the names of those that vLLM has."""
-        names = [name for name, flight in self._flights.items() if flight.sent]
-        self._flights.clear()
-        return names
+    def clear(self, group: int | None = None) -> list[str]:
+        """Drop all requests, or a group's; returns the names of those that vLLM has."""
+        gone = {
+            name: flight
+            for name, flight in self._flights.items()
+            if group is None or flight.request.group == group
+        }
+        for name in gone:
+            del self._flights[name]
+        return [name for name, flight in gone.items() if flight.sent]
 
     def _message(self, name: str, flight: _Flight) -> dict[str, Any]:
         request = flight.request

@@ -150,6 +150,10 @@ class VllmGenerator(AnyGenerator):
         self._advance(0, ahead=False)
         return self._flights.pending()
 
+    def cancel(self, group: int) -> None:
+        self._process.call("abort", self._flights.clear(group))
+        self._ended = [completion for completion in self._ended if completion.group != group]
+
     def cancel_all(self) -> None:
         self._process.call("abort", self._flights.clear())
         self._ended.clear()

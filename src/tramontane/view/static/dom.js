@@ -51,6 +51,8 @@ export function number(value, digits = 3) {
 export const signed = (value, digits = 2) =>
   value === null || value === undefined ? "–" : (value > 0 ? "+" : value < 0 ? "−" : "") + Math.abs(value).toFixed(digits);
 
+export const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+
 export const badge = (verdict) =>
   h("span", { class: `badge ${["right", "wrong", "malformed", "unscorable"].includes(verdict) ? verdict : "other"}` }, verdict || "–");
 

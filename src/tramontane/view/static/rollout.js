@@ -1,10 +1,11 @@
 // One completion: what is known of it, its tokens, and the others of its group.
 
-import { h, replace, badge, number, signed, notice } from "./dom.js";
+import { h, replace, badge, number, plural, signed, notice } from "./dom.js";
 import { get, isReport } from "./api.js";
 import { KINDS, legend, tokens } from "./shading.js";
 import * as search from "./rollouts.js";
 import { groupTable } from "./groups.js";
+import { conversation } from "./conversation.js";
 
 export const SHORTCUTS = [["s", "next shading"], ["j k", "next completion of the search, one before"],
   ["← →", "move through the focused tokens"], ["Esc", "back to the search"]];
@@ -35,12 +36,14 @@ export async function show(main, theValues, thePage) {
       fact("Reward", number(data.reward), parts ? h("small", {}, ` ${parts}`) : null),
       fact("Advantage", signed(data.advantage, 3)),
       fact("Tokens", `${data.tokens}, ended by ${data.finish_reason}`),
+      data.ending ? fact("Ending", data.ending.replaceAll("_", " "), data.ending_reason ? h("span", { class: "reason" }, data.ending_reason) : null,
+        h("small", {}, ` ${plural(data.turns.length, "turn")}, ${plural(data.turns.reduce((n, turn) => n + turn.calls.length, 0), "call")}`)) : null,
       fact("Versions", data.oldest === null ? "–" : data.oldest === data.newest ? data.oldest : `${data.oldest} to ${data.newest}`),
       fact("Answer", h("code", {}, data.answer ?? "–")), fact("Reference", h("code", {}, data.reference ?? "–")),
       fact("Language, domain", `${data.language || "–"}, ${data.domain || "–"}`),
       data.filtered ? fact("Filtered", data.filtered, data.filtered_detail ? `: ${data.filtered_detail}` : "") : null),
     h("section", {}, h("h2", {}, "Problem ", h("small", {}, data.problem_id)), h("pre", { class: "statement" }, data.problem)),
-    h("section", {}, h("div", { class: "heading" }, h("h2", {}, "Completion"), picker(kind)), shading),
+    h("section", {}, h("div", { class: "heading" }, h("h2", {}, data.ending ? "Conversation" : "Completion"), picker(kind)), shading),
     h("section", {}, h("h2", {}, "Its group"), groupTable(page, run.run, data.update, data.group_rows, data.row)));
   shade(kind);
 }
@@ -54,7 +57,7 @@ function shade(kind) {
   values.shade = kind;
   localStorage.setItem("shade", kind);
   const readout = h("p", { class: "token-facts", "aria-live": "polite" });
-  replace(shading, legend(kind, data), tokens(data, kind, readout), readout);
+  replace(shading, legend(kind, data), data.ending ? conversation(data, kind, readout) : tokens(data, kind, readout), readout);
 }
 
 function back() {

@@ -6,7 +6,7 @@ import { get } from "./api.js";
 export const SHORTCUTS = [["/", "search the completions' texts"], ["j k", "next row, row before"],
   ["Enter", "open the row"], ["n p", "next page, page before"]];
 const LIMIT = 50;
-const FIELDS = ["text", "problem", "reason", "verdict", "language", "domain", "finish_reason", "trained", "version", "update", "reward", "tokens"];
+const FIELDS = ["text", "problem", "reason", "verdict", "language", "domain", "finish_reason", "ending", "tool", "trained", "version", "update", "reward", "tokens"];
 
 let page, values, main, controller, list, status, pager, form;
 export let found = { rows: [], run: 0, place: "" }; // the rows shown last and their address, for the view of one
@@ -47,7 +47,7 @@ function filters(facets) {
       text("reason", "Reason", "part of the verdict’s reason")),
     h("div", { class: "narrow" },
       choice("verdict", "Verdict", "any"), choice("language", "Language", "any"), choice("domain", "Domain", "any"),
-      choice("finish_reason", "Ended by", "any"),
+      choice("finish_reason", "Ended by", "any"), choice("ending", "Ending", "any"), choice("tool", "Tool called", "any"),
       choice("trained", "Used", "any", [["", "any"], ["trained", "trained on"], ...(filtered.length > 1 ? [["filtered", "filtered"]] : []), ...filtered]),
       range("reward", "Reward", "0.5..1"), range("tokens", "Length", "100..200"), range("update", "Update", "1..10"),
       range("version", "Version", "3"),
@@ -132,7 +132,7 @@ function row(r) {
     h("td", { class: "n" }, r.update), h("td", { class: "texts" },
       page.link("rollout", { run: values.run, update: r.update, row: r.row }, h("span", { class: "problem" }, r.problem || r.problem_id)),
       h("span", { class: "snippet" }, marked(r.snippet, values.text))),
-    h("td", {}, badge(r.verdict), r.filtered ? h("span", { class: "tag" }, r.filtered) : null, r.reason ? h("span", { class: "reason" }, r.reason) : null),
+    h("td", {}, badge(r.verdict), r.filtered ? h("span", { class: "tag" }, r.filtered) : null, r.ending && r.ending !== "completed" ? h("span", { class: "tag" }, r.ending.replaceAll("_", " ")) : null, r.reason ? h("span", { class: "reason" }, r.reason) : null),
     h("td", { class: "n", "data-label": "reward" }, number(r.reward)), h("td", { class: "n", "data-label": "advantage" }, signed(r.advantage)),
     h("td", { class: "n", "data-label": "tokens" }, r.tokens), h("td", { "data-label": "language" }, r.language || "–"),
     h("td", { class: "n", "data-label": "versions" }, versions));

@@ -57,9 +57,10 @@ export function legend(kind, data) {
 }
 
 // The tokens as one text, with a cursor for pointer and arrow keys, whose facts go to `readout`.
-export function tokens(data, kind, readout) {
+// `versions` decides the colours of versions.
+export function tokens(data, kind, readout, versions = data.versions) {
   const texts = data.tokens_text || data.token_ids.map((id) => `⟨${id}⟩`);
-  const order = new Map([...new Set(data.versions)].sort((a, b) => a - b).map((v, n) => [v, n]));
+  const order = new Map([...new Set(versions)].sort((a, b) => a - b).map((v, n) => [v, n]));
   const count = Math.min(texts.length, MOST_SPANS);
   const spans = Array.from({ length: count }, (_, i) => {
     const span = h("span", { class: "token" }, texts[i]);

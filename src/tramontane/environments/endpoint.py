@@ -1,0 +1,295 @@
+"""An endpoint: a model that outside harnesses talk to over HTTP.
+
+`/v1/chat/completions` and `/v1/models` are OpenAI's, `/inference/v1/generate` is vLLM's, token ids
+in and out. Every path begins with the key, `/KEY/v1/…`; a client that sends it as its API key may
+leave it out. Prompts are written and answers read as in training (`chat`, `calls`), and each answer
+has its tokens, their log-probs and versions: whoever trains on it tokenizes nothing again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+from uuid import uuid4
+
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException as AnyHTTPException
+
+from tramontane.config import Config
+from tramontane.data.prompts import PromptEncoder, Tool
+from tramontane.environments import wire
+from tramontane.environments.answers import ChatAnswer, Choice
+from tramontane.environments.calls import Message as Parsed
+from tramontane.environments.calls import Parser
+from tramontane.environments.chat import Chat, ChatFormat
+from tramontane.environments.mistral import MistralChat, load_mistral
+from tramontane.errors import InputError
+from tramontane.types import Completion, SampledTokens, SamplingParams
+from tramontane.types import Request as Unfinished
+
+Sampled = Unfinished | Completion
+
+
+class Sampler(Protocol):
+    """What an endpoint samples with.
+
+    Attributes:
+        max_len: longest prompt plus completion, in tokens.
+        vocab: number of tokens of the model.
+    """
+
+    max_len: int
+    vocab: int
+
+    def sample(
+        self, prompt_ids: list[int], n: int, seed: int, sampling: SamplingParams
+    ) -> AsyncGenerator[Sequence[Sampled], None]:
+        """The `n` completions so far, each time that there are new tokens, until all have ended.
+        Closed earlier, it drops them."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model as it is served.
+
+    Args:
+        name: in `/v1/models`.
+        config: of its prompts and calls.
+        encoder: makes its prompts.
+        defaults: for what a request does not say.
+        sampler: samples from it.
+    """
+
+    name: str
+    config: Config
+    encoder: PromptEncoder
+    defaults: SamplingParams
+    sampler: Sampler
+
+
+class Endpoint:
+    """Answers the requests to one model."""
+
+    def __init__(self, served: Served) -> None:
+        self._served, encoder, talk = served, served.encoder, served.config.conversation
+        self._format = ChatFormat(encoder, talk.history)
+        self._parser = Parser(encoder.tokenizer, talk.calls, encoder.tags)
+        self._mistral = load_mistral(encoder) if talk.tokens == "mistral" else None
+        # Prompts are written outside the event loop, in one thread: tokenizers are not reentrant.
+        self._writer = ThreadPoolExecutor(1, "prompts")
+        self._stops = [stop for stop in served.config.generator.stop if isinstance(stop, str)]
+
+    def models(self) -> dict[str, Any]:
+        """`/v1/models`."""
+        served = self._served
+        model = {"id": served.name, "object": "model", "created": 0, "owned_by": "tramontane"}
+        return {"object": "list", "data": [model | {"max_model_len": served.sampler.max_len}]}
+
+    async def chat(self, body: wire.ChatRequest, gone: Callable[[], Awaitable[bool]]) -> Response:
+        """`/v1/chat/completions`; `gone` is true once nobody waits for the answer."""
+        self._check_model(body.model)
+        loop = asyncio.get_running_loop()
+        prompt, prefix = await loop.run_in_executor(self._writer, self._write, body)
+        tags, stops = self._served.encoder.tags, [*self._stops, *body.stop]
+        read = partial(self._read, prompt=prompt, prefix=prefix, body=body)
+        held = max(len(text) for text in (*tags, *stops)) - 1
+        parses_parts = self._parser.form != "template"
+        answer = ChatAnswer(body, prompt, read, self._show, tags, held if parses_parts else None)
+        choices = self._sample(body, prompt)
+        if body.stream:
+            return StreamingResponse(answer.stream(choices), media_type="text/event-stream")
+        return JSONResponse(answer.whole(await _last(choices, gone)))
+
+    async def generate(
+        self, body: wire.TokenRequest, gone: Callable[[], Awaitable[bool]]
+    ) -> Response:
+        """`/inference/v1/generate`; its log-probs name tokens by their ids."""
+        if body.model is not None:
+            self._check_model(body.model)
+        answered: list[dict[str, Any]] = []
+        for choice in await _last(self._sample(body.sampling_params, body.token_ids), gone):
+            assert choice.tokens is not None
+            names = [f"token_id:{token}" for token in choice.tokens.token_ids]
+            found = {"index": len(answered), "finish_reason": choice.reason}
+            found["logprobs"] = wire.logprobs(choice.tokens, names)
+            answered.append({**found, **wire.truth(choice.tokens)})
+        request_id = body.request_id or uuid4().hex
+        return JSONResponse(
+            {"request_id": request_id, "choices": answered, "prompt_token_ids": body.token_ids}
+        )
+
+    def _check_model(self, name: str) -> None:
+        if name != self._served.name:
+            raise HTTPException(404, f"no model {name!r}; this endpoint has {self._served.name!r}")
+
+    def _write(self, body: wire.ChatRequest) -> tuple[list[int], str]:
+        """The prompt's tokens, and the start of the answer that they already hold.
+
+        Each message of the model is appended as in a conversation of a run, so that calls and the
+        answers of tools are written in the form that the template takes.
+        """
+        chat = self._new_chat(body.described)
+        return wire.write(chat, body.messages, self._served.encoder.tags), chat.prefix
+
+    def _new_chat(self, tools: Sequence[Tool]) -> Any:
+        if self._mistral is not None:
+            return MistralChat(self._mistral, self._served.encoder, tools)
+        return Chat(self._format, tools)
+
+    def _read(
+        self, tokens: SampledTokens, *, prompt: list[int], prefix: str, body: wire.ChatRequest
+    ) -> Parsed:
+        """Thoughts, content and calls of an answer; a call that does not parse stays in the
+        content."""
+        text = prefix + self._format.text_of(tokens.token_ids, prompt)
+        ends = [p for stop in (*self._stops, *body.stop) if (p := text.find(stop)) >= 0]
+        text = text[: min(ends, default=None)]
+        message, tags = self._parser.parse(text, body.described, prefix), self._served.encoder.tags
+        return wire.readable(message, tags)
+
+    def _show(self, tokens: SampledTokens) -> list[str]:
+        """A text for each token."""
+        decode = self._served.encoder.tokenizer.decode
+        return [str(decode([token])) for token in tokens.token_ids]
+
+    def _sample(
+        self, body: wire.SamplingRequest, prompt: list[int]
+    ) -> AsyncGenerator[list[Choice], None]:
+        """The choices so far, each time that there are new tokens, until all have ended."""
+        served, sampler = self._served, self._served.sampler
+        room = sampler.max_len - len(prompt)
+        asked = body.max_tokens or max(1, min(served.defaults.max_tokens, room))
+        if room < asked:
+            raise HTTPException(
+                400,
+                f"a prompt of {len(prompt):,} tokens and max_tokens {asked:,} exceed the "
+                f"{sampler.max_len:,} tokens that the server has room for; shorten either",
+            )
+        if not all(0 <= token < sampler.vocab for token in prompt):
+            raise HTTPException(400, f"tokens outside the model's vocabulary of {sampler.vocab:,}")
+        seed = random.getrandbits(31) if body.seed is None else body.seed
+        sampling = body.params(asked, served.defaults)
+        return self._choices(body, sampler.sample(prompt, body.n, seed, sampling))
+
+    async def _choices(
+        self, body: wire.SamplingRequest, reports: AsyncGenerator[Sequence[Sampled], None]
+    ) -> AsyncGenerator[list[Choice], None]:
+        choices = [Choice() for _ in range(body.n)]
+        async with aclosing(reports):
+            async for report in reports:
+                for choice, sampled in zip(choices, report, strict=True):
+                    if choice.reason is None:
+                        self._note(choice, sampled, body)
+                yield choices
+                if all(choice.reason is not None for choice in choices):
+                    return
+
+    def _note(self, choice: Choice, sampled: Sampled, body: wire.SamplingRequest) -> None:
+        """Take a choice's new tokens, up to the first that completes a stop."""
+        ids, reason = sampled.token_ids, sampled.finish_reason
+        # A token has at least one byte; a few more, since the first may hold part of a character.
+        tail = max((len(stop.encode()) for stop in body.stop), default=0) + 4
+        decode = self._served.encoder.tokenizer.decode
+        count = len(ids)
+        for end in range(choice.searched + 1, count + 1):
+            last = str(decode(ids[max(0, end - tail) : end].tolist())) if body.stop else ""
+            if ids[end - 1] in body.stop_token_ids or any(stop in last for stop in body.stop):
+                count, reason = end, "stop"
+                break
+        choice.searched, choice.reason = count, reason
+        choice.tokens = SampledPart(ids[:count], sampled.logprobs[:count], sampled.versions[:count])
+
+
+@dataclass
+class SampledPart(SampledTokens):
+    """The first tokens of a completion."""
+
+    token_ids: Any
+    logprobs: Any
+    versions: Any
+
+
+async def _last(
+    choices: AsyncGenerator[list[Choice], None], gone: Callable[[], Awaitable[bool]]
+) -> list[Choice]:
+    """The finished choices; they are dropped when nobody waits for them any more."""
+    found: list[Choice] = []
+    async with aclosing(choices):
+        async for report in choices:
+            found = report
+            if await gone():
+                raise HTTPException(499, "the client closed the connection")
+    return found
+
+
+def make_app(find: Callable[[str], Endpoint | None]) -> FastAPI:
+    """The application that serves endpoints by their keys; `find` returns that of a key."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+
+    def found(request: Request) -> Endpoint:
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if (endpoint := find(request.path_params.get("key", bearer))) is None:
+            raise HTTPException(401, "the address lacks the key: http://HOST:PORT/KEY/v1")
+        return endpoint
+
+    Chosen = Depends(found)
+    api = APIRouter()
+
+    @api.get("/v1/models")
+    def models(endpoint: Endpoint = Chosen) -> dict[str, Any]:
+        return endpoint.models()
+
+    @api.post("/v1/chat/completions")
+    async def chat(
+        request: Request, body: wire.ChatRequest, endpoint: Endpoint = Chosen
+    ) -> Response:
+        return await endpoint.chat(body, request.is_disconnected)
+
+    @api.post("/inference/v1/generate")
+    async def generate(
+        request: Request, body: wire.TokenRequest, endpoint: Endpoint = Chosen
+    ) -> Response:
+        return await endpoint.generate(body, request.is_disconnected)
+
+    @app.exception_handler(RequestValidationError)
+    def invalid(_: Request, error: RequestValidationError) -> Response:
+        return _error(400, "; ".join(_line(fault) for fault in error.errors()))
+
+    @app.exception_handler(InputError)  # of a chat template
+    def refused(_: Request, error: InputError) -> Response:
+        return _error(400, str(error))
+
+    @app.exception_handler(AnyHTTPException)
+    def failed(_: Request, error: AnyHTTPException) -> Response:
+        return _error(error.status_code, str(error.detail))
+
+    app.include_router(api)
+    app.include_router(api, prefix="/{key}")
+    return app
+
+
+def key_is(key: str, endpoint: Endpoint) -> Callable[[str], Endpoint | None]:
+    """A function that returns the endpoint for this key alone."""
+    return lambda given: endpoint if secrets.compare_digest(given.encode(), key.encode()) else None
+
+
+def _line(fault: Any) -> str:
+    place = ".".join(str(part) for part in fault["loc"] if part != "body")
+    detail = fault.get("ctx", {}).get("error", "")
+    message = f"{fault['msg']}: {detail}" if fault["type"] == "json_invalid" else fault["msg"]
+    return f"{place}: {message}" if place else message
+
+
+def _error(status: int, message: str) -> Response:
+    """An error in OpenAI's form."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return JSONResponse({"error": {"message": message, "type": kind, "code": status}}, status)

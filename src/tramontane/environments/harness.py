@@ -1,0 +1,218 @@
+"""Outside harnesses: programs that talk to the model over HTTP, and whose conversations are trained
+on.
+
+A harness is a class with `run(problem, base_url)`, sync or async, which talks to the model at
+`base_url` as to OpenAI's API and returns a reward or None. It may start a program of any kind that
+does the talking. Each conversation has an address of its own, served by the process of its
+environment. A request is answered by the next turn of its conversation, in whichever generator,
+with the run's own sampling. One that extends the chat so far continues the conversation to the
+token; any other begins a new sequence of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import HTTPException
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from tramontane import loopback
+from tramontane.config import Config
+from tramontane.data.prompts import Tool
+from tramontane.environments import wire
+from tramontane.environments.answers import ChatAnswer, Choice
+from tramontane.environments.calls import Message as Parsed
+from tramontane.environments.endpoint import SampledPart, make_app
+from tramontane.environments.loading import Reply
+from tramontane.environments.running import EnvironmentFailed, Runner
+from tramontane.types import Message, Problem, ThinkingTags, floats, ints
+from tramontane.verifier import functions
+
+MODEL = "tramontane"  # name of the model for harnesses
+
+
+@dataclass
+class _Asked:
+    """A request of a harness, and its answer once there is one."""
+
+    body: wire.ChatRequest
+    answer: asyncio.Future[Parsed]
+
+
+class Line:
+    """A conversation's end of the wire: an endpoint whose requests wait for turns."""
+
+    def __init__(self, tags: ThinkingTags) -> None:
+        self._tags = tags
+        self.requests: asyncio.Queue[_Asked] = asyncio.Queue()
+
+    def models(self) -> dict[str, Any]:
+        """`/v1/models`."""
+        return {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0}]}
+
+    async def chat(self, body: wire.ChatRequest, gone: Callable[[], Awaitable[bool]]) -> Response:
+        """`/v1/chat/completions`. The run records the tokens, so the answer has none."""
+        if body.n > 1 or body.stop or body.stop_token_ids:
+            raise HTTPException(400, "inside a run, `n` is 1 and `stop` is not supported")
+        asked = _Asked(body, asyncio.get_running_loop().create_future())
+        self.requests.put_nowait(asked)
+        try:
+            message = wire.readable(await asked.answer, self._tags)
+        except asyncio.CancelledError:
+            raise HTTPException(410, "the conversation has ended") from None
+        answer = ChatAnswer(body, [], lambda _: message, lambda _: [], self._tags, None)
+        choice = Choice(SampledPart(ints(), floats(), ints()), "stop")
+        if not body.stream:
+            return JSONResponse(answer.whole([choice]))
+
+        async def choices() -> AsyncGenerator[list[Choice], None]:
+            yield [choice]
+
+        return StreamingResponse(answer.stream(choices()), media_type="text/event-stream")
+
+    async def generate(
+        self, body: wire.TokenRequest, gone: Callable[[], Awaitable[bool]]
+    ) -> Response:
+        """`/inference/v1/generate`."""
+        raise HTTPException(400, "inside a run, ask /v1/chat/completions")
+
+
+class Switchboard:
+    """The server of a process of environments, with an address for each conversation; it starts
+    with the first."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, Line] = {}
+        self._base = ""
+        self._open = ExitStack()
+        self._serving: asyncio.Task[None] | None = None
+
+    def connect(self, line: Line) -> str:
+        """A `base_url` whose requests are this line's."""
+        if self._serving is None:
+            listening = self._open.enter_context(loopback.listening(0))
+            self._base = f"http://{loopback.HOST}:{listening.getsockname()[1]}"
+            server = loopback.server(make_app(self.lines.get), ends_by_signal=False)
+            self._serving = asyncio.create_task(server.serve(sockets=[listening]))
+        key = secrets.token_urlsafe(loopback.TOKEN_BYTES)
+        self.lines[key] = line
+        return f"{self._base}/{key}/v1"
+
+    def disconnect(self, line: Line) -> None:
+        """Forget a line."""
+        for key in [key for key, other in self.lines.items() if other is line]:
+            del self.lines[key]
+
+
+class HarnessHost:
+    """The harness of one conversation; see `loading.Host`.
+
+    Attributes:
+        asked: messages of its last request.
+        tools: those of its last request.
+        restarted: the request does not continue the chat of the one before.
+    """
+
+    def __init__(
+        self,
+        harness: Callable[..., Any],
+        runner: Runner,
+        switchboard: Switchboard,
+        tags: ThinkingTags,
+    ) -> None:
+        self._harness, self._runner, self._switchboard = harness, runner, switchboard
+        self._tags, self._line = tags, Line(tags)
+        self._open: _Asked | None = None
+        self._running: asyncio.Future[Any] | None = None
+        self.asked: list[wire.ChatMessage] = []
+        self.tools: list[Tool] = []
+        self.restarted = False
+
+    async def start(
+        self, problem: Problem, seed: int, config: Config | None = None
+    ) -> list[Message]:
+        """Start the harness, and wait for its first request.
+
+        Raises:
+            EnvironmentFailed: it raised an exception, or returned without a request.
+        """
+        run = (await self._runner.run(self._harness)).run
+        base_url = self._switchboard.connect(self._line)
+        self._running = asyncio.ensure_future(self._runner.run(run, problem, base_url))
+        if (body := await self._next()) is None:
+            raise EnvironmentFailed(f"{run.__qualname__} returned without a request to the model")
+        self.asked, self.tools = body.messages, body.described
+        return []
+
+    async def step(self, message: Parsed) -> Reply:
+        """Answer the harness, and wait for its next request or its reward.
+
+        Raises:
+            EnvironmentFailed: it raised an exception, or returned neither a number nor None.
+        """
+        assert self._open is not None
+        if not self._open.answer.done():
+            self._open.answer.set_result(message)
+        if (body := await self._next()) is None:
+            assert self._running is not None
+            value = self._running.result()
+            reward = functions.number(value, bools=True)
+            if value is not None and reward is None:
+                raise EnvironmentFailed(f"run returned {value!r:.80}, not a finite number or None")
+            return Reply([], reward, done=True)
+        known, tools = self.asked, self.tools
+        self.asked, self.tools = body.messages, body.described
+        count, said = len(known), body.messages[len(known) : len(known) + 1]
+        self.restarted = not (
+            body.messages[:count] == known
+            and tools == self.tools
+            and said
+            and _repeats(said[0], wire.readable(message, self._tags))
+        )
+        if self.restarted:
+            return Reply([])
+        put = wire.answers(said[0], body.messages[count + 1 :])
+        return Reply([Message(role=m["role"], content=m["content"]) for m in put])
+
+    async def _next(self) -> wire.ChatRequest | None:
+        """The harness's next request; None if it has returned."""
+        assert self._running is not None
+        waiting = asyncio.ensure_future(self._line.requests.get())
+        try:
+            await asyncio.wait({waiting, self._running}, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                self._running.result()  # raises what it raised
+                return None
+            self._open = waiting.result()
+            return self._open.body
+        finally:
+            waiting.cancel()
+
+    async def final_reward(self) -> float | None:
+        """None: a conversation that ends otherwise has no reward."""
+        return None
+
+    async def close(self) -> None:
+        """End the conversation: requests of the harness are refused from now on."""
+        self._switchboard.disconnect(self._line)
+        if self._running is not None:
+            self._running.cancel()
+        if self._open is not None:
+            self._open.answer.cancel()
+        while not self._line.requests.empty():
+            self._line.requests.get_nowait().answer.cancel()
+
+
+def _repeats(said: wire.ChatMessage, message: Parsed) -> bool:
+    """True if a message in a chat is the one that was answered."""
+    calls = [(call.function.name, call.function.arguments) for call in said.tool_calls or ()]
+    return (
+        said.role == "assistant"
+        and said.content.strip() == message.content.strip()
+        and calls == [(call.name, call.arguments) for call in message.calls]
+    )

@@ -1,0 +1,267 @@
+"""Requests and answers of the endpoint, as OpenAI's chat completions and vLLM's token route have
+them.
+
+A key that would change the answer and is not supported is refused, never ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from tramontane.data.prompts import Tool
+from tramontane.environments.calls import Message as Parsed
+from tramontane.environments.chat import Chatted
+from tramontane.types import SampledTokens, SamplingParams, ThinkingTags, ToolCall
+
+MAX_N = 128  # completions of one request
+Ignored = Annotated[Any, Field(exclude=True)]  # it changes nothing in the answer
+
+
+class Function(BaseModel):
+    """The function of a call, with its arguments as JSON."""
+
+    name: str
+    arguments: dict[str, Any]
+
+    @field_validator("arguments", mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        return (json.loads(value) if value.strip() else {}) if isinstance(value, str) else value
+
+
+class Call(BaseModel):
+    """A call in a message of the assistant."""
+
+    id: str = ""
+    function: Function
+
+
+class ChatMessage(BaseModel):
+    """A message of a chat. Keys of other uses, such as `refusal`, may be there."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str = ""
+    reasoning_content: str | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _text(cls, value: Any) -> Any:
+        """The text of a content in parts."""
+        if value is None:
+            return ""
+        if not isinstance(value, list):
+            return value
+        for part in value:
+            if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+                raise ValueError("only texts are read: give parts {type: text, text: …}")
+        return "".join(part["text"] for part in value)
+
+    def plain(self) -> Chatted:
+        """The message as chat templates read it."""
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": self.content}
+
+    def parsed(self, tags: ThinkingTags) -> Parsed:
+        """A message of the assistant as it was read when the model wrote it."""
+        calls = [ToolCall(c.function.name, c.function.arguments, "") for c in self.tool_calls or ()]
+        thoughts = self.reasoning_content or ""
+        text = f"{tags.around(thoughts)}\n\n" if thoughts else ""
+        # The form in which `TOOLS_PROMPT` asks for calls, for templates that do not write them.
+        written = (
+            f"<tool_call>{json.dumps({'name': c.name, 'arguments': c.arguments})}</tool_call>"
+            for c in calls
+        )
+        text += "\n".join(filter(None, (self.content, *written)))
+        return Parsed(text, thoughts, self.content, calls)
+
+
+class SamplingRequest(BaseModel):
+    """What both routes read. Values that are not given are the server's."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    n: int = Field(1, ge=1, le=MAX_N)
+    temperature: float | None = Field(None, ge=0, le=10)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, lt=2**31)
+    max_tokens: int | None = Field(None, ge=1)
+    seed: int | None = None
+    stop: list[Annotated[str, Field(min_length=1)]] = []
+    stop_token_ids: list[int] = []
+    frequency_penalty: Literal[0] | None = None
+    presence_penalty: Literal[0] | None = None
+    repetition_penalty: Literal[1] | None = None
+    min_p: Literal[0] | None = None
+    min_tokens: Literal[0] | None = None
+    skip_special_tokens: Ignored = None
+    spaces_between_special_tokens: Ignored = None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value or []
+
+    @field_validator("stop_token_ids", mode="before")
+    @classmethod
+    def _given(cls, value: Any) -> Any:
+        return value or []
+
+    def params(self, max_tokens: int, defaults: SamplingParams) -> SamplingParams:
+        """Sampling parameters, with the server's `defaults` for those that are not given."""
+        return SamplingParams(
+            max_tokens,
+            defaults.temperature if self.temperature is None else self.temperature,
+            self.top_p or defaults.top_p,
+            defaults.top_k if self.top_k is None else max(0, self.top_k),
+        )
+
+
+class StreamOptions(BaseModel):
+    """Options of a streamed answer."""
+
+    include_usage: bool = False
+    include_obfuscation: Ignored = None
+
+
+class ChatRequest(SamplingRequest):
+    """The body of `/v1/chat/completions`."""
+
+    model: str
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = False
+    top_logprobs: Literal[0] | None = None
+    response_format: dict[Literal["type"], Literal["text"]] | None = None
+    return_token_ids: Ignored = None
+    parallel_tool_calls: Literal[True] | None = None
+    metadata: Ignored = None
+    service_tier: Ignored = None
+    store: Ignored = None
+    user: Ignored = None
+
+    @model_validator(mode="after")
+    def _check(self) -> ChatRequest:
+        roles = [message.role for message in self.messages]
+        if roles[0] in ("assistant", "tool") or roles[-1] == "assistant":
+            raise ValueError(
+                "messages: a chat begins with the system's or the user's message, and ends with "
+                "the user's or a tool's"
+            )
+        if any(pair == ("assistant", "assistant") for pair in pairwise(roles)):
+            raise ValueError("messages: two of the assistant in a row")
+        for tool in self.tools or ():
+            if not isinstance(tool.get("function"), dict) or "name" not in tool["function"]:
+                raise ValueError("tools: each is {type: function, function: {name, parameters}}")
+        self.max_tokens = self.max_completion_tokens or self.max_tokens
+        return self
+
+    @property
+    def described(self) -> list[Tool]:
+        """The tools that the prompt describes."""
+        return [] if self.tool_choice == "none" else list(self.tools or ())
+
+
+class TokenSampling(SamplingRequest):
+    """`sampling_params` of the token route; log-probs are those of the sampled tokens alone."""
+
+    logprobs: Literal[0, 1] | None = None
+
+
+class TokenRequest(BaseModel):
+    """The body of `/inference/v1/generate`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    token_ids: list[int] = Field(min_length=1)
+    sampling_params: TokenSampling = Field(default_factory=TokenSampling)
+    model: str | None = None
+    request_id: str | None = None
+    stream: Literal[False] | None = None
+    cache_salt: Ignored = None
+    priority: Ignored = None
+
+
+def readable(message: Parsed, tags: ThinkingTags) -> Parsed:
+    """A message of the model as it is answered.
+
+    Only the first thoughts are set apart, and a call that does not parse stays in the content, so
+    that what is read of a part of a message is the start of what is read of the whole.
+    """
+    thoughts, content, calls = message.thoughts, message.content, message.calls
+    if tags.opening in message.text or tags.closing in message.text:
+        thoughts, content = _first_thoughts(message.text, tags)
+    read = [call for call in calls if call.name]
+    if read and len(read) == len(calls):
+        content = message.content
+    elif calls and not thoughts:
+        content = message.text
+    return message._replace(thoughts=thoughts, content=content.strip(), calls=read)
+
+
+def _first_thoughts(text: str, tags: ThinkingTags) -> tuple[str, str]:
+    """(first thoughts, the rest); no thoughts if the first tag is a closing one."""
+    before, opened, rest = text.partition(tags.opening)
+    if not opened or tags.closing in before:
+        return "", text
+    thoughts, _, answer = rest.partition(tags.closing)
+    return thoughts, before + answer
+
+
+def write(chat: Any, messages: Sequence[ChatMessage], tags: ThinkingTags) -> list[int]:
+    """The tokens of a whole chat.
+
+    Args:
+        chat: a new `Chat` or `MistralChat`.
+        messages: begin with the user's or the system's, and do not end with the assistant's.
+        tags: thinking tags.
+    """
+    places = [i for i, message in enumerate(messages) if message.role == "assistant"]
+    first, *ends = [*places, len(messages)]
+    prompt: list[int] = chat.start([message.plain() for message in messages[:first]])
+    for place, end in zip(places, ends, strict=True):
+        put = answers(messages[place], messages[place + 1 : end])
+        prompt = chat.follow(messages[place].parsed(tags), put).whole()
+    return prompt
+
+
+def answers(said: ChatMessage, new: Sequence[ChatMessage]) -> list[Chatted]:
+    """Messages behind one of the assistant, those of tools in the order of its calls."""
+    order = {call.id: number for number, call in enumerate(said.tool_calls or ())}
+    ordered = sorted(new, key=lambda message: order.get(message.tool_call_id or "", len(order)))
+    return [message.plain() for message in ordered]
+
+
+def logprobs(tokens: SampledTokens, shown: Sequence[str]) -> dict[str, Any]:
+    """Log-probs of sampled tokens in OpenAI's form, with a text for each token."""
+    return {
+        "content": [
+            {
+                "token": text,
+                "bytes": list(text.encode()),
+                "logprob": logprob,
+                "top_logprobs": [],
+            }
+            for text, logprob in zip(shown, tokens.logprobs, strict=True)
+        ]
+    }
+
+
+def truth(tokens: SampledTokens) -> dict[str, Any]:
+    """What a trainer needs of a choice: token ids, their log-probs, and the versions of the weights
+    that sampled them."""
+    return {
+        "token_ids": tokens.token_ids.tolist(),
+        "token_logprobs": tokens.logprobs.tolist(),
+        "versions": tokens.versions.tolist(),
+    }

@@ -1,0 +1,74 @@
+"""Conversations in evaluations: the columns of their rows, their figures, and their text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tramontane.types import INSERTED, Completion
+
+Row = dict[str, Any]  # of an evaluation
+
+
+def conversation_row(completion: Completion) -> Row:
+    """The columns of a conversation: `ending`, `ending_reason`, `inserted_tokens` (of `tokens`) and
+    `turns`, each as in `TurnRecord`; empty for a completion without an environment."""
+    if completion.ending is None:
+        return {}
+    return {
+        "ending": completion.ending,
+        "ending_reason": completion.ending_reason,
+        "inserted_tokens": sum(s.versions.count(INSERTED) for s in completion.sequences),
+        "turns": [asdict(turn) for turn in completion.turns],
+    }
+
+
+@dataclass(frozen=True)
+class ConversationFigures:
+    """Figures of conversations.
+
+    Args:
+        mean_turns: turns of the model.
+        mean_calls: calls of tools.
+        mean_inserted_tokens: tokens that environments and tools put in.
+        parsed_rate: share of calls that could be parsed; 1 without calls.
+        failed_rate: share of calls that were answered with an error; 0 without calls.
+        endings: share of each ending that occurred.
+    """
+
+    mean_turns: float
+    mean_calls: float
+    mean_inserted_tokens: float
+    parsed_rate: float
+    failed_rate: float
+    endings: dict[str, float]
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> ConversationFigures | None:
+        """The figures of an evaluation's rows; None if none is a conversation."""
+        rows = [row for row in rows if "turns" in row]
+        if not rows:
+            return None
+        n = len(rows)
+        calls = [call for row in rows for turn in row["turns"] for call in turn["calls"]]
+        made = max(1, len(calls))
+        return cls(
+            sum(len(row["turns"]) for row in rows) / n,
+            len(calls) / n,
+            sum(row["inserted_tokens"] for row in rows) / n,
+            1 - sum(not call["name"] for call in calls) / made,
+            sum(call["error"] for call in calls) / made,
+            {ending: k / n for ending, k in Counter(row["ending"] for row in rows).most_common()},
+        )
+
+
+def transcript(completion: Completion) -> str:
+    """All messages of a conversation behind its prompt, each below its role, and its ending."""
+    blocks = []
+    for turn in completion.turns:
+        blocks.append(f"[assistant]\n{turn.text}")
+        blocks += [f"[{message['role']}]\n{message['content']}" for message in turn.messages]
+    reason = f": {completion.ending_reason}" if completion.ending_reason else ""
+    return "\n".join([*blocks, f"[{completion.ending}{reason}]"])

@@ -1,0 +1,69 @@
+"""Pages and endpoints served over HTTP, by default on this machine's loopback address."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from tramontane.errors import InputError, install
+
+if TYPE_CHECKING:
+    import uvicorn
+    from fastapi import FastAPI
+
+NEEDS = ("fastapi", "uvicorn")
+HOST = "127.0.0.1"
+TOKEN_BYTES = 32  # of the secret in an address
+SHUTDOWN_SECONDS = 3  # for answers under way when a server ends
+
+
+def check_installed(what: str) -> None:
+    """Check that the extra `view` is installed, which `what` needs.
+
+    Raises:
+        InputError: it is not.
+    """
+    if missing := [name for name in NEEDS if find_spec(name) is None]:
+        raise InputError(f"{what} needs {' and '.join(missing)}; install: {install('view')}")
+
+
+@contextmanager
+def listening(port: int, host: str = HOST) -> Iterator[socket.socket]:
+    """A socket on which requests wait for a server; port 0 is any free one.
+
+    Raises:
+        InputError: the port is taken, or the host is not this machine's.
+    """
+    with socket.socket() as found:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind((host, port))
+        except OSError as error:
+            place = f"port {port}" if host == HOST else f"{host}:{port}"
+            raise InputError(f"{place}: {error.strerror}; choose another with --port") from None
+        found.listen()
+        yield found
+
+
+def server(app: FastAPI, *, ends_by_signal: bool = True) -> uvicorn.Server:
+    """A server of an application; it ends with Ctrl-C if `ends_by_signal`."""
+    import uvicorn
+
+    class Deaf(uvicorn.Server):
+        """Leaves signals to the process that it is part of."""
+
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+    )
+    return (uvicorn.Server if ends_by_signal else Deaf)(config)

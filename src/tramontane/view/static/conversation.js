@@ -1,0 +1,24 @@
+// A conversation: what the model wrote in each turn, its calls, and what it was answered.
+
+import { h, clock, number } from "./dom.js";
+import { tokens } from "./shading.js";
+
+export function conversation(data, kind, readout) {
+  return h("div", { class: "turns" }, data.turns.map((turn, n) => [
+    h("article", { class: "message model" },
+      h("header", {}, h("b", {}, "model"), h("span", {}, `turn ${n + 1}`),
+        turn.sequence && turn.sequence !== data.turns[n - 1].sequence ? h("span", {}, "of a new sequence: the template rewrote the turns before") : null,
+        turn.reward === null ? null : h("span", {}, `reward ${number(turn.reward)}`),
+        h("span", {}, `answered after ${clock(turn.seconds)}`)),
+      tokens({ ...data, ...turn }, kind, readout, data.versions)),
+    turn.calls.map(call),
+    turn.messages.filter((message) => message.role !== "tool").map((message) =>
+      h("article", { class: "message answer" }, h("header", {}, h("b", {}, message.role)), h("pre", {}, message.content))),
+  ]));
+}
+
+function call({ name, arguments: given, answer, error, seconds }) {
+  return h("article", { class: error ? "message answer failed" : "message answer" },
+    h("header", {}, h("b", {}, name || "a call that cannot be read"), error ? h("span", {}, "error") : null, h("span", {}, clock(seconds))),
+    name ? h("pre", {}, given) : null, h("pre", {}, answer));
+}

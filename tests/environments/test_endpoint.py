@@ -1,0 +1,245 @@
+"""The endpoint's answers, for completions that are given: what was sampled is what is read."""
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane[view]'")
+
+from fastapi.testclient import TestClient
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tramontane.config import Config
+from tramontane.data.prompts import PromptEncoder
+from tramontane.environments.endpoint import Endpoint, Served, key_is, make_app
+from tramontane.models.loading import load_tokenizer
+from tramontane.types import Completion, Request, SamplingParams
+
+KEY = "a-key"
+MAX_LEN = 400
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two numbers.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    },
+}
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+
+
+class Recorded:
+    """Samples the same text for every request, `pace` tokens at a time."""
+
+    max_len = MAX_LEN
+    vocab = 2048
+
+    def __init__(self) -> None:
+        self.tokenizer = load_tokenizer("tiny")
+        self.text, self.pace = "", 1
+        self.prompts: list[list[int]] = []
+        self.asked: list[SamplingParams] = []
+        self.reports = self.dropped = 0
+
+    async def sample(
+        self, prompt_ids: list[int], n: int, seed: int, sampling: SamplingParams
+    ) -> AsyncGenerator[list[Request | Completion], None]:
+        self.prompts.append(prompt_ids)
+        self.asked.append(sampling)
+        ids = self.tokenizer(self.text, add_special_tokens=False)["input_ids"]
+        ids = [*ids, self.tokenizer.eos_token_id][: sampling.max_tokens]
+        try:
+            for end in range(1, len(ids), self.pace):
+                self.reports += 1
+                yield [
+                    Request(-1, i, prompt_ids, seed, sampling, ids[:end], [-0.5] * end, [3] * end)
+                    for i in range(n)
+                ]
+            reason = "stop" if ids[-1] == self.tokenizer.eos_token_id else "length"
+            size = len(ids)
+            yield [
+                Completion(-1, i, prompt_ids, ids, [-0.5] * size, [3] * size, reason)
+                for i in range(n)
+            ]
+        finally:
+            self.dropped += 1
+
+
+@pytest.fixture(scope="module")
+def sampler() -> Recorded:
+    return Recorded()
+
+
+@pytest.fixture(scope="module")
+def client(sampler: Recorded) -> TestClient:
+    encoder = PromptEncoder(sampler.tokenizer)
+    served = Served("tiny", Config(), encoder, SamplingParams(300, 0.7), sampler)
+    return TestClient(make_app(key_is(KEY, Endpoint(served))), raise_server_exceptions=False)
+
+
+def ask(client: TestClient, content: Any = "1 + 1?", **keys: Any) -> Any:
+    messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
+    body = {"model": "tiny", "messages": messages, **keys}
+    return client.post(f"/{KEY}/v1/chat/completions", json=body)
+
+
+def joined(answer: Any) -> tuple[str, str, list[Any], dict[str, Any]]:
+    """(thoughts, content, calls, last chunk's choice) of a stream."""
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    choices = [json.loads(line)["choices"][0] for line in lines[:-1]]
+    deltas = [choice["delta"] for choice in choices]
+    texts = [
+        "".join(delta.get(key, "") for delta in deltas) for key in ("reasoning_content", "content")
+    ]
+    return *texts, [c for d in deltas for c in d.get("tool_calls", ())], choices[-1]  # type: ignore[return-value]
+
+
+def test_an_answer_has_its_tokens(client: TestClient, sampler: Recorded) -> None:
+    sampler.text, sampler.pace = "<think>one and one</think>\nIt is 2.", 3
+    answer = ask(client, logprobs=True).json()
+    choice, ids = answer["choices"][0], answer["choices"][0]["token_ids"]
+    assert choice["message"]["reasoning_content"] == "one and one"
+    assert choice["message"]["content"] == "It is 2." and choice["finish_reason"] == "stop"
+    assert sampler.tokenizer.decode(ids[:-1]) == sampler.text
+    assert choice["token_logprobs"] == [-0.5] * len(ids) and choice["versions"] == [3] * len(ids)
+    assert len(choice["logprobs"]["content"]) == len(ids)
+    assert answer["prompt_token_ids"] == sampler.prompts[-1]
+    assert answer["usage"]["completion_tokens"] == len(ids)
+
+
+def test_the_prompt_is_that_of_training(client: TestClient, sampler: Recorded) -> None:
+    sampler.text = "2"
+    ask(client, "What is 3 + 4?")
+    assert sampler.prompts[-1] == PromptEncoder(sampler.tokenizer).encode("What is 3 + 4?")
+
+
+def test_calls_are_read_and_written_back(client: TestClient, sampler: Recorded) -> None:
+    sampler.text, sampler.pace = f"<think>add</think>\n{CALL}{CALL}", 4
+    first = ask(client, tools=[TOOL]).json()
+    message, ids = first["choices"][0]["message"], first["choices"][0]["token_ids"]
+    assert first["choices"][0]["finish_reason"] == "tool_calls" and message["content"] is None
+    calls = message["tool_calls"]
+    assert [json.loads(call["function"]["arguments"]) for call in calls] == [{"a": 1}] * 2
+    assert calls[0]["id"] != calls[1]["id"]
+    # The harness answers in any order.
+    answers = [
+        {"role": "tool", "content": f"result {n}", "tool_call_id": calls[n]["id"]} for n in (1, 0)
+    ]
+    ask(client, [{"role": "user", "content": "1 + 1?"}, message, *answers], tools=[TOOL])
+    shown = sampler.tokenizer.decode(sampler.prompts[-1])
+    assert shown.index("result 0") < shown.index("result 1")
+    assert shown.count('"name": "add", "arguments"') == 2 and "<think>add</think>" in shown
+    assert first["prompt_token_ids"] == sampler.prompts[-1][: len(first["prompt_token_ids"])]
+    assert ids != []
+
+
+def test_without_tools_nothing_is_a_call(client: TestClient, sampler: Recorded) -> None:
+    sampler.text = CALL
+    for keys in ({}, {"tools": [TOOL], "tool_choice": "none"}):
+        message = ask(client, **keys).json()["choices"][0]["message"]
+        assert message["content"] == CALL and "tool_calls" not in message
+        assert "add" not in sampler.tokenizer.decode(sampler.prompts[-1])
+
+
+def test_a_broken_call_stays_in_the_content(client: TestClient, sampler: Recorded) -> None:
+    sampler.text = "<tool_call>{broken</tool_call>"
+    choice = ask(client, tools=[TOOL]).json()["choices"][0]
+    assert choice["message"]["content"] == sampler.text and choice["finish_reason"] == "stop"
+
+
+pieces = st.sampled_from(
+    ["<think>", "</think>", "a b", " 12", "\n", "é😀", "<thi", CALL, "<tool_call>{", "STOP", "  "]
+)
+
+
+@given(st.lists(pieces, min_size=1, max_size=8), st.integers(1, 5), st.booleans(), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_a_stream_adds_up_to_the_whole_answer(
+    client: TestClient, sampler: Recorded, parts: list[str], pace: int, tools: bool, stops: bool
+) -> None:
+    sampler.text, sampler.pace = "".join(parts), pace
+    keys: dict[str, Any] = {"tools": [TOOL]} if tools else {}
+    keys |= {"stop": ["STOP"]} if stops else {}
+    whole = ask(client, **keys).json()["choices"][0]
+    thoughts, content, calls, last = joined(ask(client, stream=True, **keys))
+    message = whole["message"]
+    assert thoughts == (message["reasoning_content"] or "")
+    assert content == (message["content"] or "")
+    assert [c["function"] for c in calls] == [c["function"] for c in message.get("tool_calls", ())]
+    assert last["token_ids"] == whole["token_ids"]
+    assert last["finish_reason"] == whole["finish_reason"]
+
+
+@pytest.mark.parametrize("pace", [1, 7])
+def test_a_stop_ends_the_answer_and_drops_the_rest(
+    client: TestClient, sampler: Recorded, pace: int
+) -> None:
+    sampler.text, sampler.pace, sampler.reports = "one two three " + "four " * 40, pace, 0
+    choice = ask(client, stop="three").json()["choices"][0]
+    assert choice["message"]["content"] == "one two" and choice["finish_reason"] == "stop"
+    text = sampler.tokenizer.decode(choice["token_ids"])
+    assert text.rstrip().endswith("three") and sampler.reports < 20
+    token = choice["token_ids"][1]
+    asked = {"token_ids": [5, 6], "sampling_params": {"stop_token_ids": [token]}}
+    found = client.post(f"/{KEY}/inference/v1/generate", json=asked).json()["choices"][0]
+    assert found["token_ids"] == choice["token_ids"][:2] and found["finish_reason"] == "stop"
+
+
+def test_tokens_go_in_and_out(client: TestClient, sampler: Recorded) -> None:
+    sampler.text, sampler.pace = "2", 1
+    body = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 1, "n": 2, "logprobs": 1}}
+    answer = client.post(f"/{KEY}/inference/v1/generate", json=body).json()
+    assert sampler.prompts[-1] == [5, 6] and len(answer["choices"]) == 2
+    choice = answer["choices"][0]
+    assert choice["finish_reason"] == "length" and choice["versions"] == [3]
+    shown = choice["logprobs"]["content"][0]
+    assert shown["token"] == f"token_id:{choice['token_ids'][0]}" and shown["logprob"] == -0.5
+
+
+def test_sampling_is_the_requests_else_the_servers(client: TestClient, sampler: Recorded) -> None:
+    sampler.text = "2"
+    ask(client)
+    assert sampler.asked[-1] == SamplingParams(300, 0.7)
+    ask(client, temperature=0, top_p=0.5, top_k=-1, max_completion_tokens=5)
+    assert sampler.asked[-1] == SamplingParams(5, 0.0, 0.5, 0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "status", "said"),
+    [
+        ({"messages": []}, 400, "messages"),
+        ({"messages": [{"role": "assistant", "content": "2"}]}, 400, "begins with"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "only texts"),
+        ({"temperature": -1}, 400, "temperature"),
+        ({"n": 0}, 400, "n: "),
+        ({"logit_bias": {}}, 400, "logit_bias"),
+        ({"tool_choice": "required"}, 400, "tool_choice"),
+        ({"max_tokens": MAX_LEN}, 400, "exceed the 400 tokens"),
+        ({"model": "gpt-4"}, 404, "'tiny'"),
+        ({"stop": [""]}, 400, "stop"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(
+    client: TestClient, keys: dict[str, Any], status: int, said: str
+) -> None:
+    answer = ask(client, **keys)
+    assert answer.status_code == status and said in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '"text"', "", '{"model": "tiny"}'])
+def test_malformed_bodies_are_refused(client: TestClient, content: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = client.post(f"/{KEY}/v1/chat/completions", content=content, headers=headers)
+    assert answer.status_code == 400 and answer.json()["error"]["message"]
+
+
+def test_the_key_is_in_the_address_or_the_header(client: TestClient) -> None:
+    assert client.get(f"/{KEY}/v1/models").json()["data"][0]["max_model_len"] == MAX_LEN
+    good = {"Authorization": f"Bearer {KEY}"}
+    assert client.get("/v1/models", headers=good).status_code == 200
+    for path, headers in (("/v1/models", {}), ("/other/v1/models", good)):
+        assert client.get(path, headers=headers).status_code == 401

@@ -1,0 +1,61 @@
+"""Harnesses whose requests are turns of a conversation."""
+
+import pytest
+
+pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane[view]'")
+
+from tests.environments.templates import tokenizer_of
+from tests.environments.test_worker import call, talk
+from tramontane.config import Config
+from tramontane.data.prompts import PromptEncoder
+from tramontane.environments.worker import EnvironmentWorker
+from tramontane.errors import InputError
+
+SAID = f"<think>add</think>\n{call('add', a=1)}{call('add', a=2)}"
+
+
+def worker_of(name, shape="qwen2.5", **conversation):
+    environment = f"tests.environments.harnesses:{name}"
+    config = Config(model="tiny", data={"environment": environment}, conversation=conversation)
+    return EnvironmentWorker(config, PromptEncoder(tokenizer_of(shape)))
+
+
+@pytest.mark.parametrize("shape", ["qwen2.5", "smollm2"])
+def test_requests_continue_one_sequence_to_the_token(shape):
+    answered, spoken = talk(worker_of("Adder", shape), SAID, "It is 5.")
+    assert answered.ending == "completed" and answered.turn.reward == 1.0
+    assert not spoken.earlier and len(spoken.turns) == 2
+    assert [m["content"] for m in spoken.turns[0].messages] == ["five 0", "five 1"]
+    assert [c.name for c in spoken.turns[0].calls] == ["add", "add"]
+    assert spoken.text.index("five 0") < spoken.text.index("five 1")
+    assert talk(worker_of("Adder", shape), "It is 6.")[0].turn.reward == 0.0
+
+
+def test_another_chat_is_a_new_sequence():
+    answered, spoken = talk(worker_of("Forgetful"), "A draft.", "Better.")
+    assert answered.ending == "completed" and answered.turn.reward is None
+    assert len(spoken.earlier) == 1 and "Improve: A draft." in spoken.text
+    assert "Draft." not in spoken.text
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "reason"),
+    [("Broken", ["hm"], "the disk is full"), ("Silent", [], "without a request")],
+)
+def test_a_harness_that_fails_is_named(name, said, reason):
+    answered, _ = talk(worker_of(name), *said)
+    assert answered.ending == "environment_failed" and reason in answered.reason
+
+
+def test_a_conversation_that_ends_refuses_its_harness():
+    worker = worker_of("Adder", turns=1)
+    answered, _ = talk(worker, SAID)
+    assert answered.ending == "max_turns" and not worker._switchboard.lines
+
+
+def test_harnesses_are_checked_at_the_start():
+    worker_of("Adder").check()
+    data = {"environment": "tests.environments.harnesses:Adder", "tools": ["calculator"]}
+    config = Config(model="tiny", data=data)
+    with pytest.raises(InputError, match="tools of its own"):
+        EnvironmentWorker(config, PromptEncoder(tokenizer_of("qwen2.5"))).check()

@@ -1,0 +1,80 @@
+"""`tramontane serve` as a process, with the tiny base."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+import tramontane
+
+pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane[view]'")
+
+SECONDS = 120.0  # limit of a start, and of an answer
+PROMPT = "What is 3 + 4?"
+COMMAND = ["serve", "tiny", "--device", "cpu", "--slots", "8", "--max-tokens", "24"]
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    command = [sys.executable, "-m", "tramontane", *COMMAND]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SECONDS) == 130
+
+
+def ask(address: str, **keys: Any) -> Any:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": PROMPT}], **keys}
+    answer = httpx.post(f"{address}/chat/completions", json=body, timeout=SECONDS)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_greedy_answers_are_those_of_generate(address: str) -> None:
+    choice = ask(address, temperature=0, max_tokens=30)["choices"][0]
+    message = choice["message"]
+    (expected,) = tramontane.generate("tiny", PROMPT, temperature=0.0, max_tokens=30, device="cpu")
+    thoughts, _, content = expected.removeprefix("<think>").partition("</think>")
+    assert (message["reasoning_content"], message["content"]) == (thoughts, content.strip())
+    assert choice["versions"] == [0] * len(choice["token_ids"])
+    assert all(logprob <= 0 for logprob in choice["token_logprobs"])
+
+
+def test_both_routes_sample_the_same_tokens(address: str) -> None:
+    chat = ask(address, temperature=1.0, seed=5, n=3)
+    root = address.removesuffix("/v1")
+    body = {
+        "token_ids": chat["prompt_token_ids"],
+        "sampling_params": {"temperature": 1.0, "seed": 5, "n": 3},
+    }
+    tokens = httpx.post(f"{root}/inference/v1/generate", json=body, timeout=SECONDS).json()
+    found = [choice["token_ids"] for choice in chat["choices"]]
+    assert found == [choice["token_ids"] for choice in tokens["choices"]]
+    assert len({*map(tuple, found)}) == 3
+
+
+def test_more_requests_than_slots_are_answered_together(address: str) -> None:
+    with ThreadPoolExecutor(32) as clients:
+        answers = list(clients.map(lambda seed: ask(address, seed=seed), range(32)))
+    assert len({tuple(a["choices"][0]["token_ids"]) for a in answers}) > 16
+    assert len({a["id"] for a in answers}) == 32
+
+
+def test_the_client_of_openai(address: str) -> None:
+    openai = pytest.importorskip("openai", reason="openai is not installed")
+    client = openai.OpenAI(base_url=address, api_key="none", timeout=SECONDS)
+    model = client.models.list().data[0].id
+    asked = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "temperature": 0}
+    whole = client.chat.completions.create(**asked)
+    pieces = list(client.chat.completions.create(**asked, stream=True))
+    text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
+    assert text == whole.choices[0].message.content
+    assert whole.choices[0].token_ids == pieces[-1].choices[0].token_ids
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{address.rsplit('/', 2)[0]}/other/v1", api_key="x").models.list()
