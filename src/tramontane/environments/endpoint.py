@@ -76,6 +76,20 @@ class Served:
     sampler: Sampler
 
 
+class Answering(Protocol):
+    """What answers the requests of one key; see `Endpoint`."""
+
+    def models(self) -> dict[str, Any]: ...
+
+    async def chat(
+        self, body: wire.ChatRequest, gone: Callable[[], Awaitable[bool]]
+    ) -> Response: ...
+
+    async def generate(
+        self, body: wire.TokenRequest, gone: Callable[[], Awaitable[bool]]
+    ) -> Response: ...
+
+
 class Endpoint:
     """Answers the requests to one model."""
 
@@ -119,7 +133,7 @@ class Endpoint:
         for choice in await _last(self._sample(body.sampling_params, body.token_ids), gone):
             assert choice.tokens is not None
             names = [f"token_id:{token}" for token in choice.tokens.token_ids]
-            found = {"index": len(answered), "finish_reason": choice.reason}
+            found: dict[str, Any] = {"index": len(answered), "finish_reason": choice.reason}
             found["logprobs"] = wire.logprobs(choice.tokens, names)
             answered.append({**found, **wire.truth(choice.tokens)})
         request_id = body.request_id or uuid4().hex
@@ -231,11 +245,11 @@ async def _last(
     return found
 
 
-def make_app(find: Callable[[str], Endpoint | None]) -> FastAPI:
+def make_app(find: Callable[[str], Answering | None]) -> FastAPI:
     """The application that serves endpoints by their keys; `find` returns that of a key."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
-    def found(request: Request) -> Endpoint:
+    def found(request: Request) -> Answering:
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         if (endpoint := find(request.path_params.get("key", bearer))) is None:
             raise HTTPException(401, "the address lacks the key: http://HOST:PORT/KEY/v1")
@@ -245,18 +259,16 @@ def make_app(find: Callable[[str], Endpoint | None]) -> FastAPI:
     api = APIRouter()
 
     @api.get("/v1/models")
-    def models(endpoint: Endpoint = Chosen) -> dict[str, Any]:
+    def models(endpoint: Any = Chosen) -> dict[str, Any]:
         return endpoint.models()
 
     @api.post("/v1/chat/completions")
-    async def chat(
-        request: Request, body: wire.ChatRequest, endpoint: Endpoint = Chosen
-    ) -> Response:
+    async def chat(request: Request, body: wire.ChatRequest, endpoint: Any = Chosen) -> Response:
         return await endpoint.chat(body, request.is_disconnected)
 
     @api.post("/inference/v1/generate")
     async def generate(
-        request: Request, body: wire.TokenRequest, endpoint: Endpoint = Chosen
+        request: Request, body: wire.TokenRequest, endpoint: Any = Chosen
     ) -> Response:
         return await endpoint.generate(body, request.is_disconnected)
 

@@ -97,7 +97,9 @@ class Switchboard:
         if self._serving is None:
             listening = self._open.enter_context(loopback.listening(0))
             self._base = f"http://{loopback.HOST}:{listening.getsockname()[1]}"
-            server = loopback.server(make_app(self.lines.get), ends_by_signal=False)
+            server = loopback.server(
+                make_app(lambda key: self.lines.get(key)), ends_by_signal=False
+            )
             self._serving = asyncio.create_task(server.serve(sockets=[listening]))
         key = secrets.token_urlsafe(loopback.TOKEN_BYTES)
         self.lines[key] = line

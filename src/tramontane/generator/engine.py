@@ -323,8 +323,8 @@ class SlotEngine:
             self._decoder.evict(slot)
             self._free(slot)
         dropped = [flight for flight in self._waiting if flight.request.group == group]
-        self._waiting = deque(f for f in self._waiting if f.request.group != group)
         for flight in dropped:
+            self._waiting.remove(flight)
             self._unreported.pop(flight.serial, None)
         for key in {flight.key for flight in dropped}:
             del self._sharers[key]  # keys begin with the group's number
