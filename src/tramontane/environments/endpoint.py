@@ -77,7 +77,7 @@ class Served:
 
 
 class Answering(Protocol):
-    """Answers requests of the two routes; `gone` tells whether the client has hung up."""
+    """What answers the requests of one key; see `Endpoint`."""
 
     def models(self) -> dict[str, Any]: ...
 
@@ -135,7 +135,7 @@ class Endpoint:
             names = [f"token_id:{token}" for token in choice.tokens.token_ids]
             found: dict[str, Any] = {"index": len(answered), "finish_reason": choice.reason}
             found["logprobs"] = wire.logprobs(choice.tokens, names)
-            answered.append(found | wire.truth(choice.tokens))
+            answered.append({**found, **wire.truth(choice.tokens)})
         request_id = body.request_id or uuid4().hex
         return JSONResponse(
             {"request_id": request_id, "choices": answered, "prompt_token_ids": body.token_ids}
@@ -259,18 +259,16 @@ def make_app(find: Callable[[str], Answering | None]) -> FastAPI:
     api = APIRouter()
 
     @api.get("/v1/models")
-    def models(endpoint: Answering = Chosen) -> dict[str, Any]:
+    def models(endpoint: Any = Chosen) -> dict[str, Any]:
         return endpoint.models()
 
     @api.post("/v1/chat/completions")
-    async def chat(
-        request: Request, body: wire.ChatRequest, endpoint: Answering = Chosen
-    ) -> Response:
+    async def chat(request: Request, body: wire.ChatRequest, endpoint: Any = Chosen) -> Response:
         return await endpoint.chat(body, request.is_disconnected)
 
     @api.post("/inference/v1/generate")
     async def generate(
-        request: Request, body: wire.TokenRequest, endpoint: Answering = Chosen
+        request: Request, body: wire.TokenRequest, endpoint: Any = Chosen
     ) -> Response:
         return await endpoint.generate(body, request.is_disconnected)
 
@@ -291,7 +289,7 @@ def make_app(find: Callable[[str], Answering | None]) -> FastAPI:
     return app
 
 
-def key_is(key: str, endpoint: Answering) -> Callable[[str], Answering | None]:
+def key_is(key: str, endpoint: Endpoint) -> Callable[[str], Endpoint | None]:
     """A function that returns the endpoint for this key alone."""
     return lambda given: endpoint if secrets.compare_digest(given.encode(), key.encode()) else None
 
