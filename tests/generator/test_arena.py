@@ -339,37 +339,14 @@ def test_new_weights_reach_sequences_that_wait(kv_cache):
     )
 
 
-def test_a_probe_takes_the_memory_of_idle_slots(monkeypatch):
-    """A GPU has no room for two arenas; sequences in flight keep theirs."""
-    model = make_model()
-    generator = Generator(model, make_tokenizer(), GeneratorConfig(), 16, 130)
-    generator._engine = engine = limited(model, 480)
-    sizes = []
-    probed = Generator._probed
-
-    def noted(self, requests):
-        sizes.append(hasattr(engine._decoder, "cache"))
-        return probed(self, requests)
-
-    monkeypatch.setattr(Generator, "_probed", noted)
-    assert len(generator.probe([[5] * 50], 20, 0, 1.0)[0].token_ids) == 20
-    generator.submit(make_requests(2, 2, tokens=(20, 30)))
-    generator.step(3)
-    generator.probe([[5] * 50], 20, 0, 1.0)
-    assert sizes == [False, True]
-    finish(generator)
-
-
 def test_memory_is_shared_by_the_workers():
     """`kv_cache_mib` is the limit of all generators together."""
     model = make_model()
-    each = 3 * 2**20 // 3 // token_bytes(model)
     config = GeneratorConfig(kv_cache_mib=3, workers=3)
     generator = Generator(model, make_tokenizer(), config, 2000, 250)
     assert generator.stats()["cache_bytes"] == 0  # lanes
     engine = generator._engine
     assert engine.slots < 2000
-    assert engine._size.positions <= each
     assert SlotEngine(model, 2000, 250, kv_bytes=None).slots == 2000
     sampling = SamplingParams(200)
     requests = [Request(i, 0, [3] * 50, i, replace(sampling)) for i in range(2 * engine.slots)]

@@ -25,6 +25,7 @@ from tests.view.pages import (
     served,
     write_update,
 )
+from tramontane import loopback
 from tramontane.errors import InputError
 from tramontane.pages import STYLE
 from tramontane.run.columns import SPAN
@@ -516,7 +517,7 @@ def test_the_address_is_on_the_loopback_with_a_token_of_its_own(
 def test_without_the_extra_the_command_says_what_to_install(
     runs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "find_spec", lambda name: None)
+    monkeypatch.setattr(loopback, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'tramontane\[view\]'"):
         server.view(runs)
 

@@ -22,11 +22,6 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
-from transformers.utils.chat_template_utils import (
-    DocstringParsingException,
-    TypeHintParsingException,
-    get_json_schema,
-)
 
 from tramontane.data.prompts import Tool
 from tramontane.data.values import encoded
@@ -146,6 +141,13 @@ def schema_of(tool: Callable[..., Any]) -> Tool:
 
 @lru_cache
 def _schema(function: Callable[..., Any]) -> Tool:
+    # Imported here: transformers takes seconds, and a run's first checks need none of it.
+    from transformers.utils.chat_template_utils import (
+        DocstringParsingException,
+        TypeHintParsingException,
+        get_json_schema,
+    )
+
     try:
         described: Tool = get_json_schema(function)
     except (DocstringParsingException, TypeHintParsingException, NameError) as error:

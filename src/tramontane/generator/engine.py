@@ -327,7 +327,6 @@ class SlotEngine:
         self._waiting.clear()
         self._waiting.extend(kept)
         for flight in dropped:
-            self._waiting.remove(flight)
             self._unreported.pop(flight.serial, None)
         for key in {flight.key for flight in dropped}:
             del self._sharers[key]  # keys begin with the group's number

@@ -166,9 +166,9 @@ def undecided(out: Path, page: Path) -> list[Undecided]:
         study = load_study(name)
         result = recorded_result(study, page.with_suffix("") / f"{name}.json")
         plan = default_plans(out, [name])[name]
-        if result is None and not (runs := finished_runs(plan)):
-            continue
         if result is None:
+            if not any((runs := finished_runs(plan)).values()):
+                continue
             result = judge_runs(plan, runs)
         open_claims = [pair for pair in result.verdicts if pair[1].outcome == "undecided"]
         coming = [seeds for seeds in LOOKS if seeds > result.seeds]

@@ -14,6 +14,7 @@ from tramontane.errors import InputError
 from tramontane.studies.measures import MEASURES, Measure, returned
 
 _CATALOG = resources.files("tramontane.studies") / "catalog"  # with those of installed packages
+LOOKS = {3: 0.02, 6: 0.01, 12: 0.01, 24: 0.01}  # by number of seeds: the error that a look spends
 Expectation = Literal["higher", "lower", "equal"]
 StudySet = Literal["magistral", "siblings"]
 

@@ -17,10 +17,9 @@ import numpy as np
 from scipy import stats
 
 from tramontane.studies.measures import Measure
-from tramontane.studies.study import Claim
+from tramontane.studies.study import LOOKS, Claim
 
 Outcome = Literal["holds", "does not hold", "undecided", "no room", "changed"]
-LOOKS = {3: 0.02, 6: 0.01, 12: 0.01, 24: 0.01}  # by number of seeds: the look's error
 POWER = 0.8  # of the detectable effect, and of the seeds that a claim needs
 FALSE_DISCOVERIES = 0.05  # share of false ones among verdicts with a q-value of at most this
 

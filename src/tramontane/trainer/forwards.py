@@ -124,7 +124,7 @@ def _missing_for_compiling(device: str) -> str:
     are C++ on a CPU, and on a GPU Triton, which compiles a C program that starts them."""
     on_gpu = device.startswith("cuda")
     if on_gpu and importlib.util.find_spec("triton") is None:
-        return "no Triton: install it (pip install triton)"
+        return "no Triton: install it with `pip install triton`"
     variable, default = ("CC", "gcc") if on_gpu else ("CXX", "g++")
     compiler = os.environ.get(variable, default)
     if shutil.which(compiler) is None:

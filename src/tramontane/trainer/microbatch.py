@@ -180,13 +180,13 @@ class Minibatch:
             rewards=torch.tensor([s.reward for _, s in begun], dtype=torch.float64),
             groups=torch.tensor([n for n, _ in begun]),
             scored=torch.tensor([s.scored for _, s in begun]),
-            lengths=ratios.totals(self.lengths, self.owners),
+            lengths=self._per_completion(self.lengths),
             answers=torch.tensor([s.answer for _, s in begun]),
         )
         # Inserted tokens count in no normalizer.
         learnt = [len(s.versions) - s.versions.count(INSERTED) for s in self.completions]
         self.weights = loss_weights(
-            ratios.totals(torch.tensor(learnt), self.owners),
+            self._per_completion(torch.tensor(learnt)),
             self.sequences.groups,
             self.sequences.scored,
             self.options.loss_normalization,
@@ -233,16 +233,18 @@ class Minibatch:
             of_targets = [values * self.upload(self._targets(index)) for index, values in pairs]
             sequences = replace(
                 sequences,
-                targets=ratios.totals(
-                    torch.tensor([s.target for s in self.completions]), self.owners
-                ),
+                targets=self._per_completion(torch.tensor([s.target for s in self.completions])),
                 target_logprobs=self._summed(of_targets),
             )
         if "behavior_sums" in needs:
             behavior = [math.fsum(s.logprobs) for s in self.completions]
             sums_of_behavior = torch.tensor(behavior, dtype=torch.float64)
-            sequences = replace(sequences, behavior=ratios.totals(sums_of_behavior, self.owners))
+            sequences = replace(sequences, behavior=self._per_completion(sums_of_behavior))
         self.advantages = objective.advantages(sequences, self.options)[self.owners]
+
+    def _per_completion(self, values: torch.Tensor) -> torch.Tensor:
+        """Sums of the sequences' values over each completion, on the CPU."""
+        return ratios.totals(values, self.owners)[: int(self.owners[-1]) + 1]
 
     def _summed(self, values: list[torch.Tensor]) -> torch.Tensor:
         """Sum per-microbatch token values, without those of inserted tokens, over each completion:
@@ -255,7 +257,7 @@ class Minibatch:
                 chosen = row_values.masked_fill(inserted, 0.0)
                 parts = [part.double().sum() for part in chosen.split(lengths)]
                 sums[micro.indices] = torch.stack(parts)
-        return ratios.totals(sharding.total(sums).cpu(), self.owners)
+        return self._per_completion(sharding.total(sums).cpu())
 
     def learned(self) -> TrainedFigures:
         """The figures of all sequences, in order, from all ranks. Collective: every rank must call
