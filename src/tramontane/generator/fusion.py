@@ -34,7 +34,7 @@ def fuse(model: PreTrainedModel) -> None:
     else:
         logger.warning(
             "decode steps are not compiled, so they take about twice as many kernels: Triton is "
-            "not installed (pip install triton). generator.compile=false avoids this line"
+            "not installed (`pip install triton`). generator.compile=false avoids this line"
         )
 
 
