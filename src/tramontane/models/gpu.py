@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,8 +89,8 @@ class Build:
         """The command that installs this release of torch for a driver."""
         release = self.torch.partition("+")[0]
         if driver >= OLDEST_DRIVER[13]:
-            return f"pip install --force-reinstall torch=={release}"
-        return f"pip install torch=={release}+cu126 --index-url {_OLDER_BUILDS}"
+            return f"{sys.executable} -m pip install --force-reinstall torch=={release}"
+        return f"{sys.executable} -m pip install torch=={release}+cu126 --index-url {_OLDER_BUILDS}"
 
 
 def _major(version: str) -> int:
