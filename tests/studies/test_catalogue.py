@@ -39,8 +39,8 @@ from tramontane.studies.plan import (
 )
 from tramontane.studies.registry import register, registered, registration
 from tramontane.studies.runner import run_catalogue, run_smoke
-from tramontane.studies.study import Claim, config_of, load_study, names
-from tramontane.studies.verdicts import LOOKS, judge
+from tramontane.studies.study import LOOKS, Claim, config_of, load_study, names
+from tramontane.studies.verdicts import judge
 
 
 def test_no_study_has_the_name_of_a_command_on_runs():

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tramontane.studies.measures import MEASURES, Measure
-from tramontane.studies.study import Claim
+from tramontane.studies.study import LOOKS, Claim
 from tramontane.studies.verdicts import (
-    LOOKS,
     judge,
     mean_and_interval,
     q_values,
