@@ -128,8 +128,8 @@ def test_results_of_other_arms_leave_the_page(page, tmp_path):
     file.write_text(json.dumps(found))
     assert "weight_plane" not in write_report(default_plans(tmp_path / "studies"), page)
     assert not list(page.with_suffix("").glob("weight_plane*"))
-    section = page.read_text().partition("tramontane study weight_plane\n```\n")[2]
-    assert "Not run yet." in section.partition("\n## ")[0]
+    section = page.read_text().partition("`tramontane study weight_plane`\n")[2]
+    assert "Not run yet." in section.partition("\n### ")[0]
 
 
 @pytest.mark.slow
@@ -343,7 +343,7 @@ def test_studies_run_on_after_a_failure_and_the_smoke_test_finds_it(tmp_path):
     logs = "".join(log.read_text() for log in (tmp_path / "smoke").glob("*.log"))
     assert "unsupported operand" in logs
     page = (tmp_path / "smoke/good/study.md").read_text()
-    assert "without an interval" in page and "Undecided at this budget" in page
+    assert "without an interval" in page and "Undecided" in page
 
     plans = {
         path.stem: Plan(load_study(str(path)), tmp_path / path.stem, 1) for path in (bad, good)

@@ -23,9 +23,9 @@ def advantages(sequences, options):
 def loss(tokens, options):
     used = (tokens.weights > 0).float()
     # Each sequence's sum, by the sequences' numbers, given back to its tokens.
-    sums = torch.zeros(int(tokens.sequence.max()) + 1).index_add(
-        0, tokens.sequence, tokens.logprobs.detach()
-    )
+    # A rank without work has no tokens.
+    logprobs = tokens.logprobs.detach()
+    sums = torch.zeros_like(logprobs).index_add(0, tokens.sequence, logprobs)
     metrics = {
         "advantage_squared": ((tokens.advantages.square() * used).sum(), used.sum()),
         "sequence_logprob": ((sums[tokens.sequence] * used).sum(), used.sum()),
