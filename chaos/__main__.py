@@ -184,7 +184,7 @@ def killed(killer: Killer, kills: int, run: Run) -> Promise:
 
 
 def refused(intruders: list[dict[str, Any]]) -> Promise:
-    """That they harmed nothing shows in the records, as that the kills did not."""
+    """The records show that these processes harmed nothing, as they do for the kills."""
     right = sum(found["code"] == 2 and found["refused"] for found in intruders)
     resumes = sum("--resume" in found["command"] for found in intruders)
     return Promise(

@@ -62,8 +62,7 @@ def tree(root: int) -> dict[int, int]:
 
 
 def second_of(pid: int) -> list[int]:
-    """The process that a worker's process has beside its own, if any: vLLM's, or the one in which
-    environments run."""
+    """The second process of a worker, if it has one: vLLM's engine, or the environments."""
     second = re.compile(r"vllm_worker\.py|tramontane\.environments\.process")
     children = [child for child, parent in tree(pid).items() if parent == pid]
     return [child for child in children if second.search(command(child))]

@@ -48,7 +48,7 @@ MODES: dict[str, dict[str, Any]] = {
     "graphs": {"cuda_graphs": True, "compile": False},
     "fused": {"cuda_graphs": True, "compile": True},
 }
-APART = "process"  # the placement in which the trainer has a process of its own
+APART = "process"  # the placement with a separate process for the trainer
 
 
 class Bench(NamedTuple):

@@ -60,7 +60,7 @@ def decode(bench: Bench, name: str, mode: str) -> dict[str, Any]:
 
 
 def stragglers(bench: Bench, rows: int) -> dict[str, Any]:
-    """Steps of `rows` sequences of which one is long, for each of its lengths."""
+    """Decode steps of `rows` sequences, one of them long, for each of its lengths."""
     lengths = STRAGGLERS[rows]
     steps = bench.pick(30, 4)
     room = WARM_UP + steps + 1

@@ -144,7 +144,7 @@ def run_config(bench: Bench, folder: Path, place: str) -> Config:
 
 
 def ours(bench: Bench, place: str) -> dict[str, Any]:
-    """Updates after the first ones, in which kernels are compiled and the pipeline fills."""
+    """Updates without the first ones, which compile kernels and fill the pipeline."""
     rows: list[Mapping[str, Any]] = []
     warm_up, updates = bench.pick((WARM_UP, UPDATES), (1, 1))
 

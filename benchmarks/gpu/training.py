@@ -82,7 +82,7 @@ CALL_SECONDS = 240.0
 
 
 def make_batch(bench: Bench, setting: Setting) -> TrainBatch:
-    """A batch in which every token but the first of a sequence is trained on."""
+    """A batch that trains on every token except the first of each sequence."""
     vocabulary = bench.shape(setting.name).vocabulary
     length, count = bench.pick((setting.length, setting.count), (setting.length // 256, 2))
     groups = random_groups(vocabulary, groups=1, size=count, prompt=1, tokens=length - 1)
@@ -101,7 +101,7 @@ def make_trainer(bench: Bench, setting: Setting) -> Trainer:
 
 
 def train(bench: Bench, setting: Setting) -> dict[str, Any]:
-    """Optimizer steps, after one in which kernels are compiled and chosen."""
+    """Optimizer steps, without the first, which compiles and chooses kernels."""
     trainer, batch = make_trainer(bench, setting), make_batch(bench, setting)
     computed = trainer.step(batch)["computed_tokens"]
     if not bench.tiny:

@@ -191,10 +191,15 @@ class Run:
             handle.close()
 
     async def _kill(self) -> None:
-        """Kill the process of environments once conversations are under way."""
-        while len(self.updates) < 3:
-            await asyncio.sleep(0.01)
+        """Kill the process of environments once conversations are beyond their first turn."""
+        while len(self.updates) < 3 or self._answered() < 4:
+            await asyncio.sleep(0)
         os.kill(pid(self.conversations), signal.SIGKILL)
+
+    def _answered(self) -> int:
+        """Unfinished conversations that an environment has answered."""
+        groups = self.ledger.outstanding.values()
+        return sum(bool(request.turns) for group in groups for request in group.requests)
 
     def _generator(self, number: int, *_: int) -> ThreadHandle:
         worker = TalkingGenerator()
@@ -238,14 +243,25 @@ def test_slow_environments_decide_nothing_about_what_is_trained_on(forty: Path) 
 
 
 @pytest.mark.slow
+def test_a_prompt_that_is_too_long_ends_its_conversation(forty: Path) -> None:
+    config = talking(forty)
+    with start_conversations(config, LocalPlacement(config, unheard), unheard) as conversations:
+        conversations.max_prompt = 5
+        request = Request(0, 0, [], 0, SamplingParams(96))
+        ended = asyncio.run(conversations.answer(96, PROBLEM, request))
+    assert isinstance(ended, Completion) and ended.ending == "context_full"
+    assert "5 allowed (data.max_prompt_tokens)" in ended.ending_reason
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("replay", [False, True])
 def test_a_killed_process_loses_no_conversation(forty: Path, replay: bool) -> None:
     run = Run(talking(forty, "Perilous", conversation={"replay": replay}), kills=1)
     run.check()
     counts = run.conversations.counts
     assert counts["environment_restarts"] == 1
-    # Neither counts a conversation that was in its first turn.
-    assert not counts["conversations_restarted" if replay else "conversations_replayed"]
+    assert bool(counts["conversations_replayed"]) == replay
+    assert bool(counts["conversations_restarted"]) != replay
 
 
 @pytest.mark.slow

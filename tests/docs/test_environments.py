@@ -11,6 +11,7 @@ from tests.environments.test_worker import Talk, call
 from tests.paths import ROOT
 from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
+from tramontane.environments import loading
 from tramontane.environments.worker import EnvironmentWorker
 
 TOOL, SHOP = blocks(ROOT / "docs" / "environments.md", "python")
@@ -32,10 +33,9 @@ def test_a_tool_takes_ten_lines_and_an_environment_thirty():
 
 def test_they_run(modules):
     data = {"environment": "docs_shop:Shop", "tools": ["docs_tools:convert"]}
-    worker = EnvironmentWorker(
-        Config(model="tiny", data=data), PromptEncoder(tokenizer_of("qwen2.5"))
-    )
-    worker.check()
+    config = Config(model="tiny", data=data)
+    loading.check(config.data)
+    worker = EnvironmentWorker(config, PromptEncoder(tokenizer_of("qwen2.5")))
 
     async def run():
         talk = Talk(worker, seed=0)  # 17 coins

@@ -6,8 +6,9 @@ pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane[vi
 
 from tests.environments.templates import tokenizer_of
 from tests.environments.test_worker import call, talk
-from tramontane.config import Config
+from tramontane.config import Config, DataConfig
 from tramontane.data.prompts import PromptEncoder
+from tramontane.environments import loading
 from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
 
@@ -54,8 +55,7 @@ def test_a_conversation_that_ends_refuses_its_harness():
 
 
 def test_harnesses_are_checked_at_the_start():
-    worker_of("Adder").check()
-    data = {"environment": "tests.environments.harnesses:Adder", "tools": ["calculator"]}
-    config = Config(model="tiny", data=data)
+    environment = "tests.environments.harnesses:Adder"
+    loading.check(DataConfig(environment=environment))
     with pytest.raises(InputError, match="tools of its own"):
-        EnvironmentWorker(config, PromptEncoder(tokenizer_of("qwen2.5"))).check()
+        loading.check(DataConfig(environment=environment, tools=("calculator",)))

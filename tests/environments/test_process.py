@@ -41,7 +41,7 @@ class Process:
             start_new_session=True,
         )
         theirs.close()
-        self.ours.send((config, None, str(folder)))
+        self.ours.send((config, str(folder)))
         self.number = 0
 
     def receive(self):

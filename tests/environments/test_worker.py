@@ -22,7 +22,7 @@ WORLDS = "tests.environments.worlds"
 KEY = (3, 1)
 
 
-def worker_of(shape="qwen2.5", environment=None, tools=(), max_prompt=None, **conversation):
+def worker_of(shape="qwen2.5", environment=None, tools=(), **conversation):
     config = Config(
         model="tiny",
         data={
@@ -31,7 +31,7 @@ def worker_of(shape="qwen2.5", environment=None, tools=(), max_prompt=None, **co
         },
         conversation=conversation,
     )
-    return EnvironmentWorker(config, PromptEncoder(tokenizer_of(shape)), max_prompt)
+    return EnvironmentWorker(config, PromptEncoder(tokenizer_of(shape)))
 
 
 def problem(statement="Go on.", answer="5", **metadata):
@@ -255,11 +255,6 @@ def test_a_conversation_has_at_most_l_max_tokens(l_max):
     asyncio.run(run())
 
 
-def test_a_prompt_may_be_too_long():
-    answered, _ = talk(worker_of(environment="Guess", max_prompt=5))
-    assert answered.ending == "context_full" and "5 allowed" in answered.reason
-
-
 def test_a_call_that_does_not_parse_is_answered_or_ends():
     broken = '<tool_call>{"name": "add", </tool_call>'
     answered, spoken = talk(worker_of(tools=("add",)), broken, "3")
@@ -390,7 +385,7 @@ def test_a_row_names_its_own_environment_where_the_config_has_one():
         ("x", "built in"),
     ):
         with pytest.raises(InputError, match=f"of a row: .*{said}"):
-            loading.check(data, [path])
+            loading.load(loading.environment_of(data, problem(environment=path)), loading.ROW)
 
 
 def test_a_class_and_a_function_may_be_passed_from_python():
@@ -412,7 +407,7 @@ def test_a_class_and_a_function_may_be_passed_from_python():
     parsed, _ = config_of(None, given, model="tiny", data=None, rewards=())
     assert parsed.data.environment.startswith("pickle:")
     worker = EnvironmentWorker(parsed, PromptEncoder(tokenizer_of("qwen2.5")))
-    worker.check()
+    loading.check(parsed.data)
     answered, spoken = talk(worker, "Hey" + call("shout", text="ho"))
     assert answered.ending == "completed"
     assert [m["content"] for m in spoken.turns[0].messages] == ["HO", "Hey"]

@@ -11,6 +11,7 @@ from torch._inductor.utils import run_and_get_code
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.trainer.rollouts import VOCAB, batch, equal, model, trainer
+from tramontane.models.compiling import compiled
 from tramontane.trainer import head
 from tramontane.trainer.head import fused_predictions, head_scale
 from tramontane.trainer.logprobs import token_logprobs
@@ -172,7 +173,7 @@ def test_compiled_passes_write_nothing_of_the_logits_size_but_their_gradient(ent
         (head._summarize, (column, 0.7, False)),
         (head._differentiate, (0.7, rows)),
     ):
-        found, sources = run_and_get_code(head._compiled(function), logits, *inputs)
+        found, sources = run_and_get_code(compiled(function), logits, *inputs)
         expected = function(logits.clone(), *inputs)
         torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
         written = re.findall(r"empty_strided_cpu\(\((\w+), (\w+)\), .*, torch\.(\w+)\)", sources[0])

@@ -35,6 +35,7 @@ from tests.trainer.rollouts import (
 )
 from tramontane.config import TrainerConfig
 from tramontane.errors import InputError
+from tramontane.models import compiling
 from tramontane.trainer import forwards, state
 from tramontane.trainer.collate import collate_shared
 from tramontane.trainer.trainer import Trainer
@@ -122,7 +123,7 @@ def test_compiled_blocks_compute_the_same():
 
 @pytest.mark.parametrize(("device", "variable"), [("cpu", "CXX"), ("cuda", "CC")])
 def test_compiling_without_a_compiler_is_refused_before_any_work(device, variable, monkeypatch):
-    monkeypatch.setattr(forwards.importlib.util, "find_spec", lambda name: name)  # Triton is there
+    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: name)  # Triton is there
     monkeypatch.setenv(variable, "no-such-compiler")
     with pytest.raises(InputError, match="compile is true.*no-such-compiler"):
         forwards.compilation(TrainerConfig(device=device, compile=True))
@@ -133,14 +134,14 @@ def test_compiling_without_a_compiler_is_refused_before_any_work(device, variabl
 
 
 def test_compiling_is_the_default_on_a_gpu_where_it_can_be(monkeypatch):
-    monkeypatch.setattr(forwards.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setenv("CC", "true")
-    includes = forwards.sysconfig.get_path("include")
+    includes = compiling.sysconfig.get_path("include")
     enabled = Path(includes, "Python.h").is_file()
     assert forwards.compilation(TrainerConfig(device="cuda:1")).enabled == enabled
     assert not forwards.compilation(TrainerConfig(device="cuda", compile=False)).enabled
     assert not forwards.compilation(TrainerConfig(device="cpu")).enabled
-    monkeypatch.setattr(forwards.sysconfig, "get_path", lambda name: "/nowhere")
+    monkeypatch.setattr(compiling.sysconfig, "get_path", lambda name: "/nowhere")
     found = forwards.compilation(TrainerConfig(device="cuda"))
     assert not found.enabled and "Python.h" in found.reason
 

@@ -1,8 +1,7 @@
 """The groups of a run, and the rules by which they are handed out and trained on.
 
 Each group is in exactly one place: outstanding (in generators or environments, before verifiers, or
-ready),
-batched, trained on, or filtered with a reason. Nothing here waits; `pipeline` does that.
+ready), batched, trained on, or filtered with a reason. Nothing here waits; `pipeline` does that.
 """
 
 from __future__ import annotations

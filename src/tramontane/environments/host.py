@@ -98,8 +98,8 @@ class EnvironmentHost:
         self._process.stop()
         self._folder.cleanup()
 
-    def _settings(self) -> tuple[Config, None, str]:
-        return self._config, None, self._folder.name
+    def _settings(self) -> tuple[Config, str]:
+        return self._config, self._folder.name
 
     def _late(self) -> set[int]:
         now = time.monotonic()

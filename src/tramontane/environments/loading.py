@@ -27,7 +27,6 @@ from tramontane.data.values import encoded
 from tramontane.environments.adapters import adapted
 from tramontane.environments.builtin import BUILT_IN
 from tramontane.environments.calls import Message as Parsed
-from tramontane.environments.protocol import Turn
 from tramontane.environments.running import EnvironmentFailed, Runner
 from tramontane.environments.tools import Toolset, methods, schema_of
 from tramontane.environments.wire import ChatMessage
@@ -65,12 +64,10 @@ def harness_of(data: DataConfig, problem: Problem) -> Callable[..., Any] | None:
     return loaded if loaded is not None and kind_of(loaded) == "harness" else None
 
 
-def check(data: DataConfig, named: Sequence[str] = ()) -> None:
+def check(data: DataConfig) -> None:
     """Import the environments and tools of a config, and check their shape.
 
-    Args:
-        data: names an environment and tools.
-        named: environments that rows name.
+    Those that rows name are checked where they begin.
 
     Raises:
         InputError: one cannot be imported, or a tool cannot be described; the message names the
@@ -79,7 +76,6 @@ def check(data: DataConfig, named: Sequence[str] = ()) -> None:
     keys = [("data.tools", path) for path in data.tools]
     if data.environment not in (None, "row"):
         keys.append(("data.environment", cast(str, data.environment)))
-    keys += [(ROW, _checked(path)) for path in named]
     for key, path in keys:
         loaded = load(path, key)
         kind = kind_of(loaded)
@@ -268,12 +264,12 @@ class Host:
             reply.done = not message.calls
             return reply
         step = self._environment.step
-        turn = self._turn(step, await self._call(step, _as_dict(message)))
-        reply.messages += cast(list[Message], turn.messages)
-        reply.reward, reply.done = turn.reward, turn.done
-        if not reply.messages and not reply.done:
-            raise self._refused(step, turn, "messages, or done=True to end the conversation")
-        return reply
+        returned = await self._call(step, _as_dict(message))
+        turn = self._turn(step, returned)
+        turn.messages = reply.messages + turn.messages
+        if not turn.messages and not turn.done:
+            raise self._refused(step, returned, "messages, or done=True to end the conversation")
+        return turn
 
     async def final_reward(self) -> float | None:
         """The reward of the whole conversation, of TRL's `get_reward`; None if there is none."""
@@ -305,12 +301,12 @@ class Host:
             f"{_name(method)} returned {found}, not {wanted} ({defined_at(method)})"
         )
 
-    def _turn(self, step: Callable[..., Any], value: Any) -> Turn:
-        """A `Turn` from what `step` returned."""
+    def _turn(self, step: Callable[..., Any], value: Any) -> Reply:
+        """What `step` returned, a `Turn` in any form."""
         with self._runner.blaming(_name(step)):  # what it returned may be of any kind
             return self._as_turn(step, value)
 
-    def _as_turn(self, step: Callable[..., Any], value: Any) -> Turn:
+    def _as_turn(self, step: Callable[..., Any], value: Any) -> Reply:
         names = ("messages", "reward", "done")
         if isinstance(value, tuple) and len(value) == 3:
             given = dict(zip(names, value, strict=True))
@@ -329,7 +325,7 @@ class Host:
             raise self._refused(step, reward, "a finite number or None as the reward")
         if done not in (True, False):
             raise self._refused(step, done, "True or False as `done`")
-        return Turn(messages, number, bool(done))
+        return Reply(messages, number, bool(done))
 
     def _messages(
         self, method: Callable[..., Any], value: Any, roles: tuple[str, ...]

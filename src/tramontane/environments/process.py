@@ -22,6 +22,7 @@ from pathlib import Path
 
 from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
+from tramontane.environments import loading
 from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
 from tramontane.models.loading import load_tokenizer
@@ -33,7 +34,7 @@ STACK = 2 << 20  # bytes of a thread's stack, which counts as allocated
 MAX_STUCK = 16  # threads with steps that do not end, beyond which the process ends
 
 
-def make_worker(config: Config, max_prompt: int | None = None) -> EnvironmentWorker:
+def make_worker(config: Config) -> EnvironmentWorker:
     """A worker for a run, with its tokenizer.
 
     Raises:
@@ -41,9 +42,8 @@ def make_worker(config: Config, max_prompt: int | None = None) -> EnvironmentWor
     """
     tokenizer = load_tokenizer(with_tokenizer(config.model, config.tokenizer))
     encoder = PromptEncoder(tokenizer, config.data, config.verifier.thinking_tags)
-    worker = EnvironmentWorker(config, encoder, max_prompt)
-    worker.check()
-    return worker
+    loading.check(config.data)
+    return EnvironmentWorker(config, encoder)
 
 
 def main(descriptor: int) -> None:
@@ -55,10 +55,10 @@ def main(descriptor: int) -> None:
     threading.stack_size(STACK)
     connection = Connection(descriptor)
     config: Config
-    config, max_prompt, folder = connection.recv()
+    config, folder = connection.recv()
     tempfile.tempdir = os.environ["TMPDIR"] = folder
     try:
-        worker = make_worker(config, max_prompt)
+        worker = make_worker(config)
     except InputError as error:
         connection.send(str(error))
         return

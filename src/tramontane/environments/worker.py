@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -59,14 +59,10 @@ class EnvironmentWorker:
     Args:
         config: of the run; `conversation`, `data` and `verifier.thinking_tags` are read.
         encoder: makes the prompts.
-        max_prompt: longest prompt of a first turn, in tokens; None: no limit.
     """
 
-    def __init__(
-        self, config: Config, encoder: PromptEncoder, max_prompt: int | None = None
-    ) -> None:
+    def __init__(self, config: Config, encoder: PromptEncoder) -> None:
         self._config, self._limits = config, config.conversation
-        self._max_prompt = max_prompt
         self._format = ChatFormat(encoder, self._limits.history)
         self._parser = Parser(encoder.tokenizer, self._limits.calls, encoder.tags)
         self._mistral = load_mistral(encoder) if self._limits.tokens == "mistral" else None
@@ -78,14 +74,6 @@ class EnvironmentWorker:
     def stuck(self) -> int:
         """Number of threads that still run a step which its conversation has given up on."""
         return self._runner.stuck
-
-    def check(self, named: Collection[str] = ()) -> None:
-        """Check the environments and tools of the config, and those that rows name.
-
-        Raises:
-            InputError: see `loading.check`.
-        """
-        loading.check(self._config.data, sorted(named))
 
     async def start(self, key: Key, problem: Problem, seed: int) -> Started:
         """Begin a conversation.
@@ -109,11 +97,7 @@ class EnvironmentWorker:
             await self._close(host)
             return Started([], "environment_failed", str(error))
         self._open[key] = conversation
-        prompt = conversation.prompt_ids
-        if self._max_prompt is not None and len(prompt) > self._max_prompt:
-            reason = f"a prompt of {len(prompt)} tokens, {self._max_prompt} allowed"
-            return Started(prompt, "context_full", reason)
-        return Started(prompt)
+        return Started(conversation.prompt_ids)
 
     async def step(self, key: Key, completion: Completion, l_max: int) -> Continued:
         """Answer a turn of the model.

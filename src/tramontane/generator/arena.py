@@ -88,8 +88,10 @@ class ArenaCache(WrittenCache):
         self._slots = size.slots
         self.slots: list[int] = []  # slot of each row
         # Recorded steps read these at their addresses: the start of each row and the end of the
-        # last, and the positions of each row.
+        # last, numbers from 0 on, and the positions of each row.
         self.starts = torch.zeros(size.slots + 1, dtype=torch.int32, device=layout.device)
+        counted = size.slots * flash.spans(max_len) + 1
+        self.counted = torch.arange(counted, dtype=torch.int32, device=layout.device)
         self.room = torch.ones(size.slots, dtype=torch.int64, device=layout.device)
         self._step: ArenaStep | None = None
 
@@ -235,7 +237,7 @@ class ArenaStep:
         self._arenas, self._plane_index = cache.arenas, cache.layout.plane_index
         self._span = cache.span
         self._batch = len(lengths)
-        self._starts = cache.starts[: self._batch + 1]
+        self._starts, self._counted = cache.starts[: self._batch + 1], cache.counted
         # Recording repeats a step: no repetition may go beyond a row's extent.
         lengths = torch.minimum(lengths, cache.room[: self._batch] - 1)
         self._used = (lengths + 1).int()
@@ -262,7 +264,7 @@ class ArenaStep:
         if not flash.supports(keys, values):
             return self._attend_to_copies(query, scale, window)
         if self._keys is None:  # for all layers
-            self._keys = flash.CachedKeys(self._starts, self._used, self._span)
+            self._keys = flash.CachedKeys(self._counted, self._starts, self._used, self._span)
         return self._keys.attend(query[:, :, 0], keys, values, scale, window)
 
     def _attend_to_copies(

@@ -9,16 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._triton import has_triton
 from transformers import AttentionInterface, PreTrainedModel
 
 from tramontane.generator.attention import slot_attention
+from tramontane.models.compiling import compiled, missing_for_compiling
 
 logger = logging.getLogger("tramontane")
 
@@ -27,15 +26,16 @@ _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def fuse(model: PreTrainedModel) -> None:
-    """Merge products, and compile the blocks if Triton, which generates kernels, is installed."""
+    """Merge products, and compile the blocks if this machine has what compiling needs."""
     merge_products(model)
-    if has_triton():
-        compile_blocks(model)
-    else:
+    if missing := missing_for_compiling("cuda"):
         logger.warning(
-            "decode steps are not compiled, so they take about twice as many kernels: Triton is "
-            "not installed (`pip install triton`). generator.compile=false avoids this line"
+            "decode steps are not compiled, so they take about twice as many kernels: there is %s. "
+            "generator.compile=false avoids this line",
+            missing,
         )
+    else:
+        compile_blocks(model)
 
 
 def is_merged(model: PreTrainedModel) -> bool:
@@ -47,27 +47,21 @@ def compiled_like(model: PreTrainedModel, function: Callable[..., Any]) -> Calla
     """The function, compiled if the model's blocks are."""
     if all(module._compiled_call_impl is None for module in model.modules()):
         return function
-    return _compiled(function)
+    return compiled(function)
 
 
 @contextmanager
 def uncompiled(model: PreTrainedModel) -> Iterator[None]:
     """Context manager: the model's blocks run as they are written. Torch never compiles code again
     that it has met under a dispatch mode, as in an examination."""
-    compiled = {m: m._compiled_call_impl for m in model.modules() if m._compiled_call_impl}
-    for module in compiled:
+    calls = {m: m._compiled_call_impl for m in model.modules() if m._compiled_call_impl}
+    for module in calls:
         module._compiled_call_impl = None
     try:
         yield
     finally:
-        for module, call in compiled.items():
+        for module, call in calls.items():
             module._compiled_call_impl = call
-
-
-@cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    compiled: Callable[..., Any] = torch.compile(function, dynamic=True)
-    return compiled
 
 
 class _Product:

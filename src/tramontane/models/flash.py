@@ -107,6 +107,11 @@ def _options(scale: float, window: int | None) -> dict[str, Any]:
     return {"scale": scale, "window_size_left": left, "window_size_right": 0}
 
 
+def spans(longest: int) -> int:
+    """Number of rows of the kernel that compute a row of at most `longest` keys."""
+    return -(-longest // SPAN)
+
+
 class CachedKeys:
     """The keys in a cache that each row of a decode step attends to.
 
@@ -118,20 +123,23 @@ class CachedKeys:
     CUDA graph can record the step.
 
     Args:
+        counted: int32, 0, 1, 2 and so on; at least B · spans(longest) + 1 numbers.
         starts: [B + 1] int32, the first key of each row in the cache; the last is not read.
         used: [B] int32, the number of keys of each row, at least 1.
         longest: upper bound of `used`.
     """
 
-    def __init__(self, starts: torch.Tensor, used: torch.Tensor, longest: int) -> None:
-        rows, self._spans = len(used), -(-longest // SPAN)
-        ends = torch.arange(rows * self._spans + 1, dtype=torch.int32, device=used.device)
-        self._whole = _Rows(ends[: rows + 1], starts, used, longest)
+    def __init__(
+        self, counted: torch.Tensor, starts: torch.Tensor, used: torch.Tensor, longest: int
+    ) -> None:
+        rows, self._spans = len(used), spans(longest)
+        self._whole = _Rows(counted[: rows + 1], starts, used, longest)
         if self._spans > 1:
             before = torch.arange(0, longest, SPAN, dtype=torch.int32, device=used.device)[:, None]
             parts = (used - before).clamp(0, SPAN)
             self._empty = parts == 0  # [spans, B]
             part_starts = F.pad((starts[:-1] + before).flatten(), (0, 1))
+            ends = counted[: rows * self._spans + 1]
             self._parts = _Rows(ends, part_starts, parts.flatten(), SPAN)
 
     def attend(

@@ -97,8 +97,9 @@ class WorkerProcess:
         raise RuntimeError(f"a {self.name} could not be started ({ending}); see stderr for why")
 
     def kill(self) -> None:
+        """Kill the process, and what it started in its own session."""
         if (process := self.process) is not None:
-            process.kill()
+            _kill_group(process)
 
     def stop(self) -> str:
         """Kill the process, if any, and describe how it ended."""
@@ -110,11 +111,16 @@ class WorkerProcess:
         self.warm = False
         if connection is not None:
             connection.close()
-        process.kill()
+        _kill_group(process)
         status = process.wait(KILL_SECONDS)
         if status < 0:
             return f"signal {-status} ({signal.strsignal(-status)})"
         return f"exit code {status}"
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):  # nothing of it is left
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _limit_transfers(connection: Connection) -> None:

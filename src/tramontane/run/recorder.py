@@ -346,7 +346,7 @@ def conversation_metrics(groups: Sequence[Group]) -> dict[str, Any]:
         "sampled_tokens": (sum(c.n_tokens for c in conversations) - inserted) / n,
         "inserted_tokens": inserted / n,
         "calls": len(calls) / n,
-        "calls_parsed": sum(bool(made.name) for made in calls) / max(1, len(calls)),
+        "calls_parsed": 1 - sum(not made.name for made in calls) / max(1, len(calls)),
         "calls_failed": sum(made.error for made in calls) / max(1, len(calls)),
         "forked_rate": sum(bool(c.earlier) for c in conversations) / n,
         "endings": {e: sum(c.ending == e for c in conversations) / n for e in get_args(Ending)},

@@ -4,13 +4,9 @@ products: norms, rotary embeddings, activations."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
-import sysconfig
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +16,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from tramontane.config.trainer import NumericsConfig
 from tramontane.errors import InputError
 from tramontane.models.attention import PACKED, packed_attention
+from tramontane.models.compiling import missing_for_compiling
 from tramontane.models.packing import pack
 
 SAME = 1e-3  # logits of the same tokens, computed twice; on a GPU sums may differ in their order
@@ -110,28 +107,13 @@ def compilation(config: NumericsConfig) -> Compilation:
     Raises:
         InputError: `compile` is true, and something that it needs is missing.
     """
-    missing = _missing_for_compiling(config.device)
+    missing = missing_for_compiling(config.device)
     if config.compile is True and missing:
         raise InputError(f"compile is true, but there is {missing}, or set it to false")
     on_gpu = config.device.startswith("cuda")
     auto, reason = on_gpu and not missing, missing if on_gpu else "not a CUDA device"
     enabled = auto if config.compile == "auto" else config.compile
     return Compilation(enabled, "on, a CUDA device" if auto else f"off, {reason}")
-
-
-def _missing_for_compiling(device: str) -> str:
-    """What torch.compile lacks on this machine, and how to get it; empty if nothing. Its kernels
-    are C++ on a CPU, and on a GPU Triton, which compiles a C program that starts them."""
-    on_gpu = device.startswith("cuda")
-    if on_gpu and importlib.util.find_spec("triton") is None:
-        return "no Triton: install it with `pip install triton`"
-    variable, default = ("CC", "gcc") if on_gpu else ("CXX", "g++")
-    compiler = os.environ.get(variable, default)
-    if shutil.which(compiler) is None:
-        return f"no compiler ({compiler!r}, as {variable} says or by default): install {default}"
-    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
-        return "no Python.h, the headers of this Python: install them (python3-dev)"
-    return ""
 
 
 def compile_blocks(model: PreTrainedModel) -> None:

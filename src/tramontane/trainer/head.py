@@ -13,15 +13,15 @@ wait for, they take several times as long otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
+from tramontane.models import compiling
 from tramontane.models.packing import pack
 from tramontane.trainer.microbatch import PackedRow, Predictions
 from tramontane.trainer.sharding import free_gathered, plain_class
@@ -131,7 +131,7 @@ class _HeadLogprobs(torch.autograd.Function):
         between the matrix products is compiled."""
         found: list[tuple[torch.Tensor, ...]] = []
         kept: list[torch.Tensor] = []
-        summarize = _compiled(_summarize) if compiled else _summarize
+        summarize = compiling.compiled(_summarize) if compiled else _summarize
         room = KEPT_BYTES
         for part in _parts(hidden, weight, bias, targets, []):
             room -= part.logits.nbytes
@@ -178,7 +178,7 @@ class _HeadLogprobs(torch.autograd.Function):
         grad_hidden = torch.zeros(hidden.shape, dtype=logprobs.dtype, device=hidden.device)
         grad_weight = torch.empty_like(weight) if needs_weight else None
         grad_bias = torch.empty_like(bias) if bias is not None and needs_bias else None
-        differentiate = _compiled(_differentiate) if ctx.compiled else _differentiate
+        differentiate = compiling.compiled(_differentiate) if ctx.compiled else _differentiate
         # For p near 1, 1 − p would lose precision, so the target's entry comes from its log-prob.
         at_target = _at_target(logprobs[:, None], rows).to(hidden.dtype)
         for part in _parts(hidden, weight, bias, targets, ctx.kept):
@@ -215,8 +215,8 @@ class _Rows(NamedTuple):
 def _summarize(
     logits: torch.Tensor, column: torch.Tensor, divisor: float, overwrite: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of a part's z, [K] each: z at `column`, the largest m, Σ exp(z − m), and Σ (z − m) exp(z −
-    m)."""
+    """Four figures of a part's scaled logits z, [K] each: z at `column`, the largest m, Σ exp(z −
+    m), and Σ (z − m) exp(z − m)."""
     z = _scaled(logits, divisor, overwrite)
     at_column, top = z.gather(1, column)[:, 0], z.amax(-1)
     p = z.sub_(top[:, None]).exp()
@@ -246,12 +246,6 @@ def _at_target(logprobs: torch.Tensor, rows: _Rows) -> torch.Tensor:
         through = logprobs.exp() * (logprobs.clamp(min=-1e4) + rows.entropy)
         grad = grad - through * rows.entropy_slope
     return grad
-
-
-@cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function compiled, for parts of any size."""
-    return torch.compile(function, dynamic=True)
 
 
 class _Part(NamedTuple):

@@ -1,0 +1,49 @@
+"""A worker process that is killed from outside."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from tramontane.placement.process import WorkerProcess
+
+SECONDS = 30.0  # limit of every wait
+MODULE = """
+import subprocess, sys
+from multiprocessing.connection import Connection
+
+connection = Connection(int(sys.argv[1]))
+child = subprocess.Popen(["sleep", "600"])
+assert connection.recv() == "settings"
+connection.send("")
+connection.send(child.pid)
+connection.recv()
+"""
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("way", ["stop", "kill", "died"])
+def test_nothing_that_a_process_started_outlives_it(way, tmp_path, monkeypatch):
+    (tmp_path / "forking_worker.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    worker = WorkerProcess("worker", "forking_worker")
+    child = worker.ready(lambda: "settings").recv()
+    assert is_running(child)
+    if way == "kill":
+        worker.kill()
+    if way == "died":
+        os.kill(worker.process.pid, signal.SIGKILL)
+        worker.process.wait(SECONDS)
+    assert "signal 9" in worker.stop()
+    end = time.monotonic() + SECONDS
+    while is_running(child) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not is_running(child)
