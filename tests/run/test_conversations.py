@@ -110,7 +110,10 @@ def test_a_run_killed_amid_conversations_loses_none(tmp_path: Path, replay: bool
 @pytest.mark.slow
 def test_conversations_on_ray(tmp_path: Path) -> None:
     config = talking(
-        tmp_path, placement={"kind": "ray"}, conversation={"workers": 2}, pipeline={"updates": 3}
+        tmp_path,
+        placement={"kind": "ray", "verifier": {"cpus": 0.5}},
+        conversation={"workers": 2},
+        pipeline={"updates": 3},
     )
     train(config, QuietScreen())
     check_ledger(tmp_path, config)

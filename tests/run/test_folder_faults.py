@@ -291,9 +291,9 @@ def test_a_changed_bit_of_the_rollouts_is_noticed_by_its_checksum(run: RunFolder
 @pytest.mark.parametrize(
     ("size", "data", "file"),
     [
-        (6_000, {}, "rollouts/update_000001.parquet"),
+        (9_000, {}, "rollouts/update_000001.parquet"),
         (1_000_000, {}, "checkpoints/step_1.partial"),
-        (6_000, {"eval": "playground:"}, "evaluation_before.partial"),
+        (9_000, {"eval": "playground:"}, "evaluation_before.partial"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_named_with_the_remedy(
