@@ -70,8 +70,8 @@ class LocalPlacement:
 
 
 class ThreadHandle:
-    """Runs `make()` and then every call in its own thread, with one torch thread. Background calls
-    have a second thread.
+    """Runs `make()` and then every call in its own thread, with as many torch threads as its
+    creator (`torch_threads`). Background calls have a second thread.
 
     On a CUDA device each thread has its own stream, so that workers on one GPU do not wait for each
     other's kernels; the calls' has the given priority. A call returns after all its kernels have
@@ -137,7 +137,8 @@ class _Calls:
         self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
-        torch.set_num_threads(1)
+        # A new thread has the number that was set last, but MKL learns of it only here.
+        torch.set_num_threads(torch.get_num_threads())
         with _separate_stream(self._device, self._priority) as synchronize:
             while (item := self._queue.get()) is not None:
                 future, call = item

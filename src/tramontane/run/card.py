@@ -45,7 +45,7 @@ def write_card(
     results = [
         entry
         for name, result in final.items()
-        for entry in hub_results(name, sources[name], result, prepared.sets[name].plan.sampling)
+        for entry in hub_results(name, sources[name], result, prepared.sets[name].sampling)
     ]
     licence: dict[str, Any] = _licence(config.model)
     front = ModelCardData(
@@ -127,7 +127,7 @@ def _recipe(config: Config, summary: Mapping[str, Any]) -> list[tuple[str, str]]
 
 def _sampling(prepared: Prepared, final: Mapping[str, EvaluationResult]) -> dict[str, str]:
     """How each set was sampled, as text."""
-    plans = {name: prepared.sets[name].plan.sampling for name in final}
+    plans = {name: prepared.sets[name].sampling for name in final}
     return {
         name: f"temperature {p.temperature:g}, top-p {p.top_p:g}, up to {p.max_tokens} tokens"
         for name, p in plans.items()

@@ -116,7 +116,7 @@ async def _measure(
     with session.folder.writing(unfinished):
         with Journal(unfinished, 0) as record:
             evaluation = Evaluation(
-                problems.problems, problems.plan, judges.verifiers, encoder, record, progress
+                problems.problems, problems.sampling, judges.verifiers, encoder, record, progress
             )
             conversations = judges.conversations if session.config.converses else None
             await generate(evaluation, generators, check_version, conversations)

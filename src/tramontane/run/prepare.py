@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice
 
 import torch
@@ -97,7 +97,7 @@ class Prepared:
         """Longest completion of evaluations during training, in tokens; 0 if there are none."""
         if not self.config.evaluation.every or HELD_OUT not in self.sets:
             return 0
-        return self.sets[HELD_OUT].plan.sampling.max_tokens
+        return self.sets[HELD_OUT].sampling.max_tokens
 
 
 def prepare(config: Config, given: RunInput | None = None) -> Prepared:
@@ -121,9 +121,9 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
     stages = config.by_stage()
     problems = given.problems
     lengths = [stage.pipeline.l_max for stage in stages]
-    lengths += [s.plan.sampling.max_tokens for s in given.sets.values()]
+    lengths += [s.sampling.max_tokens for s in given.sets.values()]
     prompts = _prompt_filter(encoder, config, max(lengths))
-    sets = {name: EvaluationSet(prompts.keep(s.problems), s.plan) for name, s in given.sets.items()}
+    sets = {k: replace(s, problems=prompts.keep(s.problems)) for k, s in given.sets.items()}
     for stream in problems.streams:
         _limit_prompts(stream, prompts, config)
     first = _first_problems(problems, PROBE_PROMPTS)

@@ -322,7 +322,7 @@ async def _measure_end(
     """`measure` all sets, with slots for their longest completion; nothing may be in flight."""
     prepared = session.prepared
     if prepared.sets:
-        longest = max(s.plan.sampling.max_tokens for s in prepared.sets.values())
+        longest = max(s.sampling.max_tokens for s in prepared.sets.values())
         await generators.resize(prepared.stages[-1], longest)
     return await measure(session, generators, judges, when, version)
 
