@@ -11,6 +11,7 @@ import yaml
 from tramontane.errors import reading
 from tramontane.run import rollouts
 from tramontane.run.folder import RunFolder, read_log
+from tramontane.run.screen import clock, facts
 from tramontane.types import ThinkingTags
 from tramontane.verifier.format import split_response
 from tramontane.view.rollouts import Part
@@ -43,7 +44,7 @@ def summary(run: Run) -> Row:
         "notes": _notes(run, updates, finished=bool(written)),
         "passed": _measured(figures.get("pass_at_1")),
         "tiles": _tiles(figures),
-        "facts": _facts(written),
+        "facts": facts(written),
         "tables": [*_models_table(written), *_tables(results)],
         "samples": _samples(run, ends["before"], ends["after"]),
         "traces": traces(run),
@@ -75,7 +76,7 @@ def _subtitle(run: Run, updates: int, written: Row) -> str:
     parts = [config.get("model"), (config.get("data") or {}).get("train")]
     parts.append(f"{updates} updates" if updates else None)
     if seconds := written.get("wall_seconds"):
-        parts.append(_clock(seconds))
+        parts.append(clock(seconds))
     return " · ".join(str(part) for part in parts if part)
 
 
@@ -122,38 +123,6 @@ def _tiles(figures: Mapping[str, Any]) -> list[dict[str, str]]:
         if measure:
             tiles.append({"title": title, **values})
     return tiles
-
-
-def _facts(written: Mapping[str, Any]) -> list[tuple[str, str]]:
-    pause = written.get("weight_update_pause_ms") or {}
-    stale = written.get("staleness") or {}
-    facts = [
-        (title, form.format(written[key]))
-        for title, key, form in [
-            ("updates", "updates", "{}"),
-            ("trained tokens/s", "trained_tokens_per_second", "{:,.0f}"),
-            ("generator idle", "generator_idle_fraction", "{:.1%}"),
-            ("generator held by the staleness bound", "generator_held_fraction", "{:.1%}"),
-            ("padding", "padding_fraction", "{:.1%}"),
-            ("optimizer steps skipped", "skipped_steps", "{:,}"),
-            ("unscorable groups dropped", "groups_unscorable", "{:,}"),
-            ("unscorable completions trained on as wrong", "unscorable_trained", "{:,}"),
-        ]
-        if written.get(key) is not None
-    ]
-    if written.get("wall_seconds") is not None:
-        facts.insert(0, ("wall time", _clock(written["wall_seconds"])))
-    if pause:
-        facts.append(("weight-update pause", f"{pause['p50']:.1f} ms (p99 {pause['p99']:.1f})"))
-    if stale:
-        facts.append(("staleness", f"{stale['mean']:.2f} versions (max {stale['max']})"))
-    return facts
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 def _results(ends: Mapping[str, list[Row]]) -> Results:
