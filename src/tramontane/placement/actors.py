@@ -125,9 +125,8 @@ class DirectWeights(StoredWeights):
         return tensor
 
 
-def _actor_class() -> Any:
-    decorate: Any = ray.remote
-    return decorate(concurrency_groups={"pulse": 1, "background": 1, "files": 1})(Actor)
+_remote: Any = ray.remote
+_ActorClass = _remote(concurrency_groups={"pulse": 1, "background": 1, "files": 1})(Actor)
 
 
 class ActorHandle:
@@ -147,7 +146,7 @@ class ActorHandle:
     ) -> None:
         self.name, self._heartbeat, self._note = name, heartbeat, note
         options = {"max_restarts": 0, "max_task_retries": 0, **options}
-        self._actor: Any = _actor_class().options(**options).remote()
+        self._actor: Any = _ActorClass.options(**options).remote()
         self._place: tuple[str, int] | None = None  # node and process, while known to be alive
         self._process = "no process yet"  # kept after its death: several calls may report it
         self._silent = False  # True once a heartbeat was missing
@@ -419,13 +418,15 @@ class Cluster:
             return self._actor(TRAINER, resources).start(make)
         if self._trainer_group is None:
             self.reserve()
-        ranks = [
-            self._actor(f"trainer rank {n}", resources | _in_bundle(self._trainer_group, n))
-            for n in range(config.trainer.ranks)
-        ]
-        limit = config.timeouts.training
+        ranks = []
+        for n in range(config.trainer.ranks):
+            strategy = PlacementGroupSchedulingStrategy(
+                self._trainer_group, placement_group_bundle_index=n
+            )
+            options = {**resources, "scheduling_strategy": strategy}
+            ranks.append(self._actor(f"trainer rank {n}", options))
         backend = collective_backend(config.trainer.device)
-        return ActorRanks(TRAINER, make, ranks, backend, limit)
+        return ActorRanks(TRAINER, make, ranks, backend, config.timeouts.training)
 
     def weights(self) -> Weights:
         config = self._config
@@ -458,14 +459,6 @@ class Cluster:
 def _resources(resources: Resources, device: str) -> dict[str, float]:
     gpus = float(device.startswith("cuda")) if resources.gpus is None else resources.gpus
     return {"num_cpus": resources.cpus, "num_gpus": gpus}
-
-
-def _in_bundle(group: PlacementGroup | None, number: int) -> dict[str, Any]:
-    """Options of an actor that uses one bundle of a placement group."""
-    if group is None:
-        return {}
-    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
-    return {"scheduling_strategy": strategy}
 
 
 def _kill(process: int, patience: float = 0.0) -> None:
