@@ -250,7 +250,6 @@ def disk_faults(path: Path, then: str = CONTINUE, *, outside: bool = False) -> I
 
 
 def _fault(error: Exception, path: Path) -> str | None:
-    """The path, the fault and the remedy, if a disk fault caused the error."""
     file = path
     if isinstance(error, OSError) and isinstance(error.filename, str):
         file = Path(error.filename).absolute()

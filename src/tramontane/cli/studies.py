@@ -170,7 +170,6 @@ def undecided(
 
 
 def _show_plans(planned: dict[str, Plan]) -> None:
-    """Print the plan of the catalogue."""
     rows, total, rest = [], 0.0, 0.0
     for name, plan in planned.items():
         arms, finished = len(plan.study.arms), plan.finished
@@ -230,11 +229,7 @@ def length(runs: Runs, out: Out = STUDIES / "length") -> None:
 
 
 def _check_runs(runs: list[Path]) -> None:
-    """Check that the runs exist before scipy and matplotlib are imported, which takes seconds.
-
-    Raises:
-        InputError: no runs there.
-    """
+    # Before scipy and matplotlib are imported, which takes seconds.
     from tramontane.studies.fits import runs_in
 
     for path in runs:

@@ -241,7 +241,6 @@ def _path(location: Iterable[int | str]) -> str:
 
 
 def _apply(cls: type[Section], raw: dict[str, Any], override: str) -> None:
-    """Set the key of one `key.sub=value` override in `raw`."""
     key, separator, value = override.partition("=")
     if not separator or not key:
         raise InputError(f"override {override!r}: write it as key=value, e.g. pipeline.updates=10")
@@ -292,7 +291,6 @@ def _explain(cls: type[Section], error: dict[str, Any]) -> str:
 
 
 def _suggestion(cls: type[Section], location: tuple[int | str, ...]) -> str:
-    """The valid key nearest to the unknown key at `location`, with its description."""
     parent, names_entry = cls, False
     for part in location[:-1]:
         if isinstance(part, int) or names_entry:

@@ -129,11 +129,6 @@ def continue_evaluation(
 
 
 def _check_rows(file: Path, rows: Sequence[Row], work: Work) -> None:
-    """Check that a file's rows belong to these problems, in order.
-
-    Raises:
-        InputError: a row belongs to a different problem.
-    """
     due = [problem for problem in work.problems for _ in range(work.sampling.samples)]
     for number, (row, problem) in enumerate(zip_longest(rows, due), 1):
         if row is None:

@@ -215,7 +215,6 @@ def _suite_name(source: str) -> str:
 
 
 def _measured(rows: Mapping[str, Sequence[Row]], left_out: int) -> dict[str, Measured]:
-    """The results of one suite by model, from the rows of their common problems."""
     first, found = counts_of(next(iter(rows.values()))), {}
     for place, (model, of_model) in enumerate(rows.items()):
         difference = paired_difference(first, counts_of(of_model)) if place else None
@@ -238,7 +237,6 @@ def markdown(found: Comparison) -> str:
 
 
 def _tables(found: Comparison) -> list[dict[str, Any]]:
-    """Values for the templates: one table per suite."""
     tables = []
     for suite, models in found.items():
         rows = []

@@ -277,7 +277,6 @@ async def grade(evaluation: Evaluation, verifiers: Verifiers, timeouts: Timeouts
 
 
 def _sized(config: Config, work: Work) -> Config:
-    """The config with the evaluation's sizes."""
     samples, slots = work.sampling.samples, work.sampling.slots * config.generator.workers
     n_async = max(samples, min(slots, len(work.problems) * samples))
     return without_trainer(config, work.sampling.max_tokens, samples, n_async)

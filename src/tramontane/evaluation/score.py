@@ -264,11 +264,6 @@ def parse_row(
 
 
 def _turns(row: Mapping[str, Any]) -> list[tuple[str, bool]]:
-    """Text of each turn of the model, and whether it makes calls; empty without a conversation.
-
-    Raises:
-        InputError: `messages` or `turns` is of the wrong type.
-    """
     for name, text, calls in (("turns", "text", "calls"), ("messages", "content", "tool_calls")):
         found = row.get(name)
         if found is None or (name == "messages" and isinstance(row.get("response"), str)):

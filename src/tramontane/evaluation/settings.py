@@ -151,7 +151,6 @@ def settings_for(
 
 
 def _sampling_of(config: Config) -> Sampling:
-    """The sampling of a run's evaluations."""
     asked = config.evaluation
     sampling = Sampling(
         samples=asked.samples, temperature=asked.temperature, top_p=asked.top_p, seed=config.seed

@@ -116,8 +116,6 @@ class ThreadHandle:
 
 
 class _Calls:
-    """A thread that runs calls one after another."""
-
     def __init__(self, name: str, device: str, priority: int = 0) -> None:
         self._device, self._priority, self._closing = device, priority, False
         self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (

@@ -126,7 +126,6 @@ def _recipe(config: Config, summary: Mapping[str, Any]) -> list[tuple[str, str]]
 
 
 def _sampling(prepared: Prepared, final: Mapping[str, EvaluationResult]) -> dict[str, str]:
-    """How each set was sampled, as text."""
     plans = {name: prepared.sets[name].sampling for name in final}
     return {
         name: f"temperature {p.temperature:g}, top-p {p.top_p:g}, up to {p.max_tokens} tokens"

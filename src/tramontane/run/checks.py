@@ -283,7 +283,6 @@ def _shortened(problem: str) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """The lines of a completion; of a long one, its start and its end."""
     start, end = SHOWN
     if len(text) > start + end:
         left_out = len(text) - start - end
@@ -360,7 +359,6 @@ async def _probe(
 async def _compare(
     prepared: Prepared, trainer: Handle, completions: list[Completion]
 ) -> parity.Mismatch:
-    """Compare the completions' log-probs with the trainer's."""
     config = prepared.config
     logprobs = await call(
         trainer,

@@ -384,7 +384,6 @@ class RunFolder:
 
 
 def _version(checkpoint: Path) -> int:
-    """Updates done at a checkpoint."""
     return int(checkpoint.name.removeprefix("step_"))
 
 

@@ -412,7 +412,6 @@ def _before_after(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]
 
 
 def _estimates(name: str, before: Any, after: Any) -> tuple[str, str, str, str]:
-    """A row of `_before_after` for two estimates with their intervals."""
     ends = (before, after)
     texts = [f"{e['value']:.3f} [{e['low']:.3f}, {e['high']:.3f}]" if e else "–" for e in ends]
     change = f"{after['value'] - before['value']:+.3f}" if before and after else ""

@@ -131,7 +131,6 @@ that length is the cause of the reward.
 
 
 def _until(series: Series, until: float | None, label: str) -> Series:
-    """The points up to some compute."""
     if until is None:
         return series
     kept = series.x <= until
@@ -175,7 +174,6 @@ a curve that ends at 1 fits about as well, so these points do not show where the
 def _draw(
     axes: Axes, number: int, series: Sequence[Series], label: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw the points of some runs; returns them."""
     x, y = pooled(series)
     axes.scatter(x, y, s=12, alpha=0.7, color=line_style(number)["color"], label=label)
     return x, y

@@ -168,11 +168,6 @@ def _evaluate(
 
 
 def _plane(run: Path, out: Path, found: Mapping[int, Path]) -> Plane:
-    """The plane and its directions in `out`, computed once.
-
-    Raises:
-        InputError: a plane of different checkpoints in `out`.
-    """
     file, folders = out / "plane.json", [*found.values()]
     checkpoints = {
         "run": str(run.resolve()),
@@ -195,7 +190,6 @@ def _plane(run: Path, out: Path, found: Mapping[int, Path]) -> Plane:
 
 
 def _measure(run: Path, point: Path, options: SamplingOptions) -> dict[str, float]:
-    """Figures of the model of one point, on the run's held-out problems."""
     settings = settings_for(str(point), None, run / "config.yaml", [], options)
     rows_file = point / "completions.jsonl"
     result = evaluate_checkpoint(settings, write_to=rows_file)
@@ -232,7 +226,6 @@ def _result(
 
 
 def _draw(found: Landscape, folder: Path) -> None:
-    """Write `landscape.svg`, contours on the plane, and `length.svg`, the law on its points."""
     figure, (reward, tokens) = new_figure(2, 3.6)
     _contours(reward, found, found.reward, "raw reward")
     _contours(tokens, found, found.tokens, "tokens of a completion")
@@ -278,7 +271,6 @@ Correlation of the raw reward with the log of the length over the {found.reward.
 
 
 def _contours(axes: Axes, found: Landscape, values: np.ndarray, title: str) -> None:
-    """Filled contours of a figure on the plane, with the trajectory and the length direction."""
     axes.grid(False)
     filled = axes.contourf(*found.axes, values, levels=12, cmap="viridis")
     axes.figure.colorbar(filled, ax=axes, shrink=0.85)

@@ -190,7 +190,6 @@ def size_of(study: Study, result: Result) -> str:
 
 
 def _arms_table(study: Study, result: Result) -> str:
-    """The arms with their keys, and a Markdown table of their figures: a row for each measure."""
     lines = [f"- all arms: {_keys(study.base)}"] if study.base else []
     lines += [f"- **{arm}**: {_keys(changes)}" for arm, changes in study.arms.items()]
     if study.trajectories:
@@ -204,7 +203,6 @@ def _arms_table(study: Study, result: Result) -> str:
 
 
 def _wrapped(item: str) -> str:
-    """An item of a list on lines of at most 100 characters."""
     return fill(item, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
@@ -238,7 +236,6 @@ def detectable(verdict: Verdict, measure: Measure) -> str:
 
 
 def _sentence(claim: Claim, verdict: Verdict, measure: Measure) -> str:
-    """A verdict with its numbers, in one sentence."""
     pair = f"{claim.arm} − {claim.against}"
     if np.isnan(verdict.difference):
         return f"{pair}: no figure."

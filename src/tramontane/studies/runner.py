@@ -129,7 +129,6 @@ def _run(
 
 
 def _start(files: Iterable[Path], log: Path, cores: int = 1) -> subprocess.Popen[bytes]:
-    """A process that runs arms one after the other, and ends with this one."""
     with open(log, "ab") as output:
         return subprocess.Popen(
             command_of("tramontane.studies.arm", *map(str, files)),
@@ -195,7 +194,6 @@ def run_smoke(plans: Mapping[str, Plan], out: Path) -> dict[str, str]:
 
 
 def _page_error(plan: Plan) -> str:
-    """Write a study's page; returns what is wrong with it, so that other studies are checked."""
     from tramontane.studies.page import write_page
 
     try:

@@ -132,7 +132,6 @@ def _section(config: Row, *keys: str) -> Row:
 
 
 def _update(line: bytes) -> Row | None:
-    """An update's metrics; None if a line is something else."""
     try:
         row = parse_object(line)
     except ValueError:

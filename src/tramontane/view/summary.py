@@ -62,7 +62,6 @@ _ENDS = ("before", "after")
 
 
 def _written(run: Run) -> Row:
-    """The content of `summary.json`; empty before the run has ended."""
     file = run.path / "summary.json"
     with reading(file):
         return dict(json.loads(file.read_text("utf-8"))) if file.is_file() else {}
@@ -126,7 +125,6 @@ def _tiles(figures: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def _results(ends: Mapping[str, list[Row]]) -> Results:
-    """The evaluations before and after, where available."""
     from tramontane.evaluation.evaluate import summarize  # takes a second to import
 
     return {
@@ -137,7 +135,6 @@ def _results(ends: Mapping[str, list[Row]]) -> Results:
 
 
 def _so_far(results: Results) -> dict[str, Any]:
-    """The evaluation results of a run without a summary yet."""
     keys = ("format_rate", "language_rate", "mean_thinking_tokens")
     measures = {key: {when: getattr(r, key) for when, r in results.items()} for key in keys}
     passed = {when: r.pass_at_1.to_dict() for when, r in results.items()}
@@ -145,7 +142,6 @@ def _so_far(results: Results) -> dict[str, Any]:
 
 
 def _tables(results: Results) -> list[Row]:
-    """Tables of pass@1 by language and by difficulty, and of pass@k and maj@k, before and after."""
     if not results:
         return []
     first = next(iter(results.values()))
@@ -197,7 +193,6 @@ def _cell(result: EvaluationResult, kind: str, key: str) -> dict[str, float]:
 
 
 def _samples(run: Run, before: list[Row], after: list[Row]) -> list[Row]:
-    """The first completion, before and after, of each language's first evaluation problem."""
     tags = ThinkingTags.of((run.config.get("verifier") or {}).get("thinking_tags"))
     later: dict[str, Row] = {}
     for row in after:
