@@ -361,7 +361,7 @@ def start_conversations(
     """The conversations of a run, whose processes run where `placement` says, none before the first
     of them; `replaced` is called with every worker that was lost."""
     make = partial(EnvironmentHost, config)
-    return Conversations(config, lambda n: placement.environment(n, make), replaced)
+    return Conversations(config, lambda n: placement.judge(f"environment {n}", make), replaced)
 
 
 def _key(request: Request) -> Key:

@@ -403,13 +403,9 @@ class Cluster:
         resources = _resources(config.placement.generator, config.generator.device)
         return self._actor(f"generator {number}", resources).start(make)
 
-    def verifier(self, number: int, make: Callable[[], Any]) -> Handle:
+    def judge(self, name: str, make: Callable[[], Any]) -> Handle:
         resources = _resources(self._config.placement.verifier, "cpu")
-        return self._actor(f"verifier {number}", resources).start(make)
-
-    def environment(self, number: int, make: Callable[[], Any]) -> Handle:
-        resources = _resources(self._config.placement.verifier, "cpu")
-        return self._actor(f"environment {number}", resources).start(make)
+        return self._actor(name, resources).start(make)
 
     def trainer(self, make: Callable[[], Any]) -> Handle:
         config = self._config

@@ -46,11 +46,8 @@ class LocalPlacement:
         device = self._seats.generators[number] if slots else "cpu"
         return ThreadHandle(f"generator {number}", make, device, DECODING)
 
-    def verifier(self, number: int, make: Callable[[], Any]) -> Handle:
-        return ThreadHandle(f"verifier {number}", make)
-
-    def environment(self, number: int, make: Callable[[], Any]) -> Handle:
-        return ThreadHandle(f"environment {number}", make)
+    def judge(self, name: str, make: Callable[[], Any]) -> Handle:
+        return ThreadHandle(name, make)
 
     def trainer(self, make: Callable[[], Any]) -> Handle:
         config, limit = self._config.trainer, self._config.timeouts.training

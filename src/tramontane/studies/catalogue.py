@@ -236,7 +236,6 @@ def _entry(
         "large": f" Only a large model could show: {study.large.strip()}" if study.large else "",
         "command": f"tramontane study {name}{seeds}",
         "rows": rows,
-        "outcomes": Counter(row["verdict"] for row in rows),
         "size": size_of(study, result) if result else None,
         "data": f"{data}/{name}.json",
         "plot": f"{data}/{name}_arms.svg",

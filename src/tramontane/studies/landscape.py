@@ -22,7 +22,8 @@ from matplotlib.axes import Axes
 from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import evaluate_checkpoint
 from tramontane.evaluation.settings import SamplingOptions, settings_for
-from tramontane.studies.analyses import draw_law, law_table, write_analysis
+from tramontane.pages import render
+from tramontane.studies.analyses import draw_law, write_analysis
 from tramontane.studies.fits import LengthLaw, Series, fit_length
 from tramontane.studies.plane import (
     Plane,
@@ -135,7 +136,9 @@ def study_landscape(
             "correlation": found.correlation,
             "law": asdict(found.law),
         }
-        write_analysis(folder, "landscape", _page(found, run.name), content)
+        laws = {run.name: found.law}
+        text = render("studies/landscape.md.j2", found=found, name=run.name, laws=laws)
+        write_analysis(folder, "landscape", text, content)
     return found
 
 
@@ -234,40 +237,6 @@ def _draw(found: Landscape, folder: Path) -> None:
     axes.scatter(found.tokens.ravel(), found.reward.ravel(), s=14, color=COLOURS[0])
     draw_law(axes, found.law, color=COLOURS[1])
     save(figure, folder / "length.svg")
-
-
-def _page(found: Landscape, name: str) -> str:
-    shares = ", ".join(f"{share:.1%}" for share in found.plane.explained[:4])
-    rows = [
-        f"| {update} | {first:+.4g} | {second:+.4g} |"
-        for update, (first, second) in zip(found.updates, found.plane.coordinates, strict=True)
-    ]
-    return f"""# Landscape of {name}
-
-The plane of the two largest principal components of {len(found.updates)} checkpoints, around the
-final one. Shares of the checkpoints' variance in the first components: {shares}. α_1 and α_2 are in
-units of the Euclidean norm of the weights.
-
-![raw reward and tokens on the plane](landscape.svg)
-
-The line is the trajectory of the checkpoints, the star the final one; the arrow points along the
-plane's *length direction*, along which completions grow fastest.
-
-## Length law on the plane
-
-{law_table({name: found.law})}
-
-Correlation of the raw reward with the log of the length over the {found.reward.size} points:
-{found.correlation:.2f}.
-
-![raw reward over length](length.svg)
-
-## Checkpoints
-
-| update | α_1 | α_2 |
-|---|---|---|
-{chr(10).join(rows)}
-"""
 
 
 def _contours(axes: Axes, found: Landscape, values: np.ndarray, title: str) -> None:

@@ -20,6 +20,7 @@ from tramontane.view.timeline import events_of
 
 if TYPE_CHECKING:
     from tramontane.evaluation.evaluate import EvaluationResult
+    from tramontane.statistics import Estimate
 
 Row = dict[str, Any]
 Results = Mapping[str, "EvaluationResult"]  # `before` and `after`, where measured
@@ -142,26 +143,27 @@ def _so_far(results: Results) -> dict[str, Any]:
 
 
 def _tables(results: Results) -> list[Row]:
-    if not results:
-        return []
-    first = next(iter(results.values()))
-    kinds = {
-        "By language": ("language", list(first.by_language)),
-        "By difficulty": ("difficulty", list(first.by_difficulty)),
-        "Several samples": (
-            "k",
-            [f"pass@{k}" for k in first.pass_at_k] + [f"maj@{k}" for k in first.maj_at_k if k > 1],
-        ),
-    }
+    """Tables of pass@1 by language and by difficulty, and of pass@k and maj@k."""
+    found = {when: _estimates(result) for when, result in results.items()}
     return [
         {
             "title": title,
-            "ends": list(results),
-            "rows": [(key, [_cell(r, kind, key) for r in results.values()]) for key in keys],
+            "ends": list(found),
+            "rows": [(key, [e[title][key].to_dict() for e in found.values()]) for key in rows],
         }
-        for title, (kind, keys) in kinds.items()
-        if keys != ["unknown"]  # one group: all problems
+        for title, rows in next(iter(found.values()), {}).items()
+        if list(rows) != ["unknown"]  # one group: all problems
     ]
+
+
+def _estimates(result: EvaluationResult) -> dict[str, dict[str, Estimate]]:
+    samples = {f"pass@{k}": e for k, e in result.pass_at_k.items()}
+    samples |= {f"maj@{k}": e for k, e in result.maj_at_k.items() if k > 1}
+    return {
+        "By language": {name: part.pass_at_1 for name, part in result.by_language.items()},
+        "By difficulty": {name: part.pass_at_1 for name, part in result.by_difficulty.items()},
+        "Several samples": samples,
+    }
 
 
 def _models_table(written: Mapping[str, Any]) -> list[Row]:
@@ -177,16 +179,6 @@ def _models_table(written: Mapping[str, Any]) -> list[Row]:
     if rows and all("format_rate" in model for model in figures):
         rows.append(("format", [{"value": model["format_rate"]} for model in figures]))
     return [{"title": "Models", "ends": models, "rows": rows}] if rows else []
-
-
-def _cell(result: EvaluationResult, kind: str, key: str) -> dict[str, float]:
-    if kind == "k":
-        metric, k = key.split("@")
-        estimate = (result.pass_at_k if metric == "pass" else result.maj_at_k)[int(k)]
-    else:
-        slices = result.by_language if kind == "language" else result.by_difficulty
-        estimate = slices[key].pass_at_1
-    return estimate.to_dict()
 
 
 # -------------------------------------------------------------------------------- completions
