@@ -267,6 +267,16 @@ class Request(SampledTokens):
             versions=self.versions[:tokens],
         )
 
+    def turn_ended(self, completion: Completion) -> Request:
+        """The request with the tokens of a turn, which its environment is to answer."""
+        return replace(
+            self,
+            token_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            versions=completion.versions,
+            finish_reason=completion.finish_reason,
+        )
+
     def completed(self, reason: FinishReason) -> Completion:
         """The finished request, whose arrays the completion shares."""
         tokens = self.token_ids, self.logprobs, self.versions

@@ -39,13 +39,11 @@ class Key:
     """One key of a section.
 
     Attributes:
-        path: dotted path, as in an override or an error; `N` is a place in a list, `NAME` a
-            mapping's key.
-        kind: type and range, alternatives separated by `|`, e.g. `integer ≥ 1 | null`.
+        path: dotted path; `N` is a place in a list, `NAME` a mapping's key.
+        kind: type and range, e.g. `integer ≥ 1 | null`.
         default: default value as YAML; None for a required key.
         description: the key's docstring, on one line.
         section: the section that the key holds, if any.
-        on_resume: says whether the key may change when a run is resumed.
     """
 
     path: str

@@ -202,8 +202,6 @@ async def complete(
     Raises:
         WorkerLost: a generator, or a process of environments, cannot be replaced.
     """
-    from tramontane.controller.conversations import turn_ended
-
     tasks = set[asyncio.Task[None]]()
     polls: dict[PooledGenerator, asyncio.Task[None]] = {}
     begun: dict[tuple[int, int], Request] = {}  # conversations under way
@@ -216,7 +214,7 @@ async def complete(
                 await take(ended)
                 continue
             for c in ended:
-                start(go_on(turn_ended(begun[c.group, c.index], c)))
+                start(go_on(begun[c.group, c.index].turn_ended(c)))
 
     async def go_on(request: Request) -> None:
         assert conversations
