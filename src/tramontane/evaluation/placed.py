@@ -275,8 +275,10 @@ async def grade(evaluation: Evaluation, verifiers: Verifiers, timeouts: Timeouts
 
 
 def _sized(config: Config, work: Work) -> Config:
-    samples, slots = work.sampling.samples, work.sampling.slots * config.generator.workers
-    n_async = max(samples, min(slots, len(work.problems) * samples))
+    workers, samples = max(1, config.generator.workers), work.sampling.samples
+    n_async = max(samples, min(work.sampling.slots * workers, len(work.problems) * samples))
+    generator = config.generator.model_copy(update={"workers": workers})  # a run may have had none
+    config = config.model_copy(update={"generator": generator})
     return without_trainer(config, work.sampling.max_tokens, samples, n_async)
 
 
