@@ -2,13 +2,3 @@
 
 from tramontane.evaluation.evaluate import EvaluationResult, Slice, summarize
 from tramontane.statistics import Estimate, maj_at_k, mean_interval, pass_at_k
-
-__all__ = [
-    "Estimate",
-    "EvaluationResult",
-    "Slice",
-    "maj_at_k",
-    "mean_interval",
-    "pass_at_k",
-    "summarize",
-]
