@@ -420,11 +420,7 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any], levels: int) -
 
 
 def write_whole(file: Path, content: str | bytes) -> None:
-    """Write a file that is complete or absent, and flushed to disk when this returns.
-
-    Raises:
-        InputError: as `disk_faults`.
-    """
+    """Write a file that is complete or absent, and flushed to disk; see `whole_file`."""
     with whole_file(file) as out:
         out.write(content.encode() if isinstance(content, str) else content)
 

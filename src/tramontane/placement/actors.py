@@ -414,6 +414,7 @@ class Cluster:
             return self._actor(TRAINER, resources).start(make)
         if self._trainer_group is None:
             self.reserve()
+        assert self._trainer_group is not None
         ranks = []
         for n in range(config.trainer.ranks):
             strategy = PlacementGroupSchedulingStrategy(

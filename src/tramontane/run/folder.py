@@ -234,7 +234,7 @@ class RunFolder:
     def log_activity(self, worker: str, activity: str, began: float, seconds: float) -> None:
         """Add a line to `timeline.jsonl`: a worker's activity (`controller.observer.Activity`),
         from `began`, in seconds since the epoch."""
-        row = {"worker": worker, "activity": activity}
+        row: dict[str, Any] = {"worker": worker, "activity": activity}
         row |= {"began": round(began, 3), "seconds": round(seconds, 3)}
         self._append("timeline.jsonl", json.dumps(row))
 
