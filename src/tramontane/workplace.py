@@ -109,7 +109,7 @@ def owned_folder(
 
 
 @contextmanager
-def owned_file(file: str | Path, work: str) -> Iterator[None]:
+def owned_file(file: str | Path, work: str, *, wait: float = EXIT_SECONDS) -> Iterator[None]:
     """Own a file and the files that accompany it; see `owned_folder`.
 
     Raises:
@@ -117,7 +117,7 @@ def owned_file(file: str | Path, work: str) -> Iterator[None]:
     """
     file = Path(file)
     check_file(file)
-    with _owned(file, file.with_name(f".{file.name}.lock"), work):
+    with _owned(file, file.with_name(f".{file.name}.lock"), work, wait=wait):
         yield
 
 
