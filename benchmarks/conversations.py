@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.measure import Promise, finish, machine
 from tramontane.config import Config
-from tramontane.controller.conversations import Conversations, start_conversations, turn_ended
+from tramontane.controller.conversations import Conversations, start_conversations
 from tramontane.environments.protocol import Turn
 from tramontane.placement.thread import LocalPlacement
 from tramontane.types import Completion, Problem, Request, SamplingParams
@@ -64,7 +64,7 @@ class Load:
             while isinstance(request, Request):
                 if not self.conversations.awaits(request):
                     await asyncio.sleep(self.args.sample * random.uniform(0.5, 1.5))
-                    request = turn_ended(request, self.sampled(request, random))
+                    request = request.turn_ended(self.sampled(request, random))
                 answer = self.conversations.answer
                 request = await answer(sampling.max_tokens, self.problem, request)
                 self.steps += 1

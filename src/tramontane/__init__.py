@@ -26,25 +26,6 @@ if TYPE_CHECKING:
     from tramontane.start import dry_run, sft, train
     from tramontane.studies.runner import study
 
-__all__ = [
-    "InputError",
-    "Reward",
-    "audit",
-    "compare",
-    "curate",
-    "doctor",
-    "dry_run",
-    "evaluate",
-    "fetch",
-    "generate",
-    "plan",
-    "score",
-    "serve",
-    "sft",
-    "study",
-    "train",
-    "vllm",
-]
 __version__ = "0.1.0"
 
 _FUNCTIONS = {
@@ -64,6 +45,7 @@ _FUNCTIONS = {
     "train": "start:train",
     "vllm": "generator.vllm.environment:set_up",
 }
+__all__ = ["InputError", "Reward", *_FUNCTIONS]
 
 # Three modules have the name of a command. Imported later, they would replace it here.
 for _name in ("audit", "doctor", "sft"):

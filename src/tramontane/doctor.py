@@ -59,16 +59,8 @@ def doctor(chat: str | None = None) -> list[Finding]:
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """A GPU that torch sees.
-
-    Args:
-        name: as torch gives it.
-        capability: compute capability, major and minor.
-        free: bytes of its memory.
-        total: bytes of its memory.
-        attention: largest difference of one attention call in bfloat16 from float32, relative to
-            the largest output; or the error that it raised.
-    """
+    """A GPU that torch sees, with its memory in bytes, and what `_attention_error` gives on it, or
+    the error that it raised."""
 
     name: str
     capability: tuple[int, int]

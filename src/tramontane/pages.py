@@ -6,6 +6,7 @@ leaves them as they are. An HTML template extends `page.html.j2`, which holds th
 
 from __future__ import annotations
 
+import math
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -47,3 +48,12 @@ def _environment() -> Environment:
 def table_cell(text: str) -> str:
     """The text in one cell of a Markdown table."""
     return re.sub(r"\s+", " ", text).replace("|", "\\|")
+
+
+def json_values(value: Any) -> Any:
+    """A value for JSON, with None for NaN and infinity, which JSON lacks."""
+    if isinstance(value, dict):
+        return {key: json_values(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_values(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

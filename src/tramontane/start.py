@@ -177,7 +177,6 @@ def _sizes(settings: Config, gpu: str | None) -> DryRunResult:
 def _check_given(
     resume: str | Path | None, config: object, model: object, data: object, rewards: Sequence[Any]
 ) -> None:
-    """Check that exactly one run is given."""
     given = model is not None or data is not None or bool(rewards)
     if resume is None and config is None and not given:
         raise InputError("give a config to start a run, or --resume RUN to continue one")

@@ -180,9 +180,6 @@ class Difference:
     worse: int
     n_problems: int
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def __str__(self) -> str:
         return f"{self.value:+.3f} [{self.low:+.3f}, {self.high:+.3f}], p = {self.p_value:.3g}"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
@@ -267,6 +267,16 @@ class Request(SampledTokens):
             versions=self.versions[:tokens],
         )
 
+    def turn_ended(self, completion: Completion) -> Request:
+        """The request with the tokens of a turn, which its environment is to answer."""
+        return replace(
+            self,
+            token_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            versions=completion.versions,
+            finish_reason=completion.finish_reason,
+        )
+
     def completed(self, reason: FinishReason) -> Completion:
         """The finished request, whose arrays the completion shares."""
         tokens = self.token_ids, self.logprobs, self.versions
@@ -414,9 +424,6 @@ class Verdict:
     reason: str = ""
     seconds: float = 0.0
     answer: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass

@@ -49,14 +49,7 @@ _PATH_FAULTS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.E
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that owns a place.
-
-    Args:
-        process: its number.
-        host: its machine.
-        since: local time at which it began.
-        work: what is being done to the place, as a participle: `trained`, `evaluated`.
-    """
+    """The process that owns a place; `work` is a participle, e.g. `trained`."""
 
     process: int
     host: str
@@ -116,9 +109,7 @@ def owned_folder(
 
 
 @contextmanager
-def owned_file(
-    file: str | Path, work: str, *, then: str = CONTINUE, wait: float = EXIT_SECONDS
-) -> Iterator[None]:
+def owned_file(file: str | Path, work: str, *, wait: float = EXIT_SECONDS) -> Iterator[None]:
     """Own a file and the files that accompany it; see `owned_folder`.
 
     Raises:
@@ -126,7 +117,7 @@ def owned_file(
     """
     file = Path(file)
     check_file(file)
-    with _owned(file, file.with_name(f".{file.name}.lock"), work, then, wait):
+    with _owned(file, file.with_name(f".{file.name}.lock"), work, wait=wait):
         yield
 
 
@@ -147,7 +138,7 @@ def whole_folder(folder: str | Path, work: str) -> Iterator[Path]:
     with disk_faults(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.partial")
-    with _owned(folder, folder.with_name(f".{folder.name}.lock"), work, CONTINUE, EXIT_SECONDS):
+    with _owned(folder, folder.with_name(f".{folder.name}.lock"), work):
         try:
             shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
             partial.mkdir()
@@ -158,7 +149,9 @@ def whole_folder(folder: str | Path, work: str) -> Iterator[Path]:
 
 
 @contextmanager
-def _owned(place: Path, path: Path, work: str, then: str, wait: float) -> Iterator[Owner | None]:
+def _owned(
+    place: Path, path: Path, work: str, then: str = CONTINUE, wait: float = EXIT_SECONDS
+) -> Iterator[Owner | None]:
     from filelock import FileLock, SoftFileLease, Timeout  # 0.1 s
 
     lock = FileLock(path, timeout=wait, thread_local=False, fallback_to_soft=False)
@@ -249,18 +242,14 @@ def disk_faults(path: Path, then: str = CONTINUE, *, outside: bool = False) -> I
     """
     try:
         yield
-    except OSError as error:
-        if (found := _fault(error, path)) is None:
-            raise
-        raise InputError(f"{found}, then {then}") from error
     except Exception as error:
-        if outside or (found := _fault(error, path)) is None:
+        unrelated = outside and not isinstance(error, OSError)
+        if unrelated or (found := _fault(error, path)) is None:
             raise
         raise InputError(f"{found}, then {then}") from error
 
 
 def _fault(error: Exception, path: Path) -> str | None:
-    """The path, the fault and the remedy, if a disk fault caused the error."""
     file = path
     if isinstance(error, OSError) and isinstance(error.filename, str):
         file = Path(error.filename).absolute()
@@ -431,11 +420,7 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any], levels: int) -
 
 
 def write_whole(file: Path, content: str | bytes) -> None:
-    """Write a file that is complete or absent, and flushed to disk when this returns.
-
-    Raises:
-        InputError: as `disk_faults`.
-    """
+    """Write a file that is complete or absent, and flushed to disk; see `whole_file`."""
     with whole_file(file) as out:
         out.write(content.encode() if isinstance(content, str) else content)
 

@@ -20,7 +20,7 @@ from tramontane.audit.suspicion import describe_cheat, describe_hedge, occurs_in
 from tramontane.cli import app
 from tramontane.config import VerifierConfig
 from tramontane.errors import InputError
-from tramontane.evaluation.score import score_file
+from tramontane.evaluation.score import score
 
 
 def rollout(text, verdict, answer="5", group=1, **more):
@@ -155,7 +155,7 @@ def test_the_output_of_score_is_joined_with_its_input(tmp_path):
     row = {"id": "a", "domain": "math", "problem": "2+3?", "answer": 5, "response": text(5)}
     rows = [row, {"id": 7}, row | {"response": text(5, "Hm.")}, row | {"response": text(6)}]
     source, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
-    score_file(source, out)
+    score(source, out)
     with pytest.raises(InputError, match=r"out\.jsonl:1: text is missing.*--rows"):
         tramontane.audit(out)
     found = tramontane.audit(out, rows=source)
@@ -175,7 +175,7 @@ def test_a_lookup_table_is_found_if_the_tests_are_known(tmp_path):
     honest = row | {"id": "b", "response": program("print(int(input()) * 137)")}
     rows = [row | {"response": program(f"print({table}[int(input())])")}, honest]
     source, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
-    assert score_file(source, out).outcomes == {"right": 2}
+    assert score(source, out).outcomes == {"right": 2}
     [finding] = tramontane.audit(out, rows=source).findings
     assert (finding.kind, finding.problem_id) == ("program", "a")
     assert finding.detail == "holds 5 of 5 expected outputs"

@@ -24,7 +24,6 @@ from tramontane.controller.conversations import (
     ended,
     following,
     start_conversations,
-    turn_ended,
 )
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.ledger import FrozenGroup, Ledger, Snapshot
@@ -90,7 +89,7 @@ def test_a_conversation_has_what_was_sampled_and_what_was_put_in(turns: Any) -> 
     request, put_in = Request(3, 1, [5, 6], 7, SamplingParams(99, 0.7)), []
     for number, (tokens, others, forks) in enumerate(turns):
         completion = sampled(request, tokens, version=number)
-        waiting = turn_ended(request, completion)
+        waiting = request.turn_ended(completion)
         assert waiting.waits and (waiting.group, waiting.index) == (3, 1)
         span = request.turn_start, len(completion.token_ids)
         record = TurnRecord(*span, len(request.earlier), f"turn {number}", reward=float(number))
@@ -131,15 +130,15 @@ def test_a_snapshot_holds_conversations(tmp_path: Path) -> None:
     record = TurnRecord(
         0, 2, 0, "é", [{"role": "tool", "content": "half a pair \ud83d"}], [call], 0.5, 2.0
     )
-    waiting = turn_ended(first, first.completed("stop"))
+    waiting = first.turn_ended(first.completed("stop"))
     fork = following(waiting, Continued(record, prompt_ids=[9, 9], max_tokens=40))
     assert isinstance(fork, Request)
     fork.index = 1
     forked_twice = following(
-        turn_ended(fork, sampled(fork, [3, 1], 1)), Continued(record, prompt_ids=[4], max_tokens=9)
+        fork.turn_ended(sampled(fork, [3, 1], 1)), Continued(record, prompt_ids=[4], max_tokens=9)
     )
     assert isinstance(forked_twice, Request)
-    done = ended(turn_ended(forked_twice, sampled(forked_twice, [1], 2)), "max_turns", "8")
+    done = ended(forked_twice.turn_ended(sampled(forked_twice, [1], 2)), "max_turns", "8")
     done.index = 2
     unbegun = Request(0, 3, [], 9, SamplingParams(99, 0.7))
     group = Group(0, PROBLEM, [done], [], deadline=4, requests=[waiting, fork, unbegun])
@@ -300,7 +299,7 @@ async def talk(conversations: Conversations, about: Problem, group: int) -> Comp
     request: Request | Completion = Request(group, 0, [], 0, SamplingParams(96))
     while isinstance(request, Request):
         if not conversations.awaits(request):
-            request = turn_ended(request, sampled(request, [200, EOS], 0))
+            request = request.turn_ended(sampled(request, [200, EOS], 0))
         request = await conversations.answer(96, about, request)
     return request
 
@@ -320,7 +319,7 @@ def test_a_hang_ends_the_conversation_that_caused_it_and_no_other(
         assert isinstance(safe, Request)
         hung = await talk(conversations, problem(folder, "hang"), 0)
         # The other conversation learns of the loss at its next step.
-        waiting = turn_ended(safe, sampled(safe, [200, EOS], 0))
+        waiting = safe.turn_ended(sampled(safe, [200, EOS], 0))
         answered = await conversations.answer(96, problem(folder, ""), waiting)
         assert isinstance(answered, Request)
         assert len(answered.turns) == 1

@@ -121,7 +121,7 @@ def without_work(args: list[str]) -> bool:
     if args[:1] == ["study"] and args[1] != "list":
         group: Any = get_command(app).commands["study"]
         known = args[1] in [*names(), *group.commands] or args[1].endswith(".yaml")
-        return known or args[1] in ("--all", "--report", "--undecided")  # hours of work
+        return known or args[1] in ("--all", "--report")  # hours of work
     if args[:1] == ["recipe"] and "--dry-run" not in args:
         recipe = load_section(KINDS[args[1]], args[2], [word for word in args[3:] if "=" in word])
         return bool(recipe.out)

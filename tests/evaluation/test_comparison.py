@@ -14,7 +14,7 @@ from tramontane.errors import InputError
 from tramontane.evaluation.comparison import compare as compare_plan
 from tramontane.evaluation.comparison import labels, markdown, suites
 from tramontane.evaluation.settings import settings_for
-from tramontane.evaluation.suites import SUITES, source_of
+from tramontane.evaluation.suites import SUITES
 from tramontane.models.loading import load_model, load_tokenizer
 
 
@@ -28,7 +28,7 @@ def test_the_papers_protocols():
     for name in ("math500", "gpqa"):
         assert (SUITES[name].max_tokens, SUITES[name].top_p) == (32000, 1)
     assert {suite.temperature for suite in SUITES.values()} == {0.7}
-    assert {suite.data for suite in SUITES.values()} - set(CATALOG) == {"playground:"}
+    assert set(SUITES) - set(CATALOG) == {"playground"}
 
 
 def test_a_suite_brings_its_protocol_and_an_option_replaces_a_part():
@@ -37,8 +37,7 @@ def test_a_suite_brings_its_protocol_and_an_option_replaces_a_part():
     assert (found.sampling.samples, found.sampling.max_tokens) == (64, 40000)
     found = settings_for("tiny", "livecodebench_v6", None, [], {"samples": 2})
     assert (found.sampling.samples, found.sampling.top_p) == (2, 0.95)
-    assert source_of("playground") == "playground:"
-    assert source_of("my/train.jsonl") == "my/train.jsonl"
+    assert settings_for("tiny", "playground", None, [], {}).config.data.eval == "playground:"
 
 
 def test_labels():

@@ -1,24 +1,30 @@
 """Evaluation with a scripted generator and pool, so that every figure is known."""
 
+import asyncio
 import json
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from tramontane.config import GeneratorConfig, VerifierConfig
+from tramontane.config import GeneratorConfig, TimeoutsConfig, VerifierConfig
+from tramontane.data.prompts import PromptEncoder
 from tramontane.data.tokenizer import train_tokenizer
-from tramontane.evaluation import SamplingPlan, evaluate, mean_interval, summarize
-from tramontane.evaluation.evaluate import vote
+from tramontane.evaluation import EvaluationResult, mean_interval, summarize
+from tramontane.evaluation.evaluate import Evaluation, vote
+from tramontane.evaluation.placed import grade
+from tramontane.evaluation.settings import Sampling
 from tramontane.generator import Generator
-from tramontane.types import Completion, Problem, Request, SamplingParams, Verdict
+from tramontane.placement import WaitTimeout
+from tramontane.types import Completion, Problem, Request, Verdict
 from tramontane.verifier import VerifierPool
 from tramontane.verifier.pool import PoolStats
+from tramontane.workplace import Journal
 
-SAMPLING = SamplingParams(max_tokens=8, temperature=0.7)
-PLAN = SamplingPlan(samples=4, sampling=SAMPLING)
+SAMPLING = Sampling(samples=4, max_tokens=8)
 PROBLEMS = [
     Problem("a", "math", "1 + 1?", "2", language="en", difficulty=1),
     Problem("b", "math", "2 + 2 ?", "4", language="fr", difficulty=2),
@@ -39,6 +45,25 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 def response(answer: str | None) -> str:
     return "so it is" if answer is None else f"<think>so it is</think>\n\\boxed{{{answer}}}"
+
+
+def evaluated(
+    generator: Any,
+    pool: Any,
+    problems: list[Problem],
+    *args: Any,
+    sampling: Sampling = SAMPLING,
+    seconds: float = 60,
+) -> EvaluationResult:
+    """Evaluate with one generator; `args` are the journal and the progress."""
+    encoder = PromptEncoder(generator.tokenizer)
+    evaluation = Evaluation(problems, sampling, pool, encoder, *args)
+    generator.submit(evaluation.requests())
+    while generator.pending():
+        evaluation.advance(generator.step())
+    limits = TimeoutsConfig(verification=seconds / 2, start=seconds / 2)
+    asyncio.run(grade(evaluation, pool, limits))
+    return summarize(evaluation.rows)
 
 
 class ScriptedGenerator:
@@ -64,7 +89,17 @@ class ScriptedGenerator:
         return [Completion(r.group, r.index, r.prompt_ids, ids, [0.0], [0], reason, text)]
 
 
-class ScriptedPool:
+class PatientPool:
+    """Waits for the given limits only."""
+
+    def time_limit(self, problem: Problem, n: int) -> float:
+        return 0.0
+
+    def stats(self) -> PoolStats:
+        return PoolStats()
+
+
+class ScriptedPool(PatientPool):
     """Returns scripted verdicts, all at the end and in the reverse order of the requests."""
 
     def __init__(self) -> None:
@@ -93,14 +128,14 @@ class ScriptedPool:
 def test_every_figure(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     progress: list[tuple[int, int]] = []
     file = tmp_path / "completions.jsonl"
-    result = evaluate(
-        ScriptedGenerator(ANSWERS, tokenizer),
-        ScriptedPool(),
-        PROBLEMS,
-        PLAN,
-        write_to=file,
-        on_progress=lambda done, total: progress.append((done, total)),
-    )
+    with Journal(file) as record:
+        result = evaluated(
+            ScriptedGenerator(ANSWERS, tokenizer),
+            ScriptedPool(),
+            PROBLEMS,
+            record,
+            lambda done, total: progress.append((done, total)),
+        )
     assert (result.n_problems, result.samples) == (3, 4)
     assert result.pass_at_1 == mean_interval([3 / 4, 1 / 4, 0], 4)
     assert result.pass_at_k[2] == mean_interval([1, 1 / 2, 0], 4)
@@ -134,37 +169,28 @@ def test_a_problem_draws_the_same_numbers_in_any_set(tokenizer: PreTrainedTokeni
     def seeds(problems: list[Problem], seed: int) -> list[int]:
         generator = ScriptedGenerator([["2"] * 2] * len(problems), tokenizer)
         pool = VerifierStub()
-        evaluate(generator, pool, problems, SamplingPlan(2, SAMPLING, seed))
+        evaluated(generator, pool, problems, sampling=Sampling(samples=2, seed=seed))
         return generator.seeds
 
     assert seeds(PROBLEMS[1:2], 0) == seeds(PROBLEMS[:2], 0)[2:]
     assert len({*seeds(PROBLEMS, 0), *seeds(PROBLEMS, 1)}) == 12
 
 
-class VerifierStub:
+class VerifierStub(PatientPool):
     def score(self, problem: Problem, responses: list[tuple[str, int]]) -> Future[list[Verdict]]:
         future: Future[list[Verdict]] = Future()
         future.set_result([Verdict(0.0, {}, "wrong")] * len(responses))
         return future
 
 
-class SilentPool:
+class SilentPool(PatientPool):
     def score(self, problem: Problem, responses: list[tuple[str, int]]) -> Future[list[Verdict]]:
         return Future()
 
-    def stats(self) -> PoolStats:
-        return PoolStats()
-
 
 def test_a_pool_that_hangs_is_an_error(tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(TimeoutError, match=r"no verdict came within 0\.01 s"):
-        evaluate(
-            ScriptedGenerator(ANSWERS, tokenizer),
-            SilentPool(),
-            PROBLEMS,
-            PLAN,
-            timeout_s=0.01,
-        )
+    with pytest.raises(WaitTimeout, match=r"no verdict within 0\.01 s \(timeouts.verification"):
+        evaluated(ScriptedGenerator(ANSWERS, tokenizer), SilentPool(), PROBLEMS, seconds=0.01)
 
 
 class SlowPool(SilentPool):
@@ -185,30 +211,13 @@ class SlowPool(SilentPool):
 
 def test_a_pool_that_grades_slowly_is_waited_for(tokenizer: PreTrainedTokenizerBase) -> None:
     generator = ScriptedGenerator(ANSWERS, tokenizer)
-    result = evaluate(generator, SlowPool(), PROBLEMS[:1], PLAN, timeout_s=0.01)
+    result = evaluated(generator, SlowPool(), PROBLEMS[:1], seconds=0.01)
     assert result.pass_at_1.value == 0
-
-
-def test_a_busy_generator_is_an_error(tokenizer: PreTrainedTokenizerBase) -> None:
-    generator = ScriptedGenerator(ANSWERS, tokenizer)
-    generator.submit([Request(0, 0, [1], 0, SAMPLING)])
-    with pytest.raises(ValueError, match="in flight"):
-        evaluate(
-            generator,
-            VerifierStub(),
-            PROBLEMS,
-            PLAN,
-        )
 
 
 def test_with_the_real_verifier(tokenizer: PreTrainedTokenizerBase) -> None:
     with VerifierPool(VerifierConfig(), l_max=8, l_cache=2) as pool:
-        result = evaluate(
-            ScriptedGenerator(ANSWERS, tokenizer),
-            pool,
-            PROBLEMS,
-            PLAN,
-        )
+        result = evaluated(ScriptedGenerator(ANSWERS, tokenizer), pool, PROBLEMS)
     assert result.pass_at_1 == mean_interval([3 / 4, 1 / 4, 0], 4)
     assert result.format_rate == pytest.approx(7 / 12)
 
@@ -227,13 +236,8 @@ def test_with_a_real_generator(tokenizer: PreTrainedTokenizerBase, tmp_path: Pat
     generator = Generator(LlamaForCausalLM(config), tokenizer, GeneratorConfig(), 5, 256)
 
     def measure(file: Path) -> str:
-        result = evaluate(
-            generator,
-            VerifierStub(),
-            PROBLEMS,
-            PLAN,
-            write_to=file,
-        )
+        with Journal(file) as record:
+            result = evaluated(generator, VerifierStub(), PROBLEMS, record)
         assert result.mean_completion_tokens > 1
         assert result.length_limited_rate > 0
         assert not generator.pending()

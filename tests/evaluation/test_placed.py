@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 
 import tramontane
-from tramontane.evaluation.placed import is_placed
-from tramontane.evaluation.settings import settings_for
 
 OPTIONS = {"problems": 6, "samples": 2, "max_tokens": 64, "slots": 4, "temperature": 0.0}
 
@@ -21,19 +19,13 @@ def measured(file: Path, *overrides: str):
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    """Greedy completions of one generator in this process."""
+    """Greedy completions of one generator on a thread."""
     return measured(tmp_path_factory.mktemp("here") / "rows.jsonl")
 
 
 def same(rows, other):
     keys = ("group", "index", "problem_id", "text", "verdict", "reward")
     return [[row[k] for k in keys] for row in rows] == [[row[k] for k in keys] for row in other]
-
-
-def test_a_single_thread_is_not_placed():
-    assert not is_placed(settings_for("tiny", "playground", None, [], {}).config)
-    several = settings_for("tiny", "playground", None, ["generator.workers=2"], {})
-    assert is_placed(several.config)
 
 
 def test_several_generators_on_threads(here, tmp_path):

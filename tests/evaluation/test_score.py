@@ -1,4 +1,4 @@
-"""`score_file`: rows in, verdicts out, bad rows named by line."""
+"""`score`: rows in, verdicts out, bad rows named by line."""
 
 import gzip
 import json
@@ -11,7 +11,7 @@ import pytest
 import tramontane
 from tests.forked import Command
 from tramontane.errors import InputError
-from tramontane.evaluation.score import score_file
+from tramontane.evaluation.score import score
 
 GOOD = {
     "id": "a",
@@ -47,8 +47,11 @@ def test_score_file(tmp_path):
     with gzip.open(source, "wt") as file:
         file.write("\n".join(lines))
     seen = []
-    summary = score_file(
-        source, out, l_max=100, l_cache=20, progress=lambda *done: seen.append(done)
+    summary = score(
+        source,
+        out,
+        overrides=["pipeline.l_max=100", "pipeline.l_cache=20"],
+        progress=lambda *done: seen.append(done),
     )
     rows = [json.loads(line) for line in out.open()]
     assert [(r["id"], r["verdict"]) for r in rows] == [
@@ -72,10 +75,10 @@ def test_score_file(tmp_path):
 
 def test_missing_file(tmp_path):
     with pytest.raises(InputError, match="no such file"):
-        score_file(tmp_path / "nothing.jsonl")
+        score(tmp_path / "nothing.jsonl")
     (tmp_path / "in.jsonl").write_text("")
     with pytest.raises(InputError, match="no folder"):
-        score_file(tmp_path / "in.jsonl", tmp_path / "no" / "out.jsonl")
+        score(tmp_path / "in.jsonl", tmp_path / "no" / "out.jsonl")
 
 
 def test_a_damaged_file_is_refused_with_the_reason(tmp_path):
@@ -83,7 +86,7 @@ def test_a_damaged_file_is_refused_with_the_reason(tmp_path):
     source, out = tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl"
     source.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(InputError, match=r"in\.jsonl\.gz: the gzip file is cut off after line \d"):
-        score_file(source, out)
+        score(source, out)
     assert not out.exists()
 
 
@@ -91,7 +94,7 @@ def test_the_rows_are_not_overwritten(tmp_path):
     source = tmp_path / "in.jsonl"
     source.write_text(json.dumps(GOOD))
     with pytest.raises(InputError, match="would overwrite the rows"):
-        score_file(source, source)
+        score(source, source)
     assert json.loads(source.read_text()) == GOOD
 
 
@@ -113,7 +116,7 @@ def test_rows_that_cannot_be_read_do_not_stop_the_rest(tmp_path):
     lines = [line if isinstance(line, bytes) else json.dumps(line).encode() for line, _ in bad]
     lines.append(json.dumps(GOOD | {"id": "\ud800"}).encode())
     (source := tmp_path / "in.jsonl").write_bytes(b"\n".join(lines))
-    summary = score_file(source, out := tmp_path / "out.jsonl")
+    summary = score(source, out := tmp_path / "out.jsonl")
     assert len(summary.bad_rows) == len(bad)
     for number, (said, (_, message)) in enumerate(zip(summary.bad_rows, bad, strict=True), 1):
         assert said.startswith(f"{source}:{number}: {message}")
@@ -123,7 +126,7 @@ def test_rows_that_cannot_be_read_do_not_stop_the_rest(tmp_path):
 def test_an_empty_file_is_refused(tmp_path):
     (source := tmp_path / "in.jsonl").write_text("\n")
     with pytest.raises(InputError, match="there are no rows"):
-        score_file(source)
+        score(source)
 
 
 @pytest.mark.slow
@@ -165,7 +168,7 @@ def test_ids_that_occur_twice_are_named(tmp_path):
     path = tmp_path / "rows.jsonl"
     rows = [GOOD | {"id": name} for name in ("a", "b", "a", "c", "a")]
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    summary = score_file(path)
+    summary = score(path)
     assert dict(summary.double_ids) == {"a": 3} and summary.scored == 5
 
 
@@ -191,7 +194,7 @@ def test_conversations_are_judged_by_their_last_turn(tmp_path):
     ]
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    summary = score_file(source, out)
+    summary = score(source, out)
     verdicts = [json.loads(line) for line in out.open()]
     assert [v["verdict"] for v in verdicts] == ["right", "right", "malformed", "right"]
     assert verdicts[0]["answer"] == "5"

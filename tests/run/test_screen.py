@@ -126,7 +126,7 @@ def test_plain_summary() -> None:
     assert "pass@1: 0.310 [0.260, 0.360] → 0.853 [0.810, 0.890] (+0.543)" in text
     assert "format: 0.852 → 0.985 (+0.133)" in text
     assert "thinking tokens: 33.0 → 81.2 (+48.2)" in text
-    assert "4:07 · 4,412 trained tokens/s" in text
+    assert "wall time 4:07" in text and "trained tokens/s 4,412" in text
     assert "report: runs/quickstart/report.html" in text
 
 

@@ -202,7 +202,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
         ("33.0", "81.2"),
     ]
     facts = dict(shown["facts"])
-    assert facts["wall time"] == "4 min 7 s" and facts["trained tokens/s"] == "4,412"
+    assert facts["wall time"] == "4:07" and facts["trained tokens/s"] == "4,412"
     assert facts["weight-update pause"] == "12.4 ms (p99 19.7)"
     assert facts["staleness"] == "0.80 versions (max 2)"
     assert facts["padding"] == "4.2%" and facts["generator idle"] == "3.1%"

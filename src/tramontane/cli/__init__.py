@@ -4,7 +4,7 @@ The functions that do the work are those of `import tramontane`. Each module hol
 they are imported in the order of `tramontane --help`.
 """
 
-from tramontane.cli import (  # noqa: F401, I001
+from tramontane.cli import (  # noqa: I001
     training,
     sampling,
     recipes,
@@ -13,5 +13,3 @@ from tramontane.cli import (  # noqa: F401, I001
     studies,
 )
 from tramontane.cli.terminal import app, main
-
-__all__ = ["app", "main"]

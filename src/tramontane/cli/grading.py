@@ -135,7 +135,6 @@ def curate(
 
 
 def _end_with(unread: list[str]) -> None:
-    """List rows that could not be read, and exit with 1 if there are any."""
     for line in unread:
         complain(line)
     if unread:

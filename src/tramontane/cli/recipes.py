@@ -90,7 +90,6 @@ def recipe(
 def _print_steps(
     settings: MediumRecipe | SmallRecipe, gpu: str | None, model_shape: str | None
 ) -> None:
-    """Check a recipe, and print its steps and the sizes of its training."""
     from tramontane.recipes.recipe import steps_of
     from tramontane.recipes.steps import check
 

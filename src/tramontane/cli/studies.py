@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
@@ -14,7 +15,6 @@ from tramontane.cli.terminal import RESEARCH, app, console, progress, say, show_
 from tramontane.errors import InputError
 
 if TYPE_CHECKING:
-    from tramontane.studies.catalogue import Undecided
     from tramontane.studies.plan import Plan
 
 Runs = Annotated[
@@ -22,7 +22,8 @@ Runs = Annotated[
     typer.Argument(help="Run folders; a folder of runs, e.g. a study's arm, is fitted as one."),
 ]
 Out = Annotated[Path, typer.Option(help="Folder of the studies' runs and pages.")]
-STUDIES = Path("studies")
+Page = Annotated[Path, typer.Option(help="File of the page of all claims.")]
+STUDIES, PAGE = Path("studies"), Path("docs/reproduction.md")
 
 
 class StudyGroup(TyperGroup):
@@ -67,34 +68,25 @@ def run(
     report: Annotated[
         bool, typer.Option("--report", help="Write the page of all claims from finished runs.")
     ] = False,
-    page: Annotated[Path, typer.Option(help="File of --report.")] = Path("docs/reproduction.md"),
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Recompute a study's verdicts from the page's data.")
-    ] = False,
-    hours: Annotated[
-        float | None,
-        typer.Option(
-            "--undecided",
-            metavar="HOURS",
-            help="Add seeds to undecided studies for so many hours, the most decidable first.",
-        ),
-    ] = None,
+    page: Page = PAGE,
 ) -> None:
     """Test a claim: run the arms of a study, and judge it by their results."""
-    if (name is not None) == (every or report or smoke or hours is not None):
+    if (name is not None) == (every or report or smoke):
         raise InputError(
-            "name one study (`tramontane study list` names them all), or give --all, --undecided, "
-            "--report or --smoke"
+            "name one study (`tramontane study list` names them all), or give --all, --report or "
+            "--smoke"
         )
-    if verify:
-        _verify(name, page)
-        return
     if every and base is not None:
         raise InputError("--base belongs to a single study; the catalogue runs on its own base")
     if not every and (dry_run or chosen):
         raise InputError("--dry-run and --set belong to --all")
     if name is not None:
-        _run_one(name, seeds=seeds, budget=budget, base=base, out=out)
+        found = tramontane.study(
+            name, seeds=seeds, budget=budget, base=base, out=out, on_finished=partial(_said, name)
+        )
+        for claim, verdict in found.verdicts:
+            console.print(f"{claim.text} [bold]{verdict.outcome}[/bold]", highlight=False)
+        say(f"the page, its plots and every run: {out / Path(name).stem}")
         return
     from tramontane.studies import catalogue
     from tramontane.studies.plan import other_runs
@@ -110,12 +102,7 @@ def run(
         if every:
             _show_plans(planned)
         if every and not dry_run:
-            failed = run_catalogue(
-                planned, lambda study, run, done, total: say(f"{study}: {done}/{total}  {run}")
-            )
-    if hours is not None:
-        failed |= _run_undecided(catalogue.undecided(out, page), hours)
-        plans = catalogue.default_plans(out)
+            failed = run_catalogue(planned, _said)
     if smoke:
         plans = catalogue.smoke_plans(out)
         failed |= run_smoke(plans, out)
@@ -124,47 +111,47 @@ def run(
         for folder in [folder for plan in plans.values() for folder in other_runs(plan)]:
             say(f"skipped: {folder} has different settings from the study")
         say(f"{page}: {len(results)} studies with results")
+    _end_with(failed)
+
+
+def _said(study: str, run: str, done: int, total: int) -> None:
+    say(f"{study}: {done}/{total}  {run}")
+
+
+def _end_with(failed: dict[str, str]) -> None:
     if failed:
         raise InputError("\n".join(f"study {name}: {error}" for name, error in failed.items()))
 
 
-def _run_one(name: str, *, seeds: int, budget: float | None, base: Path | None, out: Path) -> None:
-    result = tramontane.study(
-        name,
-        seeds=seeds,
-        budget=budget,
-        base=base,
-        out=out,
-        on_finished=lambda run, done, total: say(f"{done}/{total}  {run}"),
-    )
-    for claim, verdict in result.verdicts:
-        console.print(f"{claim.text} [bold]{verdict.outcome}[/bold]", highlight=False)
-    say(f"the page, its plots and every run: {out / Path(name).stem}")
-
-
-def _verify(name: str | None, page: Path) -> None:
-    """Print a study's verdicts as its data give them, or say what is wrong with the data."""
+@study.command()
+def verify(
+    name: Annotated[str, typer.Argument(help="A study by name.")], page: Page = PAGE
+) -> None:
+    """Recompute a study's verdicts from the page's data; code 2 if the data were changed."""
     from tramontane.studies.catalogue import verified
 
-    if name is None:
-        raise InputError("--verify belongs to a study; name one")
     result, wrong = verified(name, page)
     for claim, verdict in result.verdicts:
         figures = f"{verdict.difference:+.4g} [{verdict.low:+.4g}, {verdict.high:+.4g}]"
-        console.print(
-            f"{claim.text.strip()} {figures} [bold]{verdict.outcome}[/bold]", highlight=False
-        )
+        text = f"{claim.text.strip()} {figures} [bold]{verdict.outcome}[/bold]"
+        console.print(text, highlight=False)
     if wrong:
         raise InputError("\n".join(wrong))
-    say(
-        f"{name}: seals, registrations and verdicts are those of {page.with_suffix('') / name}.json"
-    )
+    data = page.with_suffix("") / f"{name}.json"
+    say(f"{name}: seals, registrations and verdicts are those of {data}")
 
 
-def _run_undecided(found: list[Undecided], hours: float) -> dict[str, str]:
-    """Run the next look of each study that the time left allows."""
+@study.command()
+def undecided(
+    hours: Annotated[float, typer.Argument(help="Hours to run for.")],
+    out: Out = STUDIES,
+    page: Page = PAGE,
+) -> None:
+    """Add seeds to studies with undecided claims, the most decidable first."""
+    from tramontane.studies import catalogue
     from tramontane.studies.runner import run_catalogue
 
+    found = catalogue.undecided(out, page)
     rows = [
         (u.name, str(u.claims), str(u.plan.seeds), f"{u.hours:.1f}", f"{u.decided:.1f}")
         for u in found
@@ -174,19 +161,15 @@ def _run_undecided(found: list[Undecided], hours: float) -> dict[str, str]:
     )
     failed: dict[str, str] = {}
     end = time.monotonic() + 3600 * hours
-    for study in found:
-        if study.hours * 3600 > end - time.monotonic():
-            say(f"{study.name}: left out, its next look takes {study.hours:.1f} h")
+    for each in found:
+        if each.hours * 3600 > end - time.monotonic():
+            say(f"{each.name}: skipped, its next look takes {each.hours:.1f} h")
             continue
-        failed |= run_catalogue(
-            {study.name: study.plan},
-            lambda name, run, done, total: say(f"{name}: {done}/{total}  {run}"),
-        )
-    return failed
+        failed |= run_catalogue({each.name: each.plan}, _said)
+    _end_with(failed)
 
 
 def _show_plans(planned: dict[str, Plan]) -> None:
-    """Print the plan of the catalogue."""
     rows, total, rest = [], 0.0, 0.0
     for name, plan in planned.items():
         arms, finished = len(plan.study.arms), plan.finished
@@ -246,11 +229,7 @@ def length(runs: Runs, out: Out = STUDIES / "length") -> None:
 
 
 def _check_runs(runs: list[Path]) -> None:
-    """Check that the runs exist before scipy and matplotlib are imported, which takes seconds.
-
-    Raises:
-        InputError: no runs there.
-    """
+    # Before scipy and matplotlib are imported, which takes seconds.
     from tramontane.studies.fits import runs_in
 
     for path in runs:

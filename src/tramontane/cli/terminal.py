@@ -61,7 +61,6 @@ class Commands(TyperGroup):
 
 
 def _mounted(name: str, found: Any) -> Any:
-    """The command of a function or a Typer app."""
     holder = typer.Typer()
     if isinstance(found, typer.Typer):
         holder.add_typer(found, name=name, rich_help_panel=PACKAGES)

@@ -279,7 +279,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _ranks(self) -> Config:
+    def _workers(self) -> Config:
         minibatch = self.pipeline.minibatch
         if minibatch < self.trainer.ranks:
             raise key_error(
@@ -297,10 +297,6 @@ class Config(Section):
                 "placement.trainer.gpus",
                 "trainer.ranks",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _devices(self) -> Config:
         for key in ("generator", "trainer"):
             device = getattr(self, key).device
             if self.placement.kind == "ray" and device.startswith("cuda:"):
@@ -310,10 +306,6 @@ class Config(Section):
                     f"{key}.device",
                     "placement.kind",
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _judged(self) -> Config:
         unjudged = [n for n, domain in self.verifier.domains.items() if domain.verifier is None]
         if self.conversation.reward != "verifier":
             unjudged = []  # the environment judges

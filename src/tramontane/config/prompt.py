@@ -26,7 +26,6 @@ _RESERVED = ("tokenize", "add_generation_prompt", "continue_final_message")
 
 
 def _text_of(value: str, what: str) -> str:
-    """The text of the file that `value` names, or `value`."""
     path = Path(value).expanduser() if len(value) < 1024 and "\n" not in value else None
     if path is None or not path.is_file():
         return value

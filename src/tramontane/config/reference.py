@@ -39,13 +39,11 @@ class Key:
     """One key of a section.
 
     Attributes:
-        path: dotted path, as in an override or an error; `N` is a place in a list, `NAME` a
-            mapping's key.
-        kind: type and range, alternatives separated by `|`, e.g. `integer ≥ 1 | null`.
+        path: dotted path; `N` is a place in a list, `NAME` a mapping's key.
+        kind: type and range, e.g. `integer ≥ 1 | null`.
         default: default value as YAML; None for a required key.
         description: the key's docstring, on one line.
         section: the section that the key holds, if any.
-        on_resume: says whether the key may change when a run is resumed.
     """
 
     path: str
@@ -190,12 +188,10 @@ def markdown(roots: Mapping[str, type[Section]]) -> str:
 
 
 def _heading(entry: Entry) -> str:
-    """A section's title; of a whole config, the name of its reader."""
     return entry.title if entry.path else entry.section.read_by or f"tramontane {entry.root}"
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """The type and range of a JSON schema, in words."""
     if "$ref" in schema:
         return "section"
     if "anyOf" in schema:
@@ -217,7 +213,6 @@ def _kind(schema: Mapping[str, Any]) -> str:
 
 
 def _default(field: FieldInfo) -> str | None:
-    """A key's default as YAML; None for a required key."""
     if field.is_required():
         return None
     value = field.get_default(call_default_factory=True)
@@ -244,10 +239,8 @@ def _wrapped(text: str, indent: str = "", first: str = "") -> str:
 
 
 def _linked(text: str) -> str:
-    """The description with the names of pages in docs/ turned into links."""
     return re.sub(r"docs/([\w-]+)\.md", r"[\1](\1.md)", text)
 
 
 def _anchor(title: str) -> str:
-    """The anchor of a heading, as GitHub and MkDocs make it."""
     return re.sub(r"[^\w\s-]", "", title.lower()).replace(" ", "-")

@@ -241,7 +241,6 @@ def _path(location: Iterable[int | str]) -> str:
 
 
 def _apply(cls: type[Section], raw: dict[str, Any], override: str) -> None:
-    """Set the key of one `key.sub=value` override in `raw`."""
     key, separator, value = override.partition("=")
     if not separator or not key:
         raise InputError(f"override {override!r}: write it as key=value, e.g. pipeline.updates=10")
@@ -259,21 +258,28 @@ def _apply(cls: type[Section], raw: dict[str, Any], override: str) -> None:
     # YAML 1.1 reads 1e-4 as a string; pydantic turns the string into a float.
     parsed = read_yaml(value, f"override {override!r}: the value")
     # YAML reads `playground:` as a mapping, 123 as a number and off as a boolean.
-    is_text = not isinstance(parsed, str | None) and _takes_only_text(cls, key.split("."))
-    place[last] = value if is_text else parsed
+    if not isinstance(parsed, str | None) and _takes_only_text(_annotation_at(cls, key.split("."))):
+        parsed = value
+    place[last] = parsed
 
 
-def _takes_only_text(cls: type[Section], keys: list[str]) -> bool:
-    """True if the key at this path holds text, or text or null, and nothing else."""
-    annotation: Any = cls
-    for key in keys:
-        if get_origin(annotation) is dict:
-            annotation = get_args(annotation)[1]
-        elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            field = annotation.model_fields.get(key)
-            annotation = field.annotation if field else None
+def _annotation_at(cls: type[Section], path: Sequence[int | str]) -> Any:
+    """The type of the key at a path; None if there is no such key."""
+    found: Any = cls
+    for part in path:
+        section = subsection(found)
+        if get_origin(found) is dict:
+            found = get_args(found)[1]
+        elif isinstance(part, int):
+            found = section  # of a tuple's items
         else:
-            return False
+            field = section.model_fields.get(part) if section else None
+            found = field.annotation if field else None
+    return found
+
+
+def _takes_only_text(annotation: Any) -> bool:
+    """True for text, or text or null."""
     if get_origin(annotation) is Literal:
         return all(isinstance(choice, str) for choice in get_args(annotation))
     return annotation is str or set(get_args(annotation)) == {str, type(None)}
@@ -292,16 +298,8 @@ def _explain(cls: type[Section], error: dict[str, Any]) -> str:
 
 
 def _suggestion(cls: type[Section], location: tuple[int | str, ...]) -> str:
-    """The valid key nearest to the unknown key at `location`, with its description."""
-    parent, names_entry = cls, False
-    for part in location[:-1]:
-        if isinstance(part, int) or names_entry:
-            names_entry = False  # a place in a list or a mapping, whose items have one type
-            continue
-        annotation = parent.model_fields[part].annotation
-        found = subsection(annotation)
-        assert found, "only sections forbid unknown keys"
-        parent, names_entry = found, get_origin(annotation) is dict
+    parent = subsection(_annotation_at(cls, location[:-1]))
+    assert parent, "only sections forbid unknown keys"
     if near := nearest(str(location[-1]), parent.model_fields):
         description = first_sentence(parent.model_fields[near].description or "")
         return f"did you mean {near!r}? {description}"

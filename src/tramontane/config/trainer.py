@@ -130,12 +130,8 @@ class TrainerConfig(NumericsConfig):
         return float(f"{rate * (LORA_RATE if self.lora else 1):.1e}")
 
     @model_validator(mode="after")
-    def _resolve_dtype(self) -> TrainerConfig:
+    def _together(self) -> TrainerConfig:
         self.dtype = resolve_dtype(self.dtype, self.device)
-        return self
-
-    @model_validator(mode="after")
-    def _threads_are_of_one_cpu(self) -> TrainerConfig:
         if self.device != "cpu":
             self.threads = 1
         if self.threads > 1 and self.ranks > 1:
@@ -144,10 +140,6 @@ class TrainerConfig(NumericsConfig):
                 "threads",
                 "ranks",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _value_network(self) -> TrainerConfig:
         if "values" in self.objective.options.needs:
             for key, used in (("lora", self.lora is not None), ("threads", self.threads > 1)):
                 if used:
@@ -157,10 +149,6 @@ class TrainerConfig(NumericsConfig):
                         key,
                         "objective.name",
                     )
-        return self
-
-    @model_validator(mode="after")
-    def _offload_needs_checkpointing(self) -> TrainerConfig:
         if self.activation_offload and not self.gradient_checkpointing:
             raise ValueError(
                 "activation_offload keeps the activations between checkpointed blocks: set "

@@ -56,17 +56,6 @@ NO_CALL = ToolCall("", {}, "")
 Key = tuple[int, int]  # group and index of a conversation
 
 
-def turn_ended(request: Request, completion: Completion) -> Request:
-    """The request, with the tokens of a turn that its environment is to answer."""
-    return replace(
-        request,
-        token_ids=completion.token_ids,
-        logprobs=completion.logprobs,
-        versions=completion.versions,
-        finish_reason=completion.finish_reason,
-    )
-
-
 def following(request: Request, answer: Continued) -> Request | Completion:
     """What follows a turn: the request that goes on, in the same sequence or in a new one, or the
     whole conversation if it has ended."""
@@ -361,7 +350,7 @@ def start_conversations(
     """The conversations of a run, whose processes run where `placement` says, none before the first
     of them; `replaced` is called with every worker that was lost."""
     make = partial(EnvironmentHost, config)
-    return Conversations(config, lambda n: placement.environment(n, make), replaced)
+    return Conversations(config, lambda n: placement.judge(f"environment {n}", make), replaced)
 
 
 def _key(request: Request) -> Key:

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from tramontane.batches import Batch
 from tramontane.config import Config, InterruptionConfig, PipelineConfig
-from tramontane.controller.conversations import turn_ended
 from tramontane.controller.replay import Replay
 from tramontane.controller.stages import Stages
 from tramontane.controller.staleness import can_choose, choose, room
@@ -303,7 +302,7 @@ class Ledger:
         group = self.outstanding[completion.group]
         (request,) = (r for r in group.requests if r.index == completion.index)
         if self.interruption is None:
-            return self.replace(turn_ended(request, completion))
+            return self.replace(request.turn_ended(completion))
         following = self.interruption.following(completion, request, self.sizes.l_max)
         return self.replace(following) if following else completion
 

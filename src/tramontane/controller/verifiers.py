@@ -278,7 +278,7 @@ def start_verifiers(
         return VerifierPool(config.verifier, sizes.l_max, sizes.l_cache)
     make = partial(Grader, config.verifier, sizes.l_max, sizes.l_cache)
     return VerifierActors(
-        lambda number: placement.verifier(number, make),
+        lambda number: placement.judge(f"verifier {number}", make),
         config.verifier.workers,
         config.timeouts,
         config.verifier,

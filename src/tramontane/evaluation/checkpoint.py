@@ -17,18 +17,12 @@ from tramontane.data.load import Split, load_problems
 from tramontane.errors import InputError
 from tramontane.evaluation.basis import basis_of, check_basis, write_basis
 from tramontane.evaluation.conversed import transcript
-from tramontane.evaluation.evaluate import (
-    EvaluationResult,
-    Row,
-    SamplingPlan,
-    evaluate,
-    summarize,
-)
-from tramontane.evaluation.placed import Work, converse, evaluate_placed, is_placed
+from tramontane.evaluation.evaluate import EvaluationResult, Row, summarize
+from tramontane.evaluation.placed import Work, evaluate_work, sample_work
 from tramontane.evaluation.settings import Settings
 from tramontane.models.names import with_tokenizer
 from tramontane.temporary import temporary_folder
-from tramontane.types import Completion, Problem, Prompt, Request
+from tramontane.types import Problem, Prompt
 from tramontane.workplace import Journal, owned_file
 
 if TYPE_CHECKING:
@@ -41,7 +35,6 @@ def evaluate_checkpoint(
     settings: Settings,
     *,
     write_to: str | Path | None = None,
-    resume: bool = False,
     split: Split = "test",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> EvaluationResult:
@@ -49,9 +42,8 @@ def evaluate_checkpoint(
 
     Args:
         settings: see `settings_for`.
-        write_to: JSONL file for every completion.
-        resume: continue the file of an earlier process with the same basis, which is recorded next
-            to it; False: replace the file.
+        write_to: JSONL file for every completion. A file of an earlier process with the same basis,
+            which is recorded next to it, is continued.
         split: problems to evaluate with, or to train on; no generated problem is in both.
         on_progress: called with (completions graded, completions in all).
 
@@ -62,11 +54,8 @@ def evaluate_checkpoint(
     with owned_file(write_to, "evaluated") if write_to is not None else nullcontext():
         work = prepare(settings, problems_of(settings, split))
         if write_to is None:
-            return _measure(settings.config, work, None, on_progress)
-        if resume:
-            return continue_evaluation(settings, work, Path(write_to), on_progress)
-        with Journal(Path(write_to), 0) as completions:
-            return _measure(settings.config, work, completions, on_progress)
+            return evaluate_work(settings.config, work, None, on_progress)
+        return continue_evaluation(settings, work, Path(write_to), on_progress)
 
 
 def problems_of(settings: Settings, split: Split = "test") -> list[Problem]:
@@ -105,8 +94,7 @@ def prepare(settings: Settings, problems: Sequence[Problem]) -> Work:
     limit = PromptLimit.of(config.data.max_prompt_tokens, context, sampling.max_tokens)
     prompts = PromptFilter(encoder, limit, drop=config.data.overlong_prompts == "drop")
     kept = prompts.keep(problems)
-    plan = SamplingPlan(sampling.samples, sampling.params, sampling.seed)
-    return Work(kept, plan, encoder, prompts.longest, sampling.slots)
+    return Work(kept, sampling, encoder, prompts.longest)
 
 
 def continue_evaluation(
@@ -126,7 +114,7 @@ def continue_evaluation(
     Raises:
         InputError: the file has completions with a different basis.
     """
-    basis, samples = basis_of(settings, work.problems), work.plan.samples
+    basis, samples = basis_of(settings, work.problems), work.sampling.samples
     check_basis(basis, file)
     write_basis(basis, file, {})
     with Journal(file, group=samples) as completions:
@@ -135,18 +123,13 @@ def continue_evaluation(
         if len(rows) == len(work.problems) * samples:
             result = summarize(rows)
         else:
-            result = _measure(settings.config, work, completions, on_progress)
+            result = evaluate_work(settings.config, work, completions, on_progress)
     write_basis(basis, file, {"result": result.to_dict()})
     return result
 
 
 def _check_rows(file: Path, rows: Sequence[Row], work: Work) -> None:
-    """Check that a file's rows belong to these problems, in order.
-
-    Raises:
-        InputError: a row belongs to a different problem.
-    """
-    due = [problem for problem in work.problems for _ in range(work.plan.samples)]
+    due = [problem for problem in work.problems for _ in range(work.sampling.samples)]
     for number, (row, problem) in enumerate(zip_longest(rows, due), 1):
         if row is None:
             return
@@ -158,41 +141,6 @@ def _check_rows(file: Path, rows: Sequence[Row], work: Work) -> None:
             )
 
 
-def _measure(
-    config: Config,
-    work: Work,
-    record: Journal | None,
-    on_progress: Callable[[int, int], None] | None,
-) -> EvaluationResult:
-    """Evaluate with the config's placement, or with one generator in this process."""
-    from tramontane.generator import load_generator
-    from tramontane.verifier import VerifierPool, try_functions
-
-    verifier = config.verifier.model_copy(update={"thinking_tags": work.encoder.tags})
-    config = config.model_copy(update={"verifier": verifier})
-    try_functions(verifier, work.problems)
-    if is_placed(config):
-        return evaluate_placed(config, work, record, on_progress)
-    sampling, encoder = work.plan.sampling, work.encoder
-    generator = load_generator(
-        with_tokenizer(config.model, config.tokenizer),
-        config.generator,
-        min(work.slots, len(work.problems) * work.plan.samples),
-        work.longest_prompt + sampling.max_tokens,
-        encoder.response,
-    )
-    with VerifierPool(verifier, sampling.max_tokens, 0) as pool:
-        return evaluate(
-            generator,
-            pool,
-            work.problems,
-            work.plan,
-            encoder=encoder,
-            write_to=record,
-            on_progress=on_progress,
-        )
-
-
 def sample_checkpoint(settings: Settings, prompt: Prompt, n: int) -> list[str]:
     """Complete one prompt `n` times. The texts are whole responses, as verifiers read them; of
     conversations, all messages behind the prompt, each below its role.
@@ -200,31 +148,14 @@ def sample_checkpoint(settings: Settings, prompt: Prompt, n: int) -> list[str]:
     Raises:
         InputError: no such model, a prompt that does not fit its context, or `n` below 1.
     """
-    from tramontane.generator import load_generator
-    from tramontane.models import loading
-
     if n < 1:
         raise InputError(f"n is {n}; it must be at least 1")
-    config, sampling = settings.config, settings.sampling
-    loading.check_device(config.generator.device, "generator.device")
-    encoder = encoder_of(config)
-    if config.converses:
-        domain = config.data.domain or "math"
-        text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-        messages = None if isinstance(prompt, str) else prompt
-        problem = Problem("prompt", domain, text, messages=messages)
-        work = prepare(replace(settings, sampling=replace(sampling, samples=n)), [problem])
-        return [transcript(completion) for completion in converse(config, work)]
-    ids = encoder.encode(prompt)
-    longest = len(ids) + sampling.max_tokens
-    model = with_tokenizer(config.model, config.tokenizer)
-    generator = load_generator(model, config.generator, n, longest, encoder.response)
-    requests = [Request(0, i, ids, sampling.seed + i, sampling.params) for i in range(n)]
-    generator.submit(requests)
-    done: list[Completion] = []
-    while len(done) < n:
-        done += generator.step()
-    return [completion.text for completion in sorted(done, key=lambda c: c.index)]
+    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    messages = None if isinstance(prompt, str) else prompt
+    problem = Problem("prompt", settings.config.data.domain or "math", text, messages=messages)
+    work = prepare(replace(settings, sampling=replace(settings.sampling, samples=n)), [problem])
+    found = sample_work(settings.config, work)
+    return [transcript(c) if settings.config.converses else c.text for c in found]
 
 
 @contextmanager

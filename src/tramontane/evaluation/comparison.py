@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -87,33 +86,29 @@ def compare(
         InputError: see `prepare_suites`; or the folder holds completions with a different basis.
     """
     with owned_folder(out, "compared"):
-        return _compare(plan, out, on_progress)
-
-
-def _compare(plan: Plan, out: Path, on_progress: Progress) -> Comparison:
-    prepared = prepare_suites(plan)
-    bases = {
-        out / suite / f"{model}.jsonl": basis_of(plan[suite][model], work.problems)
-        for suite, found in prepared.items()
-        for model, work in found.works.items()
-    }
-    for file, basis in bases.items():
-        check_basis(basis, file)
-    compared: Comparison = {}
-    for suite, found in prepared.items():
-        rows = {}
-        for model, work in found.works.items():
-            file = out / suite / f"{model}.jsonl"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            continue_evaluation(plan[suite][model], work, file, partial(on_progress, suite, model))
-            with Journal(file) as completions:
-                rows[model] = [r for r in completions if r["problem_id"] in found.common]
-        compared[suite] = _measured(rows, found.left_out)
-        for model, measured in compared[suite].items():
-            file = out / suite / f"{model}.jsonl"
-            write_basis(bases[file], file, _figures(measured))
-    _write_pages(compared, plan, out)
-    return compared
+        prepared = prepare_suites(plan)
+        bases = {
+            out / suite / f"{model}.jsonl": basis_of(plan[suite][model], work.problems)
+            for suite, found in prepared.items()
+            for model, work in found.works.items()
+        }
+        for file, basis in bases.items():
+            check_basis(basis, file)
+        compared: Comparison = {}
+        for suite, found in prepared.items():
+            rows = {}
+            for model, work in found.works.items():
+                file, show = out / suite / f"{model}.jsonl", partial(on_progress, suite, model)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                continue_evaluation(plan[suite][model], work, file, show)
+                with Journal(file) as completions:
+                    rows[model] = [r for r in completions if r["problem_id"] in found.common]
+            compared[suite] = _measured(rows, found.left_out)
+            for model, measured in compared[suite].items():
+                file = out / suite / f"{model}.jsonl"
+                write_basis(bases[file], file, asdict(measured))
+        _write_pages(compared, plan, out)
+        return compared
 
 
 def prepare_suites(plan: Plan) -> dict[str, PreparedSuite]:
@@ -215,7 +210,6 @@ def _suite_name(source: str) -> str:
 
 
 def _measured(rows: Mapping[str, Sequence[Row]], left_out: int) -> dict[str, Measured]:
-    """The results of one suite by model, from the rows of their common problems."""
     first, found = counts_of(next(iter(rows.values()))), {}
     for place, (model, of_model) in enumerate(rows.items()):
         difference = paired_difference(first, counts_of(of_model)) if place else None
@@ -223,57 +217,15 @@ def _measured(rows: Mapping[str, Sequence[Row]], left_out: int) -> dict[str, Mea
     return found
 
 
-def _figures(measured: Measured) -> dict[str, Any]:
-    difference = measured.difference
-    return {
-        "result": measured.result.to_dict(),
-        "difference": difference and difference.to_dict(),
-        "left_out": measured.left_out,
-    }
-
-
 def markdown(found: Comparison) -> str:
     """The tables as Markdown."""
-    return _page("comparison.md", found)
-
-
-def _tables(found: Comparison) -> list[dict[str, Any]]:
-    """Values for the templates: one table per suite."""
-    tables = []
-    for suite, models in found.items():
-        rows = []
-        for model, measured in models.items():
-            result = measured.result
-            k = max(result.pass_at_k)
-            rows.append(
-                {
-                    "model": model,
-                    "pass_at_1": result.pass_at_1,
-                    "pass_at_k": result.pass_at_k[k],
-                    "maj_at_k": result.maj_at_k.get(k),
-                    "format": result.format_rate,
-                    "tokens": result.mean_completion_tokens,
-                    "difference": measured.difference,
-                }
-            )
-        any_result = next(iter(models.values())).result
-        tables.append(
-            {
-                "suite": suite,
-                "rows": rows,
-                "k": max(any_result.pass_at_k),
-                "n_problems": any_result.n_problems,
-                "left_out": next(iter(models.values())).left_out,
-                "samples": any_result.samples,
-                "first": next(iter(models)),
-            }
-        )
-    return tables
+    return render("evaluation/comparison.md.j2", found=found)
 
 
 def _write_pages(found: Comparison, plan: Plan, out: Path) -> None:
     write_whole(out / "comparison.md", markdown(found))
-    write_whole(out / "comparison.html", _page("comparison.html", found))
+    page = render("evaluation/comparison.html.j2", title="Comparison", found=found)
+    write_whole(out / "comparison.html", page)
     for model in {model: None for models in found.values() for model in models}:
         card = model_index(model, {suite: models[model] for suite, models in found.items()}, plan)
         write_whole(out / f"{model}.card.yaml", card)
@@ -290,12 +242,3 @@ def model_index(model: str, found: Mapping[str, Measured], plan: Plan) -> str:
         results += hub_results(suite, source, measured.result, settings.sampling)
     index = eval_results_to_model_index(model, results)
     return yaml.safe_dump({"model-index": index}, sort_keys=False, allow_unicode=True)
-
-
-def _page(name: str, found: Comparison) -> str:
-    tables = _tables(found)
-    names = next(iter(found.values()))
-    models = {
-        name: [row for t in tables for row in t["rows"] if row["model"] == name] for name in names
-    }
-    return render(f"evaluation/{name}.j2", title="Comparison", tables=tables, models=models)

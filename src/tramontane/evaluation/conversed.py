@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from tramontane.types import INSERTED, Completion
@@ -21,7 +21,7 @@ def conversation_row(completion: Completion) -> Row:
         "ending": completion.ending,
         "ending_reason": completion.ending_reason,
         "inserted_tokens": sum(s.versions.count(INSERTED) for s in completion.sequences),
-        "turns": [asdict(turn) for turn in completion.turns],
+        "turns": [vars(t) | {"calls": [vars(c) for c in t.calls]} for t in completion.turns],
     }
 
 

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import nullcontext
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import EvalResult
@@ -20,34 +18,18 @@ from tramontane.config import RewardSource
 from tramontane.data.prompts import PromptEncoder
 from tramontane.evaluation.conversed import ConversationFigures, conversation_row
 from tramontane.evaluation.malformed import Malformed
+from tramontane.evaluation.settings import Sampling
 from tramontane.evaluation.thinking import ThinkingCounter
 from tramontane.statistics import Estimate, maj_at_k, mean_interval, pass_at_k, powers_of_two
-from tramontane.types import Completion, Problem, Request, SamplingParams, Verdict
+from tramontane.types import Completion, Problem, Request, Verdict
 from tramontane.verifier.custom import Response
 from tramontane.verifier.math.normalize import vote
 from tramontane.workplace import Journal
 
 if TYPE_CHECKING:
     from tramontane.controller.verifiers import Verifiers
-    from tramontane.generator import AnyGenerator
 
-VERDICT_SECONDS = 600.0  # longest wait for the next verdicts
 Row = dict[str, Any]  # a completion with its verdict
-
-
-@dataclass(frozen=True)
-class SamplingPlan:
-    """The sampling settings of an evaluation.
-
-    Args:
-        samples: completions of each problem.
-        sampling: how tokens are drawn; Magistral's evaluations use temperature 0.7.
-        seed: with a problem's id and the sample's number, determines each completion's randomness.
-    """
-
-    samples: int
-    sampling: SamplingParams
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,76 +85,26 @@ class EvaluationResult:
         return asdict(self)
 
 
-def evaluate(
-    generator: AnyGenerator,
-    pool: Verifiers,
-    problems: Sequence[Problem],
-    plan: SamplingPlan,
-    *,
-    encoder: PromptEncoder | None = None,
-    write_to: Journal | str | Path | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
-    timeout_s: float = VERDICT_SECONDS,
-) -> EvaluationResult:
-    """Sample every problem, grade the completions, and count. Grading overlaps with generation.
-
-    Args:
-        generator: idle, with room for the longest prompt plus `plan.sampling.max_tokens`.
-        pool: grades the completions of a problem together.
-        problems: at least one.
-        plan: number of completions, how they are drawn, and their seed.
-        encoder: makes the prompts; None: by the chat template alone.
-        write_to: JSONL file for every completion, in the order of the problems, which replaces an
-            existing one; a journal is continued.
-        on_progress: called with (completions graded, completions in all).
-        timeout_s: longest wait for the next verdicts once everything is generated, in seconds.
-
-    Raises:
-        ValueError: no problems, or a generator that is not idle.
-        TimeoutError: no verdict came within `timeout_s`.
-    """
-    if generator.pending():
-        raise ValueError("the generator has other requests in flight; evaluate when it is idle")
-    encoder = encoder or PromptEncoder(generator.tokenizer)
-    opened = Journal(Path(write_to), 0) if isinstance(write_to, str | Path) else None
-    record = write_to if isinstance(write_to, Journal) else opened
-    with opened or nullcontext():
-        evaluation = Evaluation(problems, plan, pool, encoder, record, on_progress)
-        generator.submit(evaluation.requests())
-        while evaluation.generating:
-            evaluation.advance(generator.step())
-        graded_before = -1
-        while evaluation.grading:
-            # A problem's verdicts arrive together, so a wait may end while the pool makes progress.
-            wait(evaluation.grading, timeout_s, FIRST_COMPLETED)
-            if not evaluation.collect():
-                if (graded := pool.stats().verdicts) == graded_before:
-                    raise TimeoutError(f"no verdict came within {timeout_s:g} s")
-                graded_before = graded
-    return summarize(evaluation.rows)
-
-
 def requests_of(
-    problems: Sequence[Problem], plan: SamplingPlan, encoder: PromptEncoder, first: int = 0
+    problems: Sequence[Problem], sampling: Sampling, encoder: PromptEncoder, first: int = 0
 ) -> list[Request]:
     """The requests of the problems from `first` on. Problem i is group −1 − i: negative numbers
     distinguish them from training's."""
+    params = sampling.params
     return [
-        Request(-1 - i, j, prompt, answer_seed(plan.seed, problem.id, j), plan.sampling)
+        Request(-1 - i, j, prompt, answer_seed(sampling.seed, problem.id, j), params)
         for i, problem in enumerate(problems[first:], first)
         for prompt in [encoder.encode(problem.prompt, problem.where)]
-        for j in range(plan.samples)
+        for j in range(sampling.samples)
     ]
 
 
 class Evaluation:
     """The completions of an evaluation: being generated, being graded, or finished rows.
 
-    `evaluate` drives it with a single generator, a training run with its own generators.
-
     Args:
         problems: at least one.
-        plan: number of completions, how they are drawn, and their seed.
+        sampling: how they are sampled.
         pool: grades the completions of a problem together.
         encoder: makes the prompts; its tokenizer counts thinking tokens.
         record: journal of the completions, all of each problem; its problems are not generated
@@ -180,7 +112,6 @@ class Evaluation:
         on_progress: called with (completions graded, completions in all).
 
     Attributes:
-        generating: number of completions still being generated.
         grading: futures of pending verdicts, each with its problem's index.
         rows: the finished rows, in the order of the problems.
         reward: `conversation.reward`.
@@ -194,7 +125,7 @@ class Evaluation:
     def __init__(
         self,
         problems: Sequence[Problem],
-        plan: SamplingPlan,
+        sampling: Sampling,
         pool: Verifiers,
         encoder: PromptEncoder,
         record: Journal | None = None,
@@ -202,13 +133,12 @@ class Evaluation:
     ) -> None:
         if not problems:
             raise ValueError("no problems to evaluate")
-        self.problems, self.plan = problems, plan
+        self.problems, self.sampling = problems, sampling
         self.pool, self.encoder = pool, encoder
         self.on_progress = on_progress or (lambda done, total: None)
         self.record = record
         self.rows: list[Row] = list(record) if record else []
-        self._first = len(self.rows) // plan.samples  # problems finished by an earlier process
-        self.generating = (len(problems) - self._first) * plan.samples
+        self._first = len(self.rows) // sampling.samples  # problems finished by an earlier process
         self.grading: dict[Future[list[Verdict]], int] = {}
         self._thinking = ThinkingCounter(encoder.tokenizer, encoder.response)
         self._groups: defaultdict[int, list[Completion]] = defaultdict(list)
@@ -217,23 +147,18 @@ class Evaluation:
 
     def requests(self) -> list[Request]:
         """The requests of all problems that are not finished."""
-        return requests_of(self.problems, self.plan, self.encoder, self._first)
+        return requests_of(self.problems, self.sampling, self.encoder, self._first)
 
-    def take(self, completions: Iterable[Completion]) -> None:
-        """Pass a problem's completions to the pool once all of them have ended."""
+    def advance(self, completions: Iterable[Completion]) -> None:
+        """Pass a problem's completions to the pool once all of them have ended, and `collect`."""
         for completion in completions:
-            self.generating -= 1
             place = -1 - completion.group
             group = self._groups[place]
             group.append(completion)
-            if len(group) == self.plan.samples:
+            if len(group) == self.sampling.samples:
                 group.sort(key=lambda c: c.index)
                 responses = [Response.of(c, self.reward) for c in group]
                 self.grading[self.pool.score(self.problems[place], responses)] = place
-
-    def advance(self, completions: Iterable[Completion]) -> None:
-        """`take` completions and `collect` verdicts."""
-        self.take(completions)
         self.collect()
 
     def collect(self) -> bool:
@@ -241,15 +166,15 @@ class Evaluation:
         done = [future for future in self.grading if future.done()]
         for future in done:
             self._graded[self.grading.pop(future)] = future.result()
-            self._done += self.plan.samples
+            self._done += self.sampling.samples
         # Verdicts arrive in any order; rows are written in the order of the problems.
-        while (i := len(self.rows) // self.plan.samples) in self._graded:
+        while (i := len(self.rows) // self.sampling.samples) in self._graded:
             new = self._rows(i, self._groups.pop(i), self._graded.pop(i))
             if self.record:
                 self.record.add(*new)
             self.rows += new
         if done:
-            self.on_progress(self._done, len(self.problems) * self.plan.samples)
+            self.on_progress(self._done, len(self.problems) * self.sampling.samples)
         return bool(done)
 
     def _rows(
@@ -282,7 +207,7 @@ class Evaluation:
 
 
 def summarize(rows: Sequence[Row]) -> EvaluationResult:
-    """Compute all results from the rows that `evaluate` writes (the same number per `group`).
+    """Compute all results from the rows of an evaluation (the same number per `group`).
 
     Raises:
         ValueError: no rows.
@@ -301,12 +226,9 @@ def summarize(rows: Sequence[Row]) -> EvaluationResult:
     return EvaluationResult(
         n_problems=len(problems),
         samples=n,
-        pass_at_1=mean_interval([c / n for c in right], n),
+        **_rates(problems),
         pass_at_k={k: mean_interval([pass_at_k(n, c, k) for c in right], n) for k in ks},
         maj_at_k={k: mean_interval([maj_at_k(*v, k) for v in votes], n) for k in ks if votes},
-        format_rate=_rate(rows, lambda row: row["verdict"] != "malformed"),
-        language_rate=_rate(rows, lambda row: row["parts"].get("language", 0.0) > 0),
-        mean_thinking_tokens=_rate(rows, lambda row: row["thinking_tokens"]),
         mean_completion_tokens=_rate(rows, lambda row: row["tokens"]),
         length_limited_rate=_rate(rows, lambda row: row["finish_reason"] == "length"),
         unscorable_rate=_rate(rows, lambda row: row["verdict"] == "unscorable"),
@@ -318,7 +240,7 @@ def summarize(rows: Sequence[Row]) -> EvaluationResult:
 
 
 def hub_results(
-    name: str, source: str, result: EvaluationResult, sampling: object
+    name: str, source: str, result: EvaluationResult, sampling: Sampling
 ) -> list[EvalResult]:
     """pass@1 and majority of a set of problems, in percent, as entries of a model card.
 
@@ -326,7 +248,7 @@ def hub_results(
         name: of the problems.
         source: of the problems, as in `data.eval`.
         result: the figures.
-        sampling: has `temperature`, `top_p` and `max_tokens`.
+        sampling: how they were sampled.
     """
     drawn = {key: getattr(sampling, key) for key in ("temperature", "top_p", "max_tokens")}
     k = max(result.maj_at_k, default=1)
@@ -367,21 +289,21 @@ def _slices(problems: list[list[Row]], key: str) -> dict[str, Slice]:
         parts[group[0][key]].append(group)
     known = sorted(value for value in parts if value is not None)
     return {
-        "unknown" if value is None else str(value): _slice(parts[value])
+        "unknown" if value is None else str(value): Slice(len(parts[value]), **_rates(parts[value]))
         for value in [*known, *([None] if None in parts else [])]
     }
 
 
-def _slice(problems: list[list[Row]]) -> Slice:
+def _rates(problems: list[list[Row]]) -> dict[str, Any]:
+    """The figures that `Slice` and `EvaluationResult` have in common."""
     rows = [row for group in problems for row in group]
     rates = [_rate(group, lambda row: row["verdict"] == "right") for group in problems]
-    return Slice(
-        n_problems=len(problems),
-        pass_at_1=mean_interval(rates, len(problems[0])),
-        format_rate=_rate(rows, lambda row: row["verdict"] != "malformed"),
-        language_rate=_rate(rows, lambda row: row["parts"].get("language", 0.0) > 0),
-        mean_thinking_tokens=_rate(rows, lambda row: row["thinking_tokens"]),
-    )
+    return {
+        "pass_at_1": mean_interval(rates, len(problems[0])),
+        "format_rate": _rate(rows, lambda row: row["verdict"] != "malformed"),
+        "language_rate": _rate(rows, lambda row: row["parts"].get("language", 0.0) > 0),
+        "mean_thinking_tokens": _rate(rows, lambda row: row["thinking_tokens"]),
+    }
 
 
 def _rate(rows: Sequence[Row], figure: Callable[[Row], float]) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-SHOWN = 1200  # characters of the example
+SHOWN = (1200, 400)  # characters shown of a long completion: of its start, of its end
 REASONS = 5  # maximum number of listed reasons
 FREQUENT = 0.5  # minimum share of malformed completions for an explanation
 
@@ -78,15 +78,13 @@ class Malformed:
         count = sum(self.reasons.values())
         if not completions or count < FREQUENT * completions:
             return []
-        text, reason = self.example, next(iter(self.reasons))
-        if len(text) > SHOWN:
-            text = f"{text[: SHOWN - 300]}\n… {len(text) - SHOWN:,} characters …\n{text[-300:]}"
+        reason = next(iter(self.reasons))
         lines = [f"{count:,} of {completions:,} completions lack the format and earn nothing:"]
         lines += [f"  {n:>6,}  {why}" for why, n in list(self.reasons.items())[:REASONS]]
         if self.cut_off:
             lines.append(f"  {self.cut_off:>6,}  of them were cut off at the length limit")
         lines.append(f"an example ({reason}), for: {' '.join(self.problem.split())[:200]}")
-        lines += [f"  │ {line}" for line in text.splitlines() or [""]]
+        lines += [f"  │ {line}" for line in excerpt(self.example).splitlines() or [""]]
         tries = remedies(reason, cut_off=self.cut_off > 0)
         return [*lines, "try, in this order:", *(f"  - {remedy}" for remedy in tries)]
 
@@ -100,3 +98,11 @@ def remedies(reason: str, *, cut_off: bool) -> list[str]:
     """
     found = next((texts for start, texts in REMEDIES if reason.startswith(start)), (_SFT,))
     return [text for text in found if cut_off or text != _LONGER]
+
+
+def excerpt(text: str) -> str:
+    """A completion; of a long one, its start and its end."""
+    start, end = SHOWN
+    if len(text) <= start + end:
+        return text
+    return f"{text[:start]}\n… {len(text) - start - end:,} characters …\n{text[-end:]}"

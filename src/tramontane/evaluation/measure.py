@@ -61,9 +61,7 @@ def evaluate(
         settings = settings_for(
             model, None if source is None else str(source), config, texts, sampling
         )
-        return evaluate_checkpoint(
-            settings, write_to=write_to, resume=True, on_progress=on_progress
-        )
+        return evaluate_checkpoint(settings, write_to=write_to, on_progress=on_progress)
 
 
 def compare(

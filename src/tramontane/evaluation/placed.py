@@ -1,8 +1,5 @@
-"""Evaluation with the workers of a placement: several threads, or Ray actors; conversations have
-processes of environments in either.
-
-Training runs use the same `generate` and `grade` for their measurements.
-"""
+"""Evaluation and sampling by the workers of a placement. Training runs measure with the same
+`generate` and `grade`."""
 
 from __future__ import annotations
 
@@ -18,10 +15,10 @@ from tramontane.config import Config, Resources, TimeoutsConfig, TrainerConfig
 from tramontane.evaluation.evaluate import (
     Evaluation,
     EvaluationResult,
-    SamplingPlan,
     requests_of,
     summarize,
 )
+from tramontane.evaluation.settings import Sampling
 from tramontane.placement.handle import Limit, WaitTimeout, WorkerLost
 from tramontane.types import Completion, Problem, Request
 from tramontane.workplace import Journal
@@ -43,25 +40,18 @@ class Work:
 
     Args:
         problems: at least one.
-        plan: number of completions, how they are drawn, and their seed.
+        sampling: how they are sampled.
         encoder: makes the prompts.
         longest_prompt: upper bound of all prompts, in tokens.
-        slots: completions that each generator decodes at once.
     """
 
     problems: Sequence[Problem]
-    plan: SamplingPlan
+    sampling: Sampling
     encoder: PromptEncoder
     longest_prompt: int
-    slots: int
 
 
-def is_placed(config: Config) -> bool:
-    """True if the config requires more than one generator in this process."""
-    return config.placement.kind == "ray" or config.generator.workers > 1 or config.converses
-
-
-def evaluate_placed(
+def evaluate_work(
     config: Config,
     work: Work,
     record: Journal | None,
@@ -72,19 +62,22 @@ def evaluate_placed(
     A lost worker is replaced, as in training.
 
     Raises:
-        InputError: no cluster at the address, or one that is too small.
+        InputError: a user-defined function fails, or no cluster, or one that is too small.
         WorkerLost: a worker cannot be replaced.
         WaitTimeout: a wait exceeded its timeout.
     """
     from tramontane.controller.verifiers import start_verifiers
     from tramontane.interrupt import Interrupt
+    from tramontane.verifier import try_functions
 
-    config = _sized(config, work)
+    verifier = config.verifier.model_copy(update={"thinking_tags": work.encoder.tags})
+    try_functions(verifier, work.problems)
+    config = _sized(config.model_copy(update={"verifier": verifier}), work)
     with (
         _workers(config) as (placement, conversations),
         closing(start_verifiers(config, placement, replaced)) as verifiers,
     ):
-        args = work.problems, work.plan, verifiers, work.encoder, record, on_progress
+        args = work.problems, work.sampling, verifiers, work.encoder, record, on_progress
         evaluation = Evaluation(*args)
 
         async def measure(generators: GeneratorPool) -> None:
@@ -96,11 +89,11 @@ def evaluate_placed(
             return summarize(evaluation.rows)
 
 
-def converse(config: Config, work: Work) -> list[Completion]:
-    """The conversations of `Evaluation.requests`, in order, without verdicts.
+def sample_work(config: Config, work: Work) -> list[Completion]:
+    """All completions, in order, without verdicts.
 
     Raises:
-        InputError, WorkerLost, WaitTimeout: see `evaluate_placed`.
+        InputError, WorkerLost, WaitTimeout: see `evaluate_work`.
     """
     from tramontane.interrupt import Interrupt
 
@@ -111,7 +104,7 @@ def converse(config: Config, work: Work) -> list[Completion]:
             async def keep(completions: list[Completion]) -> None:
                 found.extend(completions)
 
-            requests = requests_of(work.problems, work.plan, work.encoder)
+            requests = requests_of(work.problems, work.sampling, work.encoder)
             await complete(work.problems, requests, generators, keep, conversations)
 
         interrupt.run(_with_generators(config, work, placement, conversations, sample))
@@ -121,12 +114,14 @@ def converse(config: Config, work: Work) -> list[Completion]:
 @contextmanager
 def _workers(config: Config) -> Iterator[tuple[Placement, Conversations | None]]:
     """The config's placement, and its conversations if it has any."""
+    import torch
+
     from tramontane.controller.conversations import start_conversations
     from tramontane.placement.place import place
     from tramontane.placement.thread import torch_threads
 
     with (
-        torch_threads(1),  # each worker has its own thread
+        torch_threads(max(1, torch.get_num_threads() // config.generator.workers)),
         closing(place(config, note)) as placement,
         start_conversations(config, placement, replaced) as conversations,
     ):
@@ -207,8 +202,6 @@ async def complete(
     Raises:
         WorkerLost: a generator, or a process of environments, cannot be replaced.
     """
-    from tramontane.controller.conversations import turn_ended
-
     tasks = set[asyncio.Task[None]]()
     polls: dict[PooledGenerator, asyncio.Task[None]] = {}
     begun: dict[tuple[int, int], Request] = {}  # conversations under way
@@ -221,7 +214,7 @@ async def complete(
                 await take(ended)
                 continue
             for c in ended:
-                start(go_on(turn_ended(begun[c.group, c.index], c)))
+                start(go_on(begun[c.group, c.index].turn_ended(c)))
 
     async def go_on(request: Request) -> None:
         assert conversations
@@ -269,7 +262,7 @@ async def grade(evaluation: Evaluation, verifiers: Verifiers, timeouts: Timeouts
         WaitTimeout: the verifiers returned no verdict within their timeout.
     """
     limit = Limit.of(timeouts, "verification", "start")
-    samples, problems = evaluation.plan.samples, evaluation.problems
+    samples, problems = evaluation.sampling.samples, evaluation.problems
     seconds = limit.seconds + max(verifiers.time_limit(p, samples) for p in problems)
     graded_before = -1
     while waiting := [asyncio.wrap_future(future) for future in evaluation.grading]:
@@ -282,11 +275,11 @@ async def grade(evaluation: Evaluation, verifiers: Verifiers, timeouts: Timeouts
 
 
 def _sized(config: Config, work: Work) -> Config:
-    """The config with the evaluation's sizes."""
-    samples, workers = work.plan.samples, config.generator.workers
-    most = len(work.problems) * samples
-    n_async = max(samples, min(work.slots * workers, most))
-    return without_trainer(config, work.plan.sampling.max_tokens, samples, n_async)
+    workers, samples = max(1, config.generator.workers), work.sampling.samples
+    n_async = max(samples, min(work.sampling.slots * workers, len(work.problems) * samples))
+    generator = config.generator.model_copy(update={"workers": workers})  # a run may have had none
+    config = config.model_copy(update={"generator": generator})
+    return without_trainer(config, work.sampling.max_tokens, samples, n_async)
 
 
 def without_trainer(config: Config, l_max: int, group_size: int, n_async: int) -> Config:

@@ -9,16 +9,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tramontane.config import (
     BUILT_IN,
     Config,
     DomainConfig,
-    VerifierConfig,
     load_config,
     parse_settings,
 )
@@ -47,6 +46,12 @@ class ScoreSummary:
     bad_rows: list[str] = field(default_factory=list)
     double_ids: Counter[str] = field(default_factory=Counter)
 
+    def add(self, verdict: Verdict) -> None:
+        self.outcomes[verdict.verdict] += 1
+        self.reward += verdict.reward
+        if verdict.verdict == "unscorable":
+            self.unscorable[verdict.reason] += 1
+
     @property
     def scored(self) -> int:
         return sum(self.outcomes.values())
@@ -65,24 +70,68 @@ def score(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> ScoreSummary:
-    """Grade recorded responses with the same code as in training; see `score_file`.
+    """Grade the rows of a JSONL file (also gzip), in order, with the same code as in training.
 
     Args:
-        path: rows as JSONL (also gzip).
-        out: JSONL file for the verdicts; None: only the summary.
-        config: a `Config` or the path of one. Its section `verifier` is used and, if it has a
-            section `pipeline`, the length reward's `l_max` and `l_cache`.
+        path: rows of `id`, `domain`, `problem`, `answer` or `tests`, `response`, and optionally
+            `language` (ISO 639-1) and `response_tokens`. A conversation has `messages` (the chat,
+            of which the assistant's are graded) or `turns` (as `eval` writes them) instead of the
+            response. For rewards of a whole group, consecutive rows with the same id are a group.
+        out: file for rows of `id`, `reward`, `parts`, `verdict`, `reason`, `seconds` and `answer`
+            (the extracted answer, null if there is none). Each is written as soon as all earlier
+            rows are graded; an existing file is replaced. None: only the summary.
+        config: a `Config` or the path of one. Its section `verifier` is used, with as many workers
+            as cores by default, and, if it has a section `pipeline`, the length reward's `l_max`
+            and `l_cache`.
         overrides: `verifier.key=value`, `pipeline.l_max=value` or `pipeline.l_cache=value` texts.
         progress: called with (rows done, rows in all).
 
+    Unreadable rows are listed in `bad_rows` with their line numbers; the others are still graded.
+
     Raises:
-        InputError: before anything is graded.
+        InputError: no such file or folder, no rows, a truncated or damaged file, or a verifier or
+            reward that cannot be imported or fails; before anything is graded.
     """
+    path = Path(path)
     settings = config if isinstance(config, Config) else _read(config, overrides or [])
-    lengths = {}
+    verifier, l_max, l_cache = settings.verifier, sys.maxsize, 0
     if "pipeline" in settings.model_fields_set:
-        lengths = {"l_max": settings.pipeline.l_max, "l_cache": settings.pipeline.l_cache}
-    return score_file(path, out, settings.verifier, progress=progress, **lengths)
+        l_max, l_cache = settings.pipeline.l_max, settings.pipeline.l_cache
+    if "workers" not in verifier.model_fields_set:
+        verifier = verifier.model_copy(update={"workers": os.cpu_count() or 1})
+    total = _check_files(path, out)
+    summary = ScoreSummary()
+    ids: Counter[str] = Counter()
+    waiting: deque[tuple[str, Future[list[Verdict]]]] = deque()
+    with (
+        owned_file(out, "scored") if out is not None else nullcontext(),
+        VerifierPool(verifier, l_max, l_cache) as pool,
+        # Line by line, so that a killed command leaves complete rows. Half a surrogate pair becomes
+        # a JSON escape.
+        open(out or os.devnull, "w", 1, "utf-8", errors="backslashreplace") as sink,
+    ):
+
+        def finish(limit: int) -> None:
+            while len(waiting) > limit:
+                row_id, future = waiting.popleft()
+                for verdict in future.result():
+                    summary.add(verdict)
+                    row = {"id": row_id, **asdict(verdict)}
+                    sink.write(json.dumps(row, ensure_ascii=False) + "\n")
+                if progress:
+                    progress(summary.scored + len(summary.bad_rows), total)
+
+        rows = _parsed_rows(path, verifier.domains, summary)
+        first = list(islice(rows, WINDOW))
+        pool.try_functions(problem for problem, _ in first)
+        grouped = any(custom.of_group(reward) for reward in verifier.reward.custom)
+        for problem, responses in _groups(chain(first, rows), grouped):
+            ids[problem.id] += 1
+            waiting.append((problem.id, pool.score(problem, responses)))
+            finish(WINDOW)
+        finish(0)
+    summary.double_ids = Counter({row_id: count for row_id, count in ids.items() if count > 1})
+    return summary
 
 
 def _read(config: str | Path | None, overrides: list[str]) -> Config:
@@ -95,73 +144,6 @@ def _read(config: str | Path | None, overrides: list[str]) -> Config:
     if config is None:
         return parse_settings(Config, {}, overrides, "key=value")
     return load_config(config, overrides)
-
-
-def score_file(
-    path: str | Path,
-    out: str | Path | None = None,
-    config: VerifierConfig | None = None,
-    *,
-    l_max: int | None = None,
-    l_cache: int = 0,
-    progress: Callable[[int, int], None] | None = None,
-) -> ScoreSummary:
-    """Grade the rows of a JSONL file (also gzip), in order.
-
-    Args:
-        path: rows of `id`, `domain`, `problem`, `answer` or `tests`, `response`, and optionally
-            `language` (ISO 639-1) and `response_tokens`. A conversation has `messages` (the chat,
-            of which the assistant's are graded) or `turns` (as `eval` writes them) instead of the
-            response. For rewards of a whole group, consecutive rows with the same id are a group.
-        out: file for rows of `id`, `reward`, `parts`, `verdict`, `reason`, `seconds` and `answer`
-            (the extracted answer, null if there is none). Each is written as soon as all earlier
-            rows are graded; an existing file is replaced.
-        config: limits and weights; `workers` defaults to the number of cores.
-        l_max: upper end of the length penalty, in tokens; None turns the penalty off.
-        l_cache: tokens below `l_max` at which the penalty starts.
-        progress: called with (rows done, rows in all).
-
-    Unreadable rows are listed in `bad_rows` with their line numbers; the others are still graded.
-
-    Raises:
-        InputError: no such file or folder, no rows, a truncated or damaged file, or a verifier or
-            reward that cannot be imported or fails; before anything is graded.
-    """
-    path = Path(path)
-    total = _check_files(path, out)
-    config = config or VerifierConfig()
-    if "workers" not in config.model_fields_set:
-        config = config.model_copy(update={"workers": os.cpu_count() or 1})
-    summary = ScoreSummary()
-    ids: Counter[str] = Counter()
-    waiting: deque[tuple[str, Future[list[Verdict]]]] = deque()
-    with (
-        owned_file(out, "scored") if out is not None else nullcontext(),
-        VerifierPool(config, l_max or sys.maxsize, l_cache) as pool,
-        # Line by line, so that a killed command leaves complete rows. Half a surrogate pair becomes
-        # a JSON escape.
-        open(out or os.devnull, "w", 1, "utf-8", errors="backslashreplace") as sink,
-    ):
-
-        def finish(limit: int) -> None:
-            while len(waiting) > limit:
-                row_id, future = waiting.popleft()
-                for verdict in future.result():
-                    _write(sink, row_id, verdict, summary)
-                if progress:
-                    progress(summary.scored + len(summary.bad_rows), total)
-
-        rows = _parsed_rows(path, config.domains, summary)
-        first = list(islice(rows, WINDOW))
-        pool.try_functions(problem for problem, _ in first)
-        grouped = any(custom.of_group(reward) for reward in config.reward.custom)
-        for problem, responses in _groups(chain(first, rows), grouped):
-            ids[problem.id] += 1
-            waiting.append((problem.id, pool.score(problem, responses)))
-            finish(WINDOW)
-        finish(0)
-    summary.double_ids = Counter({row_id: count for row_id, count in ids.items() if count > 1})
-    return summary
 
 
 def _parsed_rows(
@@ -264,11 +246,6 @@ def parse_row(
 
 
 def _turns(row: Mapping[str, Any]) -> list[tuple[str, bool]]:
-    """Text of each turn of the model, and whether it makes calls; empty without a conversation.
-
-    Raises:
-        InputError: `messages` or `turns` is of the wrong type.
-    """
     for name, text, calls in (("turns", "text", "calls"), ("messages", "content", "tool_calls")):
         found = row.get(name)
         if found is None or (name == "messages" and isinstance(row.get("response"), str)):
@@ -281,12 +258,3 @@ def _turns(row: Mapping[str, Any]) -> list[tuple[str, bool]]:
             raise InputError(f"{name} has no text of the model's in field {text!r}")
         return [(said, bool(item.get(calls))) for said, item in zip(texts, turns, strict=True)]
     return []
-
-
-def _write(sink: IO[str], row_id: str, verdict: Verdict, summary: ScoreSummary) -> None:
-    summary.outcomes[verdict.verdict] += 1
-    summary.reward += verdict.reward
-    if verdict.verdict == "unscorable":
-        summary.unscorable[verdict.reason] += 1
-    row: dict[str, Any] = {"id": row_id, **verdict.to_dict()}
-    sink.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 from tramontane.config import Config, PromptConfig, parse_settings, read_settings
 from tramontane.config.device import idle_gpus, slow_dtype
 from tramontane.errors import InputError
-from tramontane.evaluation.suites import source_of, suite_of
+from tramontane.evaluation.suites import SUITES
 from tramontane.models.names import find_weights
 from tramontane.types import SamplingParams
 
@@ -129,7 +129,7 @@ def settings_for(
         kept = {*PromptConfig.model_fields, *CONVERSING, "sets"}
         raw["data"] = data = {k: v for k, v in data.items() if k in kept}
     if source is not None:
-        data["eval"] = source_of(source)
+        data["eval"] = "playground:" if source == "playground" else source
     elif path or config:
         options = {"problems": raw.get("evaluation", {}).get("problems"), **options}
     named = find_weights(str(model))
@@ -143,15 +143,14 @@ def settings_for(
     for warning in filter(None, (idle_gpus(generator.device), slow)):
         warnings.warn(warning, stacklevel=2)
     defaults = _sampling_of(parsed) if path or config else Sampling()
-    if suite := suite_of(source or ""):
-        defaults = replace(defaults, **suite.sampling)
+    if suite := SUITES.get((source or "").partition("@")[0]):
+        defaults = replace(defaults, **suite._asdict())
     known = {field.name for field in fields(Sampling)}
     given: dict[str, Any] = {k: v for k, v in options.items() if k in known and v is not None}
     return Settings(parsed, replace(defaults, **given), Path(path) if path else None)
 
 
 def _sampling_of(config: Config) -> Sampling:
-    """The sampling of a run's evaluations."""
     asked = config.evaluation
     sampling = Sampling(
         samples=asked.samples, temperature=asked.temperature, top_p=asked.top_p, seed=config.seed

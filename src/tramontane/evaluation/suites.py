@@ -8,67 +8,38 @@ sets of a few hundred problems get 4, larger ones 1. Options can replace every p
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Suite:
-    """The protocol of one evaluation.
+class Suite(NamedTuple):
+    """The protocol of one evaluation, as in `evaluation.settings.Sampling`. `data.catalog` has its
+    problems under the suite's name."""
 
-    Args:
-        data: source of the problems, usually a short name (`data.catalog`).
-        samples: completions of each problem.
-        max_tokens: longest completion, in tokens.
-        top_p: probability mass that is sampled from.
-        temperature: sampling temperature.
-    """
-
-    data: str
     samples: int
     max_tokens: int = 32_000
     top_p: float = 1.0
     temperature: float = 0.7
 
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """The protocol's part of `evaluation.settings.Sampling`."""
-        return {name: value for name, value in asdict(self).items() if name != "data"}
-
 
 SUITES: dict[str, Suite] = {
-    "aime24": Suite("aime24", samples=64, max_tokens=40_000),
-    "aime25": Suite("aime25", samples=64, max_tokens=40_000),
-    "aime26": Suite("aime26", samples=64, max_tokens=40_000),
-    "math500": Suite("math500", samples=4),
-    "gsm8k": Suite("gsm8k", samples=1),
-    "olympiadbench": Suite("olympiadbench", samples=4),
-    "gpqa": Suite("gpqa", samples=4),
-    "livecodebench_v5": Suite("livecodebench_v5", samples=16, max_tokens=40_000, top_p=0.95),
-    "livecodebench_v6": Suite("livecodebench_v6", samples=16, max_tokens=40_000, top_p=0.95),
-    "humaneval": Suite("humaneval", samples=4, top_p=0.95),
-    "mbpp": Suite("mbpp", samples=4, top_p=0.95),
+    "aime24": Suite(64, max_tokens=40_000),
+    "aime25": Suite(64, max_tokens=40_000),
+    "aime26": Suite(64, max_tokens=40_000),
+    "math500": Suite(4),
+    "gsm8k": Suite(1),
+    "olympiadbench": Suite(4),
+    "gpqa": Suite(4),
+    "livecodebench_v5": Suite(16, max_tokens=40_000, top_p=0.95),
+    "livecodebench_v6": Suite(16, max_tokens=40_000, top_p=0.95),
+    "humaneval": Suite(4, top_p=0.95),
+    "mbpp": Suite(4, top_p=0.95),
     # Effects of training on other abilities.
-    "ifeval": Suite("ifeval", samples=1),
-    "ifeval_loose": Suite("ifeval_loose", samples=1),
-    "bfcl_simple": Suite("bfcl_simple", samples=1),
-    "bfcl_multiple": Suite("bfcl_multiple", samples=1),
-    "bfcl_parallel": Suite("bfcl_parallel", samples=1),
-    "bfcl_parallel_multiple": Suite("bfcl_parallel_multiple", samples=1),
+    "ifeval": Suite(1),
+    "ifeval_loose": Suite(1),
+    "bfcl_simple": Suite(1),
+    "bfcl_multiple": Suite(1),
+    "bfcl_parallel": Suite(1),
+    "bfcl_parallel_multiple": Suite(1),
     # The results list languages and levels, selected by `data.playground`.
-    "playground": Suite("playground:", samples=4, max_tokens=512),
+    "playground": Suite(4, max_tokens=512),
 }
-
-
-def suite_of(source: str) -> Suite | None:
-    """The suite for `NAME` or `NAME@FILE`; None for any other source of problems."""
-    return SUITES.get(source.partition("@")[0])
-
-
-def source_of(source: str) -> str:
-    """The source of problems for `NAME` or `NAME@FILE`; any other source unchanged."""
-    name, _, file = source.partition("@")
-    suite = SUITES.get(name)
-    if suite is None:
-        return source
-    return f"{suite.data}@{file}" if file else suite.data

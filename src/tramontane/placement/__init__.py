@@ -20,19 +20,3 @@ from tramontane.placement.handle import (
     release,
     started,
 )
-
-__all__ = [
-    "TRAINER",
-    "Folder",
-    "GeneratorHandle",
-    "Handle",
-    "Limit",
-    "WaitTimeout",
-    "WeightsLost",
-    "WorkerDied",
-    "WorkerLost",
-    "call",
-    "release",
-    "started",
-    "written",
-]

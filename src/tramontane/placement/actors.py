@@ -125,9 +125,8 @@ class DirectWeights(StoredWeights):
         return tensor
 
 
-def _actor_class() -> Any:
-    decorate: Any = ray.remote
-    return decorate(concurrency_groups={"pulse": 1, "background": 1, "files": 1})(Actor)
+_remote: Any = ray.remote
+_ActorClass = _remote(concurrency_groups={"pulse": 1, "background": 1, "files": 1})(Actor)
 
 
 class ActorHandle:
@@ -147,7 +146,7 @@ class ActorHandle:
     ) -> None:
         self.name, self._heartbeat, self._note = name, heartbeat, note
         options = {"max_restarts": 0, "max_task_retries": 0, **options}
-        self._actor: Any = _actor_class().options(**options).remote()
+        self._actor: Any = _ActorClass.options(**options).remote()
         self._place: tuple[str, int] | None = None  # node and process, while known to be alive
         self._process = "no process yet"  # kept after its death: several calls may report it
         self._silent = False  # True once a heartbeat was missing
@@ -404,13 +403,9 @@ class Cluster:
         resources = _resources(config.placement.generator, config.generator.device)
         return self._actor(f"generator {number}", resources).start(make)
 
-    def verifier(self, number: int, make: Callable[[], Any]) -> Handle:
+    def judge(self, name: str, make: Callable[[], Any]) -> Handle:
         resources = _resources(self._config.placement.verifier, "cpu")
-        return self._actor(f"verifier {number}", resources).start(make)
-
-    def environment(self, number: int, make: Callable[[], Any]) -> Handle:
-        resources = _resources(self._config.placement.verifier, "cpu")
-        return self._actor(f"environment {number}", resources).start(make)
+        return self._actor(name, resources).start(make)
 
     def trainer(self, make: Callable[[], Any]) -> Handle:
         config = self._config
@@ -419,13 +414,16 @@ class Cluster:
             return self._actor(TRAINER, resources).start(make)
         if self._trainer_group is None:
             self.reserve()
-        ranks = [
-            self._actor(f"trainer rank {n}", resources | _in_bundle(self._trainer_group, n))
-            for n in range(config.trainer.ranks)
-        ]
-        limit = config.timeouts.training
+        assert self._trainer_group is not None
+        ranks = []
+        for n in range(config.trainer.ranks):
+            strategy = PlacementGroupSchedulingStrategy(
+                self._trainer_group, placement_group_bundle_index=n
+            )
+            options = {**resources, "scheduling_strategy": strategy}
+            ranks.append(self._actor(f"trainer rank {n}", options))
         backend = collective_backend(config.trainer.device)
-        return ActorRanks(TRAINER, make, ranks, backend, limit)
+        return ActorRanks(TRAINER, make, ranks, backend, config.timeouts.training)
 
     def weights(self) -> Weights:
         config = self._config
@@ -458,14 +456,6 @@ class Cluster:
 def _resources(resources: Resources, device: str) -> dict[str, float]:
     gpus = float(device.startswith("cuda")) if resources.gpus is None else resources.gpus
     return {"num_cpus": resources.cpus, "num_gpus": gpus}
-
-
-def _in_bundle(group: PlacementGroup | None, number: int) -> dict[str, Any]:
-    """Options of an actor that uses one bundle of a placement group."""
-    if group is None:
-        return {}
-    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
-    return {"scheduling_strategy": strategy}
 
 
 def _kill(process: int, patience: float = 0.0) -> None:

@@ -30,10 +30,8 @@ class Placement(Protocol):
 
     def generator(self, number: int, make: Callable[[], Any]) -> GeneratorHandle: ...
 
-    def verifier(self, number: int, make: Callable[[], Any]) -> Handle: ...
-
-    def environment(self, number: int, make: Callable[[], Any]) -> Handle:
-        """Start a process of environments, with the resources of a verifier."""
+    def judge(self, name: str, make: Callable[[], Any]) -> Handle:
+        """Start a verifier or a process of environments, with the resources of a verifier."""
 
     def trainer(self, make: Callable[[], Any]) -> Handle:
         """Start `trainer.ranks` trainers behind one handle."""

@@ -46,11 +46,8 @@ class LocalPlacement:
         device = self._seats.generators[number] if slots else "cpu"
         return ThreadHandle(f"generator {number}", make, device, DECODING)
 
-    def verifier(self, number: int, make: Callable[[], Any]) -> Handle:
-        return ThreadHandle(f"verifier {number}", make)
-
-    def environment(self, number: int, make: Callable[[], Any]) -> Handle:
-        return ThreadHandle(f"environment {number}", make)
+    def judge(self, name: str, make: Callable[[], Any]) -> Handle:
+        return ThreadHandle(name, make)
 
     def trainer(self, make: Callable[[], Any]) -> Handle:
         config, limit = self._config.trainer, self._config.timeouts.training
@@ -70,8 +67,8 @@ class LocalPlacement:
 
 
 class ThreadHandle:
-    """Runs `make()` and then every call in its own thread, with one torch thread. Background calls
-    have a second thread.
+    """Runs `make()` and then every call in its own thread, with as many torch threads as its
+    creator (`torch_threads`). Background calls have a second thread.
 
     On a CUDA device each thread has its own stream, so that workers on one GPU do not wait for each
     other's kernels; the calls' has the given priority. A call returns after all its kernels have
@@ -116,8 +113,6 @@ class ThreadHandle:
 
 
 class _Calls:
-    """A thread that runs calls one after another."""
-
     def __init__(self, name: str, device: str, priority: int = 0) -> None:
         self._device, self._priority, self._closing = device, priority, False
         self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
@@ -137,7 +132,8 @@ class _Calls:
         self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
-        torch.set_num_threads(1)
+        # A new thread has the number that was set last, but MKL learns of it only here.
+        torch.set_num_threads(torch.get_num_threads())
         with _separate_stream(self._device, self._priority) as synchronize:
             while (item := self._queue.get()) is not None:
                 future, call = item

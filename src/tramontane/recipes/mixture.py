@@ -69,9 +69,7 @@ def answer(
         on_progress: called with (answers graded, answers in all).
     """
     file = folder / COMPLETIONS
-    evaluate_checkpoint(
-        settings, write_to=file, resume=True, split="train", on_progress=on_progress
-    )
+    evaluate_checkpoint(settings, write_to=file, split="train", on_progress=on_progress)
     rows = list(read_log(file))
     # A truncated answer would teach the model not to stop.
     old = ThinkingTags.of(settings.config.verifier.thinking_tags)  # resolved when the run began

@@ -17,7 +17,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from tramontane.config import HELD_OUT, Config
 from tramontane.data.prompts import PromptEncoder, system_text
-from tramontane.evaluation.evaluate import EvaluationResult, hub_results
+from tramontane.evaluation.evaluate import hub_results
 from tramontane.models.loading import local_folder
 from tramontane.pages import render
 from tramontane.run.prepare import Prepared
@@ -45,7 +45,7 @@ def write_card(
     results = [
         entry
         for name, result in final.items()
-        for entry in hub_results(name, sources[name], result, prepared.sets[name].plan.sampling)
+        for entry in hub_results(name, sources[name], result, prepared.sets[name].sampling)
     ]
     licence: dict[str, Any] = _licence(config.model)
     front = ModelCardData(
@@ -72,7 +72,11 @@ def write_card(
             for when, title in TIMES.items()
             if (result := measured.get(when, {}).get(name))
         ],
-        sampling=_sampling(prepared, final),
+        sampling={
+            name: f"temperature {p.temperature:g}, top-p {p.top_p:g}, up to {p.max_tokens} tokens"
+            for name in final
+            for p in [prepared.sets[name].sampling]
+        },
         prompt=_prompt(prepared.encoder),
         chat=prepared.encoder.tokenizer.chat_template,
         system=system_text(config.data.system_prompt, prepared.encoder.tags),
@@ -123,15 +127,6 @@ def _recipe(config: Config, summary: Mapping[str, Any]) -> list[tuple[str, str]]
         ("number types", f"trainer {trainer.dtype}, generator {config.generator.dtype}"),
         ("seed", f"{config.seed}"),
     ]
-
-
-def _sampling(prepared: Prepared, final: Mapping[str, EvaluationResult]) -> dict[str, str]:
-    """How each set was sampled, as text."""
-    plans = {name: prepared.sets[name].plan.sampling for name in final}
-    return {
-        name: f"temperature {p.temperature:g}, top-p {p.top_p:g}, up to {p.max_tokens} tokens"
-        for name, p in plans.items()
-    }
 
 
 def _prompt(encoder: PromptEncoder) -> str:

@@ -29,7 +29,6 @@ from tramontane.verifier import functions
 Fate = Literal["unscorable", "failed", "right", "cut off", "malformed", "wrong"]
 
 REASONS = 6  # verdict reasons in a table, at most
-SHOWN = (1200, 400)  # characters shown of a long completion: of its start, of its end
 PATIENCE = 4  # factor on `max_groups_without_signal` for a run that has had groups to learn from
 
 # Remedies for malformed completions depend on what is missing: `malformed.remedies`.
@@ -115,6 +114,7 @@ class Tally:
             advice = malformed.remedies(verdict.reason, cut_off=False)
         else:
             advice = list(ADVICE[fate])
+        shown = printable(malformed.excerpt(completion.text), keep="\n")
         counts = [(count, reason) for reason, count in self._reasons.most_common(REASONS)]
         if rest := self.completions - sum(count for count, _ in counts):
             counts.append((rest, "other"))
@@ -130,7 +130,7 @@ class Tally:
                 ),
                 f"  a completion ({printable(_judgement(completion, verdict))}) of the problem "
                 f"{printable(_shortened(problem))}",
-                *(f"  │ {line}" for line in _lines(completion.text)),
+                *(f"  │ {line}" for line in shown.split("\n")),
                 f"  {MOST.get(fate, f'most completions are {fate}')}; try, in this order:",
                 *(f"  - {remedy}" for remedy in advice),
             ]
@@ -282,15 +282,6 @@ def _shortened(problem: str) -> str:
     return flat if len(flat) <= 200 else f"{flat[:200]}…"
 
 
-def _lines(text: str) -> list[str]:
-    """The lines of a completion; of a long one, its start and its end."""
-    start, end = SHOWN
-    if len(text) > start + end:
-        left_out = len(text) - start - end
-        text = f"{text[:start]}\n… {left_out:,} characters …\n{text[-end:]}"
-    return printable(text, keep="\n").split("\n")
-
-
 async def check_parity(prepared: Prepared, generators: GeneratorPool, trainer: Handle) -> None:
     """Have every generator complete the probe prompts, and compare with the trainer's log-probs.
 
@@ -360,7 +351,6 @@ async def _probe(
 async def _compare(
     prepared: Prepared, trainer: Handle, completions: list[Completion]
 ) -> parity.Mismatch:
-    """Compare the completions' log-probs with the trainer's."""
     config = prepared.config
     logprobs = await call(
         trainer,

@@ -234,12 +234,8 @@ class RunFolder:
     def log_activity(self, worker: str, activity: str, began: float, seconds: float) -> None:
         """Add a line to `timeline.jsonl`: a worker's activity (`controller.observer.Activity`),
         from `began`, in seconds since the epoch."""
-        row = {
-            "worker": worker,
-            "activity": activity,
-            "began": round(began, 3),
-            "seconds": round(seconds, 3),
-        }
+        row: dict[str, Any] = {"worker": worker, "activity": activity}
+        row |= {"began": round(began, 3), "seconds": round(seconds, 3)}
         self._append("timeline.jsonl", json.dumps(row))
 
     def log_evaluation(self, figures: dict[str, Any]) -> None:
@@ -384,7 +380,6 @@ class RunFolder:
 
 
 def _version(checkpoint: Path) -> int:
-    """Updates done at a checkpoint."""
     return int(checkpoint.name.removeprefix("step_"))
 
 

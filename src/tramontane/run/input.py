@@ -18,10 +18,10 @@ from tramontane.data.load import load_problems
 from tramontane.data.similarity import near_copies
 from tramontane.data.stream import ProblemStream
 from tramontane.errors import InputError
-from tramontane.evaluation import SamplingPlan
+from tramontane.evaluation.settings import Sampling
 from tramontane.placement.place import check
 from tramontane.run.trackers import check_trackers
-from tramontane.types import Problem, SamplingParams
+from tramontane.types import Problem
 from tramontane.verifier import correctness
 
 
@@ -30,7 +30,7 @@ class EvaluationSet:
     """Problems that a run is measured on, and their sampling settings."""
 
     problems: list[Problem]
-    plan: SamplingPlan
+    sampling: Sampling
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,14 @@ def _evaluation_sets(config: Config, last: Config) -> dict[str, EvaluationSet]:
             domains=config.verifier.domains,
         )
         length = getattr(settings, "max_tokens", None) or last.pipeline.l_max
-        sampling = SamplingParams(length, settings.temperature, settings.top_p)
-        sets[name] = EvaluationSet(problems, SamplingPlan(settings.samples, sampling, config.seed))
+        sampling = Sampling(
+            samples=settings.samples,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            max_tokens=length,
+            seed=config.seed,
+        )
+        sets[name] = EvaluationSet(problems, sampling)
 
     if data.eval is not None:
         add(HELD_OUT, data.eval, data, evaluation)

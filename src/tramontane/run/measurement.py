@@ -102,7 +102,6 @@ async def _measure(
     name: str,
     version: int,
 ) -> EvaluationResult:
-    """Generate and grade the completions of the set `name`, and record the result."""
     problems, rows_file = session.prepared.sets[name], _rows_file(session, when, name)
     unfinished = rows_file.with_suffix(".partial")
     title = f"evaluation {when}" if name == HELD_OUT else f"evaluation {when}, {name}"
@@ -116,7 +115,7 @@ async def _measure(
     with session.folder.writing(unfinished):
         with Journal(unfinished, 0) as record:
             evaluation = Evaluation(
-                problems.problems, problems.plan, judges.verifiers, encoder, record, progress
+                problems.problems, problems.sampling, judges.verifiers, encoder, record, progress
             )
             conversations = judges.conversations if session.config.converses else None
             await generate(evaluation, generators, check_version, conversations)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice
 
 import torch
@@ -97,7 +97,11 @@ class Prepared:
         """Longest completion of evaluations during training, in tokens; 0 if there are none."""
         if not self.config.evaluation.every or HELD_OUT not in self.sets:
             return 0
-        return self.sets[HELD_OUT].plan.sampling.max_tokens
+        return self.sets[HELD_OUT].sampling.max_tokens
+
+    def lengths(self, stage: Config) -> Lengths:
+        """The lengths of a stage, with those of its evaluations."""
+        return Lengths(self.max_prompt, max(stage.pipeline.l_max, self.evaluated_l_max))
 
 
 def prepare(config: Config, given: RunInput | None = None) -> Prepared:
@@ -118,26 +122,33 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
     config, rates = _with_rates(config.model_copy(update={"verifier": verifier}))
     if config.cold_start:
         cold_start.check(config, encoder)
-    stages = config.by_stage()
-    problems = given.problems
+    stages, problems = config.by_stage(), given.problems
     lengths = [stage.pipeline.l_max for stage in stages]
-    lengths += [s.plan.sampling.max_tokens for s in given.sets.values()]
-    prompts = _prompt_filter(encoder, config, max(lengths))
-    sets = {name: EvaluationSet(prompts.keep(s.problems), s.plan) for name, s in given.sets.items()}
+    lengths += [s.sampling.max_tokens for s in given.sets.values()]
+    context = loading.context_length(loading.load_config(config.model))
+    limit = PromptLimit.of(config.data.max_prompt_tokens, context, max(lengths))
+    prompts = PromptFilter(encoder, limit, drop=config.data.overlong_prompts == "drop")
+    sets = {k: replace(s, problems=prompts.keep(s.problems)) for k, s in given.sets.items()}
     for stream in problems.streams:
         _limit_prompts(stream, prompts, config)
-    first = _first_problems(problems, PROBE_PROMPTS)
+    trajectories = None
+    if config.data.trajectories:
+        known = {problem.id: problem for s in problems.streams for problem in s.problems or ()}
+        trajectories = load_trajectories(config, encoder, context, known)
     longest = prompts.longest + max(stage.pipeline.l_max for stage in stages)
+    long_prompt = max(1, longest - PROBE_TOKENS)
+    probes = _first_prompts(problems, encoder, PROBE_PROMPTS)
+    many = _first_prompts(problems, encoder, 1 + long_prompt // MIN_PROMPT)
     prepared = Prepared(
         config=config,
         prompts=prompts,
         stages=stages,
         problems=problems,
         sets=sets,
-        probes=encoder.encode_all([problem.prompt for problem in first]),
-        long_probe=_long_prompt(problems, encoder, max(1, longest - PROBE_TOKENS)),
+        probes=probes,
+        long_probe=list(islice(cycle(chain.from_iterable(many)), long_prompt)),
         rates=rates,
-        trajectories=_trajectories(config, encoder, problems),
+        trajectories=trajectories,
         warnings=[*given.warnings, *dtype_warnings(config)],
     )
     _limit_generators(prepared)
@@ -148,7 +159,8 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
 def _limit_generators(prepared: Prepared) -> None:
     """Fill in the keys that limit the generators' memory on a GPU."""
     shape = load_shape(prepared.config.model)
-    if limits := generator_limits(prepared.stages, shape, _lengths(prepared)):
+    lengths = [prepared.lengths(stage) for stage in prepared.stages]
+    if limits := generator_limits(prepared.stages, shape, lengths):
         generator = prepared.config.generator.model_copy(update=limits)
         prepared.config = prepared.config.model_copy(update={"generator": generator})
         prepared.stages = prepared.config.by_stage()
@@ -165,23 +177,6 @@ def _with_rates(config: Config) -> tuple[Config, dict[str, str]]:
         rate, reasons["learning rate of the cold start"] = chosen_rate(start.trainer, config.model)
         update["cold_start"] = start.model_copy(update={"learning_rate": rate})
     return config.model_copy(update=update), reasons
-
-
-def _trajectories(
-    config: Config, encoder: PromptEncoder, problems: Curriculum
-) -> Trajectories | None:
-    if config.data.trajectories is None:
-        return None
-    context = loading.context_length(loading.load_config(config.model))
-    known = {problem.id: problem for s in problems.streams for problem in s.problems or ()}
-    return load_trajectories(config, encoder, context, known)
-
-
-def _prompt_filter(encoder: PromptEncoder, config: Config, max_tokens: int) -> PromptFilter:
-    """The filter for prompts that leave room for completions of `max_tokens`."""
-    context = loading.context_length(loading.load_config(config.model))
-    limit = PromptLimit.of(config.data.max_prompt_tokens, context, max_tokens)
-    return PromptFilter(encoder, limit, drop=config.data.overlong_prompts == "drop")
 
 
 def _limit_prompts(stream: ProblemStream, prompts: PromptFilter, config: Config) -> None:
@@ -214,21 +209,10 @@ def _check_machine(config: Config) -> None:
         lora.check(config.trainer.lora, load_shape(config.model).linear_layers)
 
 
-def _first_problems(problems: Curriculum, count: int) -> list[Problem]:
-    """The first problems of each source, in the source's order."""
-    found = [
-        problem
-        for stream in problems.streams
-        for problem in (stream.problems or _peek(stream, count))[:count]
-    ]
-    return found[:count]
-
-
-def _long_prompt(problems: Curriculum, encoder: PromptEncoder, tokens: int) -> list[int]:
-    """The first problems' prompts concatenated, and repeated if necessary."""
-    first = _first_problems(problems, 1 + tokens // MIN_PROMPT)
-    prompts = encoder.encode_all([problem.prompt for problem in first])
-    return list(islice(cycle(chain.from_iterable(prompts)), tokens))
+def _first_prompts(problems: Curriculum, encoder: PromptEncoder, count: int) -> list[list[int]]:
+    """Prompts of the first problems, as token ids."""
+    found = (p for s in problems.streams for p in (s.problems or _peek(s, count))[:count])
+    return encoder.encode_all([problem.prompt for problem in islice(found, count)])
 
 
 def _peek(stream: ProblemStream, count: int) -> list[Problem]:
@@ -294,15 +278,8 @@ def check_devices(prepared: Prepared) -> None:
 def _memory(prepared: Prepared, gpu: str | None = None, tolerance: float = 0.0) -> RunMemory:
     """The memory of a prepared run; see `run_memory`."""
     shape = load_shape(prepared.config.model)
-    return run_memory(prepared.stages, shape, _lengths(prepared), gpu, tolerance)
-
-
-def _lengths(prepared: Prepared) -> list[Lengths]:
-    """The lengths of each stage."""
-    return [
-        Lengths(prepared.max_prompt, max(stage.pipeline.l_max, prepared.evaluated_l_max))
-        for stage in prepared.stages
-    ]
+    lengths = [prepared.lengths(stage) for stage in prepared.stages]
+    return run_memory(prepared.stages, shape, lengths, gpu, tolerance)
 
 
 def sizes_of_shape(config: Config, model: str, gpu: str | None = None) -> DryRunResult:
@@ -458,12 +435,7 @@ def _bytes_per_token(config: Config) -> int:
 
 def _cache_size(prepared: Prepared, stage: Config) -> CacheSize:
     """Slots of each generator in a stage, and the maximum number of positions in its cache."""
-    return cache_size(stage, _bytes_per_token(stage), _longest(prepared, stage))
-
-
-def _longest(prepared: Prepared, stage: Config) -> int:
-    """Tokens of the longest sequence of a stage."""
-    return prepared.max_prompt + max(stage.pipeline.l_max, prepared.evaluated_l_max)
+    return cache_size(stage, _bytes_per_token(stage), prepared.lengths(stage).longest)
 
 
 def _cache_bytes(prepared: Prepared, stage: Config) -> int:
@@ -488,8 +460,9 @@ def _check_memory(prepared: Prepared) -> None:
             continue
         where = f"stages.{number}" if prepared.config.stages else "pipeline"
         workers = f" for {stage.generator.workers} generators" * (stage.generator.workers > 1)
+        longest = prepared.lengths(stage).longest
         raise InputError(
             f"{where}: generator.kv_cache_mib {budget or 0:,}{workers} does not hold the keys and "
-            f"values of one sequence of {_longest(prepared, stage):,} tokens; raise it, or lower "
+            f"values of one sequence of {longest:,} tokens; raise it, or lower "
             f"{where}.l_max ({stage.pipeline.l_max:,})"
         )

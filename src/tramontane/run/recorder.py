@@ -19,6 +19,7 @@ from tramontane.controller.conversations import Step
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.observer import Activity, PipelineState, Update
 from tramontane.controller.verifiers import Verifiers
+from tramontane.evaluation.conversed import ConversationFigures, conversation_row
 from tramontane.evaluation.thinking import ThinkingCounter
 from tramontane.placement import Handle, Limit, WaitTimeout, call, release, written
 from tramontane.placement.files import Folder
@@ -330,26 +331,26 @@ def conversation_metrics(groups: Sequence[Group]) -> dict[str, Any]:
     whole steps; empty without groups.
     """
     conversations = [c for group in groups for c in group.completions]
+    found = ConversationFigures.of([conversation_row(c) for c in conversations])
+    if found is None:
+        return {}
     turns = [turn for c in conversations for turn in c.turns]
     calls = [made for turn in turns for made in turn.calls]
-    n = len(conversations)
-    if not n:
-        return {}
-    inserted = sum(s.versions.count(INSERTED) for c in conversations for s in c.sequences)
+    tokens = sum(c.n_tokens for c in conversations) / len(conversations)
     seconds: defaultdict[str, list[float]] = defaultdict(list)
     for name, taken in [("environment", t.seconds) for t in turns] + [
         (made.name, made.seconds) for made in calls if made.name
     ]:
         seconds[name].append(taken)
     return {
-        "turns": len(turns) / n,
-        "sampled_tokens": (sum(c.n_tokens for c in conversations) - inserted) / n,
-        "inserted_tokens": inserted / n,
-        "calls": len(calls) / n,
-        "calls_parsed": 1 - sum(not made.name for made in calls) / max(1, len(calls)),
-        "calls_failed": sum(made.error for made in calls) / max(1, len(calls)),
-        "forked_rate": sum(bool(c.earlier) for c in conversations) / n,
-        "endings": {e: sum(c.ending == e for c in conversations) / n for e in get_args(Ending)},
+        "turns": found.mean_turns,
+        "sampled_tokens": tokens - found.mean_inserted_tokens,
+        "inserted_tokens": found.mean_inserted_tokens,
+        "calls": found.mean_calls,
+        "calls_parsed": found.parsed_rate,
+        "calls_failed": found.failed_rate,
+        "forked_rate": sum(bool(c.earlier) for c in conversations) / len(conversations),
+        "endings": {ending: found.endings.get(ending, 0.0) for ending in get_args(Ending)},
         "step_seconds": {name: sum(times) / len(times) for name, times in seconds.items()},
         "step_seconds_max": {name: max(times) for name, times in seconds.items()},
     }

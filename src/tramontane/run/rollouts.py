@@ -43,10 +43,7 @@ _TURN = pa.struct(
         pa.field("end", pa.int32()),
         pa.field("sequence", pa.int32()),
         pa.field("text", pa.string()),
-        pa.field(
-            "messages",
-            pa.list_(pa.struct([pa.field("role", pa.string()), pa.field("content", pa.string())])),
-        ),
+        pa.field("messages", pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))),
         pa.field("calls", pa.list_(_CALL)),
         pa.field("reward", pa.float64()),
         pa.field("seconds", pa.float32()),

@@ -233,9 +233,8 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
         else:
             for name, before, after, change in rows:
                 self._line(f"{name}: {before} → {after}{f' ({change})' if change else ''}")
-        facts = _facts(summary)
-        if facts:
-            self.console.print(Text(" · ".join(facts), style="dim"), soft_wrap=not self.live)
+        if found := " · ".join(f"{name} {value}" for name, value in facts(summary)):
+            self.console.print(Text(found, style="dim"), soft_wrap=not self.live)
         if report_path is not None:
             self.console.print(Text(f"report: {report_path}"), soft_wrap=True)
 
@@ -413,32 +412,30 @@ def _before_after(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]
 
 
 def _estimates(name: str, before: Any, after: Any) -> tuple[str, str, str, str]:
-    """A row of `_before_after` for two estimates with their intervals."""
     ends = (before, after)
     texts = [f"{e['value']:.3f} [{e['low']:.3f}, {e['high']:.3f}]" if e else "–" for e in ends]
     change = f"{after['value'] - before['value']:+.3f}" if before and after else ""
     return name, texts[0], texts[1], change
 
 
-def _facts(summary: Mapping[str, Any]) -> list[str]:
-    pause = summary.get("weight_update_pause_ms") or {}
-    stale, types = summary.get("staleness") or {}, summary.get("number_types")
-    skipped = summary.get("skipped_steps")
-    dropped, as_wrong = (summary.get(k) for k in ("groups_unscorable", "unscorable_trained"))
+def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Facts of a finished run by name, as text, from the content of its `summary.json`."""
+    pause = summary.get("weight_update_pause_ms")
+    stale, types = summary.get("staleness"), summary.get("number_types")
     base = summary["base"].get("pass_at_1") if "sft" in summary else None  # else it is `before`
     found = [
-        f"pass@1 of the base model {base['value']:.3f}" if base else "",
-        _known(summary, "updates", "{} updates"),
-        f"{dropped:,} unscorable groups dropped" if dropped else "",
-        f"{as_wrong:,} unscorable completions trained on as wrong" if as_wrong else "",
-        f"{skipped:.0f} optimizer steps skipped" if skipped else "",
-        types["trainer"].partition(" ")[0] if types else "",
-        clock(summary["wall_seconds"]) if summary.get("wall_seconds") is not None else "",
-        _known(summary, "trained_tokens_per_second", "{:,.0f} trained tokens/s"),
-        _known(summary, "generator_idle_fraction", "generator idle {:.1%}"),
-        _known(summary, "generator_held_fraction", "held {:.1%}"),
-        _known(summary, "padding_fraction", "padding {:.1%}"),
-        f"weight update {pause['p50']:.1f} ms (p99 {pause['p99']:.1f})" if pause else "",
-        f"staleness {stale['mean']:.2f} (max {stale['max']})" if stale else "",
+        ("pass@1 of the base model", f"{base['value']:.3f}" if base else ""),
+        ("wall time", clock(summary.get("wall_seconds") or 0)),
+        ("updates", _known(summary, "updates", "{}")),
+        ("trained tokens/s", _known(summary, "trained_tokens_per_second", "{:,.0f}")),
+        ("generator idle", _known(summary, "generator_idle_fraction", "{:.1%}")),
+        ("held by the staleness bound", _known(summary, "generator_held_fraction", "{:.1%}")),
+        ("padding", _known(summary, "padding_fraction", "{:.1%}")),
+        ("weight-update pause", pause and f"{pause['p50']:.1f} ms (p99 {pause['p99']:.1f})"),
+        ("staleness", stale and f"{stale['mean']:.2f} versions (max {stale['max']})"),
+        ("number type", types and types["trainer"].partition(" ")[0]),
+        ("optimizer steps skipped", _known(summary, "skipped_steps", "{:,}")),
+        ("unscorable groups dropped", _known(summary, "groups_unscorable", "{:,}")),
+        ("unscorable trained on as wrong", _known(summary, "unscorable_trained", "{:,}")),
     ]
-    return [fact for fact in found if fact]
+    return [(name, text) for name, text in found if text not in (None, "", "0", "0:00")]

@@ -164,7 +164,6 @@ class Session:
         return session
 
     def _restore(self, changes: list[Change]) -> None:
-        """Find the checkpoint to continue from, and record changes."""
         folder = self.folder
         if folder.finished:
             folder.reopen()

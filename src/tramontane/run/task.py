@@ -109,18 +109,12 @@ def settings_without_sources(
 
 
 def _of_trl(config: Config) -> bool:
-    """True if all rewards have TRL's signature.
-
-    Raises:
-        InputError: one cannot be imported.
-    """
     for reward in config.verifier.reward.custom:
         custom.check(reward)
     return all(custom.kind(r.function) == "TRL" for r in config.verifier.reward.custom)
 
 
 def _only_rewards_grade(rows: Mapping[str, list[dict[str, Any]]], config: Config) -> bool:
-    """True if no row has a value that a verifier could use to grade it."""
     if config.data.domain is not None:
         return False
     mapped = (config.data.fields, config.data.eval_fields or {})
@@ -240,11 +234,6 @@ def _plain(value: Any) -> Any:
 
 
 def _entry(reward: Reward) -> dict[str, Any]:
-    """A reward as an entry of `verifier.reward.custom`.
-
-    Raises:
-        InputError: the function has no name, or cannot be sent to worker processes.
-    """
     path = reward.function
     if callable(path) and (fault := custom.fault(path)):
         raise InputError(f"reward {fault}")  # before its name, which is the lesser fault

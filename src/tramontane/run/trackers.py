@@ -340,7 +340,6 @@ class Trackers:
                 caller.call(lambda tracker: tracker.log(step, values))
 
     def _check(self, at_end: bool = False) -> None:
-        """Drop the trackers that have failed or hang."""
         for name, caller in [*self._open.items()]:
             since = caller.busy_since
             if caller.failure is not None:
@@ -363,7 +362,6 @@ def _settings(config: Config) -> dict[str, Any]:
 
 
 def _flat(settings: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
-    """Values by dotted key."""
     found: list[tuple[str, Any]] = []
     for key, value in settings.items():
         inner = value if isinstance(value, dict) else None

@@ -177,7 +177,6 @@ def _start_cold(
 
 
 def _finish(session: Session, done: _Done, report: WriteReport | None) -> TrainResult:
-    """Write the summary of a finished run, and the report."""
     folder, measured, summary = session.folder, done.measured, dict[str, Any]()
     weights = folder.checkpoints / f"step_{done.updates}" / "weights"
     if done.finished:
@@ -221,7 +220,6 @@ class _Done(NamedTuple):
 async def _run(
     session: Session, placement: Placement, judges: Judges, interrupt: Interrupt
 ) -> _Done:
-    """Start the workers, run the pipeline, and measure before and after it."""
     prepared, config, restored = session.prepared, session.config, session.restored
     replay = await _replay(prepared, judges.verifiers)
     ledger = Ledger(
@@ -278,7 +276,6 @@ async def _run(
 
 
 async def _replay(prepared: Prepared, verifiers: Verifiers) -> Replay | None:
-    """The source of recorded trajectories, if the run is trained on any."""
     if prepared.trajectories is None:
         return None
     await prepared.trajectories.regrade(verifiers)
@@ -286,7 +283,6 @@ async def _replay(prepared: Prepared, verifiers: Verifiers) -> Replay | None:
 
 
 def _interruption(prepared: Prepared) -> Interruption | None:
-    """The interruption of long thoughts, if the run has one."""
     config, encoder = prepared.config.generator.interruption, prepared.encoder
     if config is None:
         return None
@@ -322,7 +318,7 @@ async def _measure_end(
     """`measure` all sets, with slots for their longest completion; nothing may be in flight."""
     prepared = session.prepared
     if prepared.sets:
-        longest = max(s.plan.sampling.max_tokens for s in prepared.sets.values())
+        longest = max(s.sampling.max_tokens for s in prepared.sets.values())
         await generators.resize(prepared.stages[-1], longest)
     return await measure(session, generators, judges, when, version)
 
@@ -330,7 +326,6 @@ async def _measure_end(
 def _generators(
     session: Session, placement: Placement, model: str, stage: Config, longest_prompt: int
 ) -> GeneratorPool:
-    """Generators of the model, with the stage's sizes."""
     # Of the base model, never a checkpoint, which may be deleted by the time of a replacement; the
     # pool sends the newest weights.
     make = generator_maker(session.config, model, session.prepared.encoder, placement)

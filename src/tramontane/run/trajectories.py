@@ -224,7 +224,6 @@ def _settings(config: Config) -> TrajectoriesConfig:
 
 
 def _gradable(item: Trajectory, problems: Mapping[str, Problem], config: Config) -> Trajectory:
-    """The trajectory with a problem that a verifier can judge."""
     problem = item.problem
     if problem.tests is None and problem.id in problems:
         problem = problems[problem.id]
@@ -323,7 +322,6 @@ def _check_tokenizer(row: dict[str, Any], file: Path, detokenizer: Detokenizer) 
 
 
 def _file_rows(source: str, config: Config, encoder: PromptEncoder) -> Iterator[Trajectory]:
-    """The rows of a file."""
     fields = _settings(config).fields
     if unknown := fields.keys() - {*FIELDS, *ALIASES, "prompt"}:
         known = ", ".join(("prompt", *ALIASES, *FIELDS))
@@ -383,7 +381,6 @@ def _of_file(
 
 
 def _response(found: Any, where: str) -> str:
-    """A response as text; for a chat, the assistant's message."""
     if isinstance(found, list) and len(found) == 1 and isinstance(found[0], dict):
         found = found[0].get("content")
     if not isinstance(found, str) or not found.strip():
@@ -394,7 +391,6 @@ def _response(found: Any, where: str) -> str:
 
 
 def _reward(found: Any, where: str) -> float:
-    """A reward as a number; thumbs up is 1, and thumbs down 0."""
     if isinstance(found, str):
         found = THUMBS.get(found.strip().lower(), found)
     if isinstance(found, bool | int | float) and abs(found) <= LARGEST:

@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from tramontane.errors import InputError
+from tramontane.pages import render
 from tramontane.studies.fits import (
     COMPUTES,
     LEAST_POINTS,
@@ -85,7 +86,8 @@ def study_curve(
     axes.set_ylabel("pass@1, held out" if of == "held_out" else "pass rate in training")
     with owned_folder(out, "written"):
         content = {label: asdict(fit) for label, fit in fits.items()}
-        write_analysis(Path(out), "curve", _curve_page(fits, over, until), content)
+        text = render("studies/curve.md.j2", fits=fits, over=over, until=until)
+        write_analysis(Path(out), "curve", text, content)
         save(figure, Path(out) / "curve.svg")
     return fits
 
@@ -112,26 +114,14 @@ def study_length(
         _draw(axes, n, points[label], label)
         draw_law(axes, law, **line_style(n))
     axes.legend(frameon=False, fontsize=8)
-    text = f"""# Length law
-
-Raw reward (without the length penalty) = a · ln(tokens) + b, over the updates of runs.
-
-{law_table(laws)}
-
-The interval is that of a jackknife: one run is left out at a time, or one of six consecutive parts
-of a single run. Within one run, both figures also change with time: a slope alone does not show
-that length is the cause of the reward.
-
-![raw reward over length](length.svg)
-"""
     with owned_folder(out, "written"):
+        text = render("studies/length.md.j2", laws=laws)
         write_analysis(Path(out), "length", text, {k: asdict(v) for k, v in laws.items()})
         save(figure, Path(out) / "length.svg")
     return laws
 
 
 def _until(series: Series, until: float | None, label: str) -> Series:
-    """The points up to some compute."""
     if until is None:
         return series
     kept = series.x <= until
@@ -142,40 +132,12 @@ def _until(series: Series, until: float | None, label: str) -> Series:
 
 def curve_table(fits: dict[str, CurveFit]) -> str:
     """The curves as a Markdown table."""
-    lines = [
-        "| runs | A | 95 % interval | C_mid | B | R_0 | points | RMSE |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for label, fit in fits.items():
-        curve, bounded = fit.curve, "" if fit.bounded else " (not bounded)"
-        lines.append(
-            f"| {label} | {curve.asymptote:.3f} | {fit.low:.3f} to {fit.high:.3f}{bounded} | "
-            f"{curve.midpoint:,.4g} | {curve.exponent:.2f} | {curve.start:.3f} | {fit.points} | "
-            f"{fit.rmse:.3f} |"
-        )
-    return "\n".join(lines)
-
-
-def _curve_page(fits: dict[str, CurveFit], over: str, until: float | None) -> str:
-    return f"""# Compute curve
-
-R(C) = R_0 + (A − R_0) / (1 + (C_mid / C)^B), fitted by least squares over {over}
-{f"up to {until:g}" if until is not None else ""} (ScaleRL, arXiv 2510.13786).
-
-{curve_table(fits)}
-
-The interval of the asymptote A, drawn as a band, is that of a jackknife: one run is left out at a
-time, or one of six consecutive parts of a single run. *Not bounded*: it reaches 1 or the start, or
-a curve that ends at 1 fits about as well, so these points do not show where the curve ends.
-
-![performance over compute](curve.svg)
-"""
+    return render("studies/curve_table.md.j2", fits=fits)
 
 
 def _draw(
     axes: Axes, number: int, series: Sequence[Series], label: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw the points of some runs; returns them."""
     x, y = pooled(series)
     axes.scatter(x, y, s=12, alpha=0.7, color=line_style(number)["color"], label=label)
     return x, y
@@ -194,17 +156,7 @@ def draw_law(axes: Axes, law: LengthLaw, **style: Any) -> None:
 
 def law_table(laws: dict[str, LengthLaw]) -> str:
     """The laws as a Markdown table."""
-    lines = [
-        "| runs | a | 95 % interval | b | R² | tokens | points |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for label, law in laws.items():
-        lines.append(
-            f"| {label} | {law.slope:+.3f} | {law.low:+.3f} to {law.high:+.3f} | "
-            f"{law.intercept:+.3f} | {law.r_squared:.2f} | "
-            f"{law.shortest:,.0f} to {law.longest:,.0f} | {law.points} |"
-        )
-    return "\n".join(lines)
+    return render("studies/law_table.md.j2", laws=laws)
 
 
 def write_analysis(out: Path, name: str, text: str, content: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ with its keys and seed. The run's folder is the file's path without `.yaml`. A f
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 import traceback
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tramontane.config import Config, parse, read_settings
 from tramontane.errors import InputError
 from tramontane.imports import import_module
+from tramontane.pages import json_values
 from tramontane.workplace import write_whole
 
 if TYPE_CHECKING:
@@ -83,9 +83,7 @@ def _call(settings: dict[str, Any], folder: Path) -> None:
     if missing := [name for name in settings["measures"] if name not in measures]:
         raise InputError(f"{settings['runner']} returned no {', '.join(missing)}")
     minutes = (time.monotonic() - started) / 60
-    # JSON has no NaN and no infinity.
-    known = {name: value if math.isfinite(value) else None for name, value in measures.items()}
-    summary = {"measures": known, "minutes": minutes}
+    summary = {"measures": json_values(measures), "minutes": minutes}
     write_whole(folder / "summary.json", json.dumps(summary, indent=1))
 
 

@@ -93,48 +93,44 @@ def write_report(plans: Mapping[str, Plan], page: Path) -> dict[str, Result]:
         InputError: another process writes the page, or no file can be written there.
     """
     with owned_file(page, "written"):
-        return _write_report(plans, page)
-
-
-def _write_report(plans: Mapping[str, Plan], page: Path) -> dict[str, Result]:
-    data = page.with_suffix("")
-    data.mkdir(parents=True, exist_ok=True)
-    found = {name: _published(name, plan, data) for name, plan in plans.items()}
-    results = {name: result for name, result in found.items() if result}
-    kept = {file for name in results for file in (f"{name}.json", f"{name}_arms.svg")}
-    # Data of other studies stay: the packages that have them may not be installed here.
-    for name in plans:
-        for old in (data / f"{name}.json", *data.glob(f"{name}_*.svg")):
-            if old.name not in kept:
-                old.unlink(missing_ok=True)
-    judged = [verdict for result in results.values() for _, verdict in result.verdicts]
-    shown = iter(q_values(judged))
-    entries = [
-        _entry(name, plan.study, found[name], data.name, shown) for name, plan in plans.items()
-    ]
-    outcomes = Counter(row["verdict"] for entry in entries for row in entry["rows"])
-    forests = {}
-    for group in get_args(StudySet):
-        of = {n: result for n, result in results.items() if plans[n].study.set == group}
-        if of:
-            save(
-                plot_forest({plans[n].study.title: r.verdicts for n, r in of.items()}),
-                data / f"{group}.svg",
-            )
-            forests[f"{data.name}/{group}.svg"] = f"Differences in margins: {group}"
-    text = render(
-        "studies/reproduction.md.j2",
-        entries=entries,
-        waiting=outcomes.pop(NOT_RUN, 0),
-        outcomes=outcomes,
-        holds=surviving(judged, "holds"),
-        fails=surviving(judged, "does not hold"),
-        looks=", ".join(map(str, LOOKS)),
-        forests=forests,
-        **page_texts(),
-    )
-    write_whole(page, text)
-    return results
+        data = page.with_suffix("")
+        data.mkdir(parents=True, exist_ok=True)
+        found = {name: _published(name, plan, data) for name, plan in plans.items()}
+        results = {name: result for name, result in found.items() if result}
+        kept = {file for name in results for file in (f"{name}.json", f"{name}_arms.svg")}
+        # Data of other studies stay: the packages that have them may not be installed here.
+        for name in plans:
+            for old in (data / f"{name}.json", *data.glob(f"{name}_*.svg")):
+                if old.name not in kept:
+                    old.unlink(missing_ok=True)
+        judged = [verdict for result in results.values() for _, verdict in result.verdicts]
+        shown = iter(q_values(judged))
+        entries = [
+            _entry(name, plan.study, found[name], data.name, shown) for name, plan in plans.items()
+        ]
+        outcomes = Counter(row["verdict"] for entry in entries for row in entry["rows"])
+        forests = {}
+        for group in get_args(StudySet):
+            of = {n: result for n, result in results.items() if plans[n].study.set == group}
+            if of:
+                save(
+                    plot_forest({plans[n].study.title: r.verdicts for n, r in of.items()}),
+                    data / f"{group}.svg",
+                )
+                forests[f"{data.name}/{group}.svg"] = f"Differences in margins: {group}"
+        text = render(
+            "studies/reproduction.md.j2",
+            entries=entries,
+            waiting=outcomes.pop(NOT_RUN, 0),
+            outcomes=outcomes,
+            holds=surviving(judged, "holds"),
+            fails=surviving(judged, "does not hold"),
+            looks=", ".join(map(str, LOOKS)),
+            forests=forests,
+            **page_texts(),
+        )
+        write_whole(page, text)
+        return results
 
 
 @dataclass(frozen=True)
@@ -245,7 +241,6 @@ def _entry(
         "large": f" Only a large model could show: {study.large.strip()}" if study.large else "",
         "command": f"tramontane study {name}{seeds}",
         "rows": rows,
-        "outcomes": Counter(row["verdict"] for row in rows),
         "size": size_of(study, result) if result else None,
         "data": f"{data}/{name}.json",
         "plot": f"{data}/{name}_arms.svg",

@@ -24,6 +24,7 @@ import numpy as np
 
 from tramontane.errors import InputError
 from tramontane.run.folder import read_log
+from tramontane.statistics import student_quantile
 from tramontane.studies.measures import FinishedRun
 
 Compute = Literal["seconds", "tokens", "updates"]
@@ -107,9 +108,7 @@ def interval(
     count = len(units)
     without = np.array([estimate(units[:i] + units[i + 1 :]) for i in range(count)])
     error = np.sqrt((count - 1) / count * ((without - without.mean()) ** 2).sum())
-    from scipy.stats import t as student  # a second
-
-    middle, half = estimate(series), float(student.ppf(0.975, count - 1) * error)
+    middle, half = estimate(series), float(student_quantile(count - 1) * error)
     return middle - half, middle + half
 
 

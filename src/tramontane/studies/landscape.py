@@ -22,7 +22,8 @@ from matplotlib.axes import Axes
 from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import evaluate_checkpoint
 from tramontane.evaluation.settings import SamplingOptions, settings_for
-from tramontane.studies.analyses import draw_law, law_table, write_analysis
+from tramontane.pages import render
+from tramontane.studies.analyses import draw_law, write_analysis
 from tramontane.studies.fits import LengthLaw, Series, fit_length
 from tramontane.studies.plane import (
     Plane,
@@ -135,7 +136,9 @@ def study_landscape(
             "correlation": found.correlation,
             "law": asdict(found.law),
         }
-        write_analysis(folder, "landscape", _page(found, run.name), content)
+        laws = {run.name: found.law}
+        text = render("studies/landscape.md.j2", found=found, name=run.name, laws=laws)
+        write_analysis(folder, "landscape", text, content)
     return found
 
 
@@ -168,11 +171,6 @@ def _evaluate(
 
 
 def _plane(run: Path, out: Path, found: Mapping[int, Path]) -> Plane:
-    """The plane and its directions in `out`, computed once.
-
-    Raises:
-        InputError: a plane of different checkpoints in `out`.
-    """
     file, folders = out / "plane.json", [*found.values()]
     checkpoints = {
         "run": str(run.resolve()),
@@ -195,7 +193,6 @@ def _plane(run: Path, out: Path, found: Mapping[int, Path]) -> Plane:
 
 
 def _measure(run: Path, point: Path, options: SamplingOptions) -> dict[str, float]:
-    """Figures of the model of one point, on the run's held-out problems."""
     settings = settings_for(str(point), None, run / "config.yaml", [], options)
     rows_file = point / "completions.jsonl"
     result = evaluate_checkpoint(settings, write_to=rows_file)
@@ -232,7 +229,6 @@ def _result(
 
 
 def _draw(found: Landscape, folder: Path) -> None:
-    """Write `landscape.svg`, contours on the plane, and `length.svg`, the law on its points."""
     figure, (reward, tokens) = new_figure(2, 3.6)
     _contours(reward, found, found.reward, "raw reward")
     _contours(tokens, found, found.tokens, "tokens of a completion")
@@ -243,42 +239,7 @@ def _draw(found: Landscape, folder: Path) -> None:
     save(figure, folder / "length.svg")
 
 
-def _page(found: Landscape, name: str) -> str:
-    shares = ", ".join(f"{share:.1%}" for share in found.plane.explained[:4])
-    rows = [
-        f"| {update} | {first:+.4g} | {second:+.4g} |"
-        for update, (first, second) in zip(found.updates, found.plane.coordinates, strict=True)
-    ]
-    return f"""# Landscape of {name}
-
-The plane of the two largest principal components of {len(found.updates)} checkpoints, around the
-final one. Shares of the checkpoints' variance in the first components: {shares}. α_1 and α_2 are in
-units of the Euclidean norm of the weights.
-
-![raw reward and tokens on the plane](landscape.svg)
-
-The line is the trajectory of the checkpoints, the star the final one; the arrow points along the
-plane's *length direction*, along which completions grow fastest.
-
-## Length law on the plane
-
-{law_table({name: found.law})}
-
-Correlation of the raw reward with the log of the length over the {found.reward.size} points:
-{found.correlation:.2f}.
-
-![raw reward over length](length.svg)
-
-## Checkpoints
-
-| update | α_1 | α_2 |
-|---|---|---|
-{chr(10).join(rows)}
-"""
-
-
 def _contours(axes: Axes, found: Landscape, values: np.ndarray, title: str) -> None:
-    """Filled contours of a figure on the plane, with the trajectory and the length direction."""
     axes.grid(False)
     filled = axes.contourf(*found.axes, values, levels=12, cmap="viridis")
     axes.figure.colorbar(filled, ax=axes, shrink=0.85)

@@ -126,12 +126,10 @@ SHARE = (0.0, 1.0)
 
 
 def _of_set(name: str) -> Callable[[FinishedRun], float]:
-    """pass@1 after training on a further set of `evaluation.also`."""
     return lambda run: float(run.summary["rl"][name]["value"])
 
 
 def _gain_on_set(name: str) -> Callable[[FinishedRun], float]:
-    """pass@1 on a further set, less that before training."""
     return lambda run: _of_set(name)(run) - float(run.summary["base"][name]["value"])
 
 

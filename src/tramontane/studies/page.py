@@ -6,12 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 import numpy as np
 
-from tramontane.pages import render
+from tramontane.pages import json_values, render
 from tramontane.studies.measures import FinishedRun, Measure
 from tramontane.studies.plan import Plan, finished_runs
 from tramontane.studies.plots import plot_arms, plot_curve, save
@@ -175,18 +174,9 @@ def write_data(file: Path, plan: Plan, result: Result) -> None:
             if verdict.outcome != "changed"
         ],
     }
-    data = _plain(data)
+    data = json_values(data)
     data["seals"] = seals(plan.study, data["values"], result.seeds)
     write_whole(file, json.dumps(data, indent=1) + "\n")
-
-
-def _plain(value: Any) -> Any:
-    """A value in JSON types; None for infinity and NaN, which JSON does not have."""
-    if isinstance(value, Mapping):
-        return {key: _plain(found) for key, found in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(found) for found in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def _markdown(study: Study, result: Result) -> str:
@@ -195,12 +185,10 @@ def _markdown(study: Study, result: Result) -> str:
         study=study,
         result=result,
         size=size_of(study, result),
-        table=_arms_table(study, result),
         plots=["arms", *study.plots],
-        sentences=[
-            _sentence(claim, verdict, study.shown[claim.measure])
-            for claim, verdict in result.verdicts
-        ],
+        keys=_keys,
+        figure=_figure,
+        sentence=_sentence,
     )
 
 
@@ -214,25 +202,6 @@ def size_of(study: Study, result: Result) -> str:
     minutes = f"{result.minutes:.0f}" if result.minutes >= 10 else f"{result.minutes:.1f}"
     budget = "" if result.share == 1 else f", {result.share:.2g} of the study's own budget"
     return f"{seeds}{lines} for each arm; runs of {minutes} minutes in all{budget}"
-
-
-def _arms_table(study: Study, result: Result) -> str:
-    """The arms with their keys, and a Markdown table of their figures: a row for each measure."""
-    lines = [f"- all arms: {_keys(study.base)}"] if study.base else []
-    lines += [f"- **{arm}**: {_keys(changes)}" for arm, changes in study.arms.items()]
-    if study.trajectories:
-        lines.append(f"- the run that `trajectories` stands for: {_keys(study.trajectories)}")
-    lines = [_wrapped(line) for line in lines]
-    lines += ["", f"| | {' | '.join(study.arms)} |", "|---|" + "---|" * len(study.arms)]
-    for name, measure in study.shown.items():
-        found = [_figure(result.values[name][arm], measure.format) for arm in study.arms]
-        lines.append(f"| {measure.title} | {' | '.join(found)} |")
-    return "\n".join(lines)
-
-
-def _wrapped(item: str) -> str:
-    """An item of a list on lines of at most 100 characters."""
-    return fill(item, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _keys(changes: Mapping[str, Any]) -> str:
@@ -265,7 +234,6 @@ def detectable(verdict: Verdict, measure: Measure) -> str:
 
 
 def _sentence(claim: Claim, verdict: Verdict, measure: Measure) -> str:
-    """A verdict with its numbers, in one sentence."""
     pair = f"{claim.arm} − {claim.against}"
     if np.isnan(verdict.difference):
         return f"{pair}: no figure."

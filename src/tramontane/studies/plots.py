@@ -115,7 +115,6 @@ def plot_curve(key: str, runs: Mapping[str, Sequence[FinishedRun]], over: str) -
 
 
 def _smooth(curve: np.ndarray, window: int = 3) -> np.ndarray:
-    """A moving mean; the ends have shorter windows."""
     padded = np.pad(curve, window // 2, mode="edge")
     return np.convolve(padded, np.ones(window) / window, mode="valid")
 

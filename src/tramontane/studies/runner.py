@@ -103,13 +103,11 @@ def _run_all(todo: dict[Path, Settings], plan: Plan, on_finished: Finished) -> N
                 future.result()
                 folder = started[future]
                 on_finished(f"{folder.parent.name}, {folder.name}", done, total)
-        except (KeyboardInterrupt, SystemExit):
+        except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in [*running]:
-                process.terminate()  # then the block waits until each has taken its checkpoint
-            raise
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                for process in [*running]:
+                    process.terminate()  # then the block waits until each has taken its checkpoint
             raise
 
 
@@ -129,7 +127,6 @@ def _run(
 
 
 def _start(files: Iterable[Path], log: Path, cores: int = 1) -> subprocess.Popen[bytes]:
-    """A process that runs arms one after the other, and ends with this one."""
     with open(log, "ab") as output:
         return subprocess.Popen(
             command_of("tramontane.studies.arm", *map(str, files)),
@@ -179,6 +176,8 @@ def run_smoke(plans: Mapping[str, Plan], out: Path) -> dict[str, str]:
     Raises:
         subprocess.TimeoutExpired: the arms take longer than `SMOKE_SECONDS`.
     """
+    from tramontane.studies.page import write_page
+
     with owned_folder(out, "tested"):
         arms = {folder: found for p in plans.values() for folder, found in p.all_settings().items()}
         trajectories = [plan.trajectories for plan in plans.values() if plan.trajectories]
@@ -189,20 +188,12 @@ def run_smoke(plans: Mapping[str, Plan], out: Path) -> dict[str, str]:
             missing = [f"{a}, seed {s}" for a, s, f in plan.runs() if not RunFolder(f).finished]
             if missing:
                 failed[name] = f"{'; '.join(missing)}: see {', '.join(map(str, logs))}"
-            elif error := _page_error(plan):
-                failed[name] = error
+                continue
+            try:
+                write_page(plan)
+            except Exception as error:  # a broken measure: other studies are checked
+                failed[name] = f"its page: {error!r}"
         return failed
-
-
-def _page_error(plan: Plan) -> str:
-    """Write a study's page; returns what is wrong with it, so that other studies are checked."""
-    from tramontane.studies.page import write_page
-
-    try:
-        write_page(plan)
-    except Exception as error:  # a broken measure
-        return f"its page: {error!r}"
-    return ""
 
 
 def _run_together(runs: Mapping[Path, Settings], log: Path) -> list[Path]:

@@ -63,7 +63,7 @@ def _counts(run: Run) -> dict[str, dict[str, tuple[int, int]]]:
     grouped = pa.table({"id": table["problem_id"], "right": right}).group_by("id")
     sums = grouped.aggregate([("right", "count"), ("right", "sum")]).to_pylist()
     counts = {TRAINING: {row["id"]: (row["right_count"], row["right_sum"] or 0) for row in sums}}
-    for name, rows in run.evaluations.by_name().items():
+    for name, rows in run.evaluations().items():
         totals = Counter(row["problem_id"] for row in rows)
         rights = Counter(row["problem_id"] for row in rows if row.get("verdict") == "right")
         counts[name] = {problem: (total, rights[problem]) for problem, total in totals.items()}
@@ -80,7 +80,7 @@ def answers(run: Run, problem_id: str) -> Row:
     if rows:
         wide = run.rollouts.wide(parts[rows[0]["part"]], rows[0]["row"], ["problem", "reference"])
         statement, reference = wide["problem"], wide["reference"]
-    for name, found in run.evaluations.by_name().items():
+    for name, found in run.evaluations().items():
         for row in found:
             if row["problem_id"] != problem_id:
                 continue

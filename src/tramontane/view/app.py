@@ -121,7 +121,21 @@ def list_evaluations(run: Chosen) -> Json:
 
 @api.get("/facets")
 def facets(run: Chosen) -> Json:
-    return Json(_facets(run))
+    """The values that a search can filter by, with their counts."""
+    table = run.rollouts.table()
+    found: dict[str, Any] = {"total": len(table), "damaged": run.rollouts.damaged}
+    for name in ("verdict", "language", "domain", "finish_reason", "filtered", "ending"):
+        counted = pc.value_counts(table[name]).to_pylist()
+        found[name] = dict(Counter({str(c["values"]): c["counts"] for c in counted}).most_common())
+    called = Counter(table["tools"].drop_null().to_pylist())
+    tools = Counter(tool for names in called.elements() for tool in names.strip(",").split(","))
+    found["tool"] = dict(tools.most_common())
+    found["updates"] = sorted({part.update for part in run.rollouts.refresh() if part.update})
+    found["missing"] = sorted(run.rollouts.missing)
+    for name in ("reward", "tokens", "newest", "oldest"):
+        ends = pc.min_max(table[name]).as_py()
+        found[f"{name}_range"] = [ends["min"], ends["max"]]
+    return Json(found)
 
 
 @api.get("/rollouts")
@@ -179,21 +193,3 @@ def audit(run: Chosen) -> Json:
 @api.get("/timeline")
 def show_timeline(run: Chosen) -> Json:
     return Json(timeline(run.path))
-
-
-def _facets(run: Run) -> dict[str, Any]:
-    """The values that a search can filter by, with their counts."""
-    table = run.rollouts.table()
-    found: dict[str, Any] = {"total": len(table), "damaged": run.rollouts.damaged}
-    for name in ("verdict", "language", "domain", "finish_reason", "filtered", "ending"):
-        counted = pc.value_counts(table[name]).to_pylist()
-        found[name] = dict(Counter({str(c["values"]): c["counts"] for c in counted}).most_common())
-    called = Counter(table["tools"].drop_null().to_pylist())
-    tools = Counter(tool for names in called.elements() for tool in names.strip(",").split(","))
-    found["tool"] = dict(tools.most_common())
-    found["updates"] = sorted({part.update for part in run.rollouts.refresh() if part.update})
-    found["missing"] = sorted(run.rollouts.missing)
-    for name in ("reward", "tokens", "newest", "oldest"):
-        ends = pc.min_max(table[name]).as_py()
-        found[f"{name}_range"] = [ends["min"], ends["max"]]
-    return found

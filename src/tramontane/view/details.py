@@ -67,7 +67,6 @@ def _earlier(sequence: Row, run: Run) -> Row:
 
 
 def _with_tokens(turn: Row, sequences: list[Row]) -> Row:
-    """A turn with what is known of its tokens."""
     sequence, span = sequences[turn["sequence"]], slice(turn["start"], turn["end"])
     return turn | {name: sequence[name] and sequence[name][span] for name in TOKENWISE}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import zlib
 from collections import Counter
@@ -12,8 +13,8 @@ from typing import Any
 from tramontane.audit.findings import KINDS
 from tramontane.config import read_settings
 from tramontane.errors import InputError, reading
+from tramontane.pages import json_values
 from tramontane.run.folder import flat
-from tramontane.view.evaluations import Evaluations
 from tramontane.view.rollouts import Rollouts
 from tramontane.view.search import Searches
 from tramontane.view.tokens import Tokens
@@ -48,7 +49,7 @@ class Run:
             self.fault = str(error)
         self.rollouts = Rollouts(path / "rollouts")
         self.searches = Searches(self.rollouts)
-        self.evaluations = Evaluations(path)
+        self._evaluations: dict[Path, tuple[int, list[Row]]] = {}  # modified, rows
         named = self.config.get("tokenizer") or self.config.get("model", "tiny")
         self.tokens = Tokens(path, str(named))
 
@@ -106,6 +107,19 @@ class Run:
         rows = read_log(self.path / "evaluations.jsonl")
         return [{key: row.get(key) for key in keys} for row in rows]
 
+    def evaluations(self) -> dict[str, list[Row]]:
+        """The rows of `evaluation_*.jsonl` by the name of the measurement, such as `before` or
+        `update_20`, oldest first."""
+        found = {}
+        for file in sorted(self.path.glob("evaluation_*.jsonl"), key=_order):
+            with reading(file):
+                modified = file.stat().st_mtime_ns
+                if self._evaluations.get(file, (0, []))[0] != modified:
+                    rows = [row | {"problem_id": str(row["problem_id"])} for row in read_log(file)]
+                    self._evaluations[file] = (modified, rows)
+            found[file.stem.removeprefix("evaluation_")] = self._evaluations[file][1]
+        return found
+
     def findings(self) -> Row:
         """The findings of `tramontane audit`, those in rollouts with the place of their row."""
         file = self.path / "audit.jsonl"
@@ -123,6 +137,15 @@ class Run:
         }
 
 
+def _order(file: Path) -> tuple[float, str]:
+    """Place of a measurement in its run."""
+    name = file.stem.removeprefix("evaluation_")
+    number = name.removeprefix("update_").partition("_")[0]
+    ends = {"base": -2.0, "before": -1.0, "after": math.inf}
+    place = float(number) if number.isdigit() else ends.get(name.partition("_")[0], -1.0)
+    return place, name
+
+
 def _section(config: Row, *keys: str) -> Row:
     """A section of a config; empty if missing, as in configs of other versions."""
     for key in keys:
@@ -132,7 +155,6 @@ def _section(config: Row, *keys: str) -> Row:
 
 
 def _update(line: bytes) -> Row | None:
-    """An update's metrics; None if a line is something else."""
     try:
         row = parse_object(line)
     except ValueError:
@@ -178,14 +200,4 @@ def dumps(value: Any) -> bytes:
     try:
         return json.dumps(value, allow_nan=False, default=str).encode()
     except ValueError:
-        return json.dumps(_finite(value), allow_nan=False, default=str).encode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), -float("inf"))):
-        return None
-    return value
+        return json.dumps(json_values(value), allow_nan=False, default=str).encode()

@@ -114,7 +114,6 @@ class Search:
                 self.found = np.concatenate([self.found, *hits])
 
     def _scan(self, part: Part, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The rows of one file whose texts match."""
         columns = ["text"] * bool(self.query.text) + ["problem"] * bool(self.query.problem)
         try:
             with opened(part.path) as file:
@@ -200,7 +199,6 @@ def _contains(column: pa.ChunkedArray, pattern: str) -> NDArray[np.bool_]:
 
 
 def _mask(table: pa.Table, query: Query) -> NDArray[np.bool_]:
-    """The rows that meet all conditions on narrow columns."""
     keep = np.ones(len(table), bool)
     for condition in _conditions(table, query):
         keep &= np.asarray(pc.fill_null(condition, False), dtype=bool)

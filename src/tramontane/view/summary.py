@@ -11,6 +11,7 @@ import yaml
 from tramontane.errors import reading
 from tramontane.run import rollouts
 from tramontane.run.folder import RunFolder, read_log
+from tramontane.run.screen import clock, facts
 from tramontane.types import ThinkingTags
 from tramontane.verifier.format import split_response
 from tramontane.view.rollouts import Part
@@ -19,6 +20,7 @@ from tramontane.view.timeline import events_of
 
 if TYPE_CHECKING:
     from tramontane.evaluation.evaluate import EvaluationResult
+    from tramontane.statistics import Estimate
 
 Row = dict[str, Any]
 Results = Mapping[str, "EvaluationResult"]  # `before` and `after`, where measured
@@ -43,7 +45,7 @@ def summary(run: Run) -> Row:
         "notes": _notes(run, updates, finished=bool(written)),
         "passed": _measured(figures.get("pass_at_1")),
         "tiles": _tiles(figures),
-        "facts": _facts(written),
+        "facts": facts(written),
         "tables": [*_models_table(written), *_tables(results)],
         "samples": _samples(run, ends["before"], ends["after"]),
         "traces": traces(run),
@@ -61,7 +63,6 @@ _ENDS = ("before", "after")
 
 
 def _written(run: Run) -> Row:
-    """The content of `summary.json`; empty before the run has ended."""
     file = run.path / "summary.json"
     with reading(file):
         return dict(json.loads(file.read_text("utf-8"))) if file.is_file() else {}
@@ -75,7 +76,7 @@ def _subtitle(run: Run, updates: int, written: Row) -> str:
     parts = [config.get("model"), (config.get("data") or {}).get("train")]
     parts.append(f"{updates} updates" if updates else None)
     if seconds := written.get("wall_seconds"):
-        parts.append(_clock(seconds))
+        parts.append(clock(seconds))
     return " · ".join(str(part) for part in parts if part)
 
 
@@ -124,40 +125,7 @@ def _tiles(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     return tiles
 
 
-def _facts(written: Mapping[str, Any]) -> list[tuple[str, str]]:
-    pause = written.get("weight_update_pause_ms") or {}
-    stale = written.get("staleness") or {}
-    facts = [
-        (title, form.format(written[key]))
-        for title, key, form in [
-            ("updates", "updates", "{}"),
-            ("trained tokens/s", "trained_tokens_per_second", "{:,.0f}"),
-            ("generator idle", "generator_idle_fraction", "{:.1%}"),
-            ("generator held by the staleness bound", "generator_held_fraction", "{:.1%}"),
-            ("padding", "padding_fraction", "{:.1%}"),
-            ("optimizer steps skipped", "skipped_steps", "{:,}"),
-            ("unscorable groups dropped", "groups_unscorable", "{:,}"),
-            ("unscorable completions trained on as wrong", "unscorable_trained", "{:,}"),
-        ]
-        if written.get(key) is not None
-    ]
-    if written.get("wall_seconds") is not None:
-        facts.insert(0, ("wall time", _clock(written["wall_seconds"])))
-    if pause:
-        facts.append(("weight-update pause", f"{pause['p50']:.1f} ms (p99 {pause['p99']:.1f})"))
-    if stale:
-        facts.append(("staleness", f"{stale['mean']:.2f} versions (max {stale['max']})"))
-    return facts
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
 def _results(ends: Mapping[str, list[Row]]) -> Results:
-    """The evaluations before and after, where available."""
     from tramontane.evaluation.evaluate import summarize  # takes a second to import
 
     return {
@@ -168,7 +136,6 @@ def _results(ends: Mapping[str, list[Row]]) -> Results:
 
 
 def _so_far(results: Results) -> dict[str, Any]:
-    """The evaluation results of a run without a summary yet."""
     keys = ("format_rate", "language_rate", "mean_thinking_tokens")
     measures = {key: {when: getattr(r, key) for when, r in results.items()} for key in keys}
     passed = {when: r.pass_at_1.to_dict() for when, r in results.items()}
@@ -176,27 +143,27 @@ def _so_far(results: Results) -> dict[str, Any]:
 
 
 def _tables(results: Results) -> list[Row]:
-    """Tables of pass@1 by language and by difficulty, and of pass@k and maj@k, before and after."""
-    if not results:
-        return []
-    first = next(iter(results.values()))
-    kinds = {
-        "By language": ("language", list(first.by_language)),
-        "By difficulty": ("difficulty", list(first.by_difficulty)),
-        "Several samples": (
-            "k",
-            [f"pass@{k}" for k in first.pass_at_k] + [f"maj@{k}" for k in first.maj_at_k if k > 1],
-        ),
-    }
+    """Tables of pass@1 by language and by difficulty, and of pass@k and maj@k."""
+    found = {when: _estimates(result) for when, result in results.items()}
     return [
         {
             "title": title,
-            "ends": list(results),
-            "rows": [(key, [_cell(r, kind, key) for r in results.values()]) for key in keys],
+            "ends": list(found),
+            "rows": [(key, [e[title][key].to_dict() for e in found.values()]) for key in rows],
         }
-        for title, (kind, keys) in kinds.items()
-        if keys != ["unknown"]  # one group: all problems
+        for title, rows in next(iter(found.values()), {}).items()
+        if list(rows) != ["unknown"]  # one group: all problems
     ]
+
+
+def _estimates(result: EvaluationResult) -> dict[str, dict[str, Estimate]]:
+    samples = {f"pass@{k}": e for k, e in result.pass_at_k.items()}
+    samples |= {f"maj@{k}": e for k, e in result.maj_at_k.items() if k > 1}
+    return {
+        "By language": {name: part.pass_at_1 for name, part in result.by_language.items()},
+        "By difficulty": {name: part.pass_at_1 for name, part in result.by_difficulty.items()},
+        "Several samples": samples,
+    }
 
 
 def _models_table(written: Mapping[str, Any]) -> list[Row]:
@@ -214,21 +181,10 @@ def _models_table(written: Mapping[str, Any]) -> list[Row]:
     return [{"title": "Models", "ends": models, "rows": rows}] if rows else []
 
 
-def _cell(result: EvaluationResult, kind: str, key: str) -> dict[str, float]:
-    if kind == "k":
-        metric, k = key.split("@")
-        estimate = (result.pass_at_k if metric == "pass" else result.maj_at_k)[int(k)]
-    else:
-        slices = result.by_language if kind == "language" else result.by_difficulty
-        estimate = slices[key].pass_at_1
-    return estimate.to_dict()
-
-
 # -------------------------------------------------------------------------------- completions
 
 
 def _samples(run: Run, before: list[Row], after: list[Row]) -> list[Row]:
-    """The first completion, before and after, of each language's first evaluation problem."""
     tags = ThinkingTags.of((run.config.get("verifier") or {}).get("thinking_tags"))
     later: dict[str, Row] = {}
     for row in after:
