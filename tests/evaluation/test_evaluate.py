@@ -14,8 +14,7 @@ from tramontane.evaluation import SamplingPlan, evaluate, mean_interval, summari
 from tramontane.evaluation.evaluate import vote
 from tramontane.generator import Generator
 from tramontane.types import Completion, Problem, Request, SamplingParams, Verdict
-from tramontane.verifier import VerifierPool
-from tramontane.verifier.pool import PoolStats
+from tramontane.verifier.pool import PoolStats, VerifierPool
 
 SAMPLING = SamplingParams(max_tokens=8, temperature=0.7)
 PLAN = SamplingPlan(samples=4, sampling=SAMPLING)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pickle
 import resource
 import signal
 import sys
@@ -19,31 +20,19 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tramontane.config import Config
-from tramontane.data.prompts import PromptEncoder
-from tramontane.environments import loading
-from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
-from tramontane.models.loading import load_tokenizer
-from tramontane.models.names import with_tokenizer
 from tramontane.temporary import die_with_parent
+
+if TYPE_CHECKING:
+    from tramontane.config import Config
+    from tramontane.data.prompts import PromptEncoder
+    from tramontane.environments.worker import EnvironmentWorker
 
 READY = ""  # the first message of a process that can start conversations; other text is the error
 STACK = 2 << 20  # bytes of a thread's stack, which counts as allocated
 MAX_STUCK = 16  # threads with steps that do not end, beyond which the process ends
-
-
-def make_worker(config: Config) -> EnvironmentWorker:
-    """A worker for a run, with its tokenizer.
-
-    Raises:
-        InputError: the environments or tools of the config cannot be used.
-    """
-    tokenizer = load_tokenizer(with_tokenizer(config.model, config.tokenizer))
-    encoder = PromptEncoder(tokenizer, config.data, config.verifier.thinking_tags)
-    loading.check(config.data)
-    return EnvironmentWorker(config, encoder)
 
 
 def main(descriptor: int) -> None:
@@ -54,11 +43,18 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: None)
     threading.stack_size(STACK)
     connection = Connection(descriptor)
+    # Read before the imports, which take longer than the pool may wait to send a large vocabulary.
+    settings = connection.recv_bytes()
+    from tramontane.environments import loading
+    from tramontane.environments.worker import EnvironmentWorker
+
     config: Config
-    config, folder = connection.recv()
+    encoder: PromptEncoder
+    config, encoder, folder = pickle.loads(settings)
     tempfile.tempdir = os.environ["TMPDIR"] = folder
     try:
-        worker = make_worker(config)
+        loading.check(config.data)
+        worker = EnvironmentWorker(config, encoder)
     except InputError as error:
         connection.send(str(error))
         return

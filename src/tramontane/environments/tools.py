@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -142,15 +143,17 @@ def schema_of(tool: Callable[..., Any]) -> Tool:
 @lru_cache
 def _schema(function: Callable[..., Any]) -> Tool:
     # Imported here: transformers takes seconds, and a run's first checks need none of it.
-    from transformers.utils.chat_template_utils import (
-        DocstringParsingException,
-        TypeHintParsingException,
-        get_json_schema,
-    )
+    from transformers.utils import chat_template_utils as templates
 
+    # It would import torch, which takes seconds, to recognize a tensor among the type hints.
+    templates.is_torch_available = lambda: "torch" in sys.modules
     try:
-        described: Tool = get_json_schema(function)
-    except (DocstringParsingException, TypeHintParsingException, NameError) as error:
+        described: Tool = templates.get_json_schema(function)
+    except (
+        templates.DocstringParsingException,
+        templates.TypeHintParsingException,
+        NameError,
+    ) as error:
         name = getattr(function, "__qualname__", repr(function))
         raise InputError(
             f"tool {name} ({defined_at(function)}): {error}; a tool needs a type hint for each "

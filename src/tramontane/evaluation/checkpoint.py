@@ -166,7 +166,7 @@ def _measure(
 ) -> EvaluationResult:
     """Evaluate with the config's placement, or with one generator in this process."""
     from tramontane.generator import load_generator
-    from tramontane.verifier import VerifierPool, try_functions
+    from tramontane.verifier.pool import VerifierPool, try_functions
 
     verifier = config.verifier.model_copy(update={"thinking_tags": work.encoder.tags})
     config = config.model_copy(update={"verifier": verifier})

@@ -81,7 +81,7 @@ def evaluate_placed(
 
     config = _sized(config, work)
     with (
-        _workers(config) as (placement, conversations),
+        _workers(config, work.encoder) as (placement, conversations),
         closing(start_verifiers(config, placement, replaced)) as verifiers,
     ):
         args = work.problems, work.plan, verifiers, work.encoder, record, on_progress
@@ -105,7 +105,10 @@ def converse(config: Config, work: Work) -> list[Completion]:
     from tramontane.interrupt import Interrupt
 
     config, found = _sized(config, work), list[Completion]()
-    with _workers(config) as (placement, conversations), Interrupt() as interrupt:
+    with (
+        _workers(config, work.encoder) as (placement, conversations),
+        Interrupt() as interrupt,
+    ):
 
         async def sample(generators: GeneratorPool) -> None:
             async def keep(completions: list[Completion]) -> None:
@@ -119,7 +122,9 @@ def converse(config: Config, work: Work) -> list[Completion]:
 
 
 @contextmanager
-def _workers(config: Config) -> Iterator[tuple[Placement, Conversations | None]]:
+def _workers(
+    config: Config, encoder: PromptEncoder
+) -> Iterator[tuple[Placement, Conversations | None]]:
     """The config's placement, and its conversations if it has any."""
     from tramontane.controller.conversations import start_conversations
     from tramontane.placement.place import place
@@ -128,7 +133,7 @@ def _workers(config: Config) -> Iterator[tuple[Placement, Conversations | None]]
     with (
         torch_threads(1),  # each worker has its own thread
         closing(place(config, note)) as placement,
-        start_conversations(config, placement, replaced) as conversations,
+        start_conversations(config, encoder, placement, replaced) as conversations,
     ):
         yield placement, conversations if config.converses else None
 
