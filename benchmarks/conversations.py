@@ -23,7 +23,9 @@ from typing import Any
 from benchmarks.measure import Promise, finish, machine
 from tramontane.config import Config
 from tramontane.controller.conversations import Conversations, start_conversations, turn_ended
+from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.protocol import Turn
+from tramontane.models.loading import load_tokenizer
 from tramontane.placement.thread import LocalPlacement
 from tramontane.types import Completion, Problem, Request, SamplingParams
 
@@ -125,7 +127,9 @@ def main() -> None:
     args = parser.parse_args()
     data = {"environment": "benchmarks.conversations:Tools"}
     config = Config.model_validate({"data": data, "conversation": {"step_timeout": 300.0}})
-    with start_conversations(config, LocalPlacement(config, ignore), ignore) as conversations:
+    encoder = PromptEncoder(load_tokenizer(config.model), config.data)
+    placement = LocalPlacement(config, ignore)
+    with start_conversations(config, encoder, placement, ignore) as conversations:
         found = asyncio.run(Load(args, conversations).measure())
     print(" ".join(f"{name} {value:.2f}" for name, value in found.items()))
     finish(__file__, {"machine": machine(), **vars(args), "found": found}, [

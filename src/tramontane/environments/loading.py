@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, cast
@@ -51,10 +51,15 @@ def environment_of(data: DataConfig, problem: Problem) -> str | None:
     """
     if data.environment is None:
         return None
-    own = problem.metadata.get(FIELD)
-    if isinstance(own, str) and own:
+    if own := _own(problem):
         return _checked(own)
     return None if data.environment == "row" else data.environment
+
+
+def _own(problem: Problem) -> str:
+    """The environment that a problem's row names; empty if it names none."""
+    own = problem.metadata.get(FIELD)
+    return own if isinstance(own, str) else ""
 
 
 def harness_of(data: DataConfig, problem: Problem) -> Callable[..., Any] | None:
@@ -64,18 +69,23 @@ def harness_of(data: DataConfig, problem: Problem) -> Callable[..., Any] | None:
     return loaded if loaded is not None and kind_of(loaded) == "harness" else None
 
 
-def check(data: DataConfig) -> None:
-    """Import the environments and tools of a config, and check their shape.
-
-    Those that rows name are checked where they begin.
+def check(data: DataConfig, problems: Iterable[Problem] = ()) -> None:
+    """Import the environments and tools of a config, and those that the rows of problems name, and
+    check their shape.
 
     Raises:
         InputError: one cannot be imported, or a tool cannot be described; the message names the
-            key, and the file and line.
+            key, or the row and its field, and the file and line.
     """
     keys = [("data.tools", path) for path in data.tools]
     if data.environment not in (None, "row"):
         keys.append(("data.environment", cast(str, data.environment)))
+    if data.environment is not None:
+        named: dict[str, str] = {}  # the first row with each
+        for problem in problems:
+            if own := _own(problem):
+                named.setdefault(own, f"{problem.where or problem.id}: field {FIELD!r}")
+        keys += [(key, _checked(path, key)) for path, key in named.items()]
     for key, path in keys:
         loaded = load(path, key)
         kind = kind_of(loaded)
@@ -131,12 +141,12 @@ def load(path: str, key: str = "data.environment") -> Callable[..., Any]:
     return functions.load(import_path(name))
 
 
-def _checked(path: str) -> str:
+def _checked(path: str, key: str = ROW) -> str:
     """A path that a row names, as the config's were checked when it was read."""
     try:
         return checked_environment(path)
     except ValueError as error:
-        raise InputError(f"{ROW}: {error}") from None
+        raise InputError(f"{key}: {error}") from None
 
 
 def kind_of(loaded: Callable[..., Any]) -> Kind:

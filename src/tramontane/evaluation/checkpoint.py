@@ -165,11 +165,13 @@ def _measure(
     on_progress: Callable[[int, int], None] | None,
 ) -> EvaluationResult:
     """Evaluate with the config's placement, or with one generator in this process."""
+    from tramontane.environments.loading import check as check_environments
     from tramontane.generator import load_generator
     from tramontane.verifier.pool import VerifierPool, try_functions
 
     verifier = config.verifier.model_copy(update={"thinking_tags": work.encoder.tags})
     config = config.model_copy(update={"verifier": verifier})
+    check_environments(config.data, work.problems)
     try_functions(verifier, work.problems)
     if is_placed(config):
         return evaluate_placed(config, work, record, on_progress)
