@@ -27,7 +27,7 @@ from tramontane.data.values import encoded
 from tramontane.environments.adapters import adapted
 from tramontane.environments.builtin import BUILT_IN
 from tramontane.environments.calls import Message as Parsed
-from tramontane.environments.running import EnvironmentFailed, Runner
+from tramontane.environments.running import EnvironmentFailed, Runner, blaming
 from tramontane.environments.tools import Toolset, methods, schema_of
 from tramontane.environments.wire import ChatMessage
 from tramontane.errors import InputError
@@ -39,6 +39,8 @@ Kind = Literal["environment", "harness", "trl", "toolbox", "tool"]
 FIELD = "environment"  # of a row
 ROW = f"field {FIELD!r} of a row"  # as a key, for messages; others are those of the config
 ROLES = ("user", "tool", "system")
+# Of what a method returns: far more than any context takes, and rendered within seconds.
+MAX_MESSAGES, MAX_CHARACTERS = 1000, 4_000_000
 
 
 def environment_of(data: DataConfig, problem: Problem) -> str | None:
@@ -221,7 +223,8 @@ class Host:
             reset = self._environment.reset
             shown = await self._call(reset, **_accepted(reset, row))
             if shown is not None and not isinstance(shown, str):
-                raise self._refused(reset, shown, "a text or None")
+                with blaming(_name(reset)):
+                    raise self._refused(reset, shown, "a text or None")
             last = chat[-1]
             content = last["content"] + encoded(shown or "")
             chat[-1] = Message(role=last["role"], content=content)
@@ -239,9 +242,10 @@ class Host:
         returned = await self._call(start, **_accepted(start, given))
         if returned is None:
             return []
-        chat = self._messages(start, returned, (*ROLES, "assistant"))
-        if not chat:
-            raise self._refused(start, returned, "messages, or None for the problem's own")
+        with blaming(_name(start)):
+            chat = self._messages(start, returned, (*ROLES, "assistant"))
+            if not chat:
+                raise self._refused(start, returned, "messages, or None for the problem's own")
         return chat
 
     async def _make(self, environment: str | None) -> list[Any]:
@@ -287,9 +291,10 @@ class Host:
         if self._kind != "trl" or get is None:
             return None
         value = await self._call(get)
-        reward = functions.number(value, bools=True)
-        if reward is None and value is not None:
-            raise self._refused(get, value, "a number")
+        with blaming(_name(get)):
+            reward = functions.number(value, bools=True)
+            if reward is None and value is not None:
+                raise self._refused(get, value, "a number")
         return reward
 
     async def close(self) -> None:
@@ -305,15 +310,15 @@ class Host:
         return await self._runner.run(function, *arguments, **named)
 
     def _refused(self, method: Callable[..., Any], value: Any, wanted: str) -> EnvironmentFailed:
-        shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}…"
-        found = f"{shown} ({type(value).__name__})"
+        shown = repr(value)
+        found = f"{shown if len(shown) <= 80 else f'{shown[:80]}…'} ({type(value).__name__})"
         return EnvironmentFailed(
             f"{_name(method)} returned {found}, not {wanted} ({defined_at(method)})"
         )
 
     def _turn(self, step: Callable[..., Any], value: Any) -> Reply:
         """What `step` returned, a `Turn` in any form."""
-        with self._runner.blaming(_name(step)):  # what it returned may be of any kind
+        with blaming(_name(step)):  # what it returned may be of any kind
             return self._as_turn(step, value)
 
     def _as_turn(self, step: Callable[..., Any], value: Any) -> Reply:
@@ -341,13 +346,18 @@ class Host:
         self, method: Callable[..., Any], value: Any, roles: tuple[str, ...]
     ) -> list[Message]:
         if isinstance(value, str):
-            return [Message(role="user", content=encoded(value))]
-        if isinstance(value, Sequence) and all(map(_is_message, value)):
-            found = [Message(role=m["role"], content=encoded(m["content"])) for m in value]
-            if all(message["role"] in roles for message in found):
+            value = [Message(role="user", content=value)]
+        fits = isinstance(value, Sequence) and len(value) <= MAX_MESSAGES
+        if fits and all(map(_is_message, value)):
+            found = [Message(role=encoded(m["role"]), content=encoded(m["content"])) for m in value]
+            fits = sum(len(message["content"]) for message in found) <= MAX_CHARACTERS
+            if fits and all(message["role"] in roles for message in found):
                 return found
         raise self._refused(
-            method, value, f"messages with `role` ({', '.join(roles)}) and `content`"
+            method,
+            value,
+            f"at most {MAX_MESSAGES:,} messages with `role` ({', '.join(roles)}) and `content`, "
+            f"together of at most {MAX_CHARACTERS:,} characters",
         )
 
 

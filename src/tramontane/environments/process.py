@@ -9,7 +9,6 @@ the process, with its group, if it does not answer, and starts another.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import pickle
 import resource
@@ -17,6 +16,7 @@ import signal
 import sys
 import tempfile
 import threading
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -67,12 +67,12 @@ async def serve(connection: Connection, worker: EnvironmentWorker) -> None:
     """Answer requests side by side, until the socket is closed."""
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
-    with ThreadPoolExecutor(1, "socket") as reader:
-        while worker.stuck <= MAX_STUCK:
-            number, method, arguments = await loop.run_in_executor(reader, connection.recv)
-            task = asyncio.create_task(_answer(connection, worker, number, method, arguments))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+    reader = ThreadPoolExecutor(1, "socket")  # never waited for: it reads until the process ends
+    while worker.stuck <= MAX_STUCK:
+        number, method, arguments = await loop.run_in_executor(reader, connection.recv)
+        task = asyncio.create_task(_answer(connection, worker, number, method, arguments))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
 
 async def _answer(
@@ -100,6 +100,12 @@ def _limit_memory(beyond: int) -> None:
 if __name__ == "__main__":
     # What environments print must not reach the run's display; errors still go to stderr.
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the pool is gone
+    status = 1
+    try:
         main(int(sys.argv[1]))
-    os._exit(0)  # a thread with a step that does not end must not keep the process
+        status = 0
+    except (EOFError, BrokenPipeError, ConnectionResetError):  # the pool is gone
+        status = 0
+    except BaseException:  # of an environment that harmed the event loop
+        traceback.print_exc()
+    os._exit(status)  # a thread with a step that does not end must not keep the process

@@ -26,7 +26,7 @@ from jsonschema.exceptions import best_match
 
 from tramontane.data.prompts import Tool
 from tramontane.data.values import encoded
-from tramontane.environments.running import EnvironmentFailed, Runner
+from tramontane.environments.running import EnvironmentFailed, Runner, blaming, said
 from tramontane.errors import InputError
 from tramontane.types import ToolCall
 from tramontane.verifier.functions import MAX_ERROR, defined_at
@@ -80,7 +80,7 @@ class Toolset:
         try:
             tool, arguments = self._checked(call)
             result = await runner.run(tool, **arguments)
-            with runner.blaming(call.name):  # a result may be of any kind
+            with blaming(call.name):  # a result may be of any kind
                 call.answer = cut(text_of(result), self._answer_bytes)
         except _Misuse as error:
             call.answer, call.error = cut(f"error: {error}", self._answer_bytes), True
@@ -88,8 +88,7 @@ class Toolset:
             cause = failure.__cause__
             if not isinstance(cause, MISUSE):
                 raise
-            text = f"error: {type(cause).__name__}: {str(cause)[:MAX_ERROR]}"
-            call.answer, call.error = cut(text, self._answer_bytes), True
+            call.answer, call.error = cut(f"error: {said(cause)}", self._answer_bytes), True
         call.seconds = time.perf_counter() - started
 
     def _checked(self, call: ToolCall) -> tuple[Callable[..., Any], dict[str, Any]]:
