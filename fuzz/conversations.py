@@ -1,4 +1,4 @@
-"""Have conversations with hostile environments and hostile models: `make hostile-conversations`.
+"""Have conversations with hostile environments and hostile models: part of `make hostile`.
 
 `python -m fuzz.conversations --seconds 300 --seed 0` runs rounds of conversations, many at once, in
 real processes of environments. Environments raise, hang, return nonsense, print without end, fork,
@@ -31,6 +31,7 @@ from random import Random
 from typing import Any
 
 from fuzz.hostile import World, memory_mb
+from fuzz.vocabulary import FORMS
 from tramontane.config import Config
 from tramontane.controller.conversations import Conversations, start_conversations, turn_ended
 from tramontane.data.prompts import PromptEncoder
@@ -42,11 +43,10 @@ from tramontane.types import Completion, Problem, Request, SamplingParams, ints
 
 STEP_SECONDS, LATE_SECONDS = 8.0, 4.0  # limit of a step, and of a process that does not answer
 AT_ONCE, L_MAX = 24, 20_000
-ROUND_SECONDS = 240.0  # limit of a round
+ROUND_SECONDS = 900.0  # limit of a round
 STALL_SECONDS = 1.0  # of the event loop, on a busy machine
 GROWTH_MB = 200  # of the controller's process, over all rounds
 HARMLESS = "harmless"
-FORMS = ("hermes", "qwen_xml", "llama", "mistral", "code")
 
 
 def _spin() -> None:
@@ -231,7 +231,7 @@ def speak(draw: Random, specials: list[str]) -> str:
         f'{{"name": "{name}", "parameters": {arguments}}}',
         f"[TOOL_CALLS]{name}[ARGS]{arguments}", f"[TOOL_CALLS][{arguments}]",
         f"<|python_tag|>{arguments}", f"```python\n{arguments}\n```", f"```{arguments}",
-        "<tool_call>" * draw.randint(1, 300), "<think>" * 50, "</think><tool_call>", junk,
+        "<tool_call>" * draw.randint(1, 300), "<think></think>" * 900, "</think><tool_call>", junk,
     ])  # fmt: skip
     return draw.choice([call, call * draw.randint(1, 80), f"{junk}{call}{junk}", junk])[:15_000]
 

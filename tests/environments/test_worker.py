@@ -151,6 +151,11 @@ def test_an_environment_of_trl_runs_unchanged():
     [
         ("raise", r"Odd.step: RuntimeError: broken \(.*worlds.py:\d+, in step\)"),
         ("exit", r"Odd.step: SystemExit: 1"),
+        ("untold", r"Odd.step: Untold: \(its text cannot be made\) \(.*worlds.py:\d+"),
+        ("cancel", r"Odd.step: RuntimeError: CancelledError"),
+        ("stop", r"Odd.step: StopIteration: "),
+        ("many", r"Odd.step returned .*, not messages .* at most 1,000 with"),
+        ("huge", r"Odd.step returned .*, not messages .* 4,000,000 characters"),
         ("none", r"Odd.step returned None \(NoneType\), not a Turn.*worlds.py:\d+"),
         ("silent", r"Odd.step returned Turn.*not messages, or done=True"),
         ("nonsense", r"Odd.step returned 'much' \(str\), not a finite number"),

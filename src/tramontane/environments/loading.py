@@ -356,8 +356,8 @@ class Host:
         raise self._refused(
             method,
             value,
-            f"at most {MAX_MESSAGES:,} messages with `role` ({', '.join(roles)}) and `content`, "
-            f"together of at most {MAX_CHARACTERS:,} characters",
+            f"messages with `role` ({', '.join(roles)}) and `content`, at most {MAX_MESSAGES:,} "
+            f"with {MAX_CHARACTERS:,} characters",
         )
 
 
