@@ -223,7 +223,7 @@ class Odd:
             case "nan":
                 return "text", float("nan"), False
             case "hang":
-                time.sleep(3)
+                time.sleep(1.5)
             case "die":
                 os._exit(9)
             case "random":

@@ -230,7 +230,8 @@ class Host:
             chat[-1] = Message(role=last["role"], content=content)
         elif self._kind == "environment":
             chat = await self._begun(given) or chat
-            offered += getattr(self._environment, "tools", None) or ()
+            with blaming("tools"):
+                offered += getattr(self._environment, "tools", None) or ()
         self.toolset = Toolset(_functions(offered), self._answer_bytes)
         return chat
 

@@ -148,11 +148,7 @@ def _schema(function: Callable[..., Any]) -> Tool:
     templates.is_torch_available = lambda: "torch" in sys.modules
     try:
         described: Tool = templates.get_json_schema(function)
-    except (
-        templates.DocstringParsingException,
-        templates.TypeHintParsingException,
-        NameError,
-    ) as error:
+    except Exception as error:  # a hint may be anything, and raise anything
         name = getattr(function, "__qualname__", repr(function))
         raise InputError(
             f"tool {name} ({defined_at(function)}): {error}; a tool needs a type hint for each "
