@@ -310,7 +310,7 @@ def main() -> int:
         memory = memory_mb()
         while time.monotonic() < end:
             draw = Random(f"{args.seed}/{rounds}")
-            acts = draw.sample(chosen, min(AT_ONCE // 3, len(chosen)))
+            acts = draw.sample(chosen, min(AT_ONCE // 4, len(chosen)))
             acts += [HARMLESS] * (AT_ONCE - len(acts))
             draw.shuffle(acts)
             config = Config.model_validate({
