@@ -7,7 +7,7 @@ seconds a turn, and a step a wait that is lognormal around `--step` seconds, in 
 times as long. Whenever a conversation ends, another begins, so that `--conversations` are always
 under way. `stall` is the longest delay of a timer of the event loop, `loop_cores` the CPU time of
 the loop's thread for each second, and `cores` that of the whole process, each as the median and
-range over windows after `--warm-up` seconds.
+range over windows, `--warm-up` seconds after all have begun.
 
 Prints them, writes conversations.json next to this file, and exits with 1 if a promise is broken.
 """
@@ -29,6 +29,7 @@ from tramontane.models.loading import load_tokenizer
 from tramontane.placement.thread import LocalPlacement
 from tramontane.types import Completion, Problem, Request, SamplingParams
 
+BEGIN_SECONDS = 900.0  # limit for all conversations to have begun
 TICK_SECONDS = 0.005  # between two looks at the event loop
 MOST_CORES, MOST_STALL = 0.25, 0.1  # promised: of the loop's thread, and in seconds
 EOS = 1  # of the shipped base model
@@ -90,12 +91,18 @@ class Load:
         """The median and range of each figure over `--windows` of `--seconds`."""
         tasks = [asyncio.create_task(self.watch())]
         tasks += [asyncio.create_task(self.converse(n)) for n in range(self.args.conversations)]
+        await asyncio.wait_for(self._begun(), BEGIN_SECONDS)
         await asyncio.sleep(self.args.warm_up)
         windows = [await self._window(tasks) for _ in range(self.args.windows)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         return {name: spread([w[name] for w in windows], 3) for name in windows[0]}
+
+    async def _begun(self) -> None:
+        """Wait until as many steps were made as there are conversations."""
+        while self.steps < self.args.conversations:
+            await asyncio.sleep(0.1)
 
     async def _window(self, tasks: list[asyncio.Task[None]]) -> dict[str, float]:
         self.stall, steps = 0.0, self.steps
