@@ -90,6 +90,7 @@ fuzz: $(DEV)
 
 hostile: $(DEV)
 	$(BIN)/python -m fuzz.hostile --programs $(PROGRAMS) $(if $(RUNG),--rung $(RUNG))
+	$(BIN)/python -m fuzz.conversations
 
 bench: $(DEV)
 	$(BIN)/python -m benchmarks $(BENCH)

@@ -21,7 +21,8 @@ from math_verify import parse, verify
 
 from tramontane.config import VerifierConfig
 from tramontane.types import Problem
-from tramontane.verifier import VerifierPool, math
+from tramontane.verifier import math
+from tramontane.verifier.pool import VerifierPool
 
 HERE = Path(__file__).parent
 

@@ -21,9 +21,10 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from fuzz.vocabulary import ANSWERS, ODD_VALUES, PART, RESPONSES, ROWS
+from fuzz.vocabulary import ANSWERS, CALLS, FORMS, ODD_VALUES, PART, RESPONSES, ROWS
 from tramontane.config import BUILT_IN, DataConfig, VerifierConfig
 from tramontane.data.load import load_problems
+from tramontane.environments.calls import MAX_CALLS, Parser
 from tramontane.errors import InputError
 from tramontane.evaluation.score import parse_row
 from tramontane.types import PAPER_TAGS, Problem
@@ -206,6 +207,17 @@ def check_tests(id_: str, output: str, other: str) -> None:
     assert len({number for number, _ in drawn}) == min(20, len(cases))
 
 
+def check_calls(text: str) -> None:
+    """In each form, a message has calls that can be recorded, each with a name or an error."""
+    tools = [{"type": "function", "function": {"name": "search", "parameters": {}}}]
+    for form in FORMS:
+        message = Parser(None, form, PAPER_TAGS).parse(text, tools)  # type: ignore[arg-type]
+        assert message.text == text and len(message.calls) <= MAX_CALLS
+        for call in message.calls:
+            assert bool(call.name) != call.error
+            json.dumps([call.name, call.arguments], ensure_ascii=False).encode()
+
+
 def check_row(text: str) -> None:
     """A line of `score`'s input: parsing before the pool's workers have it, recording after."""
     try:
@@ -352,6 +364,7 @@ TARGETS = {
     "grade": Target(check_grade, _THREE, 3, seconds=2 * JUDGE_SECONDS, share=2),
     "language": Target(check_language, _THREE, 3, seconds=3, share=2),
     "tests": Target(check_tests, [f"{a}{PART}1.0 2{PART}1 2" for a in ANSWERS], 3),
+    "calls": Target(check_calls, CALLS, share=2),
     "row": Target(check_row, ROWS, share=2),
     "odd-row": Target(check_odd_row, ["a", "b" * 12, "abcdefghijkl"], share=2),
     "file": Target(check_file, ["\n".join(ROWS) + PART, ROWS[0] + PART + "z<"], 2, share=2),

@@ -34,7 +34,21 @@ _JSON = [
     '"language"', '"response_tokens"', '"type"', '"stdio"', '"python_assert"', '"cases"', '"code"',
     '"input"', '"output"', '"checker"', '"float"', '"difficulty"', '"Level 3"', '"question"',
 ]  # fmt: skip
-TOKENS = [*_LATEX, *_NUMBERS, *_WORDS, *_MARKDOWN, *_JSON]
+_CALLS = [
+    "<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>",
+    "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", '{"name": "search"', '"arguments": ',
+    '"parameters": ', '"function": {', "search", "; ",
+]  # fmt: skip
+TOKENS = [*_LATEX, *_NUMBERS, *_WORDS, *_MARKDOWN, *_JSON, *_CALLS]
+FORMS = ("hermes", "qwen_xml", "llama", "mistral", "code")  # of calls
+CALLS = [
+    '<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call> and',
+    "<tool_call><function=search><parameter=query>\nx\n</parameter></function></tool_call>",
+    '{"name": "search", "parameters": {"query": 1}}; {"name": "search", "parameters": {}}',
+    '[TOOL_CALLS][{"name": "search", "arguments": {}}][TOOL_CALLS]search[CALL_ID]a1[ARGS]{"a": 1}',
+    "<|python_tag|>print(1)", "```python\nprint(1)\n```", "<think>a</think>" * 2000,
+    '<tool_call>{"name": "search", "arguments": ' + '{"a":' * 2000, "<tool_call>" * 500,
+]  # fmt: skip
 PART = "\x1f"  # separates the texts of a target that takes several
 
 ANSWERS = [

@@ -29,8 +29,10 @@ from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.ledger import FrozenGroup, Ledger, Snapshot
 from tramontane.controller.pipeline import Pipeline, Workers
 from tramontane.data.curriculum import Curriculum
+from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import host
 from tramontane.environments.protocol import Continued
+from tramontane.models.loading import load_tokenizer
 from tramontane.placement import TRAINER
 from tramontane.placement.thread import LocalPlacement, ThreadHandle
 from tramontane.run.checkpoint import PipelineCheckpoint, read_pipeline, write_pipeline
@@ -53,6 +55,12 @@ PROBLEM = Problem("p", "math", "1 + 1?", "2")
 
 def unheard(*_: object, **__: object) -> None:
     """Ignore facts about workers."""
+
+
+def environments(config: Config) -> Conversations:
+    """Real processes of environments."""
+    encoder = PromptEncoder(load_tokenizer("tiny"), config.data)
+    return start_conversations(config, encoder, LocalPlacement(config, unheard), unheard)
 
 
 def talking(train: Path, kind: str = "Talk", **sections: Any) -> Config:
@@ -167,7 +175,7 @@ class Run:
 
     def __init__(self, config: Config, kills: int = 0) -> None:
         self.config, self.updates, self.workers = config, Updates(), list[TalkingGenerator]()
-        with start_conversations(config, LocalPlacement(config, unheard), unheard) as conversations:
+        with environments(config) as conversations:
             self.conversations = conversations
             asyncio.run(self._run(kills))
 
@@ -244,7 +252,7 @@ def test_slow_environments_decide_nothing_about_what_is_trained_on(forty: Path) 
 @pytest.mark.slow
 def test_a_prompt_that_is_too_long_ends_its_conversation(forty: Path) -> None:
     config = talking(forty)
-    with start_conversations(config, LocalPlacement(config, unheard), unheard) as conversations:
+    with environments(config) as conversations:
         conversations.max_prompt = 5
         request = Request(0, 0, [], 0, SamplingParams(96))
         ended = asyncio.run(conversations.answer(96, PROBLEM, request))
@@ -325,10 +333,7 @@ def test_a_hang_ends_the_conversation_that_caused_it_and_no_other(
         assert len(answered.turns) == 1
         return [hung, await talk(conversations, problem(folder, ""), 2)]
 
-    with (
-        TemporaryDirectory() as folder,
-        start_conversations(config, LocalPlacement(config, unheard), unheard) as conversations,
-    ):
+    with TemporaryDirectory() as folder, environments(config) as conversations:
         hung, safe = asyncio.run(both(conversations, folder))
     assert (hung.ending, len(hung.turns)) == ("step_timeout", 1)
     assert "killed, since a step was late" in hung.ending_reason
@@ -342,10 +347,7 @@ def test_a_conversation_whose_process_dies_is_tried_again_before_it_is_blamed(
     forty: Path, replay: bool
 ) -> None:
     config = talking(forty, "Perilous", conversation={"replay": replay})
-    with (
-        TemporaryDirectory() as folder,
-        start_conversations(config, LocalPlacement(config, unheard), unheard) as conversations,
-    ):
+    with TemporaryDirectory() as folder, environments(config) as conversations:
         once = asyncio.run(talk(conversations, problem(folder, "die"), 0))
         assert once.ending == "completed"
         assert [turn.text for turn in once.turns] == [once.turns[0].text] * 3

@@ -1,10 +1,12 @@
+import time
+
 import pytest
 from transformers import AutoTokenizer
 
 from tramontane.config import DataConfig, PromptConfig, parse
 from tramontane.data.lengths import PromptLimit, measure_prompts
 from tramontane.data.playground import problems
-from tramontane.data.prompts import SYSTEM_PROMPT, PromptEncoder, system_text
+from tramontane.data.prompts import SYSTEM_PROMPT, Marks, PromptEncoder, system_text
 from tramontane.data.tokenizer import TINY_SYSTEM_PROMPT, train_tokenizer
 from tramontane.errors import InputError
 from tramontane.types import Problem, ThinkingTags
@@ -81,6 +83,16 @@ def test_special_tokens_are_encoded_once(tokenizer):
     assert ids.count(tokenizer.bos_token_id) == 1
     assert tokenizer.eos_token_id not in ids
     assert tokenizer.decode(ids) == render(tokenizer, "1 + 1?")
+
+
+def test_a_text_full_of_special_tokens_takes_linear_time(tokenizer):
+    encoder, marks = PromptEncoder(tokenizer), Marks("\ufdd0")
+    marked = encoder.mark(tokenizer.bos_token * 20_000, "tool", marks)
+    started = time.process_time()
+    ids = encoder.encode_marked(marked, marks)
+    assert time.process_time() - started < 10  # quadratic: minutes
+    assert tokenizer.bos_token_id not in ids
+    assert tokenizer.decode(ids) == tokenizer.bos_token * 20_000
 
 
 def test_a_base_model_without_a_template_reads_the_system_text(tokenizer):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tramontane.config import Config
+from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.process import READY
 from tramontane.environments.protocol import Continued, Started
 from tramontane.imports import command_of
@@ -41,7 +42,7 @@ class Process:
             start_new_session=True,
         )
         theirs.close()
-        self.ours.send((config, str(folder)))
+        self.ours.send((config, PromptEncoder(load_tokenizer("tiny"), config.data), str(folder)))
         self.number = 0
 
     def receive(self):

@@ -20,7 +20,9 @@ CONFIG = VerifierConfig(code_timeout_s=20.0, code_memory_mb=200)  # enough on a 
 GONE_SECONDS = 20.0  # limit for killed processes to be gone
 
 
-@pytest.fixture(params=sandbox.RUNGS[:-1])
+@pytest.fixture(
+    params=["bubblewrap", "namespaces", pytest.param("landlock", marks=pytest.mark.slow)]
+)
 def rung(request, monkeypatch):
     if reason := sandbox.why_not(request.param):
         pytest.skip(f"{request.param} does not work here: {reason}")

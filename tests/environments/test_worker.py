@@ -1,6 +1,7 @@
 """Conversations in one worker: what follows a turn, endings, failures, and replays."""
 
 import asyncio
+import json
 import re
 import time
 from dataclasses import replace
@@ -15,6 +16,7 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import loading
 from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
+from tramontane.run.input import read_input
 from tramontane.run.task import config_of
 from tramontane.types import Completion, EarlierSequence, Problem
 
@@ -149,6 +151,11 @@ def test_an_environment_of_trl_runs_unchanged():
     [
         ("raise", r"Odd.step: RuntimeError: broken \(.*worlds.py:\d+, in step\)"),
         ("exit", r"Odd.step: SystemExit: 1"),
+        ("untold", r"Odd.step: Untold: \(its text cannot be made\) \(.*worlds.py:\d+"),
+        ("cancel", r"Odd.step: RuntimeError: CancelledError"),
+        ("stop", r"Odd.step: StopIteration: "),
+        ("many", r"Odd.step returned .*, not messages .* at most 1,000 with"),
+        ("huge", r"Odd.step returned .*, not messages .* 4,000,000 characters"),
         ("none", r"Odd.step returned None \(NoneType\), not a Turn.*worlds.py:\d+"),
         ("silent", r"Odd.step returned Turn.*not messages, or done=True"),
         ("nonsense", r"Odd.step returned 'much' \(str\), not a finite number"),
@@ -430,3 +437,15 @@ def test_a_wrong_path_is_refused_at_the_start(key, path, said):
     data = Config(model="tiny", data={key: value}).data
     with pytest.raises(InputError, match=said):
         loading.check(data)
+
+
+def test_rows_that_name_a_wrong_environment_are_refused_at_the_start(tmp_path):
+    good, bad = {"problem": "a", "answer": "1", "environment": f"{WORLDS}:Guess"}, "nowhere:Shop"
+    file = tmp_path / "rows.jsonl"
+    rows = [good] * 100 + [good | {"environment": bad}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"train": str(file), "eval": None, "environment": "row"}
+    said = r"rows\.jsonl:101: field 'environment': .*No module named 'nowhere'"
+    with pytest.raises(InputError, match=said):
+        read_input(Config(model="tiny", data=data))
+    assert len(read_input(Config(model="tiny", data=data | {"environment": None})).problems.streams)

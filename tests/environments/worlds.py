@@ -185,6 +185,13 @@ class Unprintable:
         raise OSError("neither")
 
 
+class Untold(Exception):
+    """Has no text."""
+
+    def __str__(self):
+        raise ValueError("no")
+
+
 class Odd:
     """Behaves as `problem.metadata["behaviour"]` says."""
 
@@ -197,6 +204,16 @@ class Odd:
                 raise RuntimeError("broken")
             case "exit":
                 raise SystemExit(1)
+            case "untold":
+                raise Untold
+            case "cancel":
+                raise asyncio.CancelledError
+            case "stop":
+                raise StopIteration
+            case "many":
+                return Turn([{"role": "user", "content": "x"}] * 1001)
+            case "huge":
+                return Turn("x" * 4_000_001)
             case "none":
                 return None
             case "silent":
@@ -206,7 +223,7 @@ class Odd:
             case "nan":
                 return "text", float("nan"), False
             case "hang":
-                time.sleep(3)
+                time.sleep(1.5)
             case "die":
                 os._exit(9)
             case "random":

@@ -20,8 +20,7 @@ from tramontane.evaluation.settings import Sampling
 from tramontane.generator import Generator
 from tramontane.placement import WaitTimeout
 from tramontane.types import Completion, Problem, Request, Verdict
-from tramontane.verifier import VerifierPool
-from tramontane.verifier.pool import PoolStats
+from tramontane.verifier.pool import PoolStats, VerifierPool
 from tramontane.workplace import Journal
 
 SAMPLING = Sampling(samples=4, max_tokens=8)

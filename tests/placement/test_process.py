@@ -14,10 +14,11 @@ import subprocess, sys
 from multiprocessing.connection import Connection
 
 connection = Connection(int(sys.argv[1]))
-child = subprocess.Popen(["sleep", "600"])
+command = ["sleep", "600"]
+children = [subprocess.Popen(command), subprocess.Popen(command, start_new_session=True)]
 assert connection.recv() == "settings"
 connection.send("")
-connection.send(child.pid)
+connection.send([child.pid for child in children])
 connection.recv()
 """
 
@@ -35,8 +36,8 @@ def test_nothing_that_a_process_started_outlives_it(way, tmp_path, monkeypatch):
     (tmp_path / "forking_worker.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     worker = WorkerProcess("worker", "forking_worker")
-    child = worker.ready(lambda: "settings").recv()
-    assert is_running(child)
+    children = worker.ready(lambda: "settings").recv()
+    assert all(map(is_running, children))
     if way == "kill":
         worker.kill()
     if way == "died":
@@ -44,6 +45,6 @@ def test_nothing_that_a_process_started_outlives_it(way, tmp_path, monkeypatch):
         worker.process.wait(SECONDS)
     assert "signal 9" in worker.stop()
     end = time.monotonic() + SECONDS
-    while is_running(child) and time.monotonic() < end:
+    while any(map(is_running, children)) and time.monotonic() < end:
         time.sleep(0.01)
-    assert not is_running(child)
+    assert not any(map(is_running, children))

@@ -1,4 +1,4 @@
-"""Whole runs whose completions are conversations: killed, resumed, repeated, and on Ray."""
+"""Whole runs whose completions are conversations: killed, resumed, on Ray, with vLLM."""
 
 import os
 import signal
@@ -108,13 +108,14 @@ def test_a_run_killed_amid_conversations_loses_none(tmp_path: Path, replay: bool
 
 
 @pytest.mark.slow
-def test_conversations_on_ray(tmp_path: Path) -> None:
-    config = talking(
-        tmp_path,
-        placement={"kind": "ray", "verifier": {"cpus": 0.5}},
-        conversation={"workers": 2},
-        pipeline={"updates": 3},
-    )
+@pytest.mark.parametrize("kind", ["ray", pytest.param("vllm", marks=pytest.mark.vllm)])
+def test_conversations_elsewhere(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
+    """The environments on Ray, or the tokens from vLLM."""
+    sections: dict[str, Any] = {"placement": {"kind": "ray", "verifier": {"cpus": 0.5}}}
+    if kind == "vllm":
+        request.getfixturevalue("vllm_environment")
+        sections = {"generator": {"kind": "vllm"}}
+    config = talking(tmp_path, conversation={"workers": 2}, pipeline={"updates": 3}, **sections)
     train(config, QuietScreen())
     check_ledger(tmp_path, config)
     rows = rollouts(tmp_path)

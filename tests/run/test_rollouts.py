@@ -67,7 +67,7 @@ def group(number: int, spans: list[list[tuple[int, int]]]) -> Group:
 SPANS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=4)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.lists(SPANS, min_size=1, max_size=3), max_size=4))
 def test_rows_come_back_as_they_were_written(spans: list[list[list[tuple[int, int]]]]) -> None:
     groups = [group(number, sequences) for number, sequences in enumerate(spans)]

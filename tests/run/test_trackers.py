@@ -162,7 +162,9 @@ def tracked(folder: Path, name: str) -> Config:
     return small_config(folder, trackers=[name])
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "wandb" else n for n in READERS]
+)
 def test_a_tracker_has_every_update_once_over_a_resume(tmp_path: Path, name: str) -> None:
     pytest.importorskip(name, reason="a tracker is not installed: pip install")
     folder = tmp_path / "run"

@@ -200,6 +200,7 @@ def test_rewards_are_filtered_and_standardized(tmp_path: Path) -> None:
         load(offline(tmp_path, source, min_reward=2))
 
 
+@pytest.mark.slow
 def test_regraded_rewards_are_those_of_the_verifiers(tmp_path: Path) -> None:
     """However the rows are rewarded."""
     graded = [row | {"answer": row.get("answer", "4")} for row in ROWS]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.verifier import processor
 from tramontane.config import BUILT_IN, VerifierConfig
 from tramontane.types import Problem
-from tramontane.verifier import VerifierPool, math
+from tramontane.verifier import math
 from tramontane.verifier.format import check_format
 from tramontane.verifier.math import structure, values
 from tramontane.verifier.math.normalize import normalize
@@ -19,6 +19,7 @@ from tramontane.verifier.math.numbers import to_number
 from tramontane.verifier.math.structure import read_shape, split
 from tramontane.verifier.math.symbolic import parse_latex
 from tramontane.verifier.math.units import split_unit
+from tramontane.verifier.pool import VerifierPool
 
 JUDGE_SECONDS = 3.0  # processor time that a quiet machine uses within verifier.timeout_s
 MEGABYTES = 512

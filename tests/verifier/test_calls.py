@@ -4,8 +4,8 @@ import pytest
 
 from tramontane.config import VerifierConfig
 from tramontane.types import Problem
-from tramontane.verifier import grade
 from tramontane.verifier.calls import Call, NoCalls, judge, parse_calls
+from tramontane.verifier.reward import grade
 
 
 def function(name, required=(), **types):

@@ -16,7 +16,8 @@ from tramontane.run.folder import RunFolder
 from tramontane.run.rollouts import read_run
 from tramontane.run.screen import QuietScreen
 from tramontane.types import Problem
-from tramontane.verifier import VerifierPool, grade
+from tramontane.verifier.pool import VerifierPool
+from tramontane.verifier.reward import grade
 
 ROW = {
     "id": "1", "domain": "math", "problem": "2+3?", "answer": "5",

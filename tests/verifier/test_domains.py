@@ -7,8 +7,9 @@ import pytest
 from tramontane.config import BUILT_IN, Config, FormatConfig, VerifierConfig, parse_settings
 from tramontane.errors import InputError
 from tramontane.types import Problem
-from tramontane.verifier import VerifierPool, grade
 from tramontane.verifier.format import check_format
+from tramontane.verifier.pool import VerifierPool
+from tramontane.verifier.reward import grade
 
 MODULE = """
 import os, time

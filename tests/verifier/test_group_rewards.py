@@ -11,10 +11,11 @@ from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
 from tramontane.run.rollouts import read_run
 from tramontane.types import Problem
-from tramontane.verifier import VerifierPool, grade
 from tramontane.verifier.custom import Response
 from tramontane.verifier.format import check_format, sample
+from tramontane.verifier.pool import VerifierPool
 from tramontane.verifier.reward import (
+    grade,
     grade_apart,
     group_calls,
     run_group_call,

@@ -12,7 +12,7 @@ import pytest
 
 from tramontane.config import CustomReward, RewardConfig, VerifierConfig
 from tramontane.types import Problem
-from tramontane.verifier import VerifierPool
+from tramontane.verifier.pool import VerifierPool
 
 SUM = Problem("sum", "math", "What is the sum of $2$ and $3$?", "5", language="en")
 ALGEBRA = Problem("algebra", "math", "What is one more than $x$?", "x+1", language="en")

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from tramontane.config import CustomReward, RewardConfig, VerifierConfig
 from tramontane.types import Completion, Problem, TurnRecord
-from tramontane.verifier import grade
 from tramontane.verifier.custom import Response
-from tramontane.verifier.reward import grade_apart, length_penalty
+from tramontane.verifier.reward import grade, grade_apart, length_penalty
 
 CONFIG = VerifierConfig()
 SUM = Problem("sum", "math", "What is the sum of $2$ and $3$?", "5", language="en")

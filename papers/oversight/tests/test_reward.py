@@ -14,7 +14,7 @@ from tramontane import InputError, train
 from tramontane.config import LANGUAGES, VerifierConfig, load_section
 from tramontane.data.playground.language import language
 from tramontane.types import Problem
-from tramontane.verifier import VerifierPool
+from tramontane.verifier.pool import VerifierPool
 from tramontane_oversight.judge_errors import audit_of, judge_errors, markdown
 from tramontane_oversight.reward import OTHER, JudgedAnswer, JudgedConfig, discussed_question
 from tramontane_oversight.studies.lessons import (

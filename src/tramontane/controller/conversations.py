@@ -27,6 +27,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tramontane.config import Config
+from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.host import Call, EnvironmentHost, Lost
 from tramontane.environments.protocol import Continued, Started
 from tramontane.errors import InputError
@@ -345,11 +346,14 @@ class _Host:
 
 
 def start_conversations(
-    config: Config, placement: Placement, replaced: Callable[[WorkerLost], None]
+    config: Config,
+    encoder: PromptEncoder,
+    placement: Placement,
+    replaced: Callable[[WorkerLost], None],
 ) -> Conversations:
     """The conversations of a run, whose processes run where `placement` says, none before the first
     of them; `replaced` is called with every worker that was lost."""
-    make = partial(EnvironmentHost, config)
+    make = partial(EnvironmentHost, config, encoder)
     return Conversations(config, lambda n: placement.judge(f"environment {n}", make), replaced)
 
 

@@ -288,8 +288,11 @@ class PromptEncoder:
             text += piece
         whole = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids: list[int] = []
+        place = 0  # of the first span that does not end before the token
         for token, (start, end) in zip(whole["input_ids"], whole["offset_mapping"], strict=True):
-            if any(start < stop and begin < end for begin, stop in spans):
+            while place < len(spans) and spans[place][1] <= start:
+                place += 1
+            if place < len(spans) and spans[place][0] < end:
                 ids += self._as_text(text[start:end])
             else:
                 ids.append(token)

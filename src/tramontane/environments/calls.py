@@ -123,14 +123,17 @@ def form_of(tokenizer: PreTrainedTokenizerBase) -> Form:
 
 def outside_thoughts(text: str, tags: ThinkingTags) -> tuple[str, str]:
     """(thoughts, the rest) of a message. Thoughts that are not closed last to its end."""
-    head, closed, rest = text.partition(tags.closing)
-    before, opened, thoughts = head.partition(tags.opening)
-    if not closed:
-        return (thoughts, before) if opened else ("", text)
-    if not opened:
-        before, thoughts = "", head  # the opening tag is in the prompt
-    more, answer = outside_thoughts(rest, tags) if tags.opening in rest else ("", rest)
-    return thoughts + more, before + answer
+    thoughts = answer = ""
+    while True:
+        head, closed, rest = text.partition(tags.closing)
+        before, opened, thought = head.partition(tags.opening)
+        if not closed:
+            return (thoughts + thought, answer + before) if opened else (thoughts, answer + text)
+        if not opened:
+            before, thought = "", head  # the opening tag is in the prompt
+        thoughts, answer, text = thoughts + thought, answer + before, rest
+        if tags.opening not in rest:
+            return thoughts, answer + rest
 
 
 def unparsed(reason: str) -> ToolCall:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tramontane.config import Config
+from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.worker import Key
 from tramontane.placement.process import WorkerProcess
 from tramontane.temporary import temporary_folder
@@ -47,10 +48,14 @@ class Lost:
 
 
 class EnvironmentHost:
-    """Keeps a process that runs conversations of a run with the given config."""
+    """Keeps a process that runs conversations of a run with the given config.
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    The process gets the `encoder` from here: loading its tokenizer there would import torch, which
+    takes seconds and which no environment needs.
+    """
+
+    def __init__(self, config: Config, encoder: PromptEncoder) -> None:
+        self._config, self._encoder = config, encoder
         self._process = WorkerProcess("environment worker", "tramontane.environments.process")
         self._begun: set[Key] = set()  # conversations that the process knows
         self._unanswered: dict[int, tuple[Call, float]] = {}  # with the time of each
@@ -98,8 +103,8 @@ class EnvironmentHost:
         self._process.stop()
         self._folder.cleanup()
 
-    def _settings(self) -> tuple[Config, str]:
-        return self._config, self._folder.name
+    def _settings(self) -> tuple[Config, PromptEncoder, str]:
+        return self._config, self._encoder, self._folder.name
 
     def _late(self) -> set[int]:
         now = time.monotonic()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, cast
@@ -27,7 +27,7 @@ from tramontane.data.values import encoded
 from tramontane.environments.adapters import adapted
 from tramontane.environments.builtin import BUILT_IN
 from tramontane.environments.calls import Message as Parsed
-from tramontane.environments.running import EnvironmentFailed, Runner
+from tramontane.environments.running import EnvironmentFailed, Runner, blaming
 from tramontane.environments.tools import Toolset, methods, schema_of
 from tramontane.environments.wire import ChatMessage
 from tramontane.errors import InputError
@@ -39,6 +39,8 @@ Kind = Literal["environment", "harness", "trl", "toolbox", "tool"]
 FIELD = "environment"  # of a row
 ROW = f"field {FIELD!r} of a row"  # as a key, for messages; others are those of the config
 ROLES = ("user", "tool", "system")
+# Of what a method returns: far more than any context takes, and rendered within seconds.
+MAX_MESSAGES, MAX_CHARACTERS = 1000, 4_000_000
 
 
 def environment_of(data: DataConfig, problem: Problem) -> str | None:
@@ -51,10 +53,15 @@ def environment_of(data: DataConfig, problem: Problem) -> str | None:
     """
     if data.environment is None:
         return None
-    own = problem.metadata.get(FIELD)
-    if isinstance(own, str) and own:
+    if own := _own(problem):
         return _checked(own)
     return None if data.environment == "row" else data.environment
+
+
+def _own(problem: Problem) -> str:
+    """The environment that a problem's row names; empty if it names none."""
+    own = problem.metadata.get(FIELD)
+    return own if isinstance(own, str) else ""
 
 
 def harness_of(data: DataConfig, problem: Problem) -> Callable[..., Any] | None:
@@ -64,18 +71,23 @@ def harness_of(data: DataConfig, problem: Problem) -> Callable[..., Any] | None:
     return loaded if loaded is not None and kind_of(loaded) == "harness" else None
 
 
-def check(data: DataConfig) -> None:
-    """Import the environments and tools of a config, and check their shape.
-
-    Those that rows name are checked where they begin.
+def check(data: DataConfig, problems: Iterable[Problem] = ()) -> None:
+    """Import the environments and tools of a config, and those that the rows of problems name, and
+    check their shape.
 
     Raises:
         InputError: one cannot be imported, or a tool cannot be described; the message names the
-            key, and the file and line.
+            key, or the row and its field, and the file and line.
     """
     keys = [("data.tools", path) for path in data.tools]
     if data.environment not in (None, "row"):
         keys.append(("data.environment", cast(str, data.environment)))
+    if data.environment is not None:
+        named: dict[str, str] = {}  # the first row with each
+        for problem in problems:
+            if own := _own(problem):
+                named.setdefault(own, f"{problem.where or problem.id}: field {FIELD!r}")
+        keys += [(key, _checked(path, key)) for path, key in named.items()]
     for key, path in keys:
         loaded = load(path, key)
         kind = kind_of(loaded)
@@ -131,12 +143,12 @@ def load(path: str, key: str = "data.environment") -> Callable[..., Any]:
     return functions.load(import_path(name))
 
 
-def _checked(path: str) -> str:
+def _checked(path: str, key: str = ROW) -> str:
     """A path that a row names, as the config's were checked when it was read."""
     try:
         return checked_environment(path)
     except ValueError as error:
-        raise InputError(f"{ROW}: {error}") from None
+        raise InputError(f"{key}: {error}") from None
 
 
 def kind_of(loaded: Callable[..., Any]) -> Kind:
@@ -211,13 +223,15 @@ class Host:
             reset = self._environment.reset
             shown = await self._call(reset, **_accepted(reset, row))
             if shown is not None and not isinstance(shown, str):
-                raise self._refused(reset, shown, "a text or None")
+                with blaming(_name(reset)):
+                    raise self._refused(reset, shown, "a text or None")
             last = chat[-1]
             content = last["content"] + encoded(shown or "")
             chat[-1] = Message(role=last["role"], content=content)
         elif self._kind == "environment":
             chat = await self._begun(given) or chat
-            offered += getattr(self._environment, "tools", None) or ()
+            with blaming("tools"):
+                offered += getattr(self._environment, "tools", None) or ()
         self.toolset = Toolset(_functions(offered), self._answer_bytes)
         return chat
 
@@ -229,9 +243,10 @@ class Host:
         returned = await self._call(start, **_accepted(start, given))
         if returned is None:
             return []
-        chat = self._messages(start, returned, (*ROLES, "assistant"))
-        if not chat:
-            raise self._refused(start, returned, "messages, or None for the problem's own")
+        with blaming(_name(start)):
+            chat = self._messages(start, returned, (*ROLES, "assistant"))
+            if not chat:
+                raise self._refused(start, returned, "messages, or None for the problem's own")
         return chat
 
     async def _make(self, environment: str | None) -> list[Any]:
@@ -277,9 +292,10 @@ class Host:
         if self._kind != "trl" or get is None:
             return None
         value = await self._call(get)
-        reward = functions.number(value, bools=True)
-        if reward is None and value is not None:
-            raise self._refused(get, value, "a number")
+        with blaming(_name(get)):
+            reward = functions.number(value, bools=True)
+            if reward is None and value is not None:
+                raise self._refused(get, value, "a number")
         return reward
 
     async def close(self) -> None:
@@ -295,15 +311,15 @@ class Host:
         return await self._runner.run(function, *arguments, **named)
 
     def _refused(self, method: Callable[..., Any], value: Any, wanted: str) -> EnvironmentFailed:
-        shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}…"
-        found = f"{shown} ({type(value).__name__})"
+        shown = repr(value)
+        found = f"{shown if len(shown) <= 80 else f'{shown[:80]}…'} ({type(value).__name__})"
         return EnvironmentFailed(
             f"{_name(method)} returned {found}, not {wanted} ({defined_at(method)})"
         )
 
     def _turn(self, step: Callable[..., Any], value: Any) -> Reply:
         """What `step` returned, a `Turn` in any form."""
-        with self._runner.blaming(_name(step)):  # what it returned may be of any kind
+        with blaming(_name(step)):  # what it returned may be of any kind
             return self._as_turn(step, value)
 
     def _as_turn(self, step: Callable[..., Any], value: Any) -> Reply:
@@ -331,13 +347,18 @@ class Host:
         self, method: Callable[..., Any], value: Any, roles: tuple[str, ...]
     ) -> list[Message]:
         if isinstance(value, str):
-            return [Message(role="user", content=encoded(value))]
-        if isinstance(value, Sequence) and all(map(_is_message, value)):
-            found = [Message(role=m["role"], content=encoded(m["content"])) for m in value]
-            if all(message["role"] in roles for message in found):
+            value = [Message(role="user", content=value)]
+        fits = isinstance(value, Sequence) and len(value) <= MAX_MESSAGES
+        if fits and all(map(_is_message, value)):
+            found = [Message(role=encoded(m["role"]), content=encoded(m["content"])) for m in value]
+            fits = sum(len(message["content"]) for message in found) <= MAX_CHARACTERS
+            if fits and all(message["role"] in roles for message in found):
                 return found
         raise self._refused(
-            method, value, f"messages with `role` ({', '.join(roles)}) and `content`"
+            method,
+            value,
+            f"messages with `role` ({', '.join(roles)}) and `content`, at most {MAX_MESSAGES:,} "
+            f"with {MAX_CHARACTERS:,} characters",
         )
 
 

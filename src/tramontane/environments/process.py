@@ -9,41 +9,30 @@ the process, with its group, if it does not answer, and starts another.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
+import pickle
 import resource
 import signal
 import sys
 import tempfile
 import threading
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tramontane.config import Config
-from tramontane.data.prompts import PromptEncoder
-from tramontane.environments import loading
-from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
-from tramontane.models.loading import load_tokenizer
-from tramontane.models.names import with_tokenizer
 from tramontane.temporary import die_with_parent
+
+if TYPE_CHECKING:
+    from tramontane.config import Config
+    from tramontane.data.prompts import PromptEncoder
+    from tramontane.environments.worker import EnvironmentWorker
 
 READY = ""  # the first message of a process that can start conversations; other text is the error
 STACK = 2 << 20  # bytes of a thread's stack, which counts as allocated
 MAX_STUCK = 16  # threads with steps that do not end, beyond which the process ends
-
-
-def make_worker(config: Config) -> EnvironmentWorker:
-    """A worker for a run, with its tokenizer.
-
-    Raises:
-        InputError: the environments or tools of the config cannot be used.
-    """
-    tokenizer = load_tokenizer(with_tokenizer(config.model, config.tokenizer))
-    encoder = PromptEncoder(tokenizer, config.data, config.verifier.thinking_tags)
-    loading.check(config.data)
-    return EnvironmentWorker(config, encoder)
 
 
 def main(descriptor: int) -> None:
@@ -54,11 +43,18 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: None)
     threading.stack_size(STACK)
     connection = Connection(descriptor)
+    # Read before the imports, which take longer than the pool may wait to send a large vocabulary.
+    settings = connection.recv_bytes()
+    from tramontane.environments import loading
+    from tramontane.environments.worker import EnvironmentWorker
+
     config: Config
-    config, folder = connection.recv()
+    encoder: PromptEncoder
+    config, encoder, folder = pickle.loads(settings)
     tempfile.tempdir = os.environ["TMPDIR"] = folder
     try:
-        worker = make_worker(config)
+        loading.check(config.data)
+        worker = EnvironmentWorker(config, encoder)
     except InputError as error:
         connection.send(str(error))
         return
@@ -71,12 +67,12 @@ async def serve(connection: Connection, worker: EnvironmentWorker) -> None:
     """Answer requests side by side, until the socket is closed."""
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
-    with ThreadPoolExecutor(1, "socket") as reader:
-        while worker.stuck <= MAX_STUCK:
-            number, method, arguments = await loop.run_in_executor(reader, connection.recv)
-            task = asyncio.create_task(_answer(connection, worker, number, method, arguments))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+    reader = ThreadPoolExecutor(1, "socket")  # never waited for: it reads until the process ends
+    while worker.stuck <= MAX_STUCK:
+        number, method, arguments = await loop.run_in_executor(reader, connection.recv)
+        task = asyncio.create_task(_answer(connection, worker, number, method, arguments))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
 
 async def _answer(
@@ -104,6 +100,12 @@ def _limit_memory(beyond: int) -> None:
 if __name__ == "__main__":
     # What environments print must not reach the run's display; errors still go to stderr.
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the pool is gone
+    status = 1
+    try:
         main(int(sys.argv[1]))
-    os._exit(0)  # a thread with a step that does not end must not keep the process
+        status = 0
+    except (EOFError, BrokenPipeError, ConnectionResetError):  # the pool is gone
+        status = 0
+    except BaseException:  # of an environment that harmed the event loop
+        traceback.print_exc()
+    os._exit(status)  # a thread with a step that does not end must not keep the process

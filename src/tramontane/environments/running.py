@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +18,40 @@ THREADS = 256  # most functions that run at once in a process; further ones wait
 class EnvironmentFailed(Exception):
     """An environment or a tool raised an exception, or returned an unusable value; the message
     names it, and the file and line."""
+
+
+def said(error: BaseException) -> str:
+    """The type and text of an exception, which may be unable to tell."""
+    try:
+        text = str(error)
+    except Exception:  # of a user's class
+        text = "(its text cannot be made)"
+    return f"{type(error).__name__}: {text}"[:MAX_ERROR]
+
+
+@contextmanager
+def blaming(name: str) -> Iterator[None]:
+    """A block whose exceptions are failures of the function `name`."""
+    try:
+        yield
+    except (EnvironmentFailed, asyncio.CancelledError):
+        raise
+    except BaseException as error:  # a user's code may raise anything
+        raise EnvironmentFailed(f"{name}: {said(error)} ({place_of(error)})") from error
+
+
+def _called(name: str, function: Callable[[], Any]) -> Any:
+    """The result of a function, in a thread."""
+    with blaming(name):
+        try:
+            return function()
+        except asyncio.CancelledError as error:  # nobody cancels a thread
+            raise RuntimeError("CancelledError") from error
+
+
+async def _awaited(name: str, value: Awaitable[Any]) -> Any:
+    with blaming(name):
+        return await value
 
 
 class Runner:
@@ -38,27 +72,27 @@ class Runner:
         Raises:
             EnvironmentFailed: it raised an exception, which is the cause.
         """
-        with self.blaming(getattr(function, "__qualname__", type(function).__name__)):
-            if inspect.iscoroutinefunction(function):
-                return await function(*arguments, **named)
-            future = self._threads.submit(partial(function, *arguments, **named))
+        name = getattr(function, "__qualname__", type(function).__name__)
+        result: Any = partial(function, *arguments, **named)
+        if inspect.iscoroutinefunction(function):
+            result = result()
+        else:
+            future = self._threads.submit(_called, name, result)
             try:
                 result = await asyncio.wrap_future(future)
             except asyncio.CancelledError:
                 self._abandon(future)
                 raise
-            return await result if inspect.isawaitable(result) else result
-
-    @contextmanager
-    def blaming(self, name: str) -> Iterator[None]:
-        """A block whose exceptions are failures of the function `name`."""
-        try:
-            yield
-        except EnvironmentFailed:
-            raise
-        except (Exception, SystemExit) as error:  # a user's code may raise anything
-            text = f"{type(error).__name__}: {error}"[:MAX_ERROR]
-            raise EnvironmentFailed(f"{name}: {text} ({place_of(error)})") from error
+        if not inspect.isawaitable(result):
+            return result
+        task = asyncio.ensure_future(_awaited(name, result))
+        try:  # not awaited itself: a function that cancels itself must not cancel this
+            await asyncio.wait({task})
+        finally:
+            task.cancel()
+        if task.cancelled():
+            raise EnvironmentFailed(f"{name}: it was cancelled")
+        return task.result()
 
     def _abandon(self, future: Future[Any]) -> None:
         if not future.cancel() and not future.done():

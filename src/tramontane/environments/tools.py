@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -25,7 +26,7 @@ from jsonschema.exceptions import best_match
 
 from tramontane.data.prompts import Tool
 from tramontane.data.values import encoded
-from tramontane.environments.running import EnvironmentFailed, Runner
+from tramontane.environments.running import EnvironmentFailed, Runner, blaming, said
 from tramontane.errors import InputError
 from tramontane.types import ToolCall
 from tramontane.verifier.functions import MAX_ERROR, defined_at
@@ -79,7 +80,7 @@ class Toolset:
         try:
             tool, arguments = self._checked(call)
             result = await runner.run(tool, **arguments)
-            with runner.blaming(call.name):  # a result may be of any kind
+            with blaming(call.name):  # a result may be of any kind
                 call.answer = cut(text_of(result), self._answer_bytes)
         except _Misuse as error:
             call.answer, call.error = cut(f"error: {error}", self._answer_bytes), True
@@ -87,8 +88,7 @@ class Toolset:
             cause = failure.__cause__
             if not isinstance(cause, MISUSE):
                 raise
-            text = f"error: {type(cause).__name__}: {str(cause)[:MAX_ERROR]}"
-            call.answer, call.error = cut(text, self._answer_bytes), True
+            call.answer, call.error = cut(f"error: {said(cause)}", self._answer_bytes), True
         call.seconds = time.perf_counter() - started
 
     def _checked(self, call: ToolCall) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -142,15 +142,13 @@ def schema_of(tool: Callable[..., Any]) -> Tool:
 @lru_cache
 def _schema(function: Callable[..., Any]) -> Tool:
     # Imported here: transformers takes seconds, and a run's first checks need none of it.
-    from transformers.utils.chat_template_utils import (
-        DocstringParsingException,
-        TypeHintParsingException,
-        get_json_schema,
-    )
+    from transformers.utils import chat_template_utils as templates
 
+    # It would import torch, which takes seconds, to recognize a tensor among the type hints.
+    templates.is_torch_available = lambda: "torch" in sys.modules
     try:
-        described: Tool = get_json_schema(function)
-    except (DocstringParsingException, TypeHintParsingException, NameError) as error:
+        described: Tool = templates.get_json_schema(function)
+    except Exception as error:  # a hint may be anything, and raise anything
         name = getattr(function, "__qualname__", repr(function))
         raise InputError(
             f"tool {name} ({defined_at(function)}): {error}; a tool needs a type hint for each "

@@ -67,14 +67,16 @@ def evaluate_work(
         WaitTimeout: a wait exceeded its timeout.
     """
     from tramontane.controller.verifiers import start_verifiers
+    from tramontane.environments.loading import check as check_environments
     from tramontane.interrupt import Interrupt
-    from tramontane.verifier import try_functions
+    from tramontane.verifier.pool import try_functions
 
     verifier = config.verifier.model_copy(update={"thinking_tags": work.encoder.tags})
+    check_environments(config.data, work.problems)
     try_functions(verifier, work.problems)
     config = _sized(config.model_copy(update={"verifier": verifier}), work)
     with (
-        _workers(config) as (placement, conversations),
+        _workers(config, work.encoder) as (placement, conversations),
         closing(start_verifiers(config, placement, replaced)) as verifiers,
     ):
         args = work.problems, work.sampling, verifiers, work.encoder, record, on_progress
@@ -98,7 +100,10 @@ def sample_work(config: Config, work: Work) -> list[Completion]:
     from tramontane.interrupt import Interrupt
 
     config, found = _sized(config, work), list[Completion]()
-    with _workers(config) as (placement, conversations), Interrupt() as interrupt:
+    with (
+        _workers(config, work.encoder) as (placement, conversations),
+        Interrupt() as interrupt,
+    ):
 
         async def sample(generators: GeneratorPool) -> None:
             async def keep(completions: list[Completion]) -> None:
@@ -112,7 +117,9 @@ def sample_work(config: Config, work: Work) -> list[Completion]:
 
 
 @contextmanager
-def _workers(config: Config) -> Iterator[tuple[Placement, Conversations | None]]:
+def _workers(
+    config: Config, encoder: PromptEncoder
+) -> Iterator[tuple[Placement, Conversations | None]]:
     """The config's placement, and its conversations if it has any."""
     import torch
 
@@ -123,7 +130,7 @@ def _workers(config: Config) -> Iterator[tuple[Placement, Conversations | None]]
     with (
         torch_threads(max(1, torch.get_num_threads() // config.generator.workers)),
         closing(place(config, note)) as placement,
-        start_conversations(config, placement, replaced) as conversations,
+        start_conversations(config, encoder, placement, replaced) as conversations,
     ):
         yield placement, conversations if config.converses else None
 

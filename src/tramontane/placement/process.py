@@ -16,7 +16,9 @@ import subprocess
 from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from tramontane.errors import InputError
 from tramontane.imports import command_of
@@ -25,6 +27,7 @@ START_SECONDS = 120.0  # limit for a worker to import its libraries
 TRANSFER_SECONDS = 30  # limit for one message, once it has begun
 KILL_SECONDS = 60.0  # limit for a killed worker to be gone
 MAX_STARTS = 5  # consecutive failed starts of one worker
+MARK = "TRAMONTANE_WORKER"  # in the environment of a worker and of all that it starts
 
 
 class WorkerProcess:
@@ -44,6 +47,7 @@ class WorkerProcess:
         self.connection: Connection | None = None
         self.warm = False  # it has said that it is ready
         self.closing = False  # set by another thread, before `kill`
+        self._mark = uuid4().hex
 
     @property
     def died(self) -> bool:
@@ -58,6 +62,7 @@ class WorkerProcess:
             command_of(self._module, str(theirs.fileno())),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
+            env=os.environ | {MARK: self._mark},
             start_new_session=True,  # Ctrl-C is the controller's to handle
         )
         theirs.close()
@@ -113,6 +118,7 @@ class WorkerProcess:
             connection.close()
         _kill_group(process)
         status = process.wait(KILL_SECONDS)
+        _kill_marked(self._mark)
         if status < 0:
             return f"signal {-status} ({signal.strsignal(-status)})"
         return f"exit code {status}"
@@ -121,6 +127,14 @@ class WorkerProcess:
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):  # nothing of it is left
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def _kill_marked(mark: str) -> None:
+    """Kill what a worker started in other sessions (Linux only)."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if mark.encode() in (entry / "environ").read_bytes():
+                os.kill(int(entry.name), signal.SIGKILL)
 
 
 def _limit_transfers(connection: Connection) -> None:

@@ -4,6 +4,7 @@ so that errors in them are reported first."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain
 
 from tramontane.config import (
     HELD_OUT,
@@ -17,6 +18,7 @@ from tramontane.data.files import name_of
 from tramontane.data.load import load_problems
 from tramontane.data.similarity import near_copies
 from tramontane.data.stream import ProblemStream
+from tramontane.environments.loading import check as check_environments
 from tramontane.errors import InputError
 from tramontane.evaluation.settings import Sampling
 from tramontane.placement.place import check
@@ -50,7 +52,7 @@ class RunInput:
 
 
 def read_input(config: Config) -> RunInput:
-    """Load the problems of a run, and check its verifiers and libraries.
+    """Load the problems of a run, and check its verifiers, environments and libraries.
 
     Raises:
         InputError: any of them is invalid.
@@ -61,6 +63,8 @@ def read_input(config: Config) -> RunInput:
     stages = config.by_stage()
     problems, sets = Curriculum(stages), _evaluation_sets(config, stages[-1])
     measured = [problem for each in sets.values() for problem in each.problems]
+    trained = (problem for stream in problems.streams for problem in stream.problems or ())
+    check_environments(stages[-1].data, chain(trained, measured))
     overlaps = [_separate(stream, measured) for stream in problems.streams]
     return RunInput(problems, sets, [warning for warning in overlaps if warning])
 

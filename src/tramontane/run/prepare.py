@@ -37,7 +37,7 @@ from tramontane.trainer import forwards, lora
 from tramontane.trainer.objectives import load_objective
 from tramontane.trainer.optimizer import chosen_rate
 from tramontane.types import Problem
-from tramontane.verifier import try_functions
+from tramontane.verifier.pool import try_functions
 
 PROBE_PROMPTS, PROBE_TOKENS = 8, 32
 MIN_PROMPT = 32  # approximate tokens of a prompt, for combining prompts to a long probe

@@ -28,7 +28,7 @@ from tramontane.run.input import RunInput, read_input
 from tramontane.run.prepare import Prepared, check_devices, prepare, resolved
 from tramontane.run.screen import Screen
 from tramontane.run.trackers import Trackers
-from tramontane.verifier import try_functions
+from tramontane.verifier.pool import try_functions
 
 SHORTEST_ACTIVITY = 0.005  # seconds; shorter ones are invisible in a timeline and not logged
 

@@ -146,10 +146,10 @@ def _run_sessions(session: Session, interrupt: Interrupt) -> tuple[Session, _Don
 def _run_session(session: Session, placement: Placement, interrupt: Interrupt) -> _Done:
     """One session: the cold start, if not done yet, and the pipeline, with new workers."""
     placement.reserve()
-    last = session.prepared.stages[-1]
+    last, encoder = session.prepared.stages[-1], session.prepared.encoder
     with (
         start_verifiers(last, placement, session.replaced) as verifiers,
-        start_conversations(last, placement, session.replaced) as conversations,
+        start_conversations(last, encoder, placement, session.replaced) as conversations,
     ):
         judges = Judges(verifiers, conversations)
         measured = _start_cold(session, placement, judges, interrupt)
