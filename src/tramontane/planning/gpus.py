@@ -58,17 +58,6 @@ GPUS = _read()
 """All known GPUs by name."""
 
 
-def find_gpu(name: str) -> Gpu:
-    """The GPU called `name`, in upper or lower case.
-
-    Raises:
-        InputError: there is no data sheet for it.
-    """
-    if (found := GPUS.get(name.lower())) is None:
-        raise InputError(f"no data sheet for the GPU {name!r}; choose from {', '.join(GPUS)}")
-    return found
-
-
 def is_report(gpu: str) -> bool:
     """True if `gpu` is the path of a report."""
     return gpu.endswith(".json")

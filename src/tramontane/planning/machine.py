@@ -16,7 +16,7 @@ from tramontane.generator.decoders import TOKEN_STATE
 from tramontane.models.shape import DTYPE_BYTES, ModelShape, load_shape
 from tramontane.planning.config import PlanConfig
 from tramontane.planning.fit import CPU_GAPS, CUDA_CONTEXT, LIBRARIES, NCCL, memory_gaps
-from tramontane.planning.gpus import Gpu, find_gpu, is_report, measured_gpu
+from tramontane.planning.gpus import GPUS, Gpu, is_report, measured_gpu
 from tramontane.planning.memory import Lengths, Memory, generator_memory
 from tramontane.planning.simulate import Array
 from tramontane.planning.trainer_memory import MASTER, MOMENTS, trainer_memory
@@ -54,7 +54,7 @@ class Machine:
     """Times in seconds and sizes in bytes of one model's work on GPUs of one kind.
 
     Raises:
-        InputError: an unknown model or GPU.
+        InputError: an unknown model.
     """
 
     config: PlanConfig
@@ -68,7 +68,7 @@ class Machine:
     def gpu(self) -> Gpu:
         """Rates of one GPU; on a CPU, of one core."""
         name = self.config.gpu
-        return measured_gpu(name) if is_report(name) else find_gpu(name)
+        return measured_gpu(name) if is_report(name) else GPUS[name]
 
     @property
     def on_gpu(self) -> bool:

@@ -18,12 +18,12 @@ from tramontane.planning.machine import Machine
 from tramontane.planning.simulate import Costs, Outcome, lognormal, simulate
 from tramontane.planning.split import (
     Split,
-    asynchronous_step,
     best_share,
     by_time,
     cheapest,
     in_turn,
     splits_of,
+    step_seconds,
 )
 
 UPDATES, SKIPPED = 10, 4  # simulated updates, and how many of the first are skipped
@@ -148,7 +148,7 @@ def plan(settings: PlanConfig | Mapping[str, Any], assumptions: list[str] | None
         raise InputError(_does_not_fit(machine))
     _, generate, _ = found
     batch, gpus, train = config.n_batch, config.gpus, machine.train_cost
-    seconds = asynchronous_step(batch, gpus, train, generate)
+    seconds = step_seconds(batch, gpus, train, generate)
     # The formulas ignore length tails, weight transfers and the rounding to whole groups.
     sides = [Side(generate, seconds, split, _simulate(machine, split)) for split in splits]
     apart = min(sides, key=lambda side: side.simulated.seconds_per_update)

@@ -22,19 +22,9 @@ def best_share(train: float, generate: float) -> float:
     return train / (train + generate)
 
 
-def asynchronous_step(
-    batch: int, gpus: int, train: float, generate: float, share: float | None = None
-) -> float:
-    """Seconds of an update with separate GPUs: the longer of training and generation.
-
-    `share` is the trainer's share of the GPUs, by default the best one.
-    """
-    share = best_share(train, generate) if share is None else share
-    return max(batch * train / (share * gpus), batch * generate / ((1 - share) * gpus))
-
-
-def synchronous_step(batch: int, gpus: int, train: float, generate: float) -> float:
-    """Seconds of an update in which all GPUs generate and then all train."""
+def step_seconds(batch: int, gpus: int, train: float, generate: float) -> float:
+    """Seconds of an update in which no GPU waits: divided at the best share between both kinds of
+    work, or all in turn, each with its own costs."""
     return batch / gpus * (train + generate)
 
 
@@ -141,7 +131,7 @@ def in_turn(machine: Machine) -> Split | None:
         slots=slots,
         n_async=n_async,
         max_staleness=0,
-        seconds=synchronous_step(config.n_batch, config.gpus, machine.train_cost, cost),
+        seconds=step_seconds(config.n_batch, config.gpus, machine.train_cost, cost),
     )
 
 
