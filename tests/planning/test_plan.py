@@ -17,11 +17,11 @@ from tramontane.errors import InputError
 from tramontane.planning.config import PlanConfig
 from tramontane.planning.gpus import GPUS
 from tramontane.planning.machine import Machine
-from tramontane.planning.plan import plan
-from tramontane.planning.split import (
+from tramontane.planning.plan import (
     best_share,
     by_time,
     cheapest,
+    plan,
     splits_of,
     step_seconds,
 )

@@ -207,7 +207,6 @@ class Machine:
         return {size: engine for size, engine in found.items() if engine}
 
     def _engines(self, group: int) -> Iterator[Engine]:
-        """Engines that fit `group` GPUs, by `memory.generator_memory`."""
         gpu, slots = self.gpu, self.config.slots
         keys: Keys = {"device": gpu.device, "dtype": gpu.dtype, "slots": slots}
         if not self.on_gpu:
@@ -230,7 +229,6 @@ class Machine:
                 yield Engine(tried, int((memory.cache - state) / token))
 
     def _generator(self, keys: Keys) -> Memory:
-        """Memory of one generator on each of its GPUs."""
         size = {"group_size": self.config.group_size, "l_max": self.config.length_max, "l_cache": 0}
         in_flight = self.config.group_size * math.ceil(self.config.slots / self.config.group_size)
         sizes = size | {"n_async": in_flight, "n_batch": in_flight}

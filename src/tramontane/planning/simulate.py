@@ -289,7 +289,6 @@ class _Generator(_Worker):
         self.wake()
 
     def _count(self, more: int) -> None:
-        """Count `more` unfinished requests."""
         self.requests += more
         self.simulation.loads.note(self.number, self.requests, 0)
         self.simulation.moved.add(self.number)
