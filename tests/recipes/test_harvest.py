@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import asdict
 
 import pytest
 from typer.testing import CliRunner
@@ -83,7 +84,7 @@ def test_each_rule_leaves_out_what_it_says(write, tmp_path):
     assert rows["p1"]["response"] == thought("early, long")
     assert rows["p1"]["prompt"] == "What is 1?"
     assert {key: row["pass_rate"] for key, row in rows.items()} == {"p1": 1, "p2": 0.5, "p3": 1}
-    assert json.loads((tmp_path / "traces.summary.json").read_text()) == found.to_dict()
+    assert json.loads((tmp_path / "traces.summary.json").read_text()) == asdict(found)
 
 
 def test_the_limit_per_problem_keeps_different_traces_by_the_seed(write, tmp_path):

@@ -63,7 +63,10 @@ def _audit(
     config: VerifierConfig | None,
     progress: Callable[[int, int], None] | None,
 ) -> Audit:
-    collector, broken = Collector(_verifier(path, config)), list[str]()
+    graded_by, file = config or VerifierConfig(), path / "config.yaml"
+    if file.is_file():  # the run's own section
+        graded_by = parse(VerifierConfig, read_settings(file).get("verifier", {}), str(file))
+    collector, broken = Collector(graded_by), list[str]()
     for rollout in recorded.read(path, rows, broken):
         collector.add(rollout)
     if not collector.verdicts:
@@ -74,11 +77,3 @@ def _audit(
     order = list(KINDS)
     result.findings.sort(key=lambda f: order.index(f.kind))  # stable: keeps file and line order
     return result
-
-
-def _verifier(path: Path, config: VerifierConfig | None) -> VerifierConfig:
-    """The verifier section with which the responses were graded: a run folder's own."""
-    file = path / "config.yaml"
-    if not file.is_file():
-        return config or VerifierConfig()
-    return parse(VerifierConfig, read_settings(file).get("verifier", {}), str(file))

@@ -79,7 +79,6 @@ def _only_math_verify(config: VerifierConfig) -> VerifierConfig:
 
 
 def _opinions(pair: Pair, verdict: Verdict) -> dict[str, bool | None]:
-    """By verifier: True (right), False (wrong) or None (undecided)."""
     decided = verdict.verdict in ("right", "wrong")
     return {
         "string equality": same_string(*pair),

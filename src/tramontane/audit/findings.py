@@ -123,7 +123,6 @@ def _summary(title: str, result: Audit) -> list[str]:
 
 
 def _section(kind: str, found: list[Finding], result: Audit, name: str) -> list[str]:
-    """One kind's findings, as a table."""
     lines = ["", f"## {kind}: {KINDS[kind]}", ""]
     if kind == "unscorable":
         lines += ["| problem | unscorable | of |", "|---|---|---|"]

@@ -153,16 +153,10 @@ def _describe_python_cheat(program: str) -> str:
             if returned and all(isinstance(v, ast.Constant) for v in returned):
                 return f"redefines what tests rely on: “{node.name}” returns a constant"
     for statement in tree.body:
-        if (name := _constant_call(statement)) in ("sys.exit", "exit", "quit"):
-            return f"ends its own process: “{name}” at top level"
-        if isinstance(statement, ast.Raise) and "SystemExit" in ast.unparse(statement):
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(call, ast.Call) and all(isinstance(x, ast.Constant) for x in call.args):
+            if (name := ast.unparse(call.func)) in ("sys.exit", "exit", "quit"):
+                return f"ends its own process: “{name}” at top level"
+        elif isinstance(statement, ast.Raise) and "SystemExit" in ast.unparse(statement):
             return "ends its own process: “SystemExit” at top level"
-    return ""
-
-
-def _constant_call(statement: ast.stmt) -> str:
-    """The name of the function that the statement calls with constants only, or ""."""
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    if isinstance(call, ast.Call) and all(isinstance(x, ast.Constant) for x in call.args):
-        return ast.unparse(call.func)
     return ""

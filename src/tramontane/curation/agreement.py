@@ -284,7 +284,6 @@ def _short(text: str) -> str:
 
 
 def _places(solution: Solution) -> list[tuple[Solution, int, int, str]]:
-    """Every change of a solution, as (solution, start, end, replacement)."""
     found = []
     for pattern, text in _CHANGES:
         spans = [match.span() for match in re.finditer(pattern, solution.code)]

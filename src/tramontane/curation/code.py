@@ -176,9 +176,12 @@ class Code(ModelStage):
         if len(trusted) >= self.config.min_votes:
             inputs = self._new_inputs(row.task, wanted, proposal)
             added = [Case(0, {"input": text}) for text in inputs]
-        self._confirm(
-            [*with_fate(cases, "relabelled"), *added], [solutions[i] for i in trusted], tests
-        )
+        if doubtful := [*with_fate(cases, "relabelled"), *added]:
+            # Run twice more, since output that varies between runs cannot be a label.
+            voting = [solutions[i] for i in trusted]
+            first, second = (_ballots(self._run(voting, doubtful)) for _ in range(2))
+            for case, ballot in zip(doubtful, steady(first, second), strict=True):
+                case.confirm(ballot, tests, self.config)
         kept = [case for case in cases if case.fate != "dropped"]
         wrong = self._wrong_programs(row.task, solutions, trusted)
         added = self._telling(with_fate(added, "added"), max(wanted, 0), wrong, tests, kept)
@@ -196,14 +199,6 @@ class Code(ModelStage):
             new = mutations(problem, count) if source == "mutation" else proposal.inputs[:count]
             found += new
         return list(dict.fromkeys(found))
-
-    def _confirm(self, cases: list[Case], solutions: list[Solution], tests: dict[str, Any]) -> None:
-        """Run the solutions twice more, since output that varies between runs cannot be a label."""
-        if not cases:
-            return
-        first, second = (_ballots(self._run(solutions, cases)) for _ in range(2))
-        for case, ballot in zip(cases, steady(first, second), strict=True):
-            case.confirm(ballot, tests, self.config)
 
     def _wrong_programs(
         self, problem: Problem, solutions: list[Solution], trusted: list[int]
@@ -305,8 +300,9 @@ class Code(ModelStage):
     def _run(
         self, solutions: list[Solution], cases: list[Case], max_timeouts: int = MAX_TIMEOUTS
     ) -> list[list[TrialOutput]]:
-        """Each solution's run on each case's input, by solution."""
-        _precompile(solutions)
+        if shutil.which("g++") and any(s.language == "cpp" for s in solutions):
+            # The standard headers, once per machine, before any program's time limit starts.
+            sandbox.precompiled(sandbox.CPP_FLAGS)
         pool, inputs = self.judge.pool, [case.input for case in cases]
         futures = [
             [
@@ -322,19 +318,12 @@ def _key(row: Row) -> str:
     return f"{row.number} {row.copied_by}"
 
 
-def _precompile(solutions: list[Solution]) -> None:
-    """Compile the standard headers, once per machine, before any program's time limit starts."""
-    if shutil.which("g++") and any(s.language == "cpp" for s in solutions):
-        sandbox.precompiled(sandbox.CPP_FLAGS)
-
-
 def _ballots(ran: list[list[TrialOutput]]) -> list[list[str | None]]:
     """Runs by solution → outputs by input; None where the program failed."""
     return [[None if r.failure else r.output for r in runs] for runs in zip(*ran, strict=True)]
 
 
 def _ask_for(problem: Problem, language: str) -> Problem:
-    """The problem for one programming language."""
     spoken = problem.language or "en"
     line = LANGUAGE_REQUEST.get(spoken, LANGUAGE_REQUEST["en"]).format(NAMES[language])
     metadata = problem.metadata | {"programming_language": language}

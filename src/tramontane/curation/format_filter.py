@@ -206,7 +206,13 @@ _ENUMERATED = re.compile(
 def _multi_part(text: str, answer: str) -> Finding | None:
     if match := _ENUMERATED.search(text):
         return Finding("multi_part", f"parts 1) 2): {match[0][:60]!r}")
-    return _labelled_parts(text) or _second_question(text) or _several_answers(text, answer)
+    if finding := _labelled_parts(text) or _second_question(text):
+        return finding
+    answers = [part for part in answer.split(";") if part.strip()]
+    asked = [s for s in _sentences(text) if s.rstrip(" )$").endswith(("?", "？"))]
+    if len(answers) > 1 and len(asked) == len(answers):
+        return Finding("multi_part", f"{len(answers)} questions and as many answers")
+    return None
 
 
 def _labelled_parts(text: str) -> Finding | None:
@@ -232,14 +238,6 @@ def _second_question(text: str) -> Finding | None:
             _direct(first) or (match[0].rstrip().endswith(":") and _asks(after))
         ):
             return Finding("multi_part", f"a second question: {first[:60]!r}")
-    return None
-
-
-def _several_answers(text: str, answer: str) -> Finding | None:
-    answers = [part for part in answer.split(";") if part.strip()]
-    asked = [s for s in _sentences(text) if s.rstrip(" )$").endswith(("?", "？"))]
-    if len(answers) > 1 and len(asked) == len(answers):
-        return Finding("multi_part", f"{len(answers)} questions and as many answers")
     return None
 
 
@@ -369,14 +367,11 @@ _OF_FOLLOWING = re.compile(
 
 
 def _missing_choices(text: str, answer: str) -> Finding | None:
-    if answer_letter(answer) and (match := _OF_FOLLOWING.search(text)) and not _labels_inside(text):
+    # `A` and `B` in the text may be objects of the problem.
+    labels = all(re.search(rf"(?<![A-Za-z]){letter}(?![A-Za-z])", text) for letter in "AB")
+    if answer_letter(answer) and (match := _OF_FOLLOWING.search(text)) and not labels:
         return Finding("incomplete", f"no choices: {match[0][:80]!r}")
     return None
-
-
-def _labels_inside(text: str) -> bool:
-    """True if the text mentions `A` and `B`, which may then be objects of the problem."""
-    return all(re.search(rf"(?<![A-Za-z]){letter}(?![A-Za-z])", text) for letter in "AB")
 
 
 _DANGLING = re.compile(
@@ -389,8 +384,7 @@ _DANGLING = re.compile(
 _MID_FORMULA = re.compile(
     r"(?:[,:(\-+*/^=<>]|\\(?:le|ge|lt|gt|leq|geq|neq?|times|cdot|in|to|frac|sqrt))\s*(?:\$|\\\])*\s*$"
 )
-# An option's letter without its option: "…
-# (A)".
+# An option's letter without its option.
 _BARE_OPTION = re.compile(r"\(([A-F])\)\s*$")
 _QUESTION = re.compile(
     r"(?:[^.?!]*,\s*)?(?:(?:in|for|of|at|to|by|from)\s+)?(?:what|how\s+(?:many|much|long|far))\b",

@@ -109,8 +109,8 @@ def _mutated(rng: Random, text: str, numbers: list[int], letters: list[str]) -> 
         word = match[0]
         if word[0].isalpha():
             new = _word(rng, word, letters)
-        elif "." in word:
-            new = _decimal(rng, word)
+        elif "." in word:  # as many places, between 0 and twice the value
+            new = f"{float(word) * 2 * rng.random():.{len(word.partition('.')[2])}f}"
         else:
             new = str(_number(rng, int(word), numbers))
         text = text[: match.start()] + new + text[match.end() :]
@@ -142,12 +142,6 @@ def _number(rng: Random, value: int, numbers: list[int]) -> int:
     if rng.random() < 0.3:
         return min(high, max(low, value + rng.choice((-1, 1))))
     return rng.choice(similar) if rng.random() < 0.3 else rng.randint(low, high)
-
-
-def _decimal(rng: Random, text: str) -> str:
-    """A decimal with the same number of places, between 0 and twice the value."""
-    places = len(text.partition(".")[2])
-    return f"{float(text) * 2 * rng.random():.{places}f}"
 
 
 def _word(rng: Random, word: str, letters: list[str]) -> str:

@@ -64,7 +64,6 @@ class ReferenceJudge:
             self._pool.close()
 
     def _verdicts(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """The verdict on each (reference, answer)."""
         futures = [
             self.pool.score(
                 Problem("", "math", "", reference),

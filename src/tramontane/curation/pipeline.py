@@ -38,19 +38,8 @@ from tramontane.data.load import RowRules
 from tramontane.errors import InputError
 from tramontane.workplace import HIDDEN, owned_folder, whole_file, write_whole
 
-STAGES: dict[str, type[Stage]] = {
-    stage.name: stage
-    for stage in (
-        Deduplicate,
-        Decontaminate,
-        FormatFilter,
-        Review,
-        Difficulty,
-        Regrade,
-        Translate,
-        Code,
-    )
-}
+_KINDS = Deduplicate, Decontaminate, FormatFilter, Review, Difficulty, Regrade, Translate, Code
+STAGES: dict[str, type[Stage]] = {stage.name: stage for stage in _KINDS}
 Progress = Callable[[str, int], None]
 
 
@@ -202,7 +191,6 @@ def _load(config: CurateConfig, folder: Path, progress: Progress) -> None:
 
 
 def _run(name: str, config: CurateConfig, before: Path, folder: Path, progress: Progress) -> None:
-    """Run one stage over the previous stage's chunks."""
     folder.mkdir(parents=True, exist_ok=True)
     first, count = _finished(folder), _finished(before)
     if first == count:
@@ -226,7 +214,9 @@ def _finish(config: CurateConfig, out: Path, folders: list[Path]) -> None:
             tally.add(row)
             if row.decision != "dropped":
                 kept.write(json.dumps(_flat(row), ensure_ascii=False).encode() + b"\n")
-            decisions.write(json.dumps(_decision(row), ensure_ascii=False).encode() + b"\n")
+            shown = {"id": row.problem.id if row.problem else None, "source": row.where}
+            shown |= {k: getattr(row, k) for k in ("stage", "decision", "reason", "detail")}
+            decisions.write(json.dumps(shown, ensure_ascii=False).encode() + b"\n")
     summary = tally.summary()
     for name, text in write_report(tally, config).items():
         write_whole(out / name, text)
@@ -238,17 +228,6 @@ def _final_rows(folders: list[Path]) -> Iterator[Row]:
     for chunk in range(_finished(last)):
         rows = [r for f in earlier for r in _rows(f, chunk) if r.decision == "dropped"]
         yield from sorted([*rows, *_rows(last, chunk)], key=lambda row: (row.number, row.copied_by))
-
-
-def _decision(row: Row) -> dict[str, Any]:
-    return {
-        "id": row.problem.id if row.problem else None,
-        "source": row.where,
-        "stage": row.stage,
-        "decision": row.decision,
-        "reason": row.reason,
-        "detail": row.detail,
-    }
 
 
 def _flat(row: Row) -> dict[str, Any]:

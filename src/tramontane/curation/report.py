@@ -76,15 +76,12 @@ class Tally:
             fate = "dropped" if row.decision == "dropped" else "kept"
             length = len(row.problem.problem)
             self.lengths[fate][max(i for i, low in enumerate(BINS) if length >= low)] += 1
-            self._add_rates(row, row.problem.metadata, fate)
-
-    def _add_rates(self, row: Row, metadata: dict[str, Any], fate: str) -> None:
-        last = self.stages.index(row.stage) if fate == "dropped" else len(self.stages)
-        for stage in self.stages[: last + 1]:
-            if isinstance(rate := metadata.get(f"{stage}_pass_rate"), float):
-                place = len(RATES) - 1 if rate == 1 else math.ceil(10 * rate - 1e-9)
-                fates = self.rates.setdefault(stage, {"kept": Counter(), "dropped": Counter()})
-                fates[fate][place] += 1
+            last = self.stages.index(row.stage) if fate == "dropped" else len(self.stages)
+            for stage in self.stages[: last + 1]:
+                if isinstance(rate := row.problem.metadata.get(f"{stage}_pass_rate"), float):
+                    place = len(RATES) - 1 if rate == 1 else math.ceil(10 * rate - 1e-9)
+                    fates = self.rates.setdefault(stage, {"kept": Counter(), "dropped": Counter()})
+                    fates[fate][place] += 1
 
     def histogram(self, stage: str) -> list[tuple[str, int, int, int]]:
         """(range of pass rates, problems kept, dropped, both) for a stage that measures them."""

@@ -45,17 +45,15 @@ class Review(ModelStage):
     name = "review"
 
     def decide(self, rows: Sequence[Row]) -> list[Row]:
-        decided = list(rows)
-        for i, answers in self.ask(rows, self._prompts(rows), self.config.votes):
-            decided[i] = self._decide(rows[i], answers)
-        return decided
-
-    def _prompts(self, rows: Sequence[Row]) -> dict[int, Prompt]:
         tasks = {i: row.task for i, row in enumerate(rows) if row.task.domain == "math"}
-        return {
+        prompts = {
             i: Prompt(t.id, QUESTION.format(problem=t.problem, answer=t.answer or "(none)"))
             for i, t in tasks.items()
         }
+        decided = list(rows)
+        for i, answers in self.ask(rows, prompts, self.config.votes):
+            decided[i] = self._decide(rows[i], answers)
+        return decided
 
     def _decide(self, row: Row, answers: Sequence[Answer]) -> Row:
         votes = Counter(map(_vote, answers))

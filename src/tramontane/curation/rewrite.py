@@ -219,7 +219,6 @@ def rewrite(problem: Problem, choices: Choices) -> tuple[str, str]:
 
 
 def _value(answer: str, options: dict[str, str]) -> str:
-    """The value of the right option."""
     letter = answer_letter(answer)
     if letter is None and (match := _LETTER_AND_TEXT.fullmatch(answer)):
         letter = match[1]

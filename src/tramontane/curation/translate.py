@@ -67,10 +67,15 @@ class Translate(ModelStage):
                 old, lang = rows[i].task, languages[i]
                 text, faults[i] = read_translation(old.problem, answer, lang)
                 if not faults[i]:
-                    decided[i] = self._translated(rows[i], text, lang)
+                    metadata = {**old.metadata, "english_problem": old.problem}
+                    new = replace(old, problem=text, language=lang, metadata=metadata)
+                    decided[i] = rows[i].rewrite(self.name, "translated", f"into {lang}", new)
             faults = {i: fault for i, fault in faults.items() if fault}
-        for i, fault in faults.items():
-            decided[i] = self._untranslated(rows[i], f"{languages[i]}: {fault}")
+        for i, last_fault in faults.items():
+            fault, old = f"{languages[i]}: {last_fault}", rows[i].task
+            # In the metadata too, since a row rewritten by an earlier stage keeps its first reason.
+            noted = replace(old, metadata={**old.metadata, "untranslated": fault})
+            decided[i] = replace(rows[i], problem=noted).note(self.name, "untranslated", fault)
         return decided
 
     def language(self, problem: Problem) -> str | None:
@@ -83,17 +88,6 @@ class Translate(ModelStage):
         if (problem.language or language.detect(problem.problem)) != "en":
             return None
         return str(self.config.languages[choice % len(self.config.languages)])
-
-    def _translated(self, row: Row, text: str, lang: str) -> Row:
-        metadata = {**row.task.metadata, "english_problem": row.task.problem}
-        problem = replace(row.task, problem=text, language=lang, metadata=metadata)
-        return row.rewrite(self.name, "translated", f"into {lang}", problem)
-
-    def _untranslated(self, row: Row, fault: str) -> Row:
-        # In the metadata too, since a row rewritten by an earlier stage keeps its first reason.
-        metadata = {**row.task.metadata, "untranslated": fault}
-        row = replace(row, problem=replace(row.task, metadata=metadata))
-        return row.note(self.name, "untranslated", fault)
 
 
 def read_translation(old: str, answer: Answer, lang: str) -> tuple[str, str]:

@@ -46,16 +46,7 @@ MIN_SHARE = 0.01  # of a GPU, for a generator beside a trainer that fills it
 
 MACHINE = "machine"
 HOSTS = {STAGED: f"host of each {GENERATOR}", OFFLOADED: f"host of each {RANK}"}  # on a cluster
-PARTS = {
-    "weights": "weights",
-    "optimizer": "optimizer",
-    "gradients": "gradients",
-    "activations": "activations",
-    "logits": "logits",
-    "cache": "KV cache",
-    "records": "tokens, texts",
-    "reused": "not at once",
-}
+PARTS = {"cache": "KV cache", "records": "tokens, texts", "reused": "not at once"}
 
 
 class Worker(NamedTuple):
@@ -146,7 +137,8 @@ class RunMemory:
             sign = -1 if part.name == "reused" else 1
             values = [sign * getattr(worker.memory, part.name) for worker in workers]
             if any(values):
-                yield (PARTS[part.name], *(f"{v / GIB:,.2f}" if v else "" for v in values))
+                name = PARTS.get(part.name, part.name)
+                yield (name, *(f"{v / GIB:,.2f}" if v else "" for v in values))
         yield ("sum", *(f"{worker.memory.total / GIB:,.2f}" for worker in workers))
 
     def verdicts(self) -> Iterator[str]:
@@ -321,7 +313,6 @@ def _workers(
     lengths: Sequence[Lengths],
     gpu_memory: float | None,
 ) -> Iterator[Worker]:
-    """All kinds of workers, each at its largest stage."""
     config, trainer = stages[0], stages[0].trainer
     by_stage = list(zip(stages, lengths, strict=True))
     rank = _largest(trainer_memory(s.trainer, shape, n, s.pipeline.minibatch) for s, n in by_stage)

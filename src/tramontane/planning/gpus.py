@@ -39,34 +39,18 @@ class Gpu(NamedTuple):
     dtype: str = "bfloat16"
 
 
-def _read() -> dict[str, Gpu]:
-    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-    return {
-        name: Gpu(
-            name=name,
-            memory=row["memory_gib"] * GIB,
-            flops=row["tflops"] * 1e12,
-            bandwidth=row["bandwidth_tb_s"] * 1e12,
-            link=row["link_gb_s"] * 1e9,
-            network=row["network_gb_s"] * 1e9,
-        )
-        for name, row in yaml.safe_load(text).items()
-    }
-
-
-GPUS = _read()
+GPUS = {
+    name: Gpu(
+        name=name,
+        memory=row["memory_gib"] * GIB,
+        flops=row["tflops"] * 1e12,
+        bandwidth=row["bandwidth_tb_s"] * 1e12,
+        link=row["link_gb_s"] * 1e9,
+        network=row["network_gb_s"] * 1e9,
+    )
+    for name, row in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8")).items()
+}
 """All known GPUs by name."""
-
-
-def find_gpu(name: str) -> Gpu:
-    """The GPU called `name`, in upper or lower case.
-
-    Raises:
-        InputError: there is no data sheet for it.
-    """
-    if (found := GPUS.get(name.lower())) is None:
-        raise InputError(f"no data sheet for the GPU {name!r}; choose from {', '.join(GPUS)}")
-    return found
 
 
 def is_report(gpu: str) -> bool:

@@ -16,7 +16,7 @@ from tramontane.generator.decoders import TOKEN_STATE
 from tramontane.models.shape import DTYPE_BYTES, ModelShape, load_shape
 from tramontane.planning.config import PlanConfig
 from tramontane.planning.fit import CPU_GAPS, CUDA_CONTEXT, LIBRARIES, NCCL, memory_gaps
-from tramontane.planning.gpus import Gpu, find_gpu, is_report, measured_gpu
+from tramontane.planning.gpus import GPUS, Gpu, is_report, measured_gpu
 from tramontane.planning.memory import Lengths, Memory, generator_memory
 from tramontane.planning.simulate import Array
 from tramontane.planning.trainer_memory import MASTER, MOMENTS, trainer_memory
@@ -54,7 +54,7 @@ class Machine:
     """Times in seconds and sizes in bytes of one model's work on GPUs of one kind.
 
     Raises:
-        InputError: an unknown model or GPU.
+        InputError: an unknown model.
     """
 
     config: PlanConfig
@@ -68,7 +68,7 @@ class Machine:
     def gpu(self) -> Gpu:
         """Rates of one GPU; on a CPU, of one core."""
         name = self.config.gpu
-        return measured_gpu(name) if is_report(name) else find_gpu(name)
+        return measured_gpu(name) if is_report(name) else GPUS[name]
 
     @property
     def on_gpu(self) -> bool:
@@ -207,7 +207,6 @@ class Machine:
         return {size: engine for size, engine in found.items() if engine}
 
     def _engines(self, group: int) -> Iterator[Engine]:
-        """Engines that fit `group` GPUs, by `memory.generator_memory`."""
         gpu, slots = self.gpu, self.config.slots
         keys: Keys = {"device": gpu.device, "dtype": gpu.dtype, "slots": slots}
         if not self.on_gpu:
@@ -230,7 +229,6 @@ class Machine:
                 yield Engine(tried, int((memory.cache - state) / token))
 
     def _generator(self, keys: Keys) -> Memory:
-        """Memory of one generator on each of its GPUs."""
         size = {"group_size": self.config.group_size, "l_max": self.config.length_max, "l_cache": 0}
         in_flight = self.config.group_size * math.ceil(self.config.slots / self.config.group_size)
         sizes = size | {"n_async": in_flight, "n_batch": in_flight}

@@ -13,10 +13,11 @@ import heapq
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import NormalDist
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,11 @@ from tramontane.batches import Batch
 from tramontane.config import Config
 from tramontane.controller.generators import AHEAD, Loads, slots
 from tramontane.controller.ledger import Ledger
-from tramontane.types import Completion, Group, Problem, Request, Verdict, floats, ints
+from tramontane.types import Completion, Problem, Request, Verdict, floats, ints
 
 Array = np.ndarray
 Lengths = Callable[[random.Random], int]  # draws the tokens of one completion
+PARTS = 16  # of an update, each at the speed that the trainer has when it begins
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,14 @@ def lognormal(mean: float, longest: int, sigma: float) -> Lengths:
 
     `mean` must be above 1 and below `longest`.
     """
+    from scipy.optimize import brentq  # takes half a second to import
+
     grid = np.array([NormalDist().inv_cdf((i + 0.5) / 4096) for i in range(4096)])
-    low, high = -sigma * 10, math.log(longest) + sigma * 10
-    for _ in range(60):
-        mu = (low + high) / 2
-        if np.minimum(np.exp(mu + sigma * grid), longest).mean() < mean:
-            low = mu
-        else:
-            high = mu
+
+    def excess(mu: float) -> float:
+        return float(np.minimum(np.exp(mu + sigma * grid), longest).mean() - mean)
+
+    mu = brentq(excess, -sigma * 10, math.log(longest) + sigma * 10)
     return lambda rng: max(1, min(longest, round(rng.lognormvariate(mu, sigma))))
 
 
@@ -119,11 +121,14 @@ class Simulation:
     ) -> None:
         pipeline = config.pipeline.model_copy(update={"diversity": "none"})
         self.config = config.model_copy(update={"pipeline": pipeline})
-        self.costs, self.lengths = costs, lengths
-        prompt = [0] * prompt_tokens
-        self.ledger = Ledger(self.config, _Endless(), lambda problem: prompt)
-        self.prompt_tokens = prompt_tokens
+        self.costs, self.lengths, self.prompt_tokens = costs, lengths, prompt_tokens
+        endless: Any = SimpleNamespace(
+            next=lambda *_: Problem("", "math", ""), note=lambda *_: None, records=list, state=dict
+        )
+        self.ledger = Ledger(self.config, endless, lambda problem: [0] * prompt_tokens)
         self.now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
         # By (group, index) of a finished completion: its tokens by the version that sampled them.
         self.versions: dict[tuple[int, int], Counter[int]] = {}
         self.ended: list[Array] = []  # totals at the end of each update, as in `trained`
@@ -134,9 +139,7 @@ class Simulation:
         self.moved: set[int] = set()  # generators that may have something to begin
         self.verifiers = [0.0] * config.verifier.workers  # time at which each is free
         self.formed: deque[Batch] = deque()  # the queued batch, and one that waits for the queue
-        self.training = _Training(self)
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
+        self.trainer = _Trainer(self)
 
     def run(self, skip: int = 3, until: int | None = None) -> Outcome:
         """Simulate all updates, or the first `until`; figures leave out the first `skip`."""
@@ -158,11 +161,21 @@ class Simulation:
             seconds = self.costs.verify * len(group.completions)
             first = min(range(len(self.verifiers)), key=self.verifiers.__getitem__)
             self.verifiers[first] = max(self.now, self.verifiers[first]) + seconds
+            verdicts = [Verdict(1.0, {}, "right") for _ in group.completions]
             known = self.verifiers[first] - self.now + self.costs.latency
-            self.after(known, lambda: self._grade(group))
+            self.after(known, lambda: self.ledger.grade(group, verdicts))
 
-    def _grade(self, group: Group) -> None:
-        self.ledger.grade(group, [Verdict(1.0, {}, "right") for _ in group.completions])
+    def trained(self, batch: Batch) -> None:
+        """End an update, whose weights all generators have."""
+        self.ledger.trained(batch)
+        self.ledger.generator_version = batch.version + 1
+        ages: Counter[int] = Counter()
+        for completion in batch.completions:
+            for version, n in self.versions.pop((completion.group, completion.index)).items():
+                ages[batch.version - version] += n
+        self.ages.append(ages)
+        each = [(g.worked, g.steps, g.live_steps) for g in self.generators]
+        self.ended.append(np.array([self.now, self.trainer.worked, *np.sum(each, axis=0)]))
 
     def _settle(self) -> None:
         """Run the steps of the pipeline's loops that a change makes possible."""
@@ -171,7 +184,7 @@ class Simulation:
             for group in ledger.open(room):
                 self.generators[self.loads.least()].submit(group.requests)
         for number in sorted(self.moved):
-            self.generators[number].go()
+            self.generators[number].ask_for_polls()
         self.moved.clear()
         while (
             len(self.formed) < 2
@@ -179,17 +192,7 @@ class Simulation:
             and ledger.batch_is_complete
         ):
             self.formed.append(ledger.batch())
-        self.training.go()
-
-    def trained(self, batch: Batch) -> None:
-        """Count an update whose weights all generators have."""
-        ages: Counter[int] = Counter()
-        for completion in batch.completions:
-            for version, n in self.versions.pop((completion.group, completion.index)).items():
-                ages[batch.version - version] += n
-        self.ages.append(ages)
-        each = [(g.worked(), g.steps, g.live_steps) for g in self.generators]
-        self.ended.append(np.array([self.now, self.training.worked, *np.sum(each, axis=0)]))
+        self.trainer.wake()
 
     def _outcome(self, skip: int) -> Outcome:
         totals = self.ended[-1] - (self.ended[skip - 1] if skip else 0.0)
@@ -207,6 +210,43 @@ class Simulation:
         )
 
 
+class _Worker:
+    """A clock: `live` yields the seconds of each wait, or infinity to wait for `wake`."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation, self.costs = simulation, simulation.costs
+        self._waits, self._life = True, self.live()
+        self._worked = self._until = 0.0
+
+    def live(self) -> Iterator[float]:
+        raise NotImplementedError
+
+    @property
+    def worked(self) -> float:
+        """Seconds of work so far."""
+        return self._worked - max(0.0, self._until - self.simulation.now)
+
+    @property
+    def at_work(self) -> bool:
+        return self.simulation.now < self._until
+
+    def work(self, seconds: float, pause: float = 0.0) -> float:
+        """Count work that begins after a pause; returns the seconds of both."""
+        self._worked += seconds
+        self._until = self.simulation.now + pause + seconds
+        return pause + seconds
+
+    def wake(self) -> None:
+        if self._waits:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        seconds = next(self._life)
+        self._waits = math.isinf(seconds)
+        if not self._waits:
+            self.simulation.after(seconds, self._go_on)
+
+
 @dataclass
 class _Flight:
     """One request in a generator; `left` is the number of tokens still to be generated."""
@@ -216,26 +256,20 @@ class _Flight:
     versions: Counter[int] = field(default_factory=Counter)  # tokens by version
 
 
-class _Generator:
-    """A generator: runs the polls that `controller.generators` submits, one after another."""
+class _Generator(_Worker):
+    """Runs the polls that `controller.generators` submits, one after another."""
 
     def __init__(self, simulation: Simulation, number: int) -> None:
-        self.simulation, self.number = simulation, number
+        super().__init__(simulation)
+        self.number = number
         self.requests = 0  # unfinished requests, as known to the controller
-        self.version = 0
         self.steps = self.live_steps = 0
-        self.at_work = False
+        self.offered: Callable[[], None] | None = None  # called when new weights are taken
         self._unsent: list[Request] = []
         self._mail: deque[list[Request]] = deque()  # submitted polls that have not begun
         self._waiting: deque[Request] = deque()  # for a slot
         self._flights: list[_Flight] = []
         self._left = self._cached = np.zeros(0)
-        self._offered: Callable[[], None] | None = None  # called when new weights are taken
-        self._worked, self._began = 0.0, 0.0
-
-    def worked(self) -> float:
-        now = self.simulation.now
-        return self._worked + (max(0.0, now - self._began) if self.at_work else 0.0)
 
     def submit(self, requests: list[Request]) -> None:
         self._count(len(requests))
@@ -243,64 +277,40 @@ class _Generator:
 
     def offer(self, taken: Callable[[], None]) -> None:
         """Offer new weights, to be taken between two polls."""
-        self._offered = taken
+        self.offered = taken
         self.simulation.moved.add(self.number)
 
+    def ask_for_polls(self) -> None:
+        """Submit polls up to `AHEAD`, and begin the next work if the generator is free."""
+        if self.requests:
+            while len(self._mail) + (not self._waits) < AHEAD:
+                self._mail.append(self._unsent)
+                self._unsent = []
+        self.wake()
+
     def _count(self, more: int) -> None:
-        """Count `more` unfinished requests."""
         self.requests += more
         self.simulation.loads.note(self.number, self.requests, 0)
         self.simulation.moved.add(self.number)
 
-    def go(self) -> None:
-        """Ask for polls, and begin the next work if the generator is free."""
-        if self.requests:
-            while len(self._mail) + self.at_work < AHEAD:
-                self._mail.append(self._unsent)
-                self._unsent = []
-        if self.at_work:
-            return
-        if self._offered:
-            self._work(self.simulation.costs.swap, self._swap)
-        elif self._mail:
-            self._poll(self._mail.popleft())
-
-    def _work(self, seconds: float, then: Callable[[], None], idle: float = 0.0) -> None:
-        """Pause for `idle` seconds, work for `seconds`, then call `then`."""
-        self.at_work, self._began = True, self.simulation.now + idle
-
-        def end() -> None:
-            self._worked += self.simulation.now - self._began
-            self.at_work = False
+    def live(self) -> Iterator[float]:
+        version, steps = 0, self.simulation.config.generator.steps_per_call
+        while True:
+            if self.offered:
+                yield self.work(self.costs.swap)
+                taken, self.offered = self.offered, None
+                version += 1
+                taken()
+            elif self._mail:
+                self._waiting += self._mail.popleft()
+                seconds = self._admit() + self._decode(steps)
+                if self.simulation.trainer.at_work:
+                    yield self.work(seconds * self.costs.generator_slowdown, self.costs.poll)
+                else:
+                    yield self.work(seconds)
+                self._finish(steps, version)
             self.simulation.moved.add(self.number)
-            then()
-
-        self.simulation.after(idle + seconds, end)
-
-    def _swap(self) -> None:
-        taken, self._offered = self._offered, None
-        self.version += 1
-        assert taken is not None
-        taken()
-
-    def _poll(self, requests: list[Request]) -> None:
-        simulation, costs = self.simulation, self.simulation.costs
-        self._waiting += requests
-        seconds = self._admit()
-        if self._flights:
-            steps = np.arange(simulation.config.generator.steps_per_call)
-            order = np.argsort(self._left)
-            gone = np.searchsorted(self._left[order], steps, side="right")  # before each step
-            live = len(order) - gone[gone < len(order)]
-            after = np.append(np.cumsum(self._cached[order][::-1])[::-1], 0.0)
-            cached = after[gone[: len(live)]] + steps[: len(live)] * live
-            seconds += costs.call + float(costs.decode(live, cached).sum())
-            self.steps += len(live)
-            self.live_steps += int(live.sum())
-        contended = simulation.training.at_work
-        if contended:
-            seconds *= costs.generator_slowdown
-        self._work(seconds, self._polled, costs.poll if contended else 0.0)
+            yield math.inf
 
     def _admit(self) -> float:
         """Move requests into free slots; returns the seconds of their prefill."""
@@ -314,15 +324,27 @@ class _Generator:
         self._left = np.append(self._left, lengths)
         self._cached = np.append(self._cached, [simulation.prompt_tokens] * len(requests))
         # Completions of a group share their prompt.
-        return simulation.costs.prefill(simulation.prompt_tokens * len({r.group for r in requests}))
+        return self.costs.prefill(simulation.prompt_tokens * len({r.group for r in requests}))
 
-    def _polled(self) -> None:
-        simulation = self.simulation
-        steps = simulation.config.generator.steps_per_call
+    def _decode(self, count: int) -> float:
+        """Seconds of the next `count` steps, as far as there are live sequences."""
+        if not self._flights:
+            return 0.0
+        steps, order = np.arange(count), np.argsort(self._left)
+        gone = np.searchsorted(self._left[order], steps, side="right")  # before each step
+        live = len(order) - gone[gone < len(order)]
+        after = np.append(np.cumsum(self._cached[order][::-1])[::-1], 0.0)
+        cached = after[gone[: len(live)]] + steps[: len(live)] * live
+        self.steps += len(live)
+        self.live_steps += int(live.sum())
+        return self.costs.call + float(self.costs.decode(live, cached).sum())
+
+    def _finish(self, steps: int, version: int) -> None:
+        """Count the tokens of `steps` steps, and hand over the completions that ended."""
         for flight in self._flights:
             n = min(steps, flight.left)
             flight.left -= n
-            flight.versions[self.version] += n
+            flight.versions[version] += n
         done = [f for f in self._flights if not f.left]
         self._flights = [f for f in self._flights if f.left]
         self._cached = (self._cached + steps)[self._left > steps]
@@ -330,112 +352,42 @@ class _Generator:
         self._count(-len(done))
         for flight in done:
             r = flight.request
-            simulation.versions[r.group, r.index] = flight.versions
+            self.simulation.versions[r.group, r.index] = flight.versions
             empty = ints(), floats(), ints()
-            simulation.take(Completion(r.group, r.index, r.prompt_ids, *empty, "stop"))
+            self.simulation.take(Completion(r.group, r.index, r.prompt_ids, *empty, "stop"))
 
 
-class _Training:
-    """The trainer: trains on a batch, then publishes its weights. Sending them overlaps with the
-    next batch, whose weights wait until all generators have these."""
+class _Trainer(_Worker):
+    """Trains on a batch, then publishes its weights. Sending them overlaps with the next batch,
+    whose weights wait until all generators have these."""
 
-    def __init__(self, simulation: Simulation) -> None:
-        self.simulation = simulation
-        self.batch: Batch | None = None
-        self.at_work = False
-        self.worked = 0.0  # seconds
-        self._left = 0.0  # seconds of work left of the update, at full speed
-        self._pace, self._since = 1.0, 0.0
-        self._turn = 0
-        self._sending = False  # the previous update's weights
-        self._due = False  # True if weights wait until that is done
+    def live(self) -> Iterator[float]:
+        simulation, ranks = self.simulation, self.simulation.config.trainer.ranks
+        sending: set[int] = set()  # generators without the published weights
+        while True:
+            while not simulation.formed:
+                yield math.inf
+            batch = simulation.formed.popleft()
+            runs = [simulation.versions[c.group, c.index] for c in batch.completions[::ranks]]
+            prompts = simulation.prompt_tokens * len(batch.groups) // ranks
+            seconds = self.costs.train([run.total() for run in runs], prompts)
+            for _ in range(PARTS):
+                shared = any(generator.at_work for generator in simulation.generators)
+                pace = self.costs.trainer_slowdown if shared else 1.0
+                yield self.work(pace * seconds / PARTS)
+            while sending:
+                yield math.inf
+            yield self.costs.publish
+            simulation.ledger.trained_version += 1
+            sending |= {generator.number for generator in simulation.generators}
+            for generator in simulation.generators:
+                taken = partial(self._taken, sending, generator.number, batch)
+                simulation.after(self.costs.fetch, partial(generator.offer, taken))
 
-    def go(self) -> None:
-        """Begin the next batch, or adapt the end of the current one to the trainer's speed."""
-        simulation = self.simulation
-        if self.batch is None and simulation.formed:
-            self.batch = simulation.formed.popleft()
-            runs = [simulation.versions[c.group, c.index] for c in self.batch.completions]
-            ranks = simulation.config.trainer.ranks
-            lengths = [versions.total() for versions in runs[::ranks]]
-            prompts = simulation.prompt_tokens * len(self.batch.groups) // ranks
-            self._left = simulation.costs.train(lengths, prompts)
-            self.at_work, self._since, self._pace = True, simulation.now, 0.0
-        if not self.at_work:
-            return
-        contended = any(g.at_work for g in simulation.generators)
-        pace = 1 / simulation.costs.trainer_slowdown if contended else 1.0
-        if pace == self._pace:
-            return
-        self._pass()
-        self._pace = pace
-        self._turn += 1
-        turn = self._turn
-        simulation.after(self._left / pace, lambda: self._end(turn))
-
-    def _pass(self) -> None:
-        passed = self.simulation.now - self._since
-        self._left -= passed * self._pace
-        self.worked += passed
-        self._since = self.simulation.now
-
-    def _end(self, turn: int) -> None:
-        if turn == self._turn:  # the pace did not change meanwhile
-            self._pass()
-            self.at_work = False
-            self._due = True
-            if not self._sending:
-                self._publish()
-
-    def _publish(self) -> None:
-        self._due, self._sending = False, True
-        self.simulation.after(self.simulation.costs.publish, self._send)
-
-    def _send(self) -> None:
-        simulation, batch = self.simulation, self.batch
-        assert batch is not None
-        self.batch = None
-        simulation.ledger.trained_version += 1
-        waiting = len(simulation.generators)
-
-        def taken() -> None:
-            nonlocal waiting
-            waiting -= 1
-            if not waiting:
-                simulation.ledger.trained(batch)
-                simulation.ledger.generator_version = batch.version + 1
-                self._sent(batch)
-
-        for generator in simulation.generators:
-            simulation.after(simulation.costs.fetch, partial(generator.offer, taken))
-
-    def _sent(self, batch: Batch) -> None:
-        self._sending = False
-        self.simulation.trained(batch)
-        if self._due:
-            self._publish()
-
-
-class _Endless:
-    """An endless source of identical problems."""
-
-    def next(self, stage: int, version: int) -> Problem:
-        return Problem("", "math", "")
-
-    def note(
-        self, problem: Problem, verdicts: Sequence[Verdict], stage: int, version: int
-    ) -> None: ...
-
-    def counts(self, stage: int, version: int) -> dict[str, int]:
-        return {}
-
-    def records(self) -> list[dict[str, Any]]:
-        return []
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None: ...
+    def _taken(self, sending: set[int], number: int, batch: Batch) -> None:
+        sending.discard(number)
+        if not sending:
+            self.simulation.trained(batch)
 
 
 def simulate(

@@ -161,7 +161,6 @@ def _kept(config: TrainerConfig, shape: ModelShape, row: _Row) -> float:
 
 
 def _block(config: TrainerConfig, shape: ModelShape, row: _Row) -> float:
-    """Bytes of activations that one block keeps."""
     size = DTYPE_BYTES[config.dtype]
     tokens = row.tokens * block_activations(shape, config.dtype)
     copied = 2 * size * row.copied * shape.kv_heads * shape.head_dim
@@ -188,7 +187,6 @@ def _padding(config: TrainerConfig, shape: ModelShape, row: _Row) -> int:
 
 
 def _norm(shape: ModelShape, size: int) -> int:
-    """Bytes that an RMS norm keeps, a token."""
     return (4 + 2 * size) * shape.hidden
 
 

@@ -57,9 +57,6 @@ class Harvest:
     mean_tokens: float = 0.0
     mean_pass_rate: float = 0.0
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 class _Trace(NamedTuple):
     """A right completion: its number in the run, update, length in tokens, and a hash of its
@@ -112,14 +109,14 @@ def _harvest(
             f"{folder.path}: no trace is left to learn from ({_counts(found.left_out)}); relax the "
             f"harvest's keys"
         )
-    rows = _rows(folder.path, copies, rates)
+    rows = _rows(folder.path, copies, rates, (run_tags, tags or run_tags))
     random.Random(config.seed).shuffle(rows)
-    _write(out, rows, run_tags, tags or run_tags)
+    write_rows(out, rows)
     found.kept, found.rows = len(copies), len(rows)
     found.problems = len({row["problem_id"] for row in rows})
     found.mean_tokens = float(np.mean([row["tokens"] for row in rows]))
     found.mean_pass_rate = float(np.mean([row["pass_rate"] for row in rows]))
-    write_whole(out.with_suffix(".summary.json"), json.dumps(found.to_dict(), indent=2) + "\n")
+    write_whole(out.with_suffix(".summary.json"), json.dumps(asdict(found), indent=2) + "\n")
     return found
 
 
@@ -163,7 +160,6 @@ def _read(run: Path, found: Harvest) -> tuple[dict[str, list[_Trace]], Counter[s
 def _select(
     traces: Mapping[str, list[_Trace]], config: HarvestConfig, found: Harvest
 ) -> dict[str, list[_Trace]]:
-    """The selected traces of each problem, at most `per_problem`."""
     left_out = Counter(found.left_out)
     found.early_updates = int(config.early * found.updates)
     late = [t.tokens for right in traces.values() for t in right if t.update > found.early_updates]
@@ -239,14 +235,20 @@ def _completions(run: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dic
             number += 1
 
 
-def _rows(run: Path, copies: Mapping[int, int], rates: Mapping[str, float]) -> list[dict[str, Any]]:
-    """The rows to write, each repeated by its number of copies."""
+def _rows(
+    run: Path,
+    copies: Mapping[int, int],
+    rates: Mapping[str, float],
+    tags: tuple[ThinkingTags, ThinkingTags],
+) -> list[dict[str, Any]]:
+    """The rows to write, each repeated by its number of copies, with the second tags for the
+    first."""
     columns = ("update", "problem_id", "problem", "text", "version_spans")
     rows = []
     for number, row in _completions(run, columns):
         made = {
             "prompt": row["problem"],
-            "response": row["text"],
+            "response": retagged(row["text"], *tags),
             "problem_id": row["problem_id"],
             "pass_rate": round(rates[row["problem_id"]], 4),
             "update": row["update"],
@@ -256,12 +258,10 @@ def _rows(run: Path, copies: Mapping[int, int], rates: Mapping[str, float]) -> l
     return rows
 
 
-def _write(out: Path, rows: list[dict[str, Any]], old: ThinkingTags, new: ThinkingTags) -> None:
-    with whole_file(out) as file:
-        for row in rows:
-            response = retagged(row["response"], old, new)
-            line = json.dumps({**row, "response": response}, ensure_ascii=False)
-            file.write(line.encode() + b"\n")
+def write_rows(file: Path, rows: list[dict[str, Any]]) -> None:
+    """Write rows as JSONL; the file is complete or absent."""
+    with whole_file(file) as out:
+        out.writelines(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
 
 
 def retagged(response: str, old: ThinkingTags, new: ThinkingTags) -> str:

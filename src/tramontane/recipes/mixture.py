@@ -3,7 +3,6 @@ additional prompts, and general instruction data (arXiv 2506.10910, section 5)."
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +13,12 @@ from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import evaluate_checkpoint
 from tramontane.evaluation.settings import Settings, settings_for
 from tramontane.recipes.config import AnswersConfig, GeneralConfig
-from tramontane.recipes.harvest import retagged
+from tramontane.recipes.harvest import retagged, write_rows
 from tramontane.recipes.steps import Facts, flat
 from tramontane.run.task import override_texts
 from tramontane.sft.examples import generated_pairs, pairs_of_rows
 from tramontane.types import ThinkingTags
-from tramontane.workplace import read_log, write_whole
+from tramontane.workplace import read_log
 
 COMPLETIONS = "completions.jsonl"
 OPEN = "open"  # domain of prompts without a reference answer
@@ -37,16 +36,10 @@ def answer_settings(config: AnswersConfig, teacher: str) -> Settings:
     if config.keep == "well_formed":
         keys[f"verifier.domains.{OPEN}"] = {"format": {"thinking": "required"}}
         keys["data.domain"] = OPEN
-    options: Any = {
-        "problems": config.problems,
-        "samples": config.samples,
-        "temperature": config.temperature,
-        "top_p": config.top_p,
-        "slots": config.slots,
-        "seed": config.seed,
-    }
-    if config.max_tokens is not None:
-        options["max_tokens"] = config.max_tokens
+    sampling = {"problems", "samples", "temperature", "top_p", "slots", "seed", "max_tokens"}
+    options: Any = config.model_dump(include=sampling)
+    if config.max_tokens is None:
+        del options["max_tokens"]
     return settings_for(teacher, config.source, None, override_texts(keys), options)
 
 
@@ -121,8 +114,3 @@ def mix(sources: list[Path], general: GeneralConfig | None, seed: int, out: Path
     random.Random(seed).shuffle(rows)
     write_rows(out, rows)
     return facts | {"examples": len(rows)}
-
-
-def write_rows(file: Path, rows: list[Row]) -> None:
-    """Write rows as JSONL; the file is complete or absent."""
-    write_whole(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -37,7 +38,7 @@ from tramontane.recipes.steps import (
     training_config,
 )
 from tramontane.run.input import RunInput, read_input
-from tramontane.run.screen import QuietScreen, Screen
+from tramontane.run.screen import QuietScreen
 from tramontane.sft.examples import ExampleStream
 from tramontane.sft.sft import KEPT, SFTMetrics, is_unfinished, sft
 from tramontane.workplace import owned_folder
@@ -111,7 +112,6 @@ class _Recipe:
         self.compared = Measuring(recipe.compare, self.rl_config)
 
     def _training(self, step: str, model: str) -> Config:
-        """The config of a training run in a step's folder."""
         keys = {"name": self.name, "model": model, "run_dir": str(self.out / step / "run")}
         return training_config(self.rl, self.paper, keys)
 
@@ -189,75 +189,75 @@ class Small(_Recipe):
     def steps(self) -> list[Step]:
         """The steps, in order."""
         recipe = self.recipe
-        harvested = Step(
-            "1_harvest",
-            f"harvest traces of {recipe.teacher}",
-            ("model", "teacher", "harvest", "rl"),
-            self._harvest,
-            self._teacher_weights,
-        )
-        answered = Step(
-            "2_answers",
-            "the teacher answers further prompts",
-            ("teacher", "answers"),
-            self._answer,
-            check=self._check_answers,
-        )
-        mixed = Step(
-            "3_mixture",
-            "mix the examples",
-            ("harvest", "answers", "general"),
-            self._mix,
-            self._read_general,
-        )
-        tuned = Step(
-            "4_sft",
-            "fine-tune on the mixture",
-            ("model", "sft", "rl"),
-            self._fine_tune,
-            check=self._check_sft,
-        )
-        selected = Step(
-            "5_select",
-            "choose the best checkpoint",
-            ("select",),
-            self._select,
-            partial(self.selected.read, self.start),
-            partial(self.selected.check, {"start": self.start}),
-            measures=True,
-        )
-        trained = Step(
-            self.rl_step,
-            "reinforcement learning from that checkpoint",
-            ("rl",),
-            lambda folder, facts: self._train(self.rl_step, facts["5_select"]["weights"]),
-            self._read_rl,
-            self._check_rl,
-        )
-        trained_only = Step(
-            "7_rl_only",
-            "reinforcement learning without fine-tuning",
-            ("model", "rl"),
-            lambda folder, facts: self._train("7_rl_only", self.start),
-            self._read_rl,
-            self._check_rl,
-        )
-        compared = Step(
-            "8_compare",
-            "compare all models",
-            ("compare", "rl_only"),
-            self._compare,
-            partial(self.compared.read, self.start),
-            self._check_compare,
-            measures=True,
-        )
-        return [
-            harvested,
-            *([answered] if recipe.answers else []),
-            *(mixed, tuned, selected, trained),
-            *([trained_only] if recipe.rl_only else []),
-            compared,
+        steps = [
+            Step(
+                "1_harvest",
+                f"harvest traces of {recipe.teacher}",
+                ("model", "teacher", "harvest", "rl"),
+                self._harvest,
+                self._teacher_weights,
+            ),
+            Step(
+                "2_answers",
+                "the teacher answers further prompts",
+                ("teacher", "answers"),
+                self._answer,
+                check=self._check_answers,
+            ),
+            Step(
+                "3_mixture",
+                "mix the examples",
+                ("harvest", "answers", "general"),
+                self._mix,
+                lambda: recipe.general and mixture.general_pairs(recipe.general, 1, 0),
+            ),
+            Step(
+                "4_sft",
+                "fine-tune on the mixture",
+                ("model", "sft", "rl"),
+                self._fine_tune,
+                check=self._check_sft,
+            ),
+            Step(
+                "5_select",
+                "choose the best checkpoint",
+                ("select",),
+                self._select,
+                partial(self.selected.read, self.start),
+                partial(self.selected.check, {"start": self.start}),
+                measures=True,
+            ),
+            Step(
+                self.rl_step,
+                "reinforcement learning from that checkpoint",
+                ("rl",),
+                lambda folder, facts: self._train(self.rl_step, facts["5_select"]["weights"]),
+                self._read_rl,
+                self._check_rl,
+            ),
+            Step(
+                "7_rl_only",
+                "reinforcement learning without fine-tuning",
+                ("model", "rl"),
+                lambda folder, facts: self._train("7_rl_only", self.start),
+                self._read_rl,
+                self._check_rl,
+            ),
+            Step(
+                "8_compare",
+                "compare all models",
+                ("compare", "rl_only"),
+                self._compare,
+                partial(self.compared.read, self.start),
+                lambda: self.compared.check(
+                    {"start": self.start, "teacher": self._teacher_weights()}
+                ),
+                measures=True,
+            ),
         ]
+        left_out = {"2_answers"} if recipe.answers is None else set[str]()
+        left_out |= set() if recipe.rl_only else {"7_rl_only"}
+        return [step for step in steps if step.name not in left_out]
 
     def _teacher_weights(self) -> str:
         return str(newest_weights(finished_run(self.recipe.teacher)))
@@ -274,7 +274,7 @@ class Small(_Recipe):
     def _harvest(self, folder: Path, facts: Mapping[str, Facts]) -> Facts:
         recipe = self.recipe
         found = harvest(recipe.teacher, folder / TRACES, recipe.harvest, self._encoder.tags)
-        return found.to_dict()
+        return asdict(found)
 
     def _check_answers(self) -> None:
         assert self.recipe.answers is not None
@@ -288,10 +288,6 @@ class Small(_Recipe):
         with closing(self.screens()) as screen:
             show = partial(screen.phase, "answers")
             return mixture.answer(settings, config.keep, folder, self._encoder.tags, show)
-
-    def _read_general(self) -> None:
-        if self.recipe.general:
-            mixture.general_pairs(self.recipe.general, 1, 0)
 
     def _mix(self, folder: Path, facts: Mapping[str, Facts]) -> Facts:
         sources = [self.out / "1_harvest" / TRACES]
@@ -325,7 +321,10 @@ class Small(_Recipe):
                 Interrupt(warn=screen.warn) as interrupt,
                 interrupt.steps() as stopping,
             ):
-                show = partial(_show, screen, config.steps)
+
+                def show(metrics: SFTMetrics) -> None:
+                    screen.phase("fine-tuning", metrics.step, config.steps)
+
                 sft(config, is_unfinished(output), show, stopping)
         return {"epochs": self.recipe.sft.epochs, "steps": config.steps}
 
@@ -363,9 +362,6 @@ class Small(_Recipe):
     def _train(self, step: str, model: str) -> Facts:
         return train_or_resume(self._training(step, model), self.screens)
 
-    def _check_compare(self) -> None:
-        self.compared.check({"start": self.start, "teacher": self._teacher_weights()})
-
     def _compare(self, folder: Path, facts: Mapping[str, Facts]) -> Facts:
         models = {"start": self.start, "teacher": self._teacher_weights()}
         columns = {"start": "start", "teacher": "teacher", "SFT": "SFT only"}
@@ -376,7 +372,3 @@ class Small(_Recipe):
         found = self.compared.compare(models, folder, self.screens)
         write_report(self.out, "Magistral Small's recipe", columns, found, facts)
         return {"pass_at_1": mean_pass_at_1(found, models)}
-
-
-def _show(screen: Screen, steps: int, metrics: SFTMetrics) -> None:
-    screen.phase("fine-tuning", metrics.step, steps)

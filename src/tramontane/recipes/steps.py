@@ -101,11 +101,7 @@ def check(recipe: Section, out: Path, steps: Sequence[Step]) -> None:
 
 
 def begin(recipe: Section, out: Path, steps: Sequence[Step]) -> None:
-    """`check` a recipe, and write its settings to its folder, which the caller owns.
-
-    Raises:
-        InputError: see `check`.
-    """
+    """`check` a recipe, and write its settings to its folder, which the caller owns."""
     check(recipe, out, steps)
     settings = recipe.model_dump(mode="json")
     write_whole(out / RECIPE, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))

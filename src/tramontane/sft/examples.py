@@ -53,6 +53,9 @@ class ExampleStream:
     ) -> None:
         self.config, self.encoder = config, encoder
         self.room = min(config.max_length, context or config.max_length)
+        by_length = "max_length", "raise max_length"
+        by_model = "the model's context", "take a model with more context"
+        self._limit, self._remedy = by_length if self.room == config.max_length else by_model
         self.position: tuple[int, ...] = (0, 0)
         self._chunk: tuple[int, list[Example]] | None = None
         self._rows: list[Example] | None = None
@@ -98,7 +101,6 @@ class ExampleStream:
         return self._chunk[1]
 
     def _fitting(self, rows: Rows) -> list[Example]:
-        """Tokenize the rows that fit."""
         fitting, count = list[Example](), 0
         for location, example in self._examples(rows):
             count += 1
@@ -106,24 +108,22 @@ class ExampleStream:
             if len(ids) >= self.room:
                 raise InputError(
                     f"{location}: its prompt has {len(ids)} tokens, which leaves none of "
-                    f"{self.room} to the response ({self._limit_name()}): remove it, or "
-                    f"{self._remedy()}"
+                    f"{self.room} to the response ({self._limit}): remove it, or {self._remedy}"
                 )
             if len(ids) + len(answer) <= self.room:
                 fitting.append(example)
         source = self.config.data.train
         message = (
             f"of {count} responses in {source!r}, {count - len(fitting)} do not fit with "
-            f"their prompts into {self.room} tokens ({self._limit_name()})"
+            f"their prompts into {self.room} tokens ({self._limit})"
         )
         if not fitting:
-            raise InputError(f"{message}: nothing is left; {self._remedy()}")
+            raise InputError(f"{message}: nothing is left; {self._remedy}")
         if len(fitting) < count:
             warnings.warn(f"{message} and are skipped", stacklevel=2)
         return fitting
 
     def _examples(self, rows: Rows) -> Iterator[tuple[str, Example]]:
-        """The tokens of all rows, with their places."""
         tokenizer = self.encoder.tokenizer
         if rows and isinstance(rows[0][1], Conversation):
             conversations = ConversationEncoder(self.encoder, self._rest)
@@ -138,7 +138,6 @@ class ExampleStream:
             yield location, Example(ids, [*answer, tokenizer.eos_token_id])
 
     def _tagged(self, response: str) -> str:
-        """A generated response with the model's thinking tags."""
         for tag, own in zip(PAPER_TAGS, self.encoder.tags, strict=True):
             response = response.replace(tag, own)
         return response
@@ -159,14 +158,6 @@ class ExampleStream:
                 f"data.response_prefix)"
             )
         return rest
-
-    def _limit_name(self) -> str:
-        return "max_length" if self.room == self.config.max_length else "the model's context"
-
-    def _remedy(self) -> str:
-        if self.room == self.config.max_length:
-            return "raise max_length"
-        return "take a model with more context"
 
 
 def continuation(response: str, prefix: str) -> str:

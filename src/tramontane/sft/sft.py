@@ -310,11 +310,6 @@ def _save_state(call: Call, output: Path, progress: dict[str, Any]) -> None:
 
 
 def _load_state(call: Call, folder: Path) -> dict[str, Any]:
-    """Load the trainer's state and return the progress.
-
-    Raises:
-        InputError: damaged.
-    """
     try:
         progress: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
     except (OSError, ValueError) as error:

@@ -32,10 +32,6 @@ def _judge_math(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Jud
     return judged
 
 
-def _judge_code(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgement:
-    return code.judge(parsed.answer, problem, config)
-
-
 def _judge_instructions(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgement:
     share, broken = instructions.judge(problem.metadata, parsed.answer)
     reason = f"not followed: {broken}" if broken else ""
@@ -49,7 +45,7 @@ def _judge_calls(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Ju
 
 BUILT_IN: dict[str, Callable[[Problem, Parsed, VerifierConfig], Judgement]] = {
     "math": _judge_math,
-    "code": _judge_code,
+    "code": lambda problem, parsed, config: code.judge(parsed.answer, problem, config),
     "instructions": _judge_instructions,
     "calls": _judge_calls,
 }

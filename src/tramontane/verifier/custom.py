@@ -165,22 +165,17 @@ def _values(reward: CustomReward, returned: Any, count: int) -> list[float | Non
     entries = list(returned)
     if len(entries) != count:
         raise functions.refused(reward.function, what, returned, f"{wanted} but of {len(entries)}")
-    return [_entry(reward, entry, wanted) for entry in entries]
-
-
-def _entry(reward: CustomReward, entry: Any, wanted: str) -> float | None:
-    if entry is None:
-        return None
-    scalar = entry.item() if getattr(entry, "ndim", 1) == 0 else entry  # a tensor, as in TRL
-    number = functions.number(scalar, bools=True)
-    if number is None:
-        raise functions.refused(reward.function, _what(reward), entry, f"one of {wanted}, or None")
-    return number
+    # A tensor's entries are tensors, as in TRL.
+    scalars = [entry.item() if getattr(entry, "ndim", 1) == 0 else entry for entry in entries]
+    numbers = [functions.number(scalar, bools=True) for scalar in scalars]
+    for entry, scalar, number in zip(entries, scalars, numbers, strict=True):
+        if number is None and scalar is not None:
+            raise functions.refused(reward.function, what, entry, f"one of {wanted}, or None")
+    return numbers
 
 
 def _named(reward: CustomReward, problem: Problem, call: GroupCall) -> dict[str, Any]:
-    """The arguments that a function of a whole group takes."""
-    responses, names = call.responses, functions.parameters(reward.function)
+    responses, names = call.responses, functions.parameters_of(functions.load(reward.function))
     given: dict[str, Any]
     if kind(reward.function) == "TRL":
         # A column of other rows may be missing from this one.
@@ -195,7 +190,6 @@ def _named(reward: CustomReward, problem: Problem, call: GroupCall) -> dict[str,
 
 
 def _trl_arguments(problem: Problem, call: GroupCall) -> dict[str, Any]:
-    """The keyword arguments that TRL's trainer would give."""
     responses, count = call.responses, len(call.responses)
     done, updates = call.progress
     # If only the length is known, as when scoring a file, each token is 0.
@@ -226,10 +220,9 @@ def columns_of(problem: Problem) -> dict[str, Any]:
 
 
 def _columns(reward: CustomReward) -> list[str]:
-    """The columns that a function with TRL's signature requires."""
     return [
         name
-        for name, p in functions.parameters(reward.function).items()
+        for name, p in functions.parameters_of(functions.load(reward.function)).items()
         if p.default is p.empty
         and p.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
         and name not in (*TRL_PARAMETERS, *TRL_EXTRAS)

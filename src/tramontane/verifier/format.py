@@ -228,23 +228,14 @@ def last_box(text: str) -> str | None:
     return text[content : end - 1]
 
 
-class _Opening(NamedTuple):
-    """The opening line of a fenced block: its marks, tag, indentation and position."""
-
-    marks: str
-    tag: str
-    indent: int
-    start: int
-    end: int
-
-
 def fences(text: str) -> list[Fence]:
     """All closed fenced code blocks, as in Markdown.
 
     A block inside a list is indented: the indentation of its opening is removed from its lines.
     """
     found = []
-    opening: _Opening | None = None
+    opening: Fence | None = None  # the position of its opening line alone
+    opened, indent = "", 0
     for line in _LINE.finditer(text):
         match = _FENCE.match(line[0])
         if match is None:
@@ -252,12 +243,12 @@ def fences(text: str) -> list[Fence]:
         marks, info = match[1] or match[2], match[3]
         if opening is None:
             tag = _TAG.match(info)
-            indent = len(line[0]) - len(line[0].lstrip(" "))
-            opening = _Opening(marks, tag[0] if tag else "", indent, line.start(), line.end())
-        elif marks.startswith(opening.marks) and not info.strip():
+            opened, indent = marks, len(line[0]) - len(line[0].lstrip(" "))
+            opening = Fence(tag[0] if tag else "", "", line.start(), line.end())
+        elif marks.startswith(opened) and not info.strip():
             body = text[opening.end : line.start()]
-            if opening.indent:
-                body = re.sub(rf"(?:^|(?<=[\r\n])) {{1,{opening.indent}}}", "", body)
-            found.append(Fence(opening.tag, body, opening.start, line.end()))
+            if indent:
+                body = re.sub(rf"(?:^|(?<=[\r\n])) {{1,{indent}}}", "", body)
+            found.append(opening._replace(body=body, end=line.end()))
             opening = None
     return found

@@ -109,12 +109,6 @@ def _renamed(code: CodeType, file: str) -> CodeType:
     return code.replace(co_filename=file, co_consts=tuple(inner))
 
 
-@lru_cache
-def parameters(path: str) -> dict[str, inspect.Parameter]:
-    """`parameters_of` the function with this import path."""
-    return parameters_of(load(path))
-
-
 def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """A function's parameters by name; empty for built-in functions without a signature."""
     try:
@@ -192,16 +186,17 @@ def call(path: str, what: str, *arguments: Any, **named: Any) -> Any:
         FunctionFailed: it raised an exception.
     """
     function = load(path)
-    _trail.enter(path, what)
+    text = _trail_text(path, what)
+    _trail[: len(text)] = text
     try:
         value = function(*arguments, **named)
         if inspect.isawaitable(value):
             value = _event_loop().run_until_complete(_awaited(value))
     except (Exception, SystemExit) as error:  # any kind makes the completion unscorable
-        text = f"{type(error).__name__}: {error}"[:MAX_ERROR]
-        raise FunctionFailed(f"{what}: {text} ({place_of(error)})") from error
+        message = f"{type(error).__name__}: {error}"[:MAX_ERROR]
+        raise FunctionFailed(f"{what}: {message} ({place_of(error)})") from error
     finally:
-        _trail.leave()
+        _trail[0] = 0
     return value
 
 
@@ -264,36 +259,23 @@ def _file(name: str) -> str:
     return name.removeprefix(here)
 
 
-class _Trail:
-    """The function being called, in a file that tells the pool what hung or killed a worker."""
+# The function being called; a worker's is in a file.
+_trail: bytearray | mmap.mmap = bytearray(_TRAIL_BYTES)
 
-    def __init__(self) -> None:
-        self._memory: mmap.mmap | None = None
 
-    def open(self, folder: Path) -> None:
-        file = folder / _TRAIL
-        file.write_bytes(bytes(_TRAIL_BYTES))
-        with file.open("r+b") as opened:
-            self._memory = mmap.mmap(opened.fileno(), _TRAIL_BYTES)
-
-    def enter(self, path: str, what: str) -> None:
-        if self._memory is not None:
-            text = _trail_text(path, what)
-            self._memory[: len(text)] = text
-
-    def leave(self) -> None:
-        if self._memory is not None:
-            self._memory[0] = 0
+def leave_trail(folder: Path) -> None:
+    """Keep the function being called in a file, which tells the pool what hung or killed this
+    process."""
+    global _trail
+    (folder / _TRAIL).write_bytes(bytes(_TRAIL_BYTES))
+    with (folder / _TRAIL).open("r+b") as opened:
+        _trail = mmap.mmap(opened.fileno(), _TRAIL_BYTES)
 
 
 @lru_cache
 def _trail_text(path: str, what: str) -> bytes:
     text = f"{what} ({defined_at(load(path))})".encode()
     return text[: _TRAIL_BYTES - 1] + b"\0"
-
-
-_trail = _Trail()
-leave_trail = _trail.open
 
 
 def read_trail(folder: Path) -> str:

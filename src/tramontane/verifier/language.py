@@ -15,7 +15,10 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from tramontane.config import LANGUAGES
 from tramontane.verifier.format import boxes, fences
@@ -28,34 +31,10 @@ HAN_WEIGHT = 2  # a Han character counts as two letters
 FUNCTION_WORD_ODDS = 8.0
 GIBBERISH = {24: 0.2, LONG: 0.45}  # less likely prose of so many letters is gibberish
 UNCERTAIN = 0.25  # prose is off target only if the candidates together are more likely than this
-# Frequent words, each in only one of the five languages ("es", "la", "il", "que", "des" are not).
-_FUNCTION_WORDS = {
-    word: language
-    for language, words in {
-        "en": "the is are and of to we that it this with for not what then have has be how by "
-        "let hence thus therefore now",
-        "de": "der die das ist und nicht ich wir ein eine einen den dem mit für auf von zu wie "
-        "daher gilt somit folgt dann wenn jetzt",
-        "fr": "le les et est une du je nous donc pas qui dans pour avec sur ce cette sont combien "
-        "soit alors ainsi puisque cas maintenant",
-        "es": "el los las y por para pero como entonces cuántos cuántas cuánto su está son hay "
-        "luego ahora porque sea tanto",
-        "it": "gli è che di della sono quindi poi ma quanti quante quanto nel alla lo dei ho "
-        "sia pertanto allora dunque poiché ora",
-    }.items()
-    for word in words.split()
-}
-# Used to tell English from names in Chinese and Russian texts, also in capitals.
-_ORDINARY_WORDS = """
-    add adding answer both calculate carefully case check compute correct divide done each equal
-    equals equation even every factor final finally find first five four from given got here if
-    know last least left less long me more most multiply my need next now number numbers odd one
-    only or our over prime problem product question ready remainder result right second should
-    simplify since solution solve solved some start step steps subtract sum take ten think three
-    total two try under use using value verify want was well when where which will would write
-    yes you your
-"""
-_KNOWN = {*_FUNCTION_WORDS, *_ORDINARY_WORDS.split()}
+_WORDS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+_ORDINARY_WORDS = _WORDS.pop("ordinary").split()
+_FUNCTION_WORDS = {word: language for language, words in _WORDS.items() for word in words.split()}
+_KNOWN = {*_FUNCTION_WORDS, *_ORDINARY_WORDS}
 _BY_SCRIPT = {"zh": "han", "ru": "cyrillic"}
 
 MATH = re.compile(
@@ -218,11 +197,12 @@ def on_target_share(text: str, target: str) -> float:
     if pooled := " ".join(undecided["latin"]):
         verdict = _latin_is(pooled, target)
         if verdict is None:
-            is_off = (
-                _outweighs(_letters(pooled), on_target)
-                if target in _BY_SCRIPT
-                else _is_gibberish(pooled, target)
-            )
+            is_off = _is_gibberish(pooled, target)
+            if target in _BY_SCRIPT:  # too many letters to be names and units
+                letters = _letters(pooled)
+                is_off = letters >= MIN_LETTERS and (
+                    not on_target or letters > max(LONG, on_target)
+                )
             verdict = False if is_off else None
         if verdict:
             on_target += _letters(pooled)
@@ -230,11 +210,6 @@ def on_target_share(text: str, target: str) -> float:
             off_target += _letters(pooled)
     identified = on_target + off_target
     return on_target / identified if identified else 1.0
-
-
-def _outweighs(latin: int, on_target: float) -> bool:
-    """True for too many Latin letters to be names and units in a Chinese or Russian text."""
-    return latin >= MIN_LETTERS and (not on_target or latin > max(LONG, on_target))
 
 
 def _pieces(prose: str) -> list[tuple[str, list[str]]]:

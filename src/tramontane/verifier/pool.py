@@ -100,10 +100,13 @@ class VerifierPool:
         items = [Response(*response) for response in responses]
         group = _Group(problem, [*items], self.config, lengths or self._lengths, progress)
         limit = correctness.time_limit(problem, self.config)
-        parts = [list(range(len(items)))]
-        if correctness.is_slow(problem, self.config):
-            parts = self._equal_answers(items)
-        return self._submit(group, [_Task(group, part, limit) for part in parts])
+        # Responses that answer a slow problem alike: each program is run once, on any worker.
+        parts: dict[str, list[int]] = {}
+        is_slow = correctness.is_slow(problem, self.config)
+        for index, response in enumerate(items):
+            answer = response.text.rpartition(self.config.tags.closing)[2]
+            parts.setdefault(answer if is_slow else "", []).append(index)
+        return self._submit(group, [_Task(group, part, limit) for part in parts.values()])
 
     def try_functions(self, problems: Iterable[Problem]) -> None:
         """Call each user-defined verifier and reward on the first problem of its domain: with a
@@ -148,14 +151,6 @@ class VerifierPool:
         group = _Group(None, [trial], self.config)
         return self._submit(group, [_Task(group, [0], trial.time_limit(self.config))])
 
-    def _equal_answers(self, responses: Sequence[Response]) -> list[list[int]]:
-        """Indices of the responses that answer alike: each program is run once, on any worker."""
-        parts: dict[str, list[int]] = {}
-        for index, response in enumerate(responses):
-            answer = response.text.rpartition(self.config.tags.closing)[2]
-            parts.setdefault(answer, []).append(index)
-        return list(parts.values())
-
     def _submit(self, group: _Group, tasks: list[_Task]) -> Future[Any]:
         if self._closing:
             raise _closed()
@@ -189,7 +184,10 @@ class VerifierPool:
             while worker.thread.is_alive():  # killed repeatedly: a new process may be starting
                 worker.child.kill()
                 worker.thread.join(CLOSE_SECONDS)
-        self._fail_waiting()
+        with contextlib.suppress(queue.Empty):  # tasks that no worker has taken
+            while True:
+                if task := self._tasks.get_nowait():
+                    self._fail(task.group, _closed())
         self._folder.cleanup()
 
     def __enter__(self) -> VerifierPool:
@@ -224,13 +222,6 @@ class VerifierPool:
         limit = correctness.call_time_limit(group.problem, first, self.config)
         self._queue(group, [_Task(group, [i], limit) for i in range(first, len(group.items))])
         return True
-
-    def _fail_waiting(self) -> None:
-        """Fail the groups of all tasks that no worker has taken; the workers have ended."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                if task := self._tasks.get_nowait():
-                    self._fail(task.group, _closed())
 
     def _fail(self, group: _Group, error: Exception) -> None:
         with self._lock:
@@ -289,15 +280,6 @@ class _Group:
     def _ordered(self) -> list[Any]:
         return [self.results[index] for index in range(len(self.items))]
 
-    def failure(self, index: int, reason: str, seconds: float) -> Any:
-        """The result of an item for which a worker gave none."""
-        item = self.items[index]
-        if isinstance(item, code.Trial):
-            return [code.TrialOutput("", reason)] * len(item.inputs)
-        if isinstance(item, GroupCall):
-            return GroupResult([], reason)
-        return unscorable(reason, self.config.reward.parts, seconds=seconds)
-
 
 @dataclass
 class _Task:
@@ -316,7 +298,12 @@ class _Task:
 
     def failure(self, reason: str, seconds: float = 0.0) -> Any:
         """The result of the current item when its worker gave none."""
-        return self.group.failure(self.pending[0], reason, seconds)
+        item = self.group.items[self.pending[0]]
+        if isinstance(item, code.Trial):
+            return [code.TrialOutput("", reason)] * len(item.inputs)
+        if isinstance(item, GroupCall):
+            return GroupResult([], reason)
+        return unscorable(reason, self.group.config.reward.parts, seconds=seconds)
 
 
 class _Worker:
@@ -348,7 +335,6 @@ class _Worker:
         return self.pool._tasks.get()
 
     def _settings(self) -> tuple[VerifierConfig, str]:
-        """What a new process gets: the config, and an empty folder."""
         shutil.rmtree(self.folder, ignore_errors=True)  # left over from a killed process
         self.folder.mkdir()
         return self.pool.config, str(self.folder)

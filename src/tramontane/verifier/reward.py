@@ -110,7 +110,6 @@ def _added(
     results: Mapping[str, GroupResult],
     config: VerifierConfig,
 ) -> Verdict:
-    """One verdict of `with_group_rewards`, for the completion at `place`."""
     counting = [reward for reward in _group_rewards(config) if _counts(reward, verdict)]
     for reward in counting:
         if reason := results[reward.name].reason:

@@ -31,13 +31,17 @@ def fault_of(tests: Any) -> str:
         if not isinstance(cases, list | None):
             return "have cases that are no list"
         return "" if isinstance(tests.get("code"), str) else "need code"
-    if not isinstance(cases, list) or not cases or not all(map(_is_case, cases)):
+    if (
+        not isinstance(cases, list)
+        or not cases
+        or not all(
+            isinstance(case, dict)
+            and all(isinstance(case.get(x), str) for x in ("input", "output"))
+            for case in cases
+        )
+    ):
         return "need cases, each with input and output as text"
     return _checker_fault(tests)
-
-
-def _is_case(case: Any) -> bool:
-    return isinstance(case, dict) and all(isinstance(case.get(x), str) for x in ("input", "output"))
 
 
 def _checker_fault(tests: dict[str, Any]) -> str:
@@ -84,10 +88,6 @@ def same_output(output: bytes, expected: str, tests: dict[str, Any]) -> bool:
     return _CHECKERS[checker_of(tests)](printed, expected, tests)
 
 
-def _same_tokens(printed: str, expected: str, tests: dict[str, Any]) -> bool:
-    return printed.split() == expected.split()
-
-
 def _same_floats(printed: str, expected: str, tests: dict[str, Any]) -> bool:
     tolerance = tests.get("float_tolerance")
     tolerance = 1e-6 if tolerance is None else float(tolerance)
@@ -121,7 +121,7 @@ def _same_numbers(printed: str, wanted: str) -> bool:
 
 
 _CHECKERS: dict[str, Callable[[str, str, dict[str, Any]], bool]] = {
-    "tokens": _same_tokens,
+    "tokens": lambda printed, expected, tests: printed.split() == expected.split(),
     "float": _same_floats,
     "lines": _same_lines,
 }

@@ -223,10 +223,8 @@ def _handled(tree: ast.AST) -> Iterator[ast.Name]:
 
 def _judging(tree: ast.AST, weak: set[str], program: set[str]) -> set[str]:
     """Names that would decide the comparison: used beside or around a call of the program."""
-    if not weak:
-        return set()
     judging: set[str] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(tree) if weak else ():
         if isinstance(node, ast.stmt) and not hasattr(node, "body") and _called(node) & program:
             judging |= weak & {x.id for x in _outside(node, program) if isinstance(x, ast.Name)}
     return judging

@@ -47,8 +47,6 @@ _PRELUDE = "".join(f"from {name} import *\n" for name in _STARRED) + (
 
 @dataclass(frozen=True)
 class _Run:
-    """A program on the tests of a problem."""
-
     program: str
     language: Language
     problem: Problem

@@ -93,8 +93,11 @@ def _equal(gold: str, pred: str, places: int | None) -> bool:
     gold, pred, built = items.without_builder(gold, pred)
     if (decided := items.same_builder(gold, pred, equal)) is not None:
         return decided
-    if any(built) and _same_set(gold, pred, built):
-        return True
+    if any(built):
+        from tramontane.verifier.math import symbolic  # SymPy takes a second to import
+
+        if symbolic.same_set(gold, pred, built):
+            return True
     pred = equations.with_constant(gold, pred)
     gold = equations.value_last(equations.exact(gold), is_reference=True)
     pred = equations.value_last(equations.exact(pred))
@@ -154,12 +157,6 @@ def _split_units(gold: str, pred: str) -> tuple[str, str, str, str]:
     if words and not (gold_unit or pred_unit) and pred.endswith(words[0].strip()):
         return gold[: words.start()], "", pred.removesuffix(words[0].strip()), ""
     return gold_body, gold_unit, pred_body, pred_unit
-
-
-def _same_set(gold: str, pred: str, solved: list[bool]) -> bool:
-    from tramontane.verifier.math import symbolic
-
-    return symbolic.same_set(gold, pred, solved)
 
 
 def _equal_by_value(

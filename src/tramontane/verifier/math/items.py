@@ -279,9 +279,7 @@ def read_matrix(text: str) -> Matrix | None:
     text = text.strip()
     if match := _TRANSPOSED.fullmatch(text):
         inner = read_matrix(match[1])
-        return (
-            None if inner is None else Matrix([list(row) for row in zip(*inner.rows, strict=True)])
-        )
+        return inner and Matrix([list(row) for row in zip(*inner.rows, strict=True)])
     if (match := _MATRIX.fullmatch(text)) and text.count("\\begin") == 1:
         lines = [line for line in re.split(r"\\\\(?:\[[^\]]*\])?", match["cells"]) if line.strip()]
         rows = [[cell.strip() for cell in line.split("&")] for line in lines]
@@ -311,7 +309,8 @@ def same_vector(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool
     brackets, or one of them is neither a matrix nor a tuple."""
     if not re.search(r"matrix|array|\\langle|<", gold + pred):
         return None
-    g, p = (read_matrix(_value_of(side)) for side in (gold, pred))
+    sides = ((label(side) or ("", side))[1] for side in (gold, pred))  # without a name
+    g, p = (read_matrix(side) for side in sides)
     if g is None or p is None:
         return False if g and g.kind == "()" and "\\langle" in gold else None
     if g.kind and p.kind and g.kind != p.kind:
@@ -324,9 +323,3 @@ def same_vector(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool
             return False
     entries = [[cell for row in side.rows for cell in row] for side in (g, p)]
     return all(equal(a, b) for a, b in zip(*entries, strict=True))
-
-
-def _value_of(text: str) -> str:
-    r"""The value of `\vec{v} = …`."""
-    pair = label(text)
-    return pair[1] if pair else text

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
+from fractions import Fraction
 
 from tramontane.verifier.math.numbers import DECIMAL, to_number
 from tramontane.verifier.math.wording import same_phrase
@@ -20,33 +22,23 @@ _GREEK_NAMES = """
     ρrho σsigma τtau υupsilon φphi χchi ψpsi ωomega ΓGamma ΔDelta ΘTheta ΛLambda ΞXi ΠPi ΣSigma
     ΦPhi ΨPsi ΩOmega
 """
-_GREEK = {name[0]: name[1:] for name in _GREEK_NAMES.split()}
-_VULGAR = {
-    "½": (1, 2), "⅓": (1, 3), "⅔": (2, 3), "¼": (1, 4), "¾": (3, 4), "⅕": (1, 5), "⅖": (2, 5),
-    "⅗": (3, 5), "⅘": (4, 5), "⅙": (1, 6), "⅚": (5, 6), "⅛": (1, 8), "⅜": (3, 8), "⅝": (5, 8),
-    "⅞": (7, 8), "⅐": (1, 7), "⅑": (1, 9), "⅒": (1, 10),
-}  # fmt: skip
+_VULGAR = {c: Fraction(unicodedata.numeric(c)).limit_denominator(10) for c in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒"}
+_COMMANDS = """
+    ×times ✕times ·cdot ⋅cdot ∙cdot ∞infty ≤le ⩽le ≥ge ⩾ge ≠neq ≈approx ±pm ∓mp ∪cup ∩cap ∈in
+    ∅emptyset ∖setminus …ldots ⟨langle ⟩rangle \u00b5mu \u2126Omega ∧land ∨lor ∣mid ∀forall ⌊lfloor
+    ⌋rfloor ⌈lceil ⌉rceil ∼sim ≡equiv ∄nexists
+"""
 _SYMBOLS = str.maketrans(
     {chr(c): chr(c - 0xFEE0) for c in range(0xFF01, 0xFF5F)}
     | dict.fromkeys("\u00a0\u2002\u2003\u2007\u2009\u200a\u202f\u3000\t\n\r", " ")
     | dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u2061\u2062", "")
     | dict.fromkeys("−–—﹣‐‑", "-")
-    | {c: f"\\{name} " for c, name in _GREEK.items()}
-    | {c: rf" \frac{{{a}}}{{{b}}}" for c, (a, b) in _VULGAR.items()}
-    | {
-        "×": r"\times ", "✕": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ",
-        "÷": "/", "∕": "/", "⁄": "/", "∗": "*", "∞": r"\infty ", "°": r"^{\circ}", "º": r"^{\circ}",
-        "℃": r"^{\circ}C", "℉": r"^{\circ}F", "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ",
-        "⩾": r"\ge ", "≠": r"\neq ", "≈": r"\approx ", "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ",
-        "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "∖": r"\setminus ", "ℝ": r"\mathbb{R}",
-        "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}",
-        "。": ".", "、": ",", "٫": ".", "′": "'", "…": r"\ldots ", "∶": ":",
-        "⟨": r"\langle ", "⟩": r"\rangle ", "\u00b5": r"\mu ", "\u2126": r"\Omega ", "\u212b": "Å",
-        "\u212a": "K", "∧": r"\land ",
-        "∣": r"\mid ", "∀": r"\forall ", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ",
-        "⌉": r"\rceil ", "∼": r"\sim ", "≡": r"\equiv ", "∄": r"\nexists ", "∨": r"\lor ",
-    }
-)  # fmt: skip
+    | {entry[0]: f"\\{entry[1:]} " for entry in (_GREEK_NAMES + _COMMANDS).split()}
+    | {c: rf" \frac{{{x.numerator}}}{{{x.denominator}}}" for c, x in _VULGAR.items()}
+    | {c: rf"\mathbb{{{letter}}}" for c, letter in zip("ℝℤℕℚℂ", "RZNQC", strict=True)}
+    | dict(zip("÷∕⁄∗。、٫′∶\u212b\u212a", "///*.,.':ÅK", strict=True))
+    | {"°": r"^{\circ}", "º": r"^{\circ}", "℃": r"^{\circ}C", "℉": r"^{\circ}F"}
+)
 
 TEXT = r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|operatorname|rm)"
 _BASED = rf"[)}}]*\s*(?:_|{TEXT}?\s*\{{?[\s(]*base)"  # `3E8_{16}`, `3E8 (base 16)`
@@ -187,7 +179,7 @@ _REPEATED = re.compile(
     r"(?<![\d.])(\d*\.\d{0,20}?)(0{0,5}?[1-9]\d{0,5}?)\2{2,40}\s*\\ldots(?![A-Za-z])"
 )
 # Functions and Greek letters in plain notation, only outside of text.
-_GREEK_WORDS = "|".join(sorted(_GREEK.values(), key=len, reverse=True))
+_GREEK_WORDS = "|".join(sorted((e[1:] for e in _GREEK_NAMES.split()), key=len, reverse=True))
 _PLAIN_NAME = re.compile(
     rf"{TEXT}\s*\{{[^{{}}]*\}}|\\[A-Za-z]+|(?<![A-Za-z])(?:(?P<greek>{_GREEK_WORDS})(?![A-Za-z])"
     rf"|(?P<function>{_PLAIN_FUNCTIONS})(?:(?=\s*[(^_|\\{{\d])|(?=\s+(?:[A-Za-z]|{_GREEK_WORDS}"

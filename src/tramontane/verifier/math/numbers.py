@@ -90,7 +90,8 @@ def read_numbers(gold: str, pred: str) -> tuple[Fraction | None, Fraction | None
 def same_number(gold: Fraction, pred: Fraction, spelling: str, places: int | None) -> bool:
     """Compare exactly, or up to the rounding that `is_rounded` accepts; `spelling` is the
     prediction as written."""
-    terminates = _is_finite_decimal(gold)
+    # Only a denominator of twos and fives divides a power of ten.
+    terminates = pow(10, gold.denominator.bit_length(), gold.denominator) == 0
     return gold == pred or is_rounded(gold, spelling, places, terminates=terminates)
 
 
@@ -140,14 +141,6 @@ def _is_short(value: Fraction) -> bool:
     """True for a decimal that a float can hold: at most 15 significant digits."""
     scale = Fraction(10) ** (15 - len(str(int(abs(value)))))
     return (value * scale).denominator == 1 if abs(value) < 10**15 else False
-
-
-def _is_finite_decimal(value: Fraction) -> bool:
-    rest = value.denominator
-    for factor in (2, 5):
-        while rest % factor == 0:
-            rest //= factor
-    return rest == 1
 
 
 _RATIO = re.compile(r"(\d{1,9})\s*:\s*(\d{1,9})")

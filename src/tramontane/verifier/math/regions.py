@@ -7,7 +7,7 @@ set may also be a polynomial inequality, which is solved: `{x : x^2 < 4}` is `(-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple
 
@@ -60,8 +60,8 @@ def read_region(e: Any, *, solved: bool = False) -> Region | None:
 
     With `solved`, polynomial inequalities are solved.
     """
-    if isinstance(e, sympy.Or | sympy.And):
-        return _read_and_or(e, solved)
+    if isinstance(e, sympy.Or | sympy.And | sympy.Union | sympy.Intersection | sympy.Complement):
+        return _combine(e, solved)
     if isinstance(e, Equality) and isinstance(e.rhs, sympy.Set):  # a set with a name: x = (1, 2)
         region = read_region(e.rhs, solved=solved) if e.lhs.is_Symbol else None
         return region and region._replace(name=e.lhs.name)
@@ -69,47 +69,29 @@ def read_region(e: Any, *, solved: bool = False) -> Region | None:
         return _read_relation(e, solved)
     if isinstance(e, sympy.Interval):  # also the real numbers
         return _read_interval(e)
-    if isinstance(e, sympy.FiniteSet):
-        return _read_finite_set(e)
-    if e is sympy.S.EmptySet:
-        return Region((), lambda _: False)
-    if isinstance(e, sympy.Union | sympy.Intersection | sympy.Complement):
-        return _read_set_operation(e, solved)
-    return None
+    if isinstance(e, sympy.FiniteSet) and all(isinstance(a, sympy.Expr) for a in e.args):
+        numbers = [values.number(a) for a in e.args]
+        if all(n is not None for n in numbers):
+            return Region(tuple(numbers), lambda x: any(_close(n, x) for n in numbers))
+    return Region((), lambda _: False) if e is sympy.S.EmptySet else None
 
 
-def _read_all(parts: Iterable[Any], solved: bool) -> list[Region] | None:
-    """The regions of all parts; None if one has none."""
-    regions = [read_region(part, solved=solved) for part in parts]
-    known = [region for region in regions if region is not None]
-    return known if len(known) == len(regions) else None
-
-
-def _joined(regions: Sequence[Region], contains: Callable[[Any], bool]) -> Region:
-    return Region(tuple(x for region in regions for x in region.points), contains)
-
-
-def _read_and_or(e: Any, solved: bool) -> Region | None:
-    """Several conditions on one variable."""
-    regions = _read_all(e.args, solved)
-    if not regions or len({region.name for region in regions}) > 1:
+def _combine(e: Any, solved: bool) -> Region | None:
+    """The region of an operation on sets, or of several conditions on one variable."""
+    found = [read_region(part, solved=solved) for part in e.args]
+    regions = [region for region in found if region is not None]
+    if not regions or len(regions) < len(found) or len({region.name for region in regions}) > 1:
         return None
-    combine = any if isinstance(e, sympy.Or) else all
-    joined = _joined(regions, lambda x: combine(region.contains(x) for region in regions))
-    return joined._replace(name=regions[0].name)
+    any_or_all = any if isinstance(e, sympy.Or | sympy.Union) else all
 
+    def contains(x: Any) -> bool:
+        inside = [region.contains(x) for region in regions]
+        if isinstance(e, sympy.Complement):
+            return inside[0] and not any(inside[1:])
+        return any_or_all(inside)
 
-def _read_set_operation(e: Any, solved: bool) -> Region | None:
-    regions = _read_all(e.args, solved)
-    if not regions:
-        return None
-    if isinstance(e, sympy.Complement):
-        whole, *removed = regions
-        return _joined(
-            regions, lambda x: whole.contains(x) and not any(r.contains(x) for r in removed)
-        )
-    combine = any if isinstance(e, sympy.Union) else all
-    return _joined(regions, lambda x: combine(region.contains(x) for region in regions))
+    points = tuple(x for region in regions for x in region.points)
+    return Region(points, contains, regions[0].name)
 
 
 def _read_interval(e: Any) -> Region | None:
@@ -122,15 +104,6 @@ def _read_interval(e: Any) -> Region | None:
         return after and (_before(x, end) or (not e.right_open and _close(x, end)))
 
     return Region((start, end), contains)
-
-
-def _read_finite_set(e: Any) -> Region | None:
-    if not all(isinstance(a, sympy.Expr) for a in e.args):
-        return None
-    numbers = [values.number(a) for a in e.args]
-    if any(n is None for n in numbers):
-        return None
-    return Region(tuple(numbers), lambda x: any(_close(n, x) for n in numbers))
 
 
 def _close(a: Any, b: Any) -> bool:
@@ -148,7 +121,8 @@ def _read_relation(e: Any, solved: bool) -> Region | None:
     """`x < 3`, `3 > x`, `x ≠ 3`, with a letter or `f(x)` alone on one side; with `solved`, also
     polynomials of a letter, and absolute values of them."""
     for variable, bound, sign in ((e.rhs, e.lhs, -1), (e.lhs, e.rhs, 1)):
-        if not _is_variable(variable) or (isinstance(e, Equality) and not solved):
+        is_variable = variable.is_Symbol or isinstance(variable, AppliedUndef)
+        if not is_variable or (isinstance(e, Equality) and not solved):
             continue
         value = values.number(bound)
         if value is not None:
@@ -170,10 +144,6 @@ def _solve(e: Any, letter: Any) -> Region | None:
     coefficients = [a - b for a, b in zip_longest(left, right, fillvalue=mpmath.mpf(0))]
     roots = _roots(coefficients)
     return None if roots is None else _where(e, coefficients, roots, letter.name)
-
-
-def _is_variable(e: Any) -> bool:
-    return e.is_Symbol or isinstance(e, AppliedUndef)
 
 
 def _where(e: Any, coefficients: list[Any], roots: list[Any], name: str) -> Region:

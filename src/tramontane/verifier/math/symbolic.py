@@ -55,7 +55,9 @@ def equal(gold: str, pred: str, scales: list[tuple[int, int]], places: int | Non
             return True
         return isinstance(gold_parsed, sympy.Expr) and values.rounded(gold_parsed, pred, places)
     except values.TooLarge as error:
-        if not _is_bounded(gold_parsed):
+        try:
+            same(gold_parsed, _PROBE)
+        except values.TooLarge:
             reason = "the reference cannot be judged: its value is too large"
             raise Unscorable(reason) from error
         raise Refused("the value is too large") from error
@@ -146,15 +148,6 @@ def _is_fraction(e: Any) -> bool:
 _PROBE = sympy.Symbol("a")
 
 
-def _is_bounded(e: Any) -> bool:
-    """True if the values of `e` stay within the bounds of `values`."""
-    try:
-        same(e, _PROBE)
-    except values.TooLarge:
-        return False
-    return True
-
-
 def same(gold: Any, pred: Any) -> bool:
     """Compare two parsed objects.
 
@@ -162,8 +155,11 @@ def same(gold: Any, pred: Any) -> bool:
         values.TooLarge: a value exceeds the bounds.
     """
     gold, pred = _align_equations(gold, pred)
+    if isinstance(gold, sympy.MatrixBase) and isinstance(pred, sympy.MatrixBase):
+        cells = zip(gold.flat(), pred.flat(), strict=False)
+        return bool(gold.shape == pred.shape) and all(same(g, p) for g, p in cells)
     if isinstance(gold, sympy.MatrixBase) or isinstance(pred, sympy.MatrixBase):
-        return _same_matrix(gold, pred)
+        return False
     if gold == pred:
         return True
     if isinstance(pred, sympy.FiniteSet) and len(pred.args) == 1 and isinstance(gold, sympy.Expr):
@@ -178,25 +174,7 @@ def same(gold: Any, pred: Any) -> bool:
     return False
 
 
-def _same_matrix(gold: Any, pred: Any) -> bool:
-    return (
-        isinstance(gold, sympy.MatrixBase)
-        and isinstance(pred, sympy.MatrixBase)
-        and gold.shape == pred.shape
-        and all(same(g, p) for g, p in zip(gold.flat(), pred.flat(), strict=True))
-    )
-
-
-def _same_tuple(gold: Any, pred: Any) -> bool:
-    return len(gold) == len(pred) and all(map(same, gold, pred))
-
-
-def _same_set(gold: Any, pred: Any) -> bool:
-    return type(gold) is type(pred) and _same_arguments(gold, pred)
-
-
 def _same_arguments(gold: Any, pred: Any) -> bool:
-    """Compare the arguments in any order."""
     unmatched = list(pred.args)
     for g in gold.args:
         found = next((k for k, p in enumerate(unmatched) if same(g, p)), None)
@@ -277,8 +255,8 @@ def _relation(e: Any) -> str:
 _COMPARISONS: tuple[tuple[type, Callable[[Any, Any], bool]], ...] = (
     (Relational, _same_inequality),
     (sympy.And, _same_arguments),
-    (sympy.Tuple, _same_tuple),
-    (sympy.Set, _same_set),
+    (sympy.Tuple, lambda gold, pred: len(gold) == len(pred) and all(map(same, gold, pred))),
+    (sympy.Set, lambda gold, pred: type(gold) is type(pred) and _same_arguments(gold, pred)),
     (sympy.Expr, values.equal),
 )
 
@@ -308,12 +286,12 @@ def parse_answer(text: str) -> Any:
     parsed = parse_latex(text)
     members = split(text, "=")
     labelled = parsed is None and len(members) > 1 and not members[0].startswith("-")
-    return parse_latex(members[-1]) if labelled and not any(map(_is_prose, members)) else parsed
-
-
-def _is_prose(label: str) -> bool:
-    """True for several statements or sentences, whose last member is not their value."""
-    return len(split(label, ",", ";")) > 1 or len(_WORD.findall(label)) > MAX_LABEL_WORDS
+    # The last member of several statements or sentences is not their value.
+    is_prose = any(
+        len(split(member, ",", ";")) > 1 or len(_WORD.findall(member)) > MAX_LABEL_WORDS
+        for member in members
+    )
+    return parse_latex(members[-1]) if labelled and not is_prose else parsed
 
 
 def _parse_conditions(text: str) -> Any:

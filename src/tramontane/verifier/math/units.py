@@ -34,7 +34,6 @@ _WORDS = dict(re.findall(r"\[(\w+)\]\n([^\[]*)", _LISTS))
 
 
 def _named(units: str, prefixes: dict[str, str]) -> dict[str, str]:
-    """Canonical names by lower-case name."""
     table = {}
     for names in units.split("|"):
         canonical, *others = names.split()
@@ -186,8 +185,6 @@ def read_unit(text: str) -> _Unit | None:
 
 
 class _Reader:
-    """Reads the tokens of a unit from left to right."""
-
     def __init__(self) -> None:
         self.factors: dict[str, int] = {}
         self.letters: list[str] = []
@@ -315,14 +312,8 @@ class _Reader:
 
 # ---------------------------------------------------------------------------------- comparison
 
-_SAME = [
-    {"M", "mol·L^-1"},
-    {"C", "degC"},
-    {"K", "degK"},
-    {"F", "degF"},
-    {"deg", "degC"},
-    {"deg", "degF"},
-]
+_PAIRS = "M mol·L^-1, C degC, K degK, F degF, deg degC, deg degF"
+_SAME = [set(pair.split()) for pair in _PAIRS.split(", ")]
 
 
 def units_clash(gold: str, pred: str) -> bool:

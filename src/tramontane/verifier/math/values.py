@@ -146,10 +146,10 @@ class _Evaluation:
                 raise NoValue
             return max(values) if isinstance(e, sympy.Max) else min(values)
         if isinstance(e, sympy.log):
-            logarithm = self._log(self(e.args[0]))
-            if len(e.args) == 1:
-                return logarithm
-            return self._ratio(logarithm, self._log(self(e.args[1])))
+            logarithm, *base = (self._log(self(a)) for a in e.args)
+            if base and not base[0]:
+                raise NoValue
+            return logarithm / base[0] if base else logarithm
         if isinstance(e, sympy.exp):
             return self._power(mpmath.e, e.args[0])
         function = _FUNCTIONS.get(type(e).__name__)
@@ -176,12 +176,6 @@ class _Evaluation:
         if not value or mpmath.isinf(value):
             raise NoValue
         return mpmath.log(value)
-
-    @staticmethod
-    def _ratio(numerator: Any, denominator: Any) -> Any:
-        if not denominator:
-            raise NoValue
-        return numerator / denominator
 
     def _integer(self, e: Any) -> Any:
         value = self(e)
@@ -403,8 +397,7 @@ def remainder(e: Any, modulus: int) -> int | None:
         known = [part for part in parts if part is not None]
         if len(known) < len(parts):
             return None
-        total = sum(known) if isinstance(e, sympy.Add) else _product_modulo(known, modulus)
-        return total % modulus
+        return (sum(known) if isinstance(e, sympy.Add) else math.prod(known)) % modulus
     if isinstance(e, sympy.Pow):
         base, exponent = remainder(e.base, modulus), _exact(e.exp)
         if base is None or exponent is None:
@@ -416,15 +409,8 @@ def remainder(e: Any, modulus: int) -> int | None:
     if isinstance(e, sympy.factorial) and (n := _exact(e.args[0])) is not None:
         if n >= modulus:
             return 0
-        return _product_modulo(range(1, n + 1), modulus) if 0 <= n <= MAX_FACTORIAL else None
+        return math.factorial(n) % modulus if 0 <= n <= MAX_FACTORIAL else None
     return None
-
-
-def _product_modulo(factors: Any, modulus: int) -> int:
-    result = 1
-    for factor in factors:
-        result = result * factor % modulus
-    return result % modulus
 
 
 def _exact(e: Any) -> int | None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+
+import yaml
 
 _LETTER = re.compile(r"\(?([A-Z])\)?")
 _SMALL = re.compile(r"\([a-z]\)")  # a choice, unlike `b`
@@ -110,42 +113,10 @@ _NUMBERS = (
     "twenty",
 )  # fmt: skip
 _PHRASES = {
-    phrase: meaning
-    for meaning, phrases in {
-        r"\mathbb{R}": "all real numbers|all reals|all real x|the real numbers|the reals"
-        "|real numbers|any real number|the set of all real numbers|set of all real numbers"
-        "|all real values|all real values of x|x is any real number"
-        "|x can be any real number|every real number"
-        "|the set of real numbers|set of real numbers|all real number|all reals x"
-        "|alle reellen zahlen|tous les réels|tous les nombres réels|l ensemble des réels"
-        "|todos los números reales|todos los reales|tutti i numeri reali|tutti i reali"
-        "|все действительные числа|все вещественные числа|любое действительное число"
-        "|全体实数|所有实数|任意实数|一切实数|实数集",
-        r"\mathbb{Z}": "all integers|the integers|the set of all integers|integers"
-        "|the set of integers|any integer|every integer|alle ganzen zahlen|tous les entiers"
-        "|todos los enteros|tutti gli interi|все целые числа|全体整数|所有整数",
-        r"\mathbb{Z}_{>0}": "all positive integers|the positive integers|positive integers"
-        "|any positive integer|every positive integer|the set of all positive integers",
-        r"(0, \infty)": "all positive real numbers|all positive reals|the positive real numbers"
-        "|positive real numbers|any positive real number|the positive reals",
-        r"\emptyset": "no solution|no solutions|no solution exists|no solutions exist|empty set"
-        "|the empty set|null set|there is no solution|there are no solutions|none"
-        "|keine lösung|keine lösungen|aucune solution|pas de solution|no hay solución|sin solución"
-        "|nessuna soluzione|нет решений|нет решения|решений нет|无解|没有解",
-        r"\text{no real solution}": "no real solution|no real solutions|no real roots"
-        "|no real solutions exist|there are no real solutions",
-        r"\text{does not exist}": "dne|d n e|does not exist|doesn t exist|the limit does not exist"
-        "|limit does not exist|the limit doesn t exist|it does not exist|existiert nicht"
-        "|n existe pas|no existe|non esiste|не существует|不存在",
-        r"\text{undefined}": "undefined|not defined|is undefined|it is undefined|undefiniert"
-        "|nicht definiert|non défini|no está definido|non definito|не определено|无定义|未定义",
-        r"\text{infinitely many}": "infinitely many|infinitely many solutions|infinite solutions"
-        "|infinite number of solutions|there are infinitely many solutions|无穷多解|有无穷多解",
-        r"\text{diverges}": "diverges|divergent|it diverges|the series diverges"
-        "|the integral diverges|divergiert|diverge|расходится|发散",
-        r"\text{converges}": "converges|convergent|it converges|the series converges"
-        "|the integral converges|konvergiert|converge|сходится|收敛",
-    }.items()
+    phrase.strip(): meaning
+    for meaning, phrases in yaml.safe_load(
+        Path(__file__).with_name("phrases.yaml").read_text("utf-8")
+    ).items()
     for phrase in phrases.split("|")
 } | {word: str(number) for number, word in enumerate(_NUMBERS)}
 _EXCEPT = re.compile(

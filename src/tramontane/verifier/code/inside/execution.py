@@ -147,7 +147,6 @@ class Execution:
             os._exit(code)
 
     def _enter(self, files: list[int]) -> None:
-        """Set up the child: session, descriptors, working directory, limits, locks."""
         os.setsid()
         if sys.platform == "linux":
             processes.prctl(processes.PDEATHSIG, signal.SIGKILL)

@@ -40,13 +40,7 @@ _SIZE = struct.Struct("<I")
 _FLOAT = struct.Struct("<d")
 _COMPLEX = struct.Struct("<dd")
 _SINGLES: dict[int, Any] = {78: None, 84: True, 70: False}
-_SEQUENCES: dict[int, type[Any]] = {
-    108: list,
-    116: tuple,
-    115: set,
-    122: frozenset,
-    113: deque,
-}
+_SEQUENCES: dict[int, type[Any]] = {108: list, 116: tuple, 115: set, 122: frozenset, 113: deque}
 _TAG_OF = {make: tag for tag, make in _SEQUENCES.items()}
 _INT, _DOUBLE, _COMPLEXES, _STR, _BYTES, _BYTEARRAY, _DICT = 105, 100, 99, 117, 98, 97, 123
 _INTS, _DOUBLES, _RANGE, _DECIMAL, _FRACTION, _TYPE = 73, 68, 114, 46, 47, 120

@@ -318,7 +318,6 @@ class Sandbox:
         return wrap(rungs.runner_command(rungs.INTERPRETER, "/"), shown, uid)
 
     def _settings(self, uid: int) -> bytes:
-        """The job's settings for `inside.runner`."""
         job, spaces = self.job, self.has_namespaces
         folder = Path("/program") if spaces else job.folder
         headers = "/headers" if spaces else job.headers
