@@ -233,6 +233,8 @@ class Request(SampledTokens):
             generated.
         turns: the turns that were answered; not sent to generators.
         earlier: earlier sequences of a forked conversation; not sent to generators.
+        keep_kv: keep its keys and values at its end, where there is room: it may go on.
+        generator: number of the generator that had it last.
     """
 
     group: int
@@ -247,6 +249,8 @@ class Request(SampledTokens):
     finish_reason: FinishReason | None = None
     turns: list[TurnRecord] = field(default_factory=list)
     earlier: list[EarlierSequence] = field(default_factory=list)
+    keep_kv: bool = False
+    generator: int | None = None
 
     @property
     def sequences(self) -> list[EarlierSequence | Request]:
