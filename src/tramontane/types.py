@@ -385,11 +385,15 @@ class Progress:
         completions: requests that ended, with all their tokens.
         grown: the new tokens of unfinished requests.
         busy_seconds: time that the generator has worked since it was started.
+        prefilled_tokens: tokens prefilled for the requests that were admitted.
+        parked_tokens: tokens of them that were not, since their keys and values were kept.
     """
 
     completions: list[Completion]
     grown: Growth
     busy_seconds: float
+    prefilled_tokens: int = 0
+    parked_tokens: int = 0
 
 
 class Judgement(NamedTuple):

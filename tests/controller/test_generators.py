@@ -213,7 +213,7 @@ def test_completions_wait_for_their_own_reader_whoever_polled_last():
         generator.submit(group(-1, 2, tokens=4))
         evaluated = []
         while generator.requests:
-            evaluated += await generator.poll_evaluation()
+            evaluated += await generator.poll(EVALUATION)
         assert [c.index for c in evaluated] == [0, 1]
         assert (pool.in_flight, pool.evaluating) == (0, 0)
         assert generator.has_work
@@ -226,9 +226,9 @@ def test_completions_wait_for_their_own_reader_whoever_polled_last():
         while generator.requests:
             trained += await generator.poll()
         assert [c.index for c in trained] == [0, 1, 2]
-        assert generator.has_evaluation
-        assert [c.index for c in await generator.poll_evaluation()] == [0, 1]
-        assert not generator.has_evaluation
+        assert generator.has(EVALUATION)
+        assert [c.index for c in await generator.poll(EVALUATION)] == [0, 1]
+        assert not generator.has(EVALUATION)
         pool.close()
 
     asyncio.run(use())
@@ -387,10 +387,10 @@ def test_an_evaluation_goes_on_when_its_generator_is_killed(ray_cluster, tmp_pat
                 trained.extend(await generator.poll())
 
         async def evaluate() -> None:
-            evaluated.extend(await generator.poll_evaluation())
+            evaluated.extend(await generator.poll(EVALUATION))
             os.kill(generator.handle._place[1], signal.SIGKILL)
-            while generator.has_evaluation:
-                evaluated.extend(await generator.poll_evaluation())
+            while generator.has(EVALUATION):
+                evaluated.extend(await generator.poll(EVALUATION))
 
         await asyncio.gather(train(), evaluate())
         generator.handle.close()
@@ -534,7 +534,7 @@ def test_the_least_loaded_generator_is_the_first_of_those_with_fewest_requests(
         known[number] = requests, min(requests, evaluating)
         loads.note(number, *known[number])
         assert loads.total == sum(load for load, _ in known)
-        assert loads.evaluating == sum(load for _, load in known)
+        assert loads.others == sum(load for _, load in known)
         assert loads.least() == min(range(generators), key=lambda n: known[n][0])
 
 
