@@ -21,6 +21,7 @@ from tramontane.config import Config
 from tramontane.controller import generators
 from tramontane.controller.generators import (
     AHEAD,
+    EVALUATION,
     FEW,
     POLLS_PER_SECOND,
     GeneratorPool,

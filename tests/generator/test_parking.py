@@ -97,7 +97,7 @@ def test_what_waits_for_a_slot_comes_first(slots, layout):
 
 def test_memory_is_shared_with_what_is_parked(layout):
     model = make_model()
-    small = make_engine(model, layout, kv_bytes=300 * 2 * 2 * 2 * 8 * 4)
+    small = make_engine(model, layout, kv_bytes=1500 * 256)
     kept = converse(small)
     again = converse(make_engine(model, layout), keep_kv=False)
     assert {k: c.token_ids for k, c in kept.items()} == {k: c.token_ids for k, c in again.items()}

@@ -77,7 +77,7 @@ class PooledGenerator:
         self.requests: dict[tuple[int, int], Request] = {}  # unfinished, with their tokens so far
         self.unfinished = [0, 0, 0]  # number of them, by kind
         # Completions until `poll` returns them, by kind.
-        self._ended: tuple[list[Completion], ...] = ([], [], [])
+        self._ended: list[list[Completion]] = [[], [], []]
         self.generated_tokens = self.prefilled_tokens = self.parked_tokens = 0
         self.busy_seconds = 0.0
         self._worker_busy_seconds = 0.0  # reported by the current worker at its last poll
@@ -137,11 +137,9 @@ class PooledGenerator:
         Raises:
             WorkerLost: the worker cannot be replaced.
         """
-        found = self._ended[kind]
-        if not found:
+        if not self._ended[kind]:
             await self._next_poll()
-        ended = [*found]
-        found.clear()
+        ended, self._ended[kind] = self._ended[kind], []
         return ended
 
     def cancel(self, group: int) -> None:
@@ -151,7 +149,7 @@ class PooledGenerator:
             del self.requests[key]
         self.unfinished[ASKED] -= len(keys)
         self._unsent = [request for request in self._unsent if request.group != group]
-        self._ended[ASKED][:] = [c for c in self._ended[ASKED] if c.group != group]
+        self._ended[ASKED] = [c for c in self._ended[ASKED] if c.group != group]
         self.handle.submit("cancel", group)  # after the polls that may carry its requests
         self.changed()
 
@@ -160,7 +158,7 @@ class PooledGenerator:
         for future, _ in self._polls:
             future.cancel()
         self._polls.clear()
-        self.requests, self._unsent, self._ended = {}, [], ([], [], [])
+        self.requests, self._unsent, self._ended = {}, [], [[], [], []]
         self.unfinished = [0, 0, 0]
         self.changed()
         await self.ask("start", "cancel_all")
@@ -407,6 +405,11 @@ class GeneratorPool:
         return sum(m.unfinished[EVALUATION] for m in self._members)
 
     @property
+    def max_len(self) -> int:
+        """Length of a slot, in tokens."""
+        return self._size[1]
+
+    @property
     def generated_tokens(self) -> int:
         return sum(m.generated_tokens for m in self._members)
 
@@ -527,10 +530,13 @@ def begun_first(requests: Iterable[Request]) -> list[Request]:
 
 
 def share(config: Config) -> int:
-    """Maximum number of unfinished completions in each generator: a group goes to the least loaded
-    of W generators, which has at most (n_async − G) / W in flight when G more fit under n_async."""
-    sizes, workers = config.pipeline, max(1, config.generator.workers)
-    return (sizes.n_async - sizes.group_size) // workers + sizes.group_size
+    """Maximum number of unfinished completions in each generator, clients' included: a group
+    goes to the least loaded of W generators, which has at most (n − G) / W in flight when G more
+    fit under n = n_async + generator.serve.completions."""
+    sizes, serve = config.pipeline, config.generator.serve
+    asked = serve.completions if serve else 0
+    largest = max(sizes.group_size, asked)
+    return (sizes.n_async + asked - largest) // max(1, config.generator.workers) + largest
 
 
 def slots(config: Config) -> int:
