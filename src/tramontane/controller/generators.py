@@ -45,7 +45,7 @@ FEW = 64  # generators whose polls may all be as short as `steps_per_call`
 # Kinds of requests, by the numbers of their groups: from 0 on of training, below of an evaluation,
 # from FIRST_ASKED down of an endpoint's clients.
 TRAINING, EVALUATION, ASKED = range(3)
-FIRST_ASKED = -(1 << 40)
+FIRST_ASKED = -(1 << 30)  # group numbers have 32 bits
 STARTS = 5  # starts of one generator without a poll in between, after which a run gives up
 
 
