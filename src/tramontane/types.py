@@ -249,8 +249,8 @@ class Request(SampledTokens):
     finish_reason: FinishReason | None = None
     turns: list[TurnRecord] = field(default_factory=list)
     earlier: list[EarlierSequence] = field(default_factory=list)
-    keep_kv: bool = False
-    generator: int | None = None
+    keep_kv: bool = field(default=False, compare=False)
+    generator: int | None = field(default=None, compare=False)
 
     @property
     def sequences(self) -> list[EarlierSequence | Request]:

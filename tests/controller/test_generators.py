@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from tramontane.config import Config
 from tramontane.controller import generators
 from tramontane.controller.generators import (
     AHEAD,
+    ASKED,
     EVALUATION,
     FEW,
+    FIRST_ASKED,
     POLLS_PER_SECOND,
     GeneratorPool,
     Loads,
@@ -37,7 +40,7 @@ from tramontane.generator import Generator
 from tramontane.models.weights import LocalWeights, Part
 from tramontane.placement import GeneratorHandle, WorkerDied, WorkerLost
 from tramontane.placement.thread import ThreadHandle
-from tramontane.types import Completion, Request, SamplingParams
+from tramontane.types import Completion, Request, SamplingParams, ints
 
 
 class Idle:
@@ -198,6 +201,51 @@ def test_a_version_that_fails_its_check_is_named_and_not_used():
         while generator.requests:
             await generator.poll()
         assert set(request.versions) == {0, 2}
+        pool.close()
+
+    asyncio.run(use())
+
+
+def test_a_request_that_goes_on_returns_to_its_generator_if_that_has_a_free_slot():
+    workers = [CountingGenerator() for _ in range(3)]
+    pool, slots_each = pool_of(workers, []), (23 - 4) // 3 + 4
+
+    async def use() -> None:
+        parked = replace(group(0, 1)[0], keep_kv=True)
+        pool.submit([parked])
+        assert parked.generator == 0
+        first = next(iter(pool))
+        while first.requests:
+            await first.poll()
+        goes_on = replace(parked, token_ids=ints([7] * 4), sampling=SamplingParams(8))
+        pool.submit(group(1, slots_each - 1))
+        held = [{key[0] for key in member.requests} for member in pool]
+        assert held == [{1}, set(), set()]
+        pool.submit([goes_on])  # although others have less to do
+        assert (0, 0) in first.requests and len(first.requests) == slots_each
+        again = replace(goes_on, index=1)
+        pool.submit([again])  # it would wait there
+        assert again.generator == 1
+        pool.close()
+
+    asyncio.run(use())
+
+
+def test_training_an_evaluation_and_clients_are_read_apart():
+    worker = CountingGenerator()
+    (generator,) = pool = pool_of([worker], [])
+
+    async def use() -> None:
+        for number in (0, -1, FIRST_ASKED):
+            pool.submit(group(number, 2))
+        assert (pool.in_flight, pool.evaluating, generator.unfinished) == (2, 2, [2, 2, 2])
+        pool.submit(group(FIRST_ASKED - 1, 1, tokens=90))
+        pool.cancel(FIRST_ASKED - 1)
+        while generator.requests:
+            assert all(c.group == -1 for c in await generator.poll(EVALUATION))
+        assert [c.group for c in await generator.poll()] == [0, 0]
+        assert [c.group for c in await generator.poll(ASKED)] == [FIRST_ASKED] * 2
+        assert not any(map(generator.has, range(3)))
         pool.close()
 
     asyncio.run(use())

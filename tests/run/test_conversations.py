@@ -115,7 +115,6 @@ def test_a_run_trains_on_what_a_harness_does(tmp_path: Path, monkeypatch: Any) -
     pytest.importorskip("openai", reason="openai is not installed")
     harness = next(b for b in blocks(ROOT / "docs" / "endpoint.md", "python") if "class " in b)
     (tmp_path / "docs_reviewer.py").write_text(harness)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
     monkeypatch.syspath_prepend(str(tmp_path))
     config = small_config(
         tmp_path / "run",

@@ -458,11 +458,9 @@ class SlotEngine:
     # --- admission
 
     def _admit(self) -> None:
-        first = islice(self._waiting, len(self._free_slots))
-        lengths = [flight.context_length for flight in first]
-        while (n := self._decoder.count_admissible(lengths)) < len(lengths):
-            if not self._parking.drop_first():
-                break
+        first = [*islice(self._waiting, len(self._free_slots))]
+        while (n := self._count_admissible(first)) < len(first) and self._parking.drop_first():
+            pass
         if not n:
             return
         flights = [self._waiting.popleft() for _ in range(n)]
@@ -494,6 +492,9 @@ class SlotEngine:
             if not self._sharers[key]:
                 del self._sharers[key], self._prefixes[key]
         self._prefixes |= prefilled
+
+    def _count_admissible(self, flights: Iterable[_Flight]) -> int:
+        return self._decoder.count_admissible(flight.context_length for flight in flights)
 
     def _contexts(self, flights: Iterable[_Flight]) -> dict[Key, Context]:
         """What must be cached for sequences, and is not there as a prefix."""
