@@ -11,7 +11,7 @@ from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.serving import PoolSampler
 from tramontane.evaluation.checkpoint import encoder_of
 from tramontane.evaluation.serving import Address, answering
-from tramontane.models.loading import load_config
+from tramontane.models.loading import context_length, load_config
 from tramontane.run.session import Session
 from tramontane.types import SamplingParams
 
@@ -52,8 +52,10 @@ async def answered(
         return
     from tramontane.environments.endpoint import Served  # needs an extra
 
-    vocab = int(load_config(config.model).get_text_config().vocab_size)
-    sampler = PoolSampler(generators, generators.max_len, vocab, serve.completions)
+    shape = load_config(config.model)
+    vocab, context = int(shape.get_text_config().vocab_size), context_length(shape)
+    max_len = min(generators.max_len, context or generators.max_len)
+    sampler = PoolSampler(generators, max_len, vocab, serve.completions)
     defaults = SamplingParams(config.pipeline.l_max, config.generator.temperature)
     served = Served(config.name, config, encoder_of(config), defaults, sampler)
     async with answering(served, address, ends_by_signal=False):
