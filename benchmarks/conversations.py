@@ -1,4 +1,5 @@
-"""The load of many conversations with simulated tools on the controller's event loop.
+"""The load of many conversations with simulated tools on the controller's event loop, and what
+parked keys and values save a generator.
 
     python -m benchmarks.conversations [--conversations 1000] [--turns 4] [--windows 6] ...
 
@@ -9,7 +10,11 @@ under way. `stall` is the longest delay of a timer of the event loop, `loop_core
 the loop's thread for each second, and `cores` that of the whole process, each as the median and
 range over windows, `--warm-up` seconds after all have begun.
 
-Prints them, writes conversations.json next to this file, and exits with 1 if a promise is broken.
+Then a generator of 1.8 M parameters samples `--turns` turns of `--tokens` tokens of `--parked`
+conversations, `--repeats` times with the keys and values of those that wait parked, and as often
+prefilled again, in turns. A tool's answer of 60 tokens comes 40 decode steps after the turn.
+
+Prints lines, writes conversations.json next to this file, and exits with 1 if a promise is broken.
 """
 
 from __future__ import annotations
@@ -17,22 +22,35 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from collections import deque
 from random import Random
 from typing import Any
 
-from benchmarks.measure import Promise, finish, machine, spread
+import torch
+
+from benchmarks.measure import VOCAB, Promise, finish, machine, make_llama, spread
 from tramontane.config import Config
 from tramontane.controller.conversations import Conversations, start_conversations
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.protocol import Turn
+from tramontane.generator.engine import SlotEngine
 from tramontane.models.loading import load_tokenizer
 from tramontane.placement.thread import LocalPlacement
-from tramontane.types import Completion, Problem, Request, SamplingParams
+from tramontane.types import (
+    INSERTED,
+    Completion,
+    Problem,
+    Request,
+    SamplingParams,
+    floats,
+    ints,
+)
 
 BEGIN_SECONDS = 900.0  # limit for all conversations to have begun
 TICK_SECONDS = 0.005  # between two looks at the event loop
 MOST_CORES, MOST_STALL = 0.25, 0.1  # promised: of the loop's thread, and in seconds
 EOS = 1  # of the shipped base model
+ANSWER, WAIT_STEPS = 60, 40  # a tool's answer in tokens, and the wait for it in decode steps
 
 
 class Tools:
@@ -121,6 +139,58 @@ class Load:
         }
 
 
+def sampled_with(keep_kv: bool, args: argparse.Namespace, model: Any) -> dict[str, float]:
+    """Tokens that a generator prefills and samples for conversations, and its rate."""
+    prompt, most = [random_token(n) for n in range(120)], args.turns * (args.tokens + ANSWER)
+    engine = SlotEngine(model, args.parked, len(prompt) + most)
+    first = SamplingParams(args.tokens)
+    engine.submit([Request(n, 0, prompt, n, first, keep_kv=keep_kv) for n in range(args.parked)])
+    waiting: deque[tuple[int, Request]] = deque()
+    began, ended = time.perf_counter(), 0
+    while ended < args.parked:
+        for completion in engine.step():
+            turn = len(completion.token_ids) // (args.tokens + ANSWER) + 1
+            if turn == args.turns:
+                ended += 1
+                continue
+            put = [random_token(n) for n in range(ANSWER)]
+            limit = len(completion.token_ids) + ANSWER + args.tokens
+            request = Request(completion.group, 0, prompt, completion.group, SamplingParams(limit))
+            request.token_ids = completion.token_ids + ints(put)
+            request.logprobs = completion.logprobs + floats([0.0] * ANSWER)
+            request.versions = completion.versions + ints([INSERTED] * ANSWER)
+            request.keep_kv = keep_kv
+            waiting.append((engine.stats.decode_steps + WAIT_STEPS, request))
+        idle = not engine.unfinished and bool(waiting)
+        while waiting and (idle or waiting[0][0] <= engine.stats.decode_steps):
+            engine.submit([waiting.popleft()[1]])
+    stats, seconds = engine.stats, time.perf_counter() - began
+    return {
+        "prefilled": stats.prefill_tokens,
+        "parked": stats.parked_tokens,
+        "tokens_per_second": stats.generated_tokens / seconds,
+    }
+
+
+def random_token(place: int) -> int:
+    return 2 + place * 7919 % (VOCAB - 2)
+
+
+def measure_parking(args: argparse.Namespace) -> dict[str, Any]:
+    """What `sampled_with` finds for conversations that are parked, and prefilled again."""
+    torch.set_num_threads(1)
+    model = make_llama("1.8M", 16 * args.turns * (args.tokens + ANSWER))
+    model.requires_grad_(False)
+    found: dict[str, list[dict[str, float]]] = {"parked": [], "prefilled again": []}
+    for _ in range(args.repeats):
+        for name, runs in found.items():
+            runs.append(sampled_with(name == "parked", args, model))
+    return {
+        name: {key: spread([run[key] for run in runs]) for key in runs[0]}
+        for name, runs in found.items()
+    }
+
+
 def ignore(*_: Any, **__: Any) -> None:
     """No worker of this benchmark is lost."""
 
@@ -132,6 +202,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200, help="sampled in a turn")
     parser.add_argument("--sample", type=float, default=10.0, help="mean seconds of a turn")
     parser.add_argument("--step", type=float, default=0.1, help="median seconds of a tool")
+    parser.add_argument("--parked", type=int, default=32, help="conversations of a generator")
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--warm-up", type=float, default=60.0)
     parser.add_argument("--windows", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=20.0, help="of a window")
@@ -144,12 +216,18 @@ def main() -> None:
         found = asyncio.run(Load(args, conversations).measure())
     for name, value in found.items():
         print(f"{name:18}{value['median']:9.2f} [{value['lowest']:.2f}, {value['highest']:.2f}]")
+    parking = measure_parking(args)
+    for name, figures in parking.items():
+        print(name, *(f"{key} {value}" for key, value in figures.items()))
     cores, stall = found["loop_cores"]["highest"], found["stall_ms"]["highest"]
-    finish(__file__, {"machine": machine(), **vars(args), "found": found}, [
+    rates = [parking[name]["tokens_per_second"]["median"] for name in parking]
+    finish(__file__, {"machine": machine(), **vars(args), "found": found, "parking": parking}, [
         Promise(f"{args.conversations:,} conversations: the event loop takes at most "
                 f"{MOST_CORES} cores", f"{cores:.2f}", cores <= MOST_CORES),
         Promise(f"its longest stall is at most {1000 * MOST_STALL:.0f} ms",
                 f"{stall:.0f} ms", stall <= 1000 * MOST_STALL),
+        Promise("a generator samples no fewer tokens a second from parked keys and values",
+                f"{rates[0] / rates[1]:.2f} times as many", rates[0] >= rates[1]),
     ])  # fmt: skip
 
 

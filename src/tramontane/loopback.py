@@ -43,7 +43,7 @@ def listening(port: int, host: str = HOST) -> Iterator[socket.socket]:
             found.bind((host, port))
         except OSError as error:
             place = f"port {port}" if host == HOST else f"{host}:{port}"
-            raise InputError(f"{place}: {error.strerror}; choose another with --port") from None
+            raise InputError(f"{place}: {error.strerror}; choose another port") from None
         found.listen()
         yield found
 

@@ -233,6 +233,8 @@ class Request(SampledTokens):
             generated.
         turns: the turns that were answered; not sent to generators.
         earlier: earlier sequences of a forked conversation; not sent to generators.
+        keep_kv: keep its keys and values at its end, where there is room: it may go on.
+        generator: number of the generator that had it last.
     """
 
     group: int
@@ -247,6 +249,8 @@ class Request(SampledTokens):
     finish_reason: FinishReason | None = None
     turns: list[TurnRecord] = field(default_factory=list)
     earlier: list[EarlierSequence] = field(default_factory=list)
+    keep_kv: bool = field(default=False, compare=False)
+    generator: int | None = field(default=None, compare=False)
 
     @property
     def sequences(self) -> list[EarlierSequence | Request]:
@@ -391,11 +395,15 @@ class Progress:
         completions: requests that ended, with all their tokens.
         grown: the new tokens of unfinished requests.
         busy_seconds: time that the generator has worked since it was started.
+        prefilled_tokens: tokens prefilled for the requests that were admitted.
+        parked_tokens: tokens of them that were not, since their keys and values were kept.
     """
 
     completions: list[Completion]
     grown: Growth
     busy_seconds: float
+    prefilled_tokens: int = 0
+    parked_tokens: int = 0
 
 
 class Judgement(NamedTuple):

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ from tramontane.config import Config
 from tramontane.controller import generators
 from tramontane.controller.generators import (
     AHEAD,
+    ASKED,
+    EVALUATION,
     FEW,
+    FIRST_ASKED,
     POLLS_PER_SECOND,
     GeneratorPool,
     Loads,
@@ -36,7 +40,7 @@ from tramontane.generator import Generator
 from tramontane.models.weights import LocalWeights, Part
 from tramontane.placement import GeneratorHandle, WorkerDied, WorkerLost
 from tramontane.placement.thread import ThreadHandle
-from tramontane.types import Completion, Request, SamplingParams
+from tramontane.types import Completion, Request, SamplingParams, ints
 
 
 class Idle:
@@ -202,6 +206,51 @@ def test_a_version_that_fails_its_check_is_named_and_not_used():
     asyncio.run(use())
 
 
+def test_a_request_that_goes_on_returns_to_its_generator_if_that_has_a_free_slot():
+    workers = [CountingGenerator() for _ in range(3)]
+    pool, slots_each = pool_of(workers, []), (23 - 4) // 3 + 4
+
+    async def use() -> None:
+        parked = replace(group(0, 1)[0], keep_kv=True)
+        pool.submit([parked])
+        assert parked.generator == 0
+        first = next(iter(pool))
+        while first.requests:
+            await first.poll()
+        goes_on = replace(parked, token_ids=ints([7] * 4), sampling=SamplingParams(8))
+        pool.submit(group(1, slots_each - 1))
+        held = [{key[0] for key in member.requests} for member in pool]
+        assert held == [{1}, set(), set()]
+        pool.submit([goes_on])  # although others have less to do
+        assert (0, 0) in first.requests and len(first.requests) == slots_each
+        again = replace(goes_on, index=1)
+        pool.submit([again])  # it would wait there
+        assert again.generator == 1
+        pool.close()
+
+    asyncio.run(use())
+
+
+def test_training_an_evaluation_and_clients_are_read_apart():
+    worker = CountingGenerator()
+    (generator,) = pool = pool_of([worker], [])
+
+    async def use() -> None:
+        for number in (0, -1, FIRST_ASKED):
+            pool.submit(group(number, 2))
+        assert (pool.in_flight, pool.evaluating, generator.unfinished) == (2, 2, [2, 2, 2])
+        pool.submit(group(FIRST_ASKED - 1, 1, tokens=90))
+        pool.cancel(FIRST_ASKED - 1)
+        while generator.requests:
+            assert all(c.group == -1 for c in await generator.poll(EVALUATION))
+        assert [c.group for c in await generator.poll()] == [0, 0]
+        assert [c.group for c in await generator.poll(ASKED)] == [FIRST_ASKED] * 2
+        assert not any(map(generator.has, range(3)))
+        pool.close()
+
+    asyncio.run(use())
+
+
 def test_completions_wait_for_their_own_reader_whoever_polled_last():
     """Training and an evaluation share a generator's polls: the last completions of one may arrive
     in a poll of the other."""
@@ -213,7 +262,7 @@ def test_completions_wait_for_their_own_reader_whoever_polled_last():
         generator.submit(group(-1, 2, tokens=4))
         evaluated = []
         while generator.requests:
-            evaluated += await generator.poll_evaluation()
+            evaluated += await generator.poll(EVALUATION)
         assert [c.index for c in evaluated] == [0, 1]
         assert (pool.in_flight, pool.evaluating) == (0, 0)
         assert generator.has_work
@@ -226,9 +275,9 @@ def test_completions_wait_for_their_own_reader_whoever_polled_last():
         while generator.requests:
             trained += await generator.poll()
         assert [c.index for c in trained] == [0, 1, 2]
-        assert generator.has_evaluation
-        assert [c.index for c in await generator.poll_evaluation()] == [0, 1]
-        assert not generator.has_evaluation
+        assert generator.has(EVALUATION)
+        assert [c.index for c in await generator.poll(EVALUATION)] == [0, 1]
+        assert not generator.has(EVALUATION)
         pool.close()
 
     asyncio.run(use())
@@ -387,10 +436,10 @@ def test_an_evaluation_goes_on_when_its_generator_is_killed(ray_cluster, tmp_pat
                 trained.extend(await generator.poll())
 
         async def evaluate() -> None:
-            evaluated.extend(await generator.poll_evaluation())
+            evaluated.extend(await generator.poll(EVALUATION))
             os.kill(generator.handle._place[1], signal.SIGKILL)
-            while generator.has_evaluation:
-                evaluated.extend(await generator.poll_evaluation())
+            while generator.has(EVALUATION):
+                evaluated.extend(await generator.poll(EVALUATION))
 
         await asyncio.gather(train(), evaluate())
         generator.handle.close()
@@ -534,7 +583,7 @@ def test_the_least_loaded_generator_is_the_first_of_those_with_fewest_requests(
         known[number] = requests, min(requests, evaluating)
         loads.note(number, *known[number])
         assert loads.total == sum(load for load, _ in known)
-        assert loads.evaluating == sum(load for _, load in known)
+        assert loads.others == sum(load for _, load in known)
         assert loads.least() == min(range(generators), key=lambda n: known[n][0])
 
 

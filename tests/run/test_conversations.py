@@ -10,6 +10,8 @@ import torch
 
 from tests import forked
 from tests.controller.test_pipeline import check_ledger, rollouts, weights
+from tests.docs.pages import blocks
+from tests.paths import ROOT
 from tests.run.test_resume import start, wait_until
 from tests.runs import small_config
 from tramontane.config import Config
@@ -105,6 +107,29 @@ def test_a_run_killed_amid_conversations_loses_none(tmp_path: Path, replay: bool
     assert max(m["staleness_max"] for m in metrics) <= 6
     restarted = metrics[-1]["conversations_replayed" if replay else "conversations_restarted"]
     assert restarted == sum(bool(request.turns) for request in begun.values())
+
+
+@pytest.mark.slow
+def test_a_run_trains_on_what_a_harness_does(tmp_path: Path, monkeypatch: Any) -> None:
+    """The harness of docs/endpoint.md, with the client of OpenAI."""
+    pytest.importorskip("openai", reason="openai is not installed")
+    harness = next(b for b in blocks(ROOT / "docs" / "endpoint.md", "python") if "class " in b)
+    (tmp_path / "docs_reviewer.py").write_text(harness)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = small_config(
+        tmp_path / "run",
+        data={"environment": "docs_reviewer:Reviewer"},
+        pipeline={"l_max": 192, "diversity": "none"},
+        conversation={"reward": "last"},
+    )
+    assert train(config, QuietScreen()).updates == 2
+    check_ledger(tmp_path / "run", config)
+    rows = rollouts(tmp_path / "run")
+    assert {row["ending"] for row in rows} <= {"completed", "max_tokens", "context_full"}
+    done = [row for row in rows if row["ending"] == "completed"]
+    assert len(done) > len(rows) / 2 and all(len(row["turns"]) == 2 for row in done)
+    metrics = RunFolder(tmp_path / "run").metrics()
+    assert all(m["groups_unscorable"] == 0 and 0 < m["parked_share"] < 1 for m in metrics)
 
 
 @pytest.mark.slow

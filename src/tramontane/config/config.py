@@ -244,6 +244,13 @@ class Config(Section):
                 "generator.interruption",
                 "pipeline.l_max",
             )
+        if self.generator.serve and self.stages:
+            raise key_error(
+                "requests of clients may be under way when a stage ends and the generators' slots "
+                "change: leave out either",
+                "generator.serve",
+                "stages",
+            )
         if interruption and self.converses:
             raise key_error(
                 "interrupts the thoughts of a single turn, and the run's data name an environment "

@@ -53,6 +53,19 @@ class InterruptionConfig(Section):
         return self
 
 
+class ServeConfig(Section):
+    """The endpoint of a run; see docs/endpoint.md."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. The key in the endpoint's address is all that protects the model."""
+    port: int = Field(0, ge=0, le=65535)
+    """Port to listen on. 0: any free one."""
+    completions: int = Field(8, ge=1)
+    """Maximum number of completions sampled for clients at once, and of one request; further
+    requests wait. The generators have slots for them beside those of `pipeline.n_async`, so that
+    training waits for none of them."""
+
+
 class GeneratorConfig(Section):
     """Sampling of completions; see docs/generation.md."""
 
@@ -110,6 +123,9 @@ class GeneratorConfig(Section):
         InterruptionConfig | None, Fixed("completions under way were handed out with it")
     ] = None
     """Interruption of long thoughts in training. null: completions end at `pipeline.l_max`."""
+    serve: ServeConfig | None = None
+    """Serve the model in training to clients of OpenAI's API, e.g. `{}` or `{port: 8000}`. null: no
+    endpoint."""
     vllm: VllmConfig = Field(default_factory=VllmConfig)
     """vLLM's environment and arguments."""
 

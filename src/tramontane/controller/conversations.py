@@ -364,7 +364,6 @@ def _key(request: Request) -> Key:
 def _begun(request: Request, started: Started) -> Request:
     """The request of a conversation that has begun. A first turn that was under way goes on if its
     environment begins as before."""
-    if request.turns or request.prompt_ids == started.prompt_ids:
-        return request
-    sampling, first = request.sampling, request.seed
-    return Request(*_key(request), started.prompt_ids, first, sampling)
+    if not request.turns and request.prompt_ids != started.prompt_ids:
+        request = Request(*_key(request), started.prompt_ids, request.seed, request.sampling)
+    return replace(request, keep_kv=True)

@@ -42,6 +42,10 @@ AHEAD = 2  # polls in a worker's mailbox: it runs the next while the controller 
 # in total. One call of a Ray actor takes 0.8 ms of its CPU time.
 POLLS_PER_SECOND = 250
 FEW = 64  # generators whose polls may all be as short as `steps_per_call`
+# Kinds of requests, by the numbers of their groups: from 0 on of training, below of an evaluation,
+# from FIRST_ASKED down of an endpoint's clients.
+TRAINING, EVALUATION, ASKED = range(3)
+FIRST_ASKED = -(1 << 30)  # group numbers have 32 bits
 STARTS = 5  # starts of one generator without a poll in between, after which a run gives up
 
 
@@ -71,10 +75,11 @@ class PooledGenerator:
         self.replaced, self.log_worker, self.changed = replaced, log_worker, changed
         self.handle = make()
         self.requests: dict[tuple[int, int], Request] = {}  # unfinished, with their tokens so far
-        self.evaluating = 0  # unfinished requests that belong to an evaluation
-        self._ended: list[Completion] = []  # training completions, until `poll` returns them
-        self._evaluated: list[Completion] = []  # until `poll_evaluation` returns them
-        self.generated_tokens, self.busy_seconds = 0, 0.0
+        self.unfinished = [0, 0, 0]  # number of them, by kind
+        # Completions until `poll` returns them, by kind.
+        self._ended: list[list[Completion]] = [[], [], []]
+        self.generated_tokens = self.prefilled_tokens = self.parked_tokens = 0
+        self.busy_seconds = 0.0
         self._worker_busy_seconds = 0.0  # reported by the current worker at its last poll
         self._without_work = 0.0  # seconds
         self._without_work_since: float | None = None  # None while it has requests
@@ -95,7 +100,8 @@ class PooledGenerator:
     def submit(self, requests: list[Request]) -> None:
         """Queue requests for the next poll; their tokens grow as they are sampled."""
         self.requests |= {(r.group, r.index): r for r in requests}
-        self.evaluating += sum(map(_is_evaluation, requests))
+        for request in requests:
+            self.unfinished[kind_of(request)] += 1
         self._unsent += requests
         self._submitted.set()
         self.changed()
@@ -111,7 +117,7 @@ class PooledGenerator:
     @property
     def has_work(self) -> bool:
         """True while requests are unfinished, or `poll` has completions to return."""
-        return bool(self.requests or self._ended)
+        return bool(self.requests or self._ended[TRAINING])
 
     async def wait_for_work(self) -> None:
         """Wait until it `has_work`."""
@@ -119,41 +125,31 @@ class PooledGenerator:
             self._submitted.clear()
             await self._submitted.wait()
 
-    @property
-    def has_evaluation(self) -> bool:
-        """`has_work`, of evaluations."""
-        return bool(self.evaluating or self._evaluated)
+    def has(self, kind: int) -> bool:
+        """`has_work`, of one kind."""
+        return bool(self.unfinished[kind] or self._ended[kind])
 
-    async def poll(self) -> list[Completion]:
-        """Return the training completions that ended; if there are none yet, wait for the next few
-        decode steps. May return none, also if the worker was lost.
+    async def poll(self, kind: int = TRAINING) -> list[Completion]:
+        """Return the completions of a kind that ended; if there are none yet, wait for the next few
+        decode steps. May return none, also if the worker was lost. One kind may be waited for while
+        another is: each poll of the worker serves all.
 
         Raises:
             WorkerLost: the worker cannot be replaced.
         """
-        if not self._ended:
+        if not self._ended[kind]:
             await self._next_poll()
-        ended, self._ended = self._ended, []
-        return ended
-
-    async def poll_evaluation(self) -> list[Completion]:
-        """Like `poll`, for evaluation completions. Either may be called while the other waits: each
-        poll of the worker serves both."""
-        if not self._evaluated:
-            await self._next_poll()
-        ended, self._evaluated = self._evaluated, []
+        ended, self._ended[kind] = self._ended[kind], []
         return ended
 
     def cancel(self, group: int) -> None:
-        """Drop the unfinished requests of a group of evaluation; no other may have its number."""
+        """Drop the unfinished requests of a group of clients; no other may have its number."""
         keys = [key for key in self.requests if key[0] == group]
         for key in keys:
             del self.requests[key]
-        self.evaluating -= len(keys)
+        self.unfinished[ASKED] -= len(keys)
         self._unsent = [request for request in self._unsent if request.group != group]
-        self._evaluated = [
-            completion for completion in self._evaluated if completion.group != group
-        ]
+        self._ended[ASKED] = [c for c in self._ended[ASKED] if c.group != group]
         self.handle.submit("cancel", group)  # after the polls that may carry its requests
         self.changed()
 
@@ -162,8 +158,8 @@ class PooledGenerator:
         for future, _ in self._polls:
             future.cancel()
         self._polls.clear()
-        self.requests, self._unsent, self._ended, self._evaluated = {}, [], [], []
-        self.evaluating = 0
+        self.requests, self._unsent, self._ended = {}, [], [[], [], []]
+        self.unfinished = [0, 0, 0]
         self.changed()
         await self.ask("start", "cancel_all")
 
@@ -252,11 +248,8 @@ class PooledGenerator:
                 continue
             known = len(request.token_ids)
             sampled.append(c.versions[known:])
-            if _is_evaluation(c):
-                self.evaluating -= 1
-                self._evaluated.append(c)
-            else:
-                self._ended.append(c)
+            self.unfinished[kind_of(c)] -= 1
+            self._ended[kind_of(c)].append(c)
         for key, new in grown.places():
             if (request := self.requests.get(key)) is None:
                 continue
@@ -264,6 +257,8 @@ class PooledGenerator:
             request.logprobs.extend(grown.logprobs[new])
             request.versions.extend(grown.versions[new])
         self.generated_tokens += sum(map(len, sampled))
+        self.prefilled_tokens += progress.prefilled_tokens
+        self.parked_tokens += progress.parked_tokens
         if progress.completions:
             self.changed()
         # Versions rise with time: the smallest is the oldest, and the largest the newest.
@@ -310,7 +305,7 @@ class PooledGenerator:
         request.token_ids, request.logprobs = request.token_ids[before], request.logprobs[before]
         request.versions = request.versions[before]
         interruption = self.config.generator.interruption
-        if interruption and not _is_evaluation(request):
+        if interruption and kind_of(request) == TRAINING:
             limit = thought_limit(interruption, request.seed)
             request.sampling = replace(request.sampling, max_tokens=limit)
 
@@ -321,25 +316,29 @@ class Loads:
 
     Attributes:
         total: unfinished requests of all generators.
-        evaluating: how many of these belong to an evaluation.
+        others: how many of these are not of training.
     """
 
     def __init__(self, generators: int) -> None:
-        self.total = self.evaluating = 0
+        self.total = self.others = 0
         self._loads = [(0, 0)] * generators
         self._heap = [(0, number) for number in range(generators)]  # (requests, generator)
 
-    def note(self, number: int, requests: int, evaluating: int) -> None:
+    def note(self, number: int, requests: int, others: int) -> None:
         """Set the current load of generator `number`."""
         before = self._loads[number]
         self.total += requests - before[0]
-        self.evaluating += evaluating - before[1]
-        self._loads[number] = requests, evaluating
+        self.others += others - before[1]
+        self._loads[number] = requests, others
         if len(self._heap) > 4 * len(self._loads):  # outdated entries
             self._heap = [(load, n) for n, (load, _) in enumerate(self._loads)]
             heapify(self._heap)
         else:
             heappush(self._heap, (requests, number))
+
+    def of(self, number: int) -> int:
+        """Unfinished requests of generator `number`."""
+        return self._loads[number][0]
 
     def least(self) -> int:
         """The generator with the fewest requests; of several, the first."""
@@ -398,12 +397,17 @@ class GeneratorPool:
     @property
     def in_flight(self) -> int:
         """Number of training completions submitted and unfinished."""
-        return self._loads.total - self.evaluating
+        return self._loads.total - self._loads.others
 
     @property
     def evaluating(self) -> int:
         """Number of evaluation completions submitted and unfinished."""
-        return self._loads.evaluating
+        return sum(m.unfinished[EVALUATION] for m in self._members)
+
+    @property
+    def max_len(self) -> int:
+        """Length of a slot, in tokens."""
+        return self._size[1]
 
     @property
     def generated_tokens(self) -> int:
@@ -425,18 +429,32 @@ class GeneratorPool:
 
     def submit(self, requests: list[Request]) -> None:
         """Give each group to the least loaded generator, since its requests share a prompt; in a
-        synchronous run to one that does not depend on time.
+        synchronous run to one that does not depend on time. A request that goes on returns to the
+        generator that had it, and may have its keys and values, if that has a free slot.
 
         With at most `n_async` in flight, no generator ever has more than `share(config)` training
         requests. Those beyond its slots or its memory wait in its queue; evaluation requests queue
         behind them.
         """
-        for number, group in groupby(requests, key=lambda request: request.group):
-            chosen = number % len(self._members) if self._synchronous else self._loads.least()
-            self._members[chosen].submit(begun_first(group))
+        for (number, home), members in groupby(requests, key=lambda r: (r.group, self._home(r))):
+            group = begun_first(members)
+            if self._synchronous:
+                chosen = number % len(self._members)
+            elif home is not None and self._loads.of(home) + len(group) <= self._size[0]:
+                chosen = home
+            else:
+                chosen = self._loads.least()
+            for request in group:
+                request.generator = chosen
+            self._members[chosen].submit(group)
+
+    @staticmethod
+    def _home(request: Request) -> int | None:
+        """The generator that may hold keys and values of a request."""
+        return request.generator if request.keep_kv and request.token_ids else None
 
     def cancel(self, group: int) -> None:
-        """Drop the unfinished requests of a group of evaluation; no other may have its number."""
+        """Drop the unfinished requests of a group of clients; no other may have its number."""
         for member in self._members:
             if any(key[0] == group for key in member.requests):
                 member.cancel(group)
@@ -461,7 +479,8 @@ class GeneratorPool:
 
     def _note_load(self, number: int) -> None:
         member = self._members[number]
-        self._loads.note(number, len(member.requests), member.evaluating)
+        requests = len(member.requests)
+        self._loads.note(number, requests, requests - member.unfinished[TRAINING])
 
     def _start(self, number: int) -> GeneratorHandle:
         return self._make(number, *self._size)
@@ -499,8 +518,9 @@ def poll_seconds(config: Config) -> float:
     return generators / POLLS_PER_SECOND * random.uniform(0.5, 1.5)
 
 
-def _is_evaluation(item: Request | Completion) -> bool:
-    return item.group < 0
+def kind_of(item: Request | Completion) -> int:
+    """The kind that a request is of."""
+    return (item.group < 0) + (item.group <= FIRST_ASKED)
 
 
 def begun_first(requests: Iterable[Request]) -> list[Request]:
@@ -510,10 +530,13 @@ def begun_first(requests: Iterable[Request]) -> list[Request]:
 
 
 def share(config: Config) -> int:
-    """Maximum number of unfinished completions in each generator: a group goes to the least loaded
-    of W generators, which has at most (n_async − G) / W in flight when G more fit under n_async."""
-    sizes, workers = config.pipeline, max(1, config.generator.workers)
-    return (sizes.n_async - sizes.group_size) // workers + sizes.group_size
+    """Maximum number of unfinished completions in each generator, clients' included: a group
+    goes to the least loaded of W generators, which has at most (n − G) / W in flight when G more
+    fit under n = n_async + generator.serve.completions."""
+    sizes, serve = config.pipeline, config.generator.serve
+    asked = serve.completions if serve else 0
+    largest = max(sizes.group_size, asked)
+    return (sizes.n_async + asked - largest) // max(1, config.generator.workers) + largest
 
 
 def slots(config: Config) -> int:

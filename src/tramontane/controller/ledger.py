@@ -148,6 +148,7 @@ class Interruption:
         return replace(
             request,
             sampling=replace(request.sampling, max_tokens=longest),
+            keep_kv=False,
             token_ids=completion.token_ids + ints(put),
             logprobs=completion.logprobs + floats([0.0] * len(put)),
             versions=completion.versions + ints([INSERTED] * len(put)),
@@ -284,7 +285,8 @@ class Ledger:
             if self.interruption:
                 longest = self.interruption.limit(seed)
             sampling = SamplingParams(longest, config.generator.temperature)
-            requests.append(Request(number, index, prompt, seed, sampling))
+            keep = self.interruption is not None
+            requests.append(Request(number, index, prompt, seed, sampling, keep_kv=keep))
         deadline = self.generator_version + self.sizes.max_staleness
         group = self.outstanding[number] = Group(
             number, problem, [], [], deadline=deadline, requests=requests

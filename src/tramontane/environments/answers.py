@@ -81,7 +81,9 @@ class ChatAnswer:
         answered = []
         for index, choice in enumerate(choices):
             message, end = self._message(choice)
-            shown = {"role": "assistant", **message, "content": message["content"] or None}
+            shown = {"role": "assistant", **message}
+            if "tool_calls" in message:
+                shown["content"] = message["content"] or None
             answered.append({"index": index, "message": shown, **end})
         return {
             **self._head,

@@ -209,14 +209,16 @@ async def complete(
     Raises:
         WorkerLost: a generator, or a process of environments, cannot be replaced.
     """
+    from tramontane.controller.generators import EVALUATION
+
     tasks = set[asyncio.Task[None]]()
     polls: dict[PooledGenerator, asyncio.Task[None]] = {}
     begun: dict[tuple[int, int], Request] = {}  # conversations under way
 
     async def poll(generator: PooledGenerator) -> None:
         """Wait for one generator, whose polls this task shares with the pipeline."""
-        while generator.has_evaluation:
-            ended = await generator.poll_evaluation()
+        while generator.has(EVALUATION):
+            ended = await generator.poll(EVALUATION)
             if conversations is None:
                 await take(ended)
                 continue
@@ -235,7 +237,7 @@ async def complete(
         begun.update({(r.group, r.index): r for r in requests})
         generators.submit([*requests])
         for generator in generators:
-            if generator.has_evaluation and (generator not in polls or polls[generator].done()):
+            if generator.has(EVALUATION) and (generator not in polls or polls[generator].done()):
                 polls[generator] = start(poll(generator))
 
     def start(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from socket import socket
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from tramontane.config import Config
+    from tramontane.environments.endpoint import Served
     from tramontane.evaluation.settings import SamplingOptions
     from tramontane.placement.place import Placement
     from tramontane.run.task import Settings as Overrides
@@ -87,26 +88,50 @@ async def _serve(
     on_address: Callable[[str], None] | None,
 ) -> None:
     from tramontane.controller.serving import PoolSampler
-    from tramontane.environments.endpoint import Endpoint, Served, key_is, make_app
+    from tramontane.environments.endpoint import Served
 
     config, encoder = settings.config, encoder_of(settings.config)
     generators = generators_of(config, encoder, placement, longest_prompt=1)
     try:
         await generators.started()
         sampler = PoolSampler(generators, *sizes)
-        name, defaults = settings.config.model, settings.sampling.params
-        endpoint = Endpoint(Served(name, config, encoder, defaults, sampler))
-        key = secrets.token_urlsafe(loopback.TOKEN_BYTES)
-        server = loopback.server(make_app(key_is(key, endpoint)))
-        serving = asyncio.create_task(server.serve(sockets=[listening]))
-        host, port = listening.getsockname()[:2]
-        if on_address:
-            on_address(f"http://{host}:{port}/{key}")
-        await asyncio.wait({serving, sampler.failed}, return_when=asyncio.FIRST_COMPLETED)
+        served = Served(config.model, config, encoder, settings.sampling.params, sampler)
+        address = Address(listening)
+        async with answering(served, address, ends_by_signal=True) as serving:
+            if on_address:
+                on_address(address.url)
+            await asyncio.wait({serving, sampler.failed}, return_when=asyncio.FIRST_COMPLETED)
         if sampler.failed.done():
-            server.should_exit = True
-            await serving
             sampler.failed.result()
-        await serving
     finally:
         generators.close()
+
+
+class Address:
+    """Where an endpoint answers: a socket, and the key in its paths."""
+
+    def __init__(self, listening: socket) -> None:
+        self.listening, self.key = listening, secrets.token_urlsafe(loopback.TOKEN_BYTES)
+
+    @property
+    def url(self) -> str:
+        """`http://HOST:PORT/KEY`."""
+        host, port = self.listening.getsockname()[:2]
+        return f"http://{host}:{port}/{self.key}"
+
+
+@asynccontextmanager
+async def answering(
+    served: Served, address: Address, *, ends_by_signal: bool
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Context manager: an endpoint answers in this event loop, as the task that is returned."""
+    from tramontane.environments.endpoint import Endpoint, key_is, make_app
+
+    app = make_app(key_is(address.key, Endpoint(served)))
+    server = loopback.server(app, ends_by_signal=ends_by_signal)
+    serving = asyncio.create_task(server.serve(sockets=[address.listening]), name="endpoint")
+    try:
+        yield serving
+    finally:
+        server.should_exit = True
+        await serving

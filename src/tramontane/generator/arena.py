@@ -83,7 +83,8 @@ class ArenaCache(WrittenCache):
             )
             for planes, heads, d in layout.shapes
         ]
-        self._extents: dict[int, Extent] = {}  # by slot, in the order of their starts
+        # By slot, or by the key of a parked sequence, in the order of their starts.
+        self._extents: dict[Hashable, Extent] = {}
         self._end = 0  # of the last extent
         self._slots = size.slots
         self.slots: list[int] = []  # slot of each row
@@ -105,6 +106,11 @@ class ArenaCache(WrittenCache):
         return self._positions - sum(extent.capacity for extent in self._extents.values())
 
     @property
+    def _live(self) -> dict[int, Extent]:
+        """The extents of slots, in the order of their starts."""
+        return {owner: e for owner, e in self._extents.items() if isinstance(owner, int)}
+
+    @property
     def has_fixed_span(self) -> bool:
         """True if `span` does not depend on the sequences."""
         # Flash attention reads only the used positions, so one recorded step serves all lengths.
@@ -115,7 +121,7 @@ class ArenaCache(WrittenCache):
         """Number of positions, from a row's start, that a step's attention covers."""
         if self.has_fixed_span:
             return self.max_len
-        longest = max((extent.capacity for extent in self._extents.values()), default=1)
+        longest = max((extent.capacity for extent in self._live.values()), default=1)
         return int(min(self.capacities[-1], 1 << (longest - 1).bit_length()))
 
     def capacity_for(self, length: int) -> int:
@@ -130,7 +136,7 @@ class ArenaCache(WrittenCache):
         free, count = self.free, 0
         for length in lengths:
             free -= self.capacity_for(length)
-            if free < (kept if count or self._extents else 0):
+            if free < (kept if count or self._live else 0):
                 break
             count += 1
         return count
@@ -151,7 +157,21 @@ class ArenaCache(WrittenCache):
     def release(self, slots: Iterable[int]) -> None:
         """Free the extents of finished sequences."""
         for slot in slots:
-            del self._extents[slot]
+            self._extents.pop(slot, None)  # that of a parked sequence is not the slot's any more
+
+    def park(self, key: Hashable, slot: int, length: int) -> None:
+        """Keep the extent of a sequence beyond its end."""
+        owners = (key if owner == slot else owner for owner in self._extents)
+        self._extents = dict(zip(owners, self._extents.values(), strict=True))
+
+    def parked(self, key: Hashable, length: int) -> Prefix:
+        """The first `length` positions that are kept under a key, as views."""
+        start = self._extents[key].start
+        return Prefix(length, [a[:, start : start + length].transpose(1, 2) for a in self.arenas])
+
+    def drop(self, key: Hashable) -> None:
+        """Free what is kept under a key."""
+        del self._extents[key]
 
     def grow(self, slot: int) -> bool:
         """Give a longer extent to a sequence; False if not enough positions are free."""
@@ -204,12 +224,12 @@ class ArenaCache(WrittenCache):
 
     def assign_rows(self, rows: int) -> None:
         """Assign slots to the rows of the next steps: set `slots`, `starts` and `room`."""
-        empty = [slot for slot in range(self._slots) if slot not in self._extents]
-        empty = empty[: rows - len(self._extents)]
-        self.slots = [*self._extents, *empty]
+        live = self._live
+        empty = [slot for slot in range(self._slots) if slot not in live][: rows - len(live)]
+        self.slots = [*live, *empty]
         scratch = range(self._positions, self._positions + len(empty) + 1)
-        starts = [*(extent.start for extent in self._extents.values()), *scratch]
-        room = [*(extent.capacity for extent in self._extents.values()), *[1] * len(empty)]
+        starts = [*(extent.start for extent in live.values()), *scratch]
+        room = [*(extent.capacity for extent in live.values()), *[1] * len(empty)]
         self.starts[: rows + 1] = torch.tensor(starts, dtype=torch.int32)
         self.room[:rows] = torch.tensor(room)
 

@@ -17,6 +17,7 @@ from tramontane.errors import InputError
 from tramontane.generator.arena import ArenaStep
 from tramontane.generator.cache import LanePart, LaneStep
 from tramontane.generator.lanes import Lane
+from tramontane.generator.parking import ContinuedCache
 from tramontane.models.attention import packed_attention, refuse_unsupported
 
 # Below this, a weight loses float32 precision.
@@ -30,7 +31,7 @@ def slot_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    decode: LaneStep | ArenaStep | None = None,
+    decode: LaneStep | ArenaStep | ContinuedCache | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -49,7 +50,8 @@ def slot_attention(
         value: [B, Hkv, 1, dv], already written to the same cache.
         attention_mask: unused: the step determines the visible positions.
         scaling: factor of the scores, by default 1/√d.
-        decode: the step; None in any forward other than a decode step.
+        decode: the step, or the cache of a prefill that continues cached sequences, whose tensors
+            are those of a packed row; None in any other forward.
         sliding_window: number of positions that a token sees, itself included; None for all.
         **kwargs: further arguments of transformers; `packing` for packed forwards.
 
@@ -71,6 +73,8 @@ def slot_attention(
             f"embedded generator cannot run it; choose another model"
         )
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    if isinstance(decode, ContinuedCache):
+        return decode.attend(query, scale, sliding_window), None
     if isinstance(decode, ArenaStep):
         return decode.attend(query, scale, sliding_window)[:, None], None
     query = query * scale

@@ -228,6 +228,7 @@ class SlotCache(WrittenCache):
         self.prefixes: list[Lane[Block]] = [Lane(layout, c, slots) for c in capacities]
         self._blocks: dict[int, Block] = {}  # by slot
         self._open_blocks: dict[Hashable, Block] = {}  # by key: the newest, which others may join
+        self._parked: dict[Hashable, Prefix] = {}
         # Reused by the steps until a sequence arrives, moves or leaves.
         self._prefix_parts: tuple[list[PrefixPart], torch.Tensor] | None = None
         self._step: LaneStep | None = None
@@ -240,7 +241,8 @@ class SlotCache(WrittenCache):
     @property
     def nbytes(self) -> int:
         lanes: list[Lane[Any]] = [*self.lanes, *self.prefixes]
-        return sum(stack.nbytes for lane in lanes for stack in lane.stacks)
+        live = sum(stack.nbytes for lane in lanes for stack in lane.stacks)
+        return live + sum(p.nbytes for parked in self._parked.values() for p in parked.planes)
 
     @property
     def slots(self) -> list[int]:
@@ -338,6 +340,21 @@ class SlotCache(WrittenCache):
         for prefixes in self.prefixes:
             prefixes.remove({p for p, block in enumerate(prefixes.owners) if not block.members})
 
+    def park(self, key: Hashable, slot: int, length: int) -> None:
+        """Keep a copy of a sequence's `length` positions beyond its end."""
+        block, shared = self._blocks.get(slot), Prefix(0, [])
+        if block:
+            shared = _entry(self.prefixes, block, block.length)
+        self._parked[key] = shared.joined(_entry(self.lanes, slot, length - shared.length))
+
+    def parked(self, key: Hashable, length: int) -> Prefix:
+        """The `length` positions that are kept under a key."""
+        return self._parked[key]
+
+    def drop(self, key: Hashable) -> None:
+        """Free what is kept under a key."""
+        del self._parked[key]
+
     def rewrite(self, contexts: Iterable[tuple[int, Prefix]]) -> None:
         """Replace everything cached of each (slot, context), prefix and unshared part."""
         places = {slot: (lane, p) for lane in self.lanes for p, slot in enumerate(lane.owners)}
@@ -354,3 +371,10 @@ class SlotCache(WrittenCache):
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         assert self._step is not None, "SlotCache.write outside a step"
         self._step.write(layer, key, value)
+
+
+def _entry(lanes: Sequence[Lane[Any]], owner: object, length: int) -> Prefix:
+    """The first `length` positions of an owner's entry, as views."""
+    lane = next(lane for lane in lanes if owner in lane.owners)
+    place = lane.owners.index(owner)
+    return Prefix(length, [stack[:, place, :, :length] for stack in lane.stacks])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
@@ -33,6 +33,7 @@ from tramontane.generator.graphs import StepRecorder, run_directly
 from tramontane.generator.interface import check_request
 from tramontane.generator.lanes import CacheSize, Prefix
 from tramontane.generator.memory import DeviceMemory, cache_room
+from tramontane.generator.parking import Context, Parking
 from tramontane.models.loading import context_length, vocabulary
 from tramontane.types import Completion, Growth, Request
 
@@ -52,6 +53,7 @@ class Stats:
     Attributes:
         generated_tokens: sampled in decode steps.
         prefill_tokens: prefilled for admissions.
+        parked_tokens: not prefilled for admissions, since their keys and values were parked.
         recomputed_tokens: prefilled again after weight updates.
         decode_steps: steps of the whole batch.
         live_slot_steps: slots that held a sequence, summed over the decode steps.
@@ -62,6 +64,7 @@ class Stats:
 
     generated_tokens: int = 0
     prefill_tokens: int = 0
+    parked_tokens: int = 0
     recomputed_tokens: int = 0
     decode_steps: int = 0
     live_slot_steps: int = 0
@@ -77,10 +80,6 @@ class _Flight:
     request: Request
     key: Key
     serial: int
-
-    @property
-    def context(self) -> list[int]:
-        return _context(self.request)
 
     @property
     def context_length(self) -> int:
@@ -199,12 +198,12 @@ class SlotEngine:
         decoder = self._decoder
         assert isinstance(decoder, ArenaDecoder)
         n = min(max_len, self.prefill_tokens)
-        batch, longest = [[0] * n] * (self.prefill_tokens // n), [[0] * max_len]
+        batch, longest = [Context([0] * n)] * (self.prefill_tokens // n), [Context([0] * max_len)]
 
         def run_prefills() -> None:
-            kept = list(self._prefill(batch))  # of prompts whose group is not complete yet
-            list(self._prefill(batch))
-            list(self._prefill(longest))
+            kept = list(self._prefills(batch))  # of prompts whose group is not complete yet
+            list(self._prefills(batch))
+            list(self._prefills(longest))
             del kept
 
         # No sequence has room: the empty rows have positions of their own.
@@ -262,6 +261,7 @@ class SlotEngine:
         for request in requests:
             self._check(request)
         for request in requests:
+            self._parking.touch(request)
             self._waiting.append(self._flight(request, self._serial))
             self._serial += 1
 
@@ -319,6 +319,7 @@ class SlotEngine:
     @torch.inference_mode()
     def cancel(self, group: int) -> None:
         """Drop the sequences of a group."""
+        self._parking.forget(group)
         for slot in [s for s, flight in self._flights.items() if flight.request.group == group]:
             self._decoder.evict(slot)
             self._free(slot)
@@ -352,6 +353,7 @@ class SlotEngine:
         self._prefixes: dict[Key, Prefix] = {}
         self._ahead: set[Key] = set()  # prefixes of which no sequence is admitted yet
         self._batch_changed = False  # since the decoder's last `refresh_batch`
+        self._parking = Parking(self._decoder.cache, self.slots, self._kv_bytes)
 
     def _check(self, request: Request) -> None:
         context = context_length(self.model.config) or self.max_len
@@ -367,6 +369,7 @@ class SlotEngine:
         """Admit waiting requests to free slots, decode one token for every live slot, and return
         the finished completions."""
         self._admit()
+        self._parking.trim(len(self._flights))
         if not self._flights:
             return []
         if self._batch_changed:
@@ -394,6 +397,9 @@ class SlotEngine:
             self._snapshot(slot).completed("stop" if stopped[row] else "length")
             for slot, row in zip(slots, rows, strict=True)
         ]
+        for slot, completion in zip(slots, completions, strict=True):
+            if self._flights[slot].request.keep_kv:
+                self._parking.keep(slot, completion)
         growing = self._decoder.release(rows, flags.full.nonzero()[:, 0].tolist())
         for slot in slots:
             self._free(slot)
@@ -412,7 +418,8 @@ class SlotEngine:
         self._batch_changed = True
         for slot in sorted(growing, key=lambda slot: self._flights[slot].serial):
             while slot in self._flights and not self._decoder.grow(slot):
-                self._preempt(max(self._flights, key=lambda other: self._flights[other].serial))
+                if not self._parking.drop_first():
+                    self._preempt(max(self._flights, key=lambda other: self._flights[other].serial))
 
     def _preempt(self, slot: int) -> None:
         """Return a sequence with its tokens to the head of the queue."""
@@ -451,18 +458,21 @@ class SlotEngine:
     # --- admission
 
     def _admit(self) -> None:
-        first = islice(self._waiting, len(self._free_slots))
-        n = self._decoder.count_admissible(flight.context_length for flight in first)
+        first = [*islice(self._waiting, len(self._free_slots))]
+        while (n := self._count_admissible(first)) < len(first) and self._parking.drop_first():
+            pass
         if not n:
             return
         flights = [self._waiting.popleft() for _ in range(n)]
         slots = [heapq.heappop(self._free_slots) for _ in range(n)]
-        missing = {f.key: f.context for f in flights if f.key not in self._prefixes}
+        missing = self._contexts(flights)
         if missing and self._prefills_ahead:
             ahead = self._next_contexts(missing)
             missing |= ahead
             self._ahead |= ahead.keys()
-        self.stats.prefill_tokens += sum(map(len, missing.values()))
+        parked = sum(context.known for context in missing.values())
+        self.stats.parked_tokens += parked
+        self.stats.prefill_tokens += sum(len(c.tokens) for c in missing.values()) - parked
         self._decoder.state.write(slots, [f.request for f in flights])
         self._flights |= zip(slots, flights, strict=True)
         for slot, flight in zip(slots, flights, strict=True):
@@ -471,7 +481,7 @@ class SlotEngine:
             self._born[slot] = self._steps - known
         self._batch_changed = True
         # One forward's prefixes at a time, copied into the cache before the next forward.
-        prefilled = zip(missing, self._prefill(list(missing.values())), strict=True)
+        prefilled = zip(missing, self._prefills([*missing.values()]), strict=True)
         for key, members in groupby(zip(slots, flights, strict=True), lambda pair: pair[1].key):
             if key not in self._prefixes:
                 self._prefixes |= [next(prefilled)]
@@ -483,36 +493,35 @@ class SlotEngine:
                 del self._sharers[key], self._prefixes[key]
         self._prefixes |= prefilled
 
-    def _next_contexts(self, missing: Mapping[Key, list[int]]) -> dict[Key, list[int]]:
+    def _count_admissible(self, flights: Iterable[_Flight]) -> int:
+        return self._decoder.count_admissible(flight.context_length for flight in flights)
+
+    def _contexts(self, flights: Iterable[_Flight]) -> dict[Key, Context]:
+        """What must be cached for sequences, and is not there as a prefix."""
+        found = dict[Key, Context]()
+        for flight in flights:
+            if flight.key not in self._prefixes and flight.key not in found:
+                found[flight.key] = self._parking.context(flight.request)
+        return found
+
+    def _next_contexts(self, missing: Mapping[Key, Context]) -> dict[Key, Context]:
         """What else fits into the prefill of `missing`, from the head of the queue: on a GPU, a
         forward of few tokens takes as long as one of many."""
-        tokens, found = sum(map(len, missing.values())), dict[Key, list[int]]()
+        tokens, flights = sum(len(context.tokens) for context in missing.values()), list[_Flight]()
+        seen = {*missing, *self._prefixes}
         for flight in self._waiting:
-            if flight.key in missing or flight.key in found or flight.key in self._prefixes:
+            if flight.key in seen:
                 continue
             tokens += flight.context_length
             if tokens > self.prefill_tokens:
                 break
-            found[flight.key] = flight.context
-        return found
+            seen.add(flight.key)
+            flights.append(flight)
+        return self._contexts(flights)
 
-    def _prefill(self, contexts: list[list[int]]) -> Iterator[Prefix]:
-        """Keys and values of token sequences, several of them in one packed forward."""
-        start = 0
-        while start < len(contexts):
-            end, tokens = start + 1, len(contexts[start])
-            while end < len(contexts) and tokens + len(contexts[end]) <= self.prefill_tokens:
-                tokens += len(contexts[end])
-                end += 1
-            chunk = contexts[start:end]
-            # A prompt of one token has nothing to cache, and a forward takes no empty sequence.
-            filled = [c for c in chunk if c]
-            prefixes: Iterator[Prefix] = iter(())
-            if filled:
-                packed = prefill(self.model, filled)
-                prefixes = iter(self._decoder.layout.split(packed, [len(c) for c in filled]))
-            yield from (next(prefixes) if c else Prefix(0, []) for c in chunk)
-            start = end
+    def _prefills(self, contexts: Sequence[Context]) -> Iterator[Prefix]:
+        """Keys and values of contexts, as many in one forward as `prefill_tokens` allow."""
+        return prefill(self.model, self._decoder.layout, contexts, self.prefill_tokens)
 
     # --- weights
 
@@ -520,13 +529,16 @@ class SlotEngine:
     def recompute(self) -> None:
         """Rebuild all cached keys and values, of live slots and of kept prefixes, under the current
         weights."""
-        contexts = {slot: _context(self._snapshot(slot)) for slot in self._flights}
-        prefilled = self._prefill(list(contexts.values()))
+        self._parking.forget()  # prefilled again when they go on
+        contexts = {slot: Context(_context(self._snapshot(slot))) for slot in self._flights}
+        prefilled = self._prefills([*contexts.values()])
         self._decoder.cache.rewrite(zip(contexts, prefilled, strict=True))
-        kept = {f.key: f.context for f in self._waiting if f.key in self._prefixes}
-        self._prefixes |= zip(kept, self._prefill(list(kept.values())), strict=True)
+        kept = {
+            f.key: Context(_context(f.request)) for f in self._waiting if f.key in self._prefixes
+        }
+        self._prefixes |= zip(kept, self._prefills([*kept.values()]), strict=True)
         recomputed = [*contexts.values(), *kept.values()]
-        self.stats.recomputed_tokens += sum(map(len, recomputed))
+        self.stats.recomputed_tokens += sum(len(context.tokens) for context in recomputed)
 
 
 def _context(request: Request) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from tramontane.generator.cache import SlotCache
 from tramontane.generator.fusion import uncompiled
 from tramontane.generator.graphs import ValueReadDetector
 from tramontane.generator.lanes import Layout, PackedCache, Prefix
+from tramontane.generator.parking import NOTHING, Context, ContinuedCache
 from tramontane.models.packing import pack, recurring
 
 SHAPES_PER_OCTAVE = 8  # filler adds 4 % to linear layers
@@ -22,13 +23,61 @@ _ADVICE = "the embedded generator cannot run it; choose another model"
 _CACHED_LAYERS = {"full_attention", "sliding_attention"}
 
 
-def prefill(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> PackedCache:
-    """Keys and values of non-empty token sequences, computed in one packed forward; filler may
-    follow."""
-    cache = PackedCache()
+def prefill(
+    model: PreTrainedModel, layout: Layout, contexts: Sequence[Context], most: int
+) -> Iterator[Prefix]:
+    """Keys and values of contexts.
+
+    Args:
+        model: prepared by `examine_model`.
+        layout: layout of its keys and values.
+        contexts: what to compute; of known tokens nothing.
+        most: maximum number of tokens, known ones included, that are prefilled at once; a longer
+            context gets its own forward.
+    """
+    start = 0
+    while start < len(contexts):
+        end, tokens = start + 1, len(contexts[start].tokens)
+        while end < len(contexts) and tokens + len(contexts[end].tokens) <= most:
+            tokens += len(contexts[end].tokens)
+            end += 1
+        yield from _prefill_together(model, layout, contexts[start:end])
+        start = end
+
+
+def _prefill_together(
+    model: PreTrainedModel, layout: Layout, contexts: Sequence[Context]
+) -> list[Prefix]:
+    pasts = [context.take() for context in contexts]
+    new = [c.tokens[past.length :] for c, past in zip(contexts, pasts, strict=True)]
+    made = dict.fromkeys(range(len(new)), NOTHING)
+    # A prompt of one token has nothing to cache, and a forward takes no empty sequence.
+    for continued in (False, True):
+        if rows := [i for i in made if new[i] and continued == bool(pasts[i].length)]:
+            known = [pasts[i] for i in rows] if continued else []
+            packed = _packed_forward(model, layout, [new[i] for i in rows], known)
+            made |= zip(rows, layout.split(packed, [len(new[i]) for i in rows]), strict=True)
+            del packed
+    return [past.joined(made[i]) if past.length else made[i] for i, past in enumerate(pasts)]
+
+
+def _packed_forward(
+    model: PreTrainedModel,
+    layout: Layout | None,
+    sequences: Sequence[Sequence[int]],
+    pasts: Sequence[Prefix] = (),
+) -> PackedCache:
+    """Keys and values of non-empty token sequences, which may all continue cached ones, computed in
+    one forward; filler may follow."""
     if filler := _filler(model, sum(map(len, sequences))):
         sequences = [*sequences, [0] * filler]
+        pasts = [*pasts, NOTHING] if pasts else ()
     inputs = pack(sequences, model.device).model_inputs | {"use_cache": True}
+    cache = PackedCache()
+    if pasts:
+        assert layout is not None
+        cache = continued = ContinuedCache(layout, pasts, [len(s) for s in sequences])
+        inputs |= {"decode": continued, "position_ids": continued.position_ids()}
     model(**inputs, past_key_values=cache, logits_to_keep=1)
     return cache
 
@@ -97,7 +146,7 @@ def examine_model(model: PreTrainedModel, max_len: int) -> tuple[Layout, bool]:
     model.set_attn_implementation("slots")
     zero = torch.zeros(1, dtype=torch.int64, device=model.device)
     with uncompiled(model):
-        layout = Layout(prefill(model, [[0]]))
+        layout = Layout(_packed_forward(model, None, [[0]]))
         cache = SlotCache(layout, 1, max_len)
         cache.admit([0], 0, Prefix(0, []))
         cache.begin(zero)  # its first step makes tensors

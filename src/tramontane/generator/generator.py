@@ -140,6 +140,8 @@ class Generator(AnyGenerator):
         self._busy_seconds += time.perf_counter() - start
 
     def poll(self, requests: list[Request], seconds: float = 0.0) -> Progress:
+        stats = self._engine.stats
+        prefilled, parked = stats.prefill_tokens, stats.parked_tokens
         with self._timed():
             self.submit(requests)
             end = time.monotonic() + seconds
@@ -147,7 +149,8 @@ class Generator(AnyGenerator):
             while self._engine.unfinished and time.monotonic() < end:
                 completions += self._run_steps(self.config.steps_per_call)
             growth = self._engine.take_growth()
-        return Progress(completions, growth, self._busy_seconds)
+        prefilled, parked = stats.prefill_tokens - prefilled, stats.parked_tokens - parked
+        return Progress(completions, growth, self._busy_seconds, prefilled, parked)
 
     def fetch(self, version: int, weights: Weights) -> None:
         self._staged.fetch(version, weights)

@@ -52,6 +52,14 @@ class Prefix:
         rest = [planes[:, :, length:] for planes in self.planes]
         return Prefix(length, first), Prefix(self.length - length, rest)
 
+    def joined(self, rest: Prefix) -> Prefix:
+        """A copy with the positions of `rest` behind its own."""
+        if not self.length or not rest.length:
+            whole = self if self.length else rest
+            return Prefix(whole.length, [planes.clone() for planes in whole.planes])
+        pairs = zip(self.planes, rest.planes, strict=True)
+        return Prefix(self.length + rest.length, [torch.cat(pair, 2) for pair in pairs])
+
 
 class WrittenCache(Cache):
     """A cache for transformers, which gives it each layer's new keys and values and reads none."""

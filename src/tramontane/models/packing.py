@@ -146,6 +146,10 @@ class Packing:
 class VarlenLayout:
     """A packed row for kernels that take sequences of different lengths, without padding.
 
+    Args:
+        lengths, continues, device: as in `Packing`.
+        cached: for each sequence, the number of keys before its own that are not in the row.
+
     Attributes:
         keys: [K] int64, the row's tokens that are keys, for each sequence in order: those of the
             sequence it continues, then its own. None: every token once, in order.
@@ -156,14 +160,18 @@ class VarlenLayout:
     """
 
     def __init__(
-        self, lengths: Sequence[int], continues: Sequence[int | None], device: torch.device
+        self,
+        lengths: Sequence[int],
+        continues: Sequence[int | None],
+        device: torch.device,
+        cached: Sequence[int] | None = None,
     ) -> None:
         starts = [0, *accumulate(lengths)]
         rows = [
             [*(range(starts[c], starts[c + 1]) if c is not None else ()), *range(start, start + n)]
             for start, n, c in zip(starts, lengths, continues, strict=False)
         ]
-        widths = [len(row) for row in rows]
+        widths = [len(row) + n for row, n in zip(rows, cached or [0] * len(rows), strict=True)]
         self.keys = None
         if any(c is not None for c in continues):
             self.keys = upload(torch.tensor(list(chain(*rows))), device)

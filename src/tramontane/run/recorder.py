@@ -410,7 +410,9 @@ class Throughput:
         self.restart(update)
         seconds = self._time - then
         done = {key: self._totals[key] - before[key] for key in before}
+        cached = max(1.0, done["parked"] + done["prefilled"])
         return {
+            "parked_share": done["parked"] / cached,
             "generator_tokens_per_second": done["generated"] / seconds,
             "generator_idle_fraction": max(0.0, 1 - done["generating"] / seconds),
             "generator_held_fraction": min(1.0, done["without_work"] / seconds),
@@ -425,6 +427,8 @@ class Throughput:
         verifiers = self.verifiers.stats()
         return {
             "generated": self.generators.generated_tokens,
+            "prefilled": sum(g.prefilled_tokens for g in self.generators),
+            "parked": sum(g.parked_tokens for g in self.generators),
             "generating": self.generators.busy_seconds,
             "without_work": self.generators.seconds_without_work,
             "training": training,

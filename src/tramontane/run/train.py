@@ -23,6 +23,7 @@ from tramontane.controller.verifiers import Verifiers, start_verifiers
 from tramontane.errors import InputError, reading
 from tramontane.evaluation import EvaluationResult
 from tramontane.evaluation.placed import generator_maker, model_for_workers
+from tramontane.evaluation.serving import Address
 from tramontane.interrupt import Interrupt
 from tramontane.placement import (
     TRAINER,
@@ -45,6 +46,7 @@ from tramontane.run.measurement import Judges, measure, recorded
 from tramontane.run.prepare import Prepared, number_types
 from tramontane.run.recorder import Recorder
 from tramontane.run.screen import Screen
+from tramontane.run.serving import address_of, answered
 from tramontane.run.session import OnUpdate, Session
 from tramontane.run.summary import BeforeAfter, TrainResult, summarize_run
 from tramontane.run.trajectories import train_batches
@@ -150,10 +152,11 @@ def _run_session(session: Session, placement: Placement, interrupt: Interrupt) -
     with (
         start_verifiers(last, placement, session.replaced) as verifiers,
         start_conversations(last, encoder, placement, session.replaced) as conversations,
+        address_of(session) as address,
     ):
         judges = Judges(verifiers, conversations)
         measured = _start_cold(session, placement, judges, interrupt)
-        done = interrupt.run(_run(session, placement, judges, interrupt))
+        done = interrupt.run(_run(session, placement, judges, interrupt, address))
     if done.finished and not done.updates:
         raise InputError(
             f"{session.folder.path}: no update could be made: no problem is left to learn from, "
@@ -218,7 +221,11 @@ class _Done(NamedTuple):
 
 
 async def _run(
-    session: Session, placement: Placement, judges: Judges, interrupt: Interrupt
+    session: Session,
+    placement: Placement,
+    judges: Judges,
+    interrupt: Interrupt,
+    address: Address | None,
 ) -> _Done:
     prepared, config, restored = session.prepared, session.config, session.restored
     replay = await _replay(prepared, judges.verifiers)
@@ -262,7 +269,8 @@ async def _run(
         await recorder.catch_up()
         stop = partial(asyncio.get_running_loop().call_soon_threadsafe, pipeline.stop)
         with interrupt.ends_with(stop, recorder.when), _frozen():
-            await pipeline.run()
+            async with answered(session, generators, address):
+                await pipeline.run()
         done = ledger.trained_version
         finished = done == updates or (ledger.stages.last and ledger.exhausted)
         finished = finished and not interrupt.requested  # else the last evaluation is still due

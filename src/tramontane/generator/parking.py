@@ -1,0 +1,187 @@
+"""Keys and values of conversations that wait for their environments.
+
+A conversation whose turn has ended is *parked*: its slot is free for others, but its keys and
+values stay in the cache while no other sequence needs the room. When it goes on, only what its
+environment put in is prefilled. Like those of sequences in flight, its keys and values may have
+been computed under earlier weights.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from tramontane.generator.lanes import Layout, PackedCache, Prefix
+from tramontane.models import flash
+from tramontane.models.packing import VarlenLayout
+from tramontane.types import Completion, Request
+
+NOTHING = Prefix(0, [])
+
+
+@dataclass(frozen=True)
+class Context:
+    """Tokens whose keys and values are to be cached.
+
+    Args:
+        tokens: all of them.
+        known: number of the first tokens whose keys and values are there already.
+        take: returns those, which are then no longer kept; they are valid until the cache changes.
+    """
+
+    tokens: list[int]
+    known: int = 0
+    take: Callable[[], Prefix] = lambda: NOTHING
+
+
+class ContinuedCache(PackedCache):
+    """Records one packed forward of sequences that continue cached ones, which attention reads too.
+
+    Args:
+        layout: layout of the model's keys and values.
+        pasts: the cached positions of each sequence.
+        lengths: number of tokens of each sequence in the forward.
+    """
+
+    def __init__(self, layout: Layout, pasts: Sequence[Prefix], lengths: Sequence[int]) -> None:
+        super().__init__()
+        self._layout, self._pasts, self._lengths = layout, pasts, list(lengths)
+        self._layer = 0
+        before = [past.length for past in pasts]
+        self._varlen = VarlenLayout(lengths, [None] * len(lengths), layout.device, before)
+        # Places of each sequence's tokens, counted from its first cached position.
+        self._places = [torch.arange(b + n) for b, n in zip(before, lengths, strict=True)]
+
+    def position_ids(self) -> torch.Tensor:
+        """[1, N]: the positions of the forward's tokens."""
+        places = zip(self._places, self._lengths, strict=True)
+        return torch.cat([place[-n:] for place, n in places])[None].to(self._layout.device)
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        super().write(layer, key, value)
+        self._layer = layer
+
+    def was_written(self, key: torch.Tensor, value: torch.Tensor) -> bool:
+        """True if these are the tensors written last."""
+        return key is self.recorded[self._layer, 0] and value is self.recorded[self._layer, 1]
+
+    def attend(self, query: torch.Tensor, scale: float, window: int | None) -> torch.Tensor:
+        """Causal attention of each sequence to its past and itself: [1, Hq, N, d] →
+        [1, N, Hq, dv]."""
+        values = self._visible(1)
+        dtype = values[0].dtype  # rotary embeddings may return float32 for a model in bfloat16
+        keys, query = [key.to(dtype) for key in self._visible(0)], query[0].to(dtype)
+        if flash.supports(keys[0], values[0]):
+            q, k, v = (x.transpose(0, 1) for x in (query, torch.cat(keys, 1), torch.cat(values, 1)))
+            return flash.packed_attention(q, k, v, self._varlen, scale, window)[None]
+        rows = zip(query.split(self._lengths, 1), keys, values, self._places, strict=True)
+        outs = []
+        for q, k, v, places in rows:
+            distance = places[-q.shape[1] :, None] - places
+            seen = (distance >= 0) & (distance < (window or len(places)))
+            mask = seen.to(q.device)
+            outs.append(
+                F.scaled_dot_product_attention(
+                    q, k, v, attn_mask=mask, scale=scale, enable_gqa=len(q) != len(k)
+                )
+            )
+        return torch.cat(outs, 1).transpose(0, 1)[None]
+
+    def _visible(self, which: int) -> list[torch.Tensor]:
+        """The layer's keys (0) or values (1) of each sequence, [heads, past + n, d]."""
+        stack, plane = self._layout.plane_index[self._layer, which]
+        new = self.recorded[self._layer, which][0].split(self._lengths, 1)
+        return [
+            torch.cat([past.planes[stack][plane], own], 1) if past.length else own
+            for past, own in zip(self._pasts, new, strict=True)
+        ]
+
+
+class ParkingCache(Protocol):
+    """What parked sequences need of a cache."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def park(self, key: Hashable, slot: int, length: int) -> None: ...
+
+    def parked(self, key: Hashable, length: int) -> Prefix: ...
+
+    def drop(self, key: Hashable) -> None: ...
+
+
+class Parking:
+    """The parked sequences of an engine, those parked longest ago first.
+
+    Args:
+        cache: holds their keys and values.
+        slots: maximum number of sequences, parked and live.
+        limit: maximum bytes of the cache; None for no limit.
+    """
+
+    def __init__(self, cache: ParkingCache, slots: int, limit: int | None) -> None:
+        self._cache, self._slots, self._limit = cache, slots, limit
+        self._tokens: dict[tuple[int, int], array[int]] = {}  # cached, by group and index
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def keep(self, slot: int, ended: Completion) -> None:
+        """Park the sequence of a slot, which is about to be released; its last token is not
+        cached."""
+        key = ended.group, ended.index
+        self._drop(key)
+        tokens = (array("i", ended.prompt_ids) + ended.token_ids)[:-1]
+        self._cache.park(key, slot, len(tokens))
+        self._tokens[key] = tokens
+
+    def touch(self, request: Request) -> None:
+        """Let the sequence of a request that waits for a slot be dropped last."""
+        key = request.group, request.index
+        if (tokens := self._tokens.pop(key, None)) is not None:
+            self._tokens[key] = tokens
+
+    def context(self, request: Request) -> Context:
+        """What is to be cached for a request, which takes what is parked if it continues that."""
+        tokens, key = [*request.prompt_ids, *request.token_ids][:-1], (request.group, request.index)
+        if (parked := self._tokens.get(key)) is None:
+            return Context(tokens)
+        if not request.token_ids or tokens[: len(parked)] != parked.tolist():
+            self._drop(key)  # of a conversation that began again, or was forked
+            return Context(tokens)
+        return Context(tokens, len(parked), partial(self._take, key))
+
+    def _take(self, key: tuple[int, int]) -> Prefix:
+        found = self._cache.parked(key, len(self._tokens[key]))
+        self._drop(key)
+        return found
+
+    def trim(self, live: int) -> None:
+        """Drop sequences until the rest fit beside `live` ones."""
+        while self._tokens and (
+            live + len(self._tokens) > self._slots
+            or (self._limit is not None and self._cache.nbytes > self._limit)
+        ):
+            self.drop_first()
+
+    def drop_first(self) -> bool:
+        """Drop the sequence parked longest ago; False if there is none."""
+        for key in self._tokens:
+            self._drop(key)
+            return True
+        return False
+
+    def forget(self, group: int | None = None) -> None:
+        """Drop the sequences of a group, or all."""
+        for key in [key for key in self._tokens if group in (None, key[0])]:
+            self._drop(key)
+
+    def _drop(self, key: tuple[int, int]) -> None:
+        if self._tokens.pop(key, None) is not None:
+            self._cache.drop(key)

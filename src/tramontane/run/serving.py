@@ -1,0 +1,62 @@
+"""The endpoint of a run (`generator.serve`): clients ask the model while it is trained."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from tramontane import loopback
+from tramontane.controller.generators import GeneratorPool
+from tramontane.controller.serving import PoolSampler
+from tramontane.evaluation.checkpoint import encoder_of
+from tramontane.evaluation.serving import Address, answering
+from tramontane.models.loading import context_length, load_config
+from tramontane.run.session import Session
+from tramontane.types import SamplingParams
+
+FILE = "endpoint.json"  # in the run's folder while the run is served
+
+
+@contextmanager
+def address_of(session: Session) -> Iterator[Address | None]:
+    """The address of a session's endpoint, announced, and in the run's folder until the session
+    ends; None if the config has no endpoint. Requests wait until it is `answered`.
+
+    Raises:
+        InputError: the extra `view` is not installed, or the port is taken.
+    """
+    if (serve := session.config.generator.serve) is None:
+        yield None
+        return
+    loopback.check_installed("generator.serve")
+    with loopback.listening(serve.port, serve.host) as listening:
+        address = Address(listening)
+        file = session.folder.write_json(FILE, {"base_url": f"{address.url}/v1"})
+        file.chmod(0o600)  # it has the key
+        session.announce(f"clients reach the model at {address.url}/v1", logging.INFO)
+        try:
+            yield address
+        finally:
+            file.unlink(missing_ok=True)
+
+
+@asynccontextmanager
+async def answered(
+    session: Session, generators: GeneratorPool, address: Address | None
+) -> AsyncIterator[None]:
+    """Context manager: requests to the address, if there is one, are answered by the generators."""
+    config, serve = session.config, session.config.generator.serve
+    if address is None or serve is None:
+        yield
+        return
+    from tramontane.environments.endpoint import Served  # needs an extra
+
+    shape = load_config(config.model)
+    vocab, context = int(shape.get_text_config().vocab_size), context_length(shape)
+    max_len = min(generators.max_len, context or generators.max_len)
+    sampler = PoolSampler(generators, max_len, vocab, serve.completions)
+    defaults = SamplingParams(config.pipeline.l_max, config.generator.temperature)
+    served = Served(config.name, config, encoder_of(config), defaults, sampler)
+    async with answering(served, address, ends_by_signal=False):
+        yield
