@@ -68,25 +68,27 @@ def main(descriptor: int) -> None:
 
 
 async def serve(connection: Connection, worker: EnvironmentWorker) -> None:
-    """Answer requests side by side, until the socket is closed."""
+    """Answer requests side by side, until the socket is closed.
+
+    Requests are read while answers wait for room in the socket: the pool sends a burst of requests
+    before it reads, and would wait for this process as this process waits for it.
+    """
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
-    with ThreadPoolExecutor(1, "socket") as reader:
+
+    async def answer(number: int, method: str, arguments: tuple) -> None:
+        try:
+            result = await getattr(worker, method)(*arguments)
+        except Exception as error:  # the pool raises it: this process has many other conversations
+            result = error
+        await loop.run_in_executor(writer, connection.send, (number, result))
+
+    with ThreadPoolExecutor(1, "reader") as reader, ThreadPoolExecutor(1, "writer") as writer:
         while worker.stuck <= MAX_STUCK:
             number, method, arguments = await loop.run_in_executor(reader, connection.recv)
-            task = asyncio.create_task(_answer(connection, worker, number, method, arguments))
+            task = asyncio.create_task(answer(number, method, arguments))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
-
-
-async def _answer(
-    connection: Connection, worker: EnvironmentWorker, number: int, method: str, arguments: tuple
-) -> None:
-    try:
-        result = await getattr(worker, method)(*arguments)
-    except Exception as error:  # the pool raises it: this process has many other conversations
-        result = error
-    connection.send((number, result))
 
 
 def _limit_memory(beyond: int) -> None:
