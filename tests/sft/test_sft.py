@@ -27,7 +27,7 @@ from tramontane.trainer.optimizer import build_optimizer
 torch.set_num_threads(1)
 
 PAIRS = [
-    {"prompt": e["problem"].problem, "response": e["response"]}
+    {"prompt": e["problem"].problem, "response": e["messages"][-1]["content"]}
     for e in playground.examples(0, 40, levels=(1, 2), languages=("en",))
 ]
 
