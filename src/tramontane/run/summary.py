@@ -77,13 +77,12 @@ def summarize_run(
         for name in ("format_rate", "language_rate", "mean_thinking_tokens"):
             summary[name] = {k: getattr(r, name) for k, r in pairs.items()}
         summary["evaluation"] = {k: r.to_dict() for k, r in pairs.items()}
-    for when, results in measured.items():
-        for name, result in results.items():
-            if result.conversations and when in ("before", "after"):
-                calls = summary.setdefault("calls", {}).setdefault(name, {})
-                calls[when] = result.conversations.mean_calls
-                parsed = summary.setdefault("calls_parsed", {}).setdefault(name, {})
-                parsed[when] = result.conversations.parsed_rate
+    for when in ("before", "after"):
+        for name, result in measured.get(when, {}).items():
+            if talked := result.conversations:
+                figures = {"calls": talked.mean_calls, "calls_parsed": talked.parsed_rate}
+                for key, figure in figures.items():
+                    summary.setdefault(key, {}).setdefault(name, {})[when] = figure
     if not metrics:  # they are lost
         return summary
     return summary | {
