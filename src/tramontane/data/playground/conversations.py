@@ -85,8 +85,9 @@ def _game(problem: Problem, rng: Random, style: Style, lang: Language) -> list[M
         if style.effort == "guess" or low > high:  # nothing is left after a slip
             low, high = whole
         if style.effort == "work":
-            n = (low + high) // 2
-            thought = lang.say(rng, "between", a=low, b=high, n=n)
+            total, n = low + high, (low + high) // 2
+            middle = f"{low} + {high} = {total}, {total} / 2 = {n}"
+            thought = lang.say(rng, "between", a=low, b=high, n=middle)
         else:
             n = low + int(rng.random() * (high - low + 1))
             thought = lang.say(rng, "guess", n=n)
