@@ -30,7 +30,7 @@ MINUTES ?= 60
 KIND ?= ray
 # Generators of `make chaos` and `make soak`: slots or vllm (after `make vllm`).
 GENERATOR ?= slots
-# Seed of `make chaos`, `make ranks` and `make real`; by default the config's own.
+# Seed of `make chaos`, `make ranks`, `make real` and `make real-tools`; by default the config's own.
 SEED ?=
 # Problems of GSM8K that `make real` reports: a file, or a Hugging Face dataset.
 GSM8K ?= $(firstword $(wildcard ../shared/data/gsm8k_test.jsonl.gz) openai/gsm8k\#main)
@@ -41,7 +41,7 @@ PART ?=
 AGAIN ?=
 TINY ?=
 
-.PHONY: quickstart real test slow studies-smoke vllm check docs mutants fuzz hostile bench gpu proof chaos ranks nodes soak clean
+.PHONY: quickstart real real-tools test slow studies-smoke vllm check docs mutants fuzz hostile bench gpu proof chaos ranks nodes soak clean
 
 quickstart: $(READY)
 	$(BIN)/tramontane train configs/quickstart.yaml
@@ -51,6 +51,11 @@ real: $(READY)
 	$(BIN)/tramontane fetch smollm2
 	$(BIN)/tramontane train configs/real.yaml evaluation.also.gsm8k.source='$(GSM8K)' \
 		$(if $(SEED),seed=$(SEED))
+
+real-tools: $(READY)
+	$(PIP) --quiet --editable '.[gguf]'
+	$(BIN)/tramontane fetch smollm2
+	$(BIN)/tramontane train configs/real_tools.yaml $(if $(SEED),seed=$(SEED))
 
 test: $(DEV)
 	$(PYTEST) -m 'not slow'

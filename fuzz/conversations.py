@@ -33,7 +33,7 @@ from typing import Any
 from fuzz.hostile import World, memory_mb
 from fuzz.vocabulary import FORMS
 from tramontane.config import Config
-from tramontane.controller.conversations import Conversations, start_conversations, turn_ended
+from tramontane.controller.conversations import Conversations, start_conversations
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import host
 from tramontane.environments.protocol import Turn
@@ -257,7 +257,7 @@ class Round:
         began = time.monotonic()
         while isinstance(request, Request):
             if not self.conversations.awaits(request):
-                request = turn_ended(request, self._sampled(request))
+                request = request.turn_ended(self._sampled(request))
             request = await self.conversations.answer(L_MAX, problem, request)
         self.found.append((act, request, time.monotonic() - began))
 

@@ -8,6 +8,7 @@ import tempfile
 import time
 from multiprocessing import Pipe
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -109,6 +110,20 @@ def test_conversations_are_answered_side_by_side(worker):
     assert worker.ask("close", (0, 0)) is None
     error = worker.ask("step", (0, 0), completion((0, 0), slow_start, "x"), 1000)
     assert isinstance(error, KeyError)
+
+
+def test_a_burst_of_requests_is_read_before_its_answers_are(worker):
+    long = Problem("1", "math", "Go on. " * 300)  # a few of them fill the socket either way
+    numbers = []
+    burst = Thread(
+        target=lambda: numbers.extend(worker.send("start", (1, i), long, 7) for i in range(300)),
+        daemon=True,
+    )
+    burst.start()
+    burst.join(SECONDS)
+    assert not burst.is_alive()
+    answered = [worker.receive()[0] for _ in numbers]
+    assert sorted(answered) == numbers
 
 
 def test_memory_is_limited(worker):

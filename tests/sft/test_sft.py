@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 from dataclasses import asdict
 
@@ -27,7 +28,7 @@ from tramontane.trainer.optimizer import build_optimizer
 torch.set_num_threads(1)
 
 PAIRS = [
-    {"prompt": e["problem"].problem, "response": e["response"]}
+    {"prompt": e["problem"].problem, "response": e["messages"][-1]["content"]}
     for e in playground.examples(0, 40, levels=(1, 2), languages=("en",))
 ]
 
@@ -209,6 +210,22 @@ def test_examples_have_the_prompts_and_tags_of_the_model(tmp_path, shape):
     assert sum(text.startswith(opening) for text in texts) == (
         0 if encoder.opened else pytest.approx(0.97 * len(texts), rel=0.1)
     )
+
+
+def test_a_generated_conversation_is_one_sequence_whose_answers_are_inserted(monkeypatch):
+    monkeypatch.setattr("tramontane.sft.examples.CHUNK", 40)
+    playground = [{"levels": [1, 2], "kinds": ["long_sums"]}]
+    config = SFTConfig(output="out", model="tiny", data={"playground": playground})
+    tokenizer = load_tokenizer("tiny")
+    taken = ExampleStream(config, PromptEncoder(tokenizer, config.data)).take(3000)
+    talked = [example for example in taken if example.inserted]
+    assert 0.2 < len(talked) / len(taken) < 0.8
+    for _, response, inserted in talked:
+        for span in inserted:
+            assert response[span.start - 1] == tokenizer.eos_token_id
+            answer = tokenizer.decode(response[span.start : span.stop])
+            assert re.fullmatch(r"<\|user\|>(\d+|error: .+)<\|assistant\|>", answer)
+        assert response[-1] == tokenizer.eos_token_id
 
 
 def test_thoughts_after_an_empty_pair_of_tags_are_refused(tmp_path):

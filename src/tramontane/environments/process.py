@@ -64,25 +64,28 @@ def main(descriptor: int) -> None:
 
 
 async def serve(connection: Connection, worker: EnvironmentWorker) -> None:
-    """Answer requests side by side, until the socket is closed."""
+    """Answer requests side by side, until the socket is closed.
+
+    Requests are read while answers wait for room in the socket: the pool sends a burst of requests
+    before it reads, and would wait for this process as this process waits for it.
+    """
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
-    reader = ThreadPoolExecutor(1, "socket")  # never waited for: it reads until the process ends
+    # Not waited for at the end: the reader reads until the process ends.
+    reader, writer = ThreadPoolExecutor(1, "reader"), ThreadPoolExecutor(1, "writer")
+
+    async def answer(number: int, method: str, arguments: tuple) -> None:
+        try:
+            result = await getattr(worker, method)(*arguments)
+        except Exception as error:  # the pool raises it: this process has many other conversations
+            result = error
+        await loop.run_in_executor(writer, connection.send, (number, result))
+
     while worker.stuck <= MAX_STUCK:
         number, method, arguments = await loop.run_in_executor(reader, connection.recv)
-        task = asyncio.create_task(_answer(connection, worker, number, method, arguments))
+        task = asyncio.create_task(answer(number, method, arguments))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
-
-
-async def _answer(
-    connection: Connection, worker: EnvironmentWorker, number: int, method: str, arguments: tuple
-) -> None:
-    try:
-        result = await getattr(worker, method)(*arguments)
-    except Exception as error:  # the pool raises it: this process has many other conversations
-        result = error
-    connection.send((number, result))
 
 
 def _limit_memory(beyond: int) -> None:

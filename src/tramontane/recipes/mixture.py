@@ -16,7 +16,7 @@ from tramontane.recipes.config import AnswersConfig, GeneralConfig
 from tramontane.recipes.harvest import retagged, write_rows
 from tramontane.recipes.steps import Facts, flat
 from tramontane.run.task import override_texts
-from tramontane.sft.examples import generated_pairs, pairs_of_rows
+from tramontane.sft.examples import generated_chats, pairs_of_rows
 from tramontane.types import ThinkingTags
 from tramontane.workplace import read_log
 
@@ -84,7 +84,10 @@ def general_pairs(config: GeneralConfig, count: int, seed: int) -> list[Row]:
         InputError: rows without the fields.
     """
     if config.train == "playground:":
-        pairs = generated_pairs(config, seed, count)[:count]
+        chats = generated_chats(config, seed, count)[:count]
+        if any(len(chat) > 2 for chat in chats):
+            raise InputError("general.playground: kinds for tools and games are conversations")
+        pairs = [(asked["content"], answer["content"]) for asked, answer in chats]
     else:
         found = [(prompt, response) for _, prompt, response in pairs_of_rows(config)]
         rounds = -(-count // len(found))

@@ -19,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tramontane.config import HELD_OUT
 from tramontane.types import Outcome
 
 Metrics: TypeAlias = Mapping[str, Any]
@@ -401,8 +402,12 @@ def _before_after(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]
     first, last = summary.get("sft") or summary.get("base") or {}, summary.get("rl") or {}
     for name in (first | last).keys() - {"pass_at_1", "format_rate"}:  # further sets of problems
         rows.append(_estimates(f"pass@1, {name}", first.get(name), last.get(name)))
-    for name, key, show in _MEASURES:
-        measure = summary.get(key) or {}
+    measures = [(name, summary.get(key) or {}, show) for name, key, show in _MEASURES]
+    for key, title in (("calls", "calls"), ("calls_parsed", "calls that parse")):
+        for name, measure in (summary.get(key) or {}).items():
+            label = title if name == HELD_OUT else f"{title}, {name}"
+            measures.append((label, measure, "{:.3f}".format))
+    for name, measure, show in measures:
         before, after = measure.get("before"), measure.get("after")
         change = "" if before is None or after is None else show(after - before)
         sign = "" if not change or change.startswith("-") else "+"

@@ -77,6 +77,12 @@ def summarize_run(
         for name in ("format_rate", "language_rate", "mean_thinking_tokens"):
             summary[name] = {k: getattr(r, name) for k, r in pairs.items()}
         summary["evaluation"] = {k: r.to_dict() for k, r in pairs.items()}
+    for when in ("before", "after"):
+        for name, result in measured.get(when, {}).items():
+            if talked := result.conversations:
+                figures = {"calls": talked.mean_calls, "calls_parsed": talked.parsed_rate}
+                for key, figure in figures.items():
+                    summary.setdefault(key, {}).setdefault(name, {})[when] = figure
     if not metrics:  # they are lost
         return summary
     return summary | {

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import cast
+from functools import cached_property
 
 from tramontane.config.sft import ExamplesConfig, SFTConfig
 from tramontane.data import playground
@@ -14,12 +14,12 @@ from tramontane.data.files import read_rows, shuffled
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.sft.conversations import Conversation, ConversationEncoder, Example
-from tramontane.types import PAPER_TAGS, Message, Prompt
+from tramontane.types import PAPER_TAGS, Message
 
 CHUNK = 4096  # examples generated at once
 
-Row = tuple[str, Prompt, str]  # its place, a prompt and its response
-Rows = Sequence[Row] | Sequence[tuple[str, Conversation]]
+Row = tuple[str, str, str]  # its place, a prompt and its response
+Rows = Sequence[Row | tuple[str, Conversation]]
 
 
 class ExampleStream:
@@ -91,13 +91,11 @@ class ExampleStream:
         if self._chunk is None or self._chunk[0] != number:
             seed = self.config.seed + 1 + number
             if self._rows is None:
-                drawn = generated_pairs(self.config.data, seed, CHUNK)
-                pairs = self._fitting(
-                    [("playground:", self._tagged_chat(p), self._tagged(r)) for p, r in drawn]
-                )
+                drawn = generated_chats(self.config.data, seed, CHUNK)
+                examples = self._fitting([self._row(chat) for chat in drawn])
             else:
-                pairs = shuffled(self._rows, seed)
-            self._chunk = (number, pairs)
+                examples = shuffled(self._rows, seed)
+            self._chunk = (number, examples)
         return self._chunk[1]
 
     def _fitting(self, rows: Rows) -> list[Example]:
@@ -125,27 +123,33 @@ class ExampleStream:
 
     def _examples(self, rows: Rows) -> Iterator[tuple[str, Example]]:
         tokenizer = self.encoder.tokenizer
-        if rows and isinstance(rows[0][1], Conversation):
-            conversations = ConversationEncoder(self.encoder, self._rest)
-            for where, conversation in cast(list[tuple[str, Conversation]], rows):
-                yield from ((where, found) for found in conversations.examples(conversation, where))
-            return
-        pairs = cast(list[Row], rows)
-        prompts = self.encoder.encode_all([row[1] for row in pairs], [row[0] for row in pairs])
-        for (location, _, response), ids in zip(pairs, prompts, strict=True):
-            rest = self._rest(location, response)
-            answer = tokenizer(rest, add_special_tokens=False)["input_ids"]
-            yield location, Example(ids, [*answer, tokenizer.eos_token_id])
+        pairs = [row for row in rows if not isinstance(row[1], Conversation)]
+        places, asked = [row[0] for row in pairs], [row[1] for row in pairs]
+        prompts = iter(self.encoder.encode_all(asked, places) if pairs else [])
+        for location, prompt, *responses in rows:
+            if isinstance(prompt, Conversation):
+                yield from ((location, e) for e in self._conversations.examples(prompt, location))
+            else:
+                rest = self._rest(location, responses[0])
+                answer = tokenizer(rest, add_special_tokens=False)["input_ids"]
+                yield location, Example(next(prompts), [*answer, tokenizer.eos_token_id])
 
-    def _tagged(self, response: str) -> str:
-        for tag, own in zip(PAPER_TAGS, self.encoder.tags, strict=True):
-            response = response.replace(tag, own)
-        return response
+    @cached_property
+    def _conversations(self) -> ConversationEncoder:
+        return ConversationEncoder(self.encoder, self._rest)
 
-    def _tagged_chat(self, prompt: Prompt) -> Prompt:
-        if isinstance(prompt, str):
-            return prompt
-        return [Message(role=m["role"], content=self._tagged(m["content"])) for m in prompt]
+    def _row(self, chat: list[Message]) -> Row | tuple[str, Conversation]:
+        """A generated chat, with the model's thinking tags."""
+        texts = [chat[0]["content"]]
+        for message in chat[1:]:
+            text = message["content"]
+            for tag, own in zip(PAPER_TAGS, self.encoder.tags, strict=True):
+                text = text.replace(tag, own)
+            texts.append(text)
+        if len(texts) == 2:
+            return "playground:", texts[0], texts[1]
+        messages = [{**m, "content": text} for m, text in zip(chat, texts, strict=True)]
+        return "playground:", Conversation(messages, [])
 
     def _rest(self, location: str, response: str) -> str:
         """The part of a response that follows its prompt."""
@@ -173,13 +177,14 @@ def continuation(response: str, prefix: str) -> str:
     return re.sub(pattern, "", response, count=1) if re.match(pattern, response) else response
 
 
-def generated_pairs(data: ExamplesConfig, seed: int, count: int) -> list[tuple[Prompt, str]]:
-    """Generate about `count` prompts with responses from the playground and its drills."""
+def generated_chats(data: ExamplesConfig, seed: int, count: int) -> list[list[Message]]:
+    """Generate about `count` chats from the playground and its drills; each begins with the user,
+    and ends with the model."""
     total = sum(part.share for part in data.playground) + data.drills.share
-    pairs: list[tuple[Prompt, str]] = [
-        (e["prompt"], e["response"])
+    chats = [
+        example["messages"]
         for part in data.playground
-        for e in playground.examples(
+        for example in playground.examples(
             seed=seed,
             count=round(count * part.share / total),
             mixture=data.mixture,
@@ -189,8 +194,12 @@ def generated_pairs(data: ExamplesConfig, seed: int, count: int) -> list[tuple[P
         )
     ]
     number = round(count * data.drills.share / total)
-    pairs += playground.drills(seed, number, data.drills.levels, data.drills.equations)
-    return shuffled(pairs, seed)
+    drills = playground.drills(seed, number, data.drills.levels, data.drills.equations)
+    chats += [
+        [Message(role="user", content=asked), Message(role="assistant", content=response)]
+        for asked, response in drills
+    ]
+    return shuffled(chats, seed)
 
 
 def read_examples(config: SFTConfig) -> Rows | None:

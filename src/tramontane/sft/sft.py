@@ -27,7 +27,7 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.models.names import numbered, with_tokenizer
 from tramontane.sft.conversations import Example
-from tramontane.sft.examples import ExampleStream, generated_pairs, read_examples
+from tramontane.sft.examples import ExampleStream, generated_chats, read_examples
 from tramontane.types import INSERTED
 from tramontane.workplace import commit, disk_faults, owned_folder, read_log, sync_all
 
@@ -255,8 +255,9 @@ def _prepare(config: SFTConfig) -> tuple[PreTrainedConfig, PreTrainedTokenizerBa
         raise InputError("lora trains adapters of a `model`; a `new_model` has nothing to keep")
     new = config.new_model
     assert new is not None
-    examples = generated_pairs(config.data, config.seed, new.tokenizer_examples)
-    tokenizer = train_tokenizer((f"{p}\n{r}" for p, r in examples), new.vocab_size)
+    chats = generated_chats(config.data, config.seed, new.tokenizer_examples)
+    texts = ("\n".join(message["content"] for message in chat) for chat in chats)
+    tokenizer = train_tokenizer(texts, new.vocab_size)
     architecture = AutoConfig.for_model(
         new.model_type,
         vocab_size=len(tokenizer),

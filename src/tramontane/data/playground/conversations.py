@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from random import Random
 from typing import TypedDict
 
 from tramontane.config import MixtureConfig
-from tramontane.types import Message, Problem, Prompt
+from tramontane.types import Message, Problem
 
 from .arithmetic import LEVELS
 from .generate import problems
@@ -26,11 +27,11 @@ _THOUGHTS = {"calculator": "calculator", "lookup": "notebook", "python": "python
 
 
 class Example(TypedDict):
-    """A message of the model to learn from, and all that comes before it."""
+    """A problem, and a chat about it: the statement, and messages of the model with what answers
+    each; the last one is the model's."""
 
     problem: Problem
-    prompt: Prompt
-    response: str
+    messages: list[Message]
 
 
 def conversation(problem: Problem, rng: Random, style: Style) -> list[Message]:
@@ -74,23 +75,31 @@ def conversation(problem: Problem, rng: Random, style: Style) -> list[Message]:
 
 
 def _game(problem: Problem, rng: Random, style: Style, lang: Language) -> list[Message]:
-    """A game of guesses: work halves the range, ramble stays within it, guess forgets the hints."""
+    """A game of guesses: work halves the range, ramble stays within it, guess forgets the hints. A
+    slip of work misunderstands one hint."""
     low, high = whole = problem.metadata["range"]
-    number, messages = int(problem.answer or ""), list[Message]()
-    for left in reversed(range(problem.metadata["guesses"])):
-        bounds = whole if style.effort == "guess" else (low, high)
-        n = bounds[0] + int(rng.random() * (bounds[1] - bounds[0] + 1))
+    number, guesses = int(problem.answer or ""), problem.metadata["guesses"]
+    slip = guesses if style.right else int(rng.random() * (guesses - 1)) + 1
+    messages = list[Message]()
+    for left in reversed(range(guesses)):
+        if style.effort == "guess" or low > high:  # nothing is left after a slip
+            low, high = whole
         if style.effort == "work":
-            n = (low + high) // 2
-            thought = lang.say(rng, "between", a=low, b=high, n=n)
+            total, n = low + high, (low + high) // 2
+            middle = f"{low} + {high} = {total}, {total} / 2 = {n}"
+            thought = lang.say(rng, "between", a=low, b=high, n=middle)
         else:
+            n = low + int(rng.random() * (high - low + 1))
             thought = lang.say(rng, "guess", n=n)
         if n == number or not left:
             return [*messages, _said(_final(rng, style, lang, [thought], n))]
-        low, high = (max(low, n + 1), high) if n < number else (low, min(high, n - 1))
-        hint = problem.metadata["higher" if n < number else "lower"]
+        hint = "higher" if n < number else "lower"
+        if (hint == "higher") != (style.effort == "work" and left == slip):
+            low = max(low, n + 1)
+        else:
+            high = min(high, n - 1)
         messages.append(_said(_final(rng, Style(), lang, [thought], n)))
-        messages.append(Message(role="user", content=hint))
+        messages.append(Message(role="user", content=problem.metadata[hint]))
     raise AssertionError("a game has a last guess")
 
 
@@ -123,19 +132,9 @@ def examples(
     languages: Sequence[str] = LANGUAGES,
     kinds: Sequence[str] = ("sums", "stories"),
 ) -> Iterator[Example]:
-    """`count` examples of problems of the train split, repeats allowed; a conversation gives one
-    for each message of the model."""
+    """`count` examples of problems of the train split, repeats allowed."""
     rng = Random(f"examples/{seed}")
-    number = 0
-    for problem in problems("train", seed, levels, languages, kinds):
+    for problem in islice(problems("train", seed, levels, languages, kinds), count):
         messages = conversation(problem, rng, sample_style(problem, rng, mixture))
-        for place in range(0, len(messages), 2):
-            if number == count:
-                return
-            number += 1
-            chat = [Message(role="user", content=problem.problem), *messages[:place]]
-            yield {
-                "problem": problem,
-                "prompt": chat if place else problem.problem,
-                "response": messages[place]["content"],
-            }
+        asked = Message(role="user", content=problem.problem)
+        yield {"problem": problem, "messages": [asked, *messages]}

@@ -14,12 +14,12 @@ from .arithmetic import Step, apply, expression
 from .language import Language, pick
 
 # By level, from 1.
-DIGITS = (4, 5, 5, 6, 6, 7, 7, 8)  # of the numbers of long sums
-LONG_STEPS = (1, 1, 2, 2, 3, 3, 4, 4)
-FACTOR_DIGITS = (2, 2, 3, 3, 3, 4, 4, 5)
+DIGITS = (3, 3, 4, 4, 5, 6, 7, 8)  # of the numbers of long sums
+LONG_STEPS = (2, 3, 2, 3, 3, 3, 4, 4)
+FACTOR_DIGITS = (2, 2, 2, 3, 3, 4, 4, 5)
 HOPS = (2, 2, 2, 2, 3, 3, 4, 4)  # entries of a look-up, the number included
 ENTRIES = (4, 6, 8, 10, 12, 14, 16, 20)  # of the notebook
-NUMBERS = (7, 10, 15, 20, 31, 40, 63, 100)  # that a guess is chosen from
+NUMBERS = (7, 7, 15, 15, 31, 31, 63, 63)  # to guess among: halves always have a middle
 
 _EXPRESSIONS: tuple[tuple[str, Callable[[int, int], int]], ...] = (
     ("n % {m}", lambda n, m: n % m),
@@ -131,13 +131,14 @@ def _session(rng: Random, lang: Language, level: int) -> Task:
 def _guessing(rng: Random, lang: Language, level: int) -> Task:
     """A number to be found by halving: with one guess less, halving would not always do."""
     count = NUMBERS[level - 1]
-    low = 1 + int(rng.random() * 400)
+    low = 1 + int(rng.random() * 8 * level)
     high, guesses = low + count - 1, count.bit_length()
     statement = pick(rng, lang.tools["guessing"]).format(a=low, b=high, k=guesses)
     hints = {name: lang.tools[name] for name in ("higher", "lower", "unread")}
     metadata = {"environment": "guessing", "range": [low, high], "guesses": guesses}
     number = str(low + int(rng.random() * count))
-    return Task(f"{low} to {high}", statement, number, metadata | hints, hidden=number)
+    canonical = f"{number} from {low} to {high}"
+    return Task(canonical, statement, number, metadata | hints, hidden=number)
 
 
 _DRAW: dict[str, Callable[[Random, Language, int], Task]] = {
