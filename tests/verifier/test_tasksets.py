@@ -25,9 +25,8 @@ def test_a_package_that_is_not_installed(monkeypatch):
 @pytest.fixture
 def sums(monkeypatch):
     pytest.importorskip("verifiers", reason="needs tramontane[verifiers]", exc_type=ImportError)
-    here = str(Path(__file__).parent)
-    monkeypatch.syspath_prepend(here)
-    monkeypatch.setenv("PYTHONPATH", f"{here}:{os.environ.get('PYTHONPATH', '')}")  # of workers
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # of workers
     return load("verifiers:sums_taskset")
 
 
@@ -48,7 +47,7 @@ def test_a_set_of_tasks_is_a_source_of_problems(sums):
 def test_the_rubric_judges_in_the_verifiers_worker(sums):
     """Asynchronous rewards, weighted; a failure of theirs is not a wrong answer."""
     said = ["4", "<think>3 + 1 is four.</think>4", "5", "four", "fail"]
-    with VerifierPool(VerifierConfig(memory_mb=2048), l_max=256, l_cache=32) as pool:
+    with VerifierPool(VerifierConfig(memory_mb=1024), l_max=256, l_cache=32) as pool:
         verdicts = pool.score(sums[3], [(text, 5) for text in said]).result(timeout=300)
     assert [v.parts["correctness"] for v in verdicts[:4]] == pytest.approx([0.9, 0.9, 0.18, 0.0])
     assert [v.verdict for v in verdicts] == ["right", "right", "wrong", "wrong", "unscorable"]

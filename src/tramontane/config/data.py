@@ -12,7 +12,9 @@ from tramontane.config.prompt import PromptConfig
 from tramontane.config.section import Section, key_error
 
 Language = Literal["en", "fr", "es", "it", "de", "zh", "ru"]
-ProblemKind = Literal["sums", "stories", "programs", "long_sums", "lookups", "sessions", "guessing"]
+ProblemKind = Literal[
+    "sums", "stories", "programs", "long_sums", "lookups", "articles", "sessions", "guessing"
+]
 LANGUAGES: tuple[Language, ...] = ("en", "fr", "es", "it", "de", "zh", "ru")
 
 
@@ -56,8 +58,8 @@ class PlaygroundConfig(Section):
     """Languages of the statements, drawn uniformly. The default is the paper's seven."""
     kinds: tuple[ProblemKind, ...] = ("sums", "stories")
     """Kinds of problems, drawn uniformly: arithmetic, word problems, small Python `programs`; for
-    `data.tools`, `long_sums` (calculator), `lookups` (notebook) and `sessions` (python); and
-    `guessing`, a game of several turns."""
+    `data.tools`, `long_sums` (calculator), `lookups` and `articles` (notebook) and `sessions`
+    (python); and `guessing`, a game of several turns."""
 
     @model_validator(mode="after")
     def _levels(self) -> PlaygroundConfig:
