@@ -13,8 +13,7 @@ from tests.controller.test_pipeline import check_ledger, rollouts, weights
 from tests.paths import ROOT
 from tests.run.test_resume import start, wait_until
 from tests.runs import small_config
-from tramontane.config import Config
-from tramontane.config.config import load_config
+from tramontane.config import Config, load_config
 from tramontane.models.loading import load_tokenizer
 from tramontane.run.checkpoint import read_pipeline
 from tramontane.run.folder import RunFolder, open_run

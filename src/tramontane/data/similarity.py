@@ -127,7 +127,7 @@ class Originals:
     def copies(self, statements: Sequence[str]) -> list[Copy | None]:
         """For each statement, the first original that it copies, if any."""
         found: list[Copy | None] = [None] * len(statements)
-        places = range(len(statements))
+        places: Sequence[int] = range(len(statements))
         if self._index.same_numbers:  # rules out most others, before the spelling, which is slow
             places = [place for place in places if _digits(statements[place]) in self._digits]
         spelt = {place: spelling(statements[place]) for place in places}
