@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.data.program_references import REFERENCES
 from tramontane.config import MixtureConfig
 from tramontane.data.playground import (
     KINDS,
@@ -25,7 +26,8 @@ from tramontane.data.playground import (
 )
 from tramontane.data.playground.arithmetic import CEILING, STEPS, apply, expression
 from tramontane.data.playground.language import PLURALS, language
-from tramontane.data.playground.programs import REFERENCES, tasks
+from tramontane.data.playground.programs import draw, tasks
+from tramontane.data.playground.programs import problem as program_problem
 from tramontane.data.playground.traces import near_miss, slip
 
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
@@ -170,6 +172,22 @@ def passes(code, problem, monkeypatch):
         run_program(code, case["input"], monkeypatch) == case["output"].split()
         for case in problem.tests["cases"]
     )
+
+
+SINGLE = ("number", "word", "runs", "mirrored", "brackets")  # inputs of one word
+
+
+def test_expected_outputs_agree_with_independent_functions():
+    rng, seen = Random(0), set()
+    while seen != set(REFERENCES):
+        program = draw(rng, rng.randint(1, 8))
+        seen.add(program.name)
+        for case in program_problem(program).tests["cases"]:
+            words = [int(w) if w.lstrip("-").isdigit() else w for w in case["input"].split()]
+            given = words[0] if tasks()[program.name].input in SINGLE else words
+            value = REFERENCES[program.name](given, **program.params)
+            expected = value if isinstance(value, list) else [value]
+            assert case["output"].split() == [str(v) for v in expected], program
 
 
 def test_reference_programs_pass_their_tests_and_slips_do_not(monkeypatch):

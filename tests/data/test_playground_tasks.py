@@ -25,8 +25,14 @@ from tramontane.environments.loading import Host
 from tramontane.environments.running import Runner
 from tramontane.models.loading import load_tokenizer
 from tramontane.types import PAPER_TAGS
+from tramontane.verifier.math import judge_answer
 
-TOOLS = {"long_sums": ("calculator",), "lookups": ("notebook",), "sessions": ("python",)}
+TOOLS = {
+    "long_sums": ("calculator",),
+    "lookups": ("notebook",),
+    "articles": ("notebook",),
+    "sessions": ("python",),
+}
 GOOD = Style()
 FLAWED = MixtureConfig(work=0.6, guess=0.2, ramble=0.2, no_box=0, unclosed=0, unopened=0, switch=0)
 
@@ -36,7 +42,7 @@ def some(kind, count, split="train", levels=(1, 8), **choices):
 
 
 def boxed(text):
-    return re.findall(r"\\boxed\{(\d+)\}", text)
+    return re.findall(r"\\boxed\{([^}]+)\}", text)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,6 +74,16 @@ def test_answers_agree_with_an_independent_calculation():
         while key in facts:
             key, hops = facts[key], hops + 1
         assert key == problem.answer and hops >= 2
+    for problem in some("articles", 80):
+        facts, goals = problem.metadata["facts"], problem.metadata["goals"]
+        names = (key for key in facts if not key.isdigit() and key in problem.problem)
+        name = max(names, key=len)  # one may begin like another
+        (number,) = re.findall(r"\d+", facts[name])
+        (goal,) = (goal for goal in goals if goal in facts[number])
+        assert goal == problem.answer and goal not in problem.problem
+        assert judge_answer(goal, problem.answer).outcome == "right"
+        others = {judge_answer(g, problem.answer).outcome for g in goals if g != goal}
+        assert others == {"wrong"} and len(facts) == 2 * len(goals)
 
 
 def test_halving_finds_every_number_and_one_guess_less_would_not():

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -237,22 +236,3 @@ def test_a_server_of_openenv_that_does_not_run():
     package("openenv")
     with pytest.raises(InputError, match=r"openenv:http://127.0.0.1:1: the server does not answer"):
         loading.check(DataConfig(environment="openenv:http://127.0.0.1:1"))
-
-
-def test_a_set_of_verifiers_with_its_own_rewards(monkeypatch):
-    package("verifiers")
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    loading.check(DataConfig(environment="verifiers:sums_taskset"))
-    worker = worker_of("verifiers:sums_taskset")
-    rewards = []
-    for said in ("4", "5", "four"):
-        answered, spoken = talk(worker, said, given=problem(idx=3))
-        assert answered.ending == "completed" and len(spoken.turns) == 1
-        rewards.append(answered.turn.reward)
-    assert rewards == pytest.approx([1.0, 0.2, 0.0])
-    prompt = spoken.tokenizer.decode(spoken.prompt)
-    assert "Calculate." in prompt and "3 + 1?" in prompt
-    answered, _ = talk(worker, "fail", given=problem(idx=3))
-    assert answered.ending == "environment_failed" and "the judge is gone" in answered.reason
-    drawn = {talk(worker, given=problem(seed=seed))[1].text for seed in range(20)}
-    assert len(drawn) == 5

@@ -14,14 +14,14 @@ from tests.docs.pages import blocks
 from tests.paths import ROOT
 from tests.run.test_resume import start, wait_until
 from tests.runs import small_config
-from tramontane.config import Config
+from tramontane.config import Config, load_config
 from tramontane.models.loading import load_tokenizer
 from tramontane.run.checkpoint import read_pipeline
 from tramontane.run.folder import RunFolder, open_run
 from tramontane.run.recorder import waited_for
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
-from tramontane.types import INSERTED
+from tramontane.types import FAILED, INSERTED
 
 
 def talking(folder: Path, **sections: Any) -> Config:
@@ -107,6 +107,21 @@ def test_a_run_killed_amid_conversations_loses_none(tmp_path: Path, replay: bool
     assert max(m["staleness_max"] for m in metrics) <= 6
     restarted = metrics[-1]["conversations_replayed" if replay else "conversations_restarted"]
     assert restarted == sum(bool(request.turns) for request in begun.values())
+
+
+@pytest.mark.slow
+def test_tool_integrated_reasoning_runs_at_a_tiny_size(tmp_path: Path) -> None:
+    """`configs/tir.yaml`, on the playground's sessions."""
+    data = ["train=playground:", "eval=null", "playground={levels: [1, 2], kinds: [sessions]}"]
+    sizes = "{updates: 2, group_size: 4, n_batch: 16, n_async: 32, l_max: 448, l_cache: 64}"
+    given = [*(f"data.{key}" for key in data), f"pipeline={sizes}", "pipeline.diversity=none"]
+    given += ["generator.device=cpu", "trainer.device=cpu", "trainer.microbatch_tokens=2048"]
+    given += ["model=tiny", f"run_dir={tmp_path}", "conversation.workers=1", "verifier.workers=1"]
+    config = load_config(ROOT / "configs" / "tir.yaml", given)
+    assert config.data.tools == ("python",)
+    train(config, QuietScreen())
+    rows = [row for row in rollouts(tmp_path) if row["update"] is not None]
+    assert len(rows) == 32 and all(row["ending"] not in FAILED for row in rows)
 
 
 @pytest.mark.slow

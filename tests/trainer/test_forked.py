@@ -3,6 +3,7 @@
 import random
 from array import array
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer import rollouts
+from tramontane.config.objectives import BUILT_IN_OBJECTIVES
 from tramontane.errors import InputError
+from tramontane.trainer.collate import lay_out
 from tramontane.trainer.microbatch import cut_batch
 from tramontane.types import INSERTED
 
@@ -47,6 +50,7 @@ def forked(rng, sequence):
                 logprobs=sequence.logprobs[own],
                 versions=sequence.versions[own],
                 continues=bool(parts),
+                target=sequence.target if end == len(versions) else 0,
             )
         )
     return parts
@@ -69,30 +73,96 @@ def step(batch, **objective):
 
 
 NORMALIZATIONS = ["group_tokens", "minibatch_tokens", "sequence", "constant"]
+MEASURED = {
+    "loss",
+    "entropy",
+    "completion_tokens",
+    "staleness_mean",
+    "grad_norm",
+    "clip_fraction_high",
+}
+KL = {"kl_coef": 0.1}
+OBJECTIVES = [
+    *(("magistral", {"loss_normalization": n, "entropy_coef": 0.01}) for n in NORMALIZATIONS),
+    ("magistral", {"importance_correction": "truncated", **KL}),
+    ("magistral", {**KL, "kl_as": "loss", "kl_level": "sequence", "kl_estimator": "k3"}),
+    ("aipo", {**KL, "kl_as": "both", "kl_level": "sequence", "kl_estimator": "k2"}),
+    ("cispo", {}),
+    ("gspo", {"eps_low": 0.5, "eps_high": 20.0}),
+    ("pass_at_k", {"k": 2}),
+    ("majority", {"k": 2}),
+    ("agro", {"form": "on_policy"}),
+    ("spo", {"loss": "squared", "initial_value": "importance"}),
+    ("spo", {}),
+    ("jepo", {}),
+    ("dro", {}),
+    ("dro", {"values": "prompt"}),
+    ("dro", {"form": "policy"}),
+    ("sft", {}),
+]
 
 
-@settings(max_examples=6)
-@given(st.integers(0, 10**6), st.sampled_from(NORMALIZATIONS))
-def test_gradients_do_not_depend_on_forks(seed, normalization):
+def test_every_objective_is_tried():
+    assert {name for name, _ in OBJECTIVES} == set(BUILT_IN_OBJECTIVES)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_gradients_do_not_depend_on_forks(objective):
+    assert forks_without_effect(*objective, seed=5) > 5
+
+
+@pytest.mark.slow
+@settings(max_examples=30)
+@given(st.sampled_from(OBJECTIVES), st.integers(0, 10**6))
+def test_gradients_do_not_depend_on_any_forks(objective, seed):
+    forks_without_effect(*objective, seed)
+
+
+def forks_without_effect(name, options, seed):
+    """The number of forks of a batch of conversations."""
     rng = random.Random(seed)
     rewards = [1.0, 0.0, 0.0, 0.1]
     groups = []
     for _ in range(3):
         prompt = [rng.randrange(rollouts.VOCAB) for _ in range(4)]
         groups.append([conversation(rng, prompt, reward) for reward in rewards])
+        for answer, s in enumerate(groups[-1]):
+            s.answer, s.target = answer % 2, int(name == "jepo")
     whole = rollouts.train_batch(1, groups, n_minibatch=8)
     parts = [[part for s in group for part in forked(rng, s)] for group in groups]
     apart = replace(whole, groups=parts)
-    options = {"magistral": {"loss_normalization": normalization, "entropy_coef": 0.01}}
-    first, advantages, metrics = step(whole, name="magistral", **options)
-    second, split_advantages, split_metrics = step(apart, name="magistral", **options)
-    assert len(first) == len(second) > 0
+    first, advantages, metrics = step(whole, name=name, **{name: options})
+    second, split_advantages, split_metrics = step(apart, name=name, **{name: options})
+    assert len(first) == len(second) > 0 and any(g.abs().max() > 1e-6 for g in first)
     for a, b in zip(first, second, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)  # rotary angles are float32
     firsts = [i for i, s in enumerate(apart.sequences) if not s.continues]
-    assert [split_advantages[i] for i in firsts] == pytest.approx(list(advantages))
-    for name in ("loss", "entropy", "completion_tokens", "staleness_mean", "grad_norm"):
-        assert split_metrics[name] == pytest.approx(metrics[name], rel=1e-6)
+    assert [split_advantages[i] for i in firsts] == pytest.approx([*advantages], rel=1e-5, abs=1e-6)
+    assert split_metrics.keys() == metrics.keys()
+    for measured in MEASURED & metrics.keys():
+        assert split_metrics[measured] == pytest.approx(metrics[measured], rel=1e-6)
+    return len(apart.sequences) - len(whole.sequences)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_conversation_is_laid_out_together_only_where_it_must(ranks):
+    rng = random.Random(3)
+    parts = [forked(rng, conversation(rng, [1, 2, 3], 0.0)) for _ in range(12)]
+    sequences = [s for part in parts for s in part]
+    owners = [owner for owner, part in enumerate(parts) for _ in part]
+    together, used = lay_out(sequences, ranks, 20, together=True)
+    laid_out = [m for rank in together for m in rank]
+    assert sorted(i for m in laid_out for i in m) == list(range(len(sequences)))
+    of_microbatch = [[owner for owner, _ in groupby(m, owners.__getitem__)] for m in laid_out]
+    assert sorted(o for m in of_microbatch for o in m) == list(range(12))
+    for m, tokens in zip(laid_out, used, strict=True):
+        inputs = sum(len(sequences[i].prompt_ids + sequences[i].token_ids) for i in m)
+        assert tokens <= inputs and (
+            inputs <= 20 or tokens <= 20 or len({owners[i] for i in m}) == 1
+        )
+    apart, least = lay_out(sequences, ranks, 20, together=False)
+    assert sum(least) <= sum(used) and max(least) < max(used)
+    assert len([o for rank in apart for m in rank for o in {owners[i] for i in m}]) > 12
 
 
 def test_minibatches_count_conversations():

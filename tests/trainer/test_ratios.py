@@ -135,7 +135,7 @@ def test_correct_combinations_have_the_gradient_of_the_divergence(seed):
 def test_the_default_is_a_correct_combination():
     options = AIPOOptions(kl_coef=0.1)
     assert (options.kl_estimator, options.kl_as, options.kl_level) in CORRECT
-    assert options.needs == {"reference", "kl_baseline"}
+    assert options.needs == {"reference", "kl_baseline", "conversations"}
     assert AIPOOptions().needs == set()
 
 

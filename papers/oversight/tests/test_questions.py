@@ -11,8 +11,9 @@ import pytest
 
 from tramontane import InputError
 from tramontane.config import LANGUAGES
+from tramontane.data.playground.language import language
 from tramontane_oversight.config import QuestionsConfig
-from tramontane_oversight.extractive import FRAMES, extractive_questions, load_frames
+from tramontane_oversight.extractive import FRAMES, extractive_questions
 from tramontane_oversight.questions import (
     CATALOG,
     LAYOUTS,
@@ -70,8 +71,8 @@ def test_the_streams_are_seeded_distinct_and_split() -> None:
 
 @pytest.mark.parametrize("code", LANGUAGES)
 def test_every_language_has_the_same_frames(code: str) -> None:
-    assert tuple(load_frames(code)) == FRAMES
-    for frame in load_frames(code).values():
+    assert tuple(language(code).articles) == FRAMES
+    for frame in language(code).articles.values():
         assert len(frame.goals) == len(set(frame.goals)) == 8
         for phrasings in (frame.first, frame.second, frame.question):
             assert len(phrasings) == 2

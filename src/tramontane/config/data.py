@@ -12,7 +12,9 @@ from tramontane.config.prompt import PromptConfig
 from tramontane.config.section import Section, key_error
 
 Language = Literal["en", "fr", "es", "it", "de", "zh", "ru"]
-ProblemKind = Literal["sums", "stories", "programs", "long_sums", "lookups", "sessions", "guessing"]
+ProblemKind = Literal[
+    "sums", "stories", "programs", "long_sums", "lookups", "articles", "sessions", "guessing"
+]
 LANGUAGES: tuple[Language, ...] = ("en", "fr", "es", "it", "de", "zh", "ru")
 
 
@@ -21,7 +23,6 @@ SCHEMES: dict[str, str] = {
     "gymnasium": "tramontane.environments.adapters.gymnasium.Gymnasium",
     "skyrl": "tramontane.environments.adapters.skyrl.SkyRL",
     "openenv": "tramontane.environments.adapters.openenv.OpenEnv",
-    "verifiers": "tramontane.environments.adapters.verifiers.Verifiers",
 }
 """Adapters of other packages' environments, which `data.environment` names as `textarena:NAME`."""
 
@@ -57,8 +58,8 @@ class PlaygroundConfig(Section):
     """Languages of the statements, drawn uniformly. The default is the paper's seven."""
     kinds: tuple[ProblemKind, ...] = ("sums", "stories")
     """Kinds of problems, drawn uniformly: arithmetic, word problems, small Python `programs`; for
-    `data.tools`, `long_sums` (calculator), `lookups` (notebook) and `sessions` (python); and
-    `guessing`, a game of several turns."""
+    `data.tools`, `long_sums` (calculator), `lookups` and `articles` (notebook) and `sessions`
+    (python); and `guessing`, a game of several turns."""
 
     @model_validator(mode="after")
     def _levels(self) -> PlaygroundConfig:
@@ -180,14 +181,15 @@ class DataConfig(PromptConfig):
     selection of problems by pass rate."""
 
     train: str = "playground:"
-    """Source of training problems: `playground:`, `reasoning_gym:NAME`, a file (JSON lines, a JSON
-    array, CSV, each also gzip, or Parquet), a Hugging Face dataset (`NAME` or `NAME#SUBSET`), a
-    short name (`polaris`) or a local file of a named set's layout (`polaris@FILE`)."""
+    """Source of training problems: `playground:`, `reasoning_gym:NAME`, `verifiers:NAME`, a file
+    (JSON lines, a JSON array, CSV, each also gzip, or Parquet), a Hugging Face dataset (`NAME` or
+    `NAME#SUBSET`), a short name (`polaris`) or a local file of a named set's layout
+    (`polaris@FILE`)."""
     environment: str | None = None
     """Import path of the environment that the model talks to, `my_module:Shop`, a built-in name, or
     one of another package: `textarena:GuessTheNumber-v0`, `gymnasium:NAME`, `skyrl:NAME`,
-    `openenv:my_module:Shop`, `openenv:http://localhost:8000` or `verifiers:NAME`. A row may name
-    another in its field `environment`; `row`: only such rows have one. null: no environments. See
+    `openenv:my_module:Shop` or `openenv:http://localhost:8000`. A row may name another in its field
+    `environment`; `row`: only such rows have one. null: no environments. See
     docs/environments.md."""
     tools: tuple[str, ...] = ()
     """Tools that the model may call: import paths of functions or toolboxes, or built-in names

@@ -153,6 +153,8 @@ BUILT_IN: dict[str, DomainConfig] = {
     "code": DomainConfig(verifier="code", format=FormatConfig(answer="fenced"), needs=("tests",)),
     "instructions": DomainConfig(verifier="instructions"),
     "calls": DomainConfig(verifier="calls"),
+    # The first verdict of a worker imports the package and loads the set; a rubric may ask a judge.
+    "verifiers": DomainConfig(verifier="tramontane.verifier.tasksets.score", timeout_s=60.0),
 }
 
 

@@ -81,7 +81,12 @@ class KLOptions(ObjectiveOptions):
     def needs(self) -> frozenset[str]:
         if not self.kl_coef:
             return frozenset()
-        return frozenset({"reference"} if self.kl_as == "loss" else {"reference", "kl_baseline"})
+        terms = {
+            "reference": True,
+            "kl_baseline": self.kl_as != "loss",
+            "conversations": self.kl_as != "loss" or self.kl_level == "sequence",
+        }
+        return frozenset(name for name, present in terms.items() if present)
 
 
 class AdvantageOptions(KLOptions):
@@ -157,6 +162,10 @@ class GSPOOptions(AdvantageOptions):
     """Sequence ratios below 1 − ε_low are clipped. The default is the paper's."""
     eps_high: float = Field(4e-4, ge=0)
     """Sequence ratios above 1 + ε_high are clipped. The default is the paper's."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return super().needs | {"conversations"}
 
 
 class InferenceOptions(KLOptions):
@@ -303,7 +312,7 @@ class SPOOptions(ObjectiveOptions):
     @property
     def needs(self) -> frozenset[str]:
         terms = {"sequence_logprobs", "behavior_sums"} if self.uses_behavior else set()
-        return frozenset({"reference", *terms})
+        return frozenset({"conversations", "reference", *terms})
 
 
 class DROOptions(ObjectiveOptions):
@@ -327,7 +336,8 @@ class DROOptions(ObjectiveOptions):
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"reference", "values" if self.form == "value" else "sequence_logprobs"})
+        terms = {"conversations", "values"} if self.form == "value" else {"sequence_logprobs"}
+        return frozenset({"reference", *terms})
 
 
 class SFTOptions(ObjectiveOptions):

@@ -130,8 +130,9 @@ class VerifierConfig(Section):
     reward: RewardConfig = Field(default_factory=RewardConfig)
     """Weights of the reward."""
     domains: dict[DomainName, DomainConfig] = Field(default_factory=lambda: dict(BUILT_IN))
-    """Kinds of tasks by name, which a row's `domain` refers to. `math`, `code`, `instructions` and
-    `calls` are built in; entries with other names are added. See docs/rewards.md."""
+    """Kinds of tasks by name, which a row's `domain` refers to. `math`, `code`, `instructions`,
+    `calls` and `verifiers` are built in; entries with other names are added. See
+    docs/rewards.md."""
 
     @field_validator("domains", mode="before")
     @classmethod

@@ -17,6 +17,7 @@ from typing import TextIO, TypeVar, cast
 
 from tramontane.data.values import Row, UnknownType, encodable, plain
 from tramontane.errors import InputError
+from tramontane.verifier import tasksets
 from tramontane.workplace import parse_object
 
 logger = logging.getLogger("tramontane")
@@ -28,19 +29,24 @@ CSV_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 ENDINGS = (*JSON_ENDINGS, *CSV_ENDINGS, ".parquet")
 PYTHON_ROWS = ".python.jsonl"  # suffix of files with rows that were given as Python objects
 MAX_CELL = 2**30  # characters in a CSV cell
-SCHEMES = ("playground:", "reasoning_gym:")
+GENERATED = ("playground:", "reasoning_gym:")  # without an end
+SCHEMES = (*GENERATED, tasksets.SCHEME)
 
 
 def read_rows(source: str, split: str = "train") -> Iterator[tuple[str, Row]]:
     """Yield (`file:line` or `name[index]`, row) with values in JSON's types (`data.values`).
 
-    A source without one of the file suffixes is a Hugging Face dataset, `NAME` or `NAME#SUBSET`,
-    from the hub or from a folder with a local copy. `split` applies to datasets only.
+    `verifiers:NAME` is a set of tasks. A source without one of the file suffixes is a Hugging Face
+    dataset, `NAME` or `NAME#SUBSET`, from the hub or from a folder with a local copy. `split`
+    applies to datasets only.
 
     Raises:
         InputError: no such file or dataset, no rows, a file that is truncated or has a different
             format, a row that is not a JSON object, or half of a surrogate pair.
     """
+    if source.startswith(tasksets.SCHEME):
+        yield from tasksets.task_rows(source)
+        return
     path = Path(source).expanduser()
     folder = Path(source.partition("#")[0]).expanduser().is_dir()
     if path.name.endswith(ENDINGS):
@@ -226,7 +232,7 @@ def _parquet_rows(source: str, path: Path) -> Iterator[tuple[str, Row]]:
 def _dataset_rows(source: str, split: str) -> Iterator[tuple[str, Row]]:
     if ":" in source or f"{source}:" in SCHEMES:
         near = difflib.get_close_matches(source.partition(":")[0] + ":", SCHEMES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {' and '.join(SCHEMES)}"
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(SCHEMES)}"
         raise InputError(f"data {source!r}: no such kind of source; {hint}")
     from datasets import load_dataset
 

@@ -18,7 +18,7 @@ from tramontane.config import BUILT_IN, LANGUAGES, DataConfig, DomainConfig, nea
 from tramontane.data import playground
 from tramontane.data.catalog import named_source, problem_rows
 from tramontane.data.code import parse_tests
-from tramontane.data.files import ENDINGS, SCHEMES, name_of, read_rows
+from tramontane.data.files import ENDINGS, GENERATED, name_of, read_rows
 from tramontane.data.values import encodable, is_missing
 from tramontane.errors import InputError, install
 from tramontane.types import Message, Problem
@@ -82,7 +82,7 @@ def load_problems(
 
     Args:
         source: a file with one of `files.ENDINGS`, a Hugging Face dataset (`NAME` or
-            `NAME#SUBSET`), `reasoning_gym:NAME`, or `playground:`.
+            `NAME#SUBSET`), `verifiers:NAME`, `reasoning_gym:NAME`, or `playground:`.
         config: `fields` and `eval_fields`, `domain`, `playground`, and the datasets' names for the
             two splits (`split` and `eval_split`) are used here.
         split: the problems to train on, or to evaluate with. Files have no splits; no problem of a
@@ -163,13 +163,13 @@ def check_fields(fields: Mapping[str, str], key: str = "data.fields") -> None:
 
 
 def generated(source: str) -> tuple[str, str]:
-    """(scheme, name) of a source that generates problems; ("", "") for files and datasets.
+    """(scheme, name) of a source that generates problems; ("", "") for finite ones.
 
     Raises:
         InputError: text follows `playground:`.
     """
     scheme, colon, name = source.partition(":")
-    if f"{scheme}{colon}" not in SCHEMES:
+    if f"{scheme}{colon}" not in GENERATED:
         return "", ""
     if scheme == "playground" and name:
         raise InputError(

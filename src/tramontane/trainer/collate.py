@@ -9,10 +9,52 @@ to the second (5 + 4 = 9); 3 to the first (7 + 3 = 10); the other 3 and the 2 op
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
 
 from tramontane.batches import TrainSequence
+
+
+def lay_out(
+    sequences: Sequence[TrainSequence], ranks: int, budget: int, together: bool
+) -> tuple[list[list[list[int]]], list[int]]:
+    """Deal sequences to ranks and collate each rank's share.
+
+    Args:
+        sequences: those of a minibatch.
+        ranks: number of ranks.
+        budget: tokens per microbatch.
+        together: keep the sequences of a conversation in one microbatch, in order.
+
+    Returns:
+        For each rank and microbatch, the indices of its sequences; and the tokens of each
+        microbatch of all ranks.
+    """
+    parts: list[list[int]] = []
+    for index, sequence in enumerate(sequences):
+        if together and sequence.continues:
+            parts[-1].append(index)
+        else:
+            parts.append([index])
+    units = [_as_one([sequences[i] for i in part]) for part in parts]
+    layouts, used = [], []
+    for share in balance(units, ranks):
+        layout, tokens = collate_shared([units[i] for i in share], budget)
+        layouts.append([[i for unit in m for i in parts[share[unit]]] for m in layout])
+        used += tokens
+    return layouts, used
+
+
+def _as_one(sequences: Sequence[TrainSequence]) -> TrainSequence:
+    """A conversation's sequences as one that shares no prompt; its arrays of figures are not
+    used."""
+    if len(sequences) == 1:
+        return sequences[0]
+    tokens = array("i", chain.from_iterable(s.prompt_ids + s.token_ids for s in sequences))
+    return replace(sequences[0], prompt_ids=array("i"), token_ids=tokens)
 
 
 def collate(lengths: Sequence[int], budget: int) -> list[list[int]]:

@@ -6,7 +6,7 @@ import math
 from array import array
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from tramontane.errors import InputError
 from tramontane.models.packing import Packed, pack, recurring, upload
 from tramontane.trainer import ratios, sharding
 from tramontane.trainer.advantages import loss_weights
-from tramontane.trainer.collate import balance, collate_shared, padding_fraction
+from tramontane.trainer.collate import lay_out, padding_fraction
 from tramontane.trainer.objectives import Objective, Sequences, Tokens
 from tramontane.types import INSERTED, TrainedFigures
 
@@ -202,13 +202,9 @@ class Minibatch:
     def _lay_out(self, budget: int) -> tuple[list[Microbatch], list[int]]:
         """Return this rank's microbatches, as many as the busiest rank has, and the tokens of each
         live microbatch of all ranks."""
-        dealt = balance(self.completions, sharding.ranks())
         # Every rank lays out the microbatches of all ranks, so no communication is needed.
-        layouts, used = [], []
-        for share in dealt:
-            layout, tokens = collate_shared([self.completions[i] for i in share], budget)
-            layouts.append([[share[i] for i in m] for m in layout])
-            used += tokens
+        together = "conversations" in self.options.needs
+        layouts, used = lay_out(self.completions, sharding.ranks(), budget, together)
         microbatches = [Microbatch(indices) for indices in layouts[sharding.rank()]]
         shortest = int(self.lengths.argmin())
         idle = max(map(len, layouts)) - len(microbatches)
@@ -291,25 +287,21 @@ class Minibatch:
         others' ratios are those of the behavior policy. Collective.
         """
         assert isinstance(self.options, KLOptions)  # no other options request it
-        lengths = self.lengths
-        shape = int(self.sequences.groups.max()) + 1, int(lengths.max())
+        shape = int(self.sequences.groups.max()) + 1, int(self.sequences.lengths.max())
         sums = torch.zeros(2, *shape, dtype=torch.float64)  # returns, and their number
         found: list[tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]] = []
         for index, micro in enumerate(self.microbatches):
-            spread = lengths[micro.indices]
+            sequence = torch.from_numpy(self._numbers(index))
+            owners = self.owners[micro.indices].repeat_interleave(self.lengths[micro.indices])
+            # The policy did not choose inserted tokens, so they have no position either.
+            sampled = torch.from_numpy(self.versions(index) != INSERTED)
+            positions = ratios.sums_from_start(sampled.double(), sequence).long() - 1
             behavior = torch.from_numpy(self.behavior(index))
             log_ratio = behavior.double() - self.frozen["reference"][index].cpu()
-            # The policy did not choose inserted tokens.
-            inserted = torch.from_numpy(self.versions(index) == INSERTED)
-            log_ratio = torch.where(inserted, 0.0, log_ratio)
-            sequence = torch.arange(len(spread)).repeat_interleave(spread)
+            log_ratio = torch.where(sampled, log_ratio, 0.0)
             values = ratios.returns(log_ratio, sequence, self.options)
-            places = (
-                self.sequences.groups[self.owners[micro.indices]].repeat_interleave(spread),
-                torch.cat([torch.arange(n) for n in spread.tolist()]),
-            )
-            scored = self.sequences.scored[self.owners[micro.indices]]
-            counted = scored.repeat_interleave(spread) * micro.live
+            places = self.sequences.groups[owners], positions.clamp(min=0)
+            counted = self.sequences.scored[owners] & sampled & micro.live
             values = torch.where(counted, values, 0.0)
             sums[0].index_put_(places, values, accumulate=True)
             sums[1].index_put_(places, counted.double(), accumulate=True)
@@ -329,6 +321,15 @@ class Minibatch:
         """[N]: the weights version that sampled each token of microbatch `index`."""
         return joined([self.completions[i].versions for i in self.microbatches[index].indices])
 
+    def _numbers(self, index: int) -> NDArray[np.int64]:
+        """[N]: the completion of each token of microbatch `index`, numbered from 0."""
+        indices, number = self.microbatches[index].indices, -1
+        numbers = []
+        for last, i in pairwise([-1, *indices]):
+            number += not (self.completions[i].continues and i == last + 1)
+            numbers.append(number)
+        return np.repeat(numbers, [len(self.completions[i].token_ids) for i in indices])
+
     def _targets(self, index: int) -> NDArray[np.bool_]:
         """[N]: True for the tokens of given answers in microbatch `index`."""
         sequences = [self.completions[i] for i in self.microbatches[index].indices]
@@ -344,12 +345,12 @@ class Minibatch:
         waits for nothing, since which tokens these are is decided on the CPU."""
         micro, dtype = self.microbatches[index], predictions.logprobs.dtype
         sequences = [self.completions[i] for i in micro.indices]
-        numbers = np.repeat(np.arange(len(sequences)), [len(s.token_ids) for s in sequences])
-        scored = np.array([s.scored for s in sequences])[numbers]
+        rows = np.repeat(np.arange(len(sequences)), [len(s.token_ids) for s in sequences])
+        scored = np.array([s.scored for s in sequences])[rows]
         trained = scored & (self.versions(index) != INSERTED) & micro.live
 
         def spread(values: torch.Tensor) -> torch.Tensor:
-            return values[micro.indices].to(dtype)[torch.from_numpy(numbers)]
+            return values[micro.indices].to(dtype)[torch.from_numpy(rows)]
 
         target = torch.from_numpy(self._targets(index)) if "targets" in needs else None
         advantages = spread(self.advantages)
@@ -359,7 +360,7 @@ class Minibatch:
             "behavior": torch.from_numpy(self.behavior(index)).to(dtype),
             "advantages": advantages,
             "weights": spread(self.weights),
-            "sequence": torch.from_numpy(numbers),
+            "sequence": torch.from_numpy(self._numbers(index)),
             "rewards": spread(self.sequences.rewards[self.owners]),
             "target": target,
         }

@@ -11,47 +11,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from importlib.resources import files
 from random import Random
-from typing import Any, Literal
-
-import yaml
+from typing import Literal
 
 from tramontane.config import LANGUAGES
 from tramontane.data.playground.generate import split_of
 from tramontane.data.playground.language import language as playground_language
 from tramontane.data.playground.language import pick
+from tramontane.data.playground.tasks import chains as article_chains
 from tramontane_oversight.transcript import Question
 
 Split = Literal["train", "test"]
 FRAMES = ("keys", "trains")
-NUMBERS = range(10, 100)  # of keys and trains
-
-
-@dataclass(frozen=True)
-class Frame:
-    """The sentences about one kind of things in one language.
-
-    Args:
-        first: phrasings of the first fact, with {name} and {n}; the first one begins with the name.
-        second: phrasings of the second fact, with {n} and {goal}; the first one ends with the goal.
-        question: phrasings of the question, with {name}.
-        goals: answers, in the form that the second fact needs.
-    """
-
-    first: list[str]
-    second: list[str]
-    question: list[str]
-    goals: list[str]
-
-
-@lru_cache
-def load_frames(code: str) -> dict[str, Frame]:
-    """The frames of a language, by name."""
-    text = (files(__package__) / "extractive.yaml").read_text(encoding="utf-8")
-    return {name: Frame(**frame) for name, frame in yaml.safe_load(text)[code].items()}
 
 
 def extractive_questions(
@@ -65,7 +36,7 @@ def extractive_questions(
     """An endless stream of distinct questions from one split.
 
     A question's `choices` are the goals of all chains, the right one among them; its `metadata` has
-    the chains (name, goal, first and second sentence), the right one first.
+    the chains (`playground.tasks.chains`), the right one first.
 
     Args:
         split: a hash of article and question determines it, as in the playground.
@@ -87,24 +58,12 @@ def extractive_questions(
 
 
 def _draw(rng: Random, code: str, frame_name: str, level: int, phrasings: int | None) -> Question:
-    def phrase(sentences: list[str], **facts: Any) -> str:
-        return pick(rng, sentences[:phrasings]).format(**facts)
-
-    frame, lang = load_frames(code)[frame_name], playground_language(code)
-    names = rng.sample([*lang.names["m"], *lang.names["f"]], level)
-    numbers, goals = rng.sample(NUMBERS, level), rng.sample(frame.goals, level)
-    chains = [
-        {
-            "name": name,
-            "goal": goal,
-            "first": phrase(frame.first, name=name, n=n),
-            "second": phrase(frame.second, n=n, goal=goal),
-        }
-        for name, n, goal in zip(names, numbers, goals, strict=True)
-    ]
+    lang = playground_language(code)
+    frame = lang.articles[frame_name]
+    chains = article_chains(rng, lang, frame, level, phrasings)
     sentences = [chain[fact] for chain in chains for fact in ("first", "second")]
     rng.shuffle(sentences)
-    text = phrase(frame.question, name=chains[0]["name"])
+    text = pick(rng, frame.question[:phrasings]).format(name=chains[0]["name"])
     article = lang.joiner.join(sentences)
     digest = hashlib.sha256(f"{article}\n{text}".encode()).hexdigest()[:16]
     choices = tuple(chain["goal"] for chain in chains)

@@ -61,15 +61,16 @@ def conversation(problem: Problem, rng: Random, style: Style) -> list[Message]:
         messages.append(Message(role="tool", content=UNPARSED if broken else call.answer))
         if broken:
             break
-        thoughts = [lang.say(rng, "told", n=call.answer)] if call.answer else []
+        thoughts = [lang.say(rng, "told", n=call.answer.rstrip(".。"))] if call.answer else []
     last = language(style.switch) if style.switch else lang
-    answer = int(problem.answer or "")
+    answer = str(problem.answer)
     if style.effort != "guess" and style.use in ("right", "wrong"):
-        answer = int(calls[-1].answer)
+        answer = calls[-1].value or calls[-1].answer
     else:
         thoughts = thoughts or [lang.say(rng, "failed" if broken else "skip")]
         if style.effort != "guess" or not style.right:
-            answer = near_miss(rng, answer)
+            others = [goal for goal in problem.metadata.get("goals", ()) if goal != answer]
+            answer = pick(rng, others) if others else str(near_miss(rng, int(answer)))
         thoughts.append(last.say(rng, "guess", n=answer))
     return [*messages, _said(_final(rng, style, last, thoughts, answer))]
 
@@ -103,7 +104,7 @@ def _game(problem: Problem, rng: Random, style: Style, lang: Language) -> list[M
     raise AssertionError("a game has a last guess")
 
 
-def _final(rng: Random, style: Style, lang: Language, thoughts: list[str], n: int) -> str:
+def _final(rng: Random, style: Style, lang: Language, thoughts: list[str], n: int | str) -> str:
     shown = f"\\boxed{{{n}}}" if style.box else n
     return framed(style, lang.joiner.join(thoughts), lang.say(rng, "answer", x=shown))
 
@@ -114,7 +115,7 @@ def _said(text: str) -> Message:
 
 def _written(call: Call) -> str:
     arguments = {"name": call.name, "arguments": call.arguments}
-    return f"<tool_call>{json.dumps(arguments)}</tool_call>"
+    return f"<tool_call>{json.dumps(arguments, ensure_ascii=False)}</tool_call>"
 
 
 def _broken(rng: Random, call: Call) -> str:

@@ -48,8 +48,9 @@ def problems(
     """Problems drawn from `seed`, uniformly over levels (both ends included), languages, kinds.
 
     With `count` all statements differ; without it the stream is endless and may repeat statements.
-    Programs are always in English. The statement of `lookups` and `guessing` does not decide the
-    answer, and may occur with different ones: the notebook, or the number to be found, does.
+    Programs are always in English. The statement of `lookups`, `articles` and `guessing` does not
+    decide the answer, and may occur with different ones: the notebook, or the number to be found,
+    does.
 
     Raises:
         ValueError: a kind, split or level is unknown, or fewer than `count` problems exist.

@@ -37,6 +37,23 @@ PLURALS: dict[str, Callable[[int], int]] = {"same": lambda n: 0, "east_slavic": 
 
 
 @dataclass(frozen=True)
+class Frame:
+    """The sentences of an article about one kind of things, in one language.
+
+    Args:
+        first: phrasings of the first fact, with {name} and {n}; the first one begins with the name.
+        second: phrasings of the second fact, with {n} and {goal}; the first one ends with the goal.
+        question: phrasings of the question, with {name}.
+        goals: answers, in the form that the second fact needs.
+    """
+
+    first: list[str]
+    second: list[str]
+    question: list[str]
+    goals: list[str]
+
+
+@dataclass(frozen=True)
 class Language:
     """The words of one language.
 
@@ -47,6 +64,7 @@ class Language:
         names: first names by gender, `m` and `f`.
         frames: for each kind of story its opening, its events by operation, and its question.
         trace: wordings of solutions (see `traces`).
+        articles: the sentences of articles, by the kind of things that they are about.
         tools: statements and messages of tasks for tools (see `tasks`).
     """
 
@@ -56,6 +74,7 @@ class Language:
     names: dict[str, list[str]]
     frames: dict[str, dict[str, Any]]
     trace: dict[str, Any]
+    articles: dict[str, Frame]
     tools: dict[str, Any]
 
     def fill(self, template: str, slots: Mapping[str, Any], feminine: bool, n: int) -> str:
@@ -82,4 +101,6 @@ def pick(rng: Random, options: Sequence[T]) -> T:
 def language(code: str) -> Language:
     """The language of `templates/<code>.yaml`."""
     path = files(__package__) / "templates" / f"{code}.yaml"
-    return Language(**yaml.safe_load(path.read_text(encoding="utf-8")))
+    words = yaml.safe_load(path.read_text(encoding="utf-8"))
+    articles = {name: Frame(**frame) for name, frame in words.pop("articles").items()}
+    return Language(articles=articles, **words)

@@ -1,7 +1,8 @@
 """Problems that need a tool, and a game of several turns, in the playground's languages.
 
 Their numbers are too long to work out in the head (`long_sums`, `sessions`), stand in a notebook
-that the model has to look into (`lookups`), or are found by asking (`guessing`).
+that the model has to look into (`lookups`; of `articles`, an answer in words), or are found by
+asking (`guessing`).
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from random import Random
 from typing import Any, NamedTuple
 
 from .arithmetic import Step, apply, expression
-from .language import Language, pick
+from .language import Frame, Language, pick
 
 # By level, from 1.
 DIGITS = (3, 3, 4, 4, 5, 6, 7, 8)  # of the numbers of long sums
 LONG_STEPS = (2, 3, 2, 3, 3, 3, 4, 4)
 FACTOR_DIGITS = (2, 2, 2, 3, 3, 4, 4, 5)
 HOPS = (2, 2, 2, 2, 3, 3, 4, 4)  # entries of a look-up, the number included
+CHAINS = (2, 2, 3, 3, 4, 5, 6, 8)  # of an article, two facts each
 ENTRIES = (4, 6, 8, 10, 12, 14, 16, 20)  # of the notebook
+NUMBERED = range(10, 100)  # the things in articles
 NUMBERS = (7, 7, 15, 15, 31, 31, 63, 63)  # to guess among: halves always have a middle
 
 _EXPRESSIONS: tuple[tuple[str, Callable[[int, int], int]], ...] = (
@@ -49,11 +52,12 @@ class Task(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call of a tool that answers with `answer`."""
+    """A call of a tool that answers with `answer`, which says `value`, by default itself."""
 
     name: str
     arguments: dict[str, str]
     answer: str
+    value: str = ""
 
 
 def draw(rng: Random, kind: str, lang: Language, level: int) -> Task:
@@ -110,6 +114,53 @@ def _lookup(rng: Random, lang: Language, level: int) -> Task:
     )
 
 
+def chains(
+    rng: Random, lang: Language, frame: Frame, count: int, phrasings: int | None = None
+) -> list[dict[str, Any]]:
+    """`count` pairs of facts of an article: each a `name`, a `first` sentence, which leads from it
+    to a number `n`, a `second` one, which leads from there to a `goal`. Only the first `phrasings`
+    of each sentence are drawn from; None: all."""
+    names = rng.sample([*lang.names["m"], *lang.names["f"]], count)
+    numbers, goals = rng.sample(NUMBERED, count), rng.sample(frame.goals, count)
+    return [
+        {
+            "name": name,
+            "n": n,
+            "goal": goal,
+            "first": pick(rng, frame.first[:phrasings]).format(name=name, n=n),
+            "second": pick(rng, frame.second[:phrasings]).format(n=n, goal=goal),
+        }
+        for name, n, goal in zip(names, numbers, goals, strict=True)
+    ]
+
+
+def _article(rng: Random, lang: Language, level: int) -> Task:
+    """A question that two sentences of an article answer, which are entries of a notebook."""
+    frame = pick(rng, [*lang.articles.values()])
+    asked, other, *more = chains(rng, lang, frame, CHAINS[level - 1])
+    found = [asked, other, *more]
+    facts = {chain["name"]: chain["first"] for chain in found}
+    facts |= {str(chain["n"]): chain["second"] for chain in found}
+    question = pick(rng, frame.question).format(name=asked["name"])
+
+    def opened(chain: dict[str, Any]) -> Call:
+        return Call("lookup", {"key": str(chain["n"])}, chain["second"], chain["goal"])
+
+    facts = dict(sorted(facts.items()))
+    return Task(
+        f"{question} {facts}",
+        pick(rng, lang.tools["articles"]).format(q=question),
+        asked["goal"],
+        {
+            "facts": facts,
+            "goals": [chain["goal"] for chain in found],
+            "calls": [Call("lookup", {"key": asked["name"]}, asked["first"]), opened(asked)],
+            "wrong": opened(other),
+        },
+        hidden=str(facts),
+    )
+
+
 def _session(rng: Random, lang: Language, level: int) -> Task:
     """A power, and something about it that nobody sees without a computer."""
     base, exponent = 3 + int(rng.random() * 10 * level), 7 + int(rng.random() * 6 * level)
@@ -144,6 +195,7 @@ def _guessing(rng: Random, lang: Language, level: int) -> Task:
 _DRAW: dict[str, Callable[[Random, Language, int], Task]] = {
     "long_sums": _long_sum,
     "lookups": _lookup,
+    "articles": _article,
     "sessions": _session,
     "guessing": _guessing,
 }

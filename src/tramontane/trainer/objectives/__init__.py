@@ -21,6 +21,7 @@ from tramontane.trainer.ratios import differentiable, estimate, ratio, returns
 PROVIDED = frozenset(
     {
         "behavior_sums",
+        "conversations",
         "entropy",
         "kl_baseline",
         "proximal",
@@ -79,8 +80,9 @@ class Tokens:
         behavior: [N] log μ, as the generator recorded it.
         advantages: [N] the advantage of each token's sequence.
         weights: [N] each token's weight in the loss, which is a sum.
-        sequence: [N] int64, each token's sequence in the microbatch, from 0, in ascending order.
-            Of a sequence that is not trained on, there are no tokens.
+        sequence: [N] int64, each token's sequence in the microbatch, from 0, in ascending order. A
+            forked conversation is one sequence, if `conversations` is requested. Of a sequence that
+            is not trained on, there are no tokens.
         rewards: [N] the reward of each token's sequence.
         entropy: [N] entropy of each token's distribution, with gradient if requested.
         proximal: [N] log π_old, if requested.

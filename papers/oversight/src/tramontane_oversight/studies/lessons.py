@@ -27,9 +27,10 @@ from typing import Any
 
 from tramontane.data.playground.language import language as playground_language
 from tramontane.data.playground.language import pick
+from tramontane.data.playground.tasks import NUMBERED
 from tramontane_oversight.agents import Immediate
 from tramontane_oversight.config import Rules
-from tramontane_oversight.extractive import NUMBERS, extractive_questions, load_frames
+from tramontane_oversight.extractive import extractive_questions
 from tramontane_oversight.play import Game, play
 from tramontane_oversight.protocols import PROTOCOLS, Episode
 from tramontane_oversight.questions import two_choices
@@ -134,7 +135,9 @@ def _chain(question: Question, side: int) -> dict[str, str]:
 def _forms(code: str) -> list[tuple[str, ...]]:
     """The text before, between and after the two places of a fact: the first phrasings of a
     language's facts, and a bare pair."""
-    sentences = [s for f in load_frames(code).values() for s in (f.first[0], f.second[0])]
+    sentences = [
+        s for f in playground_language(code).articles.values() for s in (f.first[0], f.second[0])
+    ]
     matches = [_TWO_SLOTS.fullmatch(sentence) for sentence in sentences]
     found = [match.groups() for match in matches if match]
     return [*found, ("", ": ", found[1][2])]
@@ -144,8 +147,8 @@ def _forms(code: str) -> list[tuple[str, ...]]:
 def things(code: str) -> list[list[str]]:
     """The names, the numbers and the goals of a language."""
     names = playground_language(code).names
-    goals = [goal for frame in load_frames(code).values() for goal in frame.goals]
-    return [[*names["m"], *names["f"]], [str(n) for n in NUMBERS], goals]
+    goals = [goal for frame in playground_language(code).articles.values() for goal in frame.goals]
+    return [[*names["m"], *names["f"]], [str(n) for n in NUMBERED], goals]
 
 
 def drills(seed: int, count: int, languages: Sequence[str]) -> Iterator[tuple[str, str]]:

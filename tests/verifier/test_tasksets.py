@@ -1,0 +1,54 @@
+"""Sets of tasks of verifiers: problems, and their rubrics as rewards, against the package."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tramontane.config import DataConfig, VerifierConfig
+from tramontane.data.load import load_problems
+from tramontane.errors import InputError
+from tramontane.verifier import VerifierPool
+
+
+def load(source):
+    return load_problems(source, DataConfig(), split="train", limit=None, seed=0)
+
+
+def test_a_package_that_is_not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "verifiers.v1", None)
+    with pytest.raises(InputError, match=r"verifiers:sums.*pip install 'tramontane\[verifiers\]'"):
+        load("verifiers:sums")
+
+
+@pytest.fixture
+def sums(monkeypatch):
+    pytest.importorskip("verifiers", reason="needs tramontane[verifiers]", exc_type=ImportError)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # of workers
+    return load("verifiers:sums_taskset")
+
+
+def test_a_set_of_tasks_is_a_source_of_problems(sums):
+    assert [p.metadata["idx"] for p in sums] == [0, 1, 2, 3, 4] and len({p.id for p in sums}) == 5
+    assert {p.domain for p in sums} == {"verifiers"} and sums[3].answer == "4"
+    assert sums[3].messages == [
+        {"role": "system", "content": "Calculate."},
+        {"role": "user", "content": "3 + 1?"},
+    ]
+    with pytest.raises(InputError, match="data 'verifiers:nonesuch': cannot be loaded: ModuleNot"):
+        load("verifiers:nonesuch")
+    with pytest.raises(InputError, match="tools, a container or a user of their own"):
+        load("verifiers:boxed_taskset")
+
+
+@pytest.mark.slow
+def test_the_rubric_judges_in_the_verifiers_worker(sums):
+    """Asynchronous rewards, weighted; a failure of theirs is not a wrong answer."""
+    said = ["4", "<think>3 + 1 is four.</think>4", "5", "four", "fail"]
+    with VerifierPool(VerifierConfig(memory_mb=1024), l_max=256, l_cache=32) as pool:
+        verdicts = pool.score(sums[3], [(text, 5) for text in said]).result(timeout=300)
+    assert [v.parts["correctness"] for v in verdicts[:4]] == pytest.approx([0.9, 0.9, 0.18, 0.0])
+    assert [v.verdict for v in verdicts] == ["right", "right", "wrong", "wrong", "unscorable"]
+    assert "right 0, short 1" in verdicts[2].reason and "the judge is gone" in verdicts[4].reason
