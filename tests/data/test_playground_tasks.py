@@ -130,6 +130,17 @@ def test_tools_and_the_game_answer_as_in_the_traces(kind):
     asyncio.run(play_all())
 
 
+def test_a_game_with_a_slip_is_mostly_lost_and_one_without_never():
+    drawn = some("guessing", 60)
+    for right, fewest, most in ((True, 60, 60), (False, 1, 30)):
+        played = [conversation(p, Random(i), Style(right=right)) for i, p in enumerate(drawn)]
+        won = sum(
+            boxed(turns[-1]["content"]) == [p.answer]
+            for turns, p in zip(played, drawn, strict=True)
+        )
+        assert fewest <= won <= most
+
+
 def test_a_needless_call_is_followed_by_a_wrong_guess():
     for problem in some("sums", 30):
         call, answer, last = conversation(problem, Random(1), Style(use="needless"))
