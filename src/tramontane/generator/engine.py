@@ -530,17 +530,10 @@ class SlotEngine:
         """Rebuild all cached keys and values, of live slots and of kept prefixes, under the current
         weights."""
         self._parking.forget()  # prefilled again when they go on
-        contexts = {slot: Context(_context(self._snapshot(slot))) for slot in self._flights}
+        contexts = {slot: Context.of(self._snapshot(slot)) for slot in self._flights}
         prefilled = self._prefills([*contexts.values()])
         self._decoder.cache.rewrite(zip(contexts, prefilled, strict=True))
-        kept = {
-            f.key: Context(_context(f.request)) for f in self._waiting if f.key in self._prefixes
-        }
+        kept = {f.key: Context.of(f.request) for f in self._waiting if f.key in self._prefixes}
         self._prefixes |= zip(kept, self._prefills([*kept.values()]), strict=True)
         recomputed = [*contexts.values(), *kept.values()]
         self.stats.recomputed_tokens += sum(len(context.tokens) for context in recomputed)
-
-
-def _context(request: Request) -> list[int]:
-    """Tokens to be cached before the next one can be sampled: all but the last."""
-    return [*request.prompt_ids, *request.token_ids][:-1]

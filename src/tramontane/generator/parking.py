@@ -39,6 +39,11 @@ class Context:
     known: int = 0
     take: Callable[[], Prefix] = lambda: NOTHING
 
+    @classmethod
+    def of(cls, request: Request) -> Context:
+        """What is cached before the next token can be sampled: all tokens but the last."""
+        return cls([*request.prompt_ids, *request.token_ids][:-1])
+
 
 class ContinuedCache(PackedCache):
     """Records one packed forward of sequences that continue cached ones, which attention reads too.
@@ -149,13 +154,13 @@ class Parking:
 
     def context(self, request: Request) -> Context:
         """What is to be cached for a request, which takes what is parked if it continues that."""
-        tokens, key = [*request.prompt_ids, *request.token_ids][:-1], (request.group, request.index)
+        context, key = Context.of(request), (request.group, request.index)
         if (parked := self._tokens.get(key)) is None:
-            return Context(tokens)
-        if not request.token_ids or tokens[: len(parked)] != parked.tolist():
+            return context
+        if not request.token_ids or context.tokens[: len(parked)] != parked.tolist():
             self._drop(key)  # of a conversation that began again, or was forked
-            return Context(tokens)
-        return Context(tokens, len(parked), partial(self._take, key))
+            return context
+        return Context(context.tokens, len(parked), partial(self._take, key))
 
     def _take(self, key: tuple[int, int]) -> Prefix:
         found = self._cache.parked(key, len(self._tokens[key]))
