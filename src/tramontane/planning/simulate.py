@@ -127,7 +127,7 @@ class Simulation:
         )
         self.ledger = Ledger(self.config, endless, lambda problem: [0] * prompt_tokens)
         self.now = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._count = 0
         # By (group, index) of a finished completion: its tokens by the version that sampled them.
         self.versions: dict[tuple[int, int], Counter[int]] = {}
@@ -150,7 +150,7 @@ class Simulation:
             self._settle()
         return self._outcome(skip)
 
-    def after(self, seconds: float, act: Callable[[], None]) -> None:
+    def after(self, seconds: float, act: Callable[[], object]) -> None:
         """Schedule an event `seconds` from now."""
         self._count += 1
         heapq.heappush(self._events, (self.now + seconds, self._count, act))
@@ -264,7 +264,7 @@ class _Generator(_Worker):
         self.number = number
         self.requests = 0  # unfinished requests, as known to the controller
         self.steps = self.live_steps = 0
-        self.offered: Callable[[], None] | None = None  # called when new weights are taken
+        self.offered: Callable[[], object] | None = None  # called when new weights are taken
         self._unsent: list[Request] = []
         self._mail: deque[list[Request]] = deque()  # submitted polls that have not begun
         self._waiting: deque[Request] = deque()  # for a slot
@@ -275,7 +275,7 @@ class _Generator(_Worker):
         self._count(len(requests))
         self._unsent += requests
 
-    def offer(self, taken: Callable[[], None]) -> None:
+    def offer(self, taken: Callable[[], object]) -> None:
         """Offer new weights, to be taken between two polls."""
         self.offered = taken
         self.simulation.moved.add(self.number)
