@@ -151,11 +151,11 @@ def test_a_run_trains_on_what_a_harness_does(tmp_path: Path, monkeypatch: Any) -
 @pytest.mark.parametrize("kind", ["ray", pytest.param("vllm", marks=pytest.mark.vllm)])
 def test_conversations_elsewhere(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
     """The environments on Ray, or the tokens from vLLM."""
-    sections: dict[str, Any] = {"placement": {"kind": "ray", "verifier": {"cpus": 0.5}}}
+    sections: dict[str, Any] = {"placement": {"kind": "ray"}}
     if kind == "vllm":
         request.getfixturevalue("vllm_environment")
         sections = {"generator": {"kind": "vllm"}}
-    config = talking(tmp_path, conversation={"workers": 2}, pipeline={"updates": 3}, **sections)
+    config = talking(tmp_path, pipeline={"updates": 3}, **sections)
     train(config, QuietScreen())
     check_ledger(tmp_path, config)
     rows = rollouts(tmp_path)
