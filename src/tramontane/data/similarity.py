@@ -117,19 +117,20 @@ class Originals:
         threshold, same_numbers: see `SimilarityIndex`.
     """
 
-    def __init__(self, statements: Iterable[str], threshold: float, same_numbers: bool) -> None:
+    def __init__(self, statements: Sequence[str], threshold: float, same_numbers: bool) -> None:
         self._index = SimilarityIndex(threshold, same_numbers)
+        self._digits = {_digits(statement) for statement in statements}
         self._spelt = [spelling(statement) for statement in statements]
-        self._numbers = {numbers(spelt) for spelt in self._spelt}
         keys = [self._index.keys(spelt) for spelt in self._spelt]
         self._index.add(np.array(keys, dtype=np.uint64), range(len(keys)))
 
     def copies(self, statements: Sequence[str]) -> list[Copy | None]:
         """For each statement, the first original that it copies, if any."""
         found: list[Copy | None] = [None] * len(statements)
-        spelt = {place: spelling(statement) for place, statement in enumerate(statements)}
-        if self._index.same_numbers:  # rules out most others
-            spelt = {place: s for place, s in spelt.items() if numbers(s) in self._numbers}
+        places: Sequence[int] = range(len(statements))
+        if self._index.same_numbers:  # rules out most others, before the spelling, which is slow
+            places = [place for place in places if _digits(statements[place]) in self._digits]
+        spelt = {place: spelling(statements[place]) for place in places}
         if spelt:
             keys = np.array([self._index.keys(text) for text in spelt.values()], dtype=np.uint64)
             for (place, text), near in zip(spelt.items(), self._index.find(keys), strict=True):
@@ -152,15 +153,9 @@ THRESHOLD = 0.8  # similarity of near copies with the same numbers
 
 def near_copies(statements: Sequence[str], originals: Sequence[str]) -> dict[int, Copy]:
     """The statements, by index, that are copies or near copies of originals, with a similarity of
-    at least `THRESHOLD` and the same numbers.
-
-    Only statements with the same digits as an original are compared, which are few.
-    """
-    digits, known = [_digits(text) for text in statements], {_digits(text) for text in originals}
-    suspects = [place for place, found in enumerate(digits) if found in known]
-    index = Originals(originals, THRESHOLD, same_numbers=True)
-    copies = index.copies([statements[place] for place in suspects])
-    return {place: copy for place, copy in zip(suspects, copies, strict=True) if copy}
+    at least `THRESHOLD` and the same numbers."""
+    copies = Originals(originals, THRESHOLD, same_numbers=True).copies(statements)
+    return {place: copy for place, copy in enumerate(copies) if copy}
 
 
 def _digits(text: str) -> str:
