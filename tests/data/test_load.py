@@ -258,7 +258,7 @@ def test_a_limit_is_spread_over_the_source(write):
         ({"problem": "?", "tests": {"type": "python_assert"}}, r":2: the tests need code"),
         (
             {"problem": "?", "domain": "algebra", "answer": "1"},
-            r":2: unknown domain 'algebra'; known are math, code, instructions, calls",
+            r":2: unknown domain 'algebra'; known are math, code, instructions, calls, verifiers",
         ),
         ({"problem": "?", "domain": "maths", "answer": "1"}, r":2: .*did you mean 'math'"),
         ({"problem": "?", "domain": ["math"], "answer": "1"}, r":2: unknown domain \['math'\]"),

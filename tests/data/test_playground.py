@@ -174,6 +174,9 @@ def passes(code, problem, monkeypatch):
     )
 
 
+SINGLE = ("number", "word", "runs", "mirrored", "brackets")  # inputs of one word
+
+
 def test_expected_outputs_agree_with_independent_functions():
     rng, seen = Random(0), set()
     while seen != set(REFERENCES):
@@ -181,14 +184,8 @@ def test_expected_outputs_agree_with_independent_functions():
         seen.add(program.name)
         for case in program_problem(program).tests["cases"]:
             words = [int(w) if w.lstrip("-").isdigit() else w for w in case["input"].split()]
-            listed = tasks()[program.name].input not in (
-                "number",
-                "word",
-                "runs",
-                "mirrored",
-                "brackets",
-            )
-            value = REFERENCES[program.name](words if listed else words[0], **program.params)
+            given = words[0] if tasks()[program.name].input in SINGLE else words
+            value = REFERENCES[program.name](given, **program.params)
             expected = value if isinstance(value, list) else [value]
             assert case["output"].split() == [str(v) for v in expected], program
 

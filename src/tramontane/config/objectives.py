@@ -336,8 +336,8 @@ class DROOptions(ObjectiveOptions):
 
     @property
     def needs(self) -> frozenset[str]:
-        by_prefix = {"conversations", "values"}
-        return {"reference"} | (by_prefix if self.form == "value" else {"sequence_logprobs"})
+        terms = {"conversations", "values"} if self.form == "value" else {"sequence_logprobs"}
+        return frozenset({"reference", *terms})
 
 
 class SFTOptions(ObjectiveOptions):
