@@ -1,5 +1,6 @@
 """Sets of tasks of verifiers: problems, and their rubrics as rewards, against the package."""
 
+import asyncio
 import os
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from tramontane.config import DataConfig, VerifierConfig
 from tramontane.data.load import load_problems
 from tramontane.errors import InputError
-from tramontane.verifier import VerifierPool
+from tramontane.verifier import VerifierPool, tasksets
 
 
 def load(source):
@@ -41,6 +42,13 @@ def test_a_set_of_tasks_is_a_source_of_problems(sums):
         load("verifiers:nonesuch")
     with pytest.raises(InputError, match="tools, a container or a user of their own"):
         load("verifiers:boxed_taskset")
+
+
+def test_the_rewards_of_an_answer_are_a_share_of_their_weights(sums):
+    for said, share in (("4", 1.0), ("5", 0.2), ("four", 0.0)):
+        assert asyncio.run(tasksets.score(sums[3], said))[0] == pytest.approx(share)
+    with pytest.raises(Exception, match="the judge is gone"):
+        asyncio.run(tasksets.score(sums[3], "fail"))
 
 
 @pytest.mark.slow
