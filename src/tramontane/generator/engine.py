@@ -509,8 +509,7 @@ class SlotEngine:
             filled = [c for c in chunk if c]
             prefixes: Iterator[Prefix] = iter(())
             if filled:
-                packed = prefill(self.model, filled)
-                prefixes = iter(self._decoder.layout.split(packed, [len(c) for c in filled]))
+                prefixes = iter(prefill(self.model, self._decoder.layout, filled))
             yield from (next(prefixes) if c else Prefix(0, []) for c in chunk)
             start = end
 

@@ -14,7 +14,7 @@ from tramontane.generator.arena import ArenaCache
 from tramontane.generator.cache import SlotCache
 from tramontane.generator.fusion import uncompiled
 from tramontane.generator.graphs import ValueReadDetector
-from tramontane.generator.lanes import Layout, PackedCache, Prefix
+from tramontane.generator.lanes import Layout, PackedCache, Prefix, RecordedCache, WrittenCache
 from tramontane.models.packing import pack, recurring
 
 SHAPES_PER_OCTAVE = 8  # filler adds 4 % to linear layers
@@ -22,15 +22,23 @@ _ADVICE = "the embedded generator cannot run it; choose another model"
 _CACHED_LAYERS = {"full_attention", "sliding_attention"}
 
 
-def prefill(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> PackedCache:
-    """Keys and values of non-empty token sequences, computed in one packed forward; filler may
-    follow."""
-    cache = PackedCache()
-    if filler := _filler(model, sum(map(len, sequences))):
+def prefill(
+    model: PreTrainedModel, layout: Layout, sequences: Sequence[Sequence[int]]
+) -> list[Prefix]:
+    """Keys and values of non-empty token sequences, computed in one packed forward."""
+    lengths = [len(sequence) for sequence in sequences]
+    if filler := _filler(model, sum(lengths)):
         sequences = [*sequences, [0] * filler]
+    cache = PackedCache(layout, sum(lengths) + filler)
+    _prefill(model, sequences, cache)
+    return cache.split(lengths)
+
+
+def _prefill(
+    model: PreTrainedModel, sequences: Sequence[Sequence[int]], cache: WrittenCache
+) -> None:
     inputs = pack(sequences, model.device).model_inputs | {"use_cache": True}
     model(**inputs, past_key_values=cache, logits_to_keep=1)
-    return cache
 
 
 def decode(
@@ -97,7 +105,9 @@ def examine_model(model: PreTrainedModel, max_len: int) -> tuple[Layout, bool]:
     model.set_attn_implementation("slots")
     zero = torch.zeros(1, dtype=torch.int64, device=model.device)
     with uncompiled(model):
-        layout = Layout(prefill(model, [[0]]))
+        example = RecordedCache()
+        _prefill(model, [[0]], example)
+        layout = Layout(example)
         cache = SlotCache(layout, 1, max_len)
         cache.admit([0], 0, Prefix(0, []))
         cache.begin(zero)  # its first step makes tensors
