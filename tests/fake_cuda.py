@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import torch
@@ -34,17 +34,30 @@ _CUDA, _META = 1, 14  # c10::DeviceType
 
 
 @contextmanager
-def fake_cuda() -> Iterator[None]:
+def fake_cuda() -> Iterator[list[int]]:
     """Context manager: all tensors made inside are without values, and may be on `cuda`, a GPU of
-    compute capability 9.0. Tensors from outside must be on the CPU."""
+    compute capability 9.0. Tensors from outside must be on the CPU.
+
+    Returns:
+        The bytes of each buffer that was pinned by `models.host`.
+    """
+    pinned: list[int] = []
+    Launches.pinned.clear()
+
+    def pin(buffer: torch.Tensor, owner: object) -> torch.Tensor:
+        pinned.append(buffer.nbytes)
+        return torch.empty_like(buffer, pin_memory=True)
+
     with (
+        patch("tramontane.models.host.pin", pin),
+        patch("tramontane.models.staging.pin", pin),
         patch("torch.cuda.get_device_capability", lambda device=None: (9, 0)),
         # A constant on the CPU would otherwise be moved to the GPU with its value.
         patch("torch._subclasses.fake_tensor.CONSTANT_NUMEL_LIMIT", -1),
         _device_guard(),
         FakeTensorMode(allow_non_fake_inputs=True),
     ):
-        yield
+        yield pinned
 
 
 @contextmanager
@@ -72,7 +85,10 @@ class Launches(TorchDispatchMode):
         kernels: number of kernels by operation; an operation counts as one kernel.
         waits: operations for which the host waits until the GPU has done all work before them:
             values read, shapes that depend on values, copies between pageable memory and the GPU.
+        pinned: memory that was pinned under any `Launches` of this `fake_cuda`.
     """
+
+    pinned: ClassVar[list[torch.UntypedStorage]] = []
 
     def __init__(self, value: float = 0) -> None:
         super().__init__()
@@ -105,8 +121,12 @@ class Launches(TorchDispatchMode):
             self.waits.append(name)
         out = func(*args, **kwargs)
         outputs = _tensors(out)
+        if kwargs.get("pin_memory"):
+            self.pinned.append(out.untyped_storage())
         if func in _COPIES and len({x.is_cuda for x in [*inputs[:2], *outputs]}) > 1:
-            if not kwargs.get("non_blocking", len(args) > 2 and args[2]):
+            waits = not kwargs.get("non_blocking", len(args) > 2 and args[2])
+            # A new tensor on the CPU is pinned if its copy does not block.
+            if waits or not all(x.is_cuda or self._is_pinned(x) for x in inputs[:2]):
                 self.waits.append(f"{name} between CPU and GPU")
         elif func is _aten.lift_fresh.default and out.is_cuda:
             self.waits.append("a tensor of Python's values")
@@ -116,6 +136,9 @@ class Launches(TorchDispatchMode):
         if launched and not func.is_view and name not in _FREE:
             self.kernels[name] += 1
         return out
+
+    def _is_pinned(self, tensor: torch.Tensor) -> bool:
+        return any(tensor.untyped_storage()._cdata == kept._cdata for kept in self.pinned)
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

@@ -13,7 +13,11 @@ WAITS = {
     "tolist": lambda x, i: x[0].tolist(),
     "to the CPU": lambda x, i: x.cpu(),
     "from the CPU": lambda x, i: x.copy_(torch.zeros(4, 6)),
+    "from pageable memory": lambda x, i: x.copy_(torch.zeros(4, 6), non_blocking=True),
+    "int of a maximum": lambda x, i: int(i.max()),
     "a new tensor": lambda x, i: torch.tensor([1, 2], device="cuda"),
+    "a new tensor like another": lambda x, i: x.new_tensor([1, 2]),
+    "a new number": lambda x, i: x.new_tensor(1.0),
     "index on the CPU": lambda x, i: x[i.cpu()],
     "mask": lambda x, i: x[x > 0],
     "nonzero": lambda x, i: x.nonzero(),
@@ -39,7 +43,8 @@ def test_kernels_are_counted():
         with Launches() as launches:
             y = (x[1:, None, 2] * 2).flatten()[i]
             y.to("cpu", non_blocking=True)
-        assert launches.kernels == {"mul": 1, "index": 1, "_to_copy": 1}
+            x.copy_(torch.empty(4, 6, pin_memory=True), non_blocking=True)
+        assert launches.kernels == {"mul": 1, "index": 1, "_to_copy": 1, "copy_": 1}
         assert not launches.waits
         with pytest.raises(RuntimeError, match="cpu"):
             x + torch.zeros(6)

@@ -11,7 +11,9 @@ import gc
 import random
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -239,6 +241,57 @@ def test_a_step_that_cannot_be_recorded_runs_directly(caplog):
     assert not engine.needs_fixed_addresses
     (warning,) = caplog.messages
     assert "not permitted when stream is capturing. generator.cuda_graphs=false" in warning
+
+
+class Stream:
+    """Of CUDA, as far as recording needs it."""
+
+    made: ClassVar[list[int]] = []  # their priorities
+
+    def __init__(self, device, priority=0):
+        self.device = device
+        self.made.append(priority)
+
+    def wait_stream(self, other):
+        pass
+
+
+def test_graphs_share_one_pool_and_two_streams(monkeypatch):
+    """Those of an engine the pool, which a graph of 1,024 rows fills with 1.5 GiB; all engines of a
+    device, a probe's too, the streams, of which torch has 32. Decoding goes before training."""
+    device, pools, replays, captured = torch.device("cuda:7"), [], [], []
+    current = Stream(device)
+    Stream.made.clear()
+
+    def graph(made, pool, stream, capture_error_mode):
+        pools.append(pool)
+        captured.append(capture_error_mode)
+        return nullcontext()
+
+    class CUDAGraph:
+        def replay(self):
+            replays.append(self)
+
+    replaced = {
+        "CUDAGraph": CUDAGraph,
+        "Stream": Stream,
+        "current_stream": lambda device: current,
+        "device": nullcontext,
+        "graph": graph,
+        "graph_pool_handle": lambda: object(),
+        "stream": nullcontext,
+    }
+    for name, value in replaced.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    engine, probe, steps = CudaGraphs(device), CudaGraphs(device), []
+    recorded = [each(lambda: steps.append(0)) for each in (engine, engine, probe)]
+    for replay in recorded:
+        replay()
+    assert pools[0] is pools[1] is not pools[2]
+    assert Stream.made == [-1, -1]
+    assert len(set(replays)) == 3
+    assert len(steps) == 3 * 4  # three to warm up, and the one that is recorded
+    assert set(captured) == {"thread_local"}  # a trainer may use the GPU meanwhile
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 import torch
 from hypothesis import given
@@ -17,14 +19,18 @@ from transformers import (
 )
 
 from tests.fake_cuda import Allocator, Launches, fake_cuda
-from tests.generator.slot_models import make_requests
+from tests.generator.slot_models import make_requests, make_tokenizer
 from tramontane.errors import InputError
+from tramontane.generator.endings import Detokenizer, StopTexts
 from tramontane.generator.engine import SlotEngine
+from tramontane.generator.forward import examine_model, prefill
 from tramontane.generator.fusion import merge_products
 from tramontane.generator.graphs import run_directly
 from tramontane.generator.memory import allowance, cache_room
+from tramontane.generator.parking import Context
 from tramontane.generator.sampling import DRAWN_ENTRIES, SORTED_BYTES
-from tramontane.types import Request, SamplingParams
+from tramontane.models import flash
+from tramontane.types import Request, ResponseText, SamplingParams
 
 MIB, GIB = 2**20, 2**30
 SIZES = {
@@ -45,7 +51,7 @@ ARCHITECTURES = {
     "smollm3": SmolLM3Config,
 }
 # Kernels of a decode step: of a layer, and outside of the layers.
-LAYER, OUTSIDE = 37, 79
+LAYER, OUTSIDE = 37, 77
 
 
 def on_gpu(name: str = "llama", **sizes):
@@ -55,20 +61,37 @@ def on_gpu(name: str = "llama", **sizes):
         return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 
 
+STOPS = StopTexts(Detokenizer(make_tokenizer(), ResponseText()), ["stop"], SIZES["vocab_size"])
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_step_mixes_no_devices_and_waits_once(name):
-    """From the start to the second step; the wait is for the flags of finished sequences."""
+def test_a_step_mixes_no_devices_and_waits_once(name, monkeypatch):
+    """From the start to the end; a step's wait is for the flags of finished sequences. The first
+    step admits and prefills, the third admits a sequence that has tokens already, and the fourth
+    copies keys and values, as for heads that the kernel does not take."""
+    begun = Request(9, 0, [5, 6, 7], seed=1, sampling=SamplingParams(9), token_ids=array("i", [8]))
+    begun.logprobs.append(-1)
+    begun.versions.append(0)
     with fake_cuda():
         model = on_gpu(name)
         merge_products(model)
-        engine = SlotEngine(model, 8, 130, [2], record=run_directly)
+        engine = SlotEngine(model, 8, 600, [2], record=run_directly, stop_texts=STOPS)
         assert engine.cache_bytes
         engine.submit(make_requests(3, 2, temperature=0.7, top_p=0.9))
-        with Launches():
-            engine.step()
+        for number in range(4):
+            if number == 2:
+                engine.submit([begun])
+            with Launches() as launches, monkeypatch.context() as patched:
+                if number == 3:
+                    patched.setattr(flash, "supports", lambda key, value: False)
+                engine.step()
+            assert launches.waits == ["_to_copy between CPU and GPU"]
+        decoder = engine._decoder
+        assert all(decoder.grow(slot) for slot in engine._flights)
         with Launches() as launches:
-            engine.step()
-        assert launches.waits == ["_to_copy between CPU and GPU"]
+            engine.cancel(0)
+        assert not launches.waits
+        decoder.cache._compact()
 
 
 def test_a_step_has_few_kernels():
@@ -97,7 +120,20 @@ def test_an_admission_is_one_copy_and_the_tokens_it_has():
         state = engine._decoder.state
         with Launches() as launches:
             state.write([1, 4, 7], make_requests(1, 3))
-    assert launches.waits == ["_to_copy between CPU and GPU"]
+    assert launches.kernels == {"_to_copy": 1, "index_copy_": 2}
+    assert not launches.waits
+
+
+def test_keys_and_values_of_a_prefill_exist_once():
+    """The peak is that of its activations and of one copy, whatever the number of layers."""
+    layers, tokens = 24, 4096
+    with fake_cuda(), torch.inference_mode(), Allocator(8 * GIB) as allocator:
+        model = on_gpu(num_hidden_layers=layers, num_key_value_heads=4, intermediate_size=64)
+        layout, _ = examine_model(model, tokens)
+        kept, context = [], Context([0] * tokens)
+        peak = allocator.peak(lambda: kept.extend(prefill(model, layout, [context], tokens)))
+    stacked = layout.token_bytes * tokens
+    assert stacked <= peak < 1.4 * stacked
 
 
 # --- memory

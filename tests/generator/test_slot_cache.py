@@ -8,13 +8,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tramontane.generator.cache import PrefixPart, SlotCache, UnsharedPart
-from tramontane.generator.lanes import Lane, Layout, PackedCache, Prefix
+from tramontane.generator.lanes import Lane, Layout, Prefix, RecordedCache
 
 SHAPES = ((2, 3), (1, 5))  # (heads, head size) of layer 0 and of layer 1
 
 
 def make_layout() -> Layout:
-    example = PackedCache()
+    example = RecordedCache()
     for layer, (heads, d) in enumerate(SHAPES):
         example.update(torch.zeros(1, heads, 1, d), torch.zeros(1, heads, 1, d), layer)
     return Layout(example)

@@ -47,6 +47,12 @@ def test_only_known_releases_of_torch_are_installed():
     assert (2, 11) <= installed < (2, 16)
 
 
+def test_one_file_calls_the_kernel():
+    kernel = re.compile(r"varlen_attn|attention\.varlen|_flash_attention_")
+    files = (ROOT / "src").rglob("*.py")
+    assert [file.name for file in files if kernel.search(file.read_text())] == ["flash.py"]
+
+
 @pytest.mark.parametrize("name", ["forward", "backward"])
 def test_the_kernel_takes_the_arguments_that_are_passed(name):
     schema = getattr(torch.ops.aten, f"_flash_attention_{name}").default._schema

@@ -187,6 +187,17 @@ def test_memory_is_pinned_at_its_own_size_as_long_as_it_is_kept(
         HostMemory().take(5)
 
 
+def test_a_version_staged_on_the_host_is_one_pinned_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: device)
+    with fake_cuda() as pinned, torch.device("cuda"):
+        model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.Linear(100, 3))
+        rooms = StagedWeights(model, on_host=True)._rooms()
+    total = 4 * (10_000 + 100 + 300 + 3)
+    (size,) = pinned
+    assert len(rooms) == 4
+    assert total <= size < total + 4 * ALIGNMENT
+
+
 @cuda
 def test_on_a_gpu_published_weights_are_in_pinned_memory() -> None:
     memory = HostMemory()

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from peft import inject_adapter_in_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -28,6 +29,12 @@ FAMILIES = {
 }
 
 
+def inject(*arguments):
+    """As peft does, which moves its modules to the GPU: of fake tensors, torch can move none."""
+    with torch.device(GPU), patch("torch.nn.Module.to", lambda module, *args, **kwargs: module):
+        return inject_adapter_in_model(*arguments)
+
+
 def on_gpu(family: str = "llama", layers: int = 2, **settings) -> Trainer:
     """A trainer on a GPU that there is not; call it within `fake_cuda`."""
     sizes = {
@@ -46,7 +53,7 @@ def on_gpu(family: str = "llama", layers: int = 2, **settings) -> Trainer:
     settings = {"dtype": "bfloat16", "compile": False} | settings
     # `Launches` answers where the constructor reads values. Copies of fake tensors are of one mode.
     one_mode = patch.object(FakeTensorMode, "__deepcopy__", lambda self, memo: self, create=True)
-    with Launches(), one_mode:
+    with Launches(), one_mode, patch("peft.inject_adapter_in_model", inject):
         found = Trainer(model, TrainerConfig(device=GPU, objective=objective, **settings), 10)
     found._head_scale = 1.0  # which it reads
     return found
@@ -65,6 +72,12 @@ def minibatch_of(**settings):
 def backward(loss: torch.Tensor) -> None:
     """As `Tensor.backward`, whose engine asks the GPU for its streams."""
     gradients = {loss.grad_fn: {0: torch.ones_like(loss)}}
+    # A checkpointed block is computed again once for each backward pass, which has a number.
+    with patch("torch._C._current_graph_task_id", lambda: 1):
+        run_nodes(loss, gradients)
+
+
+def run_nodes(loss: torch.Tensor, gradients: dict) -> None:
     for node in reversed(dependencies_first(loss.grad_fn)):
         given = gradients.pop(node, {})
         inputs = [given.get(i) for i in range(len(node._input_metadata))]
@@ -108,6 +121,22 @@ def test_a_microbatch_mixes_no_devices_and_waits_for_nothing(family):
         gradients = [p.grad for p in trainer.model.parameters()]
     assert found.waits == []
     assert all(g.device == torch.device(GPU) and g.dtype == torch.float32 for g in gradients)
+
+
+@pytest.mark.parametrize("setting", ["lora", "checkpointing", "offload"])
+def test_what_saves_memory_waits_for_nothing_either(setting):
+    keys = {"lora": {"lora": {"rank": 4}}}.get(setting, {"gradient_checkpointing": True})
+    minibatch, budget = minibatch_of(), 512
+    with fake_cuda() as pinned:
+        trainer = on_gpu(
+            layers=3, **keys, activation_offload=setting == "offload", microbatch_tokens=budget
+        )
+        found = [launches(trainer, minibatch) for _ in range(2)]
+        trained = [p for p in trainer.model.parameters() if p.requires_grad]
+    assert [x.waits for x in found] == [[], []]
+    assert all(p.grad.device == torch.device(GPU) for p in trained)
+    # A buffer of a full microbatch in bfloat16 for each block's input, used again by the second.
+    assert pinned == [budget * 64 * 2] * (3 if setting == "offload" else 0)
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,9 @@ def kept(net):
 
 def test_only_the_inputs_of_blocks_are_kept_and_offload_takes_those():
     plain, checkpointed, offloaded = (model().train() for _ in range(3))
-    checkpoint_blocks(checkpointed, offload=False)
-    checkpoint_blocks(offloaded, offload=True)
+    keys = {"gradient_checkpointing": True}
+    checkpoint_blocks(checkpointed, TrainerConfig(**keys))
+    checkpoint_blocks(offloaded, TrainerConfig(**keys, activation_offload=True))
     outside = kept(offloaded)
     assert len(kept(checkpointed)) == len(outside) + len(plain.model.layers)
     assert len(kept(plain)) > len(kept(checkpointed))

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import index
+from typing import Any, SupportsIndex
 
 import torch
 import torch.nn.functional as F
 
 from tramontane.generator.lanes import CacheSize, Layout, Prefix, WrittenCache, capacity_ladder
 from tramontane.models import flash
+from tramontane.models.packing import upload
 
 # Shortest extent in positions, and the factor to the next longer one. A sequence of L tokens is
 # copied about 1 / (1 - 1/1.25) = 5 times, negligible next to L reads of its positions.
@@ -230,13 +233,37 @@ class ArenaCache(WrittenCache):
         scratch = range(self._positions, self._positions + len(empty) + 1)
         starts = [*(extent.start for extent in live.values()), *scratch]
         room = [*(extent.capacity for extent in live.values()), *[1] * len(empty)]
-        self.starts[: rows + 1] = torch.tensor(starts, dtype=torch.int32)
-        self.room[:rows] = torch.tensor(room)
+        device = self.layout.device
+        self.starts[: rows + 1] = upload(torch.tensor(starts, dtype=torch.int32), device)
+        self.room[:rows] = upload(torch.tensor(room), device)
 
     def begin(self, lengths: torch.Tensor) -> ArenaStep:
         """Open a decode step; `lengths` [B] int64 are the cached positions of each row."""
         self._step = ArenaStep(self, lengths)
         return self._step
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: SupportsIndex,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if key_states.shape != value_states.shape:
+            return super().update(key_states, value_states, layer_idx)
+        # Of the keys' rotation and this, a compiler makes one kernel; both are then one write.
+        pair = torch.stack([key_states, value_states])
+        key, value = pair.unbind()
+        self._write_pair(layer_idx, pair, key, value)
+        return key, value
+
+    @torch.compiler.disable
+    def _write_pair(
+        self, layer: SupportsIndex, pair: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> None:
+        assert self._step is not None, "ArenaCache.update outside a step"
+        self._step.write(index(layer), key, value, pair)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         assert self._step is not None, "ArenaCache.write outside a step"
@@ -266,9 +293,21 @@ class ArenaStep:
         self._written: tuple[torch.Tensor, torch.Tensor] | None = None
         self._keys: flash.CachedKeys | None = None
 
-    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Cache one token's key and value [B, heads, 1, d] for every row of the batch."""
+    def write(
+        self,
+        layer: int,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        pair: torch.Tensor | None = None,
+    ) -> None:
+        """Cache one token's key and value [B, heads, 1, d] for every row of the batch; `pair` has
+        both, [2, B, heads, 1, d], if they have one shape."""
         self._layer, self._written = layer, (key, value)
+        if pair is not None:  # planes of one shape are neighbors
+            stack, plane = self._plane_index[layer, 0]
+            planes = self._arenas[stack][plane : plane + 2]
+            planes.index_copy_(1, self._places, pair[:, :, :, 0])
+            return
         for which, new in enumerate((key, value)):
             self._plane(which).index_copy_(0, self._places, new[:, :, 0])
 

@@ -23,6 +23,7 @@ from tramontane.generator.fusion import compiled_like
 from tramontane.generator.graphs import StepRecorder, padded_rows, recorded_rows, run_directly
 from tramontane.generator.lanes import CacheSize, Layout
 from tramontane.generator.sampling import DrawPlan, draw, sample, streams, uniforms
+from tramontane.models.packing import upload
 from tramontane.types import Request, SamplingParams
 
 logger = logging.getLogger("tramontane")
@@ -81,7 +82,7 @@ class SlotState:
         rows[:, 7] = torch.tensor([r.sampling.top_k for r in requests])
         real = [[r.sampling.top_p, r.sampling.temperature] for r in requests]
         rows.view(torch.float64)[:, 8:] = torch.tensor(real, dtype=torch.float64)
-        rows = rows.to(self.record.device)
+        rows = upload(rows, self.record.device)
         self.progress.index_copy_(0, rows[:, 0], rows[:, 1:3])
         self.numbers.index_copy_(0, rows[:, 0], rows[:, 3:])
         for slot, r in zip(slots, requests, strict=True):
@@ -89,7 +90,7 @@ class SlotState:
                 known = np.empty((n, 3), dtype=np.int32)
                 known[:, 0], known[:, 1] = r.token_ids, r.versions
                 known[:, 2] = np.array(r.logprobs, dtype=np.float32).view(np.int32)
-                self.record[slot, :n] = torch.from_numpy(known)
+                self.record[slot, :n] = upload(torch.from_numpy(known), self.record.device)
 
     def read(self, slot: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The first `count` tokens of a slot: ids and versions int32, log-probs float32."""
@@ -151,7 +152,8 @@ class Decoder(ABC):
         self.version = torch.zeros(1, dtype=torch.int32, device=layout.device)
         self._model, self._is_eos, self._may_end = model, is_eos, may_end
         self._draw = compiled_like(model, draw)
-        self._uniforms = compiled_like(model, uniforms)
+        self._read_rows = compiled_like(model, _read_rows)
+        self._outcome = compiled_like(model, _outcome)
 
     @abstractmethod
     def size_within(self, slots: int, max_len: int, limit: int | None) -> CacheSize:
@@ -207,30 +209,74 @@ class Decoder(ABC):
         """Draw a token for each of `slots` [B] int64, which have room for `capacities` [B]
         positions; returns the fields of `StepFlags`, [4, B]."""
         s = self.state
-        last, counts = s.progress[slots].unbind(1)
-        numbers = s.numbers[slots]
-        offset, start, limit, stream, top_k = numbers[:, :5].unbind(1)
-        top_p, temperature = numbers.view(torch.float64)[:, 5:].float().unbind(1)
-        lengths = offset + counts
-        unshared = lengths - start if self.cache.shares_prefixes else lengths
-        tokens, logprobs = sample(
-            decode(self._model, self.cache, last, lengths, unshared),
-            self._uniforms(stream, counts),
-            temperature,
-            top_p,
-            top_k,
+        rows = self._read_rows(s.progress, s.numbers, slots)
+        unshared = rows.lengths - rows.start if self.cache.shares_prefixes else rows.lengths
+        drawn = sample(
+            decode(self._model, self.cache, rows.last, rows.lengths, unshared),
+            rows.uniform,
+            rows.temperature,
+            rows.top_p,
+            rows.top_k,
             self._plan,
             self._draw,
         )
-        counts = counts + 1
-        made = [tokens.int(), self.version.expand_as(slots), logprobs.view(torch.int32)]
-        places = slots * s.max_len + counts - 1
-        s.record.view(-1, 3).index_copy_(0, places, torch.stack(made, 1))
-        s.progress.index_copy_(0, slots, torch.stack([tokens, counts], 1))
-        stopped = self._is_eos[tokens]
-        finished = stopped | (counts >= limit)
-        may_end = torch.zeros_like(stopped) if self._may_end is None else self._may_end[tokens]
-        return torch.stack([stopped, finished, unshared + 1 >= capacities, may_end])
+        full = unshared + 1 >= capacities
+        ends = self._is_eos, self._may_end
+        progress, record, flags = self._outcome(rows, drawn, self.version, full, ends)
+        s.record.view(-1, 3).index_copy_(0, slots * s.max_len + rows.counts, record)
+        s.progress.index_copy_(0, slots, progress)
+        return flags
+
+
+class _Rows(NamedTuple):
+    """What a step reads of its rows' slots, [B] each: see `SlotState`."""
+
+    last: torch.Tensor
+    counts: torch.Tensor
+    lengths: torch.Tensor  # positions cached
+    start: torch.Tensor
+    limit: torch.Tensor
+    uniform: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    temperature: torch.Tensor
+
+
+def _read_rows(progress: torch.Tensor, numbers: torch.Tensor, slots: torch.Tensor) -> _Rows:
+    last, counts = progress[slots].unbind(1)
+    numbers = numbers[slots]
+    offset, start, limit, stream, top_k = numbers[:, :5].unbind(1)
+    top_p, temperature = numbers.view(torch.float64)[:, 5:].float().unbind(1)
+    uniform = uniforms(stream, counts)
+    return _Rows(last, counts, offset + counts, start, limit, uniform, top_k, top_p, temperature)
+
+
+def _outcome(
+    rows: _Rows,
+    drawn: tuple[torch.Tensor, torch.Tensor],
+    version: torch.Tensor,
+    full: torch.Tensor,
+    ends: tuple[torch.Tensor, torch.Tensor | None],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What a step writes to `progress` [B, 2] and `record` [B, 3], and the fields of `StepFlags`
+    [4, B]. Rows without a sequence, whose limit is 0, keep their count of 0 and have no flags.
+
+    Args:
+        rows: the rows before the step.
+        drawn: [B] tokens and log-probs.
+        version: [1] of the weights.
+        full: [B] bool, rows without room for another position.
+        ends: see `Decoder`.
+    """
+    tokens, logprobs = drawn
+    is_eos, may_end = ends
+    counts = rows.counts + 1
+    stopped = is_eos[tokens]
+    text = torch.zeros_like(stopped) if may_end is None else may_end[tokens]
+    flags = torch.stack([stopped, stopped | (counts >= rows.limit), full, text])
+    made = [tokens.int(), version.expand_as(tokens), logprobs.view(torch.int32)]
+    progress = torch.stack([tokens, torch.minimum(counts, rows.limit)], 1)
+    return progress, torch.stack(made, 1), flags & (rows.limit > 0)
 
 
 class LaneDecoder(Decoder):
@@ -350,7 +396,7 @@ class ArenaDecoder(Decoder):
     def _set_shape(self, shape: _Shape) -> None:
         self._shape, self._plan = shape, shape.plan
         self.cache.assign_rows(shape.rows)
-        self._slots[: shape.rows] = torch.tensor(self.cache.slots)
+        self._slots[: shape.rows] = upload(torch.tensor(self.cache.slots), self.layout.device)
 
     def step(self) -> StepFlags:
         return StepFlags(*self._find_recorded()().cpu())
@@ -383,12 +429,8 @@ class ArenaDecoder(Decoder):
         return made
 
     def _advance_rows(self, rows: int) -> torch.Tensor:
-        """Step the first rows. Empty slots draw tokens that are ignored: their count stays 0, and
-        they are neither finished nor full."""
-        slots = self._slots[:rows]
-        flags = self._advance(slots, self.cache.room[:rows])
-        self.state.progress[:, 1].clamp_(max=self.state.numbers[:, 2])
-        return flags & (self.state.numbers[:, 2][slots] > 0)
+        """Step the first rows; empty slots draw tokens that are ignored."""
+        return self._advance(self._slots[:rows], self.cache.room[:rows])
 
     def release(self, finished: Sequence[int], full: Sequence[int]) -> list[int]:
         slots = self.cache.slots
@@ -404,4 +446,4 @@ class ArenaDecoder(Decoder):
 
     def _empty(self, slots: list[int]) -> None:
         self.cache.release(slots)
-        self.state.clear(torch.tensor(slots, dtype=torch.int64, device=self.layout.device))
+        self.state.clear(upload(torch.tensor(slots, dtype=torch.int64), self.layout.device))

@@ -14,7 +14,7 @@ from tramontane.generator.arena import ArenaCache
 from tramontane.generator.cache import SlotCache
 from tramontane.generator.fusion import uncompiled
 from tramontane.generator.graphs import ValueReadDetector
-from tramontane.generator.lanes import Layout, PackedCache, Prefix
+from tramontane.generator.lanes import Layout, PackedCache, Prefix, RecordedCache, WrittenCache
 from tramontane.generator.parking import NOTHING, Context, ContinuedCache
 from tramontane.models.packing import pack, recurring
 
@@ -54,32 +54,27 @@ def _prefill_together(
     # A prompt of one token has nothing to cache, and a forward takes no empty sequence.
     for continued in (False, True):
         if rows := [i for i in made if new[i] and continued == bool(pasts[i].length)]:
-            known = [pasts[i] for i in rows] if continued else []
-            packed = _packed_forward(model, layout, [new[i] for i in rows], known)
-            made |= zip(rows, layout.split(packed, [len(new[i]) for i in rows]), strict=True)
-            del packed
+            lengths = [len(new[i]) for i in rows]
+            filler = [[0] * n] if (n := _filler(model, sum(lengths))) else []
+            filled = [*lengths, *map(len, filler)]
+            cache = PackedCache(layout, sum(filled))
+            if continued:
+                known = [*(pasts[i] for i in rows), *(NOTHING for _ in filler)]
+                cache = ContinuedCache(layout, known, filled)
+            _packed_forward(model, [*(new[i] for i in rows), *filler], cache)
+            made |= zip(rows, cache.split(lengths), strict=True)
+            del cache
     return [past.joined(made[i]) if past.length else made[i] for i, past in enumerate(pasts)]
 
 
 def _packed_forward(
-    model: PreTrainedModel,
-    layout: Layout | None,
-    sequences: Sequence[Sequence[int]],
-    pasts: Sequence[Prefix] = (),
-) -> PackedCache:
-    """Keys and values of non-empty token sequences, which may all continue cached ones, computed in
-    one forward; filler may follow."""
-    if filler := _filler(model, sum(map(len, sequences))):
-        sequences = [*sequences, [0] * filler]
-        pasts = [*pasts, NOTHING] if pasts else ()
+    model: PreTrainedModel, sequences: Sequence[Sequence[int]], cache: WrittenCache
+) -> None:
+    """Write the keys and values of non-empty token sequences to `cache`, in one forward."""
     inputs = pack(sequences, model.device).model_inputs | {"use_cache": True}
-    cache = PackedCache()
-    if pasts:
-        assert layout is not None
-        cache = continued = ContinuedCache(layout, pasts, [len(s) for s in sequences])
-        inputs |= {"decode": continued, "position_ids": continued.position_ids()}
+    if isinstance(cache, ContinuedCache):
+        inputs |= {"decode": cache, "position_ids": cache.position_ids()}
     model(**inputs, past_key_values=cache, logits_to_keep=1)
-    return cache
 
 
 def decode(
@@ -146,7 +141,9 @@ def examine_model(model: PreTrainedModel, max_len: int) -> tuple[Layout, bool]:
     model.set_attn_implementation("slots")
     zero = torch.zeros(1, dtype=torch.int64, device=model.device)
     with uncompiled(model):
-        layout = Layout(_packed_forward(model, None, [[0]]))
+        example = RecordedCache()
+        _packed_forward(model, [[0]], example)
+        layout = Layout(example)
         cache = SlotCache(layout, 1, max_len)
         cache.admit([0], 0, Prefix(0, []))
         cache.begin(zero)  # its first step makes tensors

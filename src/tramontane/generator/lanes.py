@@ -84,7 +84,7 @@ class WrittenCache(Cache):
         return key_states, value_states
 
 
-class PackedCache(WrittenCache):
+class RecordedCache(WrittenCache):
     """Records the keys and values of one packed forward, [1, kv_heads, N, head_dim] per layer."""
 
     def __init__(self) -> None:
@@ -111,14 +111,13 @@ class Layout:
         device: device of keys and values.
     """
 
-    def __init__(self, example: PackedCache) -> None:
+    def __init__(self, example: RecordedCache) -> None:
         stacks: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for plane, tensor in example.recorded.items():
             stacks.setdefault((tensor.shape[1], tensor.shape[3]), []).append(plane)
         self.shapes = [(len(planes), *shape) for shape, planes in stacks.items()]
-        self._stacks = list(stacks.values())
         self.plane_index = {
-            p: (s, i) for s, ps in enumerate(self._stacks) for i, p in enumerate(ps)
+            p: (s, i) for s, ps in enumerate(stacks.values()) for i, p in enumerate(ps)
         }
         tensor = next(iter(example.recorded.values()))
         self.dtype, self.device = tensor.dtype, tensor.device
@@ -128,11 +127,32 @@ class Layout:
         """Bytes of one position in all planes."""
         return sum(planes * heads * d for planes, heads, d in self.shapes) * self.dtype.itemsize
 
-    def split(self, packed: PackedCache, lengths: Sequence[int]) -> list[Prefix]:
-        """The recorded keys and values of each sequence, given the sequences' `lengths`; the rest
-        is filler."""
-        stacks = [torch.cat([packed.recorded[p] for p in planes]) for planes in self._stacks]
-        parts = [s.narrow(2, 0, sum(lengths)).split(list(lengths), dim=2) for s in stacks]
+
+class PackedCache(WrittenCache):
+    """Stacks the keys and values of one packed forward of N tokens. Each layer's are copied at
+    once, so that those of all layers exist only once.
+
+    Attributes:
+        stacks: [planes, heads, N, d] for each shape of the layout.
+    """
+
+    def __init__(self, layout: Layout, tokens: int) -> None:
+        super().__init__()
+        self._plane_index = layout.plane_index
+        self.stacks = [
+            torch.empty((planes, heads, tokens, d), dtype=layout.dtype, device=layout.device)
+            for planes, heads, d in layout.shapes
+        ]
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        for which, new in enumerate((key, value)):
+            stack, plane = self._plane_index[layer, which]
+            self.stacks[stack][plane] = new[0]
+
+    def split(self, lengths: Sequence[int]) -> list[Prefix]:
+        """The keys and values of each sequence, given the sequences' `lengths`; the rest is
+        filler."""
+        parts = [s.narrow(2, 0, sum(lengths)).split(list(lengths), dim=2) for s in self.stacks]
         return [Prefix(n, [p[i] for p in parts]) for i, n in enumerate(lengths)]
 
 

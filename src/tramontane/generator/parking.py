@@ -46,7 +46,7 @@ class Context:
 
 
 class ContinuedCache(PackedCache):
-    """Records one packed forward of sequences that continue cached ones, which attention reads too.
+    """Stacks one packed forward of sequences that continue cached ones, which attention reads too.
 
     Args:
         layout: layout of the model's keys and values.
@@ -55,9 +55,9 @@ class ContinuedCache(PackedCache):
     """
 
     def __init__(self, layout: Layout, pasts: Sequence[Prefix], lengths: Sequence[int]) -> None:
-        super().__init__()
+        super().__init__(layout, sum(lengths))
         self._layout, self._pasts, self._lengths = layout, pasts, list(lengths)
-        self._layer = 0
+        self._written: tuple[int, torch.Tensor, torch.Tensor]  # layer, keys and values
         before = [past.length for past in pasts]
         self._varlen = VarlenLayout(lengths, [None] * len(lengths), layout.device, before)
         # Places of each sequence's tokens, counted from its first cached position.
@@ -70,11 +70,11 @@ class ContinuedCache(PackedCache):
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         super().write(layer, key, value)
-        self._layer = layer
+        self._written = layer, key, value
 
     def was_written(self, key: torch.Tensor, value: torch.Tensor) -> bool:
         """True if these are the tensors written last."""
-        return key is self.recorded[self._layer, 0] and value is self.recorded[self._layer, 1]
+        return key is self._written[1] and value is self._written[2]
 
     def attend(self, query: torch.Tensor, scale: float, window: int | None) -> torch.Tensor:
         """Causal attention of each sequence to its past and itself: [1, Hq, N, d] →
@@ -100,8 +100,8 @@ class ContinuedCache(PackedCache):
 
     def _visible(self, which: int) -> list[torch.Tensor]:
         """The layer's keys (0) or values (1) of each sequence, [heads, past + n, d]."""
-        stack, plane = self._layout.plane_index[self._layer, which]
-        new = self.recorded[self._layer, which][0].split(self._lengths, 1)
+        stack, plane = self._layout.plane_index[self._written[0], which]
+        new = self.stacks[stack][plane].split(self._lengths, 1)
         return [
             torch.cat([past.planes[stack][plane], own], 1) if past.length else own
             for past, own in zip(self._pasts, new, strict=True)

@@ -63,6 +63,54 @@ def _unpin(buffer: torch.Tensor) -> None:
     torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr())
 
 
+class Offload(torch.autograd.graph.saved_tensors_hooks):
+    """Context manager: what is saved on a GPU for the backward pass is in pinned memory until then.
+    Nothing waits for the copies: both are in the order of the GPU's stream.
+
+    Its buffers are kept for the next context, since to pin one takes longer than to fill it.
+
+    Args:
+        size: bytes of a buffer; a larger tensor has a buffer of its own size.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__(self._to_host, _to_device)
+        self._size = size
+        self._free: list[torch.Tensor] = []
+
+    def _to_host(self, tensor: torch.Tensor) -> torch.Tensor | _Offloaded:
+        return (
+            _Offloaded(tensor, self._take(tensor.nbytes), self._free) if tensor.is_cuda else tensor
+        )
+
+    def _take(self, size: int) -> torch.Tensor:
+        for place, buffer in enumerate(self._free):
+            if buffer.nbytes >= size:
+                return self._free.pop(place)
+        return pin(pageable(max(size, self._size)), self)
+
+
+class _Offloaded:
+    """A tensor's copy in a buffer, which is free again with it."""
+
+    def __init__(
+        self, tensor: torch.Tensor, buffer: torch.Tensor, free: list[torch.Tensor]
+    ) -> None:
+        self._buffer, self._free, self._device = buffer, free, tensor.device
+        self._values = buffer[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        self._values.copy_(tensor, non_blocking=True)
+
+    def __del__(self) -> None:
+        self._free.append(self._buffer)
+
+    def on_device(self) -> torch.Tensor:
+        return self._values.to(self._device, non_blocking=True)
+
+
+def _to_device(saved: torch.Tensor | _Offloaded) -> torch.Tensor:
+    return saved.on_device() if isinstance(saved, _Offloaded) else saved
+
+
 class HostMemory:
     """Memory for the versions of the weights that a GPU publishes.
 

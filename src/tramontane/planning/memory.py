@@ -166,9 +166,8 @@ def _step(stage: Config, shape: ModelShape, rows: int) -> float:
 
 
 def _prefill(stage: Config, shape: ModelShape, longest: int) -> float:
-    """Bytes of the longest prefill: the keys and values of all layers, and the tensors of one layer
-    or, afterwards, the same keys and values by sequence; on a GPU also those of prompts that are
-    prefilled ahead."""
+    """Bytes of the longest prefill: the keys and values of all layers, and the tensors of one
+    layer; on a GPU also the keys and values of prompts that are prefilled ahead."""
     config = stage.generator
     size, token = DTYPE_BYTES[config.dtype], shape.kv_bytes_per_token(config.dtype)
     attention = 2 * size * (shape.heads + shape.kv_heads) * shape.head_dim
@@ -176,7 +175,7 @@ def _prefill(stage: Config, shape: ModelShape, longest: int) -> float:
         attention += size * 2 * shape.heads * longest  # scores, and their softmax
     layer = 3 * size * shape.hidden + max(attention, 3 * size * shape.intermediate)
     kept = config.prefill_tokens * token if config.device.startswith("cuda") else 0
-    return kept + max(config.prefill_tokens, longest) * (token + max(token, layer))
+    return kept + max(config.prefill_tokens, longest) * (token + layer)
 
 
 def staged_memory(config: GeneratorConfig, shape: ModelShape) -> Memory:

@@ -98,12 +98,11 @@ def value_memory(
 
 
 def offloaded_memory(config: TrainerConfig, shape: ModelShape, lengths: Lengths) -> Memory:
-    """Host memory of a rank on a GPU with `activation_offload`: the input of each block. Pinned
-    memory is allocated in powers of two."""
+    """Host memory of a rank on a GPU with `activation_offload`: the input of each block."""
     if not config.activation_offload or config.device == "cpu":
         return Memory()
     inputs = _Row.full(config, lengths).tokens * DTYPE_BYTES[config.dtype] * shape.hidden
-    return Memory(activations=shape.layers * (1 << (inputs - 1).bit_length()))
+    return Memory(activations=shape.layers * inputs)
 
 
 def block_activations(shape: ModelShape, dtype: str) -> int:

@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.graph import save_on_cpu
 from transformers import AttentionInterface, PreTrainedModel
 
-from tramontane.config.trainer import NumericsConfig
+from tramontane.config.trainer import NumericsConfig, TrainerConfig
 from tramontane.errors import InputError
 from tramontane.models.attention import PACKED, packed_attention
 from tramontane.models.compiling import missing_for_compiling
+from tramontane.models.host import Offload
 from tramontane.models.packing import pack
 
 SAME = 1e-3  # logits of the same tokens, computed twice; on a GPU sums may differ in their order
@@ -57,29 +57,30 @@ def check_repeatable(model: PreTrainedModel, device: torch.device) -> None:
         )
 
 
-def checkpoint_blocks(model: PreTrainedModel, offload: bool) -> None:
-    """Keep only each block's input; the backward pass recomputes the block.
-
-    Args:
-        model: the model, sharded or not.
-        offload: keep the inputs in host memory.
-    """
+def checkpoint_blocks(model: PreTrainedModel, config: TrainerConfig) -> None:
+    """Keep only each block's input, with `activation_offload` in host memory; the backward pass
+    recomputes the block. The model may be sharded."""
     # A release of transformers 5 renames the method.
     old = model.gradient_checkpointing_enable
     getattr(model, "activation_checkpointing_enable", old)()
-    if offload:
+    if config.activation_offload:
+        numbers = config.microbatch_tokens * model.config.hidden_size
+        offload = Offload(numbers * getattr(torch, config.dtype).itemsize)
         for module in model.modules():
             attributes = vars(module)
             if checkpoint := attributes.get("_gradient_checkpointing_func"):
-                attributes["_gradient_checkpointing_func"] = partial(_offloaded, checkpoint)
+                attributes["_gradient_checkpointing_func"] = partial(
+                    _offloaded, checkpoint, offload
+                )
 
 
-def _offloaded(checkpoint: Callable[..., Any], block: Callable[..., Any], *inputs: Any) -> Any:
+def _offloaded(
+    checkpoint: Callable[..., Any], offload: Offload, block: Callable[..., Any], *inputs: Any
+) -> Any:
     """Run a checkpointed block whose inputs are kept on the CPU until the backward pass. The
     block's second forward, in the backward pass, does not go through this function, so its
     activations stay on the device."""
-    pinned = any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs)
-    with save_on_cpu(pin_memory=pinned):
+    with offload:
         return checkpoint(block, *inputs)
 
 

@@ -104,7 +104,7 @@ class Trainer:
         if self._values:
             self._values.initialize(model)
         if config.gradient_checkpointing:
-            forwards.checkpoint_blocks(model, config.activation_offload)
+            forwards.checkpoint_blocks(model, config)
         # For gradient checkpointing, which needs training mode; dropout is off.
         model.train()
         self._working = working_model(model, config.dtype)

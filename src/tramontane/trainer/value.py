@@ -54,7 +54,7 @@ class ValueNetwork:
                     sharding.local(parameter).copy_(sharding.local(weights[name]))
         self.model.requires_grad_(True)
         if config.gradient_checkpointing:
-            forwards.checkpoint_blocks(self.model, config.activation_offload)
+            forwards.checkpoint_blocks(self.model, config)
         self.model.train()  # for gradient checkpointing; dropout is off
         self._working = working_model(self.model, config.dtype)
         self._optimizer = build_optimizer(
