@@ -21,6 +21,7 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
 from tramontane.models.loading import load_model, load_tokenizer
+from tramontane.sft import examples
 from tramontane.sft.examples import ExampleStream, continuation
 from tramontane.sft.sft import sft
 from tramontane.trainer.optimizer import build_optimizer
@@ -213,7 +214,7 @@ def test_examples_have_the_prompts_and_tags_of_the_model(tmp_path, shape):
 
 
 def test_a_generated_conversation_is_one_sequence_whose_answers_are_inserted(monkeypatch):
-    monkeypatch.setattr("tramontane.sft.examples.CHUNK", 40)
+    monkeypatch.setattr(examples, "CHUNK", 40)
     playground = [{"levels": [1, 2], "kinds": ["long_sums"]}]
     config = SFTConfig(output="out", model="tiny", data={"playground": playground})
     tokenizer = load_tokenizer("tiny")

@@ -142,17 +142,14 @@ def test_results_with_another_base_do_not_stay_on_the_page(page, tmp_path):
     assert "advantage_normalisation" not in write_report(default_plans(tmp_path / "studies"), page)
 
 
-@pytest.mark.parametrize("seeds", [2, 3])
-@pytest.mark.slow
-def test_runs_replace_results_of_as_many_seeds(seeds, page, tmp_path):
-    recorded = json.loads((page.with_suffix("") / "weight_plane.json").read_text())
-    assert recorded["seeds"] == 3
+def finish_runs(out, seeds):
+    """Finished runs of `weight_plane`, all figures of seed n 0.25 + n."""
     study = load_study("weight_plane")
+    plan = Plan(study, out / "weight_plane", seeds.stop)
     for arm in study.arms:
-        for seed in range(seeds):
-            folder = tmp_path / "studies/weight_plane" / arm / f"seed_{seed}"
+        for seed in seeds:
+            folder = plan.folder(arm, seed)
             folder.mkdir(parents=True)
-            plan = Plan(study, tmp_path / "studies/weight_plane", seeds)
             write_settings(folder, plan.settings(arm, seed, folder))
             measures = dict.fromkeys(study.measures, 0.25 + seed)
             folder.joinpath("summary.json").write_text(
@@ -160,12 +157,35 @@ def test_runs_replace_results_of_as_many_seeds(seeds, page, tmp_path):
             )
             row = {study.over: 1} | dict.fromkeys(study.plots, 0.5)
             folder.joinpath("metrics.jsonl").write_text(json.dumps(row) + "\n")
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+@pytest.mark.slow
+def test_runs_replace_results_of_as_many_seeds(seeds, page, tmp_path):
+    recorded = json.loads((page.with_suffix("") / "weight_plane.json").read_text())
+    assert recorded["seeds"] == 3
+    finish_runs(tmp_path / "studies", range(seeds))
     result = write_report(default_plans(tmp_path / "studies"), page)["weight_plane"]
     assert result.seeds == 3
     measured = [0.25, 1.25, 2.25] if seeds == 3 else None
     for name, arms in result.values.items():
         for arm, values in arms.items():
             assert values == (measured or recorded["values"][name][arm])
+
+
+@pytest.mark.slow
+def test_later_seeds_extend_results_made_elsewhere(page, tmp_path):
+    file = page.with_suffix("") / "weight_plane.json"
+    before = json.loads(file.read_text())["values"]
+    finish_runs(tmp_path / "studies", range(3, 6))
+    for _ in range(2):  # a second time changes nothing
+        result = write_report(default_plans(tmp_path / "studies"), page)["weight_plane"]
+        assert result.seeds == 6
+        for name, arms in result.values.items():
+            for arm, values in arms.items():
+                assert values == before[name][arm] + [3.25, 4.25, 5.25]
+        assert all(verdict.seeds == 6 for _, verdict in result.verdicts)
+        assert verified("weight_plane", page)[1] == []
 
 
 def test_runs_of_other_settings_are_left_out(page, tmp_path):
@@ -279,6 +299,8 @@ def test_the_most_decidable_studies_come_first(page, tmp_path):
     hours = [study.decided for study in found]
     assert hours == sorted(hours) and len(found) > 10
     assert all(study.plan.seeds in LOOKS and study.hours > 0 for study in found)
+    # Recorded seeds are not run again, unless runs are compared at equal time.
+    assert {study.name for study in found if not study.plan.first} == {"asynchrony"}
     shipped = [file.stem for file in page.with_suffix("").glob("*.json")]
     decided = {
         name

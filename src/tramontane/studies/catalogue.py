@@ -19,6 +19,7 @@ from tramontane.pages import render
 from tramontane.studies.page import (
     Result,
     difference,
+    extended,
     judge_runs,
     recorded_result,
     size_of,
@@ -53,12 +54,13 @@ def plan_catalogue(
 
 
 def default_plans(out: Path, chosen: Iterable[str] | None = None) -> dict[str, Plan]:
-    """The plan of each study with its own budget, for as many seeds as have a folder."""
+    """The plan of each study with its own budget, for the seeds that have a folder."""
     plans = {}
     for name in chosen or names_in(None):
         study = load_study(name)
-        seeds = max(len(list((out / name / arm).glob("seed_*/"))) for arm in study.arms)
-        plans[name] = Plan(study, out / name, seeds)
+        folders = [f for arm in study.arms for f in (out / name / arm).glob("seed_*/")]
+        found = [int(folder.name.removeprefix("seed_")) for folder in folders] or [-1]
+        plans[name] = Plan(study, out / name, max(found) + 1, first=max(0, min(found)))
     return plans
 
 
@@ -76,8 +78,9 @@ def write_report(plans: Mapping[str, Plan], page: Path) -> dict[str, Result]:
 
     `docs/reproduction.md` has `docs/reproduction/NAME.json` and `docs/reproduction/NAME_arms.svg`.
     Runs with settings different from the plan's are skipped. Existing data with a larger share of
-    the budget or more seeds than the runs are kept, since they may come from another machine. Data
-    of arms that have changed since are removed.
+    the budget or more seeds than the runs are kept, since they may come from another machine, and
+    runs that begin after their first seeds extend them. Data of arms that have changed since are
+    removed.
 
     Args:
         plans: the plan of each study by its name, in the order of the page.
@@ -166,6 +169,11 @@ def undecided(out: Path, page: Path) -> list[Undecided]:
             if not any((runs := finished_runs(plan)).values()):
                 continue
             result = judge_runs(plan, runs)
+        # Seeds that are recorded beside the page need not be run again, unless a claim compares the
+        # runs of all seeds.
+        first = plan.first if plan.seeds else result.seeds
+        if result.share != 1 or "timed_pass_rate" in {claim.measure for claim in study.claims}:
+            first = 0
         open_claims = [pair for pair in result.verdicts if pair[1].outcome == "undecided"]
         coming = [seeds for seeds in LOOKS if seeds > result.seeds]
         if not open_claims or not coming:
@@ -174,13 +182,14 @@ def undecided(out: Path, page: Path) -> list[Undecided]:
         half = max(needed[(len(needed) - 1) // 2], coming[0])
         look = next((seeds for seeds in coming if seeds >= half), math.inf)
         minutes = minutes_of(study, 1)
+        done = first + plan.finished // len(study.arms)
         found.append(
             Undecided(
                 name,
                 len(open_claims),
-                Plan(study, out / name, coming[0]),
-                minutes * (coming[0] - plan.finished // len(study.arms)) / 60,
-                minutes * look / 60,
+                Plan(study, out / name, coming[0], first=first),
+                minutes * (coming[0] - done) / 60,
+                minutes * (look - done) / 60,
             )
         )
     return sorted(found, key=lambda study: study.decided)
@@ -244,6 +253,9 @@ def _published(name: str, plan: Plan, data: Path) -> Result | None:
     result = recorded_result(plan.study, file)
     runs = finished_runs(plan)
     made = judge_runs(plan, runs) if any(runs.values()) else None
+    if made and plan.first:
+        extends = result and result.share == made.share and result.seeds >= plan.first
+        made = extended(result, plan, made) if result and extends else None
     if made and (result is None or (made.share, made.seeds) >= (result.share, result.seeds)):
         result = made
     if result:

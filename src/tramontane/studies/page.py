@@ -70,6 +70,33 @@ def judge_runs(plan: Plan, runs: Mapping[str, Sequence[FinishedRun]]) -> Result:
     )
 
 
+def extended(earlier: Result, plan: Plan, later: Result) -> Result:
+    """A recorded result with the seeds of a plan that begins after its first ones, as one result.
+
+    Args:
+        earlier: with at least `plan.first` seeds and the plan's share.
+        plan: of the later seeds.
+        later: of its runs.
+    """
+    values = {
+        name: {arm: earlier.values[name][arm][: plan.first] + runs for arm, runs in arms.items()}
+        for name, arms in later.values.items()
+    }
+    verdicts = _verdicts(plan.study, values, registered(plan.out), plan.base)
+    changed = [verdict.outcome == "changed" for _, verdict in earlier.verdicts]
+    return replace(
+        later,
+        seeds=plan.first + later.seeds,
+        lines=(min(earlier.lines[0], later.lines[0]), max(earlier.lines[1], later.lines[1])),
+        minutes=earlier.minutes * plan.first / earlier.seeds + later.minutes,
+        values=values,
+        verdicts=[
+            (claim, replace(verdict, outcome="changed", p=1.0) if was else verdict)
+            for (claim, verdict), was in zip(verdicts, changed, strict=True)
+        ],
+    )
+
+
 def recorded_result(study: Study, file: Path) -> Result | None:
     """The result that was written to a file as `plain` gives it, by the study's claims of today.
 

@@ -37,12 +37,13 @@ class Plan:
     Args:
         study: question, arms and claims.
         out: folder of the runs and the page.
-        seeds: number of runs of each arm.
+        seeds: number of runs of each arm, earlier seeds included.
         share: share of the default budget that each run has: of its updates, or of the keys that
             the study names in `scaled`.
         base: file of the config that the arms change; None: that of `base_config`. Not for a study
             with a `runner`.
         small: the runs are those of the smoke test: tiny batches, few updates.
+        first: the first seed; those before it are recorded elsewhere.
     """
 
     study: Study
@@ -51,11 +52,12 @@ class Plan:
     share: float = 1.0
     base: Path | None = None
     small: bool = False
+    first: int = 0
 
     def runs(self) -> Iterator[tuple[str, int, Path]]:
         """(arm, seed, folder) of each run; seed by seed, so that an early end leaves complete
         sets."""
-        for seed in range(self.seeds):
+        for seed in range(self.first, self.seeds):
             for arm in self.study.arms:
                 yield arm, seed, self.folder(arm, seed)
 
@@ -79,7 +81,7 @@ class Plan:
     @property
     def minutes(self) -> float:
         """Estimated minutes of all runs on two cores."""
-        return minutes_of(self.study, self.seeds, self.share)
+        return minutes_of(self.study, self.seeds - self.first, self.share)
 
     @property
     def finished(self) -> int:
@@ -241,7 +243,7 @@ def finished_runs(plan: Plan) -> dict[str, list[FinishedRun]]:
     others = set(other_runs(plan))
     if plan.trajectories in others:
         return arms
-    for seed in range(plan.seeds):
+    for seed in range(plan.first, plan.seeds):
         folders = {arm: plan.folder(arm, seed) for arm in arms}
         if all(RunFolder(folder).finished and folder not in others for folder in folders.values()):
             for arm, folder in folders.items():
