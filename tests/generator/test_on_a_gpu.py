@@ -252,7 +252,7 @@ def test_a_gpu_without_room_for_a_sequence_is_refused(slots, max_len, message):
     with (
         fake_cuda(),
         torch.inference_mode(),
-        Allocator(GIB * 5 // 4) as allocator,
+        Allocator(GIB * 11 // 8) as allocator,
         pytest.raises(InputError, match=message) as caught,
     ):
         large_engine(allocator, slots, max_len)
