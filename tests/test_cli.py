@@ -14,6 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 import tramontane
+from tests.paths import ROOT
 from tests.runs import SMALL, begun, small_config
 from tramontane import InputError
 from tramontane.cli import app, main, terminal
@@ -265,3 +266,13 @@ def test_a_plan_names_its_assumptions_and_both_ways(run: Run, tmp_path: Path) ->
     refused = run("plan", "--gpus", "8", "--gpu", "abacus")
     assert refused.code == 2
     assert "plan: gpu: no data sheet for the GPU 'abacus'; choose from a100" in refused.stderr
+
+
+def test_a_study_is_verified_and_more_seeds_are_planned_by_options(tmp_path):
+    page = str(ROOT / "docs/reproduction.md")
+    result = runner.invoke(app, ["study", "staleness", "--verify", "--page", page])
+    assert result.exit_code == 0 and "seals, registrations and verdicts are those" in result.output
+    args = ["--undecided", "--hours", "0", "--page", page, "--out", str(tmp_path)]
+    result = runner.invoke(app, ["study", *args])
+    assert result.exit_code == 0 and "languages: skipped, its next look takes" in result.output
+    assert not list(tmp_path.iterdir())

@@ -27,11 +27,13 @@ STUDIES, PAGE = Path("studies"), Path("docs/reproduction.md")
 
 
 class StudyGroup(TyperGroup):
-    """`tramontane study NAME` is `tramontane study run NAME`."""
+    """`tramontane study NAME` is `tramontane study run NAME`; `--verify` and `--undecided` choose
+    other commands in its place."""
 
     def parse_args(self, context: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] != "--help":
-            args = ["run", *args]
+            command = next((c for c in ("verify", "undecided") if f"--{c}" in args), "run")
+            args = [command, *(arg for arg in args if arg != f"--{command}")]
         return super().parse_args(context, args)
 
 
@@ -127,7 +129,8 @@ def _end_with(failed: dict[str, str]) -> None:
 def verify(
     name: Annotated[str, typer.Argument(help="A study by name.")], page: Page = PAGE
 ) -> None:
-    """Recompute a study's verdicts from the page's data; code 2 if the data were changed."""
+    """`study NAME --verify`: recompute its verdicts from the page's data; code 2 if the data were
+    changed."""
     from tramontane.studies.catalogue import verified
 
     result, wrong = verified(name, page)
@@ -143,11 +146,12 @@ def verify(
 
 @study.command()
 def undecided(
-    hours: Annotated[float, typer.Argument(help="Hours to run for.")],
+    hours: Annotated[float, typer.Option(help="Hours to run for.")],
     out: Out = STUDIES,
     page: Page = PAGE,
 ) -> None:
-    """Add seeds to studies with undecided claims, the most decidable first."""
+    """`study --undecided --hours H`: add seeds to studies with undecided claims, the most decidable
+    first."""
     from tramontane.studies import catalogue
     from tramontane.studies.runner import run_catalogue
 
