@@ -2,6 +2,7 @@ import json
 import os
 import re
 import signal
+import sys
 from dataclasses import asdict
 
 import pytest
@@ -213,7 +214,7 @@ def test_examples_have_the_prompts_and_tags_of_the_model(tmp_path, shape):
 
 
 def test_a_generated_conversation_is_one_sequence_whose_answers_are_inserted(monkeypatch):
-    monkeypatch.setattr("tramontane.sft.examples.CHUNK", 40)
+    monkeypatch.setattr(sys.modules[ExampleStream.__module__], "CHUNK", 40)
     playground = [{"levels": [1, 2], "kinds": ["long_sums"]}]
     config = SFTConfig(output="out", model="tiny", data={"playground": playground})
     tokenizer = load_tokenizer("tiny")
