@@ -27,6 +27,7 @@ from tramontane.controller.generators import (
     FEW,
     FIRST_ASKED,
     POLLS_PER_SECOND,
+    TRAINING,
     GeneratorPool,
     Loads,
     PooledGenerator,
@@ -319,6 +320,7 @@ def test_no_generator_ever_has_more_than_its_share(workers, group_size, more, or
             every = [(m, key) for m in pool for key in m.requests]
             member, key = every[choice % len(every)]
             del member.requests[key]
+            member.unfinished[TRAINING] -= 1
             member.changed()
         assert max(len(m.requests) for m in pool) <= share(config)
 

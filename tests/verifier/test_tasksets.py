@@ -10,7 +10,8 @@ import pytest
 from tramontane.config import DataConfig, VerifierConfig
 from tramontane.data.load import load_problems
 from tramontane.errors import InputError
-from tramontane.verifier import VerifierPool, tasksets
+from tramontane.verifier import tasksets
+from tramontane.verifier.pool import VerifierPool
 
 
 def load(source):

@@ -213,14 +213,14 @@ def shrunk(settings: dict[str, Any], where: str) -> dict[str, Any]:
     Raises:
         InputError: the sizes contradict each other.
     """
-    for section in (settings["pipeline"], *settings["stages"]):
-        for key in ("n_batch", "n_minibatch", "n_async"):
-            if section[key] is not None:
-                section[key] = max(1, section[key] // BATCH_SHARE)
-        if section["l_max"] is not None:
-            section["l_max"] = min(L_MAX, section["l_max"])
     pipeline = settings["pipeline"]
     pipeline["group_size"] = max(2, pipeline["group_size"] // GROUP_SHARE)
+    for section in (pipeline, *settings["stages"]):
+        for key in ("n_batch", "n_minibatch", "n_async"):
+            if section[key] is not None:
+                section[key] = max(pipeline["group_size"], section[key] // BATCH_SHARE)
+        if section["l_max"] is not None:
+            section["l_max"] = min(L_MAX, section["l_max"])
     pipeline["updates"] = max(UPDATES, len(settings["stages"]))
     if settings["cold_start"] is not None:
         settings["cold_start"]["steps"] = UPDATES
