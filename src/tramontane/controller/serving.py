@@ -91,5 +91,6 @@ class PoolSampler:
                 report, self._report = self._report, asyncio.Event()
                 report.set()
         except Exception as error:  # e.g. `WorkerLost`; those who wait for tokens raise it
-            self.failed.set_exception(error)
+            if not self.failed.done():  # by another generator's
+                self.failed.set_exception(error)
             self._report.set()
