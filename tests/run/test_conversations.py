@@ -113,7 +113,7 @@ def test_a_run_killed_amid_conversations_loses_none(tmp_path: Path, replay: bool
 def test_tool_integrated_reasoning_runs_at_a_tiny_size(tmp_path: Path) -> None:
     """`configs/tir.yaml`, on the playground's sessions."""
     data = ["train=playground:", "eval=null", "playground={levels: [1, 2], kinds: [sessions]}"]
-    sizes = "{updates: 2, group_size: 4, n_batch: 16, n_async: 32, l_max: 448, l_cache: 64}"
+    sizes = "{updates: 2, group_size: 4, n_batch: 16, n_async: 32, l_max: 320, l_cache: 64}"
     given = [*(f"data.{key}" for key in data), f"pipeline={sizes}", "pipeline.diversity=none"]
     given += ["generator.device=cpu", "trainer.device=cpu", "trainer.microbatch_tokens=2048"]
     given += ["model=tiny", f"run_dir={tmp_path}", "conversation.workers=1", "verifier.workers=1"]
