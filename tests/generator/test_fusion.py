@@ -138,9 +138,9 @@ def _is_view(node) -> bool:
 
 @pytest.mark.slow
 def test_blocks_are_compiled_once_for_all_layers_and_rows():
-    """Graphs: five parts of a block, for prefills, for steps of several rows, and of one row, and two
-    of a step beyond its blocks; also if the compiled model is examined again, as by a probe. A step
-    of 28 layers is fewer than 500 kernels in place of 1,200."""
+    """Graphs: five parts of a block, for prefills, for steps of several rows, and of one row, and
+    two of a step beyond its blocks; also if the compiled model is examined again, as by a probe. A
+    step of 28 layers is fewer than 500 kernels in place of 1,200."""
     layers = 9  # the compiler gives up on a function after eight versions
     requests = make_requests(3, 2, seed=4, tokens=(5, 20), temperature=0.7)
     plain = completions(make("llama", num_hidden_layers=layers), requests)
