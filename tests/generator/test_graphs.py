@@ -223,7 +223,7 @@ def test_a_forward_that_reads_values_is_not_recorded():
 
 
 def test_a_step_that_cannot_be_recorded_runs_directly(caplog):
-    """As when CUDA refuses an operation in a recording; it is said once."""
+    """A recording fails as if CUDA refused an operation; the warning is printed once."""
     attempts = []
 
     def refuse(step):
@@ -244,7 +244,7 @@ def test_a_step_that_cannot_be_recorded_runs_directly(caplog):
 
 
 class Stream:
-    """Of CUDA, as far as recording needs it."""
+    """A stream of CUDA, as far as recording needs it."""
 
     made: ClassVar[list[int]] = []  # their priorities
 
@@ -257,8 +257,8 @@ class Stream:
 
 
 def test_graphs_share_one_pool_and_two_streams(monkeypatch):
-    """Those of an engine the pool, which a graph of 1,024 rows fills with 1.5 GiB; all engines of a
-    device, a probe's too, the streams, of which torch has 32. Decoding goes before training."""
+    """The graphs of an engine share the pool, since one of 1,024 rows fills 1.5 GiB. All engines of
+    a device, those of a probe included, share two of torch's 32 streams. Decoding has priority."""
     device, pools, replays, captured = torch.device("cuda:7"), [], [], []
     current = Stream(device)
     Stream.made.clear()

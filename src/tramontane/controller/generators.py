@@ -429,8 +429,8 @@ class GeneratorPool:
 
     def submit(self, requests: list[Request]) -> None:
         """Give each group to the least loaded generator, since its requests share a prompt; in a
-        synchronous run to one that does not depend on time. A request that goes on returns to the
-        generator that had it, and may have its keys and values, if that has a free slot.
+        synchronous run to one that does not depend on time. A request that continues returns to its
+        previous generator, which may still have its keys and values, if a slot is free there.
 
         With at most `n_async` in flight, no generator ever has more than `share(config)` training
         requests. Those beyond its slots or its memory wait in its queue; evaluation requests queue

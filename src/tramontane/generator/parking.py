@@ -1,9 +1,9 @@
 """Keys and values of conversations that wait for their environments.
 
 A conversation whose turn has ended is *parked*: its slot is free for others, but its keys and
-values stay in the cache while no other sequence needs the room. When it goes on, only what its
-environment put in is prefilled. Like those of sequences in flight, its keys and values may have
-been computed under earlier weights.
+values stay in the cache while no other sequence needs the room. When it continues, only the tokens
+of its environment's answer are prefilled. Like those of sequences in flight, its keys and values
+may have been computed under earlier weights.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ContinuedCache(PackedCache):
 
     def __init__(self, layout: Layout, pasts: Sequence[Prefix], lengths: Sequence[int]) -> None:
         super().__init__(layout, sum(lengths))
-        self._layout, self._pasts, self._lengths = layout, pasts, list(lengths)
+        self._device, self._pasts, self._lengths = layout.device, pasts, list(lengths)
         self._written: tuple[int, torch.Tensor, torch.Tensor]  # layer, keys and values
         before = [past.length for past in pasts]
         self._varlen = VarlenLayout(lengths, [None] * len(lengths), layout.device, before)
@@ -66,7 +66,7 @@ class ContinuedCache(PackedCache):
     def position_ids(self) -> torch.Tensor:
         """[1, N]: the positions of the forward's tokens."""
         places = zip(self._places, self._lengths, strict=True)
-        return torch.cat([place[-n:] for place, n in places])[None].to(self._layout.device)
+        return torch.cat([place[-n:] for place, n in places])[None].to(self._device)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         super().write(layer, key, value)
@@ -100,7 +100,7 @@ class ContinuedCache(PackedCache):
 
     def _visible(self, which: int) -> list[torch.Tensor]:
         """The layer's keys (0) or values (1) of each sequence, [heads, past + n, d]."""
-        stack, plane = self._layout.plane_index[self._written[0], which]
+        stack, plane = self._plane_index[self._written[0], which]
         new = self.stacks[stack][plane].split(self._lengths, 1)
         return [
             torch.cat([past.planes[stack][plane], own], 1) if past.length else own

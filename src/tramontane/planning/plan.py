@@ -27,7 +27,7 @@ PENALTY_SHARE = 8  # l_max / l_cache: the length penalty grows over the last eig
 
 
 def best_share(train: float, generate: float) -> float:
-    """The trainer's share θ* of the GPUs at which neither side waits for the other.
+    """θ*, the trainer's share of the GPUs with which neither side waits for the other.
 
     Args:
         train: GPU-seconds of a sample in training (η_t m_t).
@@ -37,8 +37,8 @@ def best_share(train: float, generate: float) -> float:
 
 
 def step_seconds(batch: int, gpus: int, train: float, generate: float) -> float:
-    """Seconds of an update in which no GPU waits: divided at the best share between both kinds of
-    work, or all in turn, each with its own costs."""
+    """Seconds that an update takes if no GPU ever waits, with the GPUs divided at the best share
+    or doing both kinds of work in turn."""
     return batch / gpus * (train + generate)
 
 
@@ -69,8 +69,8 @@ class Split:
 
 
 def cheapest(machine: Machine, in_flight: int, reserved: float) -> tuple[int, float, int] | None:
-    """The size of generator at which a completion costs least: (GPUs, GPU-seconds of a completion,
-    slots); None if no size fits. `reserved` is as in `Machine.slots`."""
+    """The cheapest size of a generator: (GPUs, GPU-seconds of a completion, slots), or None if no
+    size fits. `reserved` is as in `Machine.slots`."""
     options = []
     for group in machine.generator_groups(reserved):
         slots = machine.slots(group, reserved)
@@ -117,8 +117,8 @@ def _split(machine: Machine, trainer: int, generators: int, group: int) -> Split
     # Completions, and the prompt of each group once.
     tokens = config.n_batch * (config.length_mean + config.prompt_mean / config.group_size)
     seconds = max(generating, machine.train_seconds(tokens, trainer))
-    # The bound at which no update waits for the longest completion: the updates that happen while
-    # it is generated, and one more for the queued batch.
+    # A bound with which no update waits for the longest completion: the number of updates during
+    # its generation, and one more for the queued batch.
     step = float(machine.decode(group, np.array(live), np.array(live * machine.cached)))
     return Split(
         generators=generators,

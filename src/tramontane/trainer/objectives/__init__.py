@@ -81,8 +81,8 @@ class Tokens:
         advantages: [N] the advantage of each token's sequence.
         weights: [N] each token's weight in the loss, which is a sum.
         sequence: [N] int64, each token's sequence in the microbatch, from 0, in ascending order. A
-            forked conversation is one sequence, if `conversations` is requested. Of a sequence that
-            is not trained on, there are no tokens.
+            forked conversation is one sequence, if `conversations` is requested. Sequences that are
+            not trained on have no tokens.
         rewards: [N] the reward of each token's sequence.
         entropy: [N] entropy of each token's distribution, with gradient if requested.
         proximal: [N] log π_old, if requested.
