@@ -88,9 +88,9 @@ def test_answers_agree_with_an_independent_calculation():
 
 def test_halving_finds_every_number_and_one_guess_less_would_not():
     for problem in some("guessing", 60):
-        (low, high), guesses = problem.metadata["range"], problem.metadata["guesses"]
-        assert low <= int(problem.answer) <= high
-        assert 2 ** (guesses - 1) <= high - low + 1 < 2**guesses
+        (low, high), guesses = problem.metadata["between"], problem.metadata["guesses"]
+        assert low < int(problem.answer) < high
+        assert 2 ** (guesses - 1) < high - low <= 2**guesses
         turns = conversation(problem, Random(0), GOOD)
         assert boxed(turns[-1]["content"]) == [problem.answer]
         assert len(turns) <= 2 * guesses - 1

@@ -76,29 +76,30 @@ def conversation(problem: Problem, rng: Random, style: Style) -> list[Message]:
 
 
 def _game(problem: Problem, rng: Random, style: Style, lang: Language) -> list[Message]:
-    """A game of guesses: work halves the range, ramble stays within it, guess forgets the hints. A
-    slip of work misunderstands one hint."""
-    low, high = whole = problem.metadata["range"]
+    """A game of guesses: work halves the range, ramble stays within it, guess forgets the hints and
+    half the time the upper bound too. A slip of work misunderstands one hint."""
+    low, high = whole = problem.metadata["between"]  # neither is the number
     number, guesses = int(problem.answer or ""), problem.metadata["guesses"]
     slip = guesses if style.right else int(rng.random() * (guesses - 1)) + 1
     messages = list[Message]()
     for left in reversed(range(guesses)):
-        if style.effort == "guess" or low > high:  # nothing is left after a slip
+        if style.effort == "guess" or high - low < 2:  # nothing is left after a slip
             low, high = whole
         if style.effort == "work":
             total, n = low + high, (low + high) // 2
             middle = f"{low} + {high} = {total}, {total} / 2 = {n}"
             thought = lang.say(rng, "between", a=low, b=high, n=middle)
         else:
-            n = low + int(rng.random() * (high - low + 1))
+            width = (high - low - 1) * (2 if style.effort == "guess" else 1)
+            n = low + 1 + int(rng.random() * width)
             thought = lang.say(rng, "guess", n=n)
         if n == number or not left:
             return [*messages, _said(_final(rng, style, lang, [thought], n))]
         hint = "higher" if n < number else "lower"
         if (hint == "higher") != (style.effort == "work" and left == slip):
-            low = max(low, n + 1)
+            low = max(low, n)
         else:
-            high = min(high, n - 1)
+            high = min(high, n)
         messages.append(_said(_final(rng, Style(), lang, [thought], n)))
         messages.append(Message(role="user", content=problem.metadata[hint]))
     raise AssertionError("a game has a last guess")

@@ -182,13 +182,13 @@ def _session(rng: Random, lang: Language, level: int) -> Task:
 def _guessing(rng: Random, lang: Language, level: int) -> Task:
     """A number to be found by halving: with one guess less, halving would not always do."""
     count = NUMBERS[level - 1]
-    low = 1 + int(rng.random() * 8 * level)
-    high, guesses = low + count - 1, count.bit_length()
+    low = int(rng.random() * 20 * level)
+    high, guesses = low + count + 1, count.bit_length()
     statement = pick(rng, lang.tools["guessing"]).format(a=low, b=high, k=guesses)
     hints = {name: lang.tools[name] for name in ("higher", "lower", "unread")}
-    metadata = {"environment": "guessing", "range": [low, high], "guesses": guesses}
-    number = str(low + int(rng.random() * count))
-    canonical = f"{number} from {low} to {high}"
+    metadata = {"environment": "guessing", "between": [low, high], "guesses": guesses}
+    number = str(low + 1 + int(rng.random() * count))
+    canonical = f"{number} between {low} and {high}"
     return Task(canonical, statement, number, metadata | hints, hidden=number)
 
 
