@@ -9,7 +9,7 @@ import torch
 from tramontane import InputError
 from tramontane.asking import Prompt, check_model
 from tramontane.asking.checkpoint import Checkpoint
-from tramontane.asking.config import CheckpointModel, ModelConfig
+from tramontane.config.asking import CheckpointModel, ModelConfig
 
 torch.set_num_threads(1)  # the model is small: a second thread costs more than it brings
 

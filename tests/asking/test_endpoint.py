@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.asking.server import BLANKS, DIE, HANG_UP, STALL, Reply, Server, body, status
 from tramontane import InputError
 from tramontane.asking import Answer, Prompt
-from tramontane.asking.config import EndpointModel, ModelConfig
 from tramontane.asking.endpoint import Endpoint, Failed, read_answer
 from tramontane.config import parse
+from tramontane.config.asking import EndpointModel, ModelConfig
 
 
 def endpoint(server, **settings):

@@ -11,8 +11,8 @@ from tests.asking.server import Server, status
 from tests.curation.test_difficulty import run
 from tramontane import InputError
 from tramontane.asking import Answer
-from tramontane.asking.config import EndpointModel, ModelConfig
 from tramontane.config import parse_settings
+from tramontane.config.asking import EndpointModel, ModelConfig
 from tramontane.curation.config import CurateConfig, TranslateConfig
 from tramontane.curation.translate import Translate, formulas, numbers, read_translation
 from tramontane.types import Problem

@@ -8,8 +8,8 @@ from huggingface_hub import constants
 
 from tests.runs import begun, small_config
 from tramontane import generate
-from tramontane.asking.config import CheckpointModel
 from tramontane.config import Config, SFTConfig, parse
+from tramontane.config.asking import CheckpointModel
 from tramontane.config.section import Section
 from tramontane.errors import InputError
 from tramontane.evaluation.basis import weights_hash

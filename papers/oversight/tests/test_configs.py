@@ -6,8 +6,8 @@ import pytest
 
 from tests.runs import begun, small_config
 from tests.test_first_checks import check, check_refused
-from tramontane.asking.config import CheckpointModel
 from tramontane.config import Config, Section, load_section
+from tramontane.config.asking import CheckpointModel
 from tramontane.config.reference import Entry, walk
 from tramontane.config.sft import SFTConfig
 from tramontane_oversight.config import LocalModel, OversightConfig

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from tramontane.asking.config import ModelConfig
+from tramontane.config.asking import ModelConfig
 from tramontane.types import PAPER_TAGS, ThinkingTags
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from tramontane.asking import Answer, Collector, Prompt, answer_seed, in_paper_tags
-from tramontane.asking.config import ModelConfig
 from tramontane.config import GeneratorConfig
+from tramontane.config.asking import ModelConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.generator import Generator

@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 
 from tramontane.asking import Answer, Collector, Prompt, answer_seed, in_paper_tags
-from tramontane.asking.config import EndpointModel, ModelConfig
+from tramontane.config.asking import EndpointModel, ModelConfig
 from tramontane.data.prompts import system_text
 from tramontane.errors import InputError
 from tramontane.types import PAPER_TAGS, ThinkingTags

@@ -6,7 +6,6 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from tramontane.asking.config import ModelConfig
 from tramontane.config import (
     LANGUAGES,
     DomainConfig,
@@ -16,6 +15,7 @@ from tramontane.config import (
     key_error,
     nearest,
 )
+from tramontane.config.asking import ModelConfig
 from tramontane.data.code import ProgrammingLanguage
 
 

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from tramontane.asking.config import CheckpointModel, EndpointModel
-from tramontane.asking.config import ModelConfig as AskedModelConfig
 from tramontane.config import LANGUAGES, Language, Section, key_error, nearest
+from tramontane.config.asking import CheckpointModel, EndpointModel
+from tramontane.config.asking import ModelConfig as AskedModelConfig
 from tramontane.config.generator import VllmConfig
 
 Name = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]

@@ -1,4 +1,4 @@
-"""The config of a model to ask: a checkpoint or an endpoint, and the sampling of its answers."""
+"""A model to ask outside the loop: a checkpoint or an endpoint, and the sampling of its answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from tramontane.config import Device, Dtype, Model, PromptConfig, Section, Stop, TagPair, key_error
+from tramontane.config.device import Device, Dtype, Model
+from tramontane.config.generator import Stop
+from tramontane.config.prompt import PromptConfig, TagPair
+from tramontane.config.resume import MayChange
+from tramontane.config.section import Section, key_error
 from tramontane.models.names import with_tokenizer
 
 
@@ -42,19 +46,19 @@ _SECRETS = {"key", "api_key", "apikey", "authorization", "token", "access_token"
 class EndpointModel(Section):
     """A server that speaks OpenAI's chat completions API."""
 
-    url: str = Field(pattern=r"^https?://\S+$")
+    url: MayChange[str] = Field(pattern=r"^https?://\S+$")
     """Base URL of the API; usually ends in /v1."""
     model: str
     """The server's name for the model."""
-    key_variable: str | None = None
+    key_variable: MayChange[str | None] = None
     """Environment variable that holds the API key. null: no key is sent."""
-    concurrency: int = Field(32, ge=1)
+    concurrency: MayChange[int] = Field(32, ge=1)
     """Requests in flight at once."""
-    timeout_s: float = Field(600.0, gt=0)
+    timeout_s: MayChange[float] = Field(600.0, gt=0)
     """Time limit of one request, in seconds."""
-    retries: int = Field(6, ge=0)
+    retries: MayChange[int] = Field(6, ge=0)
     """Number of retries of a failed or late request."""
-    backoff_s: float = Field(1.0, gt=0)
+    backoff_s: MayChange[float] = Field(1.0, gt=0)
     """Pause before the first retry, in seconds; doubles with each retry."""
     extra: dict[str, Any] = Field(default_factory=dict)
     """Additional keys of the request body. A null value removes a key."""
