@@ -13,7 +13,9 @@ import signal
 import socket
 import struct
 import subprocess
-from collections.abc import Callable
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,11 +24,13 @@ from uuid import uuid4
 
 from tramontane.errors import InputError
 from tramontane.imports import command_of
+from tramontane.temporary import die_with_parent
 
 START_SECONDS = 120.0  # limit for a worker to import its libraries
 TRANSFER_SECONDS = 30  # limit for one message, once it has begun
 KILL_SECONDS = 60.0  # limit for a killed worker to be gone
 MAX_STARTS = 5  # consecutive failed starts of one worker
+READY = ""  # the first message of a worker that is ready; any other text is the error
 MARK = "TRAMONTANE_WORKER"  # in the environment of a worker and of all that it starts
 
 
@@ -122,6 +126,35 @@ class WorkerProcess:
         if status < 0:
             return f"signal {-status} ({signal.strsignal(-status)})"
         return f"exit code {status}"
+
+
+def serve(descriptor: int, prepare: Callable[..., Callable[[Any], Iterable[Any]]]) -> None:
+    """The worker's side: serve the socket until the other side closes its end, or dies.
+
+    Args:
+        descriptor: of the socket.
+        prepare: called with (config, folder for temporary files); returns a function of a task,
+            whose results are sent one at a time. Its InputError is sent to the other side.
+    """
+    # Output of libraries must not reach the run's display; errors still go to stderr.
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    die_with_parent()
+    # Job systems signal every process; only the controller reacts. A handler, since programs under
+    # test would inherit SIG_IGN.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    connection = Connection(descriptor)
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # it is gone
+        config, folder = connection.recv()
+        tempfile.tempdir = folder
+        try:
+            results = prepare(config, Path(folder))
+        except InputError as error:
+            connection.send(str(error))
+            return
+        connection.send(READY)
+        while True:
+            for result in results(connection.recv()):
+                connection.send(result)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
