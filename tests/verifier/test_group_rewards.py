@@ -176,7 +176,7 @@ def test_a_failing_group_reward_makes_its_group_unscorable(word, reason):
     config = rewards("odd", "narrow")
     group = [response(word), response("ok")]
     apart = [grade_apart(SUM, r, config, 256, 32) for r in group]
-    calls = group_calls(apart, group, config)
+    calls = group_calls(SUM, apart, group, config)
     results = {call.name: run_group_call(SUM, call, config) for call in calls}
     verdicts = with_group_rewards(SUM, apart, results, config)
     assert [v.verdict for v in verdicts] == ["unscorable"] * 2

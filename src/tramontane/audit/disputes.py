@@ -74,7 +74,12 @@ def _only_math_verify(config: VerifierConfig) -> VerifierConfig:
     opinion = CustomReward(name="math_verify", function=function, weight=1)
     weights = RewardConfig(format=0, correctness=0, length=0, language=0, custom=(opinion,))
     return config.model_copy(
-        update={"reward": weights, "thinking_tags": PAPER_TAGS, "domains": BUILT_IN}
+        update={
+            "reward": weights,
+            "judge": None,
+            "thinking_tags": PAPER_TAGS,
+            "domains": BUILT_IN,
+        }
     )
 
 

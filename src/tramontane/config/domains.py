@@ -15,7 +15,8 @@ IMPORT_PATH = r"^(?:\w+(?:\.\w+)+|pickle:[\w+/=-]+)$"
 CONSENT = "TRAMONTANE_ALLOW_PICKLE"  # environment variable, set to 1 to load pickled functions
 pickled_here: set[str] = set()  # paths of functions that this process has pickled itself
 Column = Literal["answer", "tests"]
-VERIFIERS = ("math", "code", "instructions", "calls")  # the built-in verifiers
+JUDGE = "judge"  # the verifier that is a model, `verifier.judge`
+VERIFIERS = ("math", "code", "instructions", "calls", JUDGE)  # the built-in verifiers
 
 
 class FormatConfig(Section):
@@ -95,9 +96,10 @@ class DomainConfig(Section):
     """A kind of task: the verifier of its answers, and the format of its responses."""
 
     verifier: str | None = None
-    """Judge of correctness: one of the built-in verifiers `math`, `code`, `instructions` (IFEval's)
-    and `calls` (function calls), or the import path of a function of (problem, answer), e.g.
-    `my_task.check`. null: nothing is judged but `verifier.reward.custom`; see `pass_mark`."""
+    """What decides correctness: one of the built-in verifiers `math`, `code`, `instructions`
+    (IFEval's), `calls` (function calls) and `judge` (the model in `verifier.judge`), or the import
+    path of a function of (problem, answer), e.g. `my_task.check`. null: nothing is judged but
+    `verifier.reward.custom`; see `pass_mark`."""
     format: FormatConfig = Field(default_factory=FormatConfig)
     """Format of the responses: `boxed`, `fenced`, `none`, `{regex: …}` or `{json_schema: …}`."""
     needs: tuple[Column, ...] = ()

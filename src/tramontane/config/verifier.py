@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from tramontane.config.domains import BUILT_IN, DomainConfig, checked_path, with_built_in
+from tramontane.config.domains import BUILT_IN, JUDGE, DomainConfig, checked_path, with_built_in
+from tramontane.config.judge import JudgeConfig
 from tramontane.config.prompt import TagPair
 from tramontane.config.resume import MayChange
 from tramontane.config.section import Section, key_error
@@ -57,6 +58,9 @@ class RewardConfig(Section):
     """Maximum penalty for length, reached at `pipeline.l_max` tokens. The paper: 0.1."""
     language: float = Field(0.1, ge=0)
     """Reward if problem, thoughts and answer are in the same language. The paper: 0.1."""
+    judge: float = Field(0.0, ge=0)
+    """Reward of an answer with the highest score of `verifier.judge`, in domains that another
+    verifier judges. 0: the judge is not asked there."""
     code: Literal["all_tests", "fraction"] = "all_tests"
     """Correctness of a program: 0 or 1, by `all_tests` (the paper's choice), or the `fraction` of
     tests that pass, which the paper tried without success."""
@@ -66,7 +70,8 @@ class RewardConfig(Section):
     @property
     def parts(self) -> tuple[str, ...]:
         """Names of the parts of a verdict's reward."""
-        return ("format", "correctness", "length", "language", *(c.name for c in self.custom))
+        axes = ("format", "correctness", "length", "language")
+        return (*axes, *(("judge",) if self.judge else ()), *(c.name for c in self.custom))
 
     @model_validator(mode="after")
     def _names(self) -> RewardConfig:
@@ -129,6 +134,8 @@ class VerifierConfig(Section):
     """Policies of the maths verifier."""
     reward: RewardConfig = Field(default_factory=RewardConfig)
     """Weights of the reward."""
+    judge: JudgeConfig | None = None
+    """A model that grades what no verifier can check; see docs/judges.md."""
     domains: dict[DomainName, DomainConfig] = Field(default_factory=lambda: dict(BUILT_IN))
     """Kinds of tasks by name, which a row's `domain` refers to. `math`, `code`, `instructions`,
     `calls` and `verifiers` are built in; entries with other names are added. See
@@ -142,6 +149,33 @@ class VerifierConfig(Section):
     def verifier_of(self, domain: str) -> str | None:
         """Name or import path of a domain's verifier; None if there is none, or no such domain."""
         return self.domains[domain].verifier if domain in self.domains else None
+
+    def asks_judge(self, domain: str) -> bool:
+        """True if the judge is asked about the answers of a domain."""
+        return bool(self.reward.judge) or self.verifier_of(domain) == JUDGE
+
+    def share(self, workers: int) -> VerifierConfig:
+        """The part of one of `workers` verifiers, each with one worker, one judge, and its share
+        of the bound on requests."""
+        judge = self.judge
+        if judge is not None:
+            bound = judge.max_requests and max(1, judge.max_requests // workers)
+            judge = judge.model_copy(update={"workers": 1, "max_requests": bound})
+        return self.model_copy(update={"workers": 1, "judge": judge})
+
+    @model_validator(mode="after")
+    def _judge_is_asked(self) -> VerifierConfig:
+        judged = [name for name in self.domains if self.verifier_of(name) == JUDGE]
+        keys = [f"domains.{name}.verifier" for name in judged]
+        if self.reward.judge:
+            keys.append("reward.judge")
+        if keys and self.judge is None:
+            raise key_error("no judge is configured; give verifier.judge a model", keys[0], "judge")
+        if self.judge is not None and not keys:
+            raise key_error(
+                "nobody asks it; give a domain `verifier: judge`, or set reward.judge", "judge"
+            )
+        return self
 
     @property
     def tags(self) -> ThinkingTags:

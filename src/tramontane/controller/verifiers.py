@@ -86,7 +86,7 @@ class Grading:
         future = asyncio.wrap_future(score)
         limit, seen = self._limit.plus(self._longest, "the limits of a group's verdicts"), -1
         while not future.done():
-            if (graded := self._verifiers.stats().verdicts) == seen:
+            if (graded := self._verifiers.stats().progress) == seen:
                 raise WaitTimeout(f"no verdict within {limit.seconds:g} s ({limit.key})")
             seen = graded
             await asyncio.wait({future}, timeout=limit.seconds)
@@ -97,7 +97,7 @@ class Grader:
     """The worker in each actor."""
 
     def __init__(self, config: VerifierConfig, l_max: int, l_cache: int) -> None:
-        self._pool = VerifierPool(config.model_copy(update={"workers": 1}), l_max, l_cache)
+        self._pool = VerifierPool(config.share(config.workers), l_max, l_cache)
 
     def score(
         self,

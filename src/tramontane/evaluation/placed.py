@@ -278,7 +278,7 @@ async def grade(evaluation: Evaluation, verifiers: Verifiers, timeouts: Timeouts
         await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if not await asyncio.to_thread(evaluation.collect):
             # A problem's verdicts arrive together, so a wait may end while others are graded.
-            if (graded := verifiers.stats().verdicts) == graded_before:
+            if (graded := verifiers.stats().progress) == graded_before:
                 raise WaitTimeout(f"no verdict within {seconds:g} s ({limit.key} + work)")
             graded_before = graded
 

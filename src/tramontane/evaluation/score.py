@@ -125,6 +125,7 @@ def score(
         first = list(islice(rows, WINDOW))
         pool.try_functions(problem for problem, _ in first)
         grouped = any(custom.of_group(reward) for reward in verifier.reward.custom)
+        grouped |= bool(verifier.judge and verifier.judge.compares)
         for problem, responses in _groups(chain(first, rows), grouped):
             ids[problem.id] += 1
             waiting.append((problem.id, pool.score(problem, responses)))

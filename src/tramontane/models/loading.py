@@ -16,6 +16,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedModel,
@@ -134,13 +135,29 @@ def load_model(
     Raises:
         InputError: no checkpoint there, or damaged weights.
     """
-    loaded, info = _from_pretrained(
-        AutoModelForCausalLM,
-        model,
-        dtype=dtype,
-        attn_implementation=PACKED,
-        output_loading_info=True,
-    )
+    loaded = _complete(AutoModelForCausalLM, model, dtype=dtype, attn_implementation=PACKED)
+    # Weights may be unaligned in a mapped file, and matrix products then round differently (seen in
+    # the seventh digit). Once copied, equal weights give equal bits from any file.
+    for parameter in loaded.parameters():
+        parameter.data = parameter.data.clone()
+    return loaded.to(device)
+
+
+def load_classifier(
+    model: str, dtype: torch.dtype, device: str
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a sequence classifier and its tokenizer.
+
+    Raises:
+        InputError: no checkpoint there, or one without weights of a classifier's head.
+    """
+    loaded = _complete(AutoModelForSequenceClassification, model, dtype=dtype)
+    tokenizer = _from_pretrained(AutoTokenizer, model, mistral_format=False)
+    return loaded.to(device).eval(), tokenizer
+
+
+def _complete(auto: Any, model: str, **options: Any) -> Any:
+    loaded, info = _from_pretrained(auto, model, output_loading_info=True, **options)
     if missing := sorted(info["missing_keys"]):
         # transformers would continue with random weights.
         raise InputError(
@@ -148,11 +165,7 @@ def load_model(
             + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
             + "; fetch or save it again"
         )
-    # Weights may be unaligned in a mapped file, and matrix products then round differently (seen in
-    # the seventh digit). Once copied, equal weights give equal bits from any file.
-    for parameter in loaded.parameters():
-        parameter.data = parameter.data.clone()
-    return loaded.to(device)
+    return loaded
 
 
 def empty_model(model: str) -> tuple[PreTrainedModel, WeightFiles] | None:

@@ -61,6 +61,7 @@ ADVICE: dict[Fate, tuple[str, ...]] = {
         "tramontane doctor tells whether the sandbox works on this machine",
         "for `timed out` or `killed`, raise verifier.timeout_s, verifier.code_timeout_s or "
         "verifier.memory_mb",
+        "for `judge: …`, see that its model answers, and in the form asked for (verifier.judge)",
         "a reference that cannot be read must be corrected in the data, or its row left out",
     ),
 }

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tramontane.config import DomainConfig, VerifierConfig
+from tramontane.config.domains import VERIFIERS
 from tramontane.errors import InputError
 from tramontane.types import Judgement, Outcome, Problem
 from tramontane.verifier import calls, code, custom, functions, instructions, math
@@ -60,7 +61,7 @@ def check(config: VerifierConfig) -> None:
     for reward in config.reward.custom:
         custom.check(reward)
     for name, domain in config.domains.items():
-        if domain.verifier is not None and domain.verifier not in BUILT_IN:
+        if domain.verifier is not None and domain.verifier not in VERIFIERS:
             functions.check(domain.verifier, f"verifier.domains.{name}.verifier", fault)
 
 
@@ -70,10 +71,10 @@ def fault(function: Callable[..., Any]) -> str:
 
 
 def has_functions(config: VerifierConfig, domain: str) -> bool:
-    """True if a user-defined verifier or reward is called in a domain."""
+    """True if a user-defined verifier or reward is called in a domain, or the judge is asked."""
     used = config.domains[domain].verifier
-    own = used is not None and used not in BUILT_IN
-    return own or any(reward.weight for reward in config.reward.custom)
+    own = used is not None and used not in VERIFIERS
+    return own or config.asks_judge(domain) or any(reward.weight for reward in config.reward.custom)
 
 
 def judge(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgement:
@@ -137,7 +138,8 @@ def group_time_limit(problem: Problem, completions: int, config: VerifierConfig)
     completions, one after another, and for the whole group's rewards."""
     of_group = sum(custom.of_group(reward) for reward in config.reward.custom if reward.weight)
     calls = of_group * call_time_limit(problem, completions, config)
-    return completions * time_limit(problem, config) + calls
+    judge = config.judge.timeout_s if config.judge and config.asks_judge(problem.domain) else 0.0
+    return completions * time_limit(problem, config) + calls + judge
 
 
 def call_time_limit(problem: Problem, completions: int, config: VerifierConfig) -> float:

@@ -74,18 +74,36 @@ class Response(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupCall:
-    """One reward function to call on all completions of a problem."""
+    """One reward function, or the judge, to call on all completions of a problem; `name` is the
+    reward's part."""
 
     name: str
     responses: list[Response]
     progress: Progress
+    judged: bool = False
 
 
 class GroupResult(NamedTuple):
-    """What a function returned for each completion, or, without values, why it failed."""
+    """What a function or the judge returned for each completion.
+
+    Args:
+        values: one for each completion. None: the function gives this one no reward, or the judge
+            could not grade it.
+        reason: why the call failed as a whole; there are then no values.
+        notes: what the judge says of each completion: why it could not be graded, or criteria
+            that it misses.
+        requests: number of requests to the judge's model.
+    """
 
     values: list[float | None]
     reason: str = ""
+    notes: Sequence[str] = ()
+    requests: int = 0
+
+    def fault(self, place: int) -> str:
+        """Why a completion cannot be graded; empty if it can."""
+        ungraded = self.notes and self.values[place] is None
+        return self.reason or (self.notes[place] if ungraded else "")
 
 
 def check(reward: CustomReward) -> None:

@@ -47,6 +47,13 @@ class PoolStats:
     unscorable: int = 0
     timeouts: int = 0
     restarts: int = 0
+    judged: int = 0  # groups
+    judge_requests: int = 0
+
+    @property
+    def progress(self) -> int:
+        """Grows as long as anything is graded."""
+        return self.verdicts + self.judged
 
 
 class VerifierPool:
@@ -66,12 +73,16 @@ class VerifierPool:
         self.config = config
         self._lengths = l_max, l_cache
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._to_judge: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._stats = PoolStats()
         self._closing = False
         self._folder = temporary_folder("verifier")
         os.chmod(self._folder.name, 0o711)  # programs may run as a user of their own
-        self._workers = [_Worker(self, number) for number in range(config.workers)]
+        self._workers = [_Worker(self, str(number)) for number in range(config.workers)]
+        if config.judge:
+            judges = range(config.judge.workers)
+            self._workers += [_Worker(self, f"judge {number}", judges=True) for number in judges]
         for worker in self._workers:
             worker.thread.start()
 
@@ -109,11 +120,12 @@ class VerifierPool:
         return self._submit(group, [_Task(group, part, limit) for part in parts.values()])
 
     def try_functions(self, problems: Iterable[Problem]) -> None:
-        """Call each user-defined verifier and reward on the first problem of its domain: with a
-        well-formed response containing the reference answer, and with an empty one.
+        """Call each user-defined verifier and reward, and the judge, on the first problem of its
+        domain: with a well-formed response containing the reference answer, and with an empty one.
 
         Raises:
-            InputError: a function fails, or requires a column that no problem has.
+            InputError: a function fails, or requires a column that no problem has; or the judge
+                gives no answer that can be read.
         """
         problems = list(problems)
         custom.check_columns(self.config.reward.custom, problems)
@@ -128,6 +140,11 @@ class VerifierPool:
             # An empty completion has a token, too: the one that ended it.
             responses = [Response(text, 1 + len(text.split())) for text in texts]
             for text, verdict in zip(texts, self.score(problem, responses).result(), strict=True):
+                if verdict.reason.startswith("judge: "):
+                    raise InputError(
+                        f"verifier.{verdict.reason}; asked before the start about problem "
+                        f"{problem.id!r}"
+                    )
                 if functions.failed(verdict.reason):
                     raise InputError(
                         f"{verdict.reason}; called before the start with problem {problem.id!r} "
@@ -177,17 +194,18 @@ class VerifierPool:
         if self._closing:
             return
         self._closing = True
-        for _ in self._workers:
-            self._tasks.put(None)
+        for worker in self._workers:
+            worker.tasks.put(None)
         for worker in self._workers:
             worker.child.closing = True
             while worker.thread.is_alive():  # killed repeatedly: a new process may be starting
                 worker.child.kill()
                 worker.thread.join(CLOSE_SECONDS)
-        with contextlib.suppress(queue.Empty):  # tasks that no worker has taken
-            while True:
-                if task := self._tasks.get_nowait():
-                    self._fail(task.group, _closed())
+        for tasks in (self._tasks, self._to_judge):  # those that no worker has taken
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    if task := tasks.get_nowait():
+                        self._fail(task.group, _closed())
         self._folder.cleanup()
 
     def __enter__(self) -> VerifierPool:
@@ -202,10 +220,14 @@ class VerifierPool:
         """Record the result of the task's current item, and complete the group with its last."""
         group = task.group
         with self._lock:
-            group.results[task.pending.pop(0)] = result
+            index = task.pending.pop(0)
+            group.results[index] = result
             if isinstance(result, Verdict):
                 self._stats.verdicts += 1
                 self._stats.unscorable += result.verdict == "unscorable"
+            elif group.is_judged(index):
+                self._stats.judged += 1
+                self._stats.judge_requests += result.requests
             complete = len(group.results) == len(group.items)
         if complete and not self._call_on_group(group):
             group.complete()
@@ -220,7 +242,13 @@ class VerifierPool:
         if not group.calls:
             return False
         limit = correctness.call_time_limit(group.problem, first, self.config)
-        self._queue(group, [_Task(group, [i], limit) for i in range(first, len(group.items))])
+        calls = range(first, len(group.items))
+        self._queue(group, [_Task(group, [i], limit) for i in calls if not group.is_judged(i)])
+        judge = self.config.judge
+        if judge and (asked := [i for i in calls if group.is_judged(i)]):
+            self._to_judge.put(_Task(group, asked, judge.timeout_s))
+            if judge.max_requests and self.stats().judge_requests >= judge.max_requests:
+                self._fail(group, _spent(judge.max_requests))
         return True
 
     def _fail(self, group: _Group, error: Exception) -> None:
@@ -244,6 +272,13 @@ def try_functions(config: VerifierConfig, problems: Sequence[Problem]) -> None:
             pool.try_functions(problems)
 
 
+def _spent(requests: int) -> InputError:
+    return InputError(
+        f"verifier.judge: {requests:,} requests were made, as many as max_requests allows; raise "
+        f"it to continue"
+    )
+
+
 def _closed() -> RuntimeError:
     return RuntimeError("the verifier pool was closed")
 
@@ -264,7 +299,13 @@ class _Group:
     def rewards_due(self) -> list[GroupCall]:
         """The calls on the whole group, whose completions have all been graded."""
         responses = [item for item in self.items if isinstance(item, Response)]
-        return group_calls(self._ordered(), responses, self.config, self.progress)
+        assert self.problem
+        return group_calls(self.problem, self._ordered(), responses, self.config, self.progress)
+
+    def is_judged(self, index: int) -> bool:
+        """True if an item is for the judge."""
+        item = self.items[index]
+        return isinstance(item, GroupCall) and item.judged
 
     def complete(self) -> None:
         results = self._ordered()
@@ -302,18 +343,21 @@ class _Task:
         if isinstance(item, code.Trial):
             return [code.TrialOutput("", reason)] * len(item.inputs)
         if isinstance(item, GroupCall):
-            return GroupResult([], reason)
+            return GroupResult([], f"judge: {reason}" if item.judged else reason)
         return unscorable(reason, self.group.config.reward.parts, seconds=seconds)
 
 
 class _Worker:
     """One process, and the thread that sends it tasks, kills it when late, and replaces it."""
 
-    def __init__(self, pool: VerifierPool, number: int) -> None:
-        self.pool = pool
-        self.folder = Path(pool._folder.name) / str(number)
-        self.child = WorkerProcess("verifier worker", "tramontane.verifier.worker")
-        self.thread = threading.Thread(target=self._serve, name=f"verifier-{number}", daemon=True)
+    def __init__(self, pool: VerifierPool, name: str, judges: bool = False) -> None:
+        self.pool, self.judges = pool, judges
+        self.folder = Path(pool._folder.name) / name
+        self.tasks = pool._to_judge if judges else pool._tasks
+        # By its name: the judge's process knows the verifier, which does not know it.
+        module = "tramontane.asking.judge" if judges else "tramontane.verifier.worker"
+        self.child = WorkerProcess("judge" if judges else "verifier worker", module)
+        self.thread = threading.Thread(target=self._serve, name=f"verifier-{name}", daemon=True)
 
     def _serve(self) -> None:
         """Waits for a task; unblocked by `score`, `run` and `close`."""
@@ -324,15 +368,17 @@ class _Worker:
             except Exception as error:
                 # Only this thread can complete the group: hand the error on to its future.
                 self.pool._fail(task.group, error)
-            self.pool._count(busy=time.perf_counter() - started)
+            if not self.judges:
+                self.pool._count(busy=time.perf_counter() - started)
         self.child.stop()
 
     def _next_task(self) -> _Task | None:
-        """The next task; a missing process is started before the wait, to warm up during it."""
-        if not self.pool._closing and self.child.process is None:
+        """The next task; a missing grading process is started before the wait, to warm up during
+        it."""
+        if not self.pool._closing and not self.judges and self.child.process is None:
             with contextlib.suppress(OSError):  # `ready` reports it to the group that needs it
                 self.child.start(self._settings())
-        return self.pool._tasks.get()
+        return self.tasks.get()
 
     def _settings(self) -> tuple[VerifierConfig, str]:
         shutil.rmtree(self.folder, ignore_errors=True)  # left over from a killed process

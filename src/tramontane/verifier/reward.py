@@ -14,8 +14,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from tramontane.config import CustomReward, DomainConfig, FormatConfig, VerifierConfig
+from tramontane.config.domains import JUDGE
 from tramontane.types import Judgement, Problem, ThinkingTags, Verdict
 from tramontane.verifier import correctness, custom, language
 from tramontane.verifier.correctness import outcome_of
@@ -39,7 +41,7 @@ def grade(
     """
     response = Response(response_text, n_tokens)
     verdicts = [grade_apart(problem, response, config, l_max, l_cache)]
-    calls = group_calls(verdicts, [response], config)
+    calls = group_calls(problem, verdicts, [response], config)
     if calls:
         results = {call.name: run_group_call(problem, call, config) for call in calls}
         verdicts = with_group_rewards(problem, verdicts, results, config)
@@ -65,21 +67,34 @@ def grade_apart(
 
 
 def group_calls(
+    problem: Problem,
     verdicts: Sequence[Verdict],
     responses: Sequence[Response],
     config: VerifierConfig,
     progress: Progress = NO_PROGRESS,
 ) -> list[GroupCall]:
-    """The functions to call on a whole group: those that count for any of its completions."""
-    return [
-        GroupCall(reward.name, list(responses), progress)
-        for reward in _group_rewards(config)
-        if any(_counts(reward, verdict) for verdict in verdicts)
-    ]
+    """The functions to call on a whole group, and the judge if it is to be asked: those that count
+    for any of its completions."""
+    calls = []
+    for reward in _group_rewards(problem, config):
+        counts = [_counts(reward, verdict) for verdict in verdicts]
+        shown = [*responses]
+        if reward.judged:
+            pairs = [*zip(responses, counts, strict=True)]
+            if not (asked := [r for r, counted in pairs if counted and r.earned is None]):
+                continue
+            # Shown as another's, an answer that does not count costs nothing: equal ones are judged
+            # once.
+            shown = [(r if c else asked[0])._replace(token_ids=None) for r, c in pairs]
+        if any(counts):
+            calls.append(GroupCall(reward.name, shown, progress, reward.judged))
+    return calls
 
 
 def run_group_call(problem: Problem, call: GroupCall, config: VerifierConfig) -> GroupResult:
     """Call a function on a whole group. Never raises: see `GroupResult`."""
+    if call.judged:
+        return GroupResult([], "judge: only a VerifierPool asks it")
     [reward] = [r for r in config.reward.custom if r.name == call.name]
     return custom.call_group(reward, problem, call)
 
@@ -92,12 +107,13 @@ def with_group_rewards(
 ) -> list[Verdict]:
     """The verdicts on a group with the rewards of the whole group.
 
-    A function that failed makes every completion that it counts for unscorable.
+    A function that failed makes every completion that it counts for unscorable, and a judge that
+    could not grade one, that one.
 
     Args:
         problem: the problem that all completions answer.
         verdicts: those of `grade_apart`.
-        results: what each function of `group_calls` returned, by the reward's name.
+        results: what each function of `group_calls`, or the judge, returned, by the reward's name.
         config: weights, and the domains.
     """
     return [_added(problem, v, i, results, config) for i, v in enumerate(verdicts)]
@@ -110,29 +126,55 @@ def _added(
     results: Mapping[str, GroupResult],
     config: VerifierConfig,
 ) -> Verdict:
-    counting = [reward for reward in _group_rewards(config) if _counts(reward, verdict)]
+    rewards = [r for r in _group_rewards(problem, config) if r.name in results]
+    counting = [reward for reward in rewards if _counts(reward, verdict)]
     for reward in counting:
-        if reason := results[reward.name].reason:
+        if reason := results[reward.name].fault(place):
             return unscorable(reason, verdict.parts, seconds=verdict.seconds, answer=verdict.answer)
     values = {r.name: results[r.name].values[place] for r in counting}
     given = [r for r in counting if values[r.name] is not None]
     parts = verdict.parts | {r.name: r.weight * (values[r.name] or 0.0) for r in given}
     verdict = replace(verdict, reward=sum(parts.values()), parts=parts)
     domain = correctness.domain_of(problem, config)
+    if domain.verifier == JUDGE and "correctness" in values:
+        outcome = outcome_of(values["correctness"] or 0.0, domain)
+        note = results["correctness"].notes[place]
+        reason = "" if outcome == "right" else note or f"judged {values['correctness']:.3g}"
+        return replace(verdict, verdict=outcome, reason=reason)
     if not counting or domain.verifier is not None or verdict.verdict == "malformed":
         return verdict
-    given += [r for r in config.reward.custom if r.weight and not custom.of_group(r)]
+    of_one = [r for r in config.reward.custom if r.weight and not custom.of_group(r)]
+    given += [_GroupReward(r.name, r.weight) for r in of_one]
     if not given:
         return unscorable("every reward returned None", parts, seconds=verdict.seconds)
     judged = _judge_by_rewards(sum(parts[r.name] for r in given), given, domain)
     return replace(verdict, verdict=judged.outcome, reason=judged.reason)
 
 
-def _group_rewards(config: VerifierConfig) -> list[CustomReward]:
-    return [r for r in config.reward.custom if r.weight and custom.of_group(r)]
+class _GroupReward(NamedTuple):
+    """A reward of a whole group: the part of a function, or of the judge."""
+
+    name: str
+    weight: float
+    malformed: bool = False
+    judged: bool = False
 
 
-def _counts(reward: CustomReward, verdict: Verdict) -> bool:
+def _group_rewards(problem: Problem, config: VerifierConfig) -> list[_GroupReward]:
+    weights = config.reward
+    rewards = [
+        _GroupReward(r.name, r.weight, r.malformed)
+        for r in weights.custom
+        if r.weight and custom.of_group(r)
+    ]
+    if correctness.domain_of(problem, config).verifier == JUDGE:
+        rewards.append(_GroupReward("correctness", weights.correctness, judged=True))
+    elif weights.judge:
+        rewards.append(_GroupReward("judge", weights.judge, judged=True))
+    return rewards
+
+
+def _counts(reward: _GroupReward, verdict: Verdict) -> bool:
     """True if a reward of a whole group is part of this completion's reward."""
     return verdict.verdict in ("right", "wrong") or (
         verdict.verdict == "malformed" and reward.malformed
@@ -158,7 +200,7 @@ def _grade(
         outcome = outcome_of(response.earned, domain)
         reason = "" if outcome == "right" else f"the environment's reward: {response.earned:g}"
         judged = Judgement(outcome, reason, share=response.earned)
-    elif parsed.ok and domain.verifier is not None:
+    elif parsed.ok and domain.verifier not in (None, JUDGE):
         judged = correctness.judge(problem, parsed, config)
         if judged.outcome == "unscorable":
             return unscorable(judged.reason, parts, answer=judged.answer)
@@ -216,7 +258,7 @@ def length_penalty(n_tokens: int, l_max: int, l_cache: int, scale: float = 0.1) 
 
 
 def _judge_by_rewards(
-    earned: float, rewards: Sequence[CustomReward], domain: DomainConfig
+    earned: float, rewards: Sequence[CustomReward | _GroupReward], domain: DomainConfig
 ) -> Judgement:
     """The judgement without a verifier: the rewards' share of their possible maximum."""
     most = sum(reward.weight for reward in rewards if reward.weight > 0)

@@ -1,0 +1,67 @@
+"""A reward model: a Hugging Face sequence classifier that scores answers."""
+
+from __future__ import annotations
+
+import torch
+
+from tramontane.config.device import number_type
+from tramontane.config.judge import RewardModelConfig
+from tramontane.errors import InputError
+from tramontane.models.loading import check_device, load_classifier
+from tramontane.types import Problem
+from tramontane.verifier.custom import GroupResult
+from tramontane.verifier.judge import harmless
+
+
+class Classifier:
+    """Scores answers by a classifier's probability of its last label: of one label, the logistic
+    function of its logit.
+
+    Raises:
+        InputError: no such checkpoint or device, or one with more than two labels.
+    """
+
+    def __init__(self, config: RewardModelConfig) -> None:
+        self.config = config
+        check_device(config.device, "verifier.judge.reward_model.device")
+        dtype = getattr(torch, number_type(config.device).dtype)
+        self.model, self.tokenizer = load_classifier(config.path, dtype, config.device)
+        labels: int = self.model.config.num_labels  # type: ignore[assignment]
+        if labels > 2:
+            raise InputError(
+                f"verifier.judge.reward_model: {config.path!r} has {labels} labels; a reward model "
+                f"has one or two"
+            )
+
+    @torch.inference_mode()
+    def score(self, problem: Problem, answers: list[str]) -> GroupResult:
+        """The scores of a problem's answers; None for one that is too long."""
+        encoded = [self._encode(problem.problem, answer) for answer in answers]
+        fits = [i for i, ids in enumerate(encoded) if len(ids) <= self.config.max_tokens]
+        values: list[float | None] = [None] * len(answers)
+        # Without a padding token, the model takes one sequence at a time.
+        padding = self.model.config.pad_token_id
+        size = 1 if padding is None else self.config.batch_size
+        for start in range(0, len(fits), size):
+            places = fits[start : start + size]
+            longest = max(len(encoded[i]) for i in places)
+            ids = torch.full((len(places), longest), padding or 0)
+            mask = torch.zeros_like(ids)
+            for row, i in enumerate(places):
+                ids[row, : len(encoded[i])] = torch.tensor(encoded[i])
+                mask[row, : len(encoded[i])] = 1
+            device = self.model.device
+            logits = self.model(ids.to(device), attention_mask=mask.to(device)).logits.float()
+            chances = logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(dim=1)
+            for i, chance in zip(places, chances[:, -1].tolist(), strict=True):
+                values[i] = chance
+        limit = f"judge: longer than {self.config.max_tokens} tokens (reward_model.max_tokens)"
+        return GroupResult(values, notes=[limit if v is None else "" for v in values])
+
+    def _encode(self, problem: str, answer: str) -> list[int]:
+        problem, answer = harmless(problem), harmless(answer)
+        if not self.tokenizer.chat_template:
+            return list(self.tokenizer(problem, answer)["input_ids"])
+        chat = [{"role": "user", "content": problem}, {"role": "assistant", "content": answer}]
+        text = self.tokenizer.apply_chat_template(chat, tokenize=False)
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])

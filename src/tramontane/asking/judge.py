@@ -1,0 +1,99 @@
+"""A judge's process: `python -m tramontane.asking.judge FD`.
+
+Started by the verifiers' pool like a grading process, it answers one group at a time: an endpoint
+gets all requests of a group at once, a checkpoint or a reward model all its answers as batches.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tramontane.asking import Answer, Prompt, open_model
+from tramontane.config import VerifierConfig
+from tramontane.config.judge import JudgeConfig
+from tramontane.placement.process import serve
+from tramontane.types import Problem
+from tramontane.verifier import judge
+from tramontane.verifier.custom import GroupResult
+from tramontane.verifier.judge import Question, Reading
+
+Score = Callable[[Problem, list[str]], GroupResult]
+
+
+def prepare(config: VerifierConfig, folder: Path) -> Callable[[Any], Iterator[GroupResult]]:
+    """Load the model; see `serve`."""
+    assert config.judge
+    score, tags = _opened(config.judge), config.tags
+
+    def results(task: Any) -> Iterator[GroupResult]:
+        problem, calls, *_ = task
+        for call in calls:
+            texts = [judge.answer_of(response, tags) for response in call.responses]
+            distinct = list(dict.fromkeys(texts))
+            try:
+                found = score(problem, distinct)
+            except Exception as error:  # the stated boundary: never silently a zero
+                yield GroupResult([], f"judge: {type(error).__name__}: {error}"[:300])
+                continue
+            places = [distinct.index(text) for text in texts]
+            yield found._replace(
+                values=[found.values[i] for i in places], notes=[found.notes[i] for i in places]
+            )
+
+    return results
+
+
+def _opened(config: JudgeConfig) -> Score:
+    if config.reward_model:
+        from tramontane.asking.classifier import Classifier
+
+        return Classifier(config.reward_model).score
+    model = open_model(config)
+
+    def ask(prompts: list[Prompt]) -> list[Answer]:
+        with tempfile.TemporaryDirectory() as folder:
+            found = dict(model.answers(prompts, 1, Path(folder) / "answers.jsonl"))
+        return [found[place][0] for place in range(len(prompts))]
+
+    def score(problem: Problem, answers: list[str]) -> GroupResult:
+        asked = judge.questions(problem, answers, config)
+        found, requests = _readings(problem, asked, config.tries, ask)
+        return judge.result(asked, found, len(answers))._replace(requests=requests)
+
+    return score
+
+
+def _readings(
+    problem: Problem,
+    asked: Sequence[Question],
+    tries: int,
+    ask: Callable[[list[Prompt]], list[Answer]],
+) -> tuple[list[Reading | str], int]:
+    """What the judge says to each question, or why it says nothing; and the number of requests."""
+    found: dict[int, Reading | str] = {}
+    pending, requests = list(range(len(asked))), 0
+    for attempt in range(tries):
+        texts = [asked[i].text + judge.REMINDER * bool(attempt) for i in pending]
+        # The key is of the problem alone: a greedy judge grades equal answers alike.
+        prompts = [Prompt(f"{problem.id}/{attempt}", text) for text in texts]
+        requests += len(prompts)
+        unread = []
+        for i, answer in zip(pending, ask(prompts) if prompts else [], strict=True):
+            if answer.fault:  # after the endpoint's own retries
+                found[i] = f"judge: {answer.fault}"
+            elif reading := asked[i].read(answer.text):
+                found[i] = reading
+            else:
+                unread.append(i)
+                shown = " ".join(answer.text.split())[-80:]
+                found[i] = f"judge: its answer cannot be read: {shown!r}"
+        pending = unread
+    return [found[i] for i in range(len(asked))], requests
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), prepare)

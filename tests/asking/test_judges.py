@@ -1,0 +1,70 @@
+"""Judges that are models on this machine: a checkpoint that is asked, and a reward model."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForSequenceClassification
+
+from tests.verifier.test_judge import JUDGED, judged
+from tramontane import InputError
+from tramontane.asking.classifier import Classifier
+from tramontane.config import VerifierConfig, parse
+from tramontane.config.judge import RewardModelConfig
+from tramontane.models.loading import load_tokenizer
+from tramontane.models.names import resolve
+from tramontane.types import Problem
+
+PROBLEM = Problem("p", "open", "Say something nice.")
+
+
+def save_classifier(folder, labels, pad):
+    tokenizer = load_tokenizer("tiny")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = LlamaConfig(
+        **sizes,
+        vocab_size=len(tokenizer),
+        num_attention_heads=2,
+        num_labels=labels,
+        pad_token_id=pad,
+    )
+    torch.manual_seed(0)
+    model = LlamaForSequenceClassification(config).eval()
+    model.score.weight.data *= 50  # so that scores differ
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer
+
+
+@pytest.mark.parametrize(("labels", "pad"), [(1, 0), (1, None), (2, 0)])
+def test_a_reward_model_scores_in_batches_as_one_by_one(tmp_path, monkeypatch, labels, pad):
+    monkeypatch.setenv("TRAMONTANE_CPU_DTYPE", "float32")
+    model, tokenizer = save_classifier(tmp_path, labels, pad)
+    config = RewardModelConfig(path=str(tmp_path), device="cpu", max_tokens=60, batch_size=2)
+    answers = ["You are kind.", "No", "", "What a day!", "word " * 60]
+    found = Classifier(config).score(PROBLEM, answers)
+    expected = []
+    for answer in answers[:4]:
+        chat = [("user", PROBLEM.problem), ("assistant", answer)]
+        messages = [{"role": role, "content": content} for role, content in chat]
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+        logits = model(ids).logits[0]
+        expected.append((logits.sigmoid()[0] if labels == 1 else logits.softmax(0)[1]).item())
+    assert found.values[:4] == pytest.approx(expected, abs=1e-5)
+    assert len({round(value, 4) for value in expected}) == 4
+    assert found.values[4] is None
+    assert "longer than 60 tokens" in found.fault(4)
+
+
+def test_a_model_without_a_classifiers_head_is_refused():
+    config = RewardModelConfig(path=resolve("tiny"), device="cpu")
+    with pytest.raises(InputError, match=r"its weights lack score\.weight"):
+        Classifier(config)
+
+
+def test_a_checkpoint_is_asked(tmp_path):
+    checkpoint = {"path": "tiny", "device": "cpu", "slots": 4}
+    settings = {"checkpoint": checkpoint, "rubric": ["Kind"], "max_tokens": 8, "tries": 1}
+    config = parse(VerifierConfig, {"judge": settings, "domains": JUDGED}, "config.yaml")
+    found = judged(config, ["You are kind.", "No."], tmp_path, PROBLEM)
+    assert found.values == [None, None]  # it has not learned to judge
+    assert all(found.fault(i).startswith("judge: its answer cannot be read") for i in range(2))
