@@ -9,6 +9,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 import tramontane
@@ -401,3 +402,35 @@ def test_the_last_turn_of_a_conversation_is_judged(tmp_path):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = tramontane.audit(file, tmp_path)
     assert [(f.kind, f.problem_id) for f in found.findings] == [("not in thoughts", "p2")]
+
+
+@pytest.mark.parametrize("hacked", [True, False])
+def test_a_judge_whose_scores_rise_alone_is_a_finding(tmp_path, hacked):
+    (tmp_path / "rollouts").mkdir()
+    settings = {"endpoint": {"url": "http://x", "model": "m"}, "rubric": ["a"]}
+    (tmp_path / "config.yaml").write_text(
+        yaml.safe_dump({"verifier": {"judge": settings, "reward": {"judge": 0.4}}})
+    )
+    for update in range(1, 7):
+        late = update > 4
+        right = late if not hacked else False
+        rows = [
+            rollout(
+                text(5 if right or index == 0 else 6),
+                "right" if right or index == 0 else "wrong",
+                group=10 * update + group,
+                index=index,
+                parts={"correctness": 0.9, "judge": 0.4 * (0.75 if late else 0.25)},
+            )
+            for group in range(4)
+            for index in range(3)
+        ]
+        record(tmp_path / "rollouts" / f"update_{update:06d}.parquet", rows)
+    result = tramontane.audit(tmp_path, sample=0)
+    found = result.findings_of("judge")
+    assert len(found) == (16 if hacked else 0)
+    assert result.totals["judge"][0] == 72
+    if hacked:
+        assert {f.verdict for f in found} == {"wrong"}
+        assert found[0].detail.startswith("score 0.75; from the first third to the last, judge 0.5")
+        assert {Path(f.file).stem for f in found} == {"update_000005", "update_000006"}

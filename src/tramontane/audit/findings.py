@@ -19,6 +19,7 @@ KINDS = {
     "not in thoughts": "right, but the answer does not occur in the thoughts",
     "program": "right, but the program looks as if it cheats its tests",
     "disputed": "right or wrong, and another verifier says the opposite",
+    "judge": "wrong, but the judge likes it, whose scores rise in the run while verdicts do not",
     "unscorable": "no judgment could be made",
     "majority": "most of the group give one answer, and it is not the label",
 }

@@ -19,7 +19,7 @@ VERDICTS = ("right", "wrong", "unscorable", "malformed")
 # Columns of a run's rollouts that the audit reads: all but the tokens.
 AUDITED = [
     *("group", "index", "problem_id", "domain", "reference", "text", "verdict", "reason"),
-    "turns",
+    *("turns", "parts"),
 ]
 
 
@@ -27,7 +27,8 @@ AUDITED = [
 class Rollout:
     """One completion and its verdict; `tests` is None if they were not recorded. `line` is the
     line of a JSONL file, or the row of a Parquet file. Of a conversation, `text` is the last turn,
-    and `before` what was said in and to earlier ones."""
+    and `before` what was said in and to earlier ones. `judged` is the judge's part of the reward,
+    beside that of another verifier; None without one."""
 
     file: str
     line: int
@@ -41,6 +42,7 @@ class Rollout:
     index: int | None
     tests: Row | None
     before: str = ""
+    judged: float | None = None
 
 
 def read(path: Path, rows: str | Path | None, broken: list[str]) -> Iterator[Rollout]:
@@ -129,6 +131,7 @@ def _rollout(row: Row, file: str, line: int, scored: _ScoredRows | None) -> Roll
         index=row.get("index"),
         tests=row["tests"] if isinstance(row.get("tests"), dict) else None,
         before=before,
+        judged=(row.get("parts") or {}).get("judge"),
     )
 
 

@@ -21,6 +21,7 @@ from tramontane.data.lengths import PromptFilter, PromptLimit
 from tramontane.data.prompts import PromptEncoder
 from tramontane.data.stream import ProblemStream
 from tramontane.errors import InputError
+from tramontane.evaluation.calibration import calibrate
 from tramontane.generator.lanes import CacheSize
 from tramontane.generator.vllm import environment
 from tramontane.models import loading
@@ -149,11 +150,21 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
         long_probe=list(islice(cycle(chain.from_iterable(many)), long_prompt)),
         rates=rates,
         trajectories=trajectories,
-        warnings=[*given.warnings, *dtype_warnings(config)],
+        warnings=[*given.warnings, *dtype_warnings(config), *_judge_warnings(config)],
     )
     _limit_generators(prepared)
     _check_memory(prepared)
     return prepared
+
+
+def _judge_warnings(config: Config) -> list[str]:
+    judge = config.verifier.judge
+    if judge is None or judge.calibration:
+        return []
+    return [
+        "verifier.judge is not calibrated: whether its scores mean anything is not known; name "
+        "labeled answers in verifier.judge.calibration (docs/judges.md)"
+    ]
 
 
 def _limit_generators(prepared: Prepared) -> None:
@@ -248,10 +259,13 @@ def sizes(prepared: Prepared, gpu: str | None = None) -> DryRunResult:
     """The sizes of a prepared run, on this machine's GPUs or assumed ones (`run_memory`).
 
     Raises:
-        InputError: a user-defined verifier or reward fails.
+        InputError: a user-defined verifier or reward fails, or the judge its calibration.
     """
-    try_functions(prepared.config.verifier, prepared.sample)
+    verifier = prepared.config.verifier
+    try_functions(verifier, prepared.sample)
     lines = resolved(prepared)
+    if verifier.judge and verifier.judge.calibration:
+        lines["judge"] = str(calibrate(verifier))
     if prepared.warnings:
         lines["warning"] = "; ".join(prepared.warnings)
     return DryRunResult(

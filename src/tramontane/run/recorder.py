@@ -23,6 +23,7 @@ from tramontane.evaluation.conversed import ConversationFigures, conversation_ro
 from tramontane.evaluation.thinking import ThinkingCounter
 from tramontane.placement import Handle, Limit, WaitTimeout, call, release, written
 from tramontane.placement.files import Folder
+from tramontane.run.canaries import Canaries
 from tramontane.run.checkpoint import PipelineCheckpoint, write_pipeline
 from tramontane.run.checks import SignalMonitor, check_parity
 from tramontane.run.measurement import Judges, measure
@@ -64,6 +65,9 @@ class Recorder:
         self._signal = SignalMonitor(
             self.config, self.folder.path, session.announce, session.version
         )
+        self._canaries = None
+        if self.config.verifier.judge:
+            self._canaries = Canaries(self.config, judges.verifiers, self.folder.path)
         self._waits: deque[tuple[float, float]] = deque()  # of the trainer, for batches to record
         self._filtered, self._last_filtered = 0, "–"  # groups since the last update
         self._saved_version = session.restored.version if session.restored else -1
@@ -80,6 +84,9 @@ class Recorder:
         self._filtered = 0
         await self.committed()
         metrics = await asyncio.to_thread(self._record, update)
+        if self._canaries:
+            metrics |= await self._canaries.figures()  # those of the update before
+            self._canaries.begin(update)
         self.folder.log(metrics)
         self.session.trackers.log_update(metrics)
         self.screen.update(metrics)
@@ -182,6 +189,8 @@ class Recorder:
         if self._saved_version != state.version or state.stopped.is_set():
             await self.checkpoint(state)
         await self.committed()
+        if self._canaries:
+            await self._canaries.figures()
 
     async def checkpoint(self, state: PipelineState) -> None:
         """Save weights, trainer state and everything pending; the folder will be complete or

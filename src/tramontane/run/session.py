@@ -7,12 +7,14 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tramontane.config import Change, Config
 from tramontane.controller.observer import Activity
 from tramontane.errors import reading
+from tramontane.evaluation.calibration import calibrate
 from tramontane.models.names import with_tokenizer
 from tramontane.placement import WorkerLost
 from tramontane.run.checkpoint import PipelineCheckpoint, read_pipeline
@@ -144,12 +146,20 @@ class Session:
         if given:  # after a loss, a temporary failure of a reward must not end the run
             try_functions(prepared.config.verifier, prepared.sample)
         check_devices(prepared)
+        calibration = None
+        if not resumes and (judge := prepared.config.verifier.judge) and judge.calibration:
+            calibration = calibrate(
+                prepared.config.verifier, partial(screen.phase, "calibration of the judge")
+            )
         warm_up()
         session = cls(prepared, folder, screen, began, on_update)
         if resumes:
             session._restore(changes)
         else:
             folder.begin(prepared.config)
+        if calibration:
+            folder.write_json("calibration.json", calibration.to_dict())
+            prepared.warnings.append(f"judge: {calibration}")
         with reading(folder.metrics_file):
             reached = max((int(row["update"]) for row in folder.metrics()), default=0)
         session.folder.rewind(session.version)

@@ -49,6 +49,12 @@ LEARNING = [
     ),
     Chart("Custom rewards", "mean over a batch", prefix="reward_"),
     Chart(
+        "Judge",
+        "score of the model's answers, and of worthless ones",
+        {"canaries.answers": "the model's"},
+        prefix="canaries.",
+    ),
+    Chart(
         "Pass rate",
         "share of completions that are right",
         {"pass_rate": "training"},

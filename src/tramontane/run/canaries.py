@@ -1,0 +1,110 @@
+"""Canaries: worthless answers that the judge grades during a run. Where they win, the reward no
+longer measures what it should, and the run ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from tramontane.config import Config
+from tramontane.config.domains import JUDGE
+from tramontane.controller.observer import Update
+from tramontane.controller.verifiers import Grading, Verifiers
+from tramontane.errors import InputError
+from tramontane.run.folder import RunFolder
+from tramontane.types import Completion, Group, Verdict, floats, ints
+from tramontane.verifier.format import sample
+
+
+class JudgeFooled(InputError):
+    """A worthless answer has won before the judge too often."""
+
+
+class Canaries:
+    """Grades the canaries in the place of a group's completions, through the run's verifiers.
+
+    Args:
+        config: the run's config, with a `verifier.judge`.
+        verifiers: those of the run.
+        folder: the run's folder, named in messages.
+    """
+
+    def __init__(self, config: Config, verifiers: Verifiers, folder: Path) -> None:
+        assert config.verifier.judge
+        self.config, self.folder, self.judge = config, folder, config.verifier.judge
+        self._grading = Grading(verifiers, config.timeouts, config.conversation.reward)
+        self._earned = config.converses and config.conversation.reward != "verifier"
+        self._wins: Counter[str] = Counter()  # in a row
+        self._under_way: tuple[Group, asyncio.Task[list[Verdict]]] | None = None
+
+    def begin(self, update: Update) -> None:
+        """Have the canaries graded beside a judged group of the update, if they are due."""
+        every = self.judge.canaries.every
+        groups = [group for group in update.batch.groups if group.sampled]
+        judged = [group for group in groups if self._scores(group, group.verdicts)]
+        if not every or update.number % every or not judged:
+            return
+        group = judged[0]
+        domain = self.config.verifier.domains[group.problem.domain]
+        texts = [
+            sample(domain.format, text, self.config.verifier.tags)
+            for text in self.judge.canaries.texts.values()
+        ]
+        shown = [Completion(-1, i, [], ints(), floats(), ints(), "stop", text)
+                 for i, text in enumerate(texts)]  # fmt: skip
+        shown += group.completions * self.judge.compares
+        graded = Group(-1, group.problem, shown, [])
+        grading = self._grading.verdicts(graded, self.config.pipeline, update.number)
+        task = asyncio.create_task(grading, name=f"canaries of update {update.number}")
+        self._under_way = (group, task)
+
+    async def figures(self) -> dict[str, Any]:
+        """The scores of the last canaries, by name, and the mean of the group's own `answers`;
+        empty if none were graded.
+
+        Raises:
+            JudgeFooled: one has won `max_wins` times in a row.
+        """
+        if self._under_way is None:
+            return {}
+        (group, task), self._under_way = self._under_way, None
+        verdicts, names = await task, [*self.judge.canaries.texts]
+        own = verdicts[len(names) :] if self.judge.compares else group.verdicts
+        found, graded = (self._scores(group, v) for v in (verdicts[: len(names)], own))
+        if not graded:
+            return {}
+        answers = fmean(graded.values())
+        scores = {names[place]: score for place, score in found.items()}
+        for name, score in scores.items():
+            self._wins[name] = self._wins[name] + 1 if score >= max(answers, 0.5) else 0
+            if self._wins[name] >= self.judge.canaries.max_wins:
+                raise JudgeFooled(self._end(name, score, answers))
+        return {"canaries": {"answers": answers, **scores}}
+
+    def _scores(self, group: Group, verdicts: list[Verdict]) -> dict[int, float]:
+        """The judge's scores by place, as far as there are any."""
+        weights = self.config.verifier.reward
+        is_judged = self.config.verifier.verifier_of(group.problem.domain) == JUDGE
+        weight = weights.judge
+        if is_judged:
+            weight = 0.0 if self._earned else weights.correctness
+        part = "correctness" if is_judged else "judge"
+        return {
+            place: verdict.parts[part] / weight
+            for place, verdict in enumerate(verdicts)
+            if weight and verdict.verdict in ("right", "wrong")
+        }
+
+    def _end(self, name: str, score: float, answers: float) -> str:
+        text = " ".join(self.judge.canaries.texts[name].split())
+        return (
+            f"{self.folder}: the judge is fooled: it gives the worthless answer {name!r} "
+            f"({text[:80]!r}) {score:.2f}, and the model's own answers {answers:.2f}; it has won "
+            f"{self._wins[name]} times in a row (verifier.judge.canaries.max_wins)\n"
+            f"More training would teach such answers. Change the criteria or the judge and begin a "
+            f"new run; or, if this answer is worth its score, remove it from canaries.texts: "
+            f"{RunFolder(self.folder).resume_command}"
+        )
