@@ -22,6 +22,7 @@ REQUIRED = {
     "dapo": ["model=any", "data.train=any.jsonl"],
     "grpo": ["model=any", "data.train=any.jsonl"],
     "gsm8k": ["model=any"],
+    "judge": ["model=any", "data.train=any.jsonl"],
     "medium": ["model=any", "data.train=any.jsonl"],
     "recipe_medium": ["model=any"],
     "recipe_small": [
