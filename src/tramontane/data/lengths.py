@@ -93,7 +93,13 @@ class Lengths:
 def measure_prompts(
     encoder: PromptEncoder, problems: Sequence[Problem], limit: PromptLimit
 ) -> Lengths:
-    """Find the prompts above a limit, and the longest prompt within it."""
+    """Find the prompts above a limit, at any level of effort, and the longest prompt within it."""
+    if encoder.levels:
+        found = [measure_prompts(level, problems, limit) for level in encoder.levels.values()]
+        overlong = {place: 0 for lengths in found for place in lengths.overlong}
+        for place in overlong:
+            overlong[place] = max(lengths.overlong.get(place, 0) for lengths in found)
+        return Lengths(max(lengths.longest for lengths in found), overlong)
     if not problems:
         return Lengths(0, {})
     bounds = _bounds(encoder, problems)
@@ -179,7 +185,7 @@ class PromptFilter:
         Raises:
             InputError: it is longer than `longest`, which is possible for an endless source.
         """
-        ids = self.encoder.encode(problem.prompt, problem.where)
+        ids = self.encoder.at(problem.effort).encode(problem.prompt, problem.where)
         if len(ids) > self.limit.tokens:
             raise self.limit.refusal(problem, len(ids))
         if len(ids) > self.longest:
@@ -193,7 +199,10 @@ class PromptFilter:
 
     def accepts(self, problem: Problem) -> bool:
         """False if a problem of an endless source must be skipped."""
-        return not self.drop or len(self.encoder.encode(problem.prompt)) <= self.longest
+        if not self.drop:
+            return True
+        encoders = self.encoder.levels.values() or [self.encoder]
+        return all(len(e.encode(problem.prompt)) <= self.longest for e in encoders)
 
 
 def _bounds(encoder: PromptEncoder, problems: Sequence[Problem]) -> np.ndarray:

@@ -117,7 +117,9 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
     given = given or read_input(config)
     _check_machine(config)
     tokenizer = loading.load_tokenizer(with_tokenizer(config.model, config.tokenizer))
-    encoder = PromptEncoder(tokenizer, config.data, config.verifier.thinking_tags)
+    encoder = PromptEncoder(
+        tokenizer, config.data, config.verifier.thinking_tags, config.data.effort
+    )
     verifier = config.verifier.model_copy(update={"thinking_tags": encoder.tags})
     config, rates = _with_rates(config.model_copy(update={"verifier": verifier}))
     if config.cold_start:
@@ -212,6 +214,7 @@ def _check_machine(config: Config) -> None:
 def _first_prompts(problems: Curriculum, encoder: PromptEncoder, count: int) -> list[list[int]]:
     """Prompts of the first problems, as token ids."""
     found = (p for s in problems.streams for p in (s.problems or _peek(s, count))[:count])
+    encoder = next(iter(encoder.levels.values()), encoder)
     return encoder.encode_all([problem.prompt for problem in islice(found, count)])
 
 
