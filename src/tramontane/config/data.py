@@ -282,18 +282,19 @@ class DataConfig(PromptConfig):
         themselves if there are no levels."""
         if not self.effort:
             return list(problems)
-        of_levels = [
-            {
-                "effort": name,
-                "l_max": level.l_max,
-                "l_cache": level.l_cache,
-                "length_penalty": level.length,
-            }
+        problems = list(problems)
+        return [
+            replace(
+                problem,
+                effort=name,
+                l_max=level.l_max,
+                l_cache=level.l_cache,
+                length_penalty=level.length,
+            )
             for name in names
             for level in [self.effort[name]]
+            for problem in problems
         ]
-        problems = list(problems)
-        return [replace(problem, **fields) for fields in of_levels for problem in problems]
 
     @property
     def selects(self) -> bool:

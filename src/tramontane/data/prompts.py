@@ -225,6 +225,12 @@ class PromptEncoder:
                 encoded[number] = self._encode_as_text(prompt)
         return [[*self.first_tokens, *ids] for ids in encoded]
 
+    def tokens_of(self, tools: Sequence[Tool]) -> int:
+        """Number of tokens that descriptions of tools add to a prompt."""
+        texts = [self.render(_PROBE, tools=described) for described in (tools, ())]
+        whole, bare = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return len(whole) - len(bare)
+
     @cached_property
     def first_tokens(self) -> list[int]:
         """The tokens that a tokenizer without a template puts before every text, usually BOS. Those

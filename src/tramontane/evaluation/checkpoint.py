@@ -85,6 +85,7 @@ def prepare(settings: Settings, problems: Sequence[Problem]) -> Work:
         InputError: no such model or device, or a prompt that does not fit.
     """
     from tramontane.data.lengths import PromptFilter, PromptLimit
+    from tramontane.environments.loading import described
     from tramontane.models import loading
 
     config, sampling = settings.config, settings.sampling
@@ -92,7 +93,8 @@ def prepare(settings: Settings, problems: Sequence[Problem]) -> Work:
         loading.check_device(config.generator.device, "generator.device")
     encoder = encoder_of(config)
     context = loading.context_length(loading.load_config(config.model))
-    limit = PromptLimit.of(config.data.max_prompt_tokens, context, sampling.max_tokens)
+    tools = encoder.tokens_of(described(config.data))
+    limit = PromptLimit.of(config.data.max_prompt_tokens, context, sampling.max_tokens, tools)
     prompts = PromptFilter(encoder, limit, drop=config.data.overlong_prompts == "drop")
     kept = prompts.keep(problems)
     return Work(kept, sampling, encoder, prompts.longest)
