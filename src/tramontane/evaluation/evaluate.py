@@ -226,19 +226,20 @@ def summarize(rows: Sequence[Row]) -> EvaluationResult:
     ks = powers_of_two(n)
     right = [sum(row["verdict"] == "right" for row in group) for group in problems]
     voted = _voted_domains(rows)
-    votes = [_votes(group) for group in problems if group[0]["domain"] in voted]
+    asked = [group for group in problems if group[0]["domain"] in voted]
+    votes = [_votes(group) for group in asked]
     return EvaluationResult(
         n_problems=len(problems),
         samples=n,
         **_rates(problems),
-        pass_at_k={k: mean_interval([pass_at_k(n, c, k) for c in right], n) for k in ks},
-        maj_at_k={k: mean_interval([maj_at_k(*v, k) for v in votes], n) for k in ks if votes},
+        pass_at_k={k: _mean(problems, [pass_at_k(n, c, k) for c in right]) for k in ks},
+        maj_at_k={k: _mean(asked, [maj_at_k(*v, k) for v in votes]) for k in ks if votes},
         length_limited_rate=_rate(rows, lambda row: row["finish_reason"] == "length"),
         unscorable_rate=_rate(rows, lambda row: row["verdict"] == "unscorable"),
         by_language=_slices(problems, "language"),
         by_difficulty=_slices(problems, "difficulty"),
         malformed=Malformed.of(rows),
-        by_effort=_slices(problems, "effort") if problems[0][0].get("effort") else {},
+        by_effort=_slices(problems, "effort", list) if problems[0][0].get("effort") else {},
         conversations=ConversationFigures.of(rows),
     )
 
@@ -287,11 +288,13 @@ def _votes(group: list[Row]) -> tuple[list[str | None], list[bool]]:
     return votes, [row["verdict"] == "right" for row in group]
 
 
-def _slices(problems: list[list[Row]], key: str) -> dict[str, Slice]:
+def _slices(
+    problems: list[list[Row]], key: str, order: Callable[[Iterable[Any]], list[Any]] = sorted
+) -> dict[str, Slice]:
     parts: defaultdict[Any, list[list[Row]]] = defaultdict(list)
     for group in problems:
         parts[group[0][key]].append(group)
-    known = sorted(value for value in parts if value is not None)
+    known = order(value for value in parts if value is not None)
     return {
         "unknown" if value is None else str(value): Slice(len(parts[value]), **_rates(parts[value]))
         for value in [*known, *([None] if None in parts else [])]
@@ -303,12 +306,22 @@ def _rates(problems: list[list[Row]]) -> dict[str, Any]:
     rows = [row for group in problems for row in group]
     rates = [_rate(group, lambda row: row["verdict"] == "right") for group in problems]
     return {
-        "pass_at_1": mean_interval(rates, len(problems[0])),
+        "pass_at_1": _mean(problems, rates),
         "format_rate": _rate(rows, lambda row: row["verdict"] != "malformed"),
         "language_rate": _rate(rows, lambda row: row["parts"].get("language", 0.0) > 0),
         "mean_thinking_tokens": _rate(rows, lambda row: row["thinking_tokens"]),
         "mean_completion_tokens": _rate(rows, lambda row: row["tokens"]),
     }
+
+
+def _mean(groups: Sequence[list[Row]], values: Sequence[float]) -> Estimate:
+    """Mean of the groups' values, with its interval. The groups of one problem at several levels of
+    effort count as one, since they are alike."""
+    of_problem: defaultdict[Any, list[float]] = defaultdict(list)
+    for place, (group, value) in enumerate(zip(groups, values, strict=True)):
+        of_problem[group[0]["problem_id"] if group[0].get("effort") else place].append(value)
+    means = [sum(found) / len(found) for found in of_problem.values()]
+    return mean_interval(means, len(groups[0]) * len(groups) // len(means))
 
 
 def _rate(rows: Sequence[Row], figure: Callable[[Row], float]) -> float:

@@ -61,8 +61,7 @@ CHECKED = 8  # rows of each run whose tokens are decoded, to detect a different 
 
 RUN_COLUMNS = [
     *("group", "problem_id", "problem", "domain", "reference", "language", "difficulty"),
-    "effort",
-    *("text", "token_ids", "logprobs", "version_spans", "finish_reason"),
+    *("effort", "text", "token_ids", "logprobs", "version_spans", "finish_reason"),
     *("reward", "verdict", "reason", "answer", "parts"),
     *("ending", "ending_reason", "turns", "earlier", "prompt_ids"),
 ]
@@ -265,7 +264,9 @@ def _run_rows(source: str, config: Config, encoder: PromptEncoder) -> Iterator[T
             asked = row["problem"], effort if effort in encoder.levels else None
             if asked not in prompts:
                 prompts[asked] = encoder.at(asked[1]).encode(asked[0])
-            yield _of_run(row, source, prompts[asked])
+            item = _of_run(row, source, prompts[asked])
+            at_level = config.data.at_efforts([item.problem], filter(None, asked[1:]))
+            yield replace(item, problem=at_level[0]) if at_level else item
 
 
 def _of_run(row: dict[str, Any], source: str, prompt: list[int]) -> Trajectory:
