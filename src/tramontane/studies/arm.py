@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tramontane.config import Config, parse, read_settings
 from tramontane.errors import InputError
 from tramontane.imports import import_module
+from tramontane.interrupt import EXIT_SECONDS, leave_within
 from tramontane.pages import json_values
 from tramontane.workplace import write_whole
 
@@ -103,4 +104,9 @@ def main(files: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = 1
+    try:
+        status = main(sys.argv[1:])
+    finally:
+        leave_within(EXIT_SECONDS, status, of_exit=True)  # libraries' threads may hang
+    sys.exit(status)
