@@ -55,10 +55,12 @@ class ResponseText(NamedTuple):
     Args:
         tags: thinking tags, kept in the text even if they are special tokens.
         prefix: start of every response, which is already at the end of the prompts.
+        others: starts of the responses to prompts at other levels of effort.
     """
 
     tags: ThinkingTags = PAPER_TAGS
     prefix: str = ""
+    others: tuple[str, ...] = ()
 
 
 class Message(TypedDict):
@@ -106,6 +108,9 @@ class Problem:
         messages: the chat that the model reads instead of the statement, if the row has one; a
             system message in it replaces `data.system_prompt`.
         metadata: other fields of the source; for user-defined verifiers and rewards.
+        effort: the level of effort that the model is asked for, a name in `data.effort`.
+        l_max, l_cache, length_penalty: replace the run's `pipeline.l_max`, `pipeline.l_cache` and
+            `verifier.reward.length` for this problem, where not None.
         where: file and line, or index, that the problem was read from, for messages; empty for a
             generated problem. Equal problems may differ in it.
     """
@@ -120,12 +125,24 @@ class Problem:
     source: str = ""
     messages: list[Message] | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    effort: str | None = None
+    l_max: int | None = None
+    l_cache: int | None = None
+    length_penalty: float | None = None
     where: str = field(default="", compare=False)
 
     @property
     def prompt(self) -> Prompt:
         """The text or the chat that the model reads."""
         return self.messages or self.problem
+
+    def longest(self, l_max: int) -> int:
+        """Longest completion of the problem in tokens, where others may have `l_max`."""
+        return l_max if self.l_max is None else min(self.l_max, l_max)
+
+    def lengths(self, l_max: int, l_cache: int) -> tuple[int, int]:
+        """`l_max` and `l_cache` of the problem, where others may have these."""
+        return self.longest(l_max), l_cache if self.l_cache is None else self.l_cache
 
 
 @dataclass(frozen=True)

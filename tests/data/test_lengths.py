@@ -3,9 +3,10 @@
 import pytest
 
 from tests.data.chat_templates import make_tokenizer
-from tramontane.config import PromptConfig
+from tramontane.config import DataConfig, PromptConfig
 from tramontane.data.lengths import FINITE_LIMIT, PromptFilter, PromptLimit, measure_prompts
 from tramontane.data.prompts import PromptEncoder
+from tramontane.environments.loading import described
 from tramontane.errors import InputError
 from tramontane.types import Problem
 
@@ -46,6 +47,20 @@ def test_the_limit_is_the_lower_one_of_key_and_context():
     assert "context of 149 leaves 49" in PromptLimit.of(50, 149, 100).reason
     with pytest.raises(InputError, match="completions of 100 tokens leave no room"):
         PromptLimit.of(50, 100, 100)
+
+
+def test_the_descriptions_of_tools_take_room_in_the_context(encoder):
+    assert PromptLimit.of(50, 150, 80, tools=20).tokens == 50
+    assert PromptLimit.of(50, 149, 80, tools=20).tokens == 49
+    assert "next to completions of 80 and the tools' descriptions of 20" in (
+        PromptLimit.of(50, 149, 80, tools=20).reason
+    )
+    with pytest.raises(InputError, match="80 tokens and the tools' descriptions of 20 leave no"):
+        PromptLimit.of(50, 100, 80, tools=20)
+    tools = described(DataConfig(tools=["calculator"]))
+    (whole,) = encoder.tokenizer([encoder.render("2 + 2?", tools=tools)])["input_ids"]
+    added = len(whole) - len(encoder.encode("2 + 2?"))
+    assert encoder.tokens_of(tools) == added > 20 and encoder.tokens_of([]) == 0
 
 
 def test_the_longest_prompt_is_exact_for_a_small_set(encoder):

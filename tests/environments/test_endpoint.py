@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tramontane.config import Config
+from tramontane.config import Config, EffortConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.endpoint import Endpoint, Served, key_is, make_app
 from tramontane.models.loading import load_tokenizer
@@ -115,6 +115,17 @@ def test_the_prompt_is_that_of_training(client: TestClient, sampler: Recorded) -
     sampler.text = "2"
     ask(client, "What is 3 + 4?")
     assert sampler.prompts[-1] == PromptEncoder(sampler.tokenizer).encode("What is 3 + 4?")
+
+
+def test_reasoning_effort_is_a_level_of_the_config(sampler: Recorded) -> None:
+    levels = {"low": EffortConfig(phrase="Be brief.")}
+    encoder = PromptEncoder(sampler.tokenizer, efforts=levels)
+    served = Served("tiny", Config(), encoder, SamplingParams(300, 0.7), sampler)
+    client, sampler.text = TestClient(make_app(key_is(KEY, Endpoint(served)))), "2"
+    assert ask(client, reasoning_effort="low").status_code == 200
+    assert sampler.prompts[-1] == encoder.at("low").encode("1 + 1?") != encoder.encode("1 + 1?")
+    refused = ask(client, reasoning_effort="high")
+    assert refused.status_code == 400 and "the model's levels are low" in refused.text
 
 
 def test_calls_are_read_and_written_back(client: TestClient, sampler: Recorded) -> None:

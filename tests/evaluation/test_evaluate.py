@@ -164,6 +164,36 @@ def test_every_figure(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Non
     assert json.loads(json.dumps(result.to_dict()))["pass_at_1"]["value"] == pytest.approx(1 / 3)
 
 
+def test_levels_of_effort_are_measured_apart_and_a_problem_counts_once_in_all() -> None:
+    right = {"low": [[1, 0], [0, 0]], "high": [[1, 1], [1, 0]]}  # by problem and sample
+    blank = {"domain": "math", "language": "en", "difficulty": 1, "answer": "2", "text": ""}
+    rows = [
+        blank
+        | {
+            "group": 2 * place + number,
+            "problem_id": str(number),
+            "effort": level,
+            "tokens": 10 * (1 + place),
+            "thinking_tokens": 5,
+            "finish_reason": "stop",
+            "verdict": "right" if sample else "wrong",
+            "reason": "",
+            "parts": {},
+        }
+        for place, (level, of_problems) in enumerate(right.items())
+        for number, samples in enumerate(of_problems)
+        for sample in samples
+    ]
+    result = summarize(rows)
+    assert list(result.by_effort) == ["low", "high"]
+    low, high = result.by_effort.values()
+    assert low.pass_at_1 == mean_interval([0.5, 0], 2) and low.mean_completion_tokens == 10
+    assert high.pass_at_1 == mean_interval([1, 0.5], 2) and high.mean_completion_tokens == 20
+    assert result.pass_at_1 == mean_interval([0.75, 0.25], 4)
+    assert result.pass_at_k[2] == mean_interval([1, 0.5], 4)
+    assert summarize([row | {"effort": None} for row in rows]).by_effort == {}
+
+
 def test_a_problem_draws_the_same_numbers_in_any_set(tokenizer: PreTrainedTokenizerBase) -> None:
     def seeds(problems: list[Problem], seed: int) -> list[int]:
         generator = ScriptedGenerator([["2"] * 2] * len(problems), tokenizer)

@@ -1,5 +1,6 @@
 """`tramontane serve` as a process, with the tiny base."""
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 import tramontane
+from tests.paths import ROOT
 
 pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane[view]'")
 
@@ -78,3 +80,35 @@ def test_the_client_of_openai(address: str) -> None:
     assert whole.choices[0].token_ids == pieces[-1].choices[0].token_ids
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=f"{address.rsplit('/', 2)[0]}/other/v1", api_key="x").models.list()
+
+
+def test_rollouts_of_verifiers(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its environment, interception server and client, for sums that its rubric judges."""
+    vf = pytest.importorskip(
+        "verifiers.v1", reason="needs tramontane[verifiers]", exc_type=ImportError
+    )
+    monkeypatch.syspath_prepend(str(ROOT / "tests/verifier"))
+    agent = {"runtime": {"type": "subprocess"}}
+    env = vf.SingleAgentEnv(vf.SingleAgentEnvConfig(taskset={"id": "sums_taskset"}, agent=agent))
+    client = vf.EvalClientConfig(base_url=address, api_key_var="NO_KEY")
+    context = vf.ModelContext("tiny", client, vf.SamplingConfig(temperature=0, max_tokens=24))
+
+    async def rollouts() -> list[Any]:
+        async with env.serving():
+            slots = [slot for task in env.taskset for slot in env.slots(task)]
+            return await asyncio.gather(*(env.run_slot(slot, context) for slot in slots))
+
+    for number, episode in enumerate(asyncio.run(rollouts())):
+        assert episode.ok, episode
+        (trace,) = episode.traces
+        said = ask(
+            address,
+            messages=[
+                {"role": "system", "content": "Calculate."},
+                {"role": "user", "content": f"{number} + 1?"},
+            ],
+            temperature=0,
+            max_tokens=24,
+        )["choices"][0]["message"]
+        assert trace.last_reply == (said["content"] or "")
+        assert trace.rewards["right"].score == (trace.last_reply == str(number + 1))

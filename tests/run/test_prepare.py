@@ -64,6 +64,14 @@ def test_learning_rates_by_the_models_size_are_shown_and_recorded(tmp_path: Path
     assert resolved(given)["learning rate"] == "5e-05"
 
 
+def test_a_context_too_small_for_the_tools_is_refused_at_the_start(tmp_path: Path) -> None:
+    """The tiny base has room for 1,024 tokens."""
+    sizes = {"pipeline": {"l_max": 900}, "data": {"tools": ["calculator"]}}
+    with pytest.raises(InputError, match="the tools' descriptions of"):
+        prepare(small_config(tmp_path, **sizes))
+    prepare(small_config(tmp_path, pipeline={"l_max": 900}))
+
+
 def rows(path: Path, statements: list[str]) -> str:
     path.write_text("".join(json.dumps({"problem": s, "answer": "1"}) + "\n" for s in statements))
     return str(path)

@@ -10,6 +10,9 @@ from collections import Counter
 import pytest
 
 from tests.trainer.rollouts import trainer
+from tramontane.config import SFTConfig
+from tramontane.models.loading import load_config
+from tramontane.sft import sft
 from tramontane.trainer.replicas import LOWEST_PRIORITY
 
 
@@ -49,8 +52,11 @@ def test_of_repeatable_batches_each_replica_takes_its_own():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities on Linux alone")
-def test_all_threads_but_the_first_give_way():
-    shared, nice = replicas(3), {}
+@pytest.mark.parametrize("alone", [False, True])
+def test_all_threads_but_the_first_give_way_to_generators(alone):
+    config = SFTConfig(output="x", model="tiny", dtype="float32", threads=3)
+    shared = sft.make_trainer(config, load_config("tiny"))._replicas if alone else replicas(3)
+    nice = {}
     barrier = threading.Barrier(3, timeout=60)
 
     def compute(model, index):
@@ -59,7 +65,8 @@ def test_all_threads_but_the_first_give_way():
 
     own = os.getpriority(os.PRIO_PROCESS, 0)
     shared.map(compute, 3, repeatable=True)
-    assert nice == {0: own, 1: LOWEST_PRIORITY, 2: LOWEST_PRIORITY}
+    others = own if alone else LOWEST_PRIORITY
+    assert nice == {0: own, 1: others, 2: others}
 
 
 def test_an_error_of_any_replica_is_raised():

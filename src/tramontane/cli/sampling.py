@@ -43,6 +43,10 @@ MaxTokens = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option(help="The config's, else 0.")]
 Slots = Annotated[int, typer.Option(min=1, help="Completions at once.")]
+Effort = Annotated[
+    list[str] | None,
+    typer.Option(help="Level of data.effort; may be repeated. Default: evaluation.effort, or all."),
+]
 DeviceName = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps")]
 NumberType = Annotated[str | None, typer.Option("--dtype", help="float32 or bfloat16")]
 
@@ -60,6 +64,7 @@ def evaluate(
     max_tokens: MaxTokens = None,
     slots: Slots = 128,
     seed: Seed = None,
+    effort: Effort = None,
     device: DeviceName = None,
     dtype: NumberType = None,
     workers: Annotated[int | None, typer.Option(min=1, help="verifier.workers")] = None,
@@ -76,7 +81,7 @@ def evaluate(
 
     sampling = _given(
         problems=problems, samples=samples, temperature=temperature, top_p=top_p, top_k=top_k,
-        max_tokens=max_tokens, slots=slots, seed=seed, device=device, dtype=dtype,
+        max_tokens=max_tokens, slots=slots, seed=seed, effort=effort, device=device, dtype=dtype,
     )  # fmt: skip
     texts = [*(overrides or []), *([] if workers is None else [f"verifier.workers={workers}"])]
     with progress("evaluating") as show:
@@ -116,6 +121,7 @@ def compare(
     max_tokens: MaxTokens = None,
     slots: Slots = 128,
     seed: Seed = None,
+    effort: Effort = None,
     config: ConfigFile = None,
 ) -> None:
     """Measure several models on several suites, and test differences problem by problem."""
@@ -125,7 +131,7 @@ def compare(
 
     sampling = _given(
         problems=problems, samples=samples, temperature=temperature, top_p=top_p,
-        max_tokens=max_tokens, slots=slots, seed=seed,
+        max_tokens=max_tokens, slots=slots, seed=seed, effort=effort,
     )  # fmt: skip
     with progress_bar() as shown:
         bar = shown.add_task("starting", total=None)
@@ -149,6 +155,7 @@ def generate(
     top_k: int = 0,
     max_tokens: MaxTokens = None,
     seed: Seed = None,
+    effort: Annotated[str | None, typer.Option(help="Level of data.effort.")] = None,
     device: DeviceName = None,
     dtype: NumberType = None,
     config: ConfigFile = None,
@@ -156,7 +163,7 @@ def generate(
     """Print completions of a prompt, formatted as in training."""
     sampling = _given(
         temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens, seed=seed,
-        device=device, dtype=dtype,
+        effort=effort, device=device, dtype=dtype,
     )  # fmt: skip
     for text in tramontane.generate(model, prompt, config, overrides, n=n, **sampling):
         print(text)
@@ -202,7 +209,8 @@ def _show_evaluation(result: EvaluationResult) -> None:
     estimates |= {f"maj@{k}": e for k, e in result.maj_at_k.items() if k > 1}
     parts = {f"{code}": part for code, part in result.by_language.items()}
     parts |= {f"level {level}": part for level, part in result.by_difficulty.items()}
-    for label, part in parts.items():
+    efforts = {f"{name} effort": part for name, part in result.by_effort.items()}
+    for label, part in (parts | efforts).items():
         estimates[f"pass@1, {label} ({part.n_problems})"] = part.pass_at_1
     rows = [
         (label, f"{e.value:.3f}", f"{e.low:.3f}–{e.high:.3f}") for label, e in estimates.items()
@@ -210,6 +218,8 @@ def _show_evaluation(result: EvaluationResult) -> None:
     for name in ("format_rate", "language_rate", "length_limited_rate", "unscorable_rate"):
         rows.append((name.replace("_", " "), f"{getattr(result, name):.3f}", ""))
     rows.append(("thinking tokens", f"{result.mean_thinking_tokens:.1f}", ""))
+    for label, part in efforts.items():
+        rows.append((f"tokens, {label}", f"{part.mean_completion_tokens:.1f}", ""))
     if talked := result.conversations:
         for name in ("mean_turns", "mean_calls", "parsed_rate", "failed_rate"):
             rows.append((name.replace("_", " "), f"{getattr(talked, name):.3f}", ""))

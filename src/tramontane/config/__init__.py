@@ -31,7 +31,7 @@ from tramontane.config.objectives import (
     ObjectiveOptions,
 )
 from tramontane.config.pipeline import PipelineConfig
-from tramontane.config.prompt import PromptConfig, TagPair
+from tramontane.config.prompt import EffortConfig, PromptConfig, TagPair
 from tramontane.config.resume import Change, differences
 from tramontane.config.section import (
     Section,

@@ -184,6 +184,11 @@ class Config(Section):
         trajectories, groups = self.data.trajectories, self.pipeline.groups_per_batch
         return groups - round(trajectories.share * groups) if trajectories else groups
 
+    def l_max_of(self, effort: str | None) -> int:
+        """Longest completion at a level of effort, in tokens."""
+        own = None if effort is None else self.data.effort[effort].l_max
+        return self.pipeline.l_max if own is None else own
+
     @property
     def generates(self) -> bool:
         """True if the run samples completions, for training or evaluations."""
@@ -236,10 +241,11 @@ class Config(Section):
     @model_validator(mode="after")
     def _generators(self) -> Config:
         interruption = self.generator.interruption
-        if interruption and self.pipeline.l_max <= interruption.after[1]:
+        shortest = min(self.l_max_of(name) for name in (None, *self.data.effort))
+        if interruption and shortest <= interruption.after[1]:
             raise key_error(
                 f"thoughts are interrupted after up to {interruption.after[1]:,} tokens, and "
-                f"completions end at l_max {self.pipeline.l_max:,}: raise l_max by answer_tokens "
+                f"completions end at l_max {shortest:,}: raise l_max by answer_tokens "
                 f"({interruption.answer_tokens:,}) and the tokens of the text",
                 "generator.interruption",
                 "pipeline.l_max",
@@ -323,6 +329,39 @@ class Config(Section):
                 "pipeline.diversity",
                 f"verifier.domains.{unjudged[0]}.verifier",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _efforts(self) -> Config:
+        levels, pipeline = self.data.effort, self.pipeline
+        chosen = {"data.train_effort": self.data.train_effort}
+        chosen |= {"evaluation.effort": self.evaluation.effort}
+        chosen |= {f"evaluation.also.{k}.effort": s.effort for k, s in self.evaluation.also.items()}
+        for key, names in chosen.items():
+            if unknown := [name for name in names or () if name not in levels]:
+                raise key_error(
+                    f"{', '.join(unknown)}: not in data.effort, which has "
+                    f"{', '.join(levels) or 'no levels'}",
+                    key,
+                    "data.effort",
+                )
+        for name in self.data.effort_shares:
+            key, level, l_max = f"data.effort.{name}", levels[name], self.l_max_of(name)
+            if l_max > pipeline.l_max:
+                raise key_error(
+                    f"l_max {l_max:,} is above pipeline.l_max {pipeline.l_max:,}, the longest of "
+                    f"all completions; raise that, or lower this",
+                    f"{key}.l_max",
+                    "pipeline.l_max",
+                )
+            l_cache = pipeline.l_cache if level.l_cache is None else level.l_cache
+            if l_cache > l_max:
+                raise key_error(
+                    f"l_cache {l_cache:,} is above the level's l_max {l_max:,}: the length penalty "
+                    f"would start before the first token; lower l_cache",
+                    f"{key}.l_cache",
+                    f"{key}.l_max",
+                )
         return self
 
     @model_validator(mode="after")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
 from tramontane.config.domains import checked_path, import_path
-from tramontane.config.prompt import PromptConfig
+from tramontane.config.prompt import EffortConfig, PromptConfig
 from tramontane.config.section import Section, key_error
+from tramontane.types import Problem
 
 Language = Literal["en", "fr", "es", "it", "de", "zh", "ru"]
 ProblemKind = Literal[
@@ -25,6 +28,15 @@ SCHEMES: dict[str, str] = {
     "openenv": "tramontane.environments.adapters.openenv.OpenEnv",
 }
 """Adapters of other packages' environments, which `data.environment` names as `textarena:NAME`."""
+
+
+EffortName = Annotated[str, StringConstraints(pattern=r"^\w[\w-]*$")]
+EffortNames = Annotated[
+    tuple[str, ...],
+    Field(min_length=1),
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
+]
+"""Levels of effort: a name, or a list of names, in `data.effort`."""
 
 
 def checked_environment(path: str) -> str:
@@ -194,6 +206,11 @@ class DataConfig(PromptConfig):
     tools: tuple[str, ...] = ()
     """Tools that the model may call: import paths of functions or toolboxes, or built-in names
     (`calculator`, `python`, `notebook`)."""
+    effort: dict[EffortName, EffortConfig] = Field(default_factory=dict)
+    """Levels of effort by name, e.g. `low` and `high`. Each training group is drawn at one of them,
+    and evaluations measure all. Empty: the model is not asked for any. See docs/effort.md."""
+    train_effort: EffortNames | None = None
+    """Levels that training draws from, by their shares. null: all."""
     eval: str | None = "playground:"
     """Source of evaluation problems, as for `train`. null: the run is not evaluated."""
     fields: dict[str, str] = Field(default_factory=dict)
@@ -254,6 +271,30 @@ class DataConfig(PromptConfig):
     @classmethod
     def _all_importable(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(map(_checked, paths))
+
+    @property
+    def effort_shares(self) -> dict[str, float]:
+        """Levels of effort that training draws from, with their relative shares."""
+        return {name: self.effort[name].share for name in self.train_effort or self.effort}
+
+    def at_efforts(self, problems: Iterable[Problem], names: Iterable[str]) -> list[Problem]:
+        """All problems at each level of effort, level after level, with its lengths; the problems
+        themselves if there are no levels."""
+        if not self.effort:
+            return list(problems)
+        problems = list(problems)
+        return [
+            replace(
+                problem,
+                effort=name,
+                l_max=level.l_max,
+                l_cache=level.l_cache,
+                length_penalty=level.length,
+            )
+            for name in names
+            for level in [self.effort[name]]
+            for problem in problems
+        ]
 
     @property
     def selects(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from tramontane.config.data import PlaygroundConfig
+from tramontane.config.data import EffortNames, PlaygroundConfig
 from tramontane.config.resume import Fixed
 from tramontane.config.section import Section, key_error
 
@@ -33,6 +33,8 @@ class EvaluationSetConfig(Section):
     """Sampling temperature; 0 is greedy. The paper: 0.7."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Probability mass to sample from. The paper: 1.0 for maths and GPQA, 0.95 for code."""
+    effort: EffortNames | None = None
+    """Levels of `data.effort` to measure, on the same problems. null: all."""
     max_tokens: int | None = Field(None, ge=1)
     """Maximum length of a completion, in tokens. null: the last stage's `l_max`."""
 
@@ -48,6 +50,8 @@ class EvaluationConfig(Section):
     """Sampling temperature; 0 is greedy. The paper: 0.7."""
     top_p: Annotated[float, _COMPARABLE] = Field(1.0, gt=0, le=1)
     """Probability mass to sample from. The paper: 1.0 for maths and GPQA, 0.95 for code."""
+    effort: Annotated[EffortNames | None, _COMPARABLE] = None
+    """Levels of `data.effort` to measure, on the same problems. null: all."""
     problems_seed: Annotated[int | None, _COMPARABLE] = Field(None, ge=0)
     """Seed of a generated source's evaluation problems. null: `seed`. Set it to measure runs with
     different seeds on the same problems."""

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from tramontane.config.section import Section, nearest
+from tramontane.config.section import Section, key_error, nearest
 
 
 def _distinct(pair: tuple[str, str]) -> tuple[str, str]:
@@ -55,6 +55,15 @@ def _template_text(value: str | None) -> str | None:
     return text
 
 
+def _free(kwargs: dict[str, Any]) -> dict[str, Any]:
+    if taken := [name for name in _RESERVED if name in kwargs]:
+        raise ValueError(f"{', '.join(taken)} cannot be set; remove it")
+    return kwargs
+
+
+TemplateKwargs = Annotated[dict[str, Any], AfterValidator(_free)]
+
+
 class PromptConfig(Section):
     """Text around each problem: system prompt, chat template, start of the response."""
 
@@ -64,7 +73,7 @@ class PromptConfig(Section):
     chat_template: Annotated[str | None, AfterValidator(_template_text)] = None
     """Jinja chat template that replaces the tokenizer's: a file, or the template itself. It is
     stored in the run's config and checkpoints. null: the tokenizer's."""
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
     """Variables of the chat template, e.g. `{enable_thinking: false}` for Qwen3. A variable that
     the template does not read is refused."""
     response_prefix: str = ""
@@ -76,9 +85,32 @@ class PromptConfig(Section):
     """Treat special tokens in the text of rows (`<|im_end|>`) as control tokens, like those of the
     chat template. false: they are plain text, which cannot end or begin a turn."""
 
-    @field_validator("chat_template_kwargs")
-    @classmethod
-    def _free(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
-        if taken := [name for name in _RESERVED if name in kwargs]:
-            raise ValueError(f"{', '.join(taken)} cannot be set; remove it")
-        return kwargs
+
+class EffortConfig(Section):
+    """A level of effort: how it is asked for, and the lengths that it allows. A null key keeps the
+    run's value."""
+
+    phrase: str = ""
+    """Text before the system prompt, the problem's own included, e.g. `Effort: low.`"""
+    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
+    """Variables of the chat template at this level, beside `data.chat_template_kwargs`, e.g.
+    `{enable_thinking: false}` or `{reasoning_effort: low}`."""
+    share: float = Field(1.0, gt=0)
+    """Share of the training groups, relative to those of the other levels."""
+    l_max: int | None = Field(None, ge=2)
+    """Replaces `pipeline.l_max`, which it may not exceed."""
+    l_cache: int | None = Field(None, ge=0)
+    """Replaces `pipeline.l_cache`: the tokens below `l_max` over which the length penalty grows.
+    Completions of up to l_max − l_cache tokens, the level's budget, have none."""
+    length: float | None = Field(None, ge=0)
+    """Replaces `verifier.reward.length`, the maximum penalty for length."""
+
+    @model_validator(mode="after")
+    def _asks(self) -> EffortConfig:
+        if not (self.phrase or self.chat_template_kwargs):
+            raise key_error(
+                "the model cannot tell this level from others: give a phrase, or variables of the "
+                "chat template (chat_template_kwargs)",
+                "phrase",
+            )
+        return self

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from tramontane.config.data import Language, ProblemKind
+from tramontane.config.data import EffortNames, Language, ProblemKind
 from tramontane.config.resume import MayChange
 from tramontane.config.section import Section, key_error, keys_in_error
 
@@ -50,6 +50,8 @@ class StageData(Section):
 
     train: str | None = None
     """Replaces `data.train` in this stage."""
+    train_effort: EffortNames | None = None
+    """Replaces `data.train_effort` in this stage."""
     min_pass_rate: float | None = Field(None, ge=0, le=1)
     """Replaces `data.min_pass_rate` in this stage."""
     max_pass_rate: float | None = Field(None, ge=0, le=1)

@@ -281,7 +281,8 @@ class Ledger:
         prompt = [] if config.converses else self.encode(problem)
         requests = []
         for index in range(self.sizes.group_size):
-            seed, longest = _seed(self.seed, number, index), config.pipeline.l_max
+            seed = _seed(self.seed, number, index)
+            longest = problem.longest(config.pipeline.l_max)
             if self.interruption:
                 longest = self.interruption.limit(seed)
             sampling = SamplingParams(longest, config.generator.temperature)
@@ -305,7 +306,8 @@ class Ledger:
         (request,) = (r for r in group.requests if r.index == completion.index)
         if self.interruption is None:
             return self.replace(request.turn_ended(completion))
-        following = self.interruption.following(completion, request, self.sizes.l_max)
+        l_max = group.problem.longest(self.sizes.l_max)
+        following = self.interruption.following(completion, request, l_max)
         return self.replace(following) if following else completion
 
     def replace(self, sequence: Request | Completion) -> Request | Completion:

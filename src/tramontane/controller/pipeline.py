@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from tramontane.batches import Batch, TrainBatch
@@ -293,7 +292,8 @@ class Pipeline:
         most `conversation.step_timeout`."""
         assert self.conversations
         problems = [self.ledger.outstanding[r.group].problem for r in requests]
-        answers = map(partial(self.conversations.answer, self.sizes.l_max), problems, requests)
+        limits = (problem.longest(self.sizes.l_max) for problem in problems)
+        answers = map(self.conversations.answer, limits, problems, requests)
         self._go_on([*map(self.ledger.replace, await asyncio.gather(*answers))])
         self._hand_out()
         self._notify()

@@ -88,12 +88,13 @@ class Stages:
         if until is None or self._end is not None:
             return
         sizes = self.config.pipeline
-        ceiling = sizes.l_max - sizes.l_cache
         verdicts = [v for group in groups for v in group.verdicts]
-        lengths = [c.n_tokens for group in groups for c in group.completions]
+        full = []  # for each completion, True if it is at the ceiling
+        for group in groups:
+            l_max, l_cache = group.problem.lengths(sizes.l_max, sizes.l_cache)
+            full += [c.n_tokens >= l_max - l_cache for c in group.completions]
         right = sum(v.verdict == "right" for v in verdicts)
-        at_ceiling = sum(length >= ceiling for length in lengths)
-        self._recent = [*self._recent, [right, at_ceiling, len(lengths)]][-until.window :]
+        self._recent = [*self._recent, [right, sum(full), len(full)]][-until.window :]
         right, at_ceiling, total = (sum(column) for column in zip(*self._recent, strict=True))
         name, count, limit = "solved", right, until.solved
         if until.at_ceiling is not None:

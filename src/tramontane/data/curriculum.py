@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 from tramontane.config import Config, DataConfig
@@ -58,6 +59,7 @@ class Curriculum:
 
     def __init__(self, stages: Sequence[Config]) -> None:
         self._data = [config.data for config in stages]
+        self._seed = stages[0].seed
         self._rules = self._data[0].curriculum  # the same in all stages
         self._sources = [_source(data, self._data[0]) for data in self._data]
         self._streams: dict[str, ProblemStream] = {}
@@ -81,9 +83,19 @@ class Curriculum:
     def next(self, stage: int, version: int) -> Problem | None:
         """The next problem of a stage, with the model at `version`; None if none remains.
 
-        Resting problems return before the source counts as exhausted.
+        Resting problems return before the source counts as exhausted. Its level of effort, if the
+        stage has any, is drawn from the seed and the place in the stream, which a resumed run has
+        too.
         """
-        stream = self._streams[self._sources[stage]]
+        stream, data = self._streams[self._sources[stage]], self._data[stage]
+        problem = self._next(stream, stage, version)
+        if problem is None or not (shares := data.effort_shares):
+            return problem
+        draw = Random(f"{self._seed}/effort/{stream.epoch}/{stream.position}")
+        (level,) = draw.choices([*shares], [*shares.values()])
+        return data.at_efforts([problem], [level])[0]
+
+    def _next(self, stream: ProblemStream, stage: int, version: int) -> Problem | None:
         if stream.problems is None:
             return stream.next()
         for _ in range(2):

@@ -38,7 +38,9 @@ class PromptLimit:
     reason: str
 
     @classmethod
-    def of(cls, max_prompt_tokens: int | None, context: int | None, max_tokens: int) -> PromptLimit:
+    def of(
+        cls, max_prompt_tokens: int | None, context: int | None, max_tokens: int, tools: int = 0
+    ) -> PromptLimit:
         """The lower of the configured limit and the space in the model's context.
 
         Args:
@@ -46,26 +48,29 @@ class PromptLimit:
             context: the model's positions (`models.loading.context_length`) for prompt and
                 completion; None: unknown, so no bound.
             max_tokens: maximum tokens of a completion.
+            tools: tokens that the descriptions of tools add to every prompt.
 
         Raises:
             InputError: a completion of `max_tokens` does not fit into the context.
         """
         limit = FINITE_LIMIT if max_prompt_tokens is None else max_prompt_tokens
-        if context is None or limit + max_tokens <= context:
+        if context is None or limit + max_tokens + tools <= context:
             reason = f"data.max_prompt_tokens allows {limit:,}: raise it"
             return cls(limit, reason)
-        if context <= max_tokens:
+        described = f" and the tools' descriptions of {tools:,}" if tools else ""
+        left = context - max_tokens - tools
+        if left <= 0:
             raise InputError(
-                f"completions of {max_tokens:,} tokens leave no room for a prompt in the model's "
-                f"context of {context:,}: allow fewer tokens a completion (pipeline.l_max in a "
-                f"run, else max_tokens), e.g. {context // 2:,}"
+                f"completions of {max_tokens:,} tokens{described} leave no room for a prompt in "
+                f"the model's context of {context:,}: allow fewer tokens a completion "
+                f"(pipeline.l_max in a run, else max_tokens), e.g. {context // 2:,}"
             )
         reason = (
-            f"the model's context of {context:,} leaves {context - max_tokens:,} next to "
-            f"completions of {max_tokens:,}: allow fewer tokens a completion, take a model with "
-            f"more context"
+            f"the model's context of {context:,} leaves {left:,} next to completions of "
+            f"{max_tokens:,}{described}: allow fewer tokens a completion, take a model with more "
+            f"context"
         )
-        return cls(context - max_tokens, reason)
+        return cls(left, reason)
 
     def refusal(self, problem: Problem, tokens: int, counts: str = "") -> InputError:
         """The error for a prompt above the limit."""
@@ -93,7 +98,13 @@ class Lengths:
 def measure_prompts(
     encoder: PromptEncoder, problems: Sequence[Problem], limit: PromptLimit
 ) -> Lengths:
-    """Find the prompts above a limit, and the longest prompt within it."""
+    """Find the prompts above a limit, at any level of effort, and the longest prompt within it."""
+    if encoder.levels:
+        found = [measure_prompts(level, problems, limit) for level in encoder.levels.values()]
+        overlong = {place: 0 for lengths in found for place in lengths.overlong}
+        for place in overlong:
+            overlong[place] = max(lengths.overlong.get(place, 0) for lengths in found)
+        return Lengths(max(lengths.longest for lengths in found), overlong)
     if not problems:
         return Lengths(0, {})
     bounds = _bounds(encoder, problems)
@@ -179,7 +190,7 @@ class PromptFilter:
         Raises:
             InputError: it is longer than `longest`, which is possible for an endless source.
         """
-        ids = self.encoder.encode(problem.prompt, problem.where)
+        ids = self.encoder.at(problem.effort).encode(problem.prompt, problem.where)
         if len(ids) > self.limit.tokens:
             raise self.limit.refusal(problem, len(ids))
         if len(ids) > self.longest:
@@ -193,7 +204,10 @@ class PromptFilter:
 
     def accepts(self, problem: Problem) -> bool:
         """False if a problem of an endless source must be skipped."""
-        return not self.drop or len(self.encoder.encode(problem.prompt)) <= self.longest
+        if not self.drop:
+            return True
+        encoders = self.encoder.levels.values() or [self.encoder]
+        return all(len(e.encode(problem.prompt)) <= self.longest for e in encoders)
 
 
 def _bounds(encoder: PromptEncoder, problems: Sequence[Problem]) -> np.ndarray:

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, repeat
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from jinja2 import TemplateError, TemplateSyntaxError
 
-from tramontane.config import PromptConfig
+from tramontane.config import EffortConfig, PromptConfig
 from tramontane.errors import InputError
 from tramontane.types import PAPER_TAGS, Message, Problem, Prompt, ResponseText, ThinkingTags
 
@@ -113,9 +114,12 @@ class PromptEncoder:
         config: system prompt, chat template and its variables, start of the response. A given
             template replaces the tokenizer's.
         tags: the thinking tags; None: the tokenizer's (`find_tags`).
+        efforts: levels of effort by name; `at` has an encoder for each.
+        phrase: text before the system prompt.
 
     Attributes:
         tags: the thinking tags of the responses.
+        levels: the encoder of each level of effort.
 
     Raises:
         InputError: a template that fails or omits the problem; `chat_template_kwargs` that the
@@ -127,8 +131,10 @@ class PromptEncoder:
         tokenizer: PreTrainedTokenizerBase,
         config: PromptConfig | None = None,
         tags: tuple[str, str] | None = None,
+        efforts: Mapping[str, EffortConfig] = MappingProxyType({}),
+        phrase: str = "",
     ) -> None:
-        self.tokenizer, self.config = tokenizer, config or PromptConfig()
+        self.tokenizer, self.config, self.phrase = tokenizer, config or PromptConfig(), phrase
         self.tags = ThinkingTags.of(tags) if tags else find_tags(tokenizer)
         if self.config.chat_template is not None:
             tokenizer.chat_template = self.config.chat_template
@@ -139,6 +145,15 @@ class PromptEncoder:
                 f"response_prefix {self.config.response_prefix!r}: the chat template already ends "
                 f"its prompts with {self.opened!r}; leave {self.tags.opening} out of the prefix"
             )
+        self.levels: dict[str, PromptEncoder] = {}
+        for name, level in efforts.items():
+            kwargs = self.config.chat_template_kwargs | level.chat_template_kwargs
+            own = self.config.model_copy(update={"chat_template_kwargs": kwargs})
+            self.levels[name] = PromptEncoder(tokenizer, own, self.tags, phrase=level.phrase)
+
+    def at(self, effort: str | None) -> PromptEncoder:
+        """The encoder of the prompts at a level of effort."""
+        return self if effort is None else self.levels[effort]
 
     @cached_property
     def opened(self) -> str:
@@ -154,7 +169,9 @@ class PromptEncoder:
     @property
     def response(self) -> ResponseText:
         """The parts of a response's text that are not sampled, for generators."""
-        return ResponseText(self.tags, self.opened + self.config.response_prefix)
+        prefix = self.opened + self.config.response_prefix
+        at_levels = {level.response.prefix for level in self.levels.values()}
+        return ResponseText(self.tags, prefix, tuple(sorted(at_levels - {prefix})))
 
     def render(self, prompt: Prompt, where: str = "", tools: Sequence[Tool] = ()) -> str:
         """The text before a completion, by the tokenizer's chat template.
@@ -207,6 +224,12 @@ class PromptEncoder:
             if self._has_special_tokens(prompt):
                 encoded[number] = self._encode_as_text(prompt)
         return [[*self.first_tokens, *ids] for ids in encoded]
+
+    def tokens_of(self, tools: Sequence[Tool]) -> int:
+        """Number of tokens that descriptions of tools add to a prompt."""
+        texts = [self.render(_PROBE, tools=described) for described in (tools, ())]
+        whole, bare = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return len(whole) - len(bare)
 
     @cached_property
     def first_tokens(self) -> list[int]:
@@ -321,11 +344,10 @@ class PromptEncoder:
 
     def _by_template(self, prompt: Prompt, tools: Sequence[Tool] = ()) -> str:
         chat = list(prompt) if isinstance(prompt, list) else [Message(role="user", content=prompt)]
-        system = system_text(self.config.system_prompt, self.tags)
-        if chat[0]["role"] == "system":
-            system = chat.pop(0)["content"]
-        if self.tokenizer.chat_template is None and system is None:
-            system = system_text("magistral", self.tags)
+        own = chat.pop(0)["content"] if chat[0]["role"] == "system" else None
+        if own is None and self.config.system_prompt is None and not self.tokenizer.chat_template:
+            own = system_text("magistral", self.tags)
+        system = self.system(own)
         if tools and not self.reads_tools:
             system = describe(tools, system or "")
         if self.tokenizer.chat_template is None:
@@ -337,6 +359,12 @@ class PromptEncoder:
         except TemplateError:  # the template has no such role
             first = Message(role=chat[0]["role"], content=f"{system}{chat[0]['content']}")
             return self._apply([first, *chat[1:]], tools)
+
+    def system(self, own: str | None = None) -> str | None:
+        """The system prompt: a chat's `own`, or the configured one, with the phrase of the level of
+        effort before it; None: that of the chat template."""
+        system = system_text(self.config.system_prompt, self.tags) if own is None else own
+        return "\n\n".join(filter(None, [self.phrase, system])) if self.phrase else system
 
     def _without_template(self, message: Message) -> str:
         """A message to a model without a chat template: texts with blank lines between them."""

@@ -25,7 +25,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from tramontane.config import Config
-from tramontane.data.prompts import PromptEncoder, Tool
+from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import wire
 from tramontane.environments.answers import ChatAnswer, Choice
 from tramontane.environments.calls import Message as Parsed
@@ -96,6 +96,7 @@ class Endpoint:
     def __init__(self, served: Served) -> None:
         self._served, encoder, talk = served, served.encoder, served.config.conversation
         self._format = ChatFormat(encoder, talk.history)
+        self._levels = {k: ChatFormat(each, talk.history) for k, each in encoder.levels.items()}
         self._parser = Parser(encoder.tokenizer, talk.calls, encoder.tags)
         self._mistral = load_mistral(encoder) if talk.tokens == "mistral" else None
         # Prompts are written outside the event loop, in one thread: tokenizers are not reentrant.
@@ -151,13 +152,17 @@ class Endpoint:
         Each message of the model is appended as in a conversation of a run, so that calls and the
         answers of tools are written in the form that the template takes.
         """
-        chat = self._new_chat(body.described)
+        chat = self._new_chat(body)
         return wire.write(chat, body.messages, self._served.encoder.tags), chat.prefix
 
-    def _new_chat(self, tools: Sequence[Tool]) -> Any:
+    def _new_chat(self, body: wire.ChatRequest) -> Any:
+        levels = {None: self._format} | self._levels
+        if (form := levels.get(body.reasoning_effort)) is None:
+            known = ", ".join(self._levels) or "none"
+            raise HTTPException(400, f"reasoning_effort: the model's levels are {known}")
         if self._mistral is not None:
-            return MistralChat(self._mistral, self._served.encoder, tools)
-        return Chat(self._format, tools)
+            return MistralChat(self._mistral, form.encoder, body.described)
+        return Chat(form, body.described)
 
     def _read(
         self, tokens: SampledTokens, *, prompt: list[int], prefix: str, body: wire.ChatRequest

@@ -143,6 +143,11 @@ def load(path: str, key: str = "data.environment") -> Callable[..., Any]:
     return functions.load(import_path(name))
 
 
+def described(data: DataConfig) -> list[Tool]:
+    """Descriptions of the tools in `data.tools`; see `check`."""
+    return [schema_of(f) for f in _functions([load(path, "data.tools") for path in data.tools])]
+
+
 def _checked(path: str, key: str = ROW) -> str:
     """A path that a row names, as the config's were checked when it was read."""
     try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tramontane.data.prompts import PromptEncoder, Tool, system_text
+from tramontane.data.prompts import PromptEncoder, Tool
 from tramontane.environments.calls import Message as Parsed
 from tramontane.environments.chat import Chatted, call_id
 from tramontane.errors import InputError, install
@@ -101,9 +101,9 @@ class MistralChat:
         Raises:
             InputError: Mistral's validator refuses the messages.
         """
-        system = system_text(self._encoder.config.system_prompt, self._encoder.tags)
         given = list(messages)
-        if system is not None and given[0]["role"] != "system":
+        own = given.pop(0)["content"] if given[0]["role"] == "system" else None
+        if (system := self._encoder.system(own)) is not None:
             given.insert(0, {"role": "system", "content": system})
         self._messages = [{**m, "content": self._chunks(m)} for m in given]
         self._ids = self._encode()

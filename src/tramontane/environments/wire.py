@@ -138,6 +138,7 @@ class ChatRequest(SamplingRequest):
     max_completion_tokens: int | None = Field(None, ge=1)
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["auto", "none"] | None = None
+    reasoning_effort: str | None = None  # a level of `data.effort`; a harness's is its problem's
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     logprobs: bool | None = False

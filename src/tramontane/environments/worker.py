@@ -41,6 +41,7 @@ class _Conversation:
         host: its environment and tools.
         chat: its messages.
         prompt_ids: the prompt of its first sequence.
+        effort: level of effort of its problem.
         turns: number of turns so far.
         tokens: prompt and tokens of the current sequence, as they were last seen or sent; None
             after a replay, until they are seen.
@@ -49,6 +50,7 @@ class _Conversation:
     host: Host | HarnessHost
     chat: Any  # `Chat` or `MistralChat`
     prompt_ids: list[int]
+    effort: str | None
     turns: int = 0
     tokens: list[int] | None = None
 
@@ -64,6 +66,9 @@ class EnvironmentWorker:
     def __init__(self, config: Config, encoder: PromptEncoder) -> None:
         self._config, self._limits = config, config.conversation
         self._format = ChatFormat(encoder, self._limits.history)
+        self._levels = {
+            name: ChatFormat(level, self._limits.history) for name, level in encoder.levels.items()
+        }
         self._parser = Parser(encoder.tokenizer, self._limits.calls, encoder.tags)
         self._mistral = load_mistral(encoder) if self._limits.tokens == "mistral" else None
         self._runner = Runner()
@@ -175,18 +180,18 @@ class EnvironmentWorker:
 
     async def _start(self, host: Host | HarnessHost, problem: Problem, seed: int) -> _Conversation:
         messages = await host.start(problem, seed, self._config)
-        chat = self._new_chat(host)
+        chat = self._new_chat(host, problem.effort)
         if host.asked:
             prompt = wire.write(chat, host.asked, self._format.encoder.tags)
         else:
             prompt = chat.start(cast(list[Chatted], messages))
-        return _Conversation(host, chat, prompt, tokens=prompt)
+        return _Conversation(host, chat, prompt, problem.effort, tokens=prompt)
 
-    def _new_chat(self, host: Host | HarnessHost) -> Any:
-        tools = host.tools
+    def _new_chat(self, host: Host | HarnessHost, effort: str | None) -> Any:
+        form = self._format if effort is None else self._levels[effort]
         if self._mistral is not None:
-            return MistralChat(self._mistral, self._format.encoder, tools)
-        return Chat(self._format, tools)
+            return MistralChat(self._mistral, form.encoder, host.tools)
+        return Chat(form, host.tools)
 
     async def _step(
         self, conversation: _Conversation, record: TurnRecord, completion: Completion, l_max: int
@@ -270,7 +275,7 @@ class EnvironmentWorker:
         host = conversation.host
         if not host.restarted:
             return None
-        conversation.chat = self._new_chat(host)
+        conversation.chat = self._new_chat(host, conversation.effort)
         return wire.write(conversation.chat, host.asked, self._format.encoder.tags)
 
     def _late(self, what: str) -> str:

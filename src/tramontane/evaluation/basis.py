@@ -48,6 +48,8 @@ def basis_of(settings: Settings, problems: Sequence[Problem]) -> Basis:
     prompts = {name: config["data"][name] for name in PromptConfig.model_fields}
     parts = {"sampling": asdict(settings.sampling), "data": prompts}
     parts |= {name: config[name] for name in ("generator", "verifier")}
+    if settings.config.data.effort:
+        prompts["effort"] = config["data"]["effort"]
     if settings.config.converses:
         prompts |= {name: config["data"][name] for name in CONVERSING}
         parts["conversation"] = config["conversation"]

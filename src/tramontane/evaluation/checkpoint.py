@@ -67,7 +67,7 @@ def problems_of(settings: Settings, split: Split = "test") -> list[Problem]:
     config, sampling = settings.config, settings.sampling
     source = config.data.eval or config.data.train
     limit = sampling.problems or (ENDLESS_PROBLEMS if source.startswith(SCHEMES) else None)
-    return load_problems(
+    problems = load_problems(
         source,
         config.data,
         split=split,
@@ -75,6 +75,7 @@ def problems_of(settings: Settings, split: Split = "test") -> list[Problem]:
         seed=sampling.seed,
         domains=config.verifier.domains,
     )
+    return config.data.at_efforts(problems, settings.efforts)
 
 
 def prepare(settings: Settings, problems: Sequence[Problem]) -> Work:
@@ -84,6 +85,7 @@ def prepare(settings: Settings, problems: Sequence[Problem]) -> Work:
         InputError: no such model or device, or a prompt that does not fit.
     """
     from tramontane.data.lengths import PromptFilter, PromptLimit
+    from tramontane.environments.loading import described
     from tramontane.models import loading
 
     config, sampling = settings.config, settings.sampling
@@ -91,7 +93,8 @@ def prepare(settings: Settings, problems: Sequence[Problem]) -> Work:
         loading.check_device(config.generator.device, "generator.device")
     encoder = encoder_of(config)
     context = loading.context_length(loading.load_config(config.model))
-    limit = PromptLimit.of(config.data.max_prompt_tokens, context, sampling.max_tokens)
+    tools = encoder.tokens_of(described(config.data))
+    limit = PromptLimit.of(config.data.max_prompt_tokens, context, sampling.max_tokens, tools)
     prompts = PromptFilter(encoder, limit, drop=config.data.overlong_prompts == "drop")
     kept = prompts.keep(problems)
     return Work(kept, sampling, encoder, prompts.longest)
@@ -146,14 +149,18 @@ def sample_checkpoint(settings: Settings, prompt: Prompt, n: int) -> list[str]:
     conversations, all messages behind the prompt, each below its role.
 
     Raises:
-        InputError: no such model, a prompt that does not fit its context, or `n` below 1.
+        InputError: no such model, a prompt that does not fit its context, `n` below 1, or several
+            levels of effort.
     """
+    if len(settings.efforts) > 1:
+        raise InputError(f"effort: choose one of {', '.join(settings.efforts)} (--effort)")
     if n < 1:
         raise InputError(f"n is {n}; it must be at least 1")
     text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
     messages = None if isinstance(prompt, str) else prompt
     problem = Problem("prompt", settings.config.data.domain or "math", text, messages=messages)
-    work = prepare(replace(settings, sampling=replace(settings.sampling, samples=n)), [problem])
+    asked = settings.config.data.at_efforts([problem], settings.efforts)
+    work = prepare(replace(settings, sampling=replace(settings.sampling, samples=n)), asked)
     found = sample_work(settings.config, work)
     return [transcript(c) if settings.config.converses else c.text for c in found]
 
@@ -173,4 +180,4 @@ def encoder_of(config: Config) -> PromptEncoder:
     from tramontane.models import loading
 
     tokenizer = loading.load_tokenizer(with_tokenizer(config.model, config.tokenizer))
-    return PromptEncoder(tokenizer, config.data, config.verifier.thinking_tags)
+    return PromptEncoder(tokenizer, config.data, config.verifier.thinking_tags, config.data.effort)

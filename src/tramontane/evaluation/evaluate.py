@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import EvalResult
@@ -19,7 +19,7 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.evaluation.conversed import ConversationFigures, conversation_row
 from tramontane.evaluation.malformed import Malformed
 from tramontane.evaluation.settings import Sampling
-from tramontane.evaluation.thinking import ThinkingCounter
+from tramontane.evaluation.thinking import thinking_counters
 from tramontane.statistics import Estimate, maj_at_k, mean_interval, pass_at_k, powers_of_two
 from tramontane.types import Completion, Problem, Request, Verdict
 from tramontane.verifier.custom import Response
@@ -34,13 +34,14 @@ Row = dict[str, Any]  # a completion with its verdict
 
 @dataclass(frozen=True)
 class Slice:
-    """Results for the problems of one language, or of one difficulty."""
+    """Results for the problems of one language, or of one difficulty, or at one effort."""
 
     n_problems: int
     pass_at_1: Estimate
     format_rate: float
     language_rate: float
     mean_thinking_tokens: float
+    mean_completion_tokens: float
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class EvaluationResult:
         length_limited_rate: share of completions cut at `max_tokens`.
         unscorable_rate: share of completions that could not be judged; they count as wrong.
         by_language, by_difficulty: `unknown` holds the problems without a language or difficulty.
+        by_effort: the same problems at each level of `data.effort`; empty without levels.
         malformed: the malformed completions, by the condition that failed.
         conversations: figures of turns, calls and endings; None without environments and tools.
     """
@@ -78,6 +80,7 @@ class EvaluationResult:
     by_language: dict[str, Slice]
     by_difficulty: dict[str, Slice]
     malformed: Malformed
+    by_effort: dict[str, Slice]
     conversations: ConversationFigures | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,11 +93,11 @@ def requests_of(
 ) -> list[Request]:
     """The requests of the problems from `first` on. Problem i is group −1 − i: negative numbers
     distinguish them from training's."""
-    params = sampling.params
     return [
         Request(-1 - i, j, prompt, answer_seed(sampling.seed, problem.id, j), params)
         for i, problem in enumerate(problems[first:], first)
-        for prompt in [encoder.encode(problem.prompt, problem.where)]
+        for prompt in [encoder.at(problem.effort).encode(problem.prompt, problem.where)]
+        for params in [replace(sampling.params, max_tokens=problem.longest(sampling.max_tokens))]
         for j in range(sampling.samples)
     ]
 
@@ -140,7 +143,7 @@ class Evaluation:
         self.rows: list[Row] = list(record) if record else []
         self._first = len(self.rows) // sampling.samples  # problems finished by an earlier process
         self.grading: dict[Future[list[Verdict]], int] = {}
-        self._thinking = ThinkingCounter(encoder.tokenizer, encoder.response)
+        self._thinking = thinking_counters(encoder)
         self._groups: defaultdict[int, list[Completion]] = defaultdict(list)
         self._graded: dict[int, list[Verdict]] = {}
         self._done = len(self.rows)
@@ -190,10 +193,11 @@ class Evaluation:
                 "domain": problem.domain,
                 "language": problem.language,
                 "difficulty": problem.difficulty,
+                "effort": problem.effort,
                 "reference": problem.answer,
                 "text": completion.text,
                 "tokens": completion.n_tokens,
-                "thinking_tokens": self._thinking.count(completion),
+                "thinking_tokens": self._thinking[problem.effort].count(completion),
                 "finish_reason": completion.finish_reason,
                 "reward": verdict.reward,
                 "parts": verdict.parts,
@@ -222,19 +226,20 @@ def summarize(rows: Sequence[Row]) -> EvaluationResult:
     ks = powers_of_two(n)
     right = [sum(row["verdict"] == "right" for row in group) for group in problems]
     voted = _voted_domains(rows)
-    votes = [_votes(group) for group in problems if group[0]["domain"] in voted]
+    asked = [group for group in problems if group[0]["domain"] in voted]
+    votes = [_votes(group) for group in asked]
     return EvaluationResult(
         n_problems=len(problems),
         samples=n,
         **_rates(problems),
-        pass_at_k={k: mean_interval([pass_at_k(n, c, k) for c in right], n) for k in ks},
-        maj_at_k={k: mean_interval([maj_at_k(*v, k) for v in votes], n) for k in ks if votes},
-        mean_completion_tokens=_rate(rows, lambda row: row["tokens"]),
+        pass_at_k={k: _mean(problems, [pass_at_k(n, c, k) for c in right]) for k in ks},
+        maj_at_k={k: _mean(asked, [maj_at_k(*v, k) for v in votes]) for k in ks if votes},
         length_limited_rate=_rate(rows, lambda row: row["finish_reason"] == "length"),
         unscorable_rate=_rate(rows, lambda row: row["verdict"] == "unscorable"),
         by_language=_slices(problems, "language"),
         by_difficulty=_slices(problems, "difficulty"),
         malformed=Malformed.of(rows),
+        by_effort=_slices(problems, "effort", list) if problems[0][0].get("effort") else {},
         conversations=ConversationFigures.of(rows),
     )
 
@@ -283,11 +288,13 @@ def _votes(group: list[Row]) -> tuple[list[str | None], list[bool]]:
     return votes, [row["verdict"] == "right" for row in group]
 
 
-def _slices(problems: list[list[Row]], key: str) -> dict[str, Slice]:
+def _slices(
+    problems: list[list[Row]], key: str, order: Callable[[Iterable[Any]], list[Any]] = sorted
+) -> dict[str, Slice]:
     parts: defaultdict[Any, list[list[Row]]] = defaultdict(list)
     for group in problems:
         parts[group[0][key]].append(group)
-    known = sorted(value for value in parts if value is not None)
+    known = order(value for value in parts if value is not None)
     return {
         "unknown" if value is None else str(value): Slice(len(parts[value]), **_rates(parts[value]))
         for value in [*known, *([None] if None in parts else [])]
@@ -299,11 +306,22 @@ def _rates(problems: list[list[Row]]) -> dict[str, Any]:
     rows = [row for group in problems for row in group]
     rates = [_rate(group, lambda row: row["verdict"] == "right") for group in problems]
     return {
-        "pass_at_1": mean_interval(rates, len(problems[0])),
+        "pass_at_1": _mean(problems, rates),
         "format_rate": _rate(rows, lambda row: row["verdict"] != "malformed"),
         "language_rate": _rate(rows, lambda row: row["parts"].get("language", 0.0) > 0),
         "mean_thinking_tokens": _rate(rows, lambda row: row["thinking_tokens"]),
+        "mean_completion_tokens": _rate(rows, lambda row: row["tokens"]),
     }
+
+
+def _mean(groups: Sequence[list[Row]], values: Sequence[float]) -> Estimate:
+    """Mean of the groups' values, with its interval. The groups of one problem at several levels of
+    effort count as one, since they are alike."""
+    of_problem: defaultdict[Any, list[float]] = defaultdict(list)
+    for place, (group, value) in enumerate(zip(groups, values, strict=True)):
+        of_problem[group[0]["problem_id"] if group[0].get("effort") else place].append(value)
+    means = [sum(found) / len(found) for found in of_problem.values()]
+    return mean_interval(means, len(groups[0]) * len(groups) // len(means))
 
 
 def _rate(rows: Sequence[Row], figure: Callable[[Row], float]) -> float:

@@ -156,7 +156,7 @@ async def _with_generators(
 
 
 def _encode(encoder: PromptEncoder, problem: Problem) -> list[int]:
-    return encoder.encode(problem.prompt, problem.where)
+    return encoder.at(problem.effort).encode(problem.prompt, problem.where)
 
 
 async def generate(
@@ -227,7 +227,8 @@ async def complete(
 
     async def go_on(request: Request) -> None:
         assert conversations
-        found = await conversations.answer(l_max, problems[-1 - request.group], request)
+        problem = problems[-1 - request.group]
+        found = await conversations.answer(problem.longest(l_max), problem, request)
         if isinstance(found, Request):
             submit([found])
         else:

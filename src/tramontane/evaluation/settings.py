@@ -7,6 +7,7 @@ template variables, thinking tags, domains and rewards are the same.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -25,7 +26,8 @@ class SamplingOptions(TypedDict, total=False):
     """Keywords of `tramontane.evaluate` and `tramontane.generate`; see `Sampling`.
 
     `device` and `dtype` are the generator's: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`; `auto`,
-    `float32` or `bfloat16`.
+    `float32` or `bfloat16`. `effort` names levels of the config's `data.effort`, by default those
+    of `evaluation.effort`.
     """
 
     problems: int | None
@@ -38,6 +40,7 @@ class SamplingOptions(TypedDict, total=False):
     seed: int
     device: str
     dtype: str
+    effort: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,11 @@ class Settings:
     sampling: Sampling
     origin: Path | None
 
+    @property
+    def efforts(self) -> list[str]:
+        """The levels of effort to measure; empty if the config has none."""
+        return [*(self.config.evaluation.effort or self.config.data.effort)]
+
 
 def run_of(model: str | Path) -> Path | None:
     """Folder of a checkpoint's run (`RUN/checkpoints/step_N/weights`), if any."""
@@ -126,7 +134,7 @@ def settings_for(
     data = raw.setdefault("data", {})
     if run and source not in (None, data.get("train"), data.get("eval")):
         # The run's columns and domain belong to its data, not to this source.
-        kept = {*PromptConfig.model_fields, *CONVERSING, "sets"}
+        kept = {*PromptConfig.model_fields, *CONVERSING, "effort", "sets"}
         raw["data"] = data = {k: v for k, v in data.items() if k in kept}
     if source is not None:
         data["eval"] = "playground:" if source == "playground" else source
@@ -136,6 +144,8 @@ def settings_for(
     if find_weights(str(raw.get("model"))) != named:
         raw["tokenizer"] = None  # the config's model's; a run's checkpoints have their own
     raw["model"] = named
+    if effort := options.get("effort"):
+        raw["evaluation"] = raw.get("evaluation", {}) | {"effort": effort}
     device = [f"generator.{k}={options[k]}" for k in ("device", "dtype") if k in options]  # type: ignore[literal-required]
     parsed = parse_settings(Config, raw, [*device, *overrides], str(path) if path else "eval")
     generator = parsed.generator

@@ -13,6 +13,8 @@ from tramontane.types import Completion, ResponseText
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from tramontane.data.prompts import PromptEncoder
+
 
 class Place(NamedTuple):
     """Positions of a tag's first token and of the token after its last."""
@@ -97,3 +99,15 @@ class ThinkingCounter:
         if opening is None and closing is None and not self._is_opened:
             return 0
         return (closing.first if closing else len(ids)) - start
+
+
+def thinking_counters(encoder: PromptEncoder) -> dict[str | None, ThinkingCounter]:
+    """The counter of completions at each level of effort; None: of those without one. Counters of
+    responses that begin alike are the same."""
+    encoders = {None: encoder} | encoder.levels
+    prefixes = {name: each.response.prefix for name, each in encoders.items()}
+    counters = {
+        prefix: ThinkingCounter(encoder.tokenizer, ResponseText(encoder.tags, prefix))
+        for prefix in {*prefixes.values()}
+    }
+    return {name: counters[prefix] for name, prefix in prefixes.items()}

@@ -50,7 +50,7 @@ class Detokenizer:
             completion: its prompt ends with the prefix.
             end_ids: tokens that end a completion; one at the end is omitted from the text.
         """
-        ids, prefix = completion.token_ids, self.response.prefix
+        ids, prefix = completion.token_ids, self._prefix(completion.prompt_ids)
         if ids and ids[-1] in end_ids:
             ids = ids[:-1]
         if not prefix:
@@ -59,6 +59,15 @@ class Detokenizer:
         # together with the prompt's last token.
         last = completion.prompt_ids[-1:]
         return prefix, self.decode([*last, *ids])[len(self.decode(last)) :]
+
+    def _prefix(self, prompt_ids: list[int]) -> str:
+        """The beginning of the response at the end of a prompt."""
+        known = (self.response.prefix, *self.response.others)
+        if len(known) == 1:
+            return known[0]
+        longest = max(len(prefix.encode()) for prefix in known)  # a token has a byte at least
+        end = str(self.tokenizer.decode(prompt_ids[-longest:], clean_up_tokenization_spaces=False))
+        return max((prefix for prefix in known if end.endswith(prefix)), key=len, default=known[0])
 
 
 class StopTexts:

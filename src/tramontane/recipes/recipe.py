@@ -269,7 +269,9 @@ class Small(_Recipe):
 
         config = self.rl_config
         tokenizer = loading.load_tokenizer(with_tokenizer(config.model, config.tokenizer))
-        return PromptEncoder(tokenizer, config.data, config.verifier.thinking_tags)
+        return PromptEncoder(
+            tokenizer, config.data, config.verifier.thinking_tags, config.data.effort
+        )
 
     def _harvest(self, folder: Path, facts: Mapping[str, Facts]) -> Facts:
         recipe = self.recipe

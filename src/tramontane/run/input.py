@@ -139,7 +139,8 @@ def _evaluation_sets(config: Config, last: Config) -> dict[str, EvaluationSet]:
             max_tokens=length,
             seed=config.seed,
         )
-        sets[name] = EvaluationSet(problems, sampling)
+        asked = data.at_efforts(problems, settings.effort or data.effort)
+        sets[name] = EvaluationSet(asked, sampling)
 
     if data.eval is not None:
         add(HELD_OUT, data.eval, data, evaluation)

@@ -20,6 +20,7 @@ from tramontane.data.curriculum import Curriculum
 from tramontane.data.lengths import PromptFilter, PromptLimit
 from tramontane.data.prompts import PromptEncoder
 from tramontane.data.stream import ProblemStream
+from tramontane.environments.loading import described
 from tramontane.errors import InputError
 from tramontane.evaluation.calibration import calibrate
 from tramontane.generator.lanes import CacheSize
@@ -118,7 +119,9 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
     given = given or read_input(config)
     _check_machine(config)
     tokenizer = loading.load_tokenizer(with_tokenizer(config.model, config.tokenizer))
-    encoder = PromptEncoder(tokenizer, config.data, config.verifier.thinking_tags)
+    encoder = PromptEncoder(
+        tokenizer, config.data, config.verifier.thinking_tags, config.data.effort
+    )
     verifier = config.verifier.model_copy(update={"thinking_tags": encoder.tags})
     config, rates = _with_rates(config.model_copy(update={"verifier": verifier}))
     if config.cold_start:
@@ -127,7 +130,8 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
     lengths = [stage.pipeline.l_max for stage in stages]
     lengths += [s.sampling.max_tokens for s in given.sets.values()]
     context = loading.context_length(loading.load_config(config.model))
-    limit = PromptLimit.of(config.data.max_prompt_tokens, context, max(lengths))
+    tools = encoder.tokens_of(described(config.data))
+    limit = PromptLimit.of(config.data.max_prompt_tokens, context, max(lengths), tools)
     prompts = PromptFilter(encoder, limit, drop=config.data.overlong_prompts == "drop")
     sets = {k: replace(s, problems=prompts.keep(s.problems)) for k, s in given.sets.items()}
     for stream in problems.streams:
@@ -223,6 +227,7 @@ def _check_machine(config: Config) -> None:
 def _first_prompts(problems: Curriculum, encoder: PromptEncoder, count: int) -> list[list[int]]:
     """Prompts of the first problems, as token ids."""
     found = (p for s in problems.streams for p in (s.problems or _peek(s, count))[:count])
+    encoder = next(iter(encoder.levels.values()), encoder)
     return encoder.encode_all([problem.prompt for problem in islice(found, count)])
 
 
@@ -423,9 +428,18 @@ def _number_types_line(config: Config) -> str:
 
 def _prompt_lines(prepared: Prepared) -> dict[str, str]:
     """The thinking tags, the start of every response, and the problems dropped."""
-    (opening, closing), prefix = prepared.encoder.response
-    begins = f", every response begins with {prefix!r}" if prefix else ""
+    (opening, closing), prefix, others = prepared.encoder.response
+    if others:
+        begins = f", responses begin with {' or '.join(map(repr, (prefix, *others)))} by effort"
+    else:
+        begins = f", every response begins with {prefix!r}" if prefix else ""
     lines = {"thinking tags": f"{opening} … {closing}{begins}"}
+    if shares := prepared.config.data.effort_shares:
+        whole = sum(shares.values())
+        lines["effort"] = ", ".join(
+            f"{name} ({share / whole:.0%} of groups, l_max {prepared.config.l_max_of(name):,})"
+            for name, share in shares.items()
+        )
     if dropped := prepared.prompts.dropped:
         limit = prepared.prompts.limit.tokens
         lines["problems dropped"] = f"{dropped:,}, with prompts above {limit:,} tokens"

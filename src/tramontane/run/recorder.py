@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, get_args
@@ -20,7 +20,7 @@ from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.observer import Activity, PipelineState, Update
 from tramontane.controller.verifiers import Verifiers
 from tramontane.evaluation.conversed import ConversationFigures, conversation_row
-from tramontane.evaluation.thinking import ThinkingCounter
+from tramontane.evaluation.thinking import ThinkingCounter, thinking_counters
 from tramontane.placement import Handle, Limit, WaitTimeout, call, release, written
 from tramontane.placement.files import Folder
 from tramontane.run.canaries import Canaries
@@ -60,7 +60,7 @@ class Recorder:
         self.tokenizer = self.encoder.tokenizer
         self.generators, self.judges, self.trainer = generators, judges, trainer
         self._parity_due = True  # checked once more after the session's first update
-        self._thinking = ThinkingCounter(self.tokenizer, self.encoder.response)
+        self._thinking = thinking_counters(self.encoder)
         self.throughput = Throughput(generators, judges.verifiers, self.config.verifier.workers)
         self._signal = SignalMonitor(
             self.config, self.folder.path, session.announce, session.version
@@ -279,6 +279,7 @@ class Recorder:
             metrics["stage"] = batch.settings.stage
         metrics |= update.metrics
         metrics |= reward_metrics(graded, self.config.verifier.reward.parts, self._thinking)
+        metrics |= effort_metrics(graded, self._thinking)
         metrics |= trajectory_metrics(batch)
         if self.config.converses:
             metrics |= conversation_metrics(graded) | self.judges.conversations.counts
@@ -308,14 +309,14 @@ class Recorder:
 
 
 def reward_metrics(
-    groups: Sequence[Group], parts: Sequence[str], thinking: ThinkingCounter
+    groups: Sequence[Group], parts: Sequence[str], thinking: Mapping[str | None, ThinkingCounter]
 ) -> dict[str, float]:
     """Means over all completions of the groups; empty without groups.
 
     Args:
         groups: every group sampled and graded since the last update, including filtered groups.
         parts: names of the reward's parts.
-        thinking: counts the thinking tokens.
+        thinking: counts the thinking tokens of completions at each level of effort.
     """
     completions = [c for g in groups for c in g.completions]
     verdicts = [v for g in groups for v in g.verdicts]
@@ -330,8 +331,24 @@ def reward_metrics(
         "language_rate": sum(v.parts["language"] > 0 for v in verdicts) / n,
         "unscorable_rate": sum(v.verdict == "unscorable" for v in verdicts) / n,
         "completion_tokens": sum(c.n_tokens for c in completions) / n,
-        "thinking_tokens": sum(map(thinking.count, completions)) / n,
+        "thinking_tokens": sum(
+            thinking[g.problem.effort].count(c) for g in groups for c in g.completions
+        )
+        / n,
     }
+
+
+def effort_metrics(
+    groups: Sequence[Group], thinking: Mapping[str | None, ThinkingCounter]
+) -> dict[str, dict[str, float]]:
+    """`reward_metrics` by level of effort; empty without levels."""
+    at: defaultdict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        if group.problem.effort is not None:
+            at[group.problem.effort].append(group)
+    found = {name: reward_metrics(at[name], (), thinking) for name in sorted(at)}
+    keys = ("pass_rate", "completion_tokens") if found else ()
+    return {f"effort_{key}": {name: found[name][key] for name in found} for key in keys}
 
 
 def conversation_metrics(groups: Sequence[Group]) -> dict[str, Any]:

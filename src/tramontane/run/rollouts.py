@@ -61,6 +61,7 @@ COLUMNS: list[pa.Field] = [
     pa.field("reference", pa.string()),
     pa.field("language", pa.string()),
     pa.field("difficulty", pa.int32()),
+    pa.field("effort", pa.string()),
     pa.field("text", pa.string()),
     *TOKEN_FIELDS,
     pa.field("log_ratios", pa.list_(pa.float32())),
@@ -145,6 +146,7 @@ def _table(update: int, group: Group, reason: FilterReason | None, schema: pa.Sc
         "reference": problem.answer,
         "language": problem.language,
         "difficulty": problem.difficulty,
+        "effort": problem.effort,
         "filtered": reason.kind if reason else None,
         "filtered_detail": reason.detail if reason else None,
     }

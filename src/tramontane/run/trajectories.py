@@ -61,7 +61,7 @@ CHECKED = 8  # rows of each run whose tokens are decoded, to detect a different 
 
 RUN_COLUMNS = [
     *("group", "problem_id", "problem", "domain", "reference", "language", "difficulty"),
-    *("text", "token_ids", "logprobs", "version_spans", "finish_reason"),
+    *("effort", "text", "token_ids", "logprobs", "version_spans", "finish_reason"),
     *("reward", "verdict", "reason", "answer", "parts"),
     *("ending", "ending_reason", "turns", "earlier", "prompt_ids"),
 ]
@@ -248,7 +248,7 @@ def _run_rows(source: str, config: Config, encoder: PromptEncoder) -> Iterator[T
             f"folder of a run that recorded its rollouts, or a file"
         )
     detokenizer = Detokenizer(encoder.tokenizer, encoder.response)
-    prompts: dict[str, list[int]] = {}
+    prompts: dict[tuple[str, str | None], list[int]] = {}
     number = 0
     for file in recorded:
         for row in read_rollouts(file, RUN_COLUMNS):
@@ -260,10 +260,13 @@ def _run_rows(source: str, config: Config, encoder: PromptEncoder) -> Iterator[T
             number += 1
             if max(versions) > newest:
                 continue
-            statement = row["problem"]
-            if statement not in prompts:
-                prompts[statement] = encoder.encode(statement)
-            yield _of_run(row, source, prompts[statement])
+            effort = row.get("effort")
+            asked = row["problem"], effort if effort in encoder.levels else None
+            if asked not in prompts:
+                prompts[asked] = encoder.at(asked[1]).encode(asked[0])
+            item = _of_run(row, source, prompts[asked])
+            at_level = config.data.at_efforts([item.problem], filter(None, asked[1:]))
+            yield replace(item, problem=at_level[0]) if at_level else item
 
 
 def _of_run(row: dict[str, Any], source: str, prompt: list[int]) -> Trajectory:

@@ -225,11 +225,11 @@ def make_trainer(config: SFTConfig, architecture: PreTrainedConfig) -> Trainer:
     from tramontane.trainer.sharding import device_of_rank
 
     if config.model is not None:
-        return Trainer.load(config.model, config.trainer, config.steps, config.seed)
+        return Trainer.load(config.model, config.trainer, config.steps, config.seed, alone=True)
     torch.manual_seed(config.seed)
     model = AutoModelForCausalLM.from_config(architecture, attn_implementation="packed")
     model = model.to(device_of_rank(config.device))
-    return Trainer(model, config.trainer, config.steps, seed=config.seed)
+    return Trainer(model, config.trainer, config.steps, seed=config.seed, alone=True)
 
 
 def _prepare(config: SFTConfig) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tramontane.config import Config, parse, read_settings
 from tramontane.errors import InputError
 from tramontane.imports import import_module
+from tramontane.interrupt import leave
 from tramontane.pages import json_values
 from tramontane.workplace import write_whole
 
@@ -103,4 +104,9 @@ def main(files: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        status = main(sys.argv[1:])
+    except (KeyboardInterrupt, SystemExit) as end:  # by a signal; what is done is saved
+        # The interpreter would free every object of torch first: tens of seconds on busy cores.
+        leave(end.code if isinstance(end, SystemExit) and isinstance(end.code, int) else 130)
+    sys.exit(status)

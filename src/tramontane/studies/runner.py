@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tramontane.errors import InputError
 from tramontane.imports import command_of
+from tramontane.interrupt import GRACE_SECONDS
 from tramontane.run.folder import RunFolder
 from tramontane.studies.plan import Plan, check_same, share_of, write_settings
 from tramontane.studies.registry import register
@@ -67,7 +71,7 @@ def run_study(plan: Plan, on_finished: Finished) -> Result:
     unfinished ones resume.
 
     As many runs as the cores allow run in parallel. They end with this process: a signal lets each
-    take a checkpoint within its `checkpoint.grace`.
+    take a checkpoint, for which it has `GRACE_SECONDS`.
 
     Args:
         plan: the runs.
@@ -90,7 +94,7 @@ def run_study(plan: Plan, on_finished: Finished) -> Result:
 
 def _run_all(todo: dict[Path, Settings], plan: Plan, on_finished: Finished) -> None:
     cores, total = plan.study.cores, len(plan.study.arms) * plan.seeds
-    running: set[subprocess.Popen[bytes]] = set()
+    running = _Running()
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // cores)) as pool:
         try:
             if (first := plan.trajectories) and first in todo:
@@ -106,21 +110,45 @@ def _run_all(todo: dict[Path, Settings], plan: Plan, on_finished: Finished) -> N
         except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)
             if isinstance(error, KeyboardInterrupt | SystemExit):
-                for process in [*running]:
-                    process.terminate()  # then the block waits until each has taken its checkpoint
+                running.end(GRACE_SECONDS)
             raise
 
 
-def _run(
-    folder: Path, settings: Settings, cores: int, running: set[subprocess.Popen[bytes]]
-) -> None:
-    """One run in a separate process, which is in `running` meanwhile: an error in one arm does not
-    affect the others."""
+class _Running:
+    """The processes of runs under way; different threads start them and end them."""
+
+    def __init__(self) -> None:
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._lock, self._ended = threading.Lock(), False
+
+    def wait(self, start: Callable[[], subprocess.Popen[bytes]]) -> int:
+        """Start a process, and wait for its end; returns its exit code."""
+        with self._lock:
+            if self._ended:
+                return -signal.SIGTERM
+            self._processes.add(process := start())
+        code = process.wait()
+        self._processes.discard(process)
+        return code
+
+    def end(self, seconds: float) -> None:
+        """Have all processes end, and start no other; one that takes longer is killed."""
+        with self._lock:
+            self._ended, processes = True, [*self._processes]
+        for process in processes:
+            process.terminate()
+        deadline = time.monotonic() + seconds
+        for process in processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _run(folder: Path, settings: Settings, cores: int, running: _Running) -> None:
+    """One run in a separate process: an error in one arm does not affect the others."""
     log = folder.with_name(folder.name + ".log")
-    process = _start([write_settings(folder, settings)], log, cores)
-    running.add(process)
-    code = process.wait()
-    running.discard(process)
+    code = running.wait(partial(_start, [write_settings(folder, settings)], log, cores))
     if code or not RunFolder(folder).finished:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
         raise InputError(f"{folder}: the run failed ({code}); the end of {log}:\n{tail}")

@@ -5,8 +5,8 @@ every matrix product. Gradients of microbatches are summed in float32.
 
 On a CPU, microbatches may be computed side by side, a thread each. Each thread has a *replica*: a
 model that shares the weights and has gradients of its own. So no thread waits for another before
-the end of a minibatch, unlike threads inside a matrix product. All threads but the first run at the
-lowest priority, so they use cores only while generators leave them idle.
+the end of a minibatch, unlike threads inside a matrix product. Beside generators, all threads but
+the first run at the lowest priority, so they use cores only while generators leave them idle.
 """
 
 from __future__ import annotations
@@ -83,9 +83,12 @@ class Replicas:
         master: the model with the float32 weights.
         working: the model that computes for `master`, which is the first replica.
         count: number of replicas. Each further one takes memory for float32 gradients.
+        alone: no generator wants the cores.
     """
 
-    def __init__(self, master: PreTrainedModel, working: PreTrainedModel, count: int) -> None:
+    def __init__(
+        self, master: PreTrainedModel, working: PreTrainedModel, count: int, alone: bool = False
+    ) -> None:
         self.models = [working]
         self._masters = [master]
         for _ in range(count - 1):
@@ -98,7 +101,8 @@ class Replicas:
                 collect_gradients(sharing, self.models[-1])
         self._threads: ThreadPoolExecutor | None = None
         if count > 1:
-            self._threads = ThreadPoolExecutor(count - 1, "replica", initializer=_start_thread)
+            start = partial(_start_thread, alone)
+            self._threads = ThreadPoolExecutor(count - 1, "replica", initializer=start)
 
     def map(
         self, compute: Callable[[PreTrainedModel, int], T], count: int, *, repeatable: bool
@@ -142,9 +146,9 @@ class Replicas:
                     other.grad = None
 
 
-def _start_thread() -> None:
+def _start_thread(alone: bool) -> None:
     torch.set_num_threads(1)
-    if sys.platform == "linux":  # elsewhere, a thread has no priority of its own
+    if sys.platform == "linux" and not alone:  # elsewhere, a thread has no priority of its own
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
 
 

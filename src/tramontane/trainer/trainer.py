@@ -53,6 +53,7 @@ class Trainer:
         updates: number of updates of the run, for the learning-rate schedule.
         files: the files that the weights of a model on the meta device are read from.
         seed: the run's, for the initial weights of adapters.
+        alone: no generator wants the cores, so that all `threads` have ordinary priority.
 
     Raises:
         InputError: an objective that needs what the trainer does not provide, a `ranks` other than
@@ -67,6 +68,7 @@ class Trainer:
         updates: int,
         files: WeightFiles | None = None,
         seed: int = 0,
+        alone: bool = False,
     ) -> None:
         if config.ranks != sharding.ranks():
             raise InputError(
@@ -113,7 +115,7 @@ class Trainer:
         self._head_scale = head_scale(self._working)
         if config.lora:
             self._reference = self._working  # without its adapters
-        self._replicas = Replicas(model, self._working, config.threads)
+        self._replicas = Replicas(model, self._working, config.threads, alone)
         self._compiled = forwards.compilation(config).enabled
         if self._compiled:
             for replica in self._replicas.models:
@@ -128,7 +130,9 @@ class Trainer:
         self._skipped_in_a_row = 0  # optimizer steps, up to now
 
     @classmethod
-    def load(cls, model_path: str, config: TrainerConfig, updates: int, seed: int = 0) -> Trainer:
+    def load(
+        cls, path: str, config: TrainerConfig, updates: int, seed: int = 0, alone: bool = False
+    ) -> Trainer:
         """Load a checkpoint folder, Hugging Face name or `tiny` and build its trainer.
 
         With several ranks, each reads only its own shards, if the checkpoint allows that
@@ -137,15 +141,13 @@ class Trainer:
         Raises:
             InputError: no model there, damaged weights, or see the constructor.
         """
-        # Adapters are float32 in any case.
-        dtype = getattr(torch, config.dtype) if config.lora else torch.float32
-        if sharding.ranks() == 1:
-            return cls(load_model(model_path, dtype, config.device), config, updates, seed=seed)
-        if empty := empty_model(model_path):
-            model, files = empty
-            return cls(model, config, updates, files, seed)
-        # FSDP moves it to this rank's device block by block.
-        return cls(load_model(model_path, dtype, "cpu"), config, updates, seed=seed)
+        whole = sharding.ranks() == 1
+        model, files = (None if whole else empty_model(path)) or (None, None)
+        if model is None:  # FSDP moves it to this rank's device block by block
+            # Adapters are float32 in any case.
+            dtype = getattr(torch, config.dtype) if config.lora else torch.float32
+            model = load_model(path, dtype, config.device if whole else "cpu")
+        return cls(model, config, updates, files, seed, alone)
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
         """One update: an optimizer step per minibatch, over groups in batch order.
@@ -158,9 +160,8 @@ class Trainer:
             Metrics by name, all floats: see `docs/training.md`.
 
         Raises:
-            InputError: no groups, or minibatches smaller than a group.
-            InputError: `max_nonfinite_steps` consecutive steps were skipped; the weights are those
-                of the last finite step.
+            InputError: no groups, or minibatches smaller than a group; or `max_nonfinite_steps`
+                consecutive steps were skipped, and the weights are those of the last finite step.
         """
         began = time.perf_counter()
         rate = self._set_learning_rate()

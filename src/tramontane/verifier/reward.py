@@ -213,7 +213,8 @@ def _grade(
     else:
         parts["correctness"] = weights.correctness * judged.share
     parts["format"] = weights.format * domain.format.has_conditions
-    parts["length"] = length_penalty(n_tokens, l_max, l_cache, weights.length)
+    scale = weights.length if problem.length_penalty is None else problem.length_penalty
+    parts["length"] = length_penalty(n_tokens, *problem.lengths(l_max, l_cache), scale)
     spoken = _spoken(response, parsed, config.tags)
     if not (spoken[0] or domain.format.needs_thoughts):
         spoken = (spoken[1], "")

@@ -67,6 +67,13 @@ LEARNING = [
         "tokens a completion",
         {"completion_tokens": "completion", "thinking_tokens": "thinking"},
     ),
+    Chart(
+        "Pass rate by effort",
+        "share of completions that are right",
+        prefix="effort_pass_rate.",
+        percent=True,
+    ),
+    Chart("Length by effort", "tokens a completion", prefix="effort_completion_tokens."),
     Chart("Entropy", "nats a token", {"entropy": "entropy"}),
     Chart(
         "Clipped tokens",

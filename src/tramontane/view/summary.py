@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -26,6 +26,7 @@ Row = dict[str, Any]
 Results = Mapping[str, "EvaluationResult"]  # `before` and `after`, where measured
 MAX_SAMPLES = 8  # evaluation problems shown, one for each language
 MAX_EVENTS = 200  # the newest
+MAX_POINTS = 100  # of a curve
 
 
 def summary(run: Run) -> Row:
@@ -46,7 +47,8 @@ def summary(run: Run) -> Row:
         "passed": _measured(figures.get("pass_at_1")),
         "tiles": _tiles(figures),
         "facts": facts(written),
-        "tables": [*_models_table(written), *_tables(results)],
+        "tables": [*_models_table(written), *_tables(results), *_tokens_table(results)],
+        "accuracy": [c for when, rows in ends.items() for c in accuracy_over_tokens(when, rows)],
         "samples": _samples(run, ends["before"], ends["after"]),
         "traces": traces(run),
         "changes": list(read_log(run.path / "changes.jsonl")),
@@ -162,8 +164,37 @@ def _estimates(result: EvaluationResult) -> dict[str, dict[str, Estimate]]:
     return {
         "By language": {name: part.pass_at_1 for name, part in result.by_language.items()},
         "By difficulty": {name: part.pass_at_1 for name, part in result.by_difficulty.items()},
+        "By effort": {name: part.pass_at_1 for name, part in result.by_effort.items()},
         "Several samples": samples,
     }
+
+
+def _tokens_table(results: Results) -> list[Row]:
+    """Table of the mean length of completions by level of effort, if there are levels."""
+    ends = [result.by_effort for result in results.values()]
+    rows = [
+        (name, [{"value": end[name].mean_completion_tokens} for end in ends])
+        for name in (ends[0] if ends else ())
+    ]
+    return [{"title": "Tokens by effort", "ends": list(results), "rows": rows}] if rows else []
+
+
+def accuracy_over_tokens(when: str, rows: Sequence[Row]) -> list[Row]:
+    """For each level of effort, the curve of an evaluation: the share of completions that are right
+    within so many tokens; none without levels.
+
+    Returns:
+        `name` and `points` [(tokens, share)], at most `MAX_POINTS`.
+    """
+    curves = []
+    for effort in dict.fromkeys(row.get("effort") for row in rows if row.get("effort")):
+        asked = [row for row in rows if row["effort"] == effort]
+        lengths = sorted(row["tokens"] for row in asked if row["verdict"] == "right")
+        reached = [(tokens, n / len(asked)) for n, tokens in enumerate(lengths, 1)]
+        points = [(0, 0.0), *dict(reached).items()]
+        step = -(-len(points) // MAX_POINTS)
+        curves.append({"name": f"{effort}, {when}", "points": points[-1::-step][::-1]})
+    return curves
 
 
 def _models_table(written: Mapping[str, Any]) -> list[Row]:
@@ -186,15 +217,18 @@ def _models_table(written: Mapping[str, Any]) -> list[Row]:
 
 def _samples(run: Run, before: list[Row], after: list[Row]) -> list[Row]:
     tags = ThinkingTags.of((run.config.get("verifier") or {}).get("thinking_tags"))
-    later: dict[str, Row] = {}
+    later: dict[tuple[str, str | None], Row] = {}
     for row in after:
-        later.setdefault(row["problem"], row)
+        later.setdefault((row["problem"], row.get("effort")), row)
     chosen: dict[str | None, Row] = {}
     for row in before or after:
         chosen.setdefault(row.get("language"), row)
     samples = []
     for language, row in list(chosen.items())[:MAX_SAMPLES]:
-        found = [("before", row if before else None), ("after", later.get(row["problem"]))]
+        found = [
+            ("before", row if before else None),
+            ("after", later.get((row["problem"], row.get("effort")))),
+        ]
         samples.append(
             {
                 "problem": row["problem"],

@@ -2,6 +2,7 @@
 
 import { h, replace, badge, number } from "./dom.js";
 import { get, holds, measured } from "./api.js";
+import { Chart } from "./chart.js";
 import { fill, sections } from "./charts.js";
 import { legend, tokens } from "./shading.js";
 
@@ -22,13 +23,15 @@ export async function show(main, theValues, page) {
   const [title, learning] = sections([run], specs).find(([, made]) => made.length) || ["", []];
   const traces = (await Promise.all(found.traces.filter((t) => holds("rollout", t)).map((t) => get("rollout", { run: run.run, ...t }))));
   leave();
-  charts = learning;
+  const accuracy = new Chart({ title: "Accuracy over tokens", unit: "share of completions that are right within so many tokens", percent: true });
+  charts = [...learning, { chart: accuracy }];
   replace(main,
     page.runs.length > 1 ? h("div", { class: "bar" }, page.runPicker(run.run, (value) => page.go("summary", { run: value }))) : null,
     h("div", { class: "title" }, h("h1", {}, run.name), h("p", { class: "muted" }, found.subtitle)),
     tail.damaged.map((reason) => h("p", { class: "error" }, reason)),
     found.notes.map(([heading, text]) => h("p", { class: "notice" }, h("b", {}, heading), ` ${text}`)),
     results(found), facts(found.facts), tables(found.tables),
+    section(found.accuracy.length, "Effort", h("div", { class: "charts" }, accuracy.element)),
     section(learning.length, title, h("div", { class: "charts" }, learning.map(({ chart }) => chart.element)),
       h("p", { class: "note" }, page.link("curves", {}, "All curves"), ", over updates or time.")),
     section(found.samples.length, "Completions before and after",
@@ -45,7 +48,8 @@ export async function show(main, theValues, page) {
       found.events_left_out ? h("p", { class: "note" }, `${found.events_left_out} older ones are in events.log.`) : null,
       h("ul", { class: "panel events" }, found.events.map((e) => h("li", {}, h("time", {}, new Date(1000 * e.time).toLocaleString()), h("span", {}, e.text))))),
     found.config ? h("details", { class: "panel" }, h("summary", { class: "muted" }, "Configuration"), h("pre", {}, found.config)) : null);
-  fill(charts, [run]);
+  fill(learning, [run]);
+  accuracy.set(found.accuracy.map(({ name, points }, i) => ({ name, points, colour: `var(--run${i % 6})` })), { xLabel: "tokens", xFormat: String });
 }
 
 const section = (shown, title, ...children) => (shown ? h("section", {}, h("h2", {}, title), children) : null);

@@ -1,0 +1,76 @@
+"""Ctrl-C of a study: its arms end in bounded time, and what is done is kept."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.forked import Command
+from tests.run.test_resume import wait_until
+from tests.runs import SMALL
+from tramontane.run.folder import RunFolder
+from tramontane.studies.runner import _Running
+
+SLEEP = "import signal, time; {}; print(flush=True); time.sleep(600)"
+DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+
+
+def start(pids: list[int], what: str = "") -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", SLEEP.format(what)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline()
+    pids.append(process.pid)
+    return process
+
+
+def test_processes_end_in_time_and_no_other_is_started() -> None:
+    running, pids = _Running(), list[int]()
+    with ThreadPoolExecutor(2) as pool:
+        heeds = pool.submit(running.wait, partial(start, pids))
+        deaf = pool.submit(running.wait, partial(start, pids, DEAF))
+        while len(pids) < 2:
+            time.sleep(0.01)
+        began = time.monotonic()
+        running.end(0.5)
+        assert (heeds.result(10), deaf.result(10)) == (-signal.SIGTERM, -signal.SIGKILL)
+        assert time.monotonic() - began < 5
+        assert running.wait(partial(start, pids)) == -signal.SIGTERM and len(pids) == 2
+
+
+@pytest.mark.slow
+def test_ctrl_c_of_a_study_ends_its_arms_with_a_checkpoint_each(tmp_path: Path) -> None:
+    sizes = SMALL["pipeline"] | {"updates": 1000, "n_batch": 16}
+    base = SMALL | {"pipeline": sizes, "checkpoint": {"every": 1000}}
+    study = {
+        "title": "Rates",
+        "question": "Which?",
+        "paper": "Nothing.",
+        "arms": {"slow": {"trainer.learning_rate": 1e-6}, "fast": {}},
+        "claims": [{"text": "Fast.", "arm": "fast", "against": "slow", "expect": "higher"}],
+    }
+    files = tmp_path / "rates.yaml", tmp_path / "base.yaml"
+    for file, content in zip(files, (study, base), strict=True):
+        file.write_text(yaml.safe_dump(content))
+    out = tmp_path / "out"
+    asked = ("study", str(files[0]), "--base", str(files[1]), "--seeds", "1", "--out", str(out))
+    process = Command(*asked)
+    begun: list[Path] = []
+
+    def trains() -> bool:
+        begun[:] = [f.parent for f in out.rglob("metrics.jsonl") if f.stat().st_size]
+        return len(begun) == min(2, os.cpu_count() or 1)
+
+    wait_until(trains, process)
+    began = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    assert process.wait() == 130, process.printed
+    assert time.monotonic() - began < 30
+    for folder in map(RunFolder, begun):
+        assert folder.newest_version == len(folder.metrics()) > 0
