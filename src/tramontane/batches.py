@@ -36,6 +36,22 @@ class BatchSettings:
 
 
 @dataclass
+class TeacherScores:
+    """A teacher's log-probs of one sequence of T tokens, at the temperature of sampling.
+
+    Args:
+        logprobs: float32 array [T], of the sequence's tokens.
+        top_ids: int array [T · k], the k likeliest tokens at each place; empty if the whole
+            vocabulary is scored.
+        top_logprobs: float32 array [T · k], theirs; or [T · V], of the whole vocabulary.
+    """
+
+    logprobs: array[float]
+    top_ids: array[int]
+    top_logprobs: array[float]
+
+
+@dataclass
 class TrainSequence:
     """A completion as the trainer receives it: token ids and numbers, in compact arrays. A forked
     conversation is several consecutive sequences, with one advantage.
@@ -54,6 +70,7 @@ class TrainSequence:
             instead of the sampled one.
         replaced: number of sampled tokens that the given answer replaces.
         continues: True if it belongs to the same conversation as the sequence before it.
+        teacher: a teacher's log-probs, if the objective needs them.
     """
 
     prompt_ids: array[int]
@@ -66,6 +83,7 @@ class TrainSequence:
     target: int = 0
     replaced: int = 0
     continues: bool = False
+    teacher: TeacherScores | None = None
 
     @classmethod
     def of(

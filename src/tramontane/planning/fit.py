@@ -320,10 +320,10 @@ def _workers(
     offloaded = _largest(offloaded_memory(trainer, shape, n) for n in lengths)
     if offloaded.total:
         yield Worker(OFFLOADED, trainer.ranks, "cpu", offloaded)
-    if "reference" in trainer.objective.options.needs and not trainer.lora:
+    if "reference" in trainer.objective.needs and not trainer.lora:
         reference = reference_memory(trainer, shape)
         yield Worker("reference", trainer.ranks, trainer.device, reference)
-    if "values" in trainer.objective.options.needs:
+    if "values" in trainer.objective.needs:
         network = _largest(
             value_memory(s.trainer, shape, n, s.pipeline.minibatch) for s, n in by_stage
         )

@@ -252,5 +252,5 @@ def _logits(config: TrainerConfig, shape: ModelShape, row: _Row) -> float:
         return tokens * shape.vocabulary * (2 * size + 8)
     part = tokens * min(part_size(tokens, torch.device(config.device)), shape.vocabulary)
     kept = min(KEPT_BYTES, tokens * shape.vocabulary * size)
-    softmax = SOFTMAX + (ENTROPY if "entropy" in config.objective.options.needs else 0)
+    softmax = SOFTMAX + (ENTROPY if "entropy" in config.objective.needs else 0)
     return kept + part * (size + softmax) + (4 + size) * tokens * shape.hidden

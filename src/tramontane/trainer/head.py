@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from tramontane.models import compiling
 from tramontane.models.packing import pack
+from tramontane.trainer.logprobs import token_logprobs
 from tramontane.trainer.microbatch import PackedRow, Predictions
 from tramontane.trainer.sharding import free_gathered, plain_class
 
@@ -101,6 +102,20 @@ def fused_predictions(
         columns = model(**row.model_inputs).logits[0, : len(row.targets)] / scale
     logprobs, entropy, top1 = columns.unbind(-1)
     return Predictions(logprobs, entropy if entropy_grad else entropy.detach(), top1.detach())
+
+
+def plain_predictions(
+    model: PreTrainedModel, row: PackedRow, temperature: float, entropy_grad: bool = False
+) -> Predictions:
+    """The same from the logits, of any model, and for the row's `candidates`."""
+    logits = model(**row.model_inputs).logits[0, : len(row.targets)]
+    logprobs, entropy = token_logprobs(logits, row.targets, temperature, entropy_grad)
+    top1 = (logits.detach().argmax(-1) == row.targets).to(logprobs.dtype)
+    top = None
+    if row.candidates is not None:
+        scaled = logits.to(logprobs.dtype) / temperature
+        top = scaled.log_softmax(-1).gather(-1, row.candidates)
+    return Predictions(logprobs, entropy, top1, policy_top=top)
 
 
 @contextmanager
