@@ -126,13 +126,15 @@ class TrainBatch:
 class Batch:
     """`n_batch` completions in whole graded groups, to train on at weights version `version`. The
     controller keeps it for the records, and the trainer receives `train_batch()`. After training,
-    `learned` has the trainer's figures of all completions, in order.
+    `learned` has the trainer's figures of all completions, in order; before it, `scores` has the
+    teachers' of all sequences, in order, if there are teachers.
     """
 
     version: int
     groups: list[Group]
     settings: BatchSettings
     learned: TrainedFigures | None = None
+    scores: list[TeacherScores] | None = None
 
     @property
     def completions(self) -> list[Completion]:
@@ -168,7 +170,11 @@ class Batch:
                     sequence.answer, sequence.continues = answer, number > 0
                     sequences.append(sequence)
             groups.append(sequences)
-        return TrainBatch(self.version, groups, self.settings)
+        made = TrainBatch(self.version, groups, self.settings)
+        if self.scores is not None:
+            for sequence, scores in zip(made.sequences, self.scores, strict=True):
+                sequence.teacher = scores
+        return made
 
 
 def _answers(verdicts: Sequence[Verdict]) -> Iterator[int]:

@@ -29,6 +29,11 @@ class TeacherConfig(Section):
         """All teachers, each once."""
         return [*dict.fromkeys([self.model, *self.domains.values()])]
 
+    @property
+    def number(self) -> int:
+        """Workers of all teachers together."""
+        return len(self.models) * self.workers
+
     @model_validator(mode="after")
     def _resolve_dtype(self) -> TeacherConfig:
         self.dtype = resolve_dtype(self.dtype, self.device)

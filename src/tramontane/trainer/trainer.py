@@ -485,7 +485,7 @@ class Trainer:
     ) -> Predictions:
         """Compute log-probs and entropies of the row's generated tokens."""
         entropy_grad = "entropy" in needs
-        if self._head_scale is not None and row.candidates is None:
+        if self._head_scale is not None:
             return fused_predictions(
                 model, row, temperature, self._head_scale, entropy_grad, self._compiled
             )
