@@ -196,10 +196,10 @@ class _HeadLogprobs(torch.autograd.Function):
             return (None,) * 6
         hidden, weight, bias, targets, total, logprobs, entropy = ctx.saved_tensors
         slopes = None if grad_logprobs is None else grad_logprobs / ctx.divisor
-        slope = None if slopes is None else slopes.sum(-1, keepdim=True)
+        several = slopes is not None and targets.shape[1] > 1
+        slope = slopes if slopes is None or not several else slopes.sum(-1, keepdim=True)
         entropy_slope = None if grad_entropy is None else (grad_entropy / ctx.divisor)[:, None]
         rows = _Rows(total[:, None], entropy[:, None], slope, entropy_slope)
-        several = slopes is not None and targets.shape[1] > 1
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         # Parts are summed in float32, whatever the model's dtype.
         grad_hidden = torch.zeros(hidden.shape, dtype=logprobs.dtype, device=hidden.device)
