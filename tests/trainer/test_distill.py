@@ -90,13 +90,20 @@ def test_without_it_is_the_part_in_which_prefixes_are_given(options):
     assert (part - whole).abs().max() > 0.01
 
 
+@pytest.mark.parametrize("staleness", [0, 2, 8])
 @pytest.mark.parametrize("options", [*SAMPLED, *WHOLE])
-def test_samples_of_an_older_policy_give_the_divergence_of_the_policy_that_is_trained(options):
-    """After the prefixes that the older policy wrote."""
-    got = distilled(POLICY, draws(STALE), **options)
-    given = visits(STALE)
-    part = expected(POLICY, lambda _: given, options.get("divergence", "reverse"))
-    torch.testing.assert_close(got, part)
+def test_samples_of_an_older_policy_give_the_divergence_of_the_policy_that_is_trained(
+    options, staleness
+):
+    """After the prefixes that the older policy wrote, some steps of the trainer before."""
+    table, groups, given = POLICY, draws(POLICY), visits(POLICY)
+    for _ in range(staleness):
+        table = table - distilled(table, groups, **options)
+    name = options.get("divergence", "reverse")
+    got = distilled(table, groups, **options)
+    torch.testing.assert_close(got, expected(table, lambda _: given, name))
+    before, after = ((given * local(t, name)).sum() for t in (POLICY, table))
+    assert after < before or not staleness
 
 
 def test_without_importance_weights_older_samples_give_another_gradient():
