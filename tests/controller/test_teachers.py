@@ -24,11 +24,11 @@ from tramontane.trainer.teacher import Teacher
 from tramontane.types import Completion, Group, Problem, Verdict
 
 SETTINGS = BatchSettings("", 0.9, 32, 8)
-SEEDS = {"general": 1, "coder": 2}  # of the weights of both teachers
+MODELS = {"general": model(seed=1), "coder": model(seed=2)}
 
 
 def teacher(name: str) -> Teacher:
-    return Teacher(model(seed=SEEDS[name]), budget=64, top_k=3, vocabulary=VOCAB)
+    return Teacher(MODELS[name], budget=64, top_k=3, vocabulary=VOCAB)
 
 
 def config(tmp_path: Path, kind: str, workers: int = 1) -> Config:
@@ -110,7 +110,7 @@ def test_a_teacher_that_is_killed_is_replaced_and_asked_again(tmp_path: Path) ->
 
     def kill() -> None:
         """Each first process, once it is scoring."""
-        for name in SEEDS:
+        for name in MODELS:
             while not (note := tmp_path / name).exists() or not note.read_text():
                 time.sleep(0.05)
             os.kill(int(note.read_text()), signal.SIGKILL)
