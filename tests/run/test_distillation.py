@@ -56,7 +56,10 @@ def test_a_teacher_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
         ({"teacher": None}, "null, and the objective is distilled"),
         ({"pipeline": {}}, "drops groups that objective 'distill' learns from"),
         ({"trainer": {}}, "'magistral' has no use for a teacher"),
-        ({"teacher": {"model": "tiny", "domains": {"x": "tiny"}}}, "no such domain; known are math"),
+        (
+            {"teacher": {"model": "tiny", "domains": {"x": "tiny"}}},
+            "no such domain; known are math",
+        ),
         (
             {"trainer": {"objective": {"name": "jepo", "add": {"distill": 1.0}}}},
             "replaces sampled answers",

@@ -267,7 +267,7 @@ async def _run(
             placement.weights,
             to_trainer,
             conversations,
-            teachers and teachers.score,
+            teachers.score if teachers else None,
         )
         recorder = Recorder(session, generators, judges, trainer)
         pipeline = Pipeline(config, ledger, workers, recorder)

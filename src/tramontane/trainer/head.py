@@ -196,8 +196,8 @@ class _HeadLogprobs(torch.autograd.Function):
             return (None,) * 6
         hidden, weight, bias, targets, total, logprobs, entropy = ctx.saved_tensors
         slopes = None if grad_logprobs is None else grad_logprobs / ctx.divisor
-        several = slopes is not None and targets.shape[1] > 1
-        slope = slopes if slopes is None or not several else slopes.sum(-1, keepdim=True)
+        several = slopes if targets.shape[1] > 1 else None
+        slope = slopes if several is None else several.sum(-1, keepdim=True)
         entropy_slope = None if grad_entropy is None else (grad_entropy / ctx.divisor)[:, None]
         rows = _Rows(total[:, None], entropy[:, None], slope, entropy_slope)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
@@ -210,8 +210,8 @@ class _HeadLogprobs(torch.autograd.Function):
         at_target = _at_target(logprobs[:, :1], rows).to(hidden.dtype)
         for part in _parts(hidden, weight, bias, targets, ctx.kept):
             # Elsewhere the entry keeps its value: to select rows would wait for the GPU.
-            if several:
-                at_columns = torch.where(part.inside, slopes, 0.0)
+            if several is not None:
+                at_columns = torch.where(part.inside, several, 0.0)
                 grad = differentiate(part.logits, ctx.divisor, rows, part.column, at_columns)
             else:
                 grad = differentiate(part.logits, ctx.divisor, rows)
