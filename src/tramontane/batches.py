@@ -36,6 +36,22 @@ class BatchSettings:
 
 
 @dataclass
+class TeacherScores:
+    """A teacher's log-probs of one sequence of T tokens, at the temperature of sampling.
+
+    Args:
+        logprobs: float32 array [T], of the sequence's tokens.
+        top_ids: int array [T · k], the k likeliest tokens at each place; empty if the whole
+            vocabulary is scored.
+        top_logprobs: float32 array [T · k], theirs; or [T · V], of the whole vocabulary.
+    """
+
+    logprobs: array[float]
+    top_ids: array[int]
+    top_logprobs: array[float]
+
+
+@dataclass
 class TrainSequence:
     """A completion as the trainer receives it: token ids and numbers, in compact arrays. A forked
     conversation is several consecutive sequences, with one advantage.
@@ -54,6 +70,7 @@ class TrainSequence:
             instead of the sampled one.
         replaced: number of sampled tokens that the given answer replaces.
         continues: True if it belongs to the same conversation as the sequence before it.
+        teacher: a teacher's log-probs, if the objective needs them.
     """
 
     prompt_ids: array[int]
@@ -66,6 +83,7 @@ class TrainSequence:
     target: int = 0
     replaced: int = 0
     continues: bool = False
+    teacher: TeacherScores | None = None
 
     @classmethod
     def of(
@@ -108,13 +126,15 @@ class TrainBatch:
 class Batch:
     """`n_batch` completions in whole graded groups, to train on at weights version `version`. The
     controller keeps it for the records, and the trainer receives `train_batch()`. After training,
-    `learned` has the trainer's figures of all completions, in order.
+    `learned` has the trainer's figures of all completions, in order; before it, `scores` has the
+    teachers' of all sequences, in order, if there are teachers.
     """
 
     version: int
     groups: list[Group]
     settings: BatchSettings
     learned: TrainedFigures | None = None
+    scores: list[TeacherScores] | None = None
 
     @property
     def completions(self) -> list[Completion]:
@@ -150,7 +170,11 @@ class Batch:
                     sequence.answer, sequence.continues = answer, number > 0
                     sequences.append(sequence)
             groups.append(sequences)
-        return TrainBatch(self.version, groups, self.settings)
+        made = TrainBatch(self.version, groups, self.settings)
+        if self.scores is not None:
+            for sequence, scores in zip(made.sequences, self.scores, strict=True):
+                sequence.teacher = scores
+        return made
 
 
 def _answers(verdicts: Sequence[Verdict]) -> Iterator[int]:

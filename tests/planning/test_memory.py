@@ -169,6 +169,17 @@ def test_a_value_network_is_a_second_trained_model_without_logits(small: ModelSh
     assert "reference" in memory
 
 
+def test_a_teacher_has_weights_and_logits_and_no_optimizer(small: ModelShape) -> None:
+    tiny, trainer = load_shape("tiny"), {"objective": {"name": "distill"}}
+    teachers = {"model": "tiny", "domains": {"code": "mistral-small-24b"}, "dtype": "bfloat16"}
+    stage = config(trainer=trainer, teacher=teachers, pipeline={"diversity": "none"})
+    workers = [w for load in run_memory([stage], small, [LENGTHS]).loads for w in load.workers]
+    first, second = (w.memory for w in workers if w.name == "teacher")
+    assert first.weights == 2 * tiny.parameters and second.weights == 2 * PARAMETERS
+    assert first.logits == 36864 * tiny.vocabulary * 2
+    assert first.optimizer == first.gradients == 0
+
+
 def test_checkpointing_keeps_the_input_of_each_block(small: ModelShape) -> None:
     """In bfloat16 on a GPU: no term grows with the square of the length."""
     keys = {"dtype": "bfloat16", "device": "cuda", "microbatch_tokens": 40960}

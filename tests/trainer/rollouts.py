@@ -8,6 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
 from tramontane.config import ObjectiveConfig, TrainerConfig
+from tramontane.trainer.teacher import Teacher
 from tramontane.trainer.trainer import Trainer
 
 torch.set_num_threads(1)
@@ -50,6 +51,15 @@ def completion(rng, prompt=None, length=None, version=0, reward=0.0):
         versions=array("i", [version] * length),
         reward=reward,
     )
+
+
+def taught(batch, top_k=None, seed=0):
+    """The same batch, scored by a teacher of another seed."""
+    teacher = Teacher(model(seed=seed + 1), budget=64, top_k=top_k, vocabulary=VOCAB)
+    scores = teacher.score(batch.sequences, batch.settings.temperature)
+    for sequence, found in zip(batch.sequences, scores, strict=True):
+        sequence.teacher = found
+    return batch
 
 
 def group(rng, size=4, version=0, rewards=None):

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.fake_cuda import Launches, fake_cuda
-from tests.trainer.rollouts import VOCAB, batch
+from tests.trainer.rollouts import VOCAB, batch, taught
 from tramontane.config import ObjectiveConfig, TrainerConfig
 from tramontane.trainer.microbatch import Predictions, cut_batch
 from tramontane.trainer.objectives import load_objective
@@ -63,7 +63,7 @@ def minibatch_of(**settings):
     """Made on the CPU, with values."""
     objective = ObjectiveConfig.model_validate(settings.pop("objective", {}))
     config = TrainerConfig(device=GPU, objective=objective, **settings)
-    b = batch()
+    b = taught(batch(), top_k=3)
     b.sequences[1].versions[0] = INSERTED
     (minibatch,) = cut_batch(b, config)
     return minibatch
@@ -121,6 +121,14 @@ def test_a_microbatch_mixes_no_devices_and_waits_for_nothing(family):
         gradients = [p.grad for p in trainer.model.parameters()]
     assert found.waits == []
     assert all(g.device == torch.device(GPU) and g.dtype == torch.float32 for g in gradients)
+
+
+@pytest.mark.parametrize("options", [{"top_k": 3, "discount": 1}, {"baseline": False}])
+def test_distillation_mixes_no_devices_and_waits_for_nothing(options):
+    objective = {"name": "distill", "distill": options}
+    minibatch = minibatch_of(objective=objective)
+    with fake_cuda():
+        assert launches(on_gpu(objective=objective), minibatch).waits == []
 
 
 @pytest.mark.parametrize("setting", ["lora", "checkpointing", "offload"])

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer import rollouts
-from tramontane.config.objectives import BUILT_IN_OBJECTIVES
+from tramontane.batches import TeacherScores
+from tramontane.config import BUILT_IN_OBJECTIVES
 from tramontane.errors import InputError
 from tramontane.trainer.collate import lay_out
 from tramontane.trainer.microbatch import cut_batch
@@ -51,9 +52,17 @@ def forked(rng, sequence):
                 versions=sequence.versions[own],
                 continues=bool(parts),
                 target=sequence.target if end == len(versions) else 0,
+                teacher=sequence.teacher and taught_part(sequence.teacher, own),
             )
         )
     return parts
+
+
+def taught_part(scores, own):
+    """A teacher's scores of a part of a sequence."""
+    k = len(scores.top_ids) // len(scores.logprobs)
+    top = slice(own.start * k, own.stop * k)
+    return TeacherScores(scores.logprobs[own], scores.top_ids[top], scores.top_logprobs[top])
 
 
 def step(batch, **objective):
@@ -99,6 +108,8 @@ OBJECTIVES = [
     ("dro", {"values": "prompt"}),
     ("dro", {"form": "policy"}),
     ("sft", {}),
+    ("distill", {"discount": 1}),
+    ("distill", {"top_k": 5, "discount": 1}),
 ]
 
 
@@ -128,7 +139,7 @@ def forks_without_effect(name, options, seed):
         groups.append([conversation(rng, prompt, reward) for reward in rewards])
         for answer, s in enumerate(groups[-1]):
             s.answer, s.target = answer % 2, int(name == "jepo")
-    whole = rollouts.train_batch(1, groups, n_minibatch=8)
+    whole = rollouts.taught(rollouts.train_batch(1, groups, n_minibatch=8), top_k=5)
     parts = [[part for s in group for part in forked(rng, s)] for group in groups]
     apart = replace(whole, groups=parts)
     first, advantages, metrics = step(whole, name=name, **{name: options})

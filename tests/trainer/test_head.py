@@ -3,6 +3,7 @@
 import copy
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.trainer.rollouts import VOCAB, batch, equal, model, trainer
 from tramontane.models.compiling import compiled
 from tramontane.trainer import head
-from tramontane.trainer.head import fused_predictions, head_scale
+from tramontane.trainer.head import fused_predictions, head_scale, plain_predictions
 from tramontane.trainer.logprobs import token_logprobs
 from tramontane.trainer.microbatch import pack_row
 
@@ -51,7 +52,11 @@ def part(request, monkeypatch):
 
 def plain(hidden, weight, bias, targets, temperature):
     logp = torch.log_softmax(F.linear(hidden, weight, bias) / temperature, dim=-1)
-    return logp.gather(1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+    return logp.gather(1, targets), -(logp.exp() * logp).sum(-1)
+
+
+# The second and third of each token are others of its place, one of them its target again.
+SEVERAL = torch.tensor([[0, 0, 6], [6, 5, 6], [3, 0, 1], [3, 3, 2], [5, 4, 6]])
 
 
 @pytest.mark.usefixtures("part")
@@ -63,16 +68,16 @@ def test_gradients_are_the_derivatives_in_float64(bias, outputs):
     inputs = [hidden, weight, torch.randn(7, dtype=torch.float64) if bias else None]
     for x in filter(torch.is_tensor, inputs):
         x.requires_grad_()
-    targets = torch.tensor([0, 6, 3, 3, 5])
+    for targets in (torch.tensor([[0], [6], [3], [3], [5]]), SEVERAL):
 
-    def selected(*inputs):
-        found = head._HeadLogprobs.apply(*inputs, targets, 0.7)
-        return tuple(found[i] for i in outputs)
+        def selected(*inputs, targets=targets):
+            found = head._HeadLogprobs.apply(*inputs, targets, 0.7)
+            return tuple(found[i] for i in outputs)
 
-    assert torch.autograd.gradcheck(selected, inputs)
-    expected = plain(*inputs, targets, 0.7)
-    for got, i in zip(selected(*inputs), outputs, strict=True):
-        torch.testing.assert_close(got, expected[i], rtol=1e-12, atol=1e-12)
+        assert torch.autograd.gradcheck(selected, inputs)
+        expected = plain(*inputs, targets, 0.7)
+        for got, i in zip(selected(*inputs), outputs, strict=True):
+            torch.testing.assert_close(got, expected[i], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -100,6 +105,23 @@ def test_a_model_gives_the_predictions_and_gradients_of_its_logits(model_type, t
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-7, atol=1e-9, msg=name)
     # The model itself is as before.
     assert fused(**row.model_inputs).logits.shape[-1] == VOCAB
+
+
+def test_log_probs_of_other_tokens_are_those_of_the_logits(monkeypatch):
+    monkeypatch.setattr(head, "SMALLEST_PART", 16)
+    monkeypatch.setitem(head.PART_ELEMENTS, "cpu", 1)
+    llama = model().double()
+    row = pack_row(batch().sequences[:4], torch.device("cpu"))
+    ids = torch.stack([row.targets, (row.targets + 7) % VOCAB], dim=1)
+    gradients = []
+    for predict in (lambda *a: fused_predictions(*a, 1.0), plain_predictions):
+        found = predict(llama, replace(row, candidates=ids), 0.8)
+        torch.testing.assert_close(found.policy_top[:, 0], found.logprobs, rtol=1e-9, atol=1e-9)
+        llama.zero_grad()
+        (found.policy_top.exp().sum() + found.logprobs.sum()).backward()
+        gradients.append([p.grad for p in llama.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
 
 
 def test_entropy_has_a_gradient_only_on_request():
@@ -146,7 +168,7 @@ def test_a_certain_token_keeps_its_gradient_in_bfloat16():
     # p = 0.9991 rounds to 1 in bfloat16: e_y − p must not vanish for it.
     hidden = torch.ones(1, 1, dtype=torch.bfloat16)
     weight = torch.tensor([[7.0], [0.0]], dtype=torch.bfloat16, requires_grad=True)
-    logprob, _, top1 = head._HeadLogprobs.apply(hidden, weight, None, torch.tensor([0]), 1.0)
+    logprob, _, top1 = head._HeadLogprobs.apply(hidden, weight, None, torch.tensor([[0]]), 1.0)
     (grad,) = torch.autograd.grad(logprob.sum(), weight)
     rest = 1 / (1 + torch.e**7)
     assert grad[:, 0].tolist() == pytest.approx([rest, -rest], rel=1e-2)

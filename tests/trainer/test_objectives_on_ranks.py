@@ -6,7 +6,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from tests import forked
-from tests.trainer.rollouts import batch, equal, trainer
+from tests.trainer.rollouts import batch, equal, taught, trainer
 from tramontane.trainer import sharding
 
 pytestmark = pytest.mark.slow
@@ -17,12 +17,14 @@ OBJECTIVES = {
     "dro_untied": {"name": "dro"},
     "dro_policy": {"name": "dro", "dro": {"form": "policy"}},
     "jepo": {"name": "jepo", "jepo": {"supervised_coef": 1.0}},
+    "distill": {"name": "distill", "distill": {"discount": 1}},
+    "distill_top": {"name": "distill", "distill": {"top_k": 5}},
 }
 
 
 def rewarded(version):
     """A batch in which all groups but the first have given answers, where they are long enough."""
-    found = batch(version)
+    found = taught(batch(version), top_k=5)
     for group in found.groups[1:]:
         for sequence in group:
             sequence.target = 2 if len(sequence.token_ids) > 3 else 0

@@ -24,12 +24,8 @@ from tramontane.config.generator import (
     InterruptionConfig,
     Stop,
 )
-from tramontane.config.objectives import (
-    BUILT_IN_OBJECTIVES,
-    AdvantageOptions,
-    ObjectiveConfig,
-    ObjectiveOptions,
-)
+from tramontane.config.objective_choice import BUILT_IN_OBJECTIVES, ObjectiveConfig
+from tramontane.config.objectives import AdvantageOptions, ObjectiveOptions
 from tramontane.config.pipeline import PipelineConfig
 from tramontane.config.prompt import EffortConfig, PromptConfig, TagPair
 from tramontane.config.resume import Change, differences
@@ -46,5 +42,6 @@ from tramontane.config.section import (
 )
 from tramontane.config.sft import MixtureConfig, SFTConfig, SupervisedConfig
 from tramontane.config.stages import Until
+from tramontane.config.teacher import TeacherConfig
 from tramontane.config.trainer import LoraConfig, TrainerConfig
 from tramontane.config.verifier import CustomReward, MathConfig, RewardConfig, VerifierConfig

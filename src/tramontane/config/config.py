@@ -19,6 +19,7 @@ from tramontane.config.resume import Fixed, MayChange
 from tramontane.config.section import Section, key_error, load_section
 from tramontane.config.sft import SupervisedConfig
 from tramontane.config.stages import StageConfig
+from tramontane.config.teacher import TeacherConfig
 from tramontane.config.trainer import TrainerConfig
 from tramontane.config.verifier import VerifierConfig
 
@@ -70,6 +71,8 @@ class PlacementConfig(Section):
     """Resources of each verifier, and of each process of environments."""
     trainer: Resources = Field(default_factory=Resources)
     """Resources of each rank of the trainer."""
+    teacher: Resources = Field(default_factory=Resources)
+    """Resources of each worker of a teacher."""
 
     @property
     def replaces_workers(self) -> bool:
@@ -87,6 +90,8 @@ class TimeoutsConfig(Section):
     """Limit of the wait for the next verdict, in seconds."""
     training: float = Field(3600.0, gt=0)
     """Limit of one update of the trainer, and of saving its state, in seconds."""
+    scoring: float = Field(3600.0, gt=0)
+    """Limit of a teacher's scores of one batch, in seconds."""
     weight_update: float = Field(600.0, gt=0)
     """Limit of publishing new weights, of fetching them in a generator, and of swapping them in, in
     seconds."""
@@ -147,6 +152,8 @@ class Config(Section):
     """Limits of grading, and weights of the reward."""
     trainer: MayChange[TrainerConfig] = Field(default_factory=TrainerConfig)
     """Objective, optimizer, numerics and memory use of training."""
+    teacher: MayChange[TeacherConfig | None] = None
+    """Models that the policy is distilled from. null: none."""
     evaluation: MayChange[EvaluationConfig] = Field(default_factory=EvaluationConfig)
     """Measurements before, during and after the run."""
     checkpoint: MayChange[CheckpointConfig] = Field(default_factory=CheckpointConfig)
@@ -310,8 +317,8 @@ class Config(Section):
                 "placement.trainer.gpus",
                 "trainer.ranks",
             )
-        for key in ("generator", "trainer"):
-            device = getattr(self, key).device
+        for key in ("generator", "trainer", "teacher"):
+            device = getattr(getattr(self, key), "device", "")
             if self.placement.kind == "ray" and device.startswith("cuda:"):
                 raise key_error(
                     f"{device}: Ray chooses the GPU of each worker, which sees no other; write "
@@ -362,6 +369,35 @@ class Config(Section):
                     f"{key}.l_cache",
                     f"{key}.l_max",
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_teacher(self) -> Config:
+        name, needs = self.trainer.objective.name, self.trainer.objective.needs
+        if self.teacher is None and needs & {"teacher", "teacher_top"}:
+            raise key_error(
+                "null, and the objective is distilled from a teacher: name one, teacher: {model: "
+                "PATH}",
+                "teacher",
+                "trainer.objective.name" if name == "distill" else "trainer.objective.add.distill",
+            )
+        if self.teacher is not None and not needs & {"teacher", "teacher_top"}:
+            raise key_error(
+                f"objective {name!r} has no use for a teacher: write name: distill, or add: "
+                f"{{distill: 1.0}}; or leave it out",
+                "teacher",
+                "trainer.objective.name",
+            )
+        unknown = [
+            n
+            for n in (self.teacher.domains if self.teacher else ())
+            if n not in self.verifier.domains
+        ]
+        if unknown:
+            raise key_error(
+                f"no such domain; known are {', '.join(self.verifier.domains)}",
+                f"teacher.domains.{unknown[0]}",
+            )
         return self
 
     @model_validator(mode="after")

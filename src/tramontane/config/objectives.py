@@ -1,4 +1,4 @@
-"""Options of the objectives, one section for each, and the choice between them.
+"""Options of the objectives, one section for each; `objective_choice` has the choice between them.
 
 Options are here, not in the objectives' files in `trainer/objectives`, so that a config can be
 checked and described without importing torch.
@@ -6,14 +6,12 @@ checked and described without importing torch.
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from tramontane.config.resume import Fixed
-from tramontane.config.section import Section, key_error, nearest
-from tramontane.imports import import_module
+from tramontane.config.section import Section, key_error
 
 LossNormalization = Literal[
     "group_tokens", "minibatch_tokens", "sequence", "sequence_sum", "constant"
@@ -352,139 +350,54 @@ class SFTOptions(ObjectiveOptions):
         return frozenset({"top1"})
 
 
-class ObjectiveConfig(Section):
-    """The loss: `name` selects it and the section with its options, so that a comparison of
-    objectives changes one key. See docs/objectives.md."""
+class DistillOptions(ObjectiveOptions):
+    """On-policy distillation: the divergence between the policy and a teacher, on the policy's own
+    completions; see docs/distillation.md."""
 
-    name: Annotated[str, _LOSS] = "magistral"
-    """One of the sections below, or the import path of a module with your own objective."""
-    magistral: MagistralOptions = Field(default_factory=MagistralOptions)
-    """Options of `magistral`."""
-    aipo: AIPOOptions = Field(default_factory=AIPOOptions)
-    """Options of `aipo`."""
-    cispo: CISPOOptions = Field(default_factory=CISPOOptions)
-    """Options of `cispo`."""
-    gspo: GSPOOptions = Field(default_factory=GSPOOptions)
-    """Options of `gspo`."""
-    pass_at_k: PassAtKOptions = Field(default_factory=PassAtKOptions)
-    """Options of `pass_at_k`."""
-    majority: MajorityOptions = Field(default_factory=MajorityOptions)
-    """Options of `majority`."""
-    agro: AGROOptions = Field(default_factory=AGROOptions)
-    """Options of `agro`."""
-    spo: SPOOptions = Field(default_factory=SPOOptions)
-    """Options of `spo`."""
-    jepo: JEPOOptions = Field(default_factory=JEPOOptions)
-    """Options of `jepo`."""
-    dro: DROOptions = Field(default_factory=DROOptions)
-    """Options of `dro`."""
-    sft: SFTOptions = Field(default_factory=SFTOptions)
-    """Options of `sft`."""
-    custom: dict[str, Any] = Field(default_factory=dict)
-    """Options of your own objective, which its module declares in a class `Options`."""
+    loss_normalization: Annotated[LossNormalization, _LOSS] = "minibatch_tokens"
+    """Divisor of summed token losses. `minibatch_tokens` gives the mean over all tokens."""
+    top_k: Annotated[int | None, Field(ge=0), _LOSS] = None
+    """Tokens whose probabilities are compared: null, the sampled one alone; K, the teacher's K
+    likeliest, with all others as one; 0, the whole vocabulary, for which V numbers per token travel
+    to the trainer."""
+    divergence: Annotated[Literal["reverse", "forward", "js"], _LOSS] = "reverse"
+    """KL(π_θ ‖ π_T) (`reverse`), KL(π_T ‖ π_θ) (`forward`), or the generalized Jensen-Shannon
+    divergence (`js`, arXiv 2306.13649). The sampled token alone gives only `reverse`."""
+    js_beta: float = Field(0.5, gt=0, lt=1)
+    """β of `js`: the teacher's share of the mixture that both are compared with."""
+    discount: Annotated[Literal[0, 1], _LOSS] = 0
+    """What a token is charged for besides its own divergence: nothing (0), as usual, which is only
+    a part of the gradient; or all that follows it in its completion (1), which makes the gradient
+    that of the divergence of whole completions (arXiv 2506.09477), with more variance."""
+    baseline: Annotated[bool, _LOSS] = True
+    """With the sampled token alone, subtract the mean of the group's other completions at the same
+    position: less variance, and no bias."""
+    rho: float | None = Field(4.0, gt=0)
+    """Cap of the importance weight π_θ/μ of sampled tokens. null: a weight of 1 for every token,
+    for comparisons."""
 
     @property
-    def options(self) -> ObjectiveOptions:
-        """The section of the objective that `name` selects."""
-        if self.name in BUILT_IN_OBJECTIVES:
-            options: ObjectiveOptions = getattr(self, self.name)
-        else:
-            options = import_module(self.name).Options.model_validate(self.custom)
-        return options
+    def every_group(self) -> bool:
+        return True
+
+    @property
+    def needs(self) -> frozenset[str]:
+        sampled = self.top_k is None
+        terms = {
+            "teacher": sampled,
+            "teacher_baseline": sampled and self.baseline,
+            "teacher_top": not sampled,
+            "conversations": bool(self.discount) or (sampled and self.baseline),
+        }
+        return frozenset(name for name, present in terms.items() if present)
 
     @model_validator(mode="after")
-    def _check_name(self) -> ObjectiveConfig:
-        if self.name in BUILT_IN_OBJECTIVES:
-            return self
-        try:
-            if not re.fullmatch(r"\w+(\.\w+)*", self.name):
-                raise ModuleNotFoundError(name=self.name)
-            module = import_module(self.name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{self.name}.".startswith(f"{error.name}."):
-                raise  # the module exists, but one of its imports fails
-            if known := AS_MAGISTRAL.get(re.sub(r"[^a-z0-9+]", "", self.name.lower())):
-                title, keys, more = known
-                raise key_error(
-                    f"{title} is the objective `magistral` with these keys: {{name: magistral, "
-                    f"magistral: {{{keys}}}}}. {more}. See docs/objectives.md",
-                    "name",
-                ) from None
-            near = nearest(self.name, BUILT_IN_OBJECTIVES)
-            hint = f"did you mean {near!r}? " if near else ""
+    def _of_distributions(self) -> DistillOptions:
+        if self.top_k is None and self.divergence != "reverse":
             raise key_error(
-                f"no objective {self.name!r}, and no module of that name; "
-                f"{hint}there are: {', '.join(BUILT_IN_OBJECTIVES)}",
-                "name",
-            ) from None
-        if missing := [name for name in INTERFACE if not hasattr(module, name)]:
-            raise key_error(
-                f"module {self.name!r} is not an objective: it has no {', no '.join(missing)}",
-                "name",
+                f"{self.divergence} compares whole distributions, and top_k is null, the sampled "
+                f"token alone; set top_k",
+                "divergence",
+                "top_k",
             )
-        if not issubclass(module.Options, ObjectiveOptions):
-            raise key_error(
-                f"class Options of module {self.name!r} must derive from "
-                f"tramontane.config.ObjectiveOptions",
-                "name",
-            )
-        try:
-            module.Options.model_validate(self.custom)
-        except ValidationError as error:
-            first = error.errors()[0]
-            location = ".".join(map(str, ("custom", *first["loc"])))
-            raise key_error(first["msg"].removeprefix("Value error, "), location) from None
         return self
-
-
-# Algorithms that are settings of `magistral`, by their names in lower case without punctuation: the
-# name as papers write it, the keys, and one more sentence.
-AS_MAGISTRAL = {
-    "grpo": (
-        "GRPO",
-        "advantage_normalization: group, loss_normalization: sequence, eps_low: 0.2, "
-        "eps_high: 0.2, kl_coef: 0.04, kl_estimator: k3, kl_as: loss",
-        "A whole run is in configs/grpo.yaml",
-    ),
-    "dapo": (
-        "DAPO",
-        "advantage_normalization: group, loss_normalization: group_tokens, eps_low: 0.2, "
-        "eps_high: 0.28",
-        "A whole run is in configs/dapo.yaml, with dynamic sampling (pipeline.diversity: "
-        "correctness) and the soft overlong punishment (verifier.reward.length)",
-    ),
-    "drgrpo": (
-        "Dr. GRPO",
-        "advantage_normalization: none, loss_normalization: constant, eps_low: 0.2, eps_high: 0.2",
-        "There is no KL term; the rest is as in configs/grpo.yaml",
-    ),
-    "ppo": (
-        "PPO's clipped loss",
-        "advantage_normalization: minibatch, loss_normalization: minibatch_tokens, eps_low: 0.2, "
-        "eps_high: 0.2, kl_coef: 0.05, kl_estimator: k1, kl_as: reward",
-        "The baseline is the group's mean reward: there is no value network and no GAE",
-    ),
-    "rloo": (
-        "RLOO",
-        "advantage_normalization: none, loss_normalization: sequence_sum, eps_low: 1, "
-        "eps_high: 1e9, kl_coef: 0.05, kl_estimator: k1, kl_as: reward, kl_level: sequence",
-        "The advantage of RLOO is G / (G - 1) times as large, which AdamW does not notice",
-    ),
-    "reinforce": (
-        "REINFORCE",
-        "advantage_normalization: none, loss_normalization: sequence_sum, eps_low: 1, "
-        "eps_high: 1e9",
-        "The baseline is the group's mean reward",
-    ),
-    "reinforce++": (
-        "REINFORCE++ with its group baseline",
-        "advantage_normalization: minibatch, loss_normalization: minibatch_tokens, eps_low: 0.2, "
-        "eps_high: 0.2, kl_coef: 0.001, kl_estimator: k1, kl_as: reward",
-        "Without a baseline it is not available",
-    ),
-}
-
-INTERFACE = ("Options", "advantages", "loss")  # the parts of a module with an objective
-BUILT_IN_OBJECTIVES = tuple(
-    name for name in ObjectiveConfig.model_fields if name not in ("name", "custom")
-)

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from tramontane.config.data import PlaygroundConfig
 from tramontane.config.device import Model
-from tramontane.config.objectives import ObjectiveConfig
+from tramontane.config.objective_choice import ObjectiveConfig
 from tramontane.config.prompt import PromptConfig, TagPair
 from tramontane.config.section import Section
 from tramontane.config.trainer import NumericsConfig, TrainerConfig

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from tramontane.config.device import Device, Dtype, resolve_dtype
-from tramontane.config.objectives import ObjectiveConfig
+from tramontane.config.objective_choice import ObjectiveConfig
 from tramontane.config.resume import Fixed
 from tramontane.config.section import Section, key_error
 
@@ -140,7 +140,7 @@ class TrainerConfig(NumericsConfig):
                 "threads",
                 "ranks",
             )
-        if "values" in self.objective.options.needs:
+        if "values" in self.objective.needs:
             for key, used in (("lora", self.lora is not None), ("threads", self.threads > 1)):
                 if used:
                     raise key_error(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +39,8 @@ HANDFUL = 32  # groups handed out in one turn of the event loop: encoding prompt
 class Workers:
     """The workers that a pipeline connects. `new_weights` makes an empty container for one version
     of the weights, which carries it from the trainer to the generators; `train_batch` converts a
-    batch to the trainer's input; `conversations` have turns answered by environments, if any."""
+    batch to the trainer's input; `conversations` have turns answered by environments, if any;
+    `annotate` adds to a batch what the trainer needs besides, such as another model's scores."""
 
     generators: GeneratorPool
     verifiers: Verifiers
@@ -47,6 +48,7 @@ class Workers:
     new_weights: Callable[[], Weights]
     train_batch: Callable[[Batch], TrainBatch] = Batch.train_batch
     conversations: Conversations | None = None
+    annotate: Callable[[Batch], Awaitable[None]] | None = None
 
 
 class Pipeline:
@@ -66,7 +68,7 @@ class Pipeline:
         self.timeouts, self.ledger, self.observer = config.timeouts, ledger, observer
         self.generators, self.trainer = workers.generators, workers.trainer
         self.new_weights, self.train_batch = workers.new_weights, workers.train_batch
-        self.conversations = workers.conversations
+        self.conversations, self.annotate = workers.conversations, workers.annotate
         self.grading = Grading(workers.verifiers, config.timeouts, config.conversation.reward)
         self.waits = Waits(config.timeouts, ledger, workers.generators)
         self.batches: asyncio.Queue[Batch] = asyncio.Queue(maxsize=1)
@@ -157,14 +159,16 @@ class Pipeline:
 
     async def batch(self) -> None:
         """Form batches. Waits for enough graded groups, including all that would become too old;
-        unblocked by `collect`. The queue holds one batch: a trainer that lags blocks this loop,
-        and through the staleness bound `feed`."""
+        unblocked by `collect`; and for its annotation. The queue holds one batch: a trainer that
+        lags blocks this loop, and through the staleness bound `feed`."""
         while self.ledger.next_version < self.sizes.updates:
             await self.waits.until(
                 lambda: self.ledger.batch_is_complete, "batch: enough graded groups"
             )
             batch = self.ledger.batch()
             self._notify()  # there may be room for more groups, even while the queue is full
+            if self.annotate:
+                await self.annotate(batch)
             await self.batches.put(batch)
             self._notify()
 

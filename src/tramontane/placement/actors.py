@@ -425,6 +425,12 @@ class Cluster:
         backend = collective_backend(config.trainer.device)
         return ActorRanks(TRAINER, make, ranks, backend, config.timeouts.training)
 
+    def teacher(self, name: str, make: Callable[[], Any]) -> Handle:
+        config = self._config.teacher
+        assert config is not None
+        resources = _resources(self._config.placement.teacher, config.device)
+        return self._actor(name, resources).start(make)
+
     def weights(self) -> Weights:
         config = self._config
         kind = DirectWeights if config.placement.weights == "nixl" else StoredWeights
@@ -443,12 +449,14 @@ class Cluster:
 
     def _needs(self) -> tuple[float, float]:
         config, place = self._config, self._config.placement
-        workers = (
+        workers = [
             (config.generator.workers, place.generator, config.generator.device),
             (config.verifier.workers, place.verifier, "cpu"),
             (config.conversation.workers * config.converses, place.verifier, "cpu"),
             (config.trainer.ranks, place.trainer, config.trainer.device),
-        )
+        ]
+        if teacher := config.teacher:
+            workers.append((teacher.number, place.teacher, teacher.device))
         each = [(n, _resources(resources, device)) for n, resources, device in workers]
         return sum(n * r["num_cpus"] for n, r in each), sum(n * r["num_gpus"] for n, r in each)
 

@@ -36,6 +36,9 @@ class Placement(Protocol):
     def trainer(self, make: Callable[[], Any]) -> Handle:
         """Start `trainer.ranks` trainers behind one handle."""
 
+    def teacher(self, name: str, make: Callable[[], Any]) -> Handle:
+        """Start a worker of a teacher."""
+
     def weights(self) -> Weights:
         """An empty container for the next version of the weights."""
 

@@ -26,7 +26,7 @@ DECODING = -1  # priority of a generator's CUDA stream: its short kernels go bef
 
 class LocalPlacement:
     """Workers as threads of the controller's process; the trainer's ranks as processes if there are
-    several, or with `placement.kind: process`.
+    several, and with `placement.kind: process`, as are teachers.
 
     Raises:
         InputError: too few GPUs; see `seats`.
@@ -57,6 +57,15 @@ class LocalPlacement:
         for rank, process in enumerate(ranks.processes):
             self._note(f"{TRAINER} rank {rank}", process=process)
         return ranks
+
+    def teacher(self, name: str, make: Callable[[], Any]) -> Handle:
+        config = self._config
+        assert config.teacher is not None
+        if config.placement.kind == "thread":
+            return ThreadHandle(name, make, config.teacher.device)
+        process = ProcessRanks(name, make, 1, config.teacher.device)
+        self._note(name, process=process.processes[0])
+        return process
 
     def weights(self) -> Weights:
         if not (self._config.trainer_is_apart or self._config.replaces_generators):

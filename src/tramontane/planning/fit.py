@@ -12,8 +12,8 @@ import torch
 from tramontane.config import GPU_MEMORY_SHARE, Config, TrainerConfig
 from tramontane.errors import InputError
 from tramontane.models.memory import machine_memory
-from tramontane.models.shape import ModelShape
-from tramontane.placement.seats import seats
+from tramontane.models.shape import ModelShape, load_shape
+from tramontane.placement.seats import rank_device, seats
 from tramontane.planning.gpus import GIB, GPUS
 from tramontane.planning.memory import (
     Lengths,
@@ -28,6 +28,7 @@ from tramontane.planning.trainer_memory import (
     MASTER,
     offloaded_memory,
     reference_memory,
+    teacher_memory,
     trainer_memory,
     value_memory,
 )
@@ -44,7 +45,7 @@ GPU_GAPS, CPU_GAPS, GATHERED_COPIES = 0.05, 0.15, 2
 
 MIN_SHARE = 0.01  # of a GPU, for a generator beside a trainer that fills it
 
-MACHINE = "machine"
+TEACHER, MACHINE = "teacher", "machine"
 HOSTS = {STAGED: f"host of each {GENERATOR}", OFFLOADED: f"host of each {RANK}"}  # on a cluster
 PARTS = {"cache": "KV cache", "records": "tokens, texts", "reused": "not at once"}
 
@@ -242,7 +243,9 @@ class _Devices(NamedTuple):
 
     @classmethod
     def of(cls, config: Config, gpu: str | None, tolerance: float) -> _Devices:
-        on_gpus = any(map(_on_gpu, (config.generator.device, config.trainer.device)))
+        devices = [config.generator.device, config.trainer.device]
+        devices += [config.teacher.device] if config.teacher else []
+        on_gpus = any(map(_on_gpu, devices))
         # With assumed GPUs or a cluster's address, the run takes place on other machines.
         if (gpu and on_gpus) or (config.placement.kind == "ray" and config.placement.address):
             return cls(*_gpu(gpu), "machine of the controller", None, tolerance)
@@ -320,14 +323,19 @@ def _workers(
     offloaded = _largest(offloaded_memory(trainer, shape, n) for n in lengths)
     if offloaded.total:
         yield Worker(OFFLOADED, trainer.ranks, "cpu", offloaded)
-    if "reference" in trainer.objective.options.needs and not trainer.lora:
+    if "reference" in trainer.objective.needs and not trainer.lora:
         reference = reference_memory(trainer, shape)
         yield Worker("reference", trainer.ranks, trainer.device, reference)
-    if "values" in trainer.objective.options.needs:
+    if "values" in trainer.objective.needs:
         network = _largest(
             value_memory(s.trainer, shape, n, s.pipeline.minibatch) for s, n in by_stage
         )
         yield Worker("value network", trainer.ranks, trainer.device, network)
+    if teacher := config.teacher:
+        for model in teacher.models:
+            of_model = load_shape(model)
+            found = _largest(teacher_memory(s, of_model, n) for s, n in by_stage)
+            yield Worker(TEACHER, teacher.workers, teacher.device, found)
     generator = _largest(generator_memory(s, shape, n, gpu_memory) for s, n in by_stage)
     yield Worker(GENERATOR, config.generator.workers, config.generator.device, generator)
     if (staged := staged_memory(config.generator, shape)).total:
@@ -349,7 +357,10 @@ def _seats(config: Config, kind: Worker, gpus: int | None) -> list[tuple[str, in
     if not _on_gpu(kind.device):
         return [(MACHINE, kind.number)]
     if config.placement.kind == "ray":  # Ray gives each worker a GPU
-        return [(f"GPU of each {GENERATOR if kind.name == GENERATOR else RANK}", 1)]
+        beside = kind.name if kind.name in (GENERATOR, TEACHER) else RANK
+        return [(f"GPU of each {beside}", 1)]
+    if kind.name == TEACHER:
+        return [(rank_device(kind.device, 0), kind.number)]
     found = seats(config, gpus)
     if kind.name != GENERATOR:
         return [(device, 1) for device in found.ranks]
@@ -368,7 +379,8 @@ def _share(config: Config, workers: Sequence[Worker], memory: float | None) -> f
     if memory is None or config.placement.kind != "ray":
         return memory
     place = config.placement
-    resources = place.generator if workers[0].name == GENERATOR else place.trainer
+    named = {GENERATOR: place.generator, TEACHER: place.teacher}
+    resources = named.get(workers[0].name, place.trainer)
     return memory * min(1.0, resources.gpus or 1.0)
 
 
@@ -389,7 +401,8 @@ def _gpu_overhead(config: Config, workers: Sequence[Worker]) -> float:
     names = {worker.name for worker in workers}
     several = config.trainer.ranks > 1
     apart = config.trainer_is_apart or config.generator.kind == "vllm"  # in separate processes
-    contexts = 2 if apart and {GENERATOR, RANK} <= names else 1
+    kinds = len(names & {GENERATOR, RANK, TEACHER})
+    contexts = max(kinds, 1) if apart else 1
     gaps = sum(w.together * memory_gaps(w.memory, on_gpu=True) for w in workers)
     return contexts * CUDA_CONTEXT + NCCL * (several and RANK in names) + gaps
 
@@ -401,4 +414,6 @@ def _processes(config: Config) -> int:
     on_cpu = not _on_gpu(config.generator.device)
     generators = config.generator.workers if separate and on_cpu else 0
     apart = config.trainer_is_apart and not _on_gpu(trainer.device)
-    return 1 + generators + (trainer.ranks if apart else 0)
+    teacher, threads = config.teacher, config.placement.kind == "thread"
+    teachers = teacher.number if teacher and not (threads or _on_gpu(teacher.device)) else 0
+    return 1 + generators + (trainer.ranks if apart else 0) + teachers

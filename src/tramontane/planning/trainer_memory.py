@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from tramontane.config import TrainerConfig
+from tramontane.config import Config, TrainerConfig
 from tramontane.models.packing import SHORT
 from tramontane.models.shape import DTYPE_BYTES, ModelShape
 from tramontane.planning.memory import Lengths, Memory
@@ -25,6 +25,7 @@ MOMENTS = 8  # bytes of AdamW's two float32 moments of a weight
 # Bytes of an entry of the logits in the part of the vocabulary that is computed, next to the logit:
 # three float32 tensors, and another one for the gradient of the entropy.
 SOFTMAX, ENTROPY = 12, 4
+COMPARED = 64  # of a token's log-prob that is compared with a teacher's, in every part and its sums
 
 
 def trainer_memory(
@@ -95,6 +96,18 @@ def value_memory(
     """Memory of a value network in a trainer rank, an upper bound: that of the trained model, from
     which it differs by a head of one output, so that it has no logits."""
     return replace(trainer_memory(config, shape, lengths, minibatch), logits=0.0, reused=0.0)
+
+
+def teacher_memory(config: Config, teacher: ModelShape, lengths: Lengths) -> Memory:
+    """Memory of a worker of a teacher: it keeps nothing for a backward pass, but all logits of a
+    row, whose softmax takes a small part of them at a time."""
+    assert config.teacher is not None
+    row, size = _Row.full(config.trainer, lengths), DTYPE_BYTES[config.teacher.dtype]
+    return Memory(
+        weights=size * teacher.parameters,
+        activations=row.tokens * block_activations(teacher, config.teacher.dtype),
+        logits=row.predicted * teacher.vocabulary * size,
+    )
 
 
 def offloaded_memory(config: TrainerConfig, shape: ModelShape, lengths: Lengths) -> Memory:
@@ -248,9 +261,12 @@ def _logits(config: TrainerConfig, shape: ModelShape, row: _Row) -> float:
     """Bytes of the output head's log-probs: the logits kept for the backward, the part of the
     vocabulary that is computed, and the gradient of the head's input in float32."""
     size, tokens = DTYPE_BYTES[config.dtype], row.predicted
-    if shape.soft_capped:
-        return tokens * shape.vocabulary * (2 * size + 8)
+    compared = config.objective.distill.top_k if "teacher_top" in config.objective.needs else None
+    if shape.soft_capped or compared == 0:
+        # Next to a teacher's, another softmax in float32 and its gradient.
+        return tokens * shape.vocabulary * (2 * size + (8 if compared is None else 20))
     part = tokens * min(part_size(tokens, torch.device(config.device)), shape.vocabulary)
     kept = min(KEPT_BYTES, tokens * shape.vocabulary * size)
-    softmax = SOFTMAX + (ENTROPY if "entropy" in config.objective.options.needs else 0)
-    return kept + part * (size + softmax) + (4 + size) * tokens * shape.hidden
+    softmax = SOFTMAX + (ENTROPY if "entropy" in config.objective.needs else 0)
+    at_tokens = COMPARED * tokens * (compared or 0)
+    return kept + part * (size + softmax) + at_tokens + (4 + size) * tokens * shape.hidden

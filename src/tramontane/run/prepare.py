@@ -32,7 +32,7 @@ from tramontane.models.shape import load_shape
 from tramontane.placement.seats import rank_device, seats
 from tramontane.planning.fit import RunMemory, generator_limits, run_memory
 from tramontane.planning.memory import Lengths, cache_size
-from tramontane.run import cold_start
+from tramontane.run import cold_start, teachers
 from tramontane.run.input import EvaluationSet, RunInput, read_input
 from tramontane.run.trajectories import Trajectories, load_trajectories
 from tramontane.trainer import forwards, lora
@@ -126,6 +126,7 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
     config, rates = _with_rates(config.model_copy(update={"verifier": verifier}))
     if config.cold_start:
         cold_start.check(config, encoder)
+    teachers.check(config, tokenizer)
     stages, problems = config.by_stage(), given.problems
     lengths = [stage.pipeline.l_max for stage in stages]
     lengths += [s.sampling.max_tokens for s in given.sets.values()]
@@ -214,6 +215,8 @@ def _check_machine(config: Config) -> None:
             found = environment.find(config.generator.vllm.python)
             environment.check_device(found, config.generator.device)
         loading.check_device(config.trainer.device, "trainer.device")
+        if config.teacher:
+            loading.check_device(config.teacher.device, "teacher.device")
         if config.trainer.ranks > 1:
             last = rank_device(config.trainer.device, config.trainer.ranks - 1)
             loading.check_device(last, "trainer.ranks")
@@ -382,8 +385,10 @@ def devices_line(config: Config) -> str:
     """The devices of all workers, and whether a GPU of this machine is left idle."""
     found = seats(config, torch.cuda.device_count() or None)
     devices = {"trainer": found.ranks, "generator": found.generators}
+    if config.teacher:
+        devices["teacher"] = (config.teacher.device,)
     lines = [f"{name} on {', '.join(dict.fromkeys(on))}" for name, on in devices.items() if on]
-    used = (*found.ranks, *found.of_generators(config.generator.devices))
+    used = (*found.of_generators(config.generator.devices), *chain(*devices.values()))
     on_ray = config.placement.kind == "ray"
     return "; ".join(filter(None, [*lines, "" if on_ray else idle_gpus(*used)]))
 

@@ -19,6 +19,7 @@ from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.ledger import Interruption, Ledger
 from tramontane.controller.pipeline import Pipeline, Workers
 from tramontane.controller.replay import Replay
+from tramontane.controller.teachers import Teachers
 from tramontane.controller.verifiers import Verifiers, start_verifiers
 from tramontane.errors import InputError, reading
 from tramontane.evaluation import EvaluationResult
@@ -37,6 +38,7 @@ from tramontane.placement import (
 )
 from tramontane.placement.place import Placement, place
 from tramontane.placement.thread import torch_threads
+from tramontane.run import teachers as run_teachers
 from tramontane.run.card import write_card
 from tramontane.run.checks import check_long_parity, check_parity, evaluation_warnings
 from tramontane.run.cold_start import fine_tune
@@ -156,7 +158,9 @@ def _run_session(session: Session, placement: Placement, interrupt: Interrupt) -
     ):
         judges = Judges(verifiers, conversations)
         measured = _start_cold(session, placement, judges, interrupt)
-        done = interrupt.run(_run(session, placement, judges, interrupt, address))
+        with run_teachers.start(last, placement, session.replaced) as teachers:
+            running = _run(session, placement, judges, teachers, interrupt, address)
+            done = interrupt.run(running)
     if done.finished and not done.updates:
         raise InputError(
             f"{session.folder.path}: no update could be made: no problem is left to learn from, "
@@ -224,6 +228,7 @@ async def _run(
     session: Session,
     placement: Placement,
     judges: Judges,
+    teachers: Teachers | None,
     interrupt: Interrupt,
     address: Address | None,
 ) -> _Done:
@@ -245,6 +250,8 @@ async def _run(
     limit = Limit.of(config.timeouts, "start")
     try:
         await generators.started()
+        if teachers:
+            await teachers.started()
         await started(trainer, limit)  # so that it raises errors before anything is measured
         measured = {"before": await _measure_end(session, generators, judges, "before", 0)}
         if HELD_OUT in measured["before"] and not session.version:
@@ -254,7 +261,13 @@ async def _run(
         to_trainer = train_batches(config, prepared.encoder)
         conversations = judges.conversations if config.converses else None
         workers = Workers(
-            generators, judges.verifiers, trainer, placement.weights, to_trainer, conversations
+            generators,
+            judges.verifiers,
+            trainer,
+            placement.weights,
+            to_trainer,
+            conversations,
+            teachers.score if teachers else None,
         )
         recorder = Recorder(session, generators, judges, trainer)
         pipeline = Pipeline(config, ledger, workers, recorder)

@@ -37,24 +37,24 @@ PROMPT_TOKENS = 40  # of a playground problem, about
 
 
 def fine_tuned(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
-    """Reinforcement learning, fine-tuning on a teacher's traces, or both.
+    """Reinforcement learning, or distillation in its place, fine-tuning on a teacher's traces, or
+    both.
 
     The teacher is a separate run, shared by the arms of a seed. Its traces are those of `tramontane
     harvest`.
 
     Args:
-        keys: `sft` and `rl` (bool), `updates` of the reinforcement learning, `teacher_updates`,
-            `epochs` and `batch_tokens` of the fine-tuning, `problems` of the evaluation.
+        keys: `sft`, `rl` and `distill` (bool, false without it), `updates` of the reinforcement
+            learning, `teacher_updates`, `epochs` and `batch_tokens` of the fine-tuning, `problems`
+            of the evaluation.
         seed: of all steps.
         folder: of the run.
     """
     model = "tiny"
     if keys["sft"]:
-        shared = folder.parents[1] / f"teacher_{seed}"
-        with owned_folder(shared, "trained", wait=SHARED_SECONDS):
-            trained(shared / "run", {"pipeline.updates": keys["teacher_updates"], "seed": seed})
+        _teacher(keys, seed, folder)
         traces = folder / "traces.jsonl"
-        found = harvest(shared / "run", traces, HarvestConfig(seed=seed))
+        found = harvest(_shared(seed, folder) / "run", traces, HarvestConfig(seed=seed))
         tokens = found.rows * (found.mean_tokens + PROMPT_TOKENS) * keys["epochs"]
         output = folder / "sft"
         unfinished = is_unfinished(output)
@@ -73,8 +73,33 @@ def fine_tuned(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float
         model = str(output)
     if keys["rl"]:
         changes = {"model": model, "pipeline.updates": keys["updates"], "seed": seed}
+        if keys.get("distill"):
+            changes |= {
+                "teacher": {"model": str(_teacher(keys, seed, folder))},
+                "trainer.objective": {"name": "distill", "distill": {"top_k": 16}},
+                "pipeline.diversity": "none",
+            }
         model = str(trained(folder / "run", changes))
     return _figures(model, keys["problems"])
+
+
+def distilled(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
+    """`fine_tuned`, with `of_teacher`: its pass@1 as a share of the teacher's."""
+    found = fine_tuned(keys, seed, folder)
+    best = _figures(str(_teacher(keys, seed, folder)), keys["problems"])["pass_at_1"]
+    return found | {"of_teacher": found["pass_at_1"] / best}
+
+
+def _teacher(keys: dict[str, Any], seed: int, folder: Path) -> Path:
+    """The weights of the teacher that the arms of a seed share, which the first to ask trains."""
+    shared = _shared(seed, folder)
+    with owned_folder(shared, "trained", wait=SHARED_SECONDS):
+        changes = {"pipeline.updates": keys["teacher_updates"], "seed": seed}
+        return trained(shared / "run", changes)
+
+
+def _shared(seed: int, folder: Path) -> Path:
+    return folder.parents[1] / f"teacher_{seed}"
 
 
 def curated(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from tramontane.models import compiling
 from tramontane.models.packing import pack
+from tramontane.trainer.logprobs import token_logprobs
 from tramontane.trainer.microbatch import PackedRow, Predictions
 from tramontane.trainer.sharding import free_gathered, plain_class
 
@@ -74,7 +75,8 @@ def fused_predictions(
     entropy_grad: bool = False,
     compiled: bool = False,
 ) -> Predictions:
-    """Run the model and compute log softmax(logits / T) at the targets, without the logits.
+    """Run the model and compute log softmax(logits / T) at the targets, and at the candidates if
+    the row has any, without the logits.
 
     Args:
         model: a causal LM for which `head_scale` returned `scale`.
@@ -89,18 +91,42 @@ def fused_predictions(
     """
     head = model.get_output_embeddings()
 
+    if row.candidates is not None and 2 * row.candidates.shape[1] > head.out_features:
+        return plain_predictions(model, row, temperature, entropy_grad)  # these are the logits
+    targets = row.targets[:, None]
+    if row.candidates is not None:
+        targets = torch.cat([targets, row.candidates], dim=1)
+
     def fused(hidden: torch.Tensor) -> torch.Tensor:
-        targets = F.pad(row.targets, (0, hidden.shape[1] - len(row.targets)))
-        output = _HeadLogprobs.apply(
-            hidden[0], head.weight, head.bias, targets, temperature / scale, compiled
+        ids = F.pad(targets, (0, 0, 0, hidden.shape[1] - len(targets)))
+        logprobs, *others = _HeadLogprobs.apply(
+            hidden[0], head.weight, head.bias, ids, temperature / scale, compiled
         )
-        return torch.stack([x[None] for x in output], dim=-1)  # no view, for FSDP's hooks
+        # No view, for FSDP's hooks.
+        return torch.cat([x.reshape(1, len(ids), -1) for x in (*others, logprobs)], dim=-1)
 
     # The model returns the predictions in place of its logits, so that FSDP sees their gradient.
     with _replaced(head, fused):
         columns = model(**row.model_inputs).logits[0, : len(row.targets)] / scale
-    logprobs, entropy, top1 = columns.unbind(-1)
-    return Predictions(logprobs, entropy if entropy_grad else entropy.detach(), top1.detach())
+    entropy, top1, logprobs, *_ = columns.unbind(-1)
+    top = None if row.candidates is None else columns[:, 3:]
+    return Predictions(
+        logprobs, entropy if entropy_grad else entropy.detach(), top1.detach(), policy_top=top
+    )
+
+
+def plain_predictions(
+    model: PreTrainedModel, row: PackedRow, temperature: float, entropy_grad: bool = False
+) -> Predictions:
+    """The same from the logits, of any model, and for the row's `candidates`."""
+    logits = model(**row.model_inputs).logits[0, : len(row.targets)]
+    logprobs, entropy = token_logprobs(logits, row.targets, temperature, entropy_grad)
+    top1 = (logits.detach().argmax(-1) == row.targets).to(logprobs.dtype)
+    top = None
+    if row.candidates is not None:
+        scaled = logits.to(logprobs.dtype) / temperature
+        top = scaled.log_softmax(-1).gather(-1, row.candidates)
+    return Predictions(logprobs, entropy, top1, policy_top=top)
 
 
 @contextmanager
@@ -127,8 +153,9 @@ class _HeadLogprobs(torch.autograd.Function):
         divisor: float,
         compiled: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Arguments: h [K, d], W [V, d], b [V] or None, targets [K] int64, t, and whether what is
-        between the matrix products is compiled."""
+        """Arguments: h [K, d], W [V, d], b [V] or None, targets [K, J] int64, t, and whether what
+        is between the matrix products is compiled. Returns log-probs [K, J], and entropies and
+        `top1` of the first target, [K] each."""
         found: list[tuple[torch.Tensor, ...]] = []
         kept: list[torch.Tensor] = []
         summarize = compiling.compiled(_summarize) if compiled else _summarize
@@ -141,18 +168,18 @@ class _HeadLogprobs(torch.autograd.Function):
         at_column, tops, part_sums, moments = (torch.stack(x) for x in zip(*found, strict=True))
         # The part that holds the target.
         of_target = targets // part_size(len(hidden), hidden.device)
-        at_target = at_column.gather(0, of_target[None])[0]
+        at_target = at_column.gather(0, of_target[None])[0]  # [K, J]
         part_totals = tops + part_sums.log()
         total = part_totals.logsumexp(0)
         # A part with probability w and entropy h of its own distribution adds w (h − log w).
         log_share = part_totals - total
         part_entropies = part_sums.log() - moments / part_sums
         entropy = (log_share.exp() * (part_entropies - log_share.clamp(min=-1e4))).sum(0)
-        logprobs = at_target - total
+        logprobs = at_target - total[:, None]
         ctx.save_for_backward(hidden, weight, bias, targets, total, logprobs, entropy)
         ctx.divisor, ctx.kept, ctx.compiled = divisor, kept, compiled
         ctx.set_materialize_grads(False)
-        top1 = (at_target >= tops.amax(0)).to(logprobs.dtype)
+        top1 = (at_target[:, 0] >= tops.amax(0)).to(logprobs.dtype)
         ctx.mark_non_differentiable(top1)
         return logprobs, entropy, top1
 
@@ -168,11 +195,11 @@ class _HeadLogprobs(torch.autograd.Function):
         if grad_logprobs is None and grad_entropy is None:
             return (None,) * 6
         hidden, weight, bias, targets, total, logprobs, entropy = ctx.saved_tensors
-        slopes = [
-            None if grad is None else (grad / ctx.divisor)[:, None]
-            for grad in (grad_logprobs, grad_entropy)
-        ]
-        rows = _Rows(total[:, None], entropy[:, None], *slopes)
+        slopes = None if grad_logprobs is None else grad_logprobs / ctx.divisor
+        several = slopes if targets.shape[1] > 1 else None
+        slope = slopes if several is None else several.sum(-1, keepdim=True)
+        entropy_slope = None if grad_entropy is None else (grad_entropy / ctx.divisor)[:, None]
+        rows = _Rows(total[:, None], entropy[:, None], slope, entropy_slope)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         # Parts are summed in float32, whatever the model's dtype.
         grad_hidden = torch.zeros(hidden.shape, dtype=logprobs.dtype, device=hidden.device)
@@ -180,12 +207,17 @@ class _HeadLogprobs(torch.autograd.Function):
         grad_bias = torch.empty_like(bias) if bias is not None and needs_bias else None
         differentiate = compiling.compiled(_differentiate) if ctx.compiled else _differentiate
         # For p near 1, 1 − p would lose precision, so the target's entry comes from its log-prob.
-        at_target = _at_target(logprobs[:, None], rows).to(hidden.dtype)
+        at_target = _at_target(logprobs[:, :1], rows).to(hidden.dtype)
         for part in _parts(hidden, weight, bias, targets, ctx.kept):
-            grad = differentiate(part.logits, ctx.divisor, rows)
             # Elsewhere the entry keeps its value: to select rows would wait for the GPU.
-            entry = torch.where(part.inside, at_target, grad.gather(1, part.column))
-            grad.scatter_(1, part.column, entry)
+            if several is not None:
+                at_columns = torch.where(part.inside, several, 0.0)
+                grad = differentiate(part.logits, ctx.divisor, rows, part.column, at_columns)
+            else:
+                grad = differentiate(part.logits, ctx.divisor, rows)
+                column, inside = part.column[:, :1], part.inside[:, :1]
+                entry = torch.where(inside, at_target, grad.gather(1, column))
+                grad.scatter_(1, column, entry)
             if needs_hidden:
                 grad_hidden += grad @ weight[part.entries]
             if grad_weight is not None:
@@ -208,32 +240,42 @@ class _Rows(NamedTuple):
 
     total: torch.Tensor
     entropy: torch.Tensor
-    slope: torch.Tensor | None
+    slope: torch.Tensor | None  # the sum of those of a token's J targets
     entropy_slope: torch.Tensor | None
 
 
 def _summarize(
     logits: torch.Tensor, column: torch.Tensor, divisor: float, overwrite: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Four figures of a part's scaled logits z, [K] each: z at `column`, the largest m, Σ exp(z −
-    m), and Σ (z − m) exp(z − m)."""
+    """Figures of a part's scaled logits z: z at the columns, [K, J]; and [K] each, the largest m, Σ
+    exp(z − m), and Σ (z − m) exp(z − m)."""
     z = _scaled(logits, divisor, overwrite)
-    at_column, top = z.gather(1, column)[:, 0], z.amax(-1)
+    at_column, top = z.gather(1, column), z.amax(-1)
     p = z.sub_(top[:, None]).exp()
     return at_column, top, p.sum(-1), torch.linalg.vecdot(p, z)
 
 
-def _differentiate(logits: torch.Tensor, divisor: float, rows: _Rows) -> torch.Tensor:
-    """Gradient of a part's logits, as if no token's target were among them: [K, entries]."""
+def _differentiate(
+    logits: torch.Tensor,
+    divisor: float,
+    rows: _Rows,
+    column: torch.Tensor | None = None,
+    at_columns: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Gradient of a part's logits, as if no token's target were among them: [K, entries]; plus
+    `at_columns` at the columns, [K, J] each."""
     logp = _scaled(logits, divisor, overwrite=True).sub_(rows.total)
     if rows.entropy_slope is None:
         assert rows.slope is not None  # one of the two has a gradient
-        return logp.exp_().mul_(-rows.slope).to(logits.dtype)
-    p = logp.exp()
-    grad = -p * logp.clamp_(min=-1e4).add_(rows.entropy)
-    grad.mul_(rows.entropy_slope)
-    if rows.slope is not None:
-        grad -= p.mul_(rows.slope)
+        grad = logp.exp_().mul_(-rows.slope)
+    else:
+        p = logp.exp()
+        grad = -p * logp.clamp_(min=-1e4).add_(rows.entropy)
+        grad.mul_(rows.entropy_slope)
+        if rows.slope is not None:
+            grad -= p.mul_(rows.slope)
+    if column is not None and at_columns is not None:
+        grad.scatter_add_(1, column, at_columns)
     return grad.to(logits.dtype)
 
 
@@ -254,8 +296,8 @@ class _Part(NamedTuple):
     Args:
         entries: the part.
         logits: [K, entries] W h + b, in the model's dtype.
-        inside: [K, 1] bool, True for the tokens whose target is in this part.
-        column: [K, 1] int64, the target's column in the part; for other tokens, any column.
+        inside: [K, J] bool, True for the targets that are in this part.
+        column: [K, J] int64, the target's column in the part; for others, any column.
     """
 
     entries: slice
@@ -280,7 +322,7 @@ def _parts(
             logits = kept.pop()
         else:
             logits = F.linear(hidden, weight[entries], None if bias is None else bias[entries])
-        column = targets[:, None] - start
+        column = targets - start
         inside = (column >= 0) & (column < logits.shape[1])
         yield _Part(entries, logits, inside, column.clamp(0, logits.shape[1] - 1))
 

@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
+from tramontane.batches import BatchSettings, TeacherScores, TrainBatch, TrainSequence
 from tramontane.config import TrainerConfig
-from tramontane.config.objectives import KLOptions
+from tramontane.config.objectives import KLOptions, ObjectiveOptions
 from tramontane.errors import InputError
 from tramontane.models.packing import Packed, pack, recurring, upload
 from tramontane.trainer import ratios, sharding
 from tramontane.trainer.advantages import loss_weights
 from tramontane.trainer.collate import lay_out, padding_fraction
 from tramontane.trainer.objectives import Objective, Sequences, Tokens
-from tramontane.types import INSERTED, TrainedFigures
+from tramontane.types import ELSEWHERE, INSERTED, TrainedFigures
 
 # On a GPU, rows are rounded up to a multiple of this number of tokens: matrix products of other
 # sizes leave a part of their last tile, or take slower kernels.
 ROW_MULTIPLE = 256
+
+ByVersion = Callable[[NDArray[np.int32]], NDArray[np.bool_]]  # which tokens, by their versions
+# The tokens of each term that is added to the objective: those of this run, and recorded ones.
+ADDED: dict[str, ByVersion] = {"distill": lambda v: v >= 0, "sft": lambda v: v == ELSEWHERE}
 
 
 @dataclass(frozen=True)
@@ -40,12 +45,15 @@ class PackedRow:
             the first N are filler.
         targets: [N] int64, the generated tokens.
         lengths: generated tokens of each completion.
+        candidates: [N, k] int64, tokens whose log-probs are predicted besides the targets'; None
+            without any.
     """
 
     packed: Packed
     keep: torch.Tensor
     targets: torch.Tensor
     lengths: list[int]
+    candidates: torch.Tensor | None = None
 
     @property
     def model_inputs(self) -> dict[str, Any]:
@@ -61,12 +69,15 @@ class Predictions:
         entropy: [N] float32, of each token's distribution.
         top1: [N] float32, 1 for a token that is the most likely one; None if not requested.
         values: [N] float32, of a value network; None if not requested.
+        policy_top: [N, k] float32, log-probs of the teacher's likeliest tokens; None if not
+            requested.
     """
 
     logprobs: torch.Tensor
     entropy: torch.Tensor
     top1: torch.Tensor | None = None
     values: torch.Tensor | None = None
+    policy_top: torch.Tensor | None = None
 
 
 def pack_row(sequences: Sequence[TrainSequence], device: torch.device) -> PackedRow:
@@ -152,6 +163,7 @@ class Minibatch:
             sequence before it, if it `continues` a conversation.
         sequences: the figures of the completions, several sequences of one conversation as one.
         weights: [S] float64, the loss weight of each token of a sequence.
+        added: the same for each term that is added to the objective, by name.
         advantages: [S] or [S, 2] float64, zeros until `set_advantages`.
         microbatches: this rank's.
         padding: padding fraction of the microbatches of all ranks.
@@ -159,7 +171,7 @@ class Minibatch:
             completions in a microbatch.
         frozen: log-probs by the name of the policy, for each microbatch [N] float32: `reference`
             and `proximal` stay fixed during the update, `policy` during an optimizer step. Also
-            `kl_baseline`, which stays fixed during the update.
+            `kl_baseline` and `teacher_baseline`, which stay fixed during the update.
         trained: log-probs under which each microbatch was trained on, [N] float32 by its number.
     """
 
@@ -172,6 +184,8 @@ class Minibatch:
         self.settings = settings
         self.device = torch.device(config.device)
         self.options = settings.options or config.objective.options
+        self._discount = config.objective.distill.discount
+        self._together = "conversations" in config.objective.needs
         self.completions = [sequence for group in groups for sequence in group]
         self.lengths = torch.tensor([len(s.token_ids) for s in self.completions])
         self.owners = torch.tensor([not s.continues for s in self.completions]).cumsum(0) - 1
@@ -183,15 +197,11 @@ class Minibatch:
             lengths=self._per_completion(self.lengths),
             answers=torch.tensor([s.answer for _, s in begun]),
         )
-        # Inserted tokens count in no normalizer.
-        learnt = [len(s.versions) - s.versions.count(INSERTED) for s in self.completions]
-        self.weights = loss_weights(
-            self._per_completion(torch.tensor(learnt)),
-            self.sequences.groups,
-            self.sequences.scored,
-            self.options.loss_normalization,
-            settings.l_max,
-        )[self.owners]
+        self.weights = self._weights(self.options, lambda versions: versions != INSERTED)
+        self.added = {
+            name: self._weights(getattr(config.objective, name), ADDED[name])
+            for name in config.objective.add
+        }
         self.microbatches, used = self._lay_out(config.microbatch_tokens)
         self.padding = padding_fraction(used, config.microbatch_tokens)
         self.computed_tokens = sum(used)
@@ -199,22 +209,37 @@ class Minibatch:
         self.frozen: dict[str, list[torch.Tensor]] = {}
         self.trained: dict[int, torch.Tensor] = {}
 
+    def _weights(self, options: ObjectiveOptions, chosen: ByVersion) -> torch.Tensor:
+        """The loss weight of each chosen token of a sequence, [S]; other tokens, e.g. inserted
+        ones, count in no normalizer."""
+        counts = [int(chosen(np.asarray(s.versions)).sum()) for s in self.completions]
+        lengths = self._per_completion(torch.tensor(counts))
+        return loss_weights(
+            lengths,
+            self.sequences.groups,
+            self.sequences.scored & (lengths > 0),
+            options.loss_normalization,
+            self.settings.l_max,
+        )[self.owners]
+
     def _lay_out(self, budget: int) -> tuple[list[Microbatch], list[int]]:
         """Return this rank's microbatches, as many as the busiest rank has, and the tokens of each
         live microbatch of all ranks."""
         # Every rank lays out the microbatches of all ranks, so no communication is needed.
-        together = "conversations" in self.options.needs
-        layouts, used = lay_out(self.completions, sharding.ranks(), budget, together)
+        layouts, used = lay_out(self.completions, sharding.ranks(), budget, self._together)
         microbatches = [Microbatch(indices) for indices in layouts[sharding.rank()]]
         shortest = int(self.lengths.argmin())
         idle = max(map(len, layouts)) - len(microbatches)
         microbatches += [Microbatch([shortest], live=False)] * idle
         return microbatches, used
 
-    def row(self, index: int) -> PackedRow:
-        """Pack microbatch `index`."""
+    def row(self, index: int, needs: Set[str] = frozenset()) -> PackedRow:
+        """Pack microbatch `index`, with the teacher's likeliest tokens if they are needed."""
         indices = self.microbatches[index].indices
-        return pack_row([self.completions[i] for i in indices], self.device)
+        row = pack_row([self.completions[i] for i in indices], self.device)
+        if "teacher_top" in needs:
+            row = replace(row, candidates=self.upload(self._teacher_top(index)[0]))
+        return row
 
     def set_advantages(self, objective: Objective, needs: Set[str]) -> None:
         """Compute the advantages [S] or [S, 2], with the sums of log-probs that the objective
@@ -280,13 +305,33 @@ class Minibatch:
             array("d", advantages.tolist()), array("f", logprobs.numpy().tobytes())
         )
 
-    def set_kl_baseline(self) -> None:
-        """Compute the baseline of the KL divergence as a reward: for each token, the mean at the
-        same position over the other completions of its group that are long enough. It does not
-        depend on the completion itself, so the gradient stays unbiased (arXiv 2506.09477). The
-        others' ratios are those of the behavior policy. Collective.
+    def set_baselines(self, needs: Set[str]) -> None:
+        """Compute those of `kl_baseline` and `teacher_baseline` that are needed."""
+        if "kl_baseline" in needs:
+            assert isinstance(self.options, KLOptions)  # no other options request it
+            returns = partial(ratios.returns, options=self.options)
+            self._set_baseline("kl_baseline", self.frozen["reference"], returns)
+        if "teacher_baseline" in needs:
+            teacher = [torch.from_numpy(self._teacher(n)) for n in range(len(self.microbatches))]
+            charged = partial(ratios.charged, discount=self._discount)
+            self._set_baseline("teacher_baseline", teacher, charged)
+
+    def _set_baseline(
+        self,
+        name: str,
+        reference: Sequence[torch.Tensor],
+        charge: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> None:
+        """Compute the baseline of a distance as a reward, and keep it in `frozen`: for each token,
+        the mean at the same position over the other completions of its group that are long enough.
+        It does not depend on the completion itself, so the gradient stays unbiased (arXiv
+        2506.09477). The others' ratios are those of the behavior policy. Collective.
+
+        Args:
+            name: `kl_baseline` or `teacher_baseline`.
+            reference: log-probs of the policy that the distance is to, [N] for each microbatch.
+            charge: what each token is charged for, [N], from log-ratios [N] and `sequence` [N].
         """
-        assert isinstance(self.options, KLOptions)  # no other options request it
         shape = int(self.sequences.groups.max()) + 1, int(self.sequences.lengths.max())
         sums = torch.zeros(2, *shape, dtype=torch.float64)  # returns, and their number
         found: list[tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]] = []
@@ -297,9 +342,9 @@ class Minibatch:
             sampled = torch.from_numpy(self.versions(index) != INSERTED)
             positions = ratios.sums_from_start(sampled.double(), sequence).long() - 1
             behavior = torch.from_numpy(self.behavior(index))
-            log_ratio = behavior.double() - self.frozen["reference"][index].cpu()
+            log_ratio = behavior.double() - reference[index].cpu()
             log_ratio = torch.where(sampled, log_ratio, 0.0)
-            values = ratios.returns(log_ratio, sequence, self.options)
+            values = charge(log_ratio, sequence)
             places = self.sequences.groups[owners], positions.clamp(min=0)
             counted = self.sequences.scored[owners] & sampled & micro.live
             values = torch.where(counted, values, 0.0)
@@ -307,15 +352,35 @@ class Minibatch:
             sums[1].index_put_(places, counted.double(), accumulate=True)
             found.append((places, values))
         sums = sharding.total(sums.to(self.device)).cpu()
-        self.frozen["kl_baseline"] = [
-            upload(baseline.to(reference.dtype), self.device)
-            for (places, values), reference in zip(found, self.frozen["reference"], strict=True)
+        self.frozen[name] = [
+            upload(baseline.to(logprobs.dtype), self.device)
+            for (places, values), logprobs in zip(found, reference, strict=True)
             for baseline in [(sums[0][places] - values) / (sums[1][places] - 1).clamp(min=1)]
         ]
 
     def behavior(self, index: int) -> NDArray[np.float32]:
         """[N]: log μ of microbatch `index`, as the generator recorded it."""
         return joined([self.completions[i].logprobs for i in self.microbatches[index].indices])
+
+    def _teacher(self, index: int) -> NDArray[np.float32]:
+        """[N]: the teacher's log-probs of the tokens of microbatch `index`."""
+        return joined([scores.logprobs for scores in self._scores(index)])
+
+    def _teacher_top(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """[N, k] twice: the tokens that the teacher was asked about at each place of microbatch
+        `index`, and its log-probs of them."""
+        scores = self._scores(index)
+        places = sum(len(s.logprobs) for s in scores)
+        logprobs = joined([s.top_logprobs for s in scores]).reshape(places, -1)
+        ids = joined([s.top_ids for s in scores]).astype(np.int64)
+        if not len(ids):  # the whole vocabulary
+            ids = np.tile(np.arange(logprobs.shape[1]), places)
+        return ids.reshape(places, -1), logprobs
+
+    def _scores(self, index: int) -> list[TeacherScores]:
+        found = [self.completions[i].teacher for i in self.microbatches[index].indices]
+        assert None not in found  # the pipeline has scored the batch
+        return cast(list[TeacherScores], found)
 
     def versions(self, index: int) -> NDArray[np.int32]:
         """[N]: the weights version that sampled each token of microbatch `index`."""
@@ -346,8 +411,8 @@ class Minibatch:
         micro, dtype = self.microbatches[index], predictions.logprobs.dtype
         sequences = [self.completions[i] for i in micro.indices]
         rows = np.repeat(np.arange(len(sequences)), [len(s.token_ids) for s in sequences])
-        scored = np.array([s.scored for s in sequences])[rows]
-        trained = scored & (self.versions(index) != INSERTED) & micro.live
+        scored, versions = np.array([s.scored for s in sequences])[rows], self.versions(index)
+        trained = scored & (versions != INSERTED) & micro.live
 
         def spread(values: torch.Tensor) -> torch.Tensor:
             return values[micro.indices].to(dtype)[torch.from_numpy(rows)]
@@ -363,7 +428,15 @@ class Minibatch:
             "sequence": torch.from_numpy(self._numbers(index)),
             "rewards": spread(self.sequences.rewards[self.owners]),
             "target": target,
+            **{
+                f"{name}_weights": spread(weights) * torch.from_numpy(ADDED[name](versions))
+                for name, weights in self.added.items()
+            },
         }
+        if "teacher" in needs:
+            of_cpu["teacher"] = torch.from_numpy(self._teacher(index)).to(dtype)
+        if "teacher_top" in needs:
+            of_cpu["teacher_top"] = torch.from_numpy(self._teacher_top(index)[1]).to(dtype)
         # In an update of a single optimizer step, π_old is the π_θ just computed.
         frozen = {"proximal": predictions.logprobs.detach()} | {
             name: values[index].to(dtype) for name, values in self.frozen.items()

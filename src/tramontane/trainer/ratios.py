@@ -56,6 +56,12 @@ def returns(log_ratio: torch.Tensor, sequence: torch.Tensor, options: KLOptions)
     return sums_to_end(estimate(log_ratio, options.kl_estimator), sequence)
 
 
+def charged(log_ratio: torch.Tensor, sequence: torch.Tensor, discount: int) -> torch.Tensor:
+    """What each token is charged for: its own ℓ (discount 0), or also all that follows it (1): [N]
+    of ℓ [N]."""
+    return sums_to_end(log_ratio, sequence) if discount else log_ratio
+
+
 def differentiable(
     log_ratio: torch.Tensor, sequence: torch.Tensor, options: KLOptions
 ) -> torch.Tensor:

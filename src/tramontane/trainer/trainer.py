@@ -30,8 +30,7 @@ from tramontane.models.packing import pack
 from tramontane.models.weight_files import WeightFiles
 from tramontane.models.weights import BUCKET_BYTES, Bucket, Part, Weights, tied_names
 from tramontane.trainer import export, forwards, lora, sharding
-from tramontane.trainer.head import fused_predictions, head_scale
-from tramontane.trainer.logprobs import token_logprobs
+from tramontane.trainer.head import fused_predictions, head_scale, plain_predictions
 from tramontane.trainer.microbatch import Minibatch, PackedRow, Predictions, cut_batch, joined
 from tramontane.trainer.objectives import load_objective
 from tramontane.trainer.optimizer import build_optimizer, lr_at
@@ -75,7 +74,7 @@ class Trainer:
                 f"trainer.ranks is {config.ranks}, but the process group has {sharding.ranks()}"
             )
         self.objective = load_objective(config.objective)
-        self._needs = config.objective.options.needs
+        self._needs = config.objective.needs
         self.device = sharding.device_of_rank(config.device)
         config = config.model_copy(update={"device": str(self.device)})
         self.model, self.config = model, config
@@ -397,8 +396,7 @@ class Trainer:
         for minibatch in minibatches:
             for name in sorted(policies):
                 self._freeze(minibatch, name)
-            if "kl_baseline" in self._needs:
-                minibatch.set_kl_baseline()
+            minibatch.set_baselines(self._needs)
 
     @torch.no_grad()
     def _set_advantages(self, minibatch: Minibatch) -> None:
@@ -423,7 +421,7 @@ class Trainer:
     ) -> Averages:
         """Forward and backward of one microbatch; returns its metrics, with the mismatch if the
         batch's `version` is given."""
-        row, temperature = minibatch.row(index), minibatch.settings.temperature
+        row, temperature = minibatch.row(index, self._needs), minibatch.settings.temperature
         predictions = self._forward(replica, row, temperature, self._needs)
         minibatch.trained[index] = predictions.logprobs.detach()
         last = index == len(minibatch.microbatches) - 1
@@ -492,9 +490,4 @@ class Trainer:
             return fused_predictions(
                 model, row, temperature, self._head_scale, entropy_grad, self._compiled
             )
-        logits = model(**row.model_inputs).logits[0, : len(row.targets)]
-        logprobs, entropy = token_logprobs(logits, row.targets, temperature, entropy_grad)
-        top1 = None
-        if "top1" in needs:
-            top1 = (logits.detach().argmax(-1) == row.targets).float()
-        return Predictions(logprobs, entropy, top1)
+        return plain_predictions(model, row, temperature, entropy_grad)

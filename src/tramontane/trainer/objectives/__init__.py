@@ -28,6 +28,9 @@ PROVIDED = frozenset(
         "reference",
         "sequence_logprobs",
         "targets",
+        "teacher",
+        "teacher_baseline",
+        "teacher_top",
         "top1",
         "values",
     }
@@ -93,6 +96,13 @@ class Tokens:
         values: [N] a value network's prediction from the prefix before each token, with gradient,
             if requested.
         target: [N] bool, True for the tokens of a given answer, if `targets` is requested.
+        teacher: [N] log π_T of a teacher, if requested.
+        teacher_baseline: [N] baseline of the distance to the teacher, if requested.
+        teacher_top: [N, k] log π_T of the teacher's k likeliest tokens at each place, or of the
+            whole vocabulary, if requested.
+        policy_top: [N, k] log π_θ of the same tokens, with gradient, if `teacher_top` is requested.
+        distill_weights, sft_weights: [N] each token's weight in the added term of that name, 0 for
+            tokens that it does not apply to.
     """
 
     logprobs: torch.Tensor
@@ -108,6 +118,12 @@ class Tokens:
     top1: torch.Tensor | None = None
     values: torch.Tensor | None = None
     target: torch.Tensor | None = None
+    teacher: torch.Tensor | None = None
+    teacher_baseline: torch.Tensor | None = None
+    teacher_top: torch.Tensor | None = None
+    policy_top: torch.Tensor | None = None
+    distill_weights: torch.Tensor | None = None
+    sft_weights: torch.Tensor | None = None
 
 
 class Objective(Protocol):
@@ -159,21 +175,48 @@ class WithKL:
         return loss, metrics | {"kl_reference": (estimates.sum(), count(estimates))}
 
 
+class WithTerms:
+    """An objective plus the terms of `add`. They differ from it in their weights alone, so an added
+    objective may use no advantages of its own."""
+
+    def __init__(self, objective: Objective, config: ObjectiveConfig) -> None:
+        self._objective, self._config = objective, config
+        self._terms = {name: _built_in(name) for name in config.add}
+
+    def advantages(self, sequences: Sequences, options: Any) -> torch.Tensor:
+        return self._objective.advantages(sequences, options)
+
+    def loss(self, tokens: Tokens, options: Any) -> tuple[torch.Tensor, Metrics]:
+        """The objective's loss plus each term's, times its weight."""
+        loss, metrics = self._objective.loss(tokens, options)
+        for name, term in self._terms.items():
+            of_term = replace(tokens, weights=getattr(tokens, f"{name}_weights"))
+            added, found = term.loss(of_term, getattr(self._config, name))
+            loss, metrics = loss + self._config.add[name] * added, found | metrics
+        return loss, metrics
+
+
 def load_objective(config: ObjectiveConfig) -> Objective:
-    """Import the objective `config.name`: a file of this folder, or any module by its path.
+    """Import the objective `config.name`: a file of this folder, or any module by its path; with
+    the terms that are added to it.
 
     Raises:
         InputError: it needs an input that the trainer does not provide.
     """
     built_in = config.name in BUILT_IN_OBJECTIVES
-    module = import_module(f"{__name__}.{config.name}" if built_in else config.name)
-    if unknown := config.options.needs - PROVIDED:
+    objective = _built_in(config.name) if built_in else cast(Objective, import_module(config.name))
+    if unknown := config.needs - PROVIDED:
         raise InputError(
             f"objective {config.name!r} needs {', '.join(sorted(unknown))}, but the trainer "
             f"provides only {', '.join(sorted(PROVIDED))}"
         )
-    objective = cast(Objective, module)
-    return WithKL(objective) if getattr(config.options, "kl_coef", 0.0) else objective
+    if getattr(config.options, "kl_coef", 0.0):
+        objective = WithKL(objective)
+    return WithTerms(objective, config) if config.add else objective
+
+
+def _built_in(name: str) -> Objective:
+    return cast(Objective, import_module(f"{__name__}.{name}"))
 
 
 def count(values: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from tramontane.config.objectives import SFTOptions
-from tramontane.trainer.objectives import Metrics, Sequences, Tokens, count
+from tramontane.trainer.objectives import Metrics, Sequences, Tokens
 
 
 def advantages(sequences: Sequences, options: SFTOptions) -> torch.Tensor:
@@ -20,5 +20,6 @@ def advantages(sequences: Sequences, options: SFTOptions) -> torch.Tensor:
 def loss(tokens: Tokens, options: SFTOptions) -> tuple[torch.Tensor, Metrics]:
     """−Σ w log π_θ; `accuracy` is the share of tokens that are the model's first choice."""
     assert tokens.top1 is not None  # requested by the options' `needs`
-    metrics = {"accuracy": (tokens.top1.sum(), count(tokens.top1))}
+    used = (tokens.weights > 0).to(tokens.top1.dtype)  # as an added term: not all
+    metrics = {"accuracy": ((tokens.top1 * used).sum(), used.sum())}
     return -(tokens.weights * tokens.logprobs).sum(), metrics

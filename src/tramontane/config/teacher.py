@@ -1,0 +1,40 @@
+"""`teacher`: the models that the policy is distilled from."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from tramontane.config.device import Device, Dtype, Model, resolve_dtype
+from tramontane.config.section import Section
+
+
+class TeacherConfig(Section):
+    """Models that score the policy's completions token by token, for the objective `distill`. They
+    must have the policy's tokenizer; see docs/distillation.md."""
+
+    model: Model
+    """The teacher, named like `model`: e.g. a larger model, or a run, for its newest weights."""
+    domains: dict[str, Model] = Field(default_factory=dict)
+    """Teachers of single domains in its place, by the domain's name."""
+    workers: int = Field(1, ge=1)
+    """Workers of each teacher, which share its batches."""
+    device: Device = "auto"
+    """Device of the teachers: auto, cpu, cuda, cuda:N or mps. On Ray each worker has its own, see
+    `placement.teacher`."""
+    dtype: Dtype = "auto"
+    """Number type of the teachers; auto: as for `trainer.dtype`."""
+
+    @property
+    def models(self) -> list[str]:
+        """All teachers, each once."""
+        return [*dict.fromkeys([self.model, *self.domains.values()])]
+
+    @property
+    def number(self) -> int:
+        """Workers of all teachers together."""
+        return len(self.models) * self.workers
+
+    @model_validator(mode="after")
+    def _resolve_dtype(self) -> TeacherConfig:
+        self.dtype = resolve_dtype(self.dtype, self.device)
+        return self

@@ -1,0 +1,106 @@
+"""On-policy distillation: the divergence from a teacher π_T, on the policy's own completions.
+
+With d_t the divergence of the two next-token distributions after y_<t, and s_t = ∇ log π_θ(y_t):
+
+    D = E_y[Σ_t d_t],   ∇D = E_y[ Σ_t (∇d_t + s_t Σ_{u>t} d_u) ]
+
+For d = KL(π_θ ‖ π_T), D is the divergence of whole completions (arXiv 2506.09477). The usual form
+keeps ∇d_t alone (discount 0). The sampled token alone estimates d_t by ℓ_t = log π_θ/π_T:
+
+    ∇D = E_y[ Σ_t s_t (ℓ_t + Σ_{u>t} ℓ_u − b_t) ],   b_t a baseline
+
+π_θ is the policy that is trained, whatever policy μ sampled y; s_t is weighted by min(π_θ/μ, ρ).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from tramontane.config.objectives import DistillOptions
+from tramontane.trainer.objectives import (
+    Metrics,
+    Sequences,
+    Tokens,
+    ratio_metrics,
+    truncated_gradient,
+)
+from tramontane.trainer.ratios import charged, estimate, sums_to_end
+
+LEAST_REST = 1e-6  # probability of all other tokens; in float32, a smaller difference is noise
+LEAST_LOGPROB = -1e4  # of a token that cannot be sampled: 0 · −∞ would be NaN
+
+
+def advantages(sequences: Sequences, options: DistillOptions) -> torch.Tensor:
+    """[S] zeros: rewards do not count."""
+    return torch.zeros_like(sequences.rewards)
+
+
+def loss(tokens: Tokens, options: DistillOptions) -> tuple[torch.Tensor, Metrics]:
+    """Σ w d, or its gradient by sampled tokens; the metric `teacher_divergence` is the mean of d,
+    of the sampled token alone its k3 estimate."""
+    if tokens.teacher is not None:
+        log_ratio = (tokens.logprobs - tokens.teacher).detach()
+        charge = charged(log_ratio, tokens.sequence, options.discount)
+        if tokens.teacher_baseline is not None:
+            charge = charge - tokens.teacher_baseline
+        loss, metrics = _policy_gradient(tokens, charge, options)
+        divergences = estimate(log_ratio, "k3")
+    else:
+        assert tokens.policy_top is not None
+        assert tokens.teacher_top is not None
+        divergences = divergence(tokens.policy_top, tokens.teacher_top, options)
+        loss = (tokens.weights * divergences).sum()
+        divergences = divergences.detach()
+        metrics = ratio_metrics(tokens, {})
+        if options.discount:
+            after = sums_to_end(divergences, tokens.sequence) - divergences
+            added, metrics = _policy_gradient(tokens, after, options)
+            loss = loss + added
+    used = (tokens.weights > 0).to(divergences.dtype)  # as an added term: not all
+    return loss, metrics | {"teacher_divergence": ((divergences * used).sum(), used.sum())}
+
+
+def divergence(
+    policy: torch.Tensor, teacher: torch.Tensor, options: DistillOptions
+) -> torch.Tensor:
+    """The divergence of two distributions at each place: [N], in nats.
+
+    Args:
+        policy: [N, k] log π_θ, with gradient.
+        teacher: [N, k] log π_T of the same tokens.
+        options: which divergence; with a `top_k` other than 0, all other tokens count as one.
+    """
+    q, p = (x.clamp(min=LEAST_LOGPROB) for x in (policy, teacher))
+    if options.top_k:
+        q, p = _with_rest(q), _with_rest(p)
+    if options.divergence == "reverse":
+        return _kl(q, p)
+    if options.divergence == "forward":
+        return _kl(p, q)
+    beta = options.js_beta
+    mixture = torch.logaddexp(p + math.log(beta), q + math.log1p(-beta))
+    return beta * _kl(p, mixture) + (1 - beta) * _kl(q, mixture)
+
+
+def _kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """KL(p ‖ q) of rows of log-probs: [N]."""
+    return (p.exp() * (p - q)).sum(-1)
+
+
+def _with_rest(logprobs: torch.Tensor) -> torch.Tensor:
+    """[N, k + 1]: log-probs of k tokens, and of all others together."""
+    rest = (1 - logprobs.exp().sum(-1, keepdim=True)).clamp(min=LEAST_REST)
+    return torch.cat([logprobs, rest.log()], dim=-1)
+
+
+def _policy_gradient(
+    tokens: Tokens, charge: torch.Tensor, options: DistillOptions
+) -> tuple[torch.Tensor, Metrics]:
+    """Σ w · sg(min(π_θ/μ, ρ)) · charge · log π_θ; without ρ the importance weight is 1."""
+    if options.rho is None:
+        loss = (tokens.weights * charge * tokens.logprobs).sum()
+        return loss, ratio_metrics(tokens, {})
+    return truncated_gradient(replace(tokens, advantages=-charge), options.rho)

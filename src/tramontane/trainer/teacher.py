@@ -1,0 +1,86 @@
+"""The teacher worker: completions in, the log-probs of a frozen model out."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from tramontane.batches import TeacherScores, TrainSequence
+from tramontane.config import TeacherConfig
+from tramontane.models.loading import load_model
+from tramontane.trainer.collate import lay_out
+from tramontane.trainer.logprobs import CHUNK_ELEMENTS, SMALLEST_CHUNK
+from tramontane.trainer.microbatch import PackedRow, pack_row
+
+
+class Teacher:
+    """Scores completions of a policy with the same vocabulary, token by token.
+
+    Args:
+        model: a causal LM; its own dropout is off.
+        budget: tokens per forward pass.
+        top_k: number of likeliest tokens that are reported for each place; 0: the whole vocabulary;
+            None: only the sampled tokens.
+        vocabulary: entries of the policy's output head. A teacher whose head is padded to more
+            never has these tokens sampled.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, budget: int, top_k: int | None, vocabulary: int
+    ) -> None:
+        self.model = model.eval()
+        self._budget, self._top_k, self._vocabulary = budget, top_k, vocabulary
+
+    @classmethod
+    def load(
+        cls, path: str, config: TeacherConfig, budget: int, top_k: int | None, vocabulary: int
+    ) -> Teacher:
+        """Load a checkpoint folder, Hugging Face name or `tiny`.
+
+        Raises:
+            InputError: no model there, or damaged weights.
+        """
+        model = load_model(path, getattr(torch, config.dtype), config.device)
+        return cls(model, budget, top_k, vocabulary)
+
+    @torch.no_grad()
+    def score(self, sequences: Sequence[TrainSequence], temperature: float) -> list[TeacherScores]:
+        """The scores of each sequence, at the temperature that it was sampled with. Inserted tokens
+        have scores too, which are not used."""
+        layouts, _ = lay_out(sequences, 1, self._budget, together=False)
+        found: dict[int, TeacherScores] = {}
+        for indices in layouts[0]:
+            row = pack_row([sequences[i] for i in indices], self.model.device)
+            found |= zip(indices, self._score(row, temperature), strict=True)
+        return [found[i] for i in range(len(sequences))]
+
+    def _score(self, row: PackedRow, temperature: float) -> list[TeacherScores]:
+        """The scores of each sequence of a row."""
+        logits = self.model(**row.model_inputs).logits[0, : len(row.targets), : self._vocabulary]
+        elements = CHUNK_ELEMENTS.get(logits.device.type, CHUNK_ELEMENTS["cpu"])
+        size = max(SMALLEST_CHUNK, elements // logits.shape[1])
+        chosen, top, ids = [], [], []
+        for part, targets in zip(logits.split(size), row.targets.split(size), strict=True):
+            z = torch.log_softmax(part.float() / temperature, dim=-1)
+            chosen.append(z.gather(-1, targets[:, None])[:, 0])
+            if self._top_k:
+                values, places = z.topk(min(self._top_k, z.shape[1]))
+                top.append(values)
+                ids.append(places.int())
+            elif self._top_k == 0:
+                top.append(z)
+        parts = [_split(x, row.lengths) for x in (chosen, ids, top)]
+        return [
+            TeacherScores(array("f", a), array("i", b), array("f", c))
+            for a, b, c in zip(*parts, strict=True)
+        ]
+
+
+def _split(chunks: list[torch.Tensor], lengths: list[int]) -> list[bytes]:
+    """The bytes of each sequence's values, empty without any."""
+    if not chunks:
+        return [b""] * len(lengths)
+    return [part.numpy().tobytes() for part in torch.cat(chunks).cpu().split(lengths)]

@@ -1,0 +1,124 @@
+"""Teachers' scores of batches, from threads and from processes that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from array import array
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.runs import small_config, unheard
+from tests.trainer.rollouts import VOCAB, model
+from tramontane.batches import Batch, BatchSettings, TrainSequence
+from tramontane.config import Config
+from tramontane.controller.teachers import Teachers
+from tramontane.placement import Handle, WorkerLost
+from tramontane.placement.thread import LocalPlacement, ThreadHandle
+from tramontane.trainer.teacher import Teacher
+from tramontane.types import Completion, Group, Problem, Verdict
+
+SETTINGS = BatchSettings("", 0.9, 32, 8)
+MODELS = {"general": model(seed=1), "coder": model(seed=2)}
+
+
+def teacher(name: str) -> Teacher:
+    return Teacher(MODELS[name], budget=64, top_k=3, vocabulary=VOCAB)
+
+
+def config(tmp_path: Path, kind: str, workers: int = 1) -> Config:
+    teachers = {"model": "general", "domains": {"code": "coder"}, "workers": workers}
+    return small_config(
+        tmp_path,
+        teacher=teachers,
+        placement={"kind": kind},
+        pipeline={"diversity": "none"},
+        trainer={"objective": {"name": "distill"}},
+    )
+
+
+def batch() -> Batch:
+    groups = []
+    for number in range(6):
+        problem = Problem(str(number), "code" if number % 3 == 0 else "math", "")
+        ids = [array("i", [number, n, 7, 5 + n]) for n in range(2)]
+        flat = array("f", [-1.0] * 4)
+        completions = [
+            Completion(number, n, [1, 2, 3], t, flat, array("i", [0] * 4), "stop")
+            for n, t in enumerate(ids)
+        ]
+        verdicts = [Verdict(1.0, {}, "right") for _ in completions]
+        groups.append(Group(number, problem, completions, verdicts))
+    return Batch(0, groups, SETTINGS)
+
+
+def expected(found: Batch) -> list[tuple[float, ...]]:
+    """By the teacher of each domain, one group at a time."""
+    scores = []
+    for group in found.groups:
+        name = "coder" if group.problem.domain == "code" else "general"
+        sequences = [TrainSequence.of(c) for c in group.completions]
+        scores += teacher(name).score(sequences, SETTINGS.temperature)
+    return [(*s.logprobs, *s.top_logprobs) for s in scores]
+
+
+def given(found: Batch) -> list[tuple[float, ...]]:
+    taught = [s.teacher for s in found.train_batch().sequences]
+    return [(*s.logprobs, *s.top_logprobs) for s in taught if s is not None]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_each_group_is_scored_by_the_teacher_of_its_domain(tmp_path: Path, workers: int) -> None:
+    def make(name: str, model_name: str) -> Handle:
+        return ThreadHandle(name, partial(teacher, model_name))
+
+    scored = batch()
+    with Teachers(make, config(tmp_path, "thread", workers), pytest.fail) as teachers:
+        asyncio.run(teachers.score(scored))
+    want = expected(scored)
+    assert len(want) == 12
+    for got, values in zip(given(scored), want, strict=True):
+        assert got == pytest.approx(values, abs=1e-5)
+
+
+class SlowTeacher:
+    """A teacher that says which process it is, and is slow to score."""
+
+    def __init__(self, name: str, note: Path) -> None:
+        self._teacher, self._note = teacher(name), note / name
+
+    def score(self, *given: object) -> object:
+        first = not self._note.exists()
+        self._note.write_text(str(os.getpid()))
+        if first:
+            time.sleep(60)
+        return self._teacher.score(*given)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_teacher_that_is_killed_is_replaced_and_asked_again(tmp_path: Path) -> None:
+    settings = config(tmp_path, "process")
+    placement, lost = LocalPlacement(settings, unheard), list[WorkerLost]()
+
+    def make(name: str, model_name: str) -> Handle:
+        return placement.teacher(name, partial(SlowTeacher, model_name, tmp_path))
+
+    def kill() -> None:
+        """Each first process, once it is scoring."""
+        for name in MODELS:
+            while not (note := tmp_path / name).exists() or not note.read_text():
+                time.sleep(0.05)
+            os.kill(int(note.read_text()), signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+    scored = batch()
+    with Teachers(make, settings, lost.append) as teachers:
+        asyncio.run(teachers.score(scored))
+    assert sorted(error.worker for error in lost) == ["teacher 0", "teacher 1"]
+    for got, values in zip(given(scored), expected(scored), strict=True):
+        assert got == pytest.approx(values, abs=1e-5)

@@ -1,0 +1,73 @@
+"""Whole runs that are distilled from a teacher, and refusals before any work."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from tests.controller.test_pipeline import check_ledger
+from tests.runs import small_config
+from tramontane.errors import InputError
+from tramontane.models.names import resolve
+from tramontane.run.folder import RunFolder, open_run
+from tramontane.run.screen import QuietScreen
+from tramontane.run.train import train
+
+DISTILL = {
+    "trainer": {"learning_rate": 1e-3, "objective": {"name": "distill", "distill": {"top_k": 4}}},
+    "pipeline": {"diversity": "none", "max_staleness": 2},
+    "teacher": {"model": "tiny"},
+}
+
+
+@pytest.mark.slow
+def test_a_run_and_its_continuation_learn_from_a_teacher(tmp_path: Path) -> None:
+    """Its own base: the distance is that of the updates on noise, which the teacher undoes."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    noise = {"learning_rate": 3e-3}
+    train(small_config(first, trainer=noise), QuietScreen())
+    config = small_config(second, model=str(first), checkpoint={"every": 2}, **DISTILL)
+    train(config, QuietScreen())
+    folder, config = open_run(second, ["pipeline.updates=6"])
+    assert train(config, QuietScreen(), folder).finished
+    check_ledger(second, config)
+    distances = [row["teacher_divergence"] for row in RunFolder(second).metrics()]
+    assert len(distances) == 6
+    assert 0 < distances[-1] < 0.7 * distances[0]
+
+
+def test_a_teacher_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(resolve("tiny"), other)
+    file = other / "tokenizer.json"
+    file.write_text(file.read_text().replace('"<think>"', '"<thought>"'))
+    config = small_config(tmp_path / "run", **DISTILL | {"teacher": {"model": str(other)}})
+    with pytest.raises(InputError, match=r"teacher '.*other': its tokenizer has .* not the same"):
+        train(config, QuietScreen())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"teacher": None}, "null, and the objective is distilled"),
+        ({"pipeline": {}}, "drops groups that objective 'distill' learns from"),
+        ({"trainer": {}}, "'magistral' has no use for a teacher"),
+        (
+            {"teacher": {"model": "tiny", "domains": {"x": "tiny"}}},
+            "no such domain; known are math",
+        ),
+        (
+            {"trainer": {"objective": {"name": "jepo", "add": {"distill": 1.0}}}},
+            "replaces sampled answers",
+        ),
+        ({"trainer": {"objective": {"name": "sft", "add": {"sft": 1.0}}}}, "the objective itself"),
+        ({"trainer": {"objective": {"add": {"distill": 0.0}}}}, "greater than 0"),
+    ],
+)
+def test_keys_that_do_not_go_together_are_refused(changes, message, tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match=message):
+        small_config(tmp_path, **DISTILL | changes)

@@ -1,0 +1,223 @@
+"""On-policy distillation by exact enumeration, through the trainer's step."""
+
+from array import array
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.trainer import rollouts
+from tests.trainer.tabular import completion, descent, every_group, logits, trainer
+from tramontane.batches import TeacherScores
+from tramontane.config import ObjectiveConfig
+from tramontane.config.objectives import DistillOptions
+from tramontane.trainer.objectives.distill import divergence
+from tramontane.trainer.teacher import Teacher
+from tramontane.types import ELSEWHERE, INSERTED
+
+# Two actions each time; all probabilities of pairs are multiples of 1/20.
+POLICY = torch.stack([logits([0.5, 0.5]), logits([0.2, 0.8]), logits([0.5, 0.5])])
+STALE = torch.stack([logits([0.2, 0.8]), logits([0.5, 0.5]), logits([0.5, 0.5])])
+TEACHER = torch.tensor([[0.3, -0.4], [1.5, -0.5], [0.9, 0.2]], dtype=torch.float64)
+PAIRS = [*product(range(2), repeat=2)]
+WHOLE = [{"top_k": 0, "divergence": d} for d in ("reverse", "forward", "js")]
+SAMPLED = [{"baseline": False}, {"baseline": True}]
+
+
+def scored(table, actions, teacher=TEACHER, top_k=None, **fields):
+    """A completion of the policy `table` with the teacher's scores."""
+    found = completion(table, actions, **fields)
+    rows = F.pad(teacher, (0, 1), value=-1e9).log_softmax(-1)[[len(teacher) - 1, *actions[:-1]]]
+    values, ids = rows.topk(top_k) if top_k else (rows, None)
+    found.teacher = TeacherScores(
+        array("d", rows[range(len(actions)), list(actions)].tolist()),
+        array("i", ids.flatten().tolist() if top_k else []),
+        array("d", values.flatten().tolist()),
+    )
+    return found
+
+
+def distilled(policy, groups, **options):
+    """The gradient of the loss with respect to the logits."""
+    options = {"loss_normalization": "sequence_sum", "rho": 1e9} | options
+    return -descent(trainer(policy, {"name": "distill", "distill": options}), groups)
+
+
+def draws(behavior):
+    """Groups of two completions in all combinations, as often as `behavior` draws them."""
+    first, second = behavior[2].softmax(0), behavior[:2].softmax(1)
+    counts = [round(20 * float(first[a] * second[a, b])) for a, b in PAIRS]
+    return [[scored(behavior, PAIRS[i]) for i in g] for g in every_group(counts, 2)]
+
+
+def local(table, name="reverse", beta=0.5):
+    """The divergence from the teacher at each state: [3]."""
+    q, p = table.log_softmax(-1), TEACHER.log_softmax(-1)
+
+    def kl(a, b):
+        return (a.exp() * (a - b)).sum(-1)
+
+    mixture = (beta * p.exp() + (1 - beta) * q.exp()).log()
+    js = beta * kl(p, mixture) + (1 - beta) * kl(q, mixture)
+    return {"reverse": kl(q, p), "forward": kl(p, q), "js": js}[name]
+
+
+def expected(policy, visits, name="reverse"):
+    """The gradient of Σ visits · d; `visits` is how often each state is visited, a function of the
+    table."""
+    table = policy.clone().requires_grad_()
+    return torch.autograd.grad((visits(table) * local(table, name)).sum(), table)[0]
+
+
+def visits(table):
+    """Of the states after 0, after 1, and of the prompt."""
+    return torch.cat([table[2].softmax(0), torch.ones(1, dtype=torch.float64)])
+
+
+@pytest.mark.parametrize("options", [*SAMPLED, *WHOLE])
+def test_with_what_follows_it_is_the_gradient_of_the_divergence_of_whole_completions(options):
+    got = distilled(POLICY, draws(POLICY), discount=1, **options)
+    torch.testing.assert_close(got, expected(POLICY, visits, options.get("divergence", "reverse")))
+
+
+@pytest.mark.parametrize("options", [*SAMPLED, *WHOLE])
+def test_without_it_is_the_part_in_which_prefixes_are_given(options):
+    got = distilled(POLICY, draws(POLICY), **options)
+    part = expected(POLICY, lambda t: visits(t).detach(), options.get("divergence", "reverse"))
+    torch.testing.assert_close(got, part)
+    whole = expected(POLICY, visits, options.get("divergence", "reverse"))
+    assert (part - whole).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("staleness", [0, 2, 8])
+@pytest.mark.parametrize("options", [*SAMPLED, *WHOLE])
+def test_samples_of_an_older_policy_give_the_divergence_of_the_policy_that_is_trained(
+    options, staleness
+):
+    """After the prefixes that the older policy wrote, some steps of the trainer before."""
+    table, groups, given = POLICY, draws(POLICY), visits(POLICY)
+    for _ in range(staleness):
+        table = table - distilled(table, groups, **options)
+    name = options.get("divergence", "reverse")
+    got = distilled(table, groups, **options)
+    torch.testing.assert_close(got, expected(table, lambda _: given, name))
+    before, after = ((given * local(t, name)).sum() for t in (POLICY, table))
+    assert after < before or not staleness
+
+
+def test_without_importance_weights_older_samples_give_another_gradient():
+    right, wrong = (distilled(POLICY, draws(STALE), rho=rho) for rho in (1e9, None))
+    assert (right - wrong).abs().max() > 0.01
+
+
+def test_truncated_weights_bound_the_gradient():
+    a, b = (distilled(POLICY, draws(STALE), rho=rho) for rho in (1e9, 0.5))
+    assert b.abs().max() < a.abs().max()
+
+
+@pytest.mark.parametrize("name", ["reverse", "forward", "js"])
+def test_all_other_tokens_count_as_one(name):
+    q = torch.tensor([[0.1, 0.2, 0.3, 0.4]], dtype=torch.float64).log()
+    p = torch.tensor([[0.4, 0.4, 0.1, 0.1]], dtype=torch.float64).log()
+    top = DistillOptions(top_k=2, divergence=name, js_beta=0.3)
+    whole = DistillOptions(top_k=0, divergence=name, js_beta=0.3)
+    merged = [torch.cat([x[:, :2], x[:, 2:].logsumexp(1, keepdim=True)], 1) for x in (q, p)]
+    assert divergence(q[:, :2], p[:, :2], top) == pytest.approx(divergence(*merged, whole).item())
+    # Merging tokens never raises a divergence; a rest of a single token loses nothing.
+    assert divergence(*merged, whole) < divergence(q, p, whole)
+    three = top.model_copy(update={"top_k": 3})
+    torch.testing.assert_close(divergence(q[:, :3], p[:, :3], three), divergence(q, p, whole))
+    assert divergence(p, p, whole) == pytest.approx(0, abs=1e-12)
+
+
+def test_a_step_compares_the_teachers_likeliest_tokens_of_each_place():
+    torch.manual_seed(0)
+    policy, teacher = torch.randn(2, 4, 3, dtype=torch.float64)
+    groups = [[scored(policy, a, teacher, top_k=1)] for a in ([0, 2], [1, 0], [2, 2])]
+    got = distilled(policy, groups, top_k=1, loss_normalization="minibatch_tokens")
+    table = policy.clone().requires_grad_()
+    states = [3, 0, 3, 1, 3, 2]
+    q, p = table.softmax(-1)[states], teacher.softmax(-1)[states]
+    best = p.argmax(-1, keepdim=True)
+    q, p = (torch.cat([x.gather(1, best), 1 - x.gather(1, best)], 1) for x in (q, p))
+    (gradient,) = torch.autograd.grad((q * (q / p).log()).sum() / 6, table)
+    torch.testing.assert_close(got, gradient)
+
+
+@pytest.mark.parametrize("options", [{"discount": 1}, {"top_k": 0, "discount": 1}, {"top_k": 1}])
+def test_inserted_tokens_carry_nothing(options):
+    found = []
+    for nonsense in (0.0, -50.0):
+        group = [scored(POLICY, a, top_k=options.get("top_k")) for a in ([0, 1, 0], [1, 0, 1])]
+        for member in group:
+            member.versions[1] = INSERTED
+            member.teacher.logprobs[1] += nonsense
+            k = len(member.teacher.top_logprobs) // 3
+            for i in range(k, 2 * k):
+                member.teacher.top_logprobs[i] += nonsense
+        found.append(distilled(POLICY, [group], **options))
+    assert torch.equal(*found) and found[0].abs().max() > 0
+
+
+def test_added_terms_have_their_own_weights_and_denominators():
+    """Magistral's own gradient, that of the distance on sampled tokens, and the mean negative
+    log-likelihood of recorded ones."""
+    sampled = [scored(POLICY, [0, 1], reward=1.0), scored(POLICY, [1, 1], reward=0.0)]
+    recorded = [scored(POLICY, [1, 0, 0], reward=0.0)]
+    recorded[0].versions[:] = array("i", [ELSEWHERE] * 3)
+    batch = [sampled, recorded]
+    add = {"distill": 0.5, "sft": 2.0}
+    t = trainer(POLICY, {"add": add, "distill": {"top_k": 0}})
+    got = -descent(t, batch)
+    alone = -descent(trainer(POLICY, {}), batch)
+    table = POLICY.clone().requires_grad_()
+    distance = local(table)[[2, 0, 2, 1]].mean()
+    likelihood = table.log_softmax(-1)[[2, 1, 0], [1, 0, 0]].mean()
+    (more,) = torch.autograd.grad(0.5 * distance - 2.0 * likelihood, table)
+    torch.testing.assert_close(got, alone + more)
+    assert t.metrics["teacher_divergence"] == pytest.approx(distance.item())
+    assert 0 <= t.metrics["accuracy"] <= 1
+
+
+OPTIONS = [{}, {"discount": 1}, {"top_k": 0}, {"top_k": 5, "divergence": "js", "discount": 1}]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_microbatches_and_packing_change_nothing(options):
+    found = []
+    for budget in (10_000, 40):
+        objective = {"name": "distill", "distill": options}
+        t = rollouts.trainer(objective=objective, microbatch_tokens=budget, max_grad_norm=1e9)
+        t.optimizer = torch.optim.SGD(t.model.parameters())
+        taught = rollouts.taught(rollouts.batch(groups=2), options.get("top_k"))
+        metrics = t.step(taught)
+        found.append((metrics["teacher_divergence"], t.weights()))
+    (one, whole), (two, cut) = found
+    assert one == pytest.approx(two, rel=1e-4) and one > 0
+    for name, values in whole.items():
+        torch.testing.assert_close(cut[name], values, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("top_k", [None, 4, 0])
+def test_a_teacher_scores_tokens_as_a_trainer_does(top_k):
+    sequences = rollouts.batch(groups=2).sequences
+    want = rollouts.trainer().logprobs(sequences, 0.8)
+    teacher = Teacher(rollouts.model(), 48, top_k, rollouts.VOCAB)
+    for sequence, found, logprobs in zip(
+        sequences, teacher.score(sequences, 0.8), want, strict=True
+    ):
+        n = len(sequence.token_ids)
+        assert [*found.logprobs] == pytest.approx(logprobs, abs=1e-5)
+        top = torch.tensor(found.top_logprobs).reshape(n, -1)
+        if top_k == 0:
+            torch.testing.assert_close(top.exp().sum(1), torch.ones(n))
+            assert top[range(n), list(sequence.token_ids)].tolist() == [*found.logprobs]
+        else:
+            assert len(found.top_ids) == n * (top_k or 0) == top.numel()
+            assert (top.diff(dim=1) <= 0).all()
+
+
+def test_the_sampled_token_alone_has_no_forward_divergence():
+    with pytest.raises(ValueError, match="top_k is null"):
+        ObjectiveConfig.model_validate({"distill": {"divergence": "forward"}})
