@@ -22,7 +22,7 @@ SLEEP = "import signal, time; {}; print(flush=True); time.sleep(600)"
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
 
-def start(pids: list[int], what: str = "") -> subprocess.Popen[bytes]:
+def start(pids: list[int], what: str = "pass") -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", SLEEP.format(what)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline()
@@ -36,6 +36,7 @@ def test_processes_end_in_time_and_no_other_is_started() -> None:
         heeds = pool.submit(running.wait, partial(start, pids))
         deaf = pool.submit(running.wait, partial(start, pids, DEAF))
         while len(pids) < 2:
+            assert not (heeds.done() or deaf.done())
             time.sleep(0.01)
         began = time.monotonic()
         running.end(0.5)
