@@ -7,10 +7,10 @@ teachers again.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 
-from tramontane.batches import Batch, TeacherScores, TrainSequence
+from tramontane.batches import Batch, TrainSequence
 from tramontane.config import Config, TeacherConfig
 from tramontane.placement.handle import Handle, Limit, WorkerLost, call, started
 
@@ -56,44 +56,39 @@ class Teachers:
             WorkerLost: a worker was lost `MAX_TRIES` times with the same share, or cannot be
                 replaced, since it is a thread.
         """
-        shares: dict[tuple[str, int], list[TrainSequence]] = {key: [] for key in self._handles}
-        groups = batch.train_batch().groups
-        for number, (group, sequences) in enumerate(zip(batch.groups, groups, strict=True)):
+        shares: defaultdict[tuple[str, int], list[TrainSequence]] = defaultdict(list)
+        made, temperature = batch.train_batch(), batch.settings.temperature
+        for number, (group, sequences) in enumerate(zip(batch.groups, made.groups, strict=True)):
             model = self._teacher.domains.get(group.problem.domain, self._teacher.model)
             shares[model, number % self._teacher.workers] += sequences
-        temperature = batch.settings.temperature
-        asked = {key: share for key, share in shares.items() if share}
-        found = await asyncio.gather(*(self._ask(k, s, temperature) for k, s in asked.items()))
-        by_sequence: dict[int, TeacherScores] = {}
-        for share, scores in zip(asked.values(), found, strict=True):
-            by_sequence |= zip(map(id, share), scores, strict=True)
-        batch.scores = [by_sequence[id(s)] for sequences in groups for s in sequences]
+        await asyncio.gather(*(self._ask(key, s, temperature) for key, s in shares.items()))
+        batch.scores = [s.teacher for s in made.sequences if s.teacher is not None]
 
     async def _ask(
         self, key: tuple[str, int], share: Sequence[TrainSequence], temperature: float
-    ) -> list[TeacherScores]:
-        timeouts = self._config.timeouts
-        for attempt in range(1, MAX_TRIES + 1):
+    ) -> None:
+        """Have a worker score its share."""
+        start, limit = (Limit.of(self._config.timeouts, key) for key in ("start", "scoring"))
+        losses = 0
+        while True:
             handle = self._handles[key]
             try:
-                await started(handle, Limit.of(timeouts, "start"))
-                limit = Limit.of(timeouts, "scoring")
-                scores: list[TeacherScores] = await call(
-                    handle, "score", share, temperature, limit=limit
-                )
-                return scores
+                await started(handle, start)
+                scores = await call(handle, "score", share, temperature, limit=limit)
+                break
             except WorkerLost as lost:
-                if self._config.placement.kind == "thread" or attempt == MAX_TRIES:
+                losses += 1
+                if self._config.placement.kind == "thread" or losses == MAX_TRIES:
                     raise
                 self._replaced(lost)
                 handle.close()
                 self._handles[key] = self._make(handle.name, key[0])
-        raise AssertionError  # the last attempt returns or raises
+        for sequence, found in zip(share, scores, strict=True):
+            sequence.teacher = found
 
     def __enter__(self) -> Teachers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with ExitStack() as stack:
-            for handle in self._handles.values():
-                stack.callback(handle.close)
+        for handle in self._handles.values():
+            handle.close()
