@@ -44,11 +44,12 @@ def distilled(policy, groups, **options):
     return -descent(trainer(policy, {"name": "distill", "distill": options}), groups)
 
 
-def draws(behavior):
-    """Groups of two completions in all combinations, as often as `behavior` draws them."""
+def draws(behavior, baseline=False, **_):
+    """Groups in all combinations, as often as `behavior` draws them: of two completions where one
+    is the other's baseline."""
     first, second = behavior[2].softmax(0), behavior[:2].softmax(1)
     counts = [round(20 * float(first[a] * second[a, b])) for a, b in PAIRS]
-    return [[scored(behavior, PAIRS[i]) for i in g] for g in every_group(counts, 2)]
+    return [[scored(behavior, PAIRS[i]) for i in g] for g in every_group(counts, 1 + baseline)]
 
 
 def local(table, name="reverse", beta=0.5):
@@ -77,13 +78,13 @@ def visits(table):
 
 @pytest.mark.parametrize("options", [*SAMPLED, *WHOLE])
 def test_with_what_follows_it_is_the_gradient_of_the_divergence_of_whole_completions(options):
-    got = distilled(POLICY, draws(POLICY), discount=1, **options)
+    got = distilled(POLICY, draws(POLICY, **options), discount=1, **options)
     torch.testing.assert_close(got, expected(POLICY, visits, options.get("divergence", "reverse")))
 
 
 @pytest.mark.parametrize("options", [*SAMPLED, *WHOLE])
 def test_without_it_is_the_part_in_which_prefixes_are_given(options):
-    got = distilled(POLICY, draws(POLICY), **options)
+    got = distilled(POLICY, draws(POLICY, **options), **options)
     part = expected(POLICY, lambda t: visits(t).detach(), options.get("divergence", "reverse"))
     torch.testing.assert_close(got, part)
     whole = expected(POLICY, visits, options.get("divergence", "reverse"))
@@ -96,7 +97,7 @@ def test_samples_of_an_older_policy_give_the_divergence_of_the_policy_that_is_tr
     options, staleness
 ):
     """After the prefixes that the older policy wrote, some steps of the trainer before."""
-    table, groups, given = POLICY, draws(POLICY), visits(POLICY)
+    table, groups, given = POLICY, draws(POLICY, **options), visits(POLICY)
     for _ in range(staleness):
         table = table - distilled(table, groups, **options)
     name = options.get("divergence", "reverse")
@@ -107,12 +108,12 @@ def test_samples_of_an_older_policy_give_the_divergence_of_the_policy_that_is_tr
 
 
 def test_without_importance_weights_older_samples_give_another_gradient():
-    right, wrong = (distilled(POLICY, draws(STALE), rho=rho) for rho in (1e9, None))
+    right, wrong = (distilled(POLICY, draws(STALE), baseline=False, rho=rho) for rho in (1e9, None))
     assert (right - wrong).abs().max() > 0.01
 
 
 def test_truncated_weights_bound_the_gradient():
-    a, b = (distilled(POLICY, draws(STALE), rho=rho) for rho in (1e9, 0.5))
+    a, b = (distilled(POLICY, draws(STALE), baseline=False, rho=rho) for rho in (1e9, 0.5))
     assert b.abs().max() < a.abs().max()
 
 
