@@ -81,8 +81,10 @@ class Interrupt:
         import asyncio  # not for `--help`
 
         self._listen()  # again: Ray sets its own handler when it starts
+        early = threading.Event()
+        self._cancel = early.set  # a signal must not leave an event loop half made
         try:
-            return _run(self._cancellable(coroutine))
+            return _run(self._cancellable(coroutine, early))
         except asyncio.CancelledError:
             if self.requested is None:
                 raise
@@ -123,12 +125,14 @@ class Interrupt:
             before = signal.signal(number, self._handle)
             self._before.setdefault(number, before)
 
-    async def _cancellable(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    async def _cancellable(self, coroutine: Coroutine[Any, Any, T], early: threading.Event) -> T:
         import asyncio
 
         task = asyncio.current_task()
         assert task is not None
         self._cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
+        if early.is_set():
+            task.cancel()
         try:
             return await coroutine
         finally:

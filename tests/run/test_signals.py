@@ -1,5 +1,6 @@
 """SIGTERM and Ctrl-C in every phase of real runs: exit codes, checkpoints, what stays behind."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from tests.forked import Command
 from tests.run.test_resume import wait_for_updates, wait_until
 from tests.runs import SMALL, small_config
 from tramontane.config import Config
+from tramontane.interrupt import Interrupt
 from tramontane.run.folder import RunFolder, open_run
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
@@ -87,6 +89,24 @@ def test_an_update_longer_than_the_grace_is_given_up(tmp_path: Path) -> None:
     assert process.wait() == 143
     assert time.monotonic() - began < 5
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_signal_while_an_event_loop_is_made_leaves_none_open() -> None:
+    made: list[asyncio.AbstractEventLoop] = []
+
+    class Policy(asyncio.DefaultEventLoopPolicy):
+        def new_event_loop(self) -> asyncio.AbstractEventLoop:
+            os.kill(os.getpid(), signal.SIGINT)
+            made.append(super().new_event_loop())
+            return made[0]
+
+    asyncio.set_event_loop_policy(Policy())
+    try:
+        with Interrupt(warn=lambda _: None) as interrupt, pytest.raises(KeyboardInterrupt):
+            interrupt.run(asyncio.sleep(60))
+    finally:
+        asyncio.set_event_loop_policy(None)
+    assert [loop.is_closed() for loop in made] == [True]
 
 
 def test_sigterm_and_ctrl_c_while_the_run_starts(tmp_path: Path) -> None:
