@@ -47,6 +47,11 @@ def test_a_teacher_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     config = small_config(tmp_path / "run", **DISTILL | {"teacher": {"model": str(other)}})
     with pytest.raises(InputError, match=r"teacher '.*other': its tokenizer has .* not the same"):
         train(config, QuietScreen())
+    config = small_config(
+        tmp_path / "run", **DISTILL | {"teacher": {"model": str(tmp_path / "no")}}
+    )
+    with pytest.raises(InputError, match="^teacher: "):
+        train(config, QuietScreen())
     assert not (tmp_path / "run").exists()
 
 

@@ -72,7 +72,7 @@ def expected(policy, visits, name="reverse"):
 
 
 def visits(table):
-    """Of the states after 0, after 1, and of the prompt."""
+    """The probabilities that the policy visits the states after 0, after 1, and of the prompt."""
     return torch.cat([table[2].softmax(0), torch.ones(1, dtype=torch.float64)])
 
 

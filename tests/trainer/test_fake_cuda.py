@@ -30,7 +30,7 @@ FAMILIES = {
 
 
 def inject(*arguments):
-    """As peft does, which moves its modules to the GPU: of fake tensors, torch can move none."""
+    """Adapters injected as peft does; it moves them to the GPU, which fake tensors cannot be."""
     with torch.device(GPU), patch("torch.nn.Module.to", lambda module, *args, **kwargs: module):
         return inject_adapter_in_model(*arguments)
 
@@ -70,7 +70,7 @@ def minibatch_of(**settings):
 
 
 def backward(loss: torch.Tensor) -> None:
-    """As `Tensor.backward`, whose engine asks the GPU for its streams."""
+    """Backpropagate like `Tensor.backward`, whose engine asks the GPU for its streams."""
     gradients = {loss.grad_fn: {0: torch.ones_like(loss)}}
     # A checkpointed block is computed again once for each backward pass, which has a number.
     with patch("torch._C._current_graph_task_id", lambda: 1):

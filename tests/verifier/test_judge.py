@@ -92,7 +92,7 @@ def test_scores_parts_and_limits_in_a_pool():
     assert sorted(shown) == ["It scatters. \\boxed{2}", "It scatters. \\boxed{3}"]
     assert [v.parts["judge"] for v in beside] == [0.4, 0.4, 0.0]
     assert [v.verdict for v in beside] == ["right", "wrong", "malformed"]
-    # A late judge is killed, and the other goes on.
+    # The judge that exceeds its limit is killed; the other keeps grading.
     assert (late.verdict, late.reason) == ("unscorable", "judge: timed out after 1.5 s")
     assert prompt.verdict == "right"
 
@@ -188,7 +188,7 @@ def test_nothing_ends_the_quote(answer):
     assert asked.text.endswith(after)
     block = asked.text[len(before) + len("The answer to grade:\n\n") : -len(after)]
     assert all(line.startswith("> ") for line in block.splitlines())
-    assert asked.read(block) is None  # what the judge repeats of it is no grade
+    assert asked.read(block) is None  # the judge's quotations are not read as grades
 
 
 @pytest.mark.parametrize(

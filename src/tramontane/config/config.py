@@ -317,8 +317,10 @@ class Config(Section):
                 "placement.trainer.gpus",
                 "trainer.ranks",
             )
-        for key in ("generator", "trainer", "teacher"):
-            device = getattr(getattr(self, key), "device", "")
+        devices = {"generator": self.generator.device, "trainer": self.trainer.device}
+        if self.teacher:
+            devices["teacher"] = self.teacher.device
+        for key, device in devices.items():
             if self.placement.kind == "ray" and device.startswith("cuda:"):
                 raise key_error(
                     f"{device}: Ray chooses the GPU of each worker, which sees no other; write "

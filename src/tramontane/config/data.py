@@ -278,8 +278,8 @@ class DataConfig(PromptConfig):
         return {name: self.effort[name].share for name in self.train_effort or self.effort}
 
     def at_efforts(self, problems: Iterable[Problem], names: Iterable[str]) -> list[Problem]:
-        """All problems at each level of effort, level after level, with its lengths; the problems
-        themselves if there are no levels."""
+        """All problems at each level of effort, level after level, with its lengths; unchanged if
+        there are no levels."""
         if not self.effort:
             return list(problems)
         problems = list(problems)

@@ -168,7 +168,7 @@ AS_MAGISTRAL = {
         "PPO's clipped loss",
         "advantage_normalization: minibatch, loss_normalization: minibatch_tokens, eps_low: 0.2, "
         "eps_high: 0.2, kl_coef: 0.05, kl_estimator: k1, kl_as: reward",
-        "The baseline is the group's mean reward: there is no value network and no GAE",
+        "The baseline is the group's mean reward, without a value network or GAE",
     ),
     "rloo": (
         "RLOO",

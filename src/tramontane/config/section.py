@@ -264,7 +264,7 @@ def _apply(cls: type[Section], raw: dict[str, Any], override: str) -> None:
 
 
 def _annotation_at(cls: type[Section], path: Sequence[int | str]) -> Any:
-    """The type of the key at a path, or None if there is no such key."""
+    """The type of the key at a path; None if the key does not exist."""
     found: Any = cls
     for part in path:
         section = subsection(found)

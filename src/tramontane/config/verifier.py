@@ -154,12 +154,12 @@ class VerifierConfig(Section):
         """True if the judge is asked about the answers of a domain."""
         return bool(self.reward.judge) or self.verifier_of(domain) == JUDGE
 
-    def share(self, workers: int) -> VerifierConfig:
-        """The part of one of `workers` verifiers, each with one worker, one judge, and its share
-        of the bound on requests."""
+    def share(self) -> VerifierConfig:
+        """The part of one of `workers` verifiers in processes of their own: one worker, one judge,
+        and its share of the bound on requests."""
         judge = self.judge
         if judge is not None:
-            bound = judge.max_requests and max(1, judge.max_requests // workers)
+            bound = judge.max_requests and max(1, judge.max_requests // self.workers)
             judge = judge.model_copy(update={"workers": 1, "max_requests": bound})
         return self.model_copy(update={"workers": 1, "judge": judge})
 

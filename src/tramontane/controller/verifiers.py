@@ -97,7 +97,7 @@ class Grader:
     """The worker in each actor."""
 
     def __init__(self, config: VerifierConfig, l_max: int, l_cache: int) -> None:
-        self._pool = VerifierPool(config.share(config.workers), l_max, l_cache)
+        self._pool = VerifierPool(config.share(), l_max, l_cache)
 
     def score(
         self,

@@ -127,6 +127,16 @@ def calibrate(
     return found
 
 
+def calibration_warnings(config: VerifierConfig) -> list[str]:
+    """A warning if a judge rewards without calibration."""
+    if config.judge is None or config.judge.calibration:
+        return []
+    return [
+        "verifier.judge is not calibrated: whether its scores mean anything is not known; name "
+        "labeled answers in verifier.judge.calibration (docs/judges.md)"
+    ]
+
+
 class _Item(NamedTuple):
     """A labeled answer, or two answers to a problem, the better first."""
 

@@ -22,7 +22,7 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.data.stream import ProblemStream
 from tramontane.environments.loading import described
 from tramontane.errors import InputError
-from tramontane.evaluation.calibration import calibrate
+from tramontane.evaluation.calibration import calibrate, calibration_warnings
 from tramontane.generator.lanes import CacheSize
 from tramontane.generator.vllm import environment
 from tramontane.models import loading
@@ -155,21 +155,11 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
         long_probe=list(islice(cycle(chain.from_iterable(many)), long_prompt)),
         rates=rates,
         trajectories=trajectories,
-        warnings=[*given.warnings, *dtype_warnings(config), *_judge_warnings(config)],
+        warnings=[*given.warnings, *dtype_warnings(config), *calibration_warnings(config.verifier)],
     )
     _limit_generators(prepared)
     _check_memory(prepared)
     return prepared
-
-
-def _judge_warnings(config: Config) -> list[str]:
-    judge = config.verifier.judge
-    if judge is None or judge.calibration:
-        return []
-    return [
-        "verifier.judge is not calibrated: whether its scores mean anything is not known; name "
-        "labeled answers in verifier.judge.calibration (docs/judges.md)"
-    ]
 
 
 def _limit_generators(prepared: Prepared) -> None:

@@ -28,7 +28,10 @@ def check(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
     """
     own = tokenizer.get_vocab()
     for model in config.teacher.models if config.teacher else ():
-        theirs = loading.load_tokenizer(model).get_vocab()
+        try:
+            theirs = loading.load_tokenizer(model).get_vocab()
+        except InputError as error:
+            raise InputError(f"teacher: {error}") from None
         if theirs != own:
             different = len(own.items() ^ theirs.items())
             raise InputError(
