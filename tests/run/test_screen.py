@@ -122,9 +122,11 @@ def test_plain_lines_stay_short_and_harmless_for_any_completion() -> None:
 def test_plain_summary() -> None:
     display, file = plain()
     needless = {"held_out": {"after": 0.75}, "easy": {"before": 0.312, "after": 0.102}}
+    needless["game"] = {"before": 0.0, "after": 0.0}  # an environment without tools
     display.summary(SUMMARY | {"calls": needless}, "runs/quickstart/report.html")
     text = file.getvalue()
     assert "calls: – → 0.750" in text and "calls, easy: 0.312 → 0.102 (-0.210)" in text
+    assert "game" not in text
     assert "pass@1: 0.310 [0.260, 0.360] → 0.853 [0.810, 0.890] (+0.543)" in text
     assert "format: 0.852 → 0.985 (+0.133)" in text
     assert "thinking tokens: 33.0 → 81.2 (+48.2)" in text

@@ -403,10 +403,11 @@ def _before_after(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]
     for name in (first | last).keys() - {"pass_at_1", "format_rate"}:  # further sets of problems
         rows.append(_estimates(f"pass@1, {name}", first.get(name), last.get(name)))
     measures = [(name, summary.get(key) or {}, show) for name, key, show in _MEASURES]
+    called = [name for name, made in (summary.get("calls") or {}).items() if any(made.values())]
     for key, title in (("calls", "calls"), ("calls_parsed", "calls that parse")):
-        for name, measure in (summary.get(key) or {}).items():
+        for name in called:
             label = title if name == HELD_OUT else f"{title}, {name}"
-            measures.append((label, measure, "{:.3f}".format))
+            measures.append((label, summary.get(key, {}).get(name, {}), "{:.3f}".format))
     for name, measure, show in measures:
         before, after = measure.get("before"), measure.get("after")
         change = "" if before is None or after is None else show(after - before)
