@@ -439,6 +439,14 @@ def test_a_wrong_path_is_refused_at_the_start(key, path, said):
         loading.check(data)
 
 
+def test_a_reward_of_trls_is_not_overlooked():
+    sections = {"train": "playground:", "eval": None, "environment": f"{WORLDS}:TrlCounter"}
+    with pytest.raises(InputError, match="TrlCounter has `get_reward`; set conversation.reward to"):
+        read_input(Config(model="tiny", data=sections))
+    for reward in ("last", "verifier"):
+        read_input(Config(model="tiny", data=sections, conversation={"reward": reward}))
+
+
 def test_rows_that_name_a_wrong_environment_are_refused_at_the_start(tmp_path):
     good, bad = {"problem": "a", "answer": "1", "environment": f"{WORLDS}:Guess"}, "nowhere:Shop"
     file = tmp_path / "rows.jsonl"

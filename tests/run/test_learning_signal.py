@@ -228,6 +228,20 @@ def test_the_diagnosis_of_a_failing_reward_speaks_of_the_reward() -> None:
     assert "sandbox works on this machine" in tally.diagnosis()
 
 
+def test_rewards_of_an_environment_that_do_not_count_are_told_of_once() -> None:
+    played = group("right")
+    played.completions[0].turns = [TurnRecord(0, 1, 0, "text", reward=0.0)]
+    warnings: list[str] = []
+    data = {"environment": "tests.environments.worlds:Guess"}
+    for reward, told in ({}, 1), ({"reward": "verifier"}, 1):
+        config = Config.model_validate({"data": data, "conversation": reward})
+        watched = SignalMonitor(config, Path("runs/x"), warnings.append, updates=0)
+        for _ in range(2):
+            watched.graded(played, None)
+        assert len(warnings) == told
+    assert warnings[0].startswith("Guess gives rewards, which do not count")
+
+
 def test_a_run_whose_model_never_calls_its_tools_ends_though_groups_are_kept() -> None:
     def called(name: str) -> Group:
         talked = group("right", size=4)

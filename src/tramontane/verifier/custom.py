@@ -62,6 +62,8 @@ class Response(NamedTuple):
         failure = failure_of(ending, completion.ending_reason)
         if ending and reward != "verifier":
             earned = float(sum(rewards if reward == "sum" else rewards[-1:]))
+            if ending == "completed" and not rewards:
+                failure = f"{ending}, without a reward (conversation.reward: {reward})"
         return cls(
             completion.text,
             completion.n_tokens,
