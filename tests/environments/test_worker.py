@@ -439,6 +439,21 @@ def test_a_wrong_path_is_refused_at_the_start(key, path, said):
         loading.check(data)
 
 
+@pytest.mark.parametrize(
+    ("environment", "tools", "found"),
+    [
+        ("Guess", (), []),
+        ("Guess", ("add",), ["add"]),
+        ("TrlCounter", (), ["increase"]),
+        ("Counter", (), ["increase", "fail", "hang", "give", "doze"]),
+        ("Stocked", (), ["look"]),
+    ],
+)
+def test_a_conversation_tells_its_tools_wherever_they_come_from(environment, tools, found):
+    started, _ = talk(worker_of(environment=environment, tools=tools))
+    assert started.tools == found
+
+
 def test_a_reward_of_trls_is_not_overlooked():
     sections = {"train": "playground:", "eval": None, "environment": f"{WORLDS}:TrlCounter"}
     with pytest.raises(InputError, match="TrlCounter has `get_reward`; set conversation.reward to"):

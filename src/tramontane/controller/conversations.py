@@ -119,6 +119,7 @@ class Conversations:
             after the loss of their environment, and `environment_restarts` of processes.
         steps: of the conversations of each group that is not yet recorded, the times at which each
             step began and ended, and its longest tool.
+        tools: names of the tools that the model may call, of each group that is not yet graded.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class Conversations:
             ("conversations_restarted", "conversations_replayed", "environment_restarts"), 0
         )
         self.steps: defaultdict[int, list[Step]] = defaultdict(list)
+        self.tools: dict[int, Sequence[str]] = {}
         self._hosts = [
             _Host(partial(make, number), config, replaced)
             for number in range(config.conversation.workers)
@@ -179,6 +181,8 @@ class Conversations:
                     self._close(key)
                 return next_request
             if isinstance(answer, Started):
+                if request.group >= 0:
+                    self.tools[request.group] = answer.tools
                 if answer.ending is None and len(answer.prompt_ids) > self.max_prompt:
                     reason = f"a prompt of {len(answer.prompt_ids):,} tokens, {self.max_prompt:,} "
                     reason += "allowed (data.max_prompt_tokens)"

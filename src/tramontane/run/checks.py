@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -165,19 +165,21 @@ class SignalMonitor:
         self.ever_kept = updates > 0
         self._unkept = Tally()  # since the last kept group
         self._data = config.data
-        self._tools = ", ".join(config.data.tools)
-        # Until the first call that parses; None after it, or without tools.
-        self._uncalled = Tally() if self._tools and not updates else None
+        # Groups with tools, until the first call that parses; None after it.
+        self._uncalled = None if updates else Tally()
         self._window, self._share_is_low = Tally(), False
         self._reward_is_set = "reward" in config.conversation.model_fields_set
 
-    def graded(self, group: Group, filtered: FilterReason | None) -> None:
-        """Count a group that was graded, with the reason if it was filtered.
+    def graded(
+        self, group: Group, filtered: FilterReason | None, tools: Sequence[str] = ()
+    ) -> None:
+        """Count a group that was graded, with the reason if it was filtered, and the names of the
+        tools that the model could call.
 
         Raises:
             NoSignal: too many consecutive groups were filtered, or no tool was called.
         """
-        self._watch_calls(group, filtered)
+        self._watch_calls(group, filtered, tools)
         self._watch_rewards(group)
         self._unkept.add(group, filtered)
         self._window.add(group, filtered)
@@ -189,21 +191,25 @@ class SignalMonitor:
         if self._window.groups == self.limit:
             self._judge_window()
 
-    def _watch_calls(self, group: Group, filtered: FilterReason | None) -> None:
+    def _watch_calls(
+        self, group: Group, filtered: FilterReason | None, tools: Sequence[str]
+    ) -> None:
         calls = [c for answer in group.completions for turn in answer.turns for c in turn.calls]
         if self._uncalled is None or any(call.name for call in calls):
             self._uncalled = None
+            return
+        if not tools:
             return
         self._uncalled.add(group, filtered, len(calls))
         if self._uncalled.groups == self.limit:
             raise NoSignal(
                 f"{self.folder}: none of the first {self.limit} groups "
                 f"(pipeline.max_groups_without_signal) has a call of a tool that can be read "
-                f"({self._tools}); {self._uncalled.unread_calls:,} calls could not be\n"
+                f"({', '.join(tools)}); {self._uncalled.unread_calls:,} calls could not be\n"
                 f"{self._uncalled.diagnosis()}\n"
                 f"Name the form in which the model writes calls (conversation.calls), begin with "
-                f"supervised training on traces with calls (tramontane sft, cold_start), or remove "
-                f"data.tools"
+                f"supervised training on traces with calls (tramontane sft, cold_start), or remove the "
+                f"tools"
             )
 
     def _watch_rewards(self, group: Group) -> None:
