@@ -79,7 +79,8 @@ def score(
         path: rows of `id`, `domain`, `problem`, `answer` or `tests`, `response`, and optionally
             `language` (ISO 639-1) and `response_tokens`. A conversation has `messages` (the chat,
             of which the assistant's are graded) or `turns` (as `eval` writes them) instead of the
-            response; one whose `ending` is a failure of its environment is unscorable. For rewards of a whole group, consecutive rows with the same id are a group.
+            response, and is unscorable if its `ending` is a failure of its environment. For rewards
+            of a whole group, consecutive rows with the same id are a group.
         out: file for rows of `id`, `reward`, `parts`, `verdict`, `reason`, `seconds` and `answer`
             (the extracted answer, null if there is none). Each is written as soon as all earlier
             rows are graded; an existing file is replaced. None: only the summary.

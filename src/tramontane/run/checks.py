@@ -208,8 +208,8 @@ class SignalMonitor:
                 f"({', '.join(tools)}); {self._uncalled.unread_calls:,} calls could not be\n"
                 f"{self._uncalled.diagnosis()}\n"
                 f"Name the form in which the model writes calls (conversation.calls), begin with "
-                f"supervised training on traces with calls (tramontane sft, cold_start), or remove the "
-                f"tools"
+                f"supervised training on traces with calls (tramontane sft, cold_start), or remove "
+                f"the tools"
             )
 
     def _watch_rewards(self, group: Group) -> None:
