@@ -378,6 +378,20 @@ def test_one_seed_makes_equal_conversations():
     assert outcomes == {"higher"}
 
 
+@pytest.mark.parametrize(
+    ("environment", "tools", "found"),
+    [
+        ("guessing", (), True),
+        (None, ("calculator", "notebook"), True),
+        ("guessing", ("calculator", "python"), False),
+        (f"{WORLDS}:Guess", ("calculator",), False),
+    ],
+)
+def test_what_is_deterministic_says_so(environment, tools, found):
+    data = Config(model="tiny", data={"environment": environment, "tools": tools}).data
+    assert loading.deterministic(data, problem()) == found
+
+
 def test_a_row_names_its_own_environment_where_the_config_has_one():
     data = Config(model="tiny", data={"environment": "row"}).data
     own = problem(environment=f"{WORLDS}:Guess")

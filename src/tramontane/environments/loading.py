@@ -71,6 +71,14 @@ def harness_of(data: DataConfig, problem: Problem) -> Callable[..., Any] | None:
     return loaded if loaded is not None and kind_of(loaded) == "harness" else None
 
 
+def deterministic(data: DataConfig, problem: Problem) -> bool:
+    """True if the environment and all tools of a problem say so: `deterministic = True`."""
+    loaded = [load(path, "data.tools") for path in data.tools]
+    if environment := environment_of(data, problem):
+        loaded.append(load(environment))
+    return all(getattr(each, "deterministic", False) for each in loaded)
+
+
 def check(data: DataConfig, problems: Iterable[Problem] = (), reward_is_set: bool = True) -> None:
     """Import the environments and tools of a config, and those that the rows of problems name, and
     check their shape.
