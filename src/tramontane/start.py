@@ -70,14 +70,14 @@ def train(
             all rows if there is no config and all rewards have TRL's signature.
         environment: replaces `data.environment`: a class, or its import path.
         tools: replace `data.tools`: functions and toolboxes, or their import paths.
-        resume: a run folder to continue, instead of a config, model, data and rewards.
+        resume: a run folder to continue, instead of a config and all of the above.
         display: see `Display`.
 
     Raises:
         InputError: before any work is done, except for a full disk, a run without learning signal,
             or a curriculum without problems left.
     """
-    _check_given(resume, config, model, data, rewards)
+    _check_given(resume, config, [*rewards, *tools], model, data, environment)
     if resume is not None:
         RunFolder(resume).check_begun()
         with RunFolder.owned(resume):
@@ -145,7 +145,7 @@ def dry_run(
     Raises:
         InputError: for the same reasons as `train`; an unknown GPU or shape.
     """
-    _check_given(resume, config, model, data, rewards)
+    _check_given(resume, config, rewards, model, data)
     if model_shape is not None:
         overrides = settings_without_sources(config, overrides, on_gpus=gpu is not None)
     rows: dict[str, list[dict[str, Any]]] = {}
@@ -175,15 +175,15 @@ def _sizes(settings: Config, gpu: str | None) -> DryRunResult:
 
 
 def _check_given(
-    resume: str | Path | None, config: object, model: object, data: object, rewards: Sequence[Any]
+    resume: str | Path | None, config: object, functions: Sequence[Any], *others: object
 ) -> None:
-    given = model is not None or data is not None or bool(rewards)
+    given = bool(functions) or any(other is not None for other in others)
     if resume is None and config is None and not given:
         raise InputError("give a config to start a run, or --resume RUN to continue one")
     if resume is not None and (config is not None or given):
         raise InputError(
             f"a resumed run has its config already: give --resume {resume} without a config, "
-            f"model, data or rewards; key=value changes a key"
+            f"model, data, rewards, environment or tools; key=value changes a key"
         )
 
 

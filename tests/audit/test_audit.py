@@ -396,12 +396,17 @@ def test_the_last_turn_of_a_conversation_is_judged(tmp_path):
     alone = last | {"text": text(5, "so I guess")}
     rows = [
         rollout(whole, "right", group=1, turns=[first, last]),
-        rollout(alone["text"], "right", group=2, turns=[alone]),
+        rollout(alone["text"], "right", group=2, turns=[alone], ending="completed"),
+        rollout("", "unscorable", group=3, turns=[first], ending="step_timeout"),
     ]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = tramontane.audit(file, tmp_path)
-    assert [(f.kind, f.problem_id) for f in found.findings] == [("not in thoughts", "p2")]
+    assert [(f.kind, f.group, f.ending, f.calls) for f in found.findings] == [
+        ("not in thoughts", 2, "completed", 0),
+        ("unscorable", 3, "step_timeout", 1),
+    ]
+    assert "| `step_timeout, calls: 1; no reason` |" in found.report.read_text()
 
 
 @pytest.mark.parametrize("hacked", [True, False])

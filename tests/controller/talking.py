@@ -59,6 +59,12 @@ class Perilous(Talk):
         return await super().step(message)
 
 
+class Foreseen(Perilous):
+    """May be replayed."""
+
+    deterministic = True
+
+
 class TalkingGenerator(CountingGenerator):
     """Each poll adds a token to every request; a turn ends at a length drawn from the request's
     seed.

@@ -362,3 +362,20 @@ def test_a_conversation_whose_process_dies_is_tried_again_before_it_is_blamed(
         "environment_restarts": 4,
         key: 3,
     }
+
+
+@pytest.mark.slow
+def test_a_class_says_itself_that_it_may_be_replayed(forty: Path) -> None:
+    config = talking(forty, "Perilous", data={"tools": ["calculator"]})
+    with TemporaryDirectory() as folder, environments(config) as conversations:
+        for group, own in enumerate(("", "tests.controller.talking:Foreseen")):
+            about = problem(folder, "die")
+            about.metadata["environment"] = own
+            done = asyncio.run(talk(conversations, about, group))
+            assert (done.ending, len(done.turns)) == ("completed", 3)
+            (Path(folder) / "die").unlink()
+    assert conversations.counts == {
+        "conversations_restarted": 1,
+        "conversations_replayed": 1,
+        "environment_restarts": 2,
+    }

@@ -4,15 +4,21 @@ import asyncio
 import sys
 
 import pytest
+import yaml
 
+import tramontane
+from tests.controller.test_pipeline import rollouts
 from tests.docs.pages import blocks
 from tests.environments.templates import tokenizer_of
 from tests.environments.test_worker import Talk, call
 from tests.paths import ROOT
+from tests.runs import SMALL
 from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import loading
 from tramontane.environments.worker import EnvironmentWorker
+from tramontane.errors import InputError
+from tramontane.models.loading import load_tokenizer
 
 TOOL, SHOP = blocks(ROOT / "docs" / "environments.md", "python")
 
@@ -52,3 +58,28 @@ def test_they_run(modules):
         assert answered.ending == "completed" and answered.turn.reward == 1.0
 
     asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_they_are_trained_with_from_yaml_and_from_python(modules, tmp_path):
+    named = {"environment": "docs_shop:Shop", "tools": ["docs_tools:convert"]}
+    sizes = SMALL["pipeline"] | {"l_max": 160, "diversity": "none", "updates": 1}
+    raw = SMALL | {"pipeline": sizes, "conversation": {"reward": "last"}}
+    config = tmp_path / "shop.yaml"
+    config.write_text(yaml.safe_dump(raw | {"data": SMALL["data"] | named}))
+    by_yaml, by_python = tmp_path / "yaml", tmp_path / "python"
+    quiet = {"quiet": True, "report": False}
+    tramontane.train(config, [f"run_dir={by_yaml}"], **quiet)
+    defined = {"__name__": "__main__"}
+    exec(TOOL + SHOP, defined)  # as in a notebook: no worker can import them
+    given = {"environment": defined["Shop"], "tools": [defined["convert"]]}
+    tramontane.train(Config.model_validate(raw | {"run_dir": str(by_python)}), **given, **quiet)
+    for run in by_yaml, by_python:
+        rows = rollouts(run)
+        assert len(rows) >= 32 and not any(r["ending"] == "environment_failed" for r in rows)
+        answers = [m["content"] for r in rows for turn in r["turns"] for m in turn["messages"]]
+        assert "That is not sold here." in answers
+        assert all("Spend" in load_tokenizer("tiny").decode(row["prompt_ids"]) for row in rows)
+    for name, value in given.items():
+        with pytest.raises(InputError, match="without a config, model, .*environment or tools"):
+            tramontane.train(resume=by_python, **{name: value})

@@ -54,6 +54,24 @@ def text_of(form, tokens):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+def test_a_prompt_describes_the_tools_once(shape):
+    form, _, prompt = chat_of(shape)
+    assert text_of(form, prompt).count("Add two numbers.") == 1
+
+
+def test_a_template_that_takes_tools_under_another_name_does_not_describe_them():
+    template = (
+        "{% if xml_tools %}<tools>{{ xml_tools }}</tools>{% endif %}"
+        "{% for m in messages %}<|im_start|>{{ m.role + '\n' + m.content }}<|im_end|>{% endfor %}"
+    )
+    tokenizer = tokenizer_of.__wrapped__("smollm2")
+    tokenizer.chat_template = template
+    form = ChatFormat(PromptEncoder(tokenizer))
+    prompt = Chat(form, TOOLS).start([user("What is 1 + 2?")])
+    assert text_of(form, prompt).count("Add two numbers.") == 1
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_a_turn_follows_as_the_template_writes_it(shape):
     """Where a template only appends, the tokens are those of the whole chat."""
     form, chat, prompt = chat_of(shape)

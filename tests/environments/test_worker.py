@@ -378,6 +378,20 @@ def test_one_seed_makes_equal_conversations():
     assert outcomes == {"higher"}
 
 
+@pytest.mark.parametrize(
+    ("environment", "tools", "found"),
+    [
+        ("guessing", (), True),
+        (None, ("calculator", "notebook"), True),
+        ("guessing", ("calculator", "python"), False),
+        (f"{WORLDS}:Guess", ("calculator",), False),
+    ],
+)
+def test_what_is_deterministic_says_so(environment, tools, found):
+    data = Config(model="tiny", data={"environment": environment, "tools": tools}).data
+    assert loading.deterministic(data, problem()) == found
+
+
 def test_a_row_names_its_own_environment_where_the_config_has_one():
     data = Config(model="tiny", data={"environment": "row"}).data
     own = problem(environment=f"{WORLDS}:Guess")
@@ -437,6 +451,29 @@ def test_a_wrong_path_is_refused_at_the_start(key, path, said):
     data = Config(model="tiny", data={key: value}).data
     with pytest.raises(InputError, match=said):
         loading.check(data)
+
+
+@pytest.mark.parametrize(
+    ("environment", "tools", "found"),
+    [
+        ("Guess", (), []),
+        ("Guess", ("add",), ["add"]),
+        ("TrlCounter", (), ["increase"]),
+        ("Counter", (), ["increase", "fail", "hang", "give", "doze"]),
+        ("Stocked", (), ["look"]),
+    ],
+)
+def test_a_conversation_tells_its_tools_wherever_they_come_from(environment, tools, found):
+    started, _ = talk(worker_of(environment=environment, tools=tools))
+    assert started.tools == found
+
+
+def test_a_reward_of_trls_is_not_overlooked():
+    sections = {"train": "playground:", "eval": None, "environment": f"{WORLDS}:TrlCounter"}
+    with pytest.raises(InputError, match="TrlCounter has `get_reward`; set conversation.reward to"):
+        read_input(Config(model="tiny", data=sections))
+    for reward in ("last", "verifier"):
+        read_input(Config(model="tiny", data=sections, conversation={"reward": reward}))
 
 
 def test_rows_that_name_a_wrong_environment_are_refused_at_the_start(tmp_path):

@@ -111,6 +111,18 @@ class Untyped:
         """
 
 
+class Stocked(Guess):
+    """An environment whose object has a tool."""
+
+    def start(self, problem, seed):
+        self.tools = [self.look]
+        return super().start(problem, seed)
+
+    def look(self) -> str:
+        """Look."""
+        return str(self.number)
+
+
 class TrlCounter:
     """In the shape of TRL's environments."""
 

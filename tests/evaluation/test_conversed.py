@@ -1,6 +1,7 @@
 """Models evaluated, compared and sampled in conversations."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import tramontane
 from tests.evaluation.test_placed import same
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
+from tramontane.evaluation.comparison import Measured, markdown
 from tramontane.evaluation.conversed import ConversationFigures, transcript
 from tramontane.evaluation.thinking import ThinkingCounter
 from tramontane.models.loading import load_tokenizer
+from tramontane.pages import render
 from tramontane.types import INSERTED, Completion, TurnRecord
 
 TALK = {"data.environment": "tests.controller.talking:Talk", "conversation.reward": "sum"}
@@ -42,6 +45,13 @@ def test_conversations_are_evaluated(tmp_path: Path) -> None:
     assert all(a == b for a, b in by_problem)  # greedy, and their environments begin alike
     figures = result.conversations
     assert figures.mean_turns == sum(map(sum, by_problem)) / 6 > 1
+    shown = f"| {figures.mean_turns:.2f} | 0.00 | 1.000 | |"  # calls, and those that parse
+    assert shown in markdown({"games": {"tiny": Measured(result, None, 0)}})
+    sums = Measured(replace(result, conversations=None), None, 0)
+    games = {"tiny": Measured(result, None, 0), "sums": sums}
+    suites = {"games": games, "sums": {"tiny": sums, "sums": sums}}
+    pages = markdown(suites), render("evaluation/comparison.html.j2", title="", found=suites)
+    assert pages[0].count("turns |") == 1 and pages[1].count(">turns<") == 1
     with pytest.raises(InputError, match="conversation"):  # other conversations are not continued
         measured(file, **{"conversation.turns": 2})
 
@@ -79,7 +89,7 @@ def test_thoughts_are_counted_in_every_turn() -> None:
     first, put, second = ids("<think>one two</think>a"), ids("no tags"), ids("<think>x</think>b")
     third = len(first) + len(put)
     turns = [
-        TurnRecord(0, len(first), 0, "a", [{"role": "user", "content": "no tags"}]),
+        TurnRecord(0, len(first), 0, "a", [{"role": "user", "content": "no tags"}], seconds=1.5),
         TurnRecord(third, third + len(second), 0, "b"),
     ]
     versions = [0] * len(first) + [INSERTED] * len(put) + [0] * len(second)
@@ -87,7 +97,7 @@ def test_thoughts_are_counted_in_every_turn() -> None:
     counter = ThinkingCounter(tokenizer, encoder.response)
     assert counter.count(completion) == len(ids("one two")) + len(ids("x"))
     assert transcript(completion) == (
-        "[assistant]\na\n[user]\nno tags\n[assistant]\nb\n[max_turns: 2 turns]"
+        "[assistant]\na\n[answered in 1.5 s]\n[user]\nno tags\n[assistant]\nb\n[max_turns: 2 turns]"
     )
 
 

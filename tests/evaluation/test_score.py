@@ -191,12 +191,19 @@ def test_conversations_are_judged_by_their_last_turn(tmp_path):
         row | {"messages": messages[:1]},
         row | {"turns": "none"},
         GOOD | {"messages": messages[:1]},  # of the problem
+        row | {"turns": turns, "ending": "environment_failed", "ending_reason": "KeyError: 5"},
+        row | {"turns": [], "ending": "step_timeout", "ending_reason": "its start"},
+        row | {"turns": [], "ending": "context_full"},
     ]
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     summary = score(source, out)
     verdicts = [json.loads(line) for line in out.open()]
-    assert [v["verdict"] for v in verdicts] == ["right", "right", "malformed", "right"]
+    assert [v["verdict"] for v in verdicts] == [
+        "right", "right", "malformed", "right", "unscorable", "unscorable", "malformed"
+    ]  # fmt: skip
+    reasons = {"environment_failed: KeyError: 5": 1, "step_timeout: its start": 1}
+    assert summary.unscorable == reasons and summary.mean_reward == pytest.approx(3.3 / 5)
     assert verdicts[0]["answer"] == "5"
     assert [bad.partition(": ")[2] for bad in summary.bad_rows] == [
         "messages has no text of the model's in field 'content'",

@@ -67,6 +67,9 @@ def test_a_synchronous_run_of_conversations_killed_and_resumed_repeats(tmp_path:
     one, other = (rollouts(tmp_path / n) for n in ("whole", "cut"))
     assert [r["token_ids"] for r in one] == [r["token_ids"] for r in other]
     check_turns(one)
+    for metrics in RunFolder(tmp_path / "whole").metrics():
+        assert metrics["waited_for"].keys() == {"environment"}
+        assert 0 < metrics["waited_for"]["environment"] < metrics["wall_seconds"]
 
 
 @pytest.mark.slow
@@ -106,7 +109,10 @@ def test_a_run_killed_amid_conversations_loses_none(tmp_path: Path, replay: bool
     metrics = folder.metrics()
     assert max(m["staleness_max"] for m in metrics) <= 6
     restarted = metrics[-1]["conversations_replayed" if replay else "conversations_restarted"]
-    assert restarted == sum(bool(request.turns) for request in begun.values())
+    n = sum(bool(request.turns) for request in begun.values())
+    assert restarted == n
+    again = f"{n} replayed, 0 restarted" if replay else f"0 replayed, {n} restarted"
+    assert f"{n} conversations under way: {again}" in (tmp_path / "run/events.log").read_text()
 
 
 @pytest.mark.slow

@@ -228,6 +228,20 @@ def test_the_diagnosis_of_a_failing_reward_speaks_of_the_reward() -> None:
     assert "sandbox works on this machine" in tally.diagnosis()
 
 
+def test_rewards_of_an_environment_that_do_not_count_are_told_of_once() -> None:
+    played = group("right")
+    played.completions[0].turns = [TurnRecord(0, 1, 0, "text", reward=0.0)]
+    warnings: list[str] = []
+    data = {"environment": "tests.environments.worlds:Guess"}
+    for reward, told in ({}, 1), ({"reward": "verifier"}, 1):
+        config = Config.model_validate({"data": data, "conversation": reward})
+        watched = SignalMonitor(config, Path("runs/x"), warnings.append, updates=0)
+        for _ in range(2):
+            watched.graded(played, None)
+        assert len(warnings) == told
+    assert warnings[0].startswith("Guess gives rewards, which do not count")
+
+
 def test_a_run_whose_model_never_calls_its_tools_ends_though_groups_are_kept() -> None:
     def called(name: str) -> Group:
         talked = group("right", size=4)
@@ -235,16 +249,30 @@ def test_a_run_whose_model_never_calls_its_tools_ends_though_groups_are_kept() -
         talked.completions[1].turns = [TurnRecord(0, 1, 0, "text", calls=[unread])]
         return talked
 
-    sizes = {"pipeline": {"max_groups_without_signal": 3}, "data": {"tools": ["calculator"]}}
-    config = Config.model_validate(sizes)
+    tools = ["calculator"]
+    config = Config.model_validate({"pipeline": {"max_groups_without_signal": 3}})
     watched = SignalMonitor(config, Path("runs/x"), [].append, updates=0)
-    watched.graded(called(""), None)
-    watched.graded(group("right"), None)
+    watched.graded(called(""), None, tools)
+    for _ in range(9):
+        watched.graded(group("right"), None)  # of a row without tools
+    watched.graded(group("right"), None, tools)
     with pytest.raises(NoSignal, match=r"none of the first 3 groups .*\(calculator\); 2 calls"):
-        watched.graded(called(""), None)
+        watched.graded(called(""), None, tools)
     watched = SignalMonitor(config, Path("runs/x"), [].append, updates=0)
-    watched.graded(called("calculator"), None)
+    watched.graded(called("calculator"), None, tools)
     resumed = SignalMonitor(config, Path("runs/x"), [].append, updates=1)
     for _ in range(9):
-        watched.graded(group("right"), None)
-        resumed.graded(group("right"), None)
+        watched.graded(group("right"), None, tools)
+        resumed.graded(group("right"), None, tools)
+
+
+@pytest.mark.slow
+def test_a_run_whose_model_never_calls_the_tools_of_its_environment_ends(tmp_path: Path) -> None:
+    config = small_config(
+        tmp_path,
+        data={"environment": "tests.environments.worlds:Stocked"},
+        pipeline={"diversity": "none", "l_max": 192, "max_groups_without_signal": 2},
+        conversation={"reward": "last"},
+    )
+    with pytest.raises(NoSignal, match=r"call of a tool that can be read \(look\); 0 calls"):
+        train(config, QuietScreen())

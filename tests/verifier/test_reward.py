@@ -209,7 +209,12 @@ def test_the_reward_of_a_conversation_is_its_last_or_their_sum():
     completion = Completion(0, 0, [1], *tokens, "stop", turns=turns, ending="completed")
     found = [Response.of(completion, reward).earned for reward in ("verifier", "last", "sum")]
     assert found == [None, 0.5, 0.75]
-    completion.turns = []
-    assert Response.of(completion, "last").earned == 0
+    completion.turns = turns[2:]
+    never = Response.of(completion, "last")  # the environment ended it, and gave no reward
+    assert grade_apart(SUM, never, CONFIG, 100, 20).verdict == "unscorable"
+    assert never.failure == "completed, without a reward (conversation.reward: last)"
+    assert Response.of(completion).failure == ""
+    completion.ending = "max_turns"  # before the environment could give one
+    assert (Response.of(completion, "last").earned, Response.of(completion).failure) == (0, "")
     completion.ending, completion.ending_reason = "environment_failed", "KeyError: 'a'"
     assert Response.of(completion).failure == "environment_failed: KeyError: 'a'"

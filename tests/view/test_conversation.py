@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the page is not installed: pip install 'tramontane[view]'")
 
 from tests.view.pages import HOSTILE, Page, make_run, served
+from tests.view.test_report import chart_titles
 from tramontane.models.loading import load_tokenizer
 from tramontane.run.folder import RunFolder
 from tramontane.types import (
@@ -89,7 +90,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     plain = replace(completions[0], group=91, turns=[], ending=None, ending_reason="")
     alone = Group(91, group.problem, [plain], verdicts[:1])
     folder.write_rollouts(UPDATE, [(group, None), (alone, None)], ["correctness"])
-    folder.log({"update": UPDATE, "turns": 3.0, "endings": {"completed": 0.5, "max_turns": 0.5}})
+    folder.log(
+        {
+            "update": UPDATE,
+            "turns": 3.0,
+            "endings": {"completed": 0.5, "max_turns": 0.5},
+            "waited_for": {"calculator": 1.5},
+        }
+    )
     return folder
 
 
@@ -113,6 +121,12 @@ def test_conversations_are_found_by_ending_and_tool(page: Page) -> None:
     assert page.get("rollouts", run=0, tool="calc")["rows"] == []
     rows = page.get("metrics", run=0, offset=0, mark=0)["rows"]
     assert rows[-1]["endings.max_turns"] == 0.5 and "endings" not in rows[-1]
+
+
+def test_endings_and_waits_are_plotted(run: RunFolder) -> None:
+    titles = chart_titles(report.answers(Run(run.path, 0)))
+    found = ["Turns and calls", "Endings", "Trainer's waits for steps"]
+    assert [title for title in titles if title in found] == found
 
 
 def test_every_turn_has_its_own_tokens(page: Page) -> None:

@@ -168,11 +168,13 @@ def make_run(folder: Path) -> Path:
 def chart_titles(answers: dict[str, Any]) -> list[str]:
     """The charts that a report's metrics have a figure for."""
     present = {name for row in answers["metrics"]["rows"] for name in row}
+    charts = [chart for section in answers["charts"] for chart in section["charts"]]
+    others = present.difference(*(chart["keys"] for chart in charts))
     return [
         chart["title"]
-        for section in answers["charts"]
-        for chart in section["charts"]
+        for chart in charts
         if present & chart["keys"].keys()
+        or (chart["prefix"] and any(name.startswith(chart["prefix"]) for name in others))
     ]
 
 
@@ -209,6 +211,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
     assert shown["notes"] == []
     assert chart_titles(answers) == [
         "Reward",
+        "Custom rewards",
         "Pass rate",
         "Length",
         "Entropy",

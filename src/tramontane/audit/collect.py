@@ -34,6 +34,8 @@ class Graded:
     answer: str | None
     group: str | int
     index: int | None
+    ending: str | None
+    calls: int
 
     def finding(self, kind: str, detail: str) -> Finding:
         return Finding(kind=kind, detail=detail, **vars(self))
@@ -75,6 +77,8 @@ class Collector:
             answer=None if box is None else box[:LONGEST],
             group=row.group,
             index=row.index,
+            ending=row.ending,
+            calls=row.calls,
         )
         self.verdicts[row.verdict] += 1
         self._by_problem[row.problem_id][row.verdict] += 1

@@ -30,7 +30,8 @@ SHOWN = 50  # findings of each kind on the page; the JSONL file has all
 class Finding:
     """One suspicious completion; for the kind `majority`, one completion of the group.
 
-    `answer` is the content of the completion's box.
+    `answer` is the content of the completion's box; `ending` and `calls` (their number) are those
+    of a conversation.
     """
 
     kind: str
@@ -43,6 +44,8 @@ class Finding:
     detail: str
     group: str | int | None = None
     index: int | None = None
+    ending: str | None = None
+    calls: int = 0
 
     @property
     def where(self) -> str:
@@ -134,7 +137,9 @@ def _section(kind: str, found: list[Finding], result: Audit, name: str) -> list[
     for f in found[:SHOWN]:
         line = "" if f.file.endswith(".parquet") else f"#L{f.line}"
         link = f"[{_code(f.where)}]({quote(f.file)}{line})"
-        cells = [f.problem_id, f.answer or "", f.reference or "", f.detail]
+        talk = f"{f.ending}, calls: {f.calls}" if f.ending else ""
+        detail = "; ".join(filter(None, [talk, f.detail]))
+        cells = [f.problem_id, f.answer or "", f.reference or "", detail]
         lines.append(f"| {link} | {' | '.join(_code(cell) for cell in cells)} |")
     if len(found) > SHOWN:
         lines += ["", f"{len(found) - SHOWN} more are in {name}.jsonl."]

@@ -19,7 +19,7 @@ VERDICTS = ("right", "wrong", "unscorable", "malformed")
 # Columns of a run's rollouts that the audit reads: all but the tokens.
 AUDITED = [
     *("group", "index", "problem_id", "domain", "reference", "text", "verdict", "reason"),
-    *("turns", "parts"),
+    *("turns", "ending", "parts"),
 ]
 
 
@@ -28,7 +28,7 @@ class Rollout:
     """One completion and its verdict; `tests` is None if they were not recorded. `line` is the
     line of a JSONL file, or the row of a Parquet file. Of a conversation, `text` is the last turn,
     and `before` what was said in and to earlier ones. `judged` is the judge's part of the reward,
-    beside that of another verifier; None without one."""
+    beside that of another verifier; None without one. `calls` is the number of calls of tools."""
 
     file: str
     line: int
@@ -43,6 +43,8 @@ class Rollout:
     tests: Row | None
     before: str = ""
     judged: float | None = None
+    ending: str | None = None
+    calls: int = 0
 
 
 def read(path: Path, rows: str | Path | None, broken: list[str]) -> Iterator[Rollout]:
@@ -132,6 +134,8 @@ def _rollout(row: Row, file: str, line: int, scored: _ScoredRows | None) -> Roll
         tests=row["tests"] if isinstance(row.get("tests"), dict) else None,
         before=before,
         judged=(row.get("parts") or {}).get("judge"),
+        ending=row.get("ending"),
+        calls=sum(len(turn["calls"]) for turn in row.get("turns") or ()),
     )
 
 

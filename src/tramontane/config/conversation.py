@@ -45,6 +45,6 @@ class ConversationConfig(Section):
     memory_mb: int = Field(2048, ge=64)
     """Memory that the environments of one process may allocate together, in MB."""
     replay: bool = False
-    """The environments are deterministic: after a kill, or the loss of a worker, an unfinished
-    conversation goes on from its recorded turns, whose steps are repeated. false: it starts
-    again."""
+    """All environments and tools are deterministic: after a kill, or the loss of a worker, an
+    unfinished conversation goes on from its recorded turns, whose steps are repeated. false: only
+    where its environment and tools have an attribute `deterministic = True`; others start again."""

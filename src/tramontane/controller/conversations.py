@@ -6,7 +6,7 @@ ended. Its group was handed out, and its deadline set, when it began, so the sta
 however long steps take.
 
 An environment whose process was lost, or whose run was resumed, is rebuilt from the recorded turns
-if `conversation.replay` says that it may be; otherwise its conversation starts again. One whose own
+if it and its tools are `deterministic`; otherwise its conversation starts again. One whose own
 step hangs ends as `step_timeout`, and one whose process dies `MAX_DEATHS` times during its steps as
 `environment_failed`: both are unscorable, never 0.
 """
@@ -18,7 +18,7 @@ import math
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import TimeoutError
 from contextlib import suppress
 from dataclasses import replace
@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.host import Call, EnvironmentHost, Lost
+from tramontane.environments.loading import deterministic
 from tramontane.environments.protocol import Continued, Started
 from tramontane.errors import InputError
 from tramontane.placement.handle import Handle, Limit, WorkerLost, call
@@ -37,6 +38,7 @@ from tramontane.types import (
     Completion,
     EarlierSequence,
     Ending,
+    Group,
     Problem,
     Request,
     SamplingParams,
@@ -119,6 +121,7 @@ class Conversations:
             after the loss of their environment, and `environment_restarts` of processes.
         steps: of the conversations of each group that is not yet recorded, the times at which each
             step began and ended, and its longest tool.
+        tools: names of the tools that the model may call, of each group that is not yet graded.
     """
 
     def __init__(
@@ -127,13 +130,14 @@ class Conversations:
         make: Callable[[int], Handle],
         replaced: Callable[[WorkerLost], None],
     ) -> None:
-        self._limits = config.conversation
+        self._limits, self._data = config.conversation, config.data
         self.reward = config.conversation.reward
         self.max_prompt = sys.maxsize
         self.counts = dict.fromkeys(
             ("conversations_restarted", "conversations_replayed", "environment_restarts"), 0
         )
         self.steps: defaultdict[int, list[Step]] = defaultdict(list)
+        self.tools: dict[int, Sequence[str]] = {}
         self._hosts = [
             _Host(partial(make, number), config, replaced)
             for number in range(config.conversation.workers)
@@ -179,6 +183,8 @@ class Conversations:
                     self._close(key)
                 return next_request
             if isinstance(answer, Started):
+                if request.group >= 0:
+                    self.tools[request.group] = answer.tools
                 if answer.ending is None and len(answer.prompt_ids) > self.max_prompt:
                     reason = f"a prompt of {len(answer.prompt_ids):,} tokens, {self.max_prompt:,} "
                     reason += "allowed (data.max_prompt_tokens)"
@@ -197,6 +203,17 @@ class Conversations:
                 reason = f"its process died {MAX_DEATHS} times during its steps ({answer.how})"
                 return ended(request, "environment_failed", reason)
         return request
+
+    def fate(self, groups: Iterable[Group]) -> str:
+        """What becomes of the conversations in a resumed run's groups whose environments have
+        answered; empty without any."""
+        begun = [self._replays(g.problem) for g in groups for r in g.requests if r.turns]
+        again = len(begun) - sum(begun)
+        told = f"{len(begun)} conversations under way: {sum(begun)} replayed, {again} restarted"
+        return told if begun else ""
+
+    def _replays(self, problem: Problem) -> bool:
+        return self._limits.replay or deterministic(self._data, problem)
 
     async def fit(
         self, problems: Sequence[Problem], encode: Callable[[Problem], list[int]], longest: int
@@ -239,7 +256,7 @@ class Conversations:
         self._loads[host] += 1
         seed = request.seed - request.index  # the same for the whole group
         seed -= FORK * len(request.earlier)
-        if request.turns and self._limits.replay:
+        if request.turns and self._replays(problem):
             self.counts["conversations_replayed"] += 1
             return request, await self._call(key, "replay", problem, seed, request.turns)
         if request.turns:

@@ -85,10 +85,6 @@ class Pipeline:
     def version(self) -> int:
         return self.ledger.trained_version
 
-    @property
-    def stopping(self) -> bool:
-        return self.stopped.is_set()
-
     def snapshot(self) -> Snapshot:
         return self.ledger.snapshot()
 
@@ -132,7 +128,7 @@ class Pipeline:
             )
             if self.ledger.stage_is_over:
                 await self._end_stage()
-                if self.stopping:
+                if self.stopped.is_set():
                     return
             self._hand_out()
             self._notify()
@@ -181,12 +177,12 @@ class Pipeline:
         """
         ledger, finishing = self.ledger, None
         limit = Limit.of(self.timeouts, "training")
-        while ledger.trained_version < self.sizes.updates and not self.stopping:
+        while ledger.trained_version < self.sizes.updates and not self.stopped.is_set():
             with self._span(TRAINER, "wait for a batch"):
                 await self.waits.until(
-                    lambda: not self.batches.empty() or self.stopping, "train: a batch to train on"
+                    lambda: not self.batches.empty() or self.stopped.is_set(), "train: a batch"
                 )
-            if self.stopping:
+            if self.stopped.is_set():
                 break
             batch = self.batches.get_nowait()
             with self._span(TRAINER, "step"):

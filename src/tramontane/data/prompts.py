@@ -373,9 +373,15 @@ class PromptEncoder:
 
     @cached_property
     def reads_tools(self) -> bool:
-        """True if the chat template describes tools; otherwise the system prompt does."""
-        template = str(self.tokenizer.chat_template or "")
-        return re.search(r"\btools\b", template) is not None
+        """True if the chat template describes tools; otherwise the system prompt does. Found by
+        trying: SmolLM3's speaks of tools, and takes them under another name."""
+        if self.tokenizer.chat_template is None:
+            return False
+        taken = {"x": {"type": "string", "description": "x"}}
+        schema = {"type": "object", "properties": taken, "required": ["x"]}
+        function = {"name": "zq0qz", "description": "x", "parameters": schema}
+        probe: Tool = {"type": "function", "function": function}
+        return "zq0qz" in self._apply([Message(role="user", content=_PROBE)], [probe])
 
     def _apply(self, messages: list[Message], tools: Sequence[Tool] = ()) -> str:
         text = self.tokenizer.apply_chat_template(

@@ -16,9 +16,11 @@ class Guessing:
     """The model guesses a number, and is told whether to go higher or lower.
 
     The problem's `answer` is the number, and its metadata have the number of `guesses` and the
-    texts of the answers, `higher`, `lower` and `unread` (a message without a number). The game is
-    deterministic. Reward 1 for the right guess, 0 once the guesses are used up.
+    texts of the answers, `higher`, `lower` and `unread` (a message without a number). Reward 1 for
+    the right guess, 0 once the guesses are used up.
     """
+
+    deterministic = True
 
     def start(self, problem: Problem) -> None:
         self._number, self._problem = int(problem.answer or ""), problem

@@ -71,13 +71,27 @@ def harness_of(data: DataConfig, problem: Problem) -> Callable[..., Any] | None:
     return loaded if loaded is not None and kind_of(loaded) == "harness" else None
 
 
-def check(data: DataConfig, problems: Iterable[Problem] = ()) -> None:
+def deterministic(data: DataConfig, problem: Problem) -> bool:
+    """True if the environment and all tools of a problem say so: `deterministic = True`."""
+    loaded = [load(path, "data.tools") for path in data.tools]
+    if environment := environment_of(data, problem):
+        loaded.append(load(environment))
+    return all(getattr(each, "deterministic", False) for each in loaded)
+
+
+def check(data: DataConfig, problems: Iterable[Problem] = (), reward_is_set: bool = True) -> None:
     """Import the environments and tools of a config, and those that the rows of problems name, and
     check their shape.
 
+    Args:
+        data: names environments and tools.
+        problems: rows that may name others.
+        reward_is_set: the config has `conversation.reward`, so a `get_reward` is not overlooked.
+
     Raises:
-        InputError: one cannot be imported, or a tool cannot be described; the message names the
-            key, or the row and its field, and the file and line.
+        InputError: one cannot be imported, a tool cannot be described, or it is not said which
+            reward counts; the message names the key, or the row and its field, and the file and
+            line.
     """
     keys = [("data.tools", path) for path in data.tools]
     if data.environment not in (None, "row"):
@@ -110,6 +124,11 @@ def check(data: DataConfig, problems: Iterable[Problem] = ()) -> None:
                     f"{key}: {path} is a harness with tools of its own; leave out data.tools"
                 )
         elif kind != "environment":
+            if kind == "trl" and hasattr(loaded, "get_reward") and not reward_is_set:
+                raise InputError(
+                    f"{key}: {loaded.__qualname__} has `get_reward`; set conversation.reward to "
+                    f"last for its reward, or to verifier for that of the problem's domain"
+                )
             for tool in methods(loaded):
                 schema_of(tool)
             if kind == "toolbox" and not methods(loaded):

@@ -40,11 +40,13 @@ class Environment(Protocol):
 
 @dataclass
 class Started:
-    """A conversation that may be generated: the tokens of its prompt, or why there is none."""
+    """A conversation that may be generated: the tokens of its prompt, or why there is none, and the
+    names of the tools that the model may call."""
 
     prompt_ids: list[int]
     ending: Ending | None = None
     reason: str = ""
+    tools: Sequence[str] = ()
 
 
 @dataclass

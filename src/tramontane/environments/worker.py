@@ -102,7 +102,8 @@ class EnvironmentWorker:
             await self._close(host)
             return Started([], "environment_failed", str(error))
         self._open[key] = conversation
-        return Started(conversation.prompt_ids)
+        tools = [tool["function"]["name"] for tool in host.tools]
+        return Started(conversation.prompt_ids, tools=tools)
 
     async def step(self, key: Key, completion: Completion, l_max: int) -> Continued:
         """Answer a turn of the model.

@@ -65,10 +65,12 @@ class ConversationFigures:
 
 
 def transcript(completion: Completion) -> str:
-    """All messages of a conversation behind its prompt, each below its role, and its ending."""
+    """All messages of a conversation behind its prompt, each below its role, the time of each
+    answer, and its ending."""
     blocks = []
     for turn in completion.turns:
         blocks.append(f"[assistant]\n{turn.text}")
+        blocks += [f"[answered in {turn.seconds:.1f} s]"] if turn.messages else []
         blocks += [f"[{message['role']}]\n{message['content']}" for message in turn.messages]
     reason = f": {completion.ending_reason}" if completion.ending_reason else ""
     return "\n".join([*blocks, f"[{completion.ending}{reason}]"])

@@ -26,13 +26,16 @@ from tramontane.data.files import read_lines
 from tramontane.errors import InputError
 from tramontane.types import Problem, Verdict
 from tramontane.verifier import custom
-from tramontane.verifier.custom import Response
+from tramontane.verifier.custom import Response, failure_of
 from tramontane.verifier.pool import VerifierPool
 from tramontane.workplace import check_file, owned_file, parse_object
 
 WINDOW = 256  # rows graded at once
 KEYS = ("verifier.", "pipeline.l_max=", "pipeline.l_cache=")  # that overrides may set
-ROW_FIELDS = ("id", "domain", "problem", "answer", "tests", "language", "response", "turns")
+ROW_FIELDS = (
+    "id", "domain", "problem", "answer", "tests", "language", "response", "turns", "ending",
+    "ending_reason",
+)  # fmt: skip
 
 
 @dataclass
@@ -76,7 +79,8 @@ def score(
         path: rows of `id`, `domain`, `problem`, `answer` or `tests`, `response`, and optionally
             `language` (ISO 639-1) and `response_tokens`. A conversation has `messages` (the chat,
             of which the assistant's are graded) or `turns` (as `eval` writes them) instead of the
-            response. For rewards of a whole group, consecutive rows with the same id are a group.
+            response, and is unscorable if its `ending` is a failure of its environment. For rewards
+            of a whole group, consecutive rows with the same id are a group.
         out: file for rows of `id`, `reward`, `parts`, `verdict`, `reason`, `seconds` and `answer`
             (the extracted answer, null if there is none). Each is written as soon as all earlier
             rows are graded; an existing file is replaced. None: only the summary.
@@ -215,7 +219,7 @@ def parse_row(
     if isinstance(row.get("id"), int) and not isinstance(row["id"], bool):
         row["id"] = str(row["id"])
     turns = _turns(row)
-    if turns:
+    if turns is not None:
         row["response"] = "\n\n".join(text for text, _ in turns)
     domain = row.get("domain")
     if not isinstance(domain, str) or domain not in domains:
@@ -243,10 +247,12 @@ def parse_row(
     problem = Problem(
         row["id"], domain, row["problem"], answer, tests, language=spoken, metadata=rest
     )
-    return problem, Response(row["response"], tokens, turns=turns)
+    failure = failure_of(row.get("ending"), row.get("ending_reason", ""))
+    return problem, Response(row["response"], tokens, turns=turns or (), failure=failure)
 
 
-def _turns(row: Mapping[str, Any]) -> list[tuple[str, bool]]:
+def _turns(row: Mapping[str, Any]) -> list[tuple[str, bool]] | None:
+    """The turns of a conversation, none if it ended before the first; None for a response."""
     for name, text, calls in (("turns", "text", "calls"), ("messages", "content", "tool_calls")):
         found = row.get(name)
         if found is None or (name == "messages" and isinstance(row.get("response"), str)):
@@ -255,7 +261,8 @@ def _turns(row: Mapping[str, Any]) -> list[tuple[str, bool]]:
             raise InputError(f"{name} is of the wrong type (needed: list of objects)")
         turns = [item for item in found if name == "turns" or item.get("role") == "assistant"]
         texts = [item.get(text) or "" for item in turns]
-        if not turns or not all(isinstance(said, str) for said in texts):
+        begun = turns or row.get("ending")
+        if not begun or not all(isinstance(said, str) for said in texts):
             raise InputError(f"{name} has no text of the model's in field {text!r}")
         return [(said, bool(item.get(calls))) for said, item in zip(texts, turns, strict=True)]
-    return []
+    return None

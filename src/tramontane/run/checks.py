@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 from tramontane.batches import TrainSequence
 from tramontane.config import Config
 from tramontane.controller.generators import GeneratorPool, PooledGenerator
+from tramontane.environments.loading import environment_of, load
 from tramontane.errors import InputError
 from tramontane.evaluation import EvaluationResult, malformed
 from tramontane.placement import Handle, Limit, call
@@ -61,6 +62,7 @@ ADVICE: dict[Fate, tuple[str, ...]] = {
         "tramontane doctor tells whether the sandbox works on this machine",
         "for `timed out` or `killed`, raise verifier.timeout_s, verifier.code_timeout_s or "
         "verifier.memory_mb",
+        "for `completed, without a reward`, let the environment give one by its last turn",
         "for `judge: …`, see that its model answers, and in the form asked for (verifier.judge)",
         "a reference that cannot be read must be corrected in the data, or its row left out",
     ),
@@ -162,18 +164,23 @@ class SignalMonitor:
         self.folder, self.warn = folder, warn
         self.ever_kept = updates > 0
         self._unkept = Tally()  # since the last kept group
-        self._tools = ", ".join(config.data.tools)
-        # Until the first call that parses; None after it, or without tools.
-        self._uncalled = Tally() if self._tools and not updates else None
+        self._data = config.data
+        # Groups with tools, until the first call that parses; None after it.
+        self._uncalled = None if updates else Tally()
         self._window, self._share_is_low = Tally(), False
+        self._reward_is_set = "reward" in config.conversation.model_fields_set
 
-    def graded(self, group: Group, filtered: FilterReason | None) -> None:
-        """Count a group that was graded, with the reason if it was filtered.
+    def graded(
+        self, group: Group, filtered: FilterReason | None, tools: Sequence[str] = ()
+    ) -> None:
+        """Count a group that was graded, with the reason if it was filtered, and the names of the
+        tools that the model could call.
 
         Raises:
             NoSignal: too many consecutive groups were filtered, or no tool was called.
         """
-        self._watch_calls(group, filtered)
+        self._watch_calls(group, filtered, tools)
+        self._watch_rewards(group)
         self._unkept.add(group, filtered)
         self._window.add(group, filtered)
         if filtered is None:
@@ -184,21 +191,36 @@ class SignalMonitor:
         if self._window.groups == self.limit:
             self._judge_window()
 
-    def _watch_calls(self, group: Group, filtered: FilterReason | None) -> None:
+    def _watch_calls(
+        self, group: Group, filtered: FilterReason | None, tools: Sequence[str]
+    ) -> None:
         calls = [c for answer in group.completions for turn in answer.turns for c in turn.calls]
         if self._uncalled is None or any(call.name for call in calls):
             self._uncalled = None
+            return
+        if not tools:
             return
         self._uncalled.add(group, filtered, len(calls))
         if self._uncalled.groups == self.limit:
             raise NoSignal(
                 f"{self.folder}: none of the first {self.limit} groups "
                 f"(pipeline.max_groups_without_signal) has a call of a tool that can be read "
-                f"({self._tools}); {self._uncalled.unread_calls:,} calls could not be\n"
+                f"({', '.join(tools)}); {self._uncalled.unread_calls:,} calls could not be\n"
                 f"{self._uncalled.diagnosis()}\n"
                 f"Name the form in which the model writes calls (conversation.calls), begin with "
                 f"supervised training on traces with calls (tramontane sft, cold_start), or remove "
-                f"data.tools"
+                f"the tools"
+            )
+
+    def _watch_rewards(self, group: Group) -> None:
+        """Warn once of rewards that nobody chose to ignore."""
+        turns = (turn for answer in group.completions for turn in answer.turns)
+        if not self._reward_is_set and any(turn.reward is not None for turn in turns):
+            self._reward_is_set = True
+            environment = load(environment_of(self._data, group.problem) or "")
+            self.warn(
+                f"{environment.__qualname__} gives rewards, which do not count: "
+                f"set conversation.reward to last or sum, or to verifier to say so"
             )
 
     def _judge_window(self) -> None:

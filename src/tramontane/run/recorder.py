@@ -172,7 +172,8 @@ class Recorder:
                 "last filtered": self._last_filtered,
             }
         )
-        self._signal.graded(group, filtered)
+        tools = self.judges.conversations.tools.pop(group.id, ())
+        self._signal.graded(group, filtered, tools)
 
     def spent(self, worker: str, activity: Activity, began: float) -> None:
         """Log an activity, unless it was too short to be seen."""

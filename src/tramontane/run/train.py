@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import resource
 import signal
@@ -240,6 +241,8 @@ async def _run(
     if restored:
         with reading(restored.path / "pipeline.json"):
             ledger.restore(restored.pipeline.snapshot)
+        if told := judges.conversations.fate(ledger.outstanding.values()):
+            session.announce(told, logging.INFO)
     longest = await _longest_prompt(prepared, judges)
     stage = ledger.stages.config
     generators = _generators(session, placement, session.model, stage, longest)

@@ -57,19 +57,26 @@ class Response(NamedTuple):
     @classmethod
     def of(cls, completion: Completion, reward: RewardSource = "verifier") -> Response:
         """`reward` is `conversation.reward`."""
-        turns, earned = completion.turns, None
+        turns, ending, earned = completion.turns, completion.ending, None
         rewards = [turn.reward for turn in turns if turn.reward is not None]
-        if completion.ending and reward != "verifier":
+        failure = failure_of(ending, completion.ending_reason)
+        if ending and reward != "verifier":
             earned = float(sum(rewards if reward == "sum" else rewards[-1:]))
-        failed = completion.ending in FAILED
+            if ending == "completed" and not rewards:
+                failure = f"{ending}, without a reward (conversation.reward: {reward})"
         return cls(
             completion.text,
             completion.n_tokens,
             completion.token_ids,
             [(turn.text, bool(turn.calls)) for turn in turns],
             earned,
-            f"{completion.ending}: {completion.ending_reason}" if failed else "",
+            failure,
         )
+
+
+def failure_of(ending: Any, reason: Any) -> str:
+    """Why nothing can be judged of a conversation with this ending; empty if it can."""
+    return f"{ending}: {reason}" if ending in tuple(FAILED) else ""
 
 
 @dataclass(frozen=True)

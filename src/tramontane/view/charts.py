@@ -115,6 +115,7 @@ CONVERSATIONS = [
     ),
     Chart("Seconds of steps", "mean of a step or call", prefix="step_seconds."),
     Chart("Longest steps", "seconds", prefix="step_seconds_max."),
+    Chart("Trainer's waits for steps", "seconds an update, by tool", prefix="waited_for."),
 ]
 WORKERS = [
     Chart(
