@@ -14,12 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.fake_cuda import fake_cuda
 from tests.generator.slot_models import make_model
-from tramontane.models.host import ALIGNMENT, HostMemory, flat, pageable
+from tramontane.models.host import ALIGNMENT, PASSING_BYTES, HostMemory, flat, pageable
 from tramontane.models.staging import StagedWeights, collect
 from tramontane.models.weights import Bucket, CopiedWeights, LocalWeights, Part, move, on_host
 from tramontane.placement.ranks import ProcessRanks
 
-cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+cuda = pytest.mark.gpu
 PATIENCE = 300.0
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool])
@@ -180,6 +180,10 @@ def test_memory_is_pinned_at_its_own_size_as_long_as_it_is_kept(
         for size in (136_000_001, 3):
             assert memory.take(size).is_shared()
     assert sorted(runtime.pinned.values()) == [3, 3, 136_000_001, 136_000_001]
+    passing = [memory.pass_through(size) for size in (5, PASSING_BYTES, 3)]
+    assert len({buffer.data_ptr() for buffer in passing}) == 1
+    assert [buffer.nbytes for buffer in passing] == [5, PASSING_BYTES, 3]
+    assert runtime.pinned[passing[0].data_ptr()] == PASSING_BYTES
     del memory
     assert not runtime.pinned
     runtime.code = 2

@@ -16,6 +16,7 @@ from benchmarks.measure import Memory
 from tests.runs import small_config, unheard
 from tramontane.config import Config, GeneratorConfig, TrainerConfig
 from tramontane.generator import Generator
+from tramontane.models.host import HostMemory, pageable
 from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.models.weights import BUCKET_BYTES, Bucket, CopiedWeights, Part, Weights
 from tramontane.placement import GeneratorHandle, Handle
@@ -119,11 +120,15 @@ def test_stored_weights_keep_names_and_shapes(ray_cluster: Any, dtype: torch.dty
         ],
         [[Part(("tall",), tall.shape, 4, tall[4:])]],
     ]
-    for kind in (CopiedWeights, StoredWeights):
+    for kind, memory in (
+        (CopiedWeights, None),
+        (StoredWeights, None),
+        (StoredWeights, HostMemory(pageable)),  # the way of a GPU's
+    ):
         weights, other = kind(dtype), kind(dtype)
         for carrier, added in zip((weights, other), ranks, strict=True):
             for bucket in added:
-                carrier.add(bucket)
+                carrier.add(bucket, memory)
         weights.merge([other])
         expected = [part for added in ranks for bucket in added for part in bucket]
         found = [part._replace(values=part.values.clone()) for b in weights.buckets() for part in b]

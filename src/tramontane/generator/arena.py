@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from operator import index
-from typing import Any, SupportsIndex
 
 import torch
 import torch.nn.functional as F
@@ -242,32 +240,13 @@ class ArenaCache(WrittenCache):
         self._step = ArenaStep(self, lengths)
         return self._step
 
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: SupportsIndex,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if key_states.shape != value_states.shape:
-            return super().update(key_states, value_states, layer_idx)
-        # Of the keys' rotation and this, a compiler makes one kernel; both are then one write.
-        pair = torch.stack([key_states, value_states])
-        key, value = pair.unbind()
-        self._write_pair(layer_idx, pair, key, value)
-        return key, value
-
-    @torch.compiler.disable
-    def _write_pair(
-        self, layer: SupportsIndex, pair: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> None:
-        assert self._step is not None, "ArenaCache.update outside a step"
-        self._step.write(index(layer), key, value, pair)
-
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         assert self._step is not None, "ArenaCache.write outside a step"
         self._step.write(layer, key, value)
+
+    def write_pair(self, layer: int, pair: torch.Tensor) -> None:
+        assert self._step is not None, "ArenaCache.write_pair outside a step"
+        self._step.write_pair(layer, pair)
 
 
 class ArenaStep:
@@ -293,23 +272,18 @@ class ArenaStep:
         self._written: tuple[torch.Tensor, torch.Tensor] | None = None
         self._keys: flash.CachedKeys | None = None
 
-    def write(
-        self,
-        layer: int,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        pair: torch.Tensor | None = None,
-    ) -> None:
-        """Cache one token's key and value [B, heads, 1, d] for every row of the batch; `pair` has
-        both, [2, B, heads, 1, d], if they have one shape."""
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Cache one token's key and value [B, heads, 1, d] for every row of the batch."""
         self._layer, self._written = layer, (key, value)
-        if pair is not None:  # planes of one shape are neighbors
-            stack, plane = self._plane_index[layer, 0]
-            planes = self._arenas[stack][plane : plane + 2]
-            planes.index_copy_(1, self._places, pair[:, :, :, 0])
-            return
         for which, new in enumerate((key, value)):
             self._plane(which).index_copy_(0, self._places, new[:, :, 0])
+
+    def write_pair(self, layer: int, pair: torch.Tensor) -> None:
+        """`write` with both in one tensor, [B, 1, 2, heads, d], by one kernel."""
+        self._layer = layer
+        stack, plane = self._plane_index[layer, 0]  # planes of one shape are neighbors
+        planes = self._arenas[stack][plane : plane + 2]
+        planes.index_copy_(1, self._places, pair[:, 0].transpose(0, 1))
 
     def was_written(self, key: torch.Tensor, value: torch.Tensor) -> bool:
         """True if these are the tensors written last."""

@@ -6,7 +6,9 @@ other forwards use `packed_attention`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,9 +18,10 @@ from transformers import AttentionInterface
 from tramontane.errors import InputError
 from tramontane.generator.arena import ArenaStep
 from tramontane.generator.cache import LanePart, LaneStep
-from tramontane.generator.lanes import Lane
+from tramontane.generator.lanes import Lane, WrittenCache
 from tramontane.generator.parking import ContinuedCache
 from tramontane.models.attention import packed_attention, refuse_unsupported
+from tramontane.models.packing import Packing
 
 # Below this, a weight loses float32 precision.
 _UNDERFLOW = 1e-35
@@ -63,6 +66,8 @@ def slot_attention(
             different form (multi-head latent attention).
     """
     refuse_unsupported(module, kwargs)
+    if torch.compiler.is_dynamo_compiling():
+        return _compiled_attention(module, query, key, value, scaling, sliding_window), None
     if decode is None:
         return packed_attention(
             module, query, key, value, None, scaling, sliding_window=sliding_window, **kwargs
@@ -73,21 +78,133 @@ def slot_attention(
             f"embedded generator cannot run it; choose another model"
         )
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    return _attend_to_cache(query, decode, scale, sliding_window), None
+
+
+def _attend_to_cache(
+    query: torch.Tensor,
+    decode: LaneStep | ArenaStep | ContinuedCache,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    """`slot_attention` once keys and values are written."""
     if isinstance(decode, ContinuedCache):
-        return decode.attend(query, scale, sliding_window), None
+        return decode.attend(query, scale, window)
     if isinstance(decode, ArenaStep):
-        return decode.attend(query, scale, sliding_window)[:, None], None
+        return decode.attend(query, scale, window)[:, None]
     query = query * scale
-    out, log_sum = _attend(query, decode, decode.unshared, sliding_window)
+    out, log_sum = _attend(query, decode, decode.unshared, window)
     if decode.prefixes:
-        prefix_out, prefix_log_sum = _attend(query, decode, decode.prefixes, sliding_window)
+        prefix_out, prefix_log_sum = _attend(query, decode, decode.prefixes, window)
         assert log_sum is not None
         assert prefix_log_sum is not None
         share = torch.sigmoid(prefix_log_sum[decode.members] - log_sum)[:, :, None]
         out = torch.lerp(out, prefix_out[decode.members], share.to(out.dtype))
     if filler := len(query) - len(out):
         out = F.pad(out, (0, 0, 0, 0, 0, filler))
-    return out[:, None], None
+    return out[:, None]
+
+
+class _Forward(threading.local):
+    """What the attention of this thread's forward is given, besides tensors."""
+
+    cache: WrittenCache
+    decode: LaneStep | ArenaStep | ContinuedCache | None
+    packing: Packing | None
+
+
+_forward = _Forward()
+
+
+@contextmanager
+def forward_over(
+    cache: WrittenCache,
+    decode: LaneStep | ArenaStep | ContinuedCache | None = None,
+    packing: Packing | None = None,
+) -> Iterator[None]:
+    """Context manager: what the attention of compiled blocks writes and reads."""
+    _forward.cache, _forward.decode, _forward.packing = cache, decode, packing
+    try:
+        yield
+    finally:
+        del _forward.cache, _forward.decode, _forward.packing
+
+
+def _compiled_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    """`slot_attention` in a compiled block: one operation, which also writes keys and values."""
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    parts = [x.transpose(1, 2) for x in (query, key, value)]
+    if len({(x.shape[3], x.dtype) for x in parts}) == 1:
+        # Of this and the rotation of queries and keys, a compiler makes one kernel.
+        parts = [torch.cat(parts, 2)]
+    layer: torch.Tensor = module.layer_idx.tensor  # type: ignore[union-attr, assignment]
+    out: torch.Tensor = _write_and_attend(parts, key.shape[1], layer, scale, window)
+    return out
+
+
+# `mutates_args` names no cache: a compiler copies mutated arguments that it does not understand.
+@torch.library.custom_op(
+    "tramontane::write_and_attend",
+    mutates_args=(),
+    schema="(Tensor[] parts, int kv_heads, Tensor layer, float scale, int? window) -> Tensor",
+)
+def _write_and_attend(
+    parts: Sequence[torch.Tensor],
+    kv_heads: int,
+    layer: torch.Tensor,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    """Cache keys and values, and attend, in the thread's `forward_over`.
+
+    Args:
+        parts: queries [B, N, Hq, d], keys and values [B, N, Hkv, d]; or one tensor with the heads
+            of all three.
+        kv_heads: Hkv.
+        layer: [] int64 on the CPU; blocks would be compiled for each value of a number.
+        scale: factor of the scores.
+        window: see `slot_attention`.
+
+    Returns:
+        [B, N, Hq, dv], contiguous.
+    """
+    cache, number = _forward.cache, int(layer)
+    if len(parts) == 1:
+        rest = 2 * kv_heads
+        query, pair = parts[0].split([parts[0].shape[2] - rest, rest], 2)
+        query, pair = query.transpose(1, 2), pair.unflatten(2, (2, kv_heads))
+        cache.write_pair(number, pair)
+        key, value = pair.transpose(1, 3).unbind(2)
+    else:
+        query, key, value = (x.transpose(1, 2) for x in parts)
+        cache.write(number, key, value)
+    if _forward.decode is not None:
+        return _attend_to_cache(query, _forward.decode, scale, window).contiguous()
+    out, _ = packed_attention(
+        torch.nn.Identity(), query, key, value, None, scale,
+        packing=_forward.packing, sliding_window=window,
+    )  # fmt: skip
+    return out.contiguous()
+
+
+@_write_and_attend.register_fake
+def _(
+    parts: Sequence[torch.Tensor],
+    kv_heads: int,
+    layer: torch.Tensor,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    query, value = parts[0], parts[-1]
+    heads = query.shape[2] - (2 * kv_heads if len(parts) == 1 else 0)
+    return value.new_empty(*query.shape[:2], heads, value.shape[3])
 
 
 def _attend(

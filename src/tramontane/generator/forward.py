@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from tramontane.errors import InputError
-from tramontane.generator import attention  # noqa: F401 (registers `slots`)
 from tramontane.generator.arena import ArenaCache
+from tramontane.generator.attention import forward_over
 from tramontane.generator.cache import SlotCache
 from tramontane.generator.fusion import uncompiled
 from tramontane.generator.graphs import ValueReadDetector
@@ -74,7 +74,8 @@ def _packed_forward(
     inputs = pack(sequences, model.device).model_inputs | {"use_cache": True}
     if isinstance(cache, ContinuedCache):
         inputs |= {"decode": cache, "position_ids": cache.position_ids()}
-    model(**inputs, past_key_values=cache, logits_to_keep=1)
+    with forward_over(cache, inputs.get("decode"), inputs["packing"]):
+        model(**inputs, past_key_values=cache, logits_to_keep=1)
 
 
 def decode(
@@ -99,13 +100,15 @@ def decode(
     rows = len(tokens)
     if filler := _filler(model, rows):
         tokens, lengths = F.pad(tokens, (0, filler)), F.pad(lengths, (0, filler))
-    out = model(
-        input_ids=tokens[:, None],
-        position_ids=lengths[:, None],
-        past_key_values=cache,
-        use_cache=True,
-        decode=cache.begin(unshared),
-    )
+    step = cache.begin(unshared)
+    with forward_over(cache, step):
+        out = model(
+            input_ids=tokens[:, None],
+            position_ids=lengths[:, None],
+            past_key_values=cache,
+            use_cache=True,
+            decode=step,
+        )
     return out.logits[:rows, -1]
 
 

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
-from tramontane.generator.attention import slot_attention
-from tramontane.models.compiling import compiled, missing_for_compiling
+from tramontane.models.compiling import compile_module, compiled, missing_for_compiling
 
 logger = logging.getLogger("tramontane")
 
@@ -30,8 +29,8 @@ def fuse(model: PreTrainedModel) -> None:
     merge_products(model)
     if missing := missing_for_compiling("cuda"):
         logger.warning(
-            "decode steps are not compiled, so they take about twice as many kernels: there is %s. "
-            "generator.compile=false avoids this line",
+            "decode steps are not compiled, so they take about three times as many kernels: there "
+            "is %s. generator.compile=false avoids this line",
             missing,
         )
     else:
@@ -129,25 +128,29 @@ class _LayerIndex:
     every layer for its own number, and give up after eight."""
 
     def __init__(self, number: int) -> None:
-        self._number = number
+        self._number, self.tensor = number, torch.tensor(number, device="cpu")
 
     def __index__(self) -> int:
         return self._number
 
 
 def compile_blocks(model: PreTrainedModel, backend: str | Callable[..., Any] = "inductor") -> None:
-    """Compile each block when it first runs, once for all layers and numbers of rows.
+    """Compile each block when it first runs, once for all layers and numbers of rows, and what
+    stands beside the blocks: the rotary embeddings and the last norm.
 
-    Attention and the cache are not compiled: they stay calls between the compiled parts.
+    In a block, attention with its writes is one operation, which is not compiled.
 
     Args:
         model: prepared by `examine_model`.
         backend: of torch.compile.
     """
-    AttentionInterface.register("slots", torch.compiler.disable(slot_attention))
     blocks = set(model._no_split_modules or ())
     for module in model.modules():
         if isinstance(number := getattr(module, "layer_idx", None), int):
             setattr(module, "layer_idx", _LayerIndex(number))  # noqa: B010
-        if type(module).__name__ in blocks:
-            module.compile(dynamic=True, backend=backend)
+        children = list(module.children())
+        lists = [child for child in children if isinstance(child, nn.ModuleList)]
+        if any(type(block).__name__ in blocks for each in lists for block in each):
+            small = [c for c in children if not isinstance(c, nn.ModuleList | nn.Embedding)]
+            for part in [*small, *(block for each in lists for block in each)]:
+                compile_module(part, backend)

@@ -71,7 +71,11 @@ class WrittenCache(Cache):
         """Take a layer's new keys and values, [B, kv_heads, N, d] each."""
         raise NotImplementedError
 
-    @torch.compiler.disable
+    def write_pair(self, layer: int, pair: torch.Tensor) -> None:
+        """`write` with both in one tensor, [B, N, 2, kv_heads, d]."""
+        key, value = pair.transpose(1, 3).unbind(2)
+        self.write(layer, key, value)
+
     def update(
         self,
         key_states: torch.Tensor,
@@ -80,7 +84,8 @@ class WrittenCache(Cache):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.write(index(layer_idx), key_states, value_states)
+        if not torch.compiler.is_dynamo_compiling():  # else attention writes them
+            self.write(index(layer_idx), key_states, value_states)
         return key_states, value_states
 
 

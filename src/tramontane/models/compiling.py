@@ -1,4 +1,5 @@
-"""What torch.compile needs of a machine, and functions that are compiled once for all shapes."""
+"""What torch.compile needs of a machine, and functions and modules that are compiled once for all
+shapes."""
 
 from __future__ import annotations
 
@@ -12,6 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+
+# Workers in threads of one process share a block's code, and each compiles it for its prefills,
+# steps, forwards with and without gradients. After eight versions torch would run it uncompiled.
+_VERSIONS = 64
+
+
+def compile_module(module: nn.Module, backend: str | Callable[..., Any] = "inductor") -> None:
+    """Compile a module when it first runs, in this thread, for tensors of any size."""
+    torch._dynamo.config.recompile_limit = _VERSIONS  # a thread's own
+    module.compile(dynamic=True, backend=backend)
 
 
 @cache

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 ALIGNMENT = 64  # bytes; alignment of each tensor in a buffer
+PASSING_BYTES = 64 << 20  # least size of the buffer of `pass_through`
 
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every GPU of the process
 
@@ -125,6 +126,7 @@ class HostMemory:
         self._allocate = allocate
         self._versions: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
         self._turn = self._used = 0
+        self._passing = pageable(0)
 
     def begin(self) -> None:
         """Begin a version; its buffers have the sizes of those of the version before."""
@@ -138,6 +140,12 @@ class HostMemory:
             buffers.append(make(size))
         self._used += 1
         return buffers[self._used - 1]
+
+    def pass_through(self, size: int) -> torch.Tensor:
+        """A buffer for what is copied elsewhere at once: each call returns the same memory."""
+        if self._passing.nbytes < size:
+            self._passing = (self._allocate or self._shared)(max(size, PASSING_BYTES))
+        return self._passing[:size]
 
     def _shared(self, size: int) -> torch.Tensor:
         return pin(pageable(size).share_memory_(), self)

@@ -30,7 +30,7 @@ from ray.util.scheduling_strategies import (
 from tramontane.config import Config, Resources
 from tramontane.errors import InputError
 from tramontane.models.host import HostMemory
-from tramontane.models.weights import Bucket, Part, Weights
+from tramontane.models.weights import Bucket, Part, Weights, on_host
 from tramontane.placement.actor import Actor
 from tramontane.placement.files import Folder, collect, folders_in, send
 from tramontane.placement.handle import (
@@ -81,16 +81,17 @@ class StoredWeights(Weights):
 
     def _keep(self, bucket: Bucket, memory: HostMemory | None) -> None:
         parts = [_StoredPart(*part[:3], part.values.shape) for part in bucket]
-        self._stored.append((parts, self._put([part.values for part in bucket])))
+        self._stored.append((parts, self._put(bucket, memory)))
 
     def _merge(self, other: Weights) -> None:
         assert isinstance(other, StoredWeights)
         self._stored += other._stored
 
-    def _put(self, tensors: list[torch.Tensor]) -> ray.ObjectRef:
+    def _put(self, bucket: Bucket, memory: HostMemory | None) -> ray.ObjectRef:
         """Store tensors as bytes, since numpy has no bfloat16; Ray copies them without pickling."""
-        on_cpu = [tensor.to(self._dtype).cpu() for tensor in tensors]  # a GPU casts faster
-        return ray.put([tensor.flatten().view(torch.uint8).numpy() for tensor in on_cpu])
+        held = bucket if memory is None else on_host(bucket, self._dtype, memory.pass_through)
+        tensors = [part.values.to(self._dtype) for part in held]
+        return ray.put([tensor.flatten().view(torch.uint8).numpy() for tensor in tensors])
 
     def _tensor(self, found: Any, shape: torch.Size) -> torch.Tensor:
         with warnings.catch_warnings():  # mapped memory is read only, and only read
@@ -116,8 +117,8 @@ class DirectWeights(StoredWeights):
     its share of the newest version, in the generators' dtype.
     """
 
-    def _put(self, tensors: list[torch.Tensor]) -> ray.ObjectRef:
-        copies = [tensor.to(self._dtype, copy=True) for tensor in tensors]
+    def _put(self, bucket: Bucket, memory: HostMemory | None) -> ray.ObjectRef:
+        copies = [part.values.to(self._dtype, copy=True) for part in bucket]
         return ray.put(copies, _tensor_transport="nixl")
 
     def _tensor(self, found: Any, shape: torch.Size) -> torch.Tensor:
@@ -366,7 +367,6 @@ class Cluster:
                     f"{asked:g}; lower generator.workers, verifier.workers, trainer.ranks or what "
                     f"placement gives each of them"
                 )
-
         if has.get("GPU") and not gpus:
             logger.warning(
                 "the Ray cluster has %g GPUs, and no worker of the run asks for one; with "

@@ -15,7 +15,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from tramontane.config.trainer import NumericsConfig, TrainerConfig
 from tramontane.errors import InputError
 from tramontane.models.attention import PACKED, packed_attention
-from tramontane.models.compiling import missing_for_compiling
+from tramontane.models.compiling import compile_module, missing_for_compiling
 from tramontane.models.host import Offload
 from tramontane.models.packing import pack
 
@@ -127,4 +127,4 @@ def compile_blocks(model: PreTrainedModel) -> None:
     blocks = set(model._no_split_modules or ())
     for module in model.modules():
         if type(module).__name__ in blocks:
-            module.compile(dynamic=True)
+            compile_module(module)
