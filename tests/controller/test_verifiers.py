@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from tramontane.config import TimeoutsConfig, VerifierConfig
-from tramontane.controller.verifiers import MAX_TRIES, VerifierActors
+from tramontane.controller.verifiers import VerifierActors
+from tramontane.controller.workers import MAX_TRIES
 from tramontane.placement import WorkerDied
 from tramontane.placement.thread import ThreadHandle
 from tramontane.types import Problem, Verdict
@@ -23,7 +24,7 @@ class DyingGrader:
     def __init__(self, deaths: list[str]) -> None:
         self._deaths = deaths
 
-    def score(self, problem, responses, lengths, progress):
+    def call(self, method, problem, responses, lengths, progress):
         if self._deaths:
             raise WorkerDied(self._deaths.pop())
         return [Verdict(1.0, {}, "right") for _ in responses], PoolStats(verdicts=len(responses))

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from tramontane.batches import Batch, TrainSequence
-from tramontane.config import Config, TeacherConfig
-from tramontane.placement.handle import Handle, Limit, WorkerLost, call, started
-
-MAX_TRIES = 5  # attempts at one share of a batch before it fails
+from tramontane.batches import Batch, TrainBatch, TrainSequence
+from tramontane.config import Config
+from tramontane.controller.workers import WorkerPool
+from tramontane.placement.handle import Handle, Limit, WorkerLost, started
 
 
 class Teachers:
@@ -23,7 +22,7 @@ class Teachers:
 
     Args:
         make: starts a worker, by its name and the model.
-        config: `teacher`, `placement` and `timeouts` are read.
+        config: `teacher`, `trainer.objective`, `placement` and `timeouts` are read.
         replaced: called with each loss before the replacement starts.
     """
 
@@ -34,61 +33,49 @@ class Teachers:
         replaced: Callable[[WorkerLost], None],
     ) -> None:
         assert config.teacher is not None
-        self._make, self._replaced, self._config = make, replaced, config
-        self._teacher: TeacherConfig = config.teacher
-        workers = range(self._teacher.workers)
-        models = enumerate(self._teacher.models)
-        self._handles = {
-            (model, number): make(f"teacher {n * len(workers) + number}", model)
-            for n, model in models
-            for number in workers
-        }
+        self._teacher = teacher = config.teacher
+        self._start, self._limit = (Limit.of(config.timeouts, key) for key in ("start", "scoring"))
+        self._every = "distill" not in config.trainer.objective.add
+        losable = None if config.placement.kind == "thread" else replaced
+
+        def pool(first: int, model: str) -> WorkerPool:
+            def worker(number: int) -> Handle:
+                return make(f"teacher {first + number}", model)
+
+            return WorkerPool(worker, teacher.workers, self._start, losable)
+
+        self._pools = {m: pool(n * teacher.workers, m) for n, m in enumerate(teacher.models)}
 
     async def started(self) -> None:
         """Wait until all workers can be called."""
-        limit = Limit.of(self._config.timeouts, "start")
-        await asyncio.gather(*(started(handle, limit) for handle in self._handles.values()))
+        handles = [handle for pool in self._pools.values() for handle in pool.handles]
+        await asyncio.gather(*(started(handle, self._start) for handle in handles))
 
-    async def score(self, batch: Batch) -> None:
-        """Have every sequence of a batch scored. Waits for the slowest worker.
+    async def score(self, batch: Batch, made: TrainBatch) -> None:
+        """Have the sequences `made` of a batch scored, except for trajectories that the term
+        `distill` leaves out. Waits for the slowest worker.
 
         Raises:
-            WorkerLost: a worker was lost `MAX_TRIES` times with the same share, or cannot be
-                replaced, since it is a thread.
+            WorkerLost: see `WorkerPool`.
         """
         shares: defaultdict[tuple[str, int], list[TrainSequence]] = defaultdict(list)
-        made, temperature = batch.train_batch(), batch.settings.temperature
         for number, (group, sequences) in enumerate(zip(batch.groups, made.groups, strict=True)):
-            model = self._teacher.domains.get(group.problem.domain, self._teacher.model)
-            shares[model, number % self._teacher.workers] += sequences
-        await asyncio.gather(*(self._ask(key, s, temperature) for key, s in shares.items()))
-        batch.scores = [s.teacher for s in made.sequences if s.teacher is not None]
-
-    async def _ask(
-        self, key: tuple[str, int], share: Sequence[TrainSequence], temperature: float
-    ) -> None:
-        """Have a worker score its share."""
-        start, limit = (Limit.of(self._config.timeouts, key) for key in ("start", "scoring"))
-        losses = 0
-        while True:
-            handle = self._handles[key]
-            try:
-                await started(handle, start)
-                scores = await call(handle, "score", share, temperature, limit=limit)
-                break
-            except WorkerLost as lost:
-                losses += 1
-                if self._config.placement.kind == "thread" or losses == MAX_TRIES:
-                    raise
-                self._replaced(lost)
-                handle.close()
-                self._handles[key] = self._make(handle.name, key[0])
-        for sequence, found in zip(share, scores, strict=True):
-            sequence.teacher = found
+            if self._every or group.sampled:
+                model = self._teacher.domains.get(group.problem.domain, self._teacher.model)
+                shares[model, number % self._teacher.workers] += sequences
+        asked = batch.settings.temperature
+        calls = [
+            self._pools[model].submit(self._limit, "score", share, asked)
+            for (model, _), share in shares.items()
+        ]
+        found = await asyncio.gather(*map(asyncio.wrap_future, calls))
+        for share, scores in zip(shares.values(), found, strict=True):
+            for sequence, given in zip(share, scores, strict=True):
+                sequence.teacher = given
 
     def __enter__(self) -> Teachers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for handle in self._handles.values():
-            handle.close()
+        for pool in self._pools.values():
+            pool.close()

@@ -1,20 +1,18 @@
 """Verdicts on whole groups, from verifiers that may hang; and verifiers as workers of a placement:
 actors, each with one grading process of its own.
 
-The `VerifierPool` inside each actor kills a grading process that is late. An actor that dies or
-hangs is replaced here, and its group goes to the first free actor.
+The `VerifierPool` inside each actor kills a grading process that is late; an actor that dies or
+hangs is replaced by the `WorkerPool`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import queue
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future, TimeoutError
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tramontane.config import (
     Config,
@@ -23,18 +21,18 @@ from tramontane.config import (
     TimeoutsConfig,
     VerifierConfig,
 )
+from tramontane.controller.workers import WorkerPool
 from tramontane.placement.handle import Handle, Limit, WaitTimeout, WorkerLost
 from tramontane.types import Group, Problem, Verdict
 from tramontane.verifier import custom
 from tramontane.verifier.correctness import group_time_limit
-from tramontane.verifier.custom import NO_PROGRESS, Progress, Response
+from tramontane.verifier.custom import NO_PROGRESS, GroupResult, Progress, Response
 from tramontane.verifier.pool import PoolStats, Responses, VerifierPool
 
 if TYPE_CHECKING:
     from tramontane.placement.place import Placement
 
-MAX_TRIES = 5  # attempts at one group before it fails
-CLOSE_POLL_SECONDS = 0.05
+T = TypeVar("T")
 
 
 class Verifiers(Protocol):
@@ -47,6 +45,8 @@ class Verifiers(Protocol):
         lengths: tuple[int, int] | None = None,
         progress: Progress = NO_PROGRESS,
     ) -> Future[list[Verdict]]: ...
+
+    def judge(self, problem: Problem, answers: Sequence[str]) -> Future[GroupResult]: ...
 
     def time_limit(self, problem: Problem, completions: int) -> float: ...
 
@@ -68,8 +68,18 @@ class Grading:
         self._longest = 0.0  # seconds that the verdicts on a group may take
 
     async def verdicts(self, group: Group, sizes: PipelineConfig, version: int) -> list[Verdict]:
-        """Wait for a group's verdicts for as long as the verifiers return any verdict at all;
-        `version` is the number of updates done.
+        """Wait for a group's verdicts; `version` is the number of updates done.
+
+        Raises:
+            WaitTimeout: see `wait`.
+        """
+        responses = [Response.of(c, self._reward) for c in group.completions]
+        lengths, progress = (sizes.l_max, sizes.l_cache), (version, sizes.updates)
+        score = self._verifiers.score(group.problem, responses, lengths, progress)
+        return await self.wait(score, group.problem, len(responses))
+
+    async def wait(self, score: Future[T], problem: Problem, completions: int) -> T:
+        """Wait for a result as long as the verifiers return any verdict at all.
 
         The pool detects a hanging verifier `verification` seconds after its verdicts' own limits,
         and the replacement may take `start` seconds. A verdict is late only after all of this.
@@ -77,12 +87,9 @@ class Grading:
         Raises:
             WaitTimeout: no verdict on any group within that time.
         """
-        responses = [Response.of(c, self._reward) for c in group.completions]
         # A group with more work may be graded first.
-        work = self._verifiers.time_limit(group.problem, len(responses))
+        work = self._verifiers.time_limit(problem, completions)
         self._longest = max(self._longest, work)
-        lengths, progress = (sizes.l_max, sizes.l_cache), (version, sizes.updates)
-        score = self._verifiers.score(group.problem, responses, lengths, progress)
         future = asyncio.wrap_future(score)
         limit, seen = self._limit.plus(self._longest, "the limits of a group's verdicts"), -1
         while not future.done():
@@ -99,38 +106,20 @@ class Grader:
     def __init__(self, config: VerifierConfig, l_max: int, l_cache: int) -> None:
         self._pool = VerifierPool(config.share(), l_max, l_cache)
 
-    def score(
-        self,
-        problem: Problem,
-        responses: Responses,
-        lengths: tuple[int, int] | None,
-        progress: Progress,
-    ) -> tuple[list[Verdict], PoolStats]:
-        """Returns a group's verdicts, and the grader's statistics since it was started."""
-        verdicts = self._pool.score(problem, responses, lengths, progress).result()
-        return verdicts, self._pool.stats()
+    def call(self, method: str, *arguments: Any) -> tuple[Any, PoolStats]:
+        """The result of a method of `VerifierPool`, and its statistics since it was started."""
+        return getattr(self._pool, method)(*arguments).result(), self._pool.stats()
 
 
-@dataclass
-class _Task:
-    problem: Problem
-    responses: Responses
-    lengths: tuple[int, int] | None
-    progress: Progress
-    future: Future[list[Verdict]]
-    tries: int = 0
-
-
-class VerifierActors:
-    """A pool with the interface of `VerifierPool`, over verifiers that a placement runs. One thread
-    per actor sends it one group at a time.
+class VerifierActors(WorkerPool):
+    """A pool with the interface of `VerifierPool`, over verifiers that a placement runs.
 
     Args:
         make: starts the verifier with a given number, a `Grader`.
         workers: number of actors.
         timeouts: `start` and `verification` are read.
         config: limits of the verdicts, from which a group's limit follows.
-        replaced: called, in an actor's thread, with each loss before its replacement starts.
+        replaced: see `WorkerPool`.
     """
 
     def __init__(
@@ -141,20 +130,10 @@ class VerifierActors:
         config: VerifierConfig,
         replaced: Callable[[WorkerLost], None],
     ) -> None:
-        self._make, self._timeouts, self._replaced = make, timeouts, replaced
-        self._config = config
-        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._handles = [make(number) for number in range(workers)]
+        self._config, self._limit = config, Limit.of(timeouts, "verification")
         self._stats = [PoolStats() for _ in range(workers)]  # one per current actor
         self._lost_stats: list[PoolStats] = []  # one per lost actor
-        self._closing = False
-        self._error: Exception | None = None  # of a failed replacement; no caller awaits it
-        self._threads = [
-            threading.Thread(target=self._serve, args=(n,), name=f"verifier {n}", daemon=True)
-            for n in range(workers)
-        ]
-        for thread in self._threads:
-            thread.start()
+        super().__init__(make, workers, Limit.of(timeouts, "start"), replaced)
 
     def score(
         self,
@@ -163,22 +142,14 @@ class VerifierActors:
         lengths: tuple[int, int] | None = None,
         progress: Progress = NO_PROGRESS,
     ) -> Future[list[Verdict]]:
-        """Grade the completions of one group; see `VerifierPool.score`.
-
-        Raises:
-            RuntimeError: the pool is closed.
-            Exception: the error with which the replacement of a verifier failed.
-        """
-        if self._closing:
-            raise RuntimeError("the verifiers are closed")
-        if self._error:
-            raise self._error
-        future: Future[list[Verdict]] = Future()
-        future.set_running_or_notify_cancel()
+        """Grade the completions of one group; see `VerifierPool.score` and `submit`."""
         if not any(custom.of_group(reward) for reward in self._config.reward.custom):
             responses = [Response(*r)._replace(token_ids=None) for r in responses]
-        self._tasks.put(_Task(problem, responses, lengths, progress, future))
-        return future
+        return self._call("score", problem, responses, lengths, progress)
+
+    def judge(self, problem: Problem, answers: Sequence[str]) -> Future[GroupResult]:
+        """Have the judge grade answers; see `VerifierPool.judge` and `submit`."""
+        return self._call("judge", problem, answers)
 
     def time_limit(self, problem: Problem, completions: int) -> float:
         """Longest time that the verdicts on a group may take, in seconds."""
@@ -191,75 +162,25 @@ class VerifierActors:
         total["restarts"] += len(self._lost_stats)
         return PoolStats(**total)
 
-    def close(self) -> None:
-        """Kill the actors; unfinished groups fail."""
-        self._closing = True
-        for _ in self._threads:
-            self._tasks.put(None)
-        for number, thread in enumerate(self._threads):
-            while thread.is_alive():  # repeated, since it may be replacing its actor right now
-                self._handles[number].close()
-                thread.join(CLOSE_POLL_SECONDS)
-            self._handles[number].close()
-        self._fail_waiting(RuntimeError("the verifiers were closed"))
-
     def __enter__(self) -> VerifierActors:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def _serve(self, number: int) -> None:
-        """The loop of one actor's thread. Waits for a group; unblocked by `score`, by the loss of
-        another actor, whose group comes back, and by `close`."""
-        while (task := self._tasks.get()) is not None:
-            try:
-                task.future.set_result(self._grade(number, task))
-            except WorkerLost as lost:
-                task.tries += 1
-                if task.tries == MAX_TRIES:
-                    task.future.set_exception(lost)
-                else:  # any free actor may take it: replacing this one takes seconds
-                    self._tasks.put(task)
-                if not self._closing:
-                    try:
-                        self._replace(number, lost)
-                    except Exception as error:
-                        self._error = error
-                        self._fail_waiting(error)
-            except Exception as error:
-                # Only this thread waits for the call: pass its error on to the caller.
-                task.future.set_exception(error)
-
-    def _grade(self, number: int, task: _Task) -> list[Verdict]:
-        handle = self._handles[number]
-        self._wait(handle.started, f"{handle.name}'s start", Limit.of(self._timeouts, "start"))
-        given = task.problem, task.responses, task.lengths, task.progress
-        future = handle.submit("score", *given)
+    def _call(
+        self, method: str, problem: Problem, answers: Sequence[Any], *more: Any
+    ) -> Future[Any]:
         # A healthy verifier may use all its verdicts' limits, plus `verification`.
-        work = self.time_limit(task.problem, len(task.responses))
-        limit = Limit.of(self._timeouts, "verification").plus(work, "the limits of its verdicts")
-        verdicts, self._stats[number] = self._wait(future, f"{handle.name}.score", limit)
-        return list(verdicts)
+        work = self.time_limit(problem, len(answers))
+        limit = self._limit.plus(work, "the limits of its verdicts")
+        return self.submit(limit, "call", method, problem, answers, *more)
 
-    def _wait(self, future: Future[Any], name: str, limit: Limit) -> Any:
-        try:
-            return future.result(limit.seconds)
-        except TimeoutError:
-            raise WaitTimeout(f"{name} took over {limit.seconds:g} s ({limit.key})") from None
+    def _answer(self, number: int, found: tuple[Any, PoolStats]) -> Any:
+        answer, self._stats[number] = found
+        return answer
 
-    def _fail_waiting(self, error: Exception) -> None:
-        """Fail the groups that no actor has begun."""
-        while not self._tasks.empty():
-            if (task := self._tasks.get_nowait()) is not None:
-                task.future.set_exception(error)
-
-    def _replace(self, number: int, lost: WorkerLost) -> None:
-        self._replaced(lost)
+    def _replace(self, number: int) -> None:
         self._lost_stats.append(self._stats[number])
         self._stats[number] = PoolStats()
-        self._handles[number].close()
-        self._handles[number] = self._make(number)
+        super()._replace(number)
 
 
 def start_verifiers(

@@ -119,6 +119,18 @@ class VerifierPool:
             parts.setdefault(answer if is_slow else "", []).append(index)
         return self._submit(group, [_Task(group, part, limit) for part in parts.values()])
 
+    def judge(self, problem: Problem, answers: Sequence[str]) -> Future[GroupResult]:
+        """Have the judge grade these answers to a problem, whatever their format.
+
+        Raises:
+            RuntimeError: the pool is closed.
+        """
+        assert self.config.judge
+        responses = [Response(answer, 0) for answer in answers]
+        call = GroupCall("judge", responses, NO_PROGRESS, judged=True)
+        group = _Group(problem, [call], self.config, calls=[])
+        return self._submit(group, [_Task(group, [0], self.config.judge.timeout_s)])
+
     def try_functions(self, problems: Iterable[Problem]) -> None:
         """Call each user-defined verifier and reward, and the judge, on the first problem of its
         domain: with a well-formed response containing the reference answer, and with an empty one.
@@ -179,8 +191,13 @@ class VerifierPool:
         return group.future
 
     def _queue(self, group: _Group, tasks: list[_Task]) -> None:
+        judge = self.config.judge
         for task in tasks:
-            self._tasks.put(task)
+            judged = group.is_judged(task.pending[0])
+            (self._to_judge if judged else self._tasks).put(task)
+            most = judge.max_requests if judge and judged else None
+            if most and self.stats().judge_requests >= most:
+                self._fail(group, _spent(most))
         if self._closing:  # the workers may have taken their last task
             self._fail(group, _closed())
 
@@ -242,13 +259,10 @@ class VerifierPool:
         if not group.calls:
             return False
         limit = correctness.call_time_limit(group.problem, first, self.config)
-        calls = range(first, len(group.items))
-        self._queue(group, [_Task(group, [i], limit) for i in calls if not group.is_judged(i)])
         judge = self.config.judge
-        if judge and (asked := [i for i in calls if group.is_judged(i)]):
-            self._to_judge.put(_Task(group, asked, judge.timeout_s))
-            if judge.max_requests and self.stats().judge_requests >= judge.max_requests:
-                self._fail(group, _spent(judge.max_requests))
+        for i in range(first, len(group.items)):
+            judged = judge and group.is_judged(i)
+            self._queue(group, [_Task(group, [i], judge.timeout_s if judged else limit)])
         return True
 
     def _fail(self, group: _Group, error: Exception) -> None:
@@ -285,7 +299,7 @@ def _closed() -> RuntimeError:
 
 @dataclass
 class _Group:
-    """The completions of a problem and their verdicts; or one program and its outputs."""
+    """The completions of a problem and their verdicts; or one program, or one call of the judge."""
 
     problem: Problem | None
     items: list[Response | code.Trial | GroupCall]  # completions, then calls on all of them
@@ -309,12 +323,13 @@ class _Group:
 
     def complete(self) -> None:
         results = self._ordered()
-        if self.problem is None:
+        if not isinstance(self.items[0], Response):
             self.future.set_result(results[0])
             return
         if calls := self.calls:
             found = {c.name: r for c, r in zip(calls, results[-len(calls) :], strict=True)}
             verdicts = results[: -len(calls)]
+            assert self.problem
             results = with_group_rewards(self.problem, verdicts, found, self.config)
         self.future.set_result(results)
 
