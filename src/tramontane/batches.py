@@ -53,6 +53,11 @@ class TeacherScores:
     top_ids: NDArray[np.int32]
     top_logprobs: NDArray[np.float32]
 
+    def zeros(self, tokens: int) -> TeacherScores:
+        """Zeros of the same form for another number of tokens."""
+        arrays = vars(self).values()
+        return TeacherScores(*(np.zeros((tokens, *x.shape[1:]), x.dtype) for x in arrays))
+
 
 @dataclass
 class TrainSequence:

@@ -375,31 +375,28 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_teacher(self) -> Config:
-        name, needs = self.trainer.objective.name, self.trainer.objective.needs
-        if self.teacher is None and needs & {"teacher", "teacher_top"}:
+        name, teacher = self.trainer.objective.name, self.teacher
+        learns = self.trainer.objective.needs & {"teacher", "teacher_top"}
+        if learns and teacher is None:
             raise key_error(
                 "null, and the objective is distilled from a teacher: name one, teacher: {model: "
                 "PATH}",
                 "teacher",
                 "trainer.objective.name" if name == "distill" else "trainer.objective.add.distill",
             )
-        if self.teacher is not None and not needs & {"teacher", "teacher_top"}:
+        if teacher and not learns:
             raise key_error(
                 f"objective {name!r} has no use for a teacher: write name: distill, or add: "
                 f"{{distill: 1.0}}; or leave it out",
                 "teacher",
                 "trainer.objective.name",
             )
-        unknown = [
-            n
-            for n in (self.teacher.domains if self.teacher else ())
-            if n not in self.verifier.domains
-        ]
-        if unknown:
-            raise key_error(
-                f"no such domain; known are {', '.join(self.verifier.domains)}",
-                f"teacher.domains.{unknown[0]}",
-            )
+        for domain in teacher.domains if teacher else ():
+            if domain not in self.verifier.domains:
+                raise key_error(
+                    f"no such domain; known are {', '.join(self.verifier.domains)}",
+                    f"teacher.domains.{domain}",
+                )
         return self
 
     @model_validator(mode="after")

@@ -165,6 +165,9 @@ class VerifierActors(WorkerPool):
     def __enter__(self) -> VerifierActors:
         return self
 
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _call(
         self, method: str, problem: Problem, answers: Sequence[Any], *more: Any
     ) -> Future[Any]:

@@ -83,9 +83,6 @@ class WorkerPool:
             self.handles[number].close()
         self._fail_waiting(RuntimeError("the workers were closed"))
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _serve(self, number: int) -> None:
         """The loop of one worker's thread. Waits for a call; unblocked by `submit`, by the loss of
         another worker, whose call comes back, and by `close`."""

@@ -35,9 +35,8 @@ CHOSEN: dict[str, Callable[[NDArray[np.int32]], NDArray[np.bool_]]] = {
     "sampled": lambda versions: versions >= 0,
     "recorded": lambda versions: versions == ELSEWHERE,
 }
-NO_SCORES = TeacherScores(
-    np.zeros(0, np.float32), np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32)
-)
+_NONE = np.zeros((0, 0), np.float32)
+NO_SCORES = TeacherScores(_NONE.ravel(), _NONE.astype(np.int32), _NONE)
 
 
 @dataclass(frozen=True)
@@ -366,15 +365,8 @@ class Minibatch:
         zeros for those that it was not asked about, which have no weight in the term."""
         sequences = [self.completions[i] for i in self.microbatches[index].indices]
         like = next((s.teacher for s in sequences if s.teacher), NO_SCORES)
-        columns = [
-            [
-                np.zeros((len(s.token_ids), *x.shape[1:]), x.dtype)
-                if s.teacher is None
-                else getattr(s.teacher, name)
-                for s in sequences
-            ]
-            for name, x in vars(like).items()
-        ]
+        scores = [s.teacher or like.zeros(len(s.token_ids)) for s in sequences]
+        columns = zip(*(vars(found).values() for found in scores), strict=True)
         return TeacherScores(*map(np.concatenate, columns))
 
     def versions(self, index: int) -> NDArray[np.int32]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -422,7 +422,7 @@ class Trainer:
         """Forward and backward of one microbatch; returns its metrics, with the mismatch if the
         batch's `version` is given."""
         row, temperature = minibatch.row(index, trained=True), minibatch.settings.temperature
-        predictions = self._forward(replica, row, temperature, self._needs)
+        predictions = self._forward(replica, row, temperature, "entropy" in self._needs)
         minibatch.trained[index] = predictions.logprobs.detach()
         last = index == len(minibatch.microbatches) - 1
         if self._values:
@@ -478,14 +478,9 @@ class Trainer:
         return value
 
     def _forward(
-        self,
-        model: PreTrainedModel,
-        row: PackedRow,
-        temperature: float,
-        needs: Set[str] = frozenset(),
+        self, model: PreTrainedModel, row: PackedRow, temperature: float, entropy_grad: bool = False
     ) -> Predictions:
         """Compute log-probs and entropies of the row's generated tokens."""
-        entropy_grad = "entropy" in needs
         if self._head_scale is not None:
             return fused_predictions(
                 model, row, temperature, self._head_scale, entropy_grad, self._compiled

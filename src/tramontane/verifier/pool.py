@@ -261,8 +261,8 @@ class VerifierPool:
         limit = correctness.call_time_limit(group.problem, first, self.config)
         judge = self.config.judge
         for i in range(first, len(group.items)):
-            judged = judge and group.is_judged(i)
-            self._queue(group, [_Task(group, [i], judge.timeout_s if judged else limit)])
+            limit_s = judge.timeout_s if judge and group.is_judged(i) else limit
+            self._queue(group, [_Task(group, [i], limit_s)])
         return True
 
     def _fail(self, group: _Group, error: Exception) -> None:
