@@ -184,6 +184,21 @@ def test_added_terms_have_their_own_weights_and_denominators(top_k):
     assert 0 <= t.metrics["accuracy"] <= 1
 
 
+def test_the_charges_of_a_reference_and_of_a_teacher_add_up():
+    """Each has its own baseline."""
+    group = [scored(POLICY, actions, reward=actions[0]) for actions in ([0, 1], [1, 1], [0, 0])]
+
+    def got(*terms):
+        reference = STALE if KL in terms else None
+        objective = {key: value for term in terms for key, value in term.items()}
+        return descent(trainer(POLICY, objective, reference), [group])
+
+    kl, distilled = got(KL) - got(), got(TERM) - got()
+    torch.testing.assert_close(got(KL, TERM) - got(), kl + distilled)
+    assert min(kl.abs().max(), distilled.abs().max()) > 0.01
+
+
+KL, TERM = {"magistral": {"kl_coef": 0.5}}, {"add": {"distill": 2.0}}
 OPTIONS = [{}, {"discount": 1}, {"top_k": 0}, {"top_k": 5, "divergence": "js", "discount": 1}]
 
 
