@@ -21,7 +21,7 @@ from tramontane.config import (
     TimeoutsConfig,
     VerifierConfig,
 )
-from tramontane.controller.workers import WorkerPool
+from tramontane.controller.workers import Call, WorkerPool
 from tramontane.placement.handle import Handle, Limit, WaitTimeout, WorkerLost
 from tramontane.types import Group, Problem, Verdict
 from tramontane.verifier import custom
@@ -131,8 +131,7 @@ class VerifierActors(WorkerPool):
         replaced: Callable[[WorkerLost], None],
     ) -> None:
         self._config, self._limit = config, Limit.of(timeouts, "verification")
-        self._stats = [PoolStats() for _ in range(workers)]  # one per current actor
-        self._lost_stats: list[PoolStats] = []  # one per lost actor
+        self._stats: dict[Handle, PoolStats] = {}  # the newest of each actor, also of lost ones
         super().__init__(make, workers, Limit.of(timeouts, "start"), replaced)
 
     def score(
@@ -157,9 +156,9 @@ class VerifierActors(WorkerPool):
 
     def stats(self) -> PoolStats:
         """Sums over all actors, lost ones included; `restarts` counts replaced actors too."""
-        stats = [*self._lost_stats, *self._stats]
+        stats = [*self._stats.values()]
         total = {f.name: sum(getattr(s, f.name) for s in stats) for f in fields(PoolStats)}
-        total["restarts"] += len(self._lost_stats)
+        total["restarts"] += self.losses
         return PoolStats(**total)
 
     def __enter__(self) -> VerifierActors:
@@ -176,14 +175,9 @@ class VerifierActors(WorkerPool):
         limit = self._limit.plus(work, "the limits of its verdicts")
         return self.submit(limit, "call", method, problem, answers, *more)
 
-    def _answer(self, number: int, found: tuple[Any, PoolStats]) -> Any:
-        answer, self._stats[number] = found
+    def _answer(self, handle: Handle, call: Call) -> Any:
+        answer, self._stats[handle] = super()._answer(handle, call)
         return answer
-
-    def _replace(self, number: int) -> None:
-        self._lost_stats.append(self._stats[number])
-        self._stats[number] = PoolStats()
-        super()._replace(number)
 
 
 def start_verifiers(

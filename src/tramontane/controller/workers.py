@@ -16,7 +16,9 @@ CLOSE_POLL_SECONDS = 0.05
 
 
 @dataclass
-class _Call:
+class Call:
+    """A call of a worker's method, with the limit of each attempt."""
+
     method: str
     arguments: tuple[Any, ...]
     limit: Limit
@@ -44,9 +46,9 @@ class WorkerPool:
         replaced: Callable[[WorkerLost], None] | None,
     ) -> None:
         self._make, self._start, self._replaced = make, start, replaced
-        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self.handles = [make(number) for number in range(workers)]
-        self._closing = False
+        self.losses, self._closing = 0, False
         self._error: Exception | None = None  # of a failed replacement; no caller awaits it
         self._threads = [
             threading.Thread(target=self._serve, args=(n,), name=f"calls {h.name}", daemon=True)
@@ -66,7 +68,7 @@ class WorkerPool:
             raise RuntimeError("the workers are closed")
         if self._error:
             raise self._error
-        call = _Call(method, arguments, limit)
+        call = Call(method, arguments, limit)
         call.future.set_running_or_notify_cancel()
         self._calls.put(call)
         return call.future
@@ -88,7 +90,7 @@ class WorkerPool:
         another worker, whose call comes back, and by `close`."""
         while (call := self._calls.get()) is not None:
             try:
-                call.future.set_result(self._answer(number, self._made(number, call)))
+                call.future.set_result(self._answer(self.handles[number], call))
             except WorkerLost as lost:
                 call.tries += 1
                 if self._replaced is None or call.tries == MAX_TRIES:
@@ -97,8 +99,10 @@ class WorkerPool:
                     self._calls.put(call)
                 if self._replaced and not self._closing:
                     try:
+                        self.losses += 1
                         self._replaced(lost)
-                        self._replace(number)
+                        self.handles[number].close()
+                        self.handles[number] = self._make(number)
                     except Exception as error:
                         self._error = error
                         self._fail_waiting(error)
@@ -106,25 +110,16 @@ class WorkerPool:
                 # Only this thread waits for the call: pass its error on to the caller.
                 call.future.set_exception(error)
 
-    def _made(self, number: int, call: _Call) -> Any:
-        handle = self.handles[number]
+    def _answer(self, handle: Handle, call: Call) -> Any:
         _wait(handle.started, handle.name, "start", self._start)
         future = handle.submit(call.method, *call.arguments)
         return _wait(future, handle.name, call.method, call.limit)
-
-    def _answer(self, number: int, found: Any) -> Any:
-        """What the future of a call gets, of what the worker returned."""
-        return found
 
     def _fail_waiting(self, error: Exception) -> None:
         """Fail the calls that no worker has begun."""
         while not self._calls.empty():
             if (call := self._calls.get_nowait()) is not None:
                 call.future.set_exception(error)
-
-    def _replace(self, number: int) -> None:
-        self.handles[number].close()
-        self.handles[number] = self._make(number)
 
 
 def _wait(future: Future[Any], worker: str, method: str, limit: Limit) -> Any:

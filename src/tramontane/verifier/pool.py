@@ -29,13 +29,21 @@ from tramontane.placement.process import WorkerProcess
 from tramontane.temporary import temporary_folder
 from tramontane.types import Problem, Verdict
 from tramontane.verifier import code, correctness, custom, functions
-from tramontane.verifier.custom import NO_PROGRESS, GroupCall, GroupResult, Progress, Response
+from tramontane.verifier.custom import (
+    NO_PROGRESS,
+    GroupCall,
+    GroupResult,
+    JudgeCall,
+    Progress,
+    Response,
+)
 from tramontane.verifier.format import sample
 from tramontane.verifier.reward import group_calls, unscorable, with_group_rewards
 
 CLOCK = 10  # limit by the clock, as a multiple of a task's limit of processor time
 CLOSE_SECONDS = 0.05  # pause between two attempts to end a supervising thread
 Responses = Sequence[Response | tuple[str, int]]
+Item = Response | code.Trial | GroupCall | JudgeCall
 
 
 @dataclass
@@ -126,9 +134,7 @@ class VerifierPool:
             RuntimeError: the pool is closed.
         """
         assert self.config.judge
-        responses = [Response(answer, 0) for answer in answers]
-        call = GroupCall("judge", responses, NO_PROGRESS, judged=True)
-        group = _Group(problem, [call], self.config, calls=[])
+        group = _Group(problem, [JudgeCall("judge", answers)], self.config, calls=[])
         return self._submit(group, [_Task(group, [0], self.config.judge.timeout_s)])
 
     def try_functions(self, problems: Iterable[Problem]) -> None:
@@ -302,15 +308,15 @@ class _Group:
     """The completions of a problem and their verdicts; or one program, or one call of the judge."""
 
     problem: Problem | None
-    items: list[Response | code.Trial | GroupCall]  # completions, then calls on all of them
+    items: list[Item]  # completions, then calls on all of them
     config: VerifierConfig
     lengths: tuple[int, int] = (0, 0)  # l_max and l_cache; unused for a program
     progress: Progress = NO_PROGRESS
     future: Future[Any] = field(default_factory=Future)
     results: dict[int, Any] = field(default_factory=dict)
-    calls: list[GroupCall] | None = None  # None until all completions are graded
+    calls: list[GroupCall | JudgeCall] | None = None  # None until all completions are graded
 
-    def rewards_due(self) -> list[GroupCall]:
+    def rewards_due(self) -> list[GroupCall | JudgeCall]:
         """The calls on the whole group, whose completions have all been graded."""
         responses = [item for item in self.items if isinstance(item, Response)]
         assert self.problem
@@ -318,8 +324,7 @@ class _Group:
 
     def is_judged(self, index: int) -> bool:
         """True if an item is for the judge."""
-        item = self.items[index]
-        return isinstance(item, GroupCall) and item.judged
+        return isinstance(self.items[index], JudgeCall)
 
     def complete(self) -> None:
         results = self._ordered()
@@ -347,7 +352,7 @@ class _Task:
     retried: set[int] = field(default_factory=set)
 
     @property
-    def pending_items(self) -> list[Response | code.Trial | GroupCall]:
+    def pending_items(self) -> list[Item]:
         """What a worker is sent: tokens only travel to functions that may ask for them."""
         items = (self.group.items[index] for index in self.pending)
         return [i._replace(token_ids=None) if isinstance(i, Response) else i for i in items]
@@ -357,8 +362,8 @@ class _Task:
         item = self.group.items[self.pending[0]]
         if isinstance(item, code.Trial):
             return [code.TrialOutput("", reason)] * len(item.inputs)
-        if isinstance(item, GroupCall):
-            return GroupResult([], f"judge: {reason}" if item.judged else reason)
+        if isinstance(item, GroupCall | JudgeCall):
+            return GroupResult([], reason if isinstance(item, GroupCall) else f"judge: {reason}")
         return unscorable(reason, self.group.config.reward.parts, seconds=seconds)
 
 
