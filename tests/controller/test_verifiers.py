@@ -8,8 +8,7 @@ import threading
 import pytest
 
 from tramontane.config import TimeoutsConfig, VerifierConfig
-from tramontane.controller.verifiers import VerifierActors
-from tramontane.controller.workers import MAX_TRIES
+from tramontane.controller.verifiers import MAX_TRIES, VerifierActors
 from tramontane.placement import WorkerDied
 from tramontane.placement.thread import ThreadHandle
 from tramontane.types import Problem, Verdict

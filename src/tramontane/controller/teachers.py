@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tramontane.batches import Batch, TrainBatch, TrainSequence
 from tramontane.config import Config
-from tramontane.controller.workers import WorkerPool
-from tramontane.placement.handle import Handle, Limit, WorkerLost, started
+from tramontane.placement.handle import Handle, Limit, WorkerLost, call, started
+
+MAX_TRIES = 5  # attempts at one share of a batch before it fails
 
 
 class Teachers:
@@ -34,48 +35,58 @@ class Teachers:
     ) -> None:
         assert config.teacher is not None
         self._teacher = teacher = config.teacher
+        self._make, self._replaced = make, replaced
         self._start, self._limit = (Limit.of(config.timeouts, key) for key in ("start", "scoring"))
         self._every = "distill" not in config.trainer.objective.add
-        losable = None if config.placement.kind == "thread" else replaced
-
-        def pool(first: int, model: str) -> WorkerPool:
-            def worker(number: int) -> Handle:
-                return make(f"teacher {first + number}", model)
-
-            return WorkerPool(worker, teacher.workers, self._start, losable)
-
-        self._pools = {m: pool(n * teacher.workers, m) for n, m in enumerate(teacher.models)}
+        self._tries = 1 if config.placement.kind == "thread" else MAX_TRIES
+        self._handles = {
+            (model, number): make(f"teacher {n * teacher.workers + number}", model)
+            for n, model in enumerate(teacher.models)
+            for number in range(teacher.workers)
+        }
 
     async def started(self) -> None:
         """Wait until all workers can be called."""
-        handles = [handle for pool in self._pools.values() for handle in pool.handles]
-        await asyncio.gather(*(started(handle, self._start) for handle in handles))
+        await asyncio.gather(*(started(h, self._start) for h in self._handles.values()))
 
     async def score(self, batch: Batch, made: TrainBatch) -> None:
         """Have the sequences `made` of a batch scored, except for trajectories that the term
         `distill` leaves out. Waits for the slowest worker.
 
         Raises:
-            WorkerLost: see `WorkerPool`.
+            WorkerLost: a worker was lost `MAX_TRIES` times with the same share, or cannot be
+                replaced, since it is a thread.
         """
         shares: defaultdict[tuple[str, int], list[TrainSequence]] = defaultdict(list)
         for number, (group, sequences) in enumerate(zip(batch.groups, made.groups, strict=True)):
             if self._every or group.sampled:
                 model = self._teacher.domains.get(group.problem.domain, self._teacher.model)
                 shares[model, number % self._teacher.workers] += sequences
-        asked = batch.settings.temperature
-        calls = [
-            self._pools[model].submit(self._limit, "score", share, asked)
-            for (model, _), share in shares.items()
-        ]
-        found = await asyncio.gather(*map(asyncio.wrap_future, calls))
-        for share, scores in zip(shares.values(), found, strict=True):
-            for sequence, given in zip(share, scores, strict=True):
-                sequence.teacher = given
+        temperature = batch.settings.temperature
+        await asyncio.gather(*(self._ask(key, s, temperature) for key, s in shares.items()))
+
+    async def _ask(
+        self, key: tuple[str, int], share: Sequence[TrainSequence], temperature: float
+    ) -> None:
+        """Have a worker score its share."""
+        for left in reversed(range(self._tries)):
+            handle = self._handles[key]
+            try:
+                await started(handle, self._start)
+                scores = await call(handle, "score", share, temperature, limit=self._limit)
+                break
+            except WorkerLost as lost:
+                if not left:
+                    raise
+                self._replaced(lost)
+                handle.close()
+                self._handles[key] = self._make(handle.name, key[0])
+        for sequence, found in zip(share, scores, strict=True):
+            sequence.teacher = found
 
     def __enter__(self) -> Teachers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pool in self._pools.values():
-            pool.close()
+        for handle in self._handles.values():
+            handle.close()

@@ -1,16 +1,18 @@
 """Verdicts on whole groups, from verifiers that may hang; and verifiers as workers of a placement:
 actors, each with one grading process of its own.
 
-The `VerifierPool` inside each actor kills a grading process that is late; an actor that dies or
-hangs is replaced by the `WorkerPool`.
+The `VerifierPool` inside each actor kills a grading process that is late. An actor that dies or
+hangs is replaced here, and its group goes to the first free actor.
 """
 
 from __future__ import annotations
 
 import asyncio
+import queue
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import fields
+from concurrent.futures import Future, TimeoutError
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -21,7 +23,6 @@ from tramontane.config import (
     TimeoutsConfig,
     VerifierConfig,
 )
-from tramontane.controller.workers import Call, WorkerPool
 from tramontane.placement.handle import Handle, Limit, WaitTimeout, WorkerLost
 from tramontane.types import Group, Problem, Verdict
 from tramontane.verifier import custom
@@ -32,6 +33,8 @@ from tramontane.verifier.pool import PoolStats, Responses, VerifierPool
 if TYPE_CHECKING:
     from tramontane.placement.place import Placement
 
+MAX_TRIES = 5  # attempts at one group before it fails
+CLOSE_POLL_SECONDS = 0.05
 T = TypeVar("T")
 
 
@@ -111,15 +114,27 @@ class Grader:
         return getattr(self._pool, method)(*arguments).result(), self._pool.stats()
 
 
-class VerifierActors(WorkerPool):
-    """A pool with the interface of `VerifierPool`, over verifiers that a placement runs.
+@dataclass
+class _Call:
+    """A call of a method of `VerifierPool`: a problem, completions or answers, and the rest."""
+
+    method: str
+    arguments: tuple[Any, ...]
+    limit: Limit
+    future: Future[Any] = field(default_factory=Future)
+    tries: int = 0
+
+
+class VerifierActors:
+    """A pool with the interface of `VerifierPool`, over verifiers that a placement runs. One thread
+    per actor sends it one group at a time.
 
     Args:
         make: starts the verifier with a given number, a `Grader`.
         workers: number of actors.
         timeouts: `start` and `verification` are read.
         config: limits of the verdicts, from which a group's limit follows.
-        replaced: see `WorkerPool`.
+        replaced: called, in an actor's thread, with each loss before its replacement starts.
     """
 
     def __init__(
@@ -130,9 +145,19 @@ class VerifierActors(WorkerPool):
         config: VerifierConfig,
         replaced: Callable[[WorkerLost], None],
     ) -> None:
-        self._config, self._limit = config, Limit.of(timeouts, "verification")
+        self._make, self._config, self._replaced = make, config, replaced
+        self._start, self._limit = (Limit.of(timeouts, key) for key in ("start", "verification"))
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._handles = [make(number) for number in range(workers)]
         self._stats: dict[Handle, PoolStats] = {}  # the newest of each actor, also of lost ones
-        super().__init__(make, workers, Limit.of(timeouts, "start"), replaced)
+        self._losses, self._closing = 0, False
+        self._error: Exception | None = None  # of a failed replacement; no caller awaits it
+        self._threads = [
+            threading.Thread(target=self._serve, args=(n,), name=f"verifier {n}", daemon=True)
+            for n in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def score(
         self,
@@ -141,14 +166,14 @@ class VerifierActors(WorkerPool):
         lengths: tuple[int, int] | None = None,
         progress: Progress = NO_PROGRESS,
     ) -> Future[list[Verdict]]:
-        """Grade the completions of one group; see `VerifierPool.score` and `submit`."""
+        """Grade the completions of one group; see `VerifierPool.score` and `_submit`."""
         if not any(custom.of_group(reward) for reward in self._config.reward.custom):
             responses = [Response(*r)._replace(token_ids=None) for r in responses]
-        return self._call("score", problem, responses, lengths, progress)
+        return self._submit("score", problem, responses, lengths, progress)
 
     def judge(self, problem: Problem, answers: Sequence[str]) -> Future[GroupResult]:
-        """Have the judge grade answers; see `VerifierPool.judge` and `submit`."""
-        return self._call("judge", problem, answers)
+        """Have the judge grade answers; see `VerifierPool.judge` and `_submit`."""
+        return self._submit("judge", problem, answers)
 
     def time_limit(self, problem: Problem, completions: int) -> float:
         """Longest time that the verdicts on a group may take, in seconds."""
@@ -158,26 +183,88 @@ class VerifierActors(WorkerPool):
         """Sums over all actors, lost ones included; `restarts` counts replaced actors too."""
         stats = [*self._stats.values()]
         total = {f.name: sum(getattr(s, f.name) for s in stats) for f in fields(PoolStats)}
-        total["restarts"] += self.losses
+        total["restarts"] += self._losses
         return PoolStats(**total)
+
+    def close(self) -> None:
+        """Kill the actors; unfinished groups fail."""
+        self._closing = True
+        for _ in self._threads:
+            self._calls.put(None)
+        for number, thread in enumerate(self._threads):
+            while thread.is_alive():  # repeated, since it may be replacing its actor right now
+                self._handles[number].close()
+                thread.join(CLOSE_POLL_SECONDS)
+            self._handles[number].close()
+        self._fail_waiting(RuntimeError("the verifiers were closed"))
 
     def __enter__(self) -> VerifierActors:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _call(
-        self, method: str, problem: Problem, answers: Sequence[Any], *more: Any
-    ) -> Future[Any]:
-        # A healthy verifier may use all its verdicts' limits, plus `verification`.
-        work = self.time_limit(problem, len(answers))
-        limit = self._limit.plus(work, "the limits of its verdicts")
-        return self.submit(limit, "call", method, problem, answers, *more)
+    def _submit(self, method: str, *arguments: Any) -> Future[Any]:
+        """Have the first free actor make a call.
 
-    def _answer(self, handle: Handle, call: Call) -> Any:
-        answer, self._stats[handle] = super()._answer(handle, call)
-        return answer
+        Raises:
+            RuntimeError: the pool is closed.
+            Exception: the error with which the replacement of a verifier failed.
+        """
+        if self._closing:
+            raise RuntimeError("the verifiers are closed")
+        if self._error:
+            raise self._error
+        # A healthy verifier may use all its verdicts' limits, plus `verification`.
+        problem, answers, *_ = arguments
+        work = self.time_limit(problem, len(answers))
+        call = _Call(method, arguments, self._limit.plus(work, "the limits of its verdicts"))
+        call.future.set_running_or_notify_cancel()
+        self._calls.put(call)
+        return call.future
+
+    def _serve(self, number: int) -> None:
+        """The loop of one actor's thread. Waits for a group; unblocked by `score`, by the loss of
+        another actor, whose group comes back, and by `close`."""
+        while (call := self._calls.get()) is not None:
+            handle = self._handles[number]
+            try:
+                _wait(handle.started, f"{handle.name}'s start", self._start)
+                future = handle.submit("call", call.method, *call.arguments)
+                found = _wait(future, f"{handle.name}.{call.method}", call.limit)
+                answer, self._stats[handle] = found
+                call.future.set_result(answer)
+            except WorkerLost as lost:
+                call.tries += 1
+                if call.tries == MAX_TRIES:
+                    call.future.set_exception(lost)
+                else:  # any free actor may take it: replacing this one takes seconds
+                    self._calls.put(call)
+                if not self._closing:
+                    try:
+                        self._losses += 1
+                        self._replaced(lost)
+                        handle.close()
+                        self._handles[number] = self._make(number)
+                    except Exception as error:
+                        self._error = error
+                        self._fail_waiting(error)
+            except Exception as error:
+                # Only this thread waits for the call: pass its error on to the caller.
+                call.future.set_exception(error)
+
+    def _fail_waiting(self, error: Exception) -> None:
+        """Fail the groups that no actor has begun."""
+        while not self._calls.empty():
+            if (call := self._calls.get_nowait()) is not None:
+                call.future.set_exception(error)
+
+
+def _wait(future: Future[Any], name: str, limit: Limit) -> Any:
+    try:
+        return future.result(limit.seconds)
+    except TimeoutError:
+        raise WaitTimeout(f"{name} took over {limit.seconds:g} s ({limit.key})") from None
 
 
 def start_verifiers(
