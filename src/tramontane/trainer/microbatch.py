@@ -364,6 +364,7 @@ class Minibatch:
         """The teacher's scores of the N tokens of microbatch `index`, one sequence after another;
         zeros for those that it was not asked about, which have no weight in the term."""
         sequences = [self.completions[i] for i in self.microbatches[index].indices]
+        assert all(s.teacher or max(s.versions) < 0 for s in sequences)  # others are all scored
         like = next((s.teacher for s in sequences if s.teacher), NO_SCORES)
         scores = [s.teacher or like.zeros(len(s.token_ids)) for s in sequences]
         columns = zip(*(vars(found).values() for found in scores), strict=True)
