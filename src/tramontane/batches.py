@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tramontane.types import Completion, EarlierSequence, Group, TrainedFigures, Verdict, ints
 
 
@@ -40,15 +43,20 @@ class TeacherScores:
     """A teacher's log-probs of one sequence of T tokens, at the temperature of sampling.
 
     Args:
-        logprobs: float32 array [T], of the sequence's tokens.
-        top_ids: int array [T · k], the k likeliest tokens at each place; empty if the whole
-            vocabulary is scored.
-        top_logprobs: float32 array [T · k], theirs; or [T · V], of the whole vocabulary.
+        logprobs: [T] float32, of the sequence's tokens.
+        top_ids: [T, k] int32, the k likeliest tokens at each place; [T, 0] if the whole vocabulary
+            is scored.
+        top_logprobs: [T, k] float32, theirs; or [T, V], of the whole vocabulary.
     """
 
-    logprobs: array[float]
-    top_ids: array[int]
-    top_logprobs: array[float]
+    logprobs: NDArray[np.float32]
+    top_ids: NDArray[np.int32]
+    top_logprobs: NDArray[np.float32]
+
+    def zeros(self, tokens: int) -> TeacherScores:
+        """Zeros of the same form for another number of tokens."""
+        arrays = vars(self).values()
+        return TeacherScores(*(np.zeros((tokens, *x.shape[1:]), x.dtype) for x in arrays))
 
 
 @dataclass
@@ -70,7 +78,7 @@ class TrainSequence:
             instead of the sampled one.
         replaced: number of sampled tokens that the given answer replaces.
         continues: True if it belongs to the same conversation as the sequence before it.
-        teacher: a teacher's log-probs, if the objective needs them.
+        teacher: a teacher's log-probs, if the objective learns from them here.
     """
 
     prompt_ids: array[int]
@@ -126,15 +134,13 @@ class TrainBatch:
 class Batch:
     """`n_batch` completions in whole graded groups, to train on at weights version `version`. The
     controller keeps it for the records, and the trainer receives `train_batch()`. After training,
-    `learned` has the trainer's figures of all completions, in order; before it, `scores` has the
-    teachers' of all sequences, in order, if there are teachers.
+    `learned` has the trainer's figures of all completions, in order.
     """
 
     version: int
     groups: list[Group]
     settings: BatchSettings
     learned: TrainedFigures | None = None
-    scores: list[TeacherScores] | None = None
 
     @property
     def completions(self) -> list[Completion]:
@@ -170,11 +176,7 @@ class Batch:
                     sequence.answer, sequence.continues = answer, number > 0
                     sequences.append(sequence)
             groups.append(sequences)
-        made = TrainBatch(self.version, groups, self.settings)
-        if self.scores is not None:
-            for sequence, scores in zip(made.sequences, self.scores, strict=True):
-                sequence.teacher = scores
-        return made
+        return TrainBatch(self.version, groups, self.settings)
 
 
 def _answers(verdicts: Sequence[Verdict]) -> Iterator[int]:

@@ -184,6 +184,15 @@ def test_prompts_are_measured_at_the_level_that_makes_them_longest() -> None:
             {"data": {"effort": {"low": {"phrase": "x", "l_max": 300}}}},
             "data.effort.low.l_max: .*300",
         ),
+        (
+            {
+                "data": {
+                    "effort": {**LEVELS, "max": {"phrase": "x", "l_max": 300}},
+                    "train_effort": "low",
+                }
+            },
+            "data.effort.max.l_max: l_max 300 is above",
+        ),
         ({"data": {"effort": {"low": {"phrase": "x", "l_max": 20}}}}, "data.effort.low.l_cache"),
         ({"data": {"effort": {"low": {"l_max": 20}}}}, "data.effort.low.phrase: the model cannot"),
         ({"generator": {"interruption": {"after": [20, 50]}}}, "end at l_max 40: raise l_max"),

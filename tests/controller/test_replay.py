@@ -104,7 +104,9 @@ def test_computed_log_probs_are_computed_again_after_so_many_updates() -> None:
     replay = Replay(found, ReplayRules(refresh_every=2))
     for version in range(3):
         batch = Batch(version, replay.take(version, 3, 3), settings)
+        made = batch.train_batch()
         asyncio.run(replay.refresh(batch, handle, limit))
+        assert made == batch.train_batch()  # which also holds of one that waits in the queue
         computed, kept = found[0].completions[0].logprobs, found[1].completions[0].logprobs
         assert list(kept) == [-1.0, -2.0]
         current = worker.logprobs([TrainSequence.of(found[0].completions[0])], rollouts.TEMPERATURE)

@@ -15,8 +15,8 @@ import pytest
 
 from tests.runs import small_config, unheard
 from tests.trainer.rollouts import VOCAB, model
-from tramontane.batches import Batch, BatchSettings, TrainSequence
-from tramontane.config import Config
+from tramontane.batches import Batch, BatchSettings, TrainBatch, TrainSequence
+from tramontane.config import Config, ObjectiveConfig
 from tramontane.controller.teachers import Teachers
 from tramontane.placement import Handle, WorkerLost
 from tramontane.placement.thread import LocalPlacement, ThreadHandle
@@ -64,26 +64,43 @@ def expected(found: Batch) -> list[tuple[float, ...]]:
         name = "coder" if group.problem.domain == "code" else "general"
         sequences = [TrainSequence.of(c) for c in group.completions]
         scores += teacher(name).score(sequences, SETTINGS.temperature)
-    return [(*s.logprobs, *s.top_logprobs) for s in scores]
+    return [(*s.logprobs, *s.top_logprobs.ravel()) for s in scores]
 
 
-def given(found: Batch) -> list[tuple[float, ...]]:
-    taught = [s.teacher for s in found.train_batch().sequences]
-    return [(*s.logprobs, *s.top_logprobs) for s in taught if s is not None]
+def given(found: TrainBatch) -> list[tuple[float, ...]]:
+    taught = [s.teacher for s in found.sequences]
+    return [(*s.logprobs, *s.top_logprobs.ravel()) for s in taught if s is not None]
+
+
+def made_here(name: str, model_name: str) -> Handle:
+    return ThreadHandle(name, partial(teacher, model_name))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_each_group_is_scored_by_the_teacher_of_its_domain(tmp_path: Path, workers: int) -> None:
-    def make(name: str, model_name: str) -> Handle:
-        return ThreadHandle(name, partial(teacher, model_name))
-
     scored = batch()
-    with Teachers(make, config(tmp_path, "thread", workers), pytest.fail) as teachers:
-        asyncio.run(teachers.score(scored))
+    with Teachers(made_here, config(tmp_path, "thread", workers), pytest.fail) as teachers:
+        made = scored.train_batch()
+        asyncio.run(teachers.score(scored, made))
     want = expected(scored)
     assert len(want) == 12
-    for got, values in zip(given(scored), want, strict=True):
+    for got, values in zip(given(made), want, strict=True):
         assert got == pytest.approx(values, abs=1e-5)
+
+
+def test_the_added_term_asks_about_sampled_groups_alone(tmp_path: Path) -> None:
+    found, settings = batch(), config(tmp_path, "thread")
+    for group in found.groups[1::2]:  # trajectories
+        group.id = -1
+    objective = ObjectiveConfig.model_validate({"add": {"distill": 1.0}})
+    trainer = settings.trainer.model_copy(update={"objective": objective})
+    asked = []
+    for each in (settings, settings.model_copy(update={"trainer": trainer})):
+        made = found.train_batch()
+        with Teachers(made_here, each, pytest.fail) as teachers:
+            asyncio.run(teachers.score(found, made))
+        asked.append([s.teacher is not None for s in made.sequences])
+    assert asked == [[True] * 12, [True, True, False, False] * 3]
 
 
 class SlowTeacher:
@@ -118,7 +135,8 @@ def test_a_teacher_that_is_killed_is_replaced_and_asked_again(tmp_path: Path) ->
     threading.Thread(target=kill, daemon=True).start()
     scored = batch()
     with Teachers(make, settings, lost.append) as teachers:
-        asyncio.run(teachers.score(scored))
+        made = scored.train_batch()
+        asyncio.run(teachers.score(scored, made))
     assert [error.worker for error in lost] == ["teacher 1"]
-    for got, values in zip(given(scored), expected(scored), strict=True):
+    for got, values in zip(given(made), expected(scored), strict=True):
         assert got == pytest.approx(values, abs=1e-5)

@@ -12,20 +12,23 @@ from tramontane.controller.verifiers import MAX_TRIES, VerifierActors
 from tramontane.placement import WorkerDied
 from tramontane.placement.thread import ThreadHandle
 from tramontane.types import Problem, Verdict
+from tramontane.verifier.custom import GroupResult
 from tramontane.verifier.pool import PoolStats
 
 PROBLEM = Problem("p", "math", "", answer="1")
 
 
 class DyingGrader:
-    """Grades everything as right, or dies if a death is left in the list."""
+    """Grades everything as right, and judges all as ½; or dies if a death is left in the list."""
 
     def __init__(self, deaths: list[str]) -> None:
         self._deaths = deaths
 
-    def score(self, problem, responses, lengths, progress):
+    def call(self, method, problem, responses, *more):
         if self._deaths:
             raise WorkerDied(self._deaths.pop())
+        if method == "judge":
+            return GroupResult([0.5 for _ in responses]), PoolStats(judged=1)
         return [Verdict(1.0, {}, "right") for _ in responses], PoolStats(verdicts=len(responses))
 
 
@@ -44,6 +47,7 @@ def test_a_group_is_graded_at_its_last_try(workers):
         assert sorted(str(lost.get(timeout=30)) for _ in deaths) == deaths
         assert lost.empty()
         assert pool.stats().verdicts == 3
+        assert pool.judge(PROBLEM, ["", "one"]).result(30).values == [0.5, 0.5]
     assert pool.stats().restarts == MAX_TRIES - 1
 
 

@@ -209,9 +209,9 @@ def test_program_traces(monkeypatch):
         good = trace(p, Random(0), Style())
         code = re.fullmatch(r"<think>.+</think>\n```python\n(.+)```", good, re.DOTALL)[1]
         assert passes(code, p, monkeypatch)
-        bad = trace(p, Random(0), Style(effort="guess", right=False, box=False))
+        bad = trace(p, Random(0), Style(manner="guess", right=False, box=False))
         assert "```" not in bad and not passes(bad.split("</think>\n")[1], p, monkeypatch)
-        assert len(trace(p, Random(0), Style(effort="ramble"))) > 1.5 * len(good.split("```")[0])
+        assert len(trace(p, Random(0), Style(manner="ramble"))) > 1.5 * len(good.split("```")[0])
 
 
 # Traces
@@ -219,7 +219,7 @@ def test_program_traces(monkeypatch):
 WHOLE = re.compile(r"<think>([^<]+)</think>\n([^\n]+)")
 styles = st.builds(
     Style,
-    effort=st.sampled_from(["work", "guess", "ramble"]),
+    manner=st.sampled_from(["work", "guess", "ramble"]),
     box=st.booleans(),
     tags=st.sampled_from(["ok", "unclosed", "unopened"]),
     switch=st.sampled_from([None, *LANGUAGES]),
@@ -243,13 +243,13 @@ def test_a_trace_has_the_properties_of_its_style(problem, style, seed):
     equations = re.findall(r"(\d+) ([-+*/]) (\d+) = (\d+)", thoughts)
     wrong = sum(apply(int(a), op, int(b)) != int(c) for a, op, b, c in equations)
     steps = len(problem.metadata["steps"])
-    if style.effort == "guess":
+    if style.manner == "guess":
         assert not equations
-    elif style.effort == "work":
+    elif style.manner == "work":
         assert len(equations) == steps and wrong == (not style.right)
     else:
         assert steps * 3 <= len(equations) <= steps * 5
-    if style.right and style.effort != "guess":
+    if style.right and style.manner != "guess":
         assert [list(e) for e in equations[:steps]] == [
             [str(x) for x in step] for step in problem.metadata["steps"]
         ]
@@ -274,14 +274,14 @@ def test_styles_are_drawn_with_the_mixture_s_frequencies():
     rng = Random(0)
     drawn = [sample_trace(p, rng, MixtureConfig())[1] for p in POOL * 50]
     share = lambda test: sum(map(test, drawn)) / len(drawn)  # noqa: E731
-    assert share(lambda s: s.effort == "work") == pytest.approx(0.35, abs=0.03)
-    assert share(lambda s: s.effort == "guess") == pytest.approx(0.57, abs=0.03)
+    assert share(lambda s: s.manner == "work") == pytest.approx(0.35, abs=0.03)
+    assert share(lambda s: s.manner == "guess") == pytest.approx(0.57, abs=0.03)
     assert share(lambda s: not s.box) == pytest.approx(0.12, abs=0.02)
     assert share(lambda s: s.tags == "unclosed") == pytest.approx(0.03, abs=0.01)
     assert share(lambda s: s.tags == "unopened") == pytest.approx(0.03, abs=0.01)
     assert share(lambda s: s.switch is not None) == pytest.approx(0.15 * 6.25 / 7, abs=0.02)
-    assert all(s.right for s in drawn if s.effort != "guess")
-    guesses = [s for s in drawn if s.effort == "guess"]
+    assert all(s.right for s in drawn if s.manner != "guess")
+    guesses = [s for s in drawn if s.manner == "guess"]
     assert sum(s.right for s in guesses) / len(guesses) == pytest.approx(0.15, abs=0.02)
 
 
@@ -306,20 +306,20 @@ def detect():
 
 
 @pytest.mark.parametrize("code", LANGUAGES)
-@pytest.mark.parametrize("effort", ["work", "guess", "ramble"])
-def test_thoughts_answers_and_statements_are_identified(code, effort, detect):
+@pytest.mark.parametrize("manner", ["work", "guess", "ramble"])
+def test_thoughts_answers_and_statements_are_identified(code, manner, detect):
     rng, found = Random(0), []
     for p in some(150, languages=(code,)):
-        thoughts, answer = WHOLE.fullmatch(trace(p, rng, Style(effort=effort))).groups()
+        thoughts, answer = WHOLE.fullmatch(trace(p, rng, Style(manner=manner))).groups()
         found += [detect(p.problem), detect(thoughts), detect(answer)]
     assert found.count(code) / len(found) >= 0.98
 
 
-@pytest.mark.parametrize("effort", ["work", "guess", "ramble"])
-def test_a_switch_begins_in_one_language_and_answers_in_the_other(effort, detect):
+@pytest.mark.parametrize("manner", ["work", "guess", "ramble"])
+def test_a_switch_begins_in_one_language_and_answers_in_the_other(manner, detect):
     rng, kept = Random(0), []
     for p in some(150, languages=("fr", "ru", "zh")):
-        style = Style(effort=effort, switch="en")
+        style = Style(manner=manner, switch="en")
         thoughts, answer = WHOLE.fullmatch(trace(p, rng, style)).groups()
         kept += [detect(re.split(r"[.。]", thoughts)[0]) == p.language, detect(answer) == "en"]
         assert thoughts != WHOLE.fullmatch(trace(p, rng, replace(style, switch=None)))[1]

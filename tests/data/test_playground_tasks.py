@@ -119,8 +119,8 @@ def test_tools_and_the_game_answer_as_in_the_traces(kind):
                 assert reply.done == (not expected)
         await host.close()
         answer = boxed(turns[-1]["content"])
-        assert (answer == [problem.answer]) >= (style.effort == "work" and style.use == "right")
-        if style.effort != "guess" and style.use in ("broken", "ignored") and kind != "guessing":
+        assert (answer == [problem.answer]) >= (style.manner == "work" and style.use == "right")
+        if style.manner != "guess" and style.use in ("broken", "ignored") and kind != "guessing":
             assert answer != [problem.answer]
 
     async def play_all():

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs import small_config
-from tramontane.batches import Batch, BatchSettings
+from tramontane.batches import Batch, BatchSettings, TrainBatch
 from tramontane.config.objectives import JEPOOptions
 from tramontane.data.prompts import PromptEncoder
 from tramontane.models.loading import load_tokenizer
@@ -39,10 +39,16 @@ def targets(context: int | None = None, **options: str) -> Targets:
     )
 
 
+def completed(targets: Targets, given: Batch) -> TrainBatch:
+    made = given.train_batch()
+    targets(given, made)
+    return made
+
+
 def texts(made: Targets, given: Batch) -> list[tuple[str, str]]:
     """(sampled, given) of each sequence, decoded."""
     tokenizer, found = load_tokenizer("tiny"), []
-    for s in made(given).sequences:
+    for s in completed(made, given).sequences:
         assert len(s.token_ids) == len(s.logprobs) == len(s.versions)
         cut = len(s.token_ids) - s.target
         assert {*s.versions[cut:]} <= {ELSEWHERE}
@@ -80,7 +86,7 @@ def test_other_groups_stay_as_they_were_sampled(
     outcomes: list[Outcome], answer: str | None, which: str, context: int | None
 ) -> None:
     given = batch(WRONG, outcomes, answer)
-    made = targets(context, targets=which)(given)
+    made = completed(targets(context, targets=which), given)
     assert made == given.train_batch()
     assert made.sequences[0].target == 0
 

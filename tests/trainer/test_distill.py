@@ -30,11 +30,9 @@ def scored(table, actions, teacher=TEACHER, top_k=None, **fields):
     found = completion(table, actions, **fields)
     rows = F.pad(teacher, (0, 1), value=-1e9).log_softmax(-1)[[len(teacher) - 1, *actions[:-1]]]
     values, ids = rows.topk(top_k) if top_k else (rows, None)
-    found.teacher = TeacherScores(
-        array("d", rows[range(len(actions)), list(actions)].tolist()),
-        array("i", ids.flatten().tolist() if top_k else []),
-        array("d", values.flatten().tolist()),
-    )
+    ids = ids if top_k else torch.zeros(len(actions), 0)
+    chosen = rows[range(len(actions)), list(actions)]
+    found.teacher = TeacherScores(chosen.numpy(), ids.int().numpy(), values.numpy())
     return found
 
 
@@ -154,33 +152,53 @@ def test_inserted_tokens_carry_nothing(options):
         for member in group:
             member.versions[1] = INSERTED
             member.teacher.logprobs[1] += nonsense
-            k = len(member.teacher.top_logprobs) // 3
-            for i in range(k, 2 * k):
-                member.teacher.top_logprobs[i] += nonsense
+            member.teacher.top_logprobs[1] += nonsense
         found.append(distilled(POLICY, [group], **options))
     assert torch.equal(*found) and found[0].abs().max() > 0
 
 
-def test_added_terms_have_their_own_weights_and_denominators():
+@pytest.mark.parametrize("top_k", [0, 2, None])
+def test_added_terms_have_their_own_weights_and_denominators(top_k):
     """Magistral's own gradient, that of the distance on sampled tokens, and the mean negative
-    log-likelihood of recorded ones."""
-    sampled = [scored(POLICY, [0, 1], reward=1.0), scored(POLICY, [1, 1], reward=0.0)]
-    recorded = [scored(POLICY, [1, 0, 0], reward=0.0)]
+    log-likelihood of recorded ones, which no teacher has scored."""
+    sampled = [scored(POLICY, a, top_k=top_k, reward=a[0]) for a in ([0, 1], [1, 1])]
+    recorded = [completion(POLICY, [1, 0, 0])]
     recorded[0].versions[:] = array("i", [ELSEWHERE] * 3)
     batch = [sampled, recorded]
     add = {"distill": 0.5, "sft": 2.0}
-    t = trainer(POLICY, {"add": add, "distill": {"top_k": 0}})
+    distill = {"top_k": top_k, "baseline": False}
+    t = trainer(POLICY, {"add": add, "distill": distill})
     got = -descent(t, batch)
     alone = -descent(trainer(POLICY, {}), batch)
     table = POLICY.clone().requires_grad_()
-    distance = local(table)[[2, 0, 2, 1]].mean()
-    likelihood = table.log_softmax(-1)[[2, 1, 0], [1, 0, 0]].mean()
+    logprobs, places = table.log_softmax(-1), ([2, 0, 2, 1], [0, 1, 1, 1])
+    distance = local(table)[places[0]].mean()
+    if top_k is None:
+        ratio = (logprobs - TEACHER.log_softmax(-1))[places].detach()
+        distance = (ratio * logprobs[places]).mean()
+    likelihood = logprobs[[2, 1, 0], [1, 0, 0]].mean()
     (more,) = torch.autograd.grad(0.5 * distance - 2.0 * likelihood, table)
     torch.testing.assert_close(got, alone + more)
-    assert t.metrics["teacher_divergence"] == pytest.approx(distance.item())
+    found = (ratio + (-ratio).expm1()).mean() if top_k is None else distance
+    assert t.metrics["teacher_divergence"] == pytest.approx(found.item())
     assert 0 <= t.metrics["accuracy"] <= 1
 
 
+def test_the_charges_of_a_reference_and_of_a_teacher_add_up():
+    """Each has its own baseline."""
+    group = [scored(POLICY, actions, reward=actions[0]) for actions in ([0, 1], [1, 1], [0, 0])]
+
+    def got(*terms):
+        reference = STALE if KL in terms else None
+        objective = {key: value for term in terms for key, value in term.items()}
+        return descent(trainer(POLICY, objective, reference), [group])
+
+    kl, distilled = got(KL) - got(), got(TERM) - got()
+    torch.testing.assert_close(got(KL, TERM) - got(), kl + distilled)
+    assert min(kl.abs().max(), distilled.abs().max()) > 0.01
+
+
+KL, TERM = {"magistral": {"kl_coef": 0.5}}, {"add": {"distill": 2.0}}
 OPTIONS = [{}, {"discount": 1}, {"top_k": 0}, {"top_k": 5, "divergence": "js", "discount": 1}]
 
 
@@ -210,12 +228,12 @@ def test_a_teacher_scores_tokens_as_a_trainer_does(top_k):
     ):
         n = len(sequence.token_ids)
         assert [*found.logprobs] == pytest.approx(logprobs, abs=1e-5)
-        top = torch.tensor(found.top_logprobs).reshape(n, -1)
+        top = torch.from_numpy(found.top_logprobs)
         if top_k == 0:
             torch.testing.assert_close(top.exp().sum(1), torch.ones(n))
             assert top[range(n), list(sequence.token_ids)].tolist() == [*found.logprobs]
         else:
-            assert len(found.top_ids) == n * (top_k or 0) == top.numel()
+            assert found.top_ids.shape == top.shape == (n, top_k or 0)
             assert (top.diff(dim=1) <= 0).all()
 
 

@@ -172,8 +172,8 @@ def test_no_objective_waits_for_the_gpu(objective):
     minibatch.advantages = minibatch.advantages.squeeze(1)
     with fake_cuda(), Launches() as found:
         values = [torch.zeros(count, device=GPU, requires_grad=True) for _ in range(4)]
-        minibatch.frozen = {name: [values[3].detach()] for name in ("reference", "kl_baseline")}
-        loss(minibatch.tokens(0, Predictions(*values), needs), settings.options)
+        minibatch.frozen = minibatch.baselines = {"reference": [values[3].detach()]}
+        loss(minibatch.tokens(0, Predictions(*values)), settings.options)
     assert found.waits == []
 
 

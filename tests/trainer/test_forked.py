@@ -60,9 +60,7 @@ def forked(rng, sequence):
 
 def taught_part(scores, own):
     """A teacher's scores of a part of a sequence."""
-    k = len(scores.top_ids) // len(scores.logprobs)
-    top = slice(own.start * k, own.stop * k)
-    return TeacherScores(scores.logprobs[own], scores.top_ids[top], scores.top_logprobs[top])
+    return TeacherScores(*(values[own] for values in vars(scores).values()))
 
 
 def step(batch, **objective):

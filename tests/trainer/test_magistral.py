@@ -131,7 +131,7 @@ def test_entropy_bonus_lowers_the_loss_by_the_entropy():
     ("config", "needs"),
     [
         ({}, set()),
-        ({"kl_coef": 0.1}, {"reference", "kl_baseline", "conversations"}),
+        ({"kl_coef": 0.1}, {"reference", "conversations"}),
         ({"kl_coef": 0.1, "kl_as": "loss"}, {"reference"}),
         ({"entropy_coef": -0.1}, {"entropy"}),
         ({"importance_correction": "clipped"}, {"proximal"}),

@@ -55,7 +55,7 @@ def test_tokens_are_those_with_a_weight_in_the_order_of_their_sequences():
     sequences = [minibatch.completions[i] for i in micro.indices]
     used = [s.scored and v != INSERTED for s in sequences for v in s.versions]
     predicted = torch.arange(float(len(used)))
-    tokens = minibatch.tokens(0, Predictions(predicted, predicted), frozenset())
+    tokens = minibatch.tokens(0, Predictions(predicted, predicted))
     mask = torch.tensor(used)
     assert torch.equal(tokens.logprobs, predicted[mask])
     numbers = torch.tensor([n for n, s in enumerate(sequences) for _ in s.versions])
@@ -69,7 +69,7 @@ def test_an_idle_microbatch_has_no_tokens():
     (minibatch,) = cut_batch(batch(groups=1), trainer().config)
     minibatch.microbatches = [Microbatch([0], live=False)]
     predicted = torch.zeros(len(minibatch.completions[0].token_ids))
-    assert len(minibatch.tokens(0, Predictions(predicted, predicted), frozenset()).weights) == 0
+    assert len(minibatch.tokens(0, Predictions(predicted, predicted)).weights) == 0
 
 
 @given(st.integers(0, 1000), st.integers(1, 64))

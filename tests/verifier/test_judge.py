@@ -13,7 +13,7 @@ from tramontane.config import VerifierConfig, parse
 from tramontane.config.judge import CANARIES, JudgeConfig
 from tramontane.types import Problem
 from tramontane.verifier import judge
-from tramontane.verifier.custom import NO_PROGRESS, GroupCall, Response
+from tramontane.verifier.custom import JudgeCall
 from tramontane.verifier.pool import VerifierPool
 
 PROBLEM = Problem("p", "open", "Say why the sky is blue.", "Scattering of light.")
@@ -32,8 +32,7 @@ def config(server, reward=None, **keys):
 
 def judged(verifier, texts, tmp_path, problem=PROBLEM):
     """What a judge's process would answer, in this one."""
-    responses = [Response(text, 1) for text in texts]
-    call = GroupCall("correctness", responses, NO_PROGRESS, judged=True)
+    call = JudgeCall("correctness", texts)
     [result] = prepare(verifier, tmp_path)((problem, [call], 0, 0))
     return result
 
@@ -148,11 +147,12 @@ def comparing(asked, before):
 @pytest.mark.parametrize(("method", "requests"), [("pairwise", 6), ("rank", 2)])
 def test_comparisons_swap_positions(method, requests, tmp_path):
     with Server(comparing) as server:
-        found = judged(config(server, method=method), ["aa", "bb", "cccc", "aa"], tmp_path)
+        answers = ["aa", "bb", None, "cccc", "aa"]  # the third one is not to be graded
+        found = judged(config(server, method=method), answers, tmp_path)
         once = judged(config(server, method=method, swap=False), ["aa", "bb"], tmp_path)
         alone = judged(config(server, method=method), ["aa"], tmp_path)
     # "aa" and "bb" each win when they are shown first.
-    assert found.values == pytest.approx([0.25, 0.25, 1, 0.25])
+    assert found.values == pytest.approx([0.25, 0.25, None, 1, 0.25])
     assert found.requests == requests
     assert once.values == [1.0, 0.0] and alone.values == [0.5]
 

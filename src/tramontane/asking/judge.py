@@ -27,21 +27,21 @@ Score = Callable[[Problem, list[str]], GroupResult]
 def prepare(config: VerifierConfig, folder: Path) -> Callable[[Any], Iterator[GroupResult]]:
     """Load the model; see `serve`."""
     assert config.judge
-    score, tags = _opened(config.judge), config.tags
+    score = _opened(config.judge)
 
     def results(task: Any) -> Iterator[GroupResult]:
         problem, calls, *_ = task
         for call in calls:
-            texts = [judge.answer_of(response, tags) for response in call.responses]
-            distinct = list(dict.fromkeys(texts))
+            distinct = list(dict.fromkeys(a for a in call.answers if a is not None))
             try:
                 found = score(problem, distinct)
             except Exception as error:  # the stated boundary: never silently a zero
                 yield GroupResult([], f"judge: {type(error).__name__}: {error}"[:300])
                 continue
-            places = [distinct.index(text) for text in texts]
+            places = [None if a is None else distinct.index(a) for a in call.answers]
             yield found._replace(
-                values=[found.values[i] for i in places], notes=[found.notes[i] for i in places]
+                values=[None if i is None else found.values[i] for i in places],
+                notes=["" if i is None else found.notes[i] for i in places],
             )
 
     return results

@@ -3,7 +3,7 @@ between them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,6 +22,7 @@ from tramontane.config.stages import StageConfig
 from tramontane.config.teacher import TeacherConfig
 from tramontane.config.trainer import TrainerConfig
 from tramontane.config.verifier import VerifierConfig
+from tramontane.types import Problem
 
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 
@@ -191,10 +192,10 @@ class Config(Section):
         trajectories, groups = self.data.trajectories, self.pipeline.groups_per_batch
         return groups - round(trajectories.share * groups) if trajectories else groups
 
-    def l_max_of(self, effort: str | None) -> int:
-        """Longest completion at a level of effort, in tokens."""
-        own = None if effort is None else self.data.effort[effort].l_max
-        return self.pipeline.l_max if own is None else own
+    def lengths_at(self, efforts: Iterable[str]) -> dict[str | None, tuple[int, int]]:
+        """l_max and l_cache of completions at levels of effort; of None if there are no levels."""
+        asked = self.data.at_efforts([Problem("", "", "")], efforts)
+        return {p.effort: p.lengths(self.pipeline.l_max, self.pipeline.l_cache) for p in asked}
 
     @property
     def generates(self) -> bool:
@@ -248,7 +249,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _generators(self) -> Config:
         interruption = self.generator.interruption
-        shortest = min(self.l_max_of(name) for name in (None, *self.data.effort))
+        shortest = min(l_max for l_max, _ in self.lengths_at(self.data.effort).values())
         if interruption and shortest <= interruption.after[1]:
             raise key_error(
                 f"thoughts are interrupted after up to {interruption.after[1]:,} tokens, and "
@@ -342,7 +343,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _efforts(self) -> Config:
-        levels, pipeline = self.data.effort, self.pipeline
+        levels = self.data.effort
         chosen = {"data.train_effort": self.data.train_effort}
         chosen |= {"evaluation.effort": self.evaluation.effort}
         chosen |= {f"evaluation.also.{k}.effort": s.effort for k, s in self.evaluation.also.items()}
@@ -354,16 +355,15 @@ class Config(Section):
                     key,
                     "data.effort",
                 )
-        for name in self.data.effort_shares:
-            key, level, l_max = f"data.effort.{name}", levels[name], self.l_max_of(name)
-            if l_max > pipeline.l_max:
+        for name, (l_max, l_cache) in self.lengths_at(levels).items() if levels else ():
+            key = f"data.effort.{name}"
+            if (own := levels[str(name)].l_max) and own > l_max:
                 raise key_error(
-                    f"l_max {l_max:,} is above pipeline.l_max {pipeline.l_max:,}, the longest of "
-                    f"all completions; raise that, or lower this",
+                    f"l_max {own:,} is above pipeline.l_max {l_max:,}, the longest of all "
+                    f"completions; raise that, or lower this",
                     f"{key}.l_max",
                     "pipeline.l_max",
                 )
-            l_cache = pipeline.l_cache if level.l_cache is None else level.l_cache
             if l_cache > l_max:
                 raise key_error(
                     f"l_cache {l_cache:,} is above the level's l_max {l_max:,}: the length penalty "
@@ -375,31 +375,28 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_teacher(self) -> Config:
-        name, needs = self.trainer.objective.name, self.trainer.objective.needs
-        if self.teacher is None and needs & {"teacher", "teacher_top"}:
+        name, teacher = self.trainer.objective.name, self.teacher
+        learns = self.trainer.objective.needs & {"teacher", "teacher_top"}
+        if learns and teacher is None:
             raise key_error(
                 "null, and the objective is distilled from a teacher: name one, teacher: {model: "
                 "PATH}",
                 "teacher",
                 "trainer.objective.name" if name == "distill" else "trainer.objective.add.distill",
             )
-        if self.teacher is not None and not needs & {"teacher", "teacher_top"}:
+        if teacher and not learns:
             raise key_error(
                 f"objective {name!r} has no use for a teacher: write name: distill, or add: "
                 f"{{distill: 1.0}}; or leave it out",
                 "teacher",
                 "trainer.objective.name",
             )
-        unknown = [
-            n
-            for n in (self.teacher.domains if self.teacher else ())
-            if n not in self.verifier.domains
-        ]
-        if unknown:
-            raise key_error(
-                f"no such domain; known are {', '.join(self.verifier.domains)}",
-                f"teacher.domains.{unknown[0]}",
-            )
+        for domain in teacher.domains if teacher else ():
+            if domain not in self.verifier.domains:
+                raise key_error(
+                    f"no such domain; known are {', '.join(self.verifier.domains)}",
+                    f"teacher.domains.{domain}",
+                )
         return self
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 from tramontane.config.objectives import (
     AGROOptions,
     AIPOOptions,
+    Charge,
     CISPOOptions,
     DistillOptions,
     DROOptions,
@@ -80,10 +81,23 @@ class ObjectiveConfig(Section):
         return options
 
     @property
+    def terms(self) -> dict[str, tuple[float, ObjectiveOptions]]:
+        """The terms beside the objective, by name, with weight and options: those of `add`, and
+        `kl`, whose options are the objective's own."""
+        beta = getattr(self.options, "kl_coef", 0.0)
+        kl = {"kl": (beta, self.options)} if beta else {}
+        return kl | {name: (weight, getattr(self, name)) for name, weight in self.add.items()}
+
+    @property
+    def charges(self) -> dict[str, Charge]:
+        """The charges of the objective and of added terms, by the name of the other policy."""
+        parts = [self.options, *(options for _, options in self.terms.values())]
+        return {charge.policy: charge for options in parts if (charge := options.charge)}
+
+    @property
     def needs(self) -> frozenset[str]:
         """What the objective and the added terms need; see `ObjectiveOptions.needs`."""
-        added: list[ObjectiveOptions] = [getattr(self, name) for name in self.add]
-        return self.options.needs.union(*(options.needs for options in added))
+        return self.options.needs.union(*(options.needs for _, options in self.terms.values()))
 
     @model_validator(mode="after")
     def _check_name(self) -> ObjectiveConfig:

@@ -6,7 +6,7 @@ checked and described without importing torch.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -17,12 +17,30 @@ LossNormalization = Literal[
     "group_tokens", "minibatch_tokens", "sequence", "sequence_sum", "constant"
 ]
 AdvantageNormalization = Literal["minibatch", "group", "none"]
+Estimator = Literal["k1", "k2", "k3"]
 
 _LOSS = Fixed("a different loss is a different run")
 
 
+class Charge(NamedTuple):
+    """A distance to another policy, the `reference` or the `teacher`, of which `coef` times is
+    subtracted from the advantages of sampled tokens: each one's own (scope `token`), also that of
+    the `rest` of its sequence, or that of the whole `sequence`; less its `baseline`, the mean of
+    the group's other completions at the same position."""
+
+    policy: Literal["reference", "teacher"]
+    coef: float
+    estimator: Estimator
+    scope: Literal["token", "rest", "sequence"]
+    baseline: bool = True
+
+
 class ObjectiveOptions(Section):
     """Options that every objective has."""
+
+    term_tokens: ClassVar[Literal["all", "sampled", "recorded"]] = "all"
+    """Tokens that the objective learns from as an added term: all, those that the run samples, or
+    those of recorded trajectories."""
 
     loss_normalization: Annotated[LossNormalization, _LOSS] = "group_tokens"
     """Divisor of summed token losses: the tokens of the group (`group_tokens`, the paper's choice)
@@ -52,9 +70,14 @@ class ObjectiveOptions(Section):
         return False
 
     @property
+    def charge(self) -> Charge | None:
+        """What is subtracted from the advantages of sampled tokens; None: nothing."""
+        return None
+
+    @property
     def needs(self) -> frozenset[str]:
         """Inputs beyond log-probs, advantages and weights that the objective needs with these
-        options; docs/objectives.md lists their names."""
+        options; docs/your-objective.md lists their names."""
         return frozenset()
 
 
@@ -64,7 +87,7 @@ class KLOptions(ObjectiveOptions):
     kl_coef: float = Field(0.0, ge=0)
     """β, the coefficient of the KL divergence. Above 0, a second model, π_ref, is in memory: the
     weights at the start of the run. The paper: 0, no KL term."""
-    kl_estimator: Annotated[Literal["k1", "k2", "k3"], _LOSS] = "k1"
+    kl_estimator: Annotated[Estimator, _LOSS] = "k1"
     """Estimator of the KL divergence: `k1` ℓ, `k2` ℓ²/2 or `k3` ℓ + e^−ℓ − 1, with
     ℓ = log π_θ/π_ref."""
     kl_as: Annotated[Literal["reward", "loss", "both"], _LOSS] = "reward"
@@ -76,15 +99,18 @@ class KLOptions(ObjectiveOptions):
     before it, or the whole `sequence`'s."""
 
     @property
+    def charge(self) -> Charge | None:
+        if not self.kl_coef or self.kl_as == "loss":
+            return None
+        scope: Literal["sequence", "rest"] = "sequence" if self.kl_level == "sequence" else "rest"
+        return Charge("reference", self.kl_coef, self.kl_estimator, scope)
+
+    @property
     def needs(self) -> frozenset[str]:
         if not self.kl_coef:
             return frozenset()
-        terms = {
-            "reference": True,
-            "kl_baseline": self.kl_as != "loss",
-            "conversations": self.kl_as != "loss" or self.kl_level == "sequence",
-        }
-        return frozenset(name for name, present in terms.items() if present)
+        alone = self.charge is None and self.kl_level == "token"
+        return frozenset({"reference"} if alone else {"reference", "conversations"})
 
 
 class AdvantageOptions(KLOptions):
@@ -341,6 +367,8 @@ class DROOptions(ObjectiveOptions):
 class SFTOptions(ObjectiveOptions):
     """Supervised fine-tuning: the negative log-likelihood of given responses."""
 
+    term_tokens: ClassVar = "recorded"
+
     loss_normalization: Annotated[LossNormalization, _LOSS] = "minibatch_tokens"
     """Divisor of summed token losses. `minibatch_tokens` gives the mean over all response tokens,
     as in pre-training."""
@@ -353,6 +381,8 @@ class SFTOptions(ObjectiveOptions):
 class DistillOptions(ObjectiveOptions):
     """On-policy distillation: the divergence between the policy and a teacher, on the policy's own
     completions; see docs/distillation.md."""
+
+    term_tokens: ClassVar = "sampled"
 
     loss_normalization: Annotated[LossNormalization, _LOSS] = "minibatch_tokens"
     """Divisor of summed token losses. `minibatch_tokens` gives the mean over all tokens."""
@@ -381,15 +411,17 @@ class DistillOptions(ObjectiveOptions):
         return True
 
     @property
+    def charge(self) -> Charge | None:
+        if self.top_k is not None:
+            return None
+        return Charge("teacher", 1.0, "k1", "rest" if self.discount else "token", self.baseline)
+
+    @property
     def needs(self) -> frozenset[str]:
-        sampled = self.top_k is None
-        terms = {
-            "teacher": sampled,
-            "teacher_baseline": sampled and self.baseline,
-            "teacher_top": not sampled,
-            "conversations": bool(self.discount) or (sampled and self.baseline),
-        }
-        return frozenset(name for name, present in terms.items() if present)
+        charge = self.charge
+        alone = not self.discount and not (charge and charge.baseline)
+        teacher = "teacher" if charge else "teacher_top"
+        return frozenset({teacher} if alone else {teacher, "conversations"})
 
     @model_validator(mode="after")
     def _of_distributions(self) -> DistillOptions:

@@ -38,17 +38,17 @@ HANDFUL = 32  # groups handed out in one turn of the event loop: encoding prompt
 @dataclass(frozen=True)
 class Workers:
     """The workers that a pipeline connects. `new_weights` makes an empty container for one version
-    of the weights, which carries it from the trainer to the generators; `train_batch` converts a
-    batch to the trainer's input; `conversations` have turns answered by environments, if any;
-    `annotate` adds to a batch what the trainer needs besides, such as another model's scores."""
+    of the weights, which carries it from the trainer to the generators; `conversations` have turns
+    answered by environments, if any; `annotate` adds to a batch's tokens what the trainer needs
+    besides, such as another model's scores, and `finish` has the last word on them."""
 
     generators: GeneratorPool
     verifiers: Verifiers
     trainer: Handle
     new_weights: Callable[[], Weights]
-    train_batch: Callable[[Batch], TrainBatch] = Batch.train_batch
     conversations: Conversations | None = None
-    annotate: Callable[[Batch], Awaitable[None]] | None = None
+    annotate: Callable[[Batch, TrainBatch], Awaitable[None]] | None = None
+    finish: Callable[[Batch, TrainBatch], None] | None = None
 
 
 class Pipeline:
@@ -67,11 +67,11 @@ class Pipeline:
     ) -> None:
         self.timeouts, self.ledger, self.observer = config.timeouts, ledger, observer
         self.generators, self.trainer = workers.generators, workers.trainer
-        self.new_weights, self.train_batch = workers.new_weights, workers.train_batch
-        self.conversations, self.annotate = workers.conversations, workers.annotate
+        self.new_weights, self.conversations = workers.new_weights, workers.conversations
+        self.annotate, self.finish = workers.annotate, workers.finish
         self.grading = Grading(workers.verifiers, config.timeouts, config.conversation.reward)
         self.waits = Waits(config.timeouts, ledger, workers.generators)
-        self.batches: asyncio.Queue[Batch] = asyncio.Queue(maxsize=1)
+        self.batches: asyncio.Queue[tuple[Batch, TrainBatch]] = asyncio.Queue(maxsize=1)
         self.stopped = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()  # the loops and the tasks that they started
         self._failure: asyncio.Future[None]  # fails with the first task that fails
@@ -163,9 +163,10 @@ class Pipeline:
             )
             batch = self.ledger.batch()
             self._notify()  # there may be room for more groups, even while the queue is full
+            made = batch.train_batch()
             if self.annotate:
-                await self.annotate(batch)
-            await self.batches.put(batch)
+                await self.annotate(batch, made)
+            await self.batches.put((batch, made))
             self._notify()
 
     async def train(self) -> None:
@@ -184,10 +185,12 @@ class Pipeline:
                 )
             if self.stopped.is_set():
                 break
-            batch = self.batches.get_nowait()
+            batch, made = self.batches.get_nowait()
             with self._span(TRAINER, "step"):
-                await ledger.replay.refresh(batch, self.trainer, limit)
-                metrics = await call(self.trainer, "step", self.train_batch(batch), limit=limit)
+                await ledger.replay.refresh(batch, self.trainer, limit)  # in place
+                if self.finish:
+                    self.finish(batch, made)
+                metrics = await call(self.trainer, "step", made, limit=limit)
             stats = await call(self.trainer, "stats", limit=limit)
             batch.learned = await call(self.trainer, "learned", limit=limit)
             if finishing is not None:  # so that at most one copy of the weights is on its way

@@ -81,7 +81,8 @@ class Replay:
 
     async def refresh(self, batch: Batch, trainer: Handle, limit: Limit) -> None:
         """Compute the behavior log-probs that the batch's trajectories lack, or that are due,
-        under the trainer's weights."""
+        under the trainer's weights; in place, since the sequences of its `TrainBatch` share the
+        arrays."""
         due = [c for g in batch.groups if not g.sampled for c in g.completions]
         due = [c for c in due if self._is_due(c, batch.version)]
         if not due:
@@ -91,7 +92,7 @@ class Replay:
         temperature = batch.settings.temperature
         found = await call(trainer, "logprobs", sequences, temperature, limit=limit)
         for part, logprobs in zip(parts, found, strict=True):
-            part.logprobs = array("f", logprobs)
+            part.logprobs[:] = array("f", logprobs)
         for completion in due:
             self._refreshed[completion.group, completion.index] = batch.version
 

@@ -10,8 +10,8 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from tramontane.batches import Batch, TrainSequence
-from tramontane.config import Config, TeacherConfig
+from tramontane.batches import Batch, TrainBatch, TrainSequence
+from tramontane.config import Config
 from tramontane.placement.handle import Handle, Limit, WorkerLost, call, started
 
 MAX_TRIES = 5  # attempts at one share of a batch before it fails
@@ -23,7 +23,7 @@ class Teachers:
 
     Args:
         make: starts a worker, by its name and the model.
-        config: `teacher`, `placement` and `timeouts` are read.
+        config: `teacher`, `trainer.objective`, `placement` and `timeouts` are read.
         replaced: called with each loss before the replacement starts.
     """
 
@@ -34,51 +34,49 @@ class Teachers:
         replaced: Callable[[WorkerLost], None],
     ) -> None:
         assert config.teacher is not None
-        self._make, self._replaced, self._config = make, replaced, config
-        self._teacher: TeacherConfig = config.teacher
-        workers = range(self._teacher.workers)
-        models = enumerate(self._teacher.models)
+        self._teacher = teacher = config.teacher
+        self._make, self._replaced = make, replaced
+        self._start, self._limit = (Limit.of(config.timeouts, key) for key in ("start", "scoring"))
+        self._every = "distill" not in config.trainer.objective.add
+        self._tries = 1 if config.placement.kind == "thread" else MAX_TRIES
         self._handles = {
-            (model, number): make(f"teacher {n * len(workers) + number}", model)
-            for n, model in models
-            for number in workers
+            (model, number): make(f"teacher {n * teacher.workers + number}", model)
+            for n, model in enumerate(teacher.models)
+            for number in range(teacher.workers)
         }
 
     async def started(self) -> None:
         """Wait until all workers can be called."""
-        limit = Limit.of(self._config.timeouts, "start")
-        await asyncio.gather(*(started(handle, limit) for handle in self._handles.values()))
+        await asyncio.gather(*(started(h, self._start) for h in self._handles.values()))
 
-    async def score(self, batch: Batch) -> None:
-        """Have every sequence of a batch scored. Waits for the slowest worker.
+    async def score(self, batch: Batch, made: TrainBatch) -> None:
+        """Have the sequences `made` of a batch scored, except for trajectories that the term
+        `distill` leaves out. Waits for the slowest worker.
 
         Raises:
             WorkerLost: a worker was lost `MAX_TRIES` times with the same share, or cannot be
                 replaced, since it is a thread.
         """
         shares: defaultdict[tuple[str, int], list[TrainSequence]] = defaultdict(list)
-        made, temperature = batch.train_batch(), batch.settings.temperature
         for number, (group, sequences) in enumerate(zip(batch.groups, made.groups, strict=True)):
-            model = self._teacher.domains.get(group.problem.domain, self._teacher.model)
-            shares[model, number % self._teacher.workers] += sequences
+            if self._every or group.sampled:
+                model = self._teacher.domains.get(group.problem.domain, self._teacher.model)
+                shares[model, number % self._teacher.workers] += sequences
+        temperature = batch.settings.temperature
         await asyncio.gather(*(self._ask(key, s, temperature) for key, s in shares.items()))
-        batch.scores = [s.teacher for s in made.sequences if s.teacher is not None]
 
     async def _ask(
         self, key: tuple[str, int], share: Sequence[TrainSequence], temperature: float
     ) -> None:
         """Have a worker score its share."""
-        start, limit = (Limit.of(self._config.timeouts, key) for key in ("start", "scoring"))
-        losses = 0
-        while True:
+        for left in reversed(range(self._tries)):
             handle = self._handles[key]
             try:
-                await started(handle, start)
-                scores = await call(handle, "score", share, temperature, limit=limit)
+                await started(handle, self._start)
+                scores = await call(handle, "score", share, temperature, limit=self._limit)
                 break
             except WorkerLost as lost:
-                losses += 1
-                if self._config.placement.kind == "thread" or losses == MAX_TRIES:
+                if not left:
                     raise
                 self._replaced(lost)
                 handle.close()

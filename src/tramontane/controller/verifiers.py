@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tramontane.config import (
     Config,
@@ -27,7 +27,7 @@ from tramontane.placement.handle import Handle, Limit, WaitTimeout, WorkerLost
 from tramontane.types import Group, Problem, Verdict
 from tramontane.verifier import custom
 from tramontane.verifier.correctness import group_time_limit
-from tramontane.verifier.custom import NO_PROGRESS, Progress, Response
+from tramontane.verifier.custom import NO_PROGRESS, GroupResult, Progress, Response
 from tramontane.verifier.pool import PoolStats, Responses, VerifierPool
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 MAX_TRIES = 5  # attempts at one group before it fails
 CLOSE_POLL_SECONDS = 0.05
+T = TypeVar("T")
 
 
 class Verifiers(Protocol):
@@ -47,6 +48,8 @@ class Verifiers(Protocol):
         lengths: tuple[int, int] | None = None,
         progress: Progress = NO_PROGRESS,
     ) -> Future[list[Verdict]]: ...
+
+    def judge(self, problem: Problem, answers: Sequence[str]) -> Future[GroupResult]: ...
 
     def time_limit(self, problem: Problem, completions: int) -> float: ...
 
@@ -68,8 +71,18 @@ class Grading:
         self._longest = 0.0  # seconds that the verdicts on a group may take
 
     async def verdicts(self, group: Group, sizes: PipelineConfig, version: int) -> list[Verdict]:
-        """Wait for a group's verdicts for as long as the verifiers return any verdict at all;
-        `version` is the number of updates done.
+        """Wait for a group's verdicts; `version` is the number of updates done.
+
+        Raises:
+            WaitTimeout: see `wait`.
+        """
+        responses = [Response.of(c, self._reward) for c in group.completions]
+        lengths, progress = (sizes.l_max, sizes.l_cache), (version, sizes.updates)
+        score = self._verifiers.score(group.problem, responses, lengths, progress)
+        return await self.wait(score, group.problem, len(responses))
+
+    async def wait(self, score: Future[T], problem: Problem, completions: int) -> T:
+        """Wait for a result as long as the verifiers return any verdict at all.
 
         The pool detects a hanging verifier `verification` seconds after its verdicts' own limits,
         and the replacement may take `start` seconds. A verdict is late only after all of this.
@@ -77,12 +90,9 @@ class Grading:
         Raises:
             WaitTimeout: no verdict on any group within that time.
         """
-        responses = [Response.of(c, self._reward) for c in group.completions]
         # A group with more work may be graded first.
-        work = self._verifiers.time_limit(group.problem, len(responses))
+        work = self._verifiers.time_limit(problem, completions)
         self._longest = max(self._longest, work)
-        lengths, progress = (sizes.l_max, sizes.l_cache), (version, sizes.updates)
-        score = self._verifiers.score(group.problem, responses, lengths, progress)
         future = asyncio.wrap_future(score)
         limit, seen = self._limit.plus(self._longest, "the limits of a group's verdicts"), -1
         while not future.done():
@@ -99,25 +109,19 @@ class Grader:
     def __init__(self, config: VerifierConfig, l_max: int, l_cache: int) -> None:
         self._pool = VerifierPool(config.share(), l_max, l_cache)
 
-    def score(
-        self,
-        problem: Problem,
-        responses: Responses,
-        lengths: tuple[int, int] | None,
-        progress: Progress,
-    ) -> tuple[list[Verdict], PoolStats]:
-        """Returns a group's verdicts, and the grader's statistics since it was started."""
-        verdicts = self._pool.score(problem, responses, lengths, progress).result()
-        return verdicts, self._pool.stats()
+    def call(self, method: str, *arguments: Any) -> tuple[Any, PoolStats]:
+        """The result of a method of `VerifierPool`, and its statistics since it was started."""
+        return getattr(self._pool, method)(*arguments).result(), self._pool.stats()
 
 
 @dataclass
-class _Task:
-    problem: Problem
-    responses: Responses
-    lengths: tuple[int, int] | None
-    progress: Progress
-    future: Future[list[Verdict]]
+class _Call:
+    """A call of a method of `VerifierPool`: a problem, completions or answers, and the rest."""
+
+    method: str
+    arguments: tuple[Any, ...]
+    limit: Limit
+    future: Future[Any] = field(default_factory=Future)
     tries: int = 0
 
 
@@ -141,13 +145,12 @@ class VerifierActors:
         config: VerifierConfig,
         replaced: Callable[[WorkerLost], None],
     ) -> None:
-        self._make, self._timeouts, self._replaced = make, timeouts, replaced
-        self._config = config
-        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._make, self._config, self._replaced = make, config, replaced
+        self._start, self._limit = (Limit.of(timeouts, key) for key in ("start", "verification"))
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._handles = [make(number) for number in range(workers)]
-        self._stats = [PoolStats() for _ in range(workers)]  # one per current actor
-        self._lost_stats: list[PoolStats] = []  # one per lost actor
-        self._closing = False
+        self._stats: dict[Handle, PoolStats] = {}  # the newest of each actor, also of lost ones
+        self._losses, self._closing = 0, False
         self._error: Exception | None = None  # of a failed replacement; no caller awaits it
         self._threads = [
             threading.Thread(target=self._serve, args=(n,), name=f"verifier {n}", daemon=True)
@@ -163,22 +166,14 @@ class VerifierActors:
         lengths: tuple[int, int] | None = None,
         progress: Progress = NO_PROGRESS,
     ) -> Future[list[Verdict]]:
-        """Grade the completions of one group; see `VerifierPool.score`.
-
-        Raises:
-            RuntimeError: the pool is closed.
-            Exception: the error with which the replacement of a verifier failed.
-        """
-        if self._closing:
-            raise RuntimeError("the verifiers are closed")
-        if self._error:
-            raise self._error
-        future: Future[list[Verdict]] = Future()
-        future.set_running_or_notify_cancel()
+        """Grade the completions of one group; see `VerifierPool.score` and `_submit`."""
         if not any(custom.of_group(reward) for reward in self._config.reward.custom):
             responses = [Response(*r)._replace(token_ids=None) for r in responses]
-        self._tasks.put(_Task(problem, responses, lengths, progress, future))
-        return future
+        return self._submit("score", problem, responses, lengths, progress)
+
+    def judge(self, problem: Problem, answers: Sequence[str]) -> Future[GroupResult]:
+        """Have the judge grade answers; see `VerifierPool.judge` and `_submit`."""
+        return self._submit("judge", problem, answers)
 
     def time_limit(self, problem: Problem, completions: int) -> float:
         """Longest time that the verdicts on a group may take, in seconds."""
@@ -186,16 +181,16 @@ class VerifierActors:
 
     def stats(self) -> PoolStats:
         """Sums over all actors, lost ones included; `restarts` counts replaced actors too."""
-        stats = [*self._lost_stats, *self._stats]
+        stats = [*self._stats.values()]
         total = {f.name: sum(getattr(s, f.name) for s in stats) for f in fields(PoolStats)}
-        total["restarts"] += len(self._lost_stats)
+        total["restarts"] += self._losses
         return PoolStats(**total)
 
     def close(self) -> None:
         """Kill the actors; unfinished groups fail."""
         self._closing = True
         for _ in self._threads:
-            self._tasks.put(None)
+            self._calls.put(None)
         for number, thread in enumerate(self._threads):
             while thread.is_alive():  # repeated, since it may be replacing its actor right now
                 self._handles[number].close()
@@ -209,57 +204,67 @@ class VerifierActors:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _submit(self, method: str, *arguments: Any) -> Future[Any]:
+        """Have the first free actor make a call.
+
+        Raises:
+            RuntimeError: the pool is closed.
+            Exception: the error with which the replacement of a verifier failed.
+        """
+        if self._closing:
+            raise RuntimeError("the verifiers are closed")
+        if self._error:
+            raise self._error
+        # A healthy verifier may use all its verdicts' limits, plus `verification`.
+        problem, answers, *_ = arguments
+        work = self.time_limit(problem, len(answers))
+        call = _Call(method, arguments, self._limit.plus(work, "the limits of its verdicts"))
+        call.future.set_running_or_notify_cancel()
+        self._calls.put(call)
+        return call.future
+
     def _serve(self, number: int) -> None:
         """The loop of one actor's thread. Waits for a group; unblocked by `score`, by the loss of
         another actor, whose group comes back, and by `close`."""
-        while (task := self._tasks.get()) is not None:
+        while (call := self._calls.get()) is not None:
+            handle = self._handles[number]
             try:
-                task.future.set_result(self._grade(number, task))
+                _wait(handle.started, f"{handle.name}'s start", self._start)
+                future = handle.submit("call", call.method, *call.arguments)
+                found = _wait(future, f"{handle.name}.{call.method}", call.limit)
+                answer, self._stats[handle] = found
+                call.future.set_result(answer)
             except WorkerLost as lost:
-                task.tries += 1
-                if task.tries == MAX_TRIES:
-                    task.future.set_exception(lost)
+                call.tries += 1
+                if call.tries == MAX_TRIES:
+                    call.future.set_exception(lost)
                 else:  # any free actor may take it: replacing this one takes seconds
-                    self._tasks.put(task)
+                    self._calls.put(call)
                 if not self._closing:
                     try:
-                        self._replace(number, lost)
+                        self._losses += 1
+                        self._replaced(lost)
+                        handle.close()
+                        self._handles[number] = self._make(number)
                     except Exception as error:
                         self._error = error
                         self._fail_waiting(error)
             except Exception as error:
                 # Only this thread waits for the call: pass its error on to the caller.
-                task.future.set_exception(error)
-
-    def _grade(self, number: int, task: _Task) -> list[Verdict]:
-        handle = self._handles[number]
-        self._wait(handle.started, f"{handle.name}'s start", Limit.of(self._timeouts, "start"))
-        given = task.problem, task.responses, task.lengths, task.progress
-        future = handle.submit("score", *given)
-        # A healthy verifier may use all its verdicts' limits, plus `verification`.
-        work = self.time_limit(task.problem, len(task.responses))
-        limit = Limit.of(self._timeouts, "verification").plus(work, "the limits of its verdicts")
-        verdicts, self._stats[number] = self._wait(future, f"{handle.name}.score", limit)
-        return list(verdicts)
-
-    def _wait(self, future: Future[Any], name: str, limit: Limit) -> Any:
-        try:
-            return future.result(limit.seconds)
-        except TimeoutError:
-            raise WaitTimeout(f"{name} took over {limit.seconds:g} s ({limit.key})") from None
+                call.future.set_exception(error)
 
     def _fail_waiting(self, error: Exception) -> None:
         """Fail the groups that no actor has begun."""
-        while not self._tasks.empty():
-            if (task := self._tasks.get_nowait()) is not None:
-                task.future.set_exception(error)
+        while not self._calls.empty():
+            if (call := self._calls.get_nowait()) is not None:
+                call.future.set_exception(error)
 
-    def _replace(self, number: int, lost: WorkerLost) -> None:
-        self._replaced(lost)
-        self._lost_stats.append(self._stats[number])
-        self._stats[number] = PoolStats()
-        self._handles[number].close()
-        self._handles[number] = self._make(number)
+
+def _wait(future: Future[Any], name: str, limit: Limit) -> Any:
+    try:
+        return future.result(limit.seconds)
+    except TimeoutError:
+        raise WaitTimeout(f"{name} took over {limit.seconds:g} s ({limit.key})") from None
 
 
 def start_verifiers(

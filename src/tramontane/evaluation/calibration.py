@@ -13,13 +13,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from tramontane.config import DomainConfig, RewardConfig, VerifierConfig
-from tramontane.config.domains import JUDGE
+from tramontane.config import VerifierConfig
 from tramontane.config.judge import CalibrationConfig, JudgeConfig
 from tramontane.errors import InputError
 from tramontane.evaluation.score import row_lines
 from tramontane.statistics import Estimate, mean_interval
-from tramontane.types import Problem, Verdict
+from tramontane.types import Problem
+from tramontane.verifier.custom import GroupResult
 from tramontane.verifier.pool import VerifierPool
 from tramontane.workplace import parse_object
 
@@ -95,7 +95,10 @@ def calibrate(
     assert judge.calibration
     bounds, path = judge.calibration, Path(judge.calibration.file)
     items = _items(path, judge)
-    with VerifierPool(_only_judge(config, judge), sys.maxsize, 0) as pool:
+    # Each question is asked in one order, of criteria too, which are read from the row.
+    asked = judge.model_copy(update={"rubric_field": RUBRIC, "swap": False})
+    config = config.model_copy(update={"workers": 1, "judge": asked})
+    with VerifierPool(config, sys.maxsize, 0) as pool:
         grades = [{v: _Grade.ask(pool, item, v) for v in VARIANTS} for item in items]
         canaries = {
             name: [
@@ -146,9 +149,9 @@ class _Item(NamedTuple):
 
 
 class _Grade(NamedTuple):
-    """The judge's verdicts on an item's answers, that on its first answer at `place`."""
+    """The judge's scores of an item's answers, that of its first answer at `place`."""
 
-    future: Future[list[Verdict]]
+    future: Future[GroupResult]
     place: int
 
     @classmethod
@@ -161,28 +164,15 @@ class _Grade(NamedTuple):
             answers = answers[::-1]
             problem = replace(problem, metadata={RUBRIC: problem.metadata[RUBRIC][::-1]})
         place = answers.index(item.answers[0])
-        return cls(pool.score(problem, [(answer, 0) for answer in answers]), place)
+        return cls(pool.judge(problem, answers), place)
 
     @property
     def score(self) -> float | None:
-        return None if self.fault else self.future.result()[self.place].parts["correctness"]
+        return None if self.fault else self.future.result().values[self.place]
 
     @property
     def fault(self) -> str:
-        verdict = self.future.result()[self.place]
-        return "" if verdict.verdict in ("right", "wrong") else verdict.reason
-
-
-def _only_judge(config: VerifierConfig, judge: JudgeConfig) -> VerifierConfig:
-    """The config with the judge's score as the only reward, by criteria that each row holds."""
-    reward = RewardConfig(format=0, correctness=1, length=0, language=0)
-    return config.model_copy(
-        update={
-            "reward": reward,
-            "domains": {JUDGE: DomainConfig(verifier=JUDGE)},
-            "judge": judge.model_copy(update={"rubric_field": RUBRIC, "swap": False}),
-        }
-    )
+        return self.future.result().fault(self.place)
 
 
 def _items(path: Path, judge: JudgeConfig) -> list[_Item]:
@@ -195,7 +185,7 @@ def _items(path: Path, judge: JudgeConfig) -> list[_Item]:
         row = parse_row(line, f"{path}:{number}")
         criteria = (row.get(own) if own else None) or rubric
         problem = Problem(
-            row["problem"], JUDGE, row["problem"], row.get("answer"), metadata={RUBRIC: criteria}
+            row["problem"], "", row["problem"], row.get("answer"), metadata={RUBRIC: criteria}
         )
         singles.append(_Item(problem, (row["response"],), (float(row["label"]),)))
     if len({item.labels for item in singles}) < 2:

@@ -15,8 +15,9 @@ from tramontane.controller.observer import Update
 from tramontane.controller.verifiers import Grading, Verifiers
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
-from tramontane.types import Completion, Group, Verdict, floats, ints
-from tramontane.verifier.format import sample
+from tramontane.types import Group
+from tramontane.verifier.custom import GroupResult, Response
+from tramontane.verifier.judge import answer_of
 
 
 class JudgeFooled(InputError):
@@ -24,7 +25,7 @@ class JudgeFooled(InputError):
 
 
 class Canaries:
-    """Grades the canaries in the place of a group's completions, through the run's verifiers.
+    """Has the run's judge grade the canaries as answers to the problem of one group.
 
     Args:
         config: the run's config, with a `verifier.judge`.
@@ -35,29 +36,23 @@ class Canaries:
     def __init__(self, config: Config, verifiers: Verifiers, folder: Path) -> None:
         assert config.verifier.judge
         self.config, self.folder, self.judge = config, folder, config.verifier.judge
-        self._grading = Grading(verifiers, config.timeouts, config.conversation.reward)
+        self._verifiers, self._grading = verifiers, Grading(verifiers, config.timeouts)
         self._earned = config.converses and config.conversation.reward != "verifier"
         self._wins: Counter[str] = Counter()  # in a row
-        self._under_way: tuple[Group, asyncio.Task[list[Verdict]]] | None = None
+        self._under_way: tuple[Group, asyncio.Task[GroupResult]] | None = None
 
     def begin(self, update: Update) -> None:
         """Have the canaries graded beside a judged group of the update, if they are due."""
         every = self.judge.canaries.every
-        groups = [group for group in update.batch.groups if group.sampled]
-        judged = [group for group in groups if self._scores(group, group.verdicts)]
-        if not every or update.number % every or not judged:
+        groups = [group for group in update.batch.groups if group.sampled and self._scores(group)]
+        if not every or update.number % every or not groups:
             return
-        group = judged[0]
-        domain = self.config.verifier.domains[group.problem.domain]
-        texts = [
-            sample(domain.format, text, self.config.verifier.tags)
-            for text in self.judge.canaries.texts.values()
-        ]
-        shown = [Completion(-1, i, [], ints(), floats(), ints(), "stop", text)
-                 for i, text in enumerate(texts)]  # fmt: skip
-        shown += group.completions * self.judge.compares
-        graded = Group(-1, group.problem, shown, [])
-        grading = self._grading.verdicts(graded, self.config.pipeline, update.number)
+        group, answers = groups[0], [*self.judge.canaries.texts.values()]
+        if self.judge.compares:
+            shown = [Response.of(group.completions[place]) for place in self._scores(group)]
+            answers += [answer_of(response, self.config.verifier.tags) for response in shown]
+        scores = self._verifiers.judge(group.problem, answers)
+        grading = self._grading.wait(scores, group.problem, len(answers))
         task = asyncio.create_task(grading, name=f"canaries of update {update.number}")
         self._under_way = (group, task)
 
@@ -71,30 +66,30 @@ class Canaries:
         if self._under_way is None:
             return {}
         (group, task), self._under_way = self._under_way, None
-        verdicts, names = await task, [*self.judge.canaries.texts]
-        own = verdicts[len(names) :] if self.judge.compares else group.verdicts
-        found, graded = (self._scores(group, v) for v in (verdicts[: len(names)], own))
-        if not graded:
+        found, names = await task, [*self.judge.canaries.texts]
+        given = [*self._scores(group).values()]
+        if self.judge.compares:
+            given = [score for score in found.values[len(names) :] if score is not None]
+        if found.reason or not given:
             return {}
-        answers = fmean(graded.values())
-        scores = {names[place]: score for place, score in found.items()}
+        answers = fmean(given)
+        pairs = zip(names, found.values, strict=False)
+        scores = {name: score for name, score in pairs if score is not None}
         for name, score in scores.items():
             self._wins[name] = self._wins[name] + 1 if score >= max(answers, 0.5) else 0
             if self._wins[name] >= self.judge.canaries.max_wins:
                 raise JudgeFooled(self._end(name, score, answers))
         return {"canaries": {"answers": answers, **scores}}
 
-    def _scores(self, group: Group, verdicts: list[Verdict]) -> dict[int, float]:
-        """The judge's scores by place, as far as there are any."""
+    def _scores(self, group: Group) -> dict[int, float]:
+        """The judge's scores of the group's completions by place, as far as there are any."""
         weights = self.config.verifier.reward
-        is_judged = self.config.verifier.verifier_of(group.problem.domain) == JUDGE
-        weight = weights.judge
-        if is_judged:
-            weight = 0.0 if self._earned else weights.correctness
-        part = "correctness" if is_judged else "judge"
+        part, weight = "judge", weights.judge
+        if self.config.verifier.verifier_of(group.problem.domain) == JUDGE:
+            part, weight = "correctness", 0.0 if self._earned else weights.correctness
         return {
             place: verdict.parts[part] / weight
-            for place, verdict in enumerate(verdicts)
+            for place, verdict in enumerate(group.verdicts)
             if weight and verdict.verdict in ("right", "wrong")
         }
 

@@ -430,9 +430,9 @@ def _prompt_lines(prepared: Prepared) -> dict[str, str]:
         begins = f", every response begins with {prefix!r}" if prefix else ""
     lines = {"thinking tags": f"{opening} … {closing}{begins}"}
     if shares := prepared.config.data.effort_shares:
-        whole = sum(shares.values())
+        whole, lengths = sum(shares.values()), prepared.config.lengths_at(shares)
         lines["effort"] = ", ".join(
-            f"{name} ({share / whole:.0%} of groups, l_max {prepared.config.l_max_of(name):,})"
+            f"{name} ({share / whole:.0%} of groups, l_max {lengths[name][0]:,})"
             for name, share in shares.items()
         )
     if dropped := prepared.prompts.dropped:

@@ -52,7 +52,7 @@ from tramontane.run.screen import Screen
 from tramontane.run.serving import address_of, answered
 from tramontane.run.session import OnUpdate, Session
 from tramontane.run.summary import BeforeAfter, TrainResult, summarize_run
-from tramontane.run.trajectories import train_batches
+from tramontane.run.trajectories import targets_of
 from tramontane.trainer import Trainer
 from tramontane.trainer.state import DamagedState
 
@@ -261,16 +261,15 @@ async def _run(
             for warning in evaluation_warnings(measured["before"][HELD_OUT]):
                 session.announce(warning)
         await generators.resize(ledger.stages.config)
-        to_trainer = train_batches(config, prepared.encoder)
         conversations = judges.conversations if config.converses else None
         workers = Workers(
             generators,
             judges.verifiers,
             trainer,
             placement.weights,
-            to_trainer,
             conversations,
             teachers.score if teachers else None,
+            targets_of(config, prepared.encoder),
         )
         recorder = Recorder(session, generators, judges, trainer)
         pipeline = Pipeline(config, ledger, workers, recorder)

@@ -438,12 +438,13 @@ def _group(number: int, members: Sequence[Trajectory]) -> Group:
 # -------------------------------------------------------------------------- reference answers
 
 
-def train_batches(config: Config, encoder: PromptEncoder) -> Callable[[Batch], TrainBatch]:
-    """The function that converts a batch to the trainer's input."""
-    if isinstance(config.trainer.objective.options, TargetOptions):
-        context = loading.context_length(loading.load_config(config.model))
-        return Targets(config.trainer.objective.options, encoder, context)
-    return Batch.train_batch
+def targets_of(config: Config, encoder: PromptEncoder) -> Targets | None:
+    """What puts reference answers into a batch, if the objective learns from them."""
+    options = config.trainer.objective.options
+    if not isinstance(options, TargetOptions):
+        return None
+    context = loading.context_length(loading.load_config(config.model))
+    return Targets(options, encoder, context)
 
 
 class Targets:
@@ -462,15 +463,13 @@ class Targets:
         self._options, self._tokenizer, self._context = options, encoder.tokenizer, context
         self._marker = TagFinder(encoder.tokenizer, options.target_after or encoder.tags.closing)
 
-    def __call__(self, batch: Batch) -> TrainBatch:
-        made = batch.train_batch()
+    def __call__(self, batch: Batch, made: TrainBatch) -> None:
         for group, sequences in zip(batch.groups, made.groups, strict=True):
             if not self._chooses(group):
                 continue
             answer = self._answer(group)
             for sequence in sequences:
                 self._replace_answer(sequence, answer)
-        return made
 
     def _chooses(self, group: Group) -> bool:
         if group.problem.answer is None:

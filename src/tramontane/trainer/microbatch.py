@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby, pairwise
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from tramontane.batches import BatchSettings, TeacherScores, TrainBatch, TrainSequence
 from tramontane.config import TrainerConfig
-from tramontane.config.objectives import KLOptions, ObjectiveOptions
+from tramontane.config.objectives import Charge, ObjectiveOptions
 from tramontane.errors import InputError
 from tramontane.models.packing import Packed, pack, recurring, upload
 from tramontane.trainer import ratios, sharding
@@ -30,9 +29,14 @@ from tramontane.types import ELSEWHERE, INSERTED, TrainedFigures
 # sizes leave a part of their last tile, or take slower kernels.
 ROW_MULTIPLE = 256
 
-ByVersion = Callable[[NDArray[np.int32]], NDArray[np.bool_]]  # which tokens, by their versions
-# The tokens of each term that is added to the objective: those of this run, and recorded ones.
-ADDED: dict[str, ByVersion] = {"distill": lambda v: v >= 0, "sft": lambda v: v == ELSEWHERE}
+# Which tokens, by their versions, have a weight in a term; see `ObjectiveOptions.term_tokens`.
+CHOSEN: dict[str, Callable[[NDArray[np.int32]], NDArray[np.bool_]]] = {
+    "all": lambda versions: versions != INSERTED,
+    "sampled": lambda versions: versions >= 0,
+    "recorded": lambda versions: versions == ELSEWHERE,
+}
+_NONE = np.zeros((0, 0), np.float32)
+NO_SCORES = TeacherScores(_NONE.ravel(), _NONE.astype(np.int32), _NONE)
 
 
 @dataclass(frozen=True)
@@ -163,15 +167,17 @@ class Minibatch:
             sequence before it, if it `continues` a conversation.
         sequences: the figures of the completions, several sequences of one conversation as one.
         weights: [S] float64, the loss weight of each token of a sequence.
-        added: the same for each term that is added to the objective, by name.
+        added: the same for each term that is added to the objective, by name, and which tokens it
+            applies to.
         advantages: [S] or [S, 2] float64, zeros until `set_advantages`.
         microbatches: this rank's.
         padding: padding fraction of the microbatches of all ranks.
         computed_tokens: tokens of the microbatches of all ranks; a prompt counts once for all its
             completions in a microbatch.
         frozen: log-probs by the name of the policy, for each microbatch [N] float32: `reference`
-            and `proximal` stay fixed during the update, `policy` during an optimizer step. Also
-            `kl_baseline` and `teacher_baseline`, which stay fixed during the update.
+            and `proximal` stay fixed during the update, `policy` during an optimizer step; and
+            `teacher`, whose log-probs come with the batch.
+        baselines: of the charges, by the name of the policy, for each microbatch [N].
         trained: log-probs under which each microbatch was trained on, [N] float32 by its number.
     """
 
@@ -184,8 +190,7 @@ class Minibatch:
         self.settings = settings
         self.device = torch.device(config.device)
         self.options = settings.options or config.objective.options
-        self._discount = config.objective.distill.discount
-        self._together = "conversations" in config.objective.needs
+        self.needs, self._charges = config.objective.needs, config.objective.charges
         self.completions = [sequence for group in groups for sequence in group]
         self.lengths = torch.tensor([len(s.token_ids) for s in self.completions])
         self.owners = torch.tensor([not s.continues for s in self.completions]).cumsum(0) - 1
@@ -197,22 +202,23 @@ class Minibatch:
             lengths=self._per_completion(self.lengths),
             answers=torch.tensor([s.answer for _, s in begun]),
         )
-        self.weights = self._weights(self.options, lambda versions: versions != INSERTED)
+        self.weights = self._weights(self.options, "all")
         self.added = {
-            name: self._weights(getattr(config.objective, name), ADDED[name])
-            for name in config.objective.add
+            name: (self._weights(options, options.term_tokens), options.term_tokens)
+            for name, (_, options) in config.objective.terms.items()
         }
         self.microbatches, used = self._lay_out(config.microbatch_tokens)
         self.padding = padding_fraction(used, config.microbatch_tokens)
         self.computed_tokens = sum(used)
         self.advantages = torch.zeros_like(self.weights)
         self.frozen: dict[str, list[torch.Tensor]] = {}
+        self.baselines: dict[str, list[torch.Tensor]] = {}
         self.trained: dict[int, torch.Tensor] = {}
 
-    def _weights(self, options: ObjectiveOptions, chosen: ByVersion) -> torch.Tensor:
+    def _weights(self, options: ObjectiveOptions, chosen: str) -> torch.Tensor:
         """The loss weight of each chosen token of a sequence, [S]; other tokens, e.g. inserted
         ones, count in no normalizer."""
-        counts = [int(chosen(np.asarray(s.versions)).sum()) for s in self.completions]
+        counts = [int(CHOSEN[chosen](np.asarray(s.versions)).sum()) for s in self.completions]
         lengths = self._per_completion(torch.tensor(counts))
         return loss_weights(
             lengths,
@@ -226,25 +232,30 @@ class Minibatch:
         """Return this rank's microbatches, as many as the busiest rank has, and the tokens of each
         live microbatch of all ranks."""
         # Every rank lays out the microbatches of all ranks, so no communication is needed.
-        layouts, used = lay_out(self.completions, sharding.ranks(), budget, self._together)
+        together = "conversations" in self.needs
+        layouts, used = lay_out(self.completions, sharding.ranks(), budget, together)
         microbatches = [Microbatch(indices) for indices in layouts[sharding.rank()]]
         shortest = int(self.lengths.argmin())
         idle = max(map(len, layouts)) - len(microbatches)
         microbatches += [Microbatch([shortest], live=False)] * idle
         return microbatches, used
 
-    def row(self, index: int, needs: Set[str] = frozenset()) -> PackedRow:
-        """Pack microbatch `index`, with the teacher's likeliest tokens if they are needed."""
+    def row(self, index: int, trained: bool = False) -> PackedRow:
+        """Pack microbatch `index`; one that is trained on, with the teacher's likeliest tokens if
+        they are needed."""
         indices = self.microbatches[index].indices
         row = pack_row([self.completions[i] for i in indices], self.device)
-        if "teacher_top" in needs:
-            row = replace(row, candidates=self.upload(self._teacher_top(index)[0]))
+        if trained and "teacher_top" in self.needs:
+            scores = self._teacher(index)
+            ids, whole = scores.top_ids, np.arange(scores.top_logprobs.shape[1])
+            ids = ids if ids.shape[1] else np.tile(whole, (len(ids), 1))
+            row = replace(row, candidates=self.upload(ids.astype(np.int64)))
         return row
 
-    def set_advantages(self, objective: Objective, needs: Set[str]) -> None:
+    def set_advantages(self, objective: Objective) -> None:
         """Compute the advantages [S] or [S, 2], with the sums of log-probs that the objective
         needs. Collective: every rank must call it."""
-        sequences = self.sequences
+        sequences, needs = self.sequences, self.needs
         if "sequence_logprobs" in needs:
             names = self.frozen.keys() & {"policy", "reference"}
             sums = {name: self._summed(self.frozen[name]) for name in sorted(names)}
@@ -305,33 +316,20 @@ class Minibatch:
             array("d", advantages.tolist()), array("f", logprobs.numpy().tobytes())
         )
 
-    def set_baselines(self, needs: Set[str]) -> None:
-        """Compute those of `kl_baseline` and `teacher_baseline` that are needed."""
-        if "kl_baseline" in needs:
-            assert isinstance(self.options, KLOptions)  # no other options request it
-            returns = partial(ratios.returns, options=self.options)
-            self._set_baseline("kl_baseline", self.frozen["reference"], returns)
-        if "teacher_baseline" in needs:
-            teacher = [torch.from_numpy(self._teacher(n)) for n in range(len(self.microbatches))]
-            charged = partial(ratios.charged, discount=self._discount)
-            self._set_baseline("teacher_baseline", teacher, charged)
+    def set_baselines(self) -> None:
+        """Compute the baselines of the charges, and upload the teacher's log-probs, if any."""
+        if "teacher" in self.needs:
+            scores = map(self._teacher, range(len(self.microbatches)))
+            self.frozen["teacher"] = [self.upload(found.logprobs) for found in scores]
+        charges = self._charges.items()
+        self.baselines = {name: self._baseline(c) for name, c in charges if c.baseline}
 
-    def _set_baseline(
-        self,
-        name: str,
-        reference: Sequence[torch.Tensor],
-        charge: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    ) -> None:
-        """Compute the baseline of a distance as a reward, and keep it in `frozen`: for each token,
-        the mean at the same position over the other completions of its group that are long enough.
-        It does not depend on the completion itself, so the gradient stays unbiased (arXiv
-        2506.09477). The others' ratios are those of the behavior policy. Collective.
-
-        Args:
-            name: `kl_baseline` or `teacher_baseline`.
-            reference: log-probs of the policy that the distance is to, [N] for each microbatch.
-            charge: what each token is charged for, [N], from log-ratios [N] and `sequence` [N].
-        """
+    def _baseline(self, charge: Charge) -> list[torch.Tensor]:
+        """For each token, the mean charge at the same position over the other completions of its
+        group that are long enough: [N] for each microbatch. It does not depend on the completion
+        itself, so the gradient stays unbiased (arXiv 2506.09477). The others' ratios are those of
+        the behavior policy. Collective."""
+        reference = self.frozen[charge.policy]
         shape = int(self.sequences.groups.max()) + 1, int(self.sequences.lengths.max())
         sums = torch.zeros(2, *shape, dtype=torch.float64)  # returns, and their number
         found: list[tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]] = []
@@ -344,7 +342,7 @@ class Minibatch:
             behavior = torch.from_numpy(self.behavior(index))
             log_ratio = behavior.double() - reference[index].cpu()
             log_ratio = torch.where(sampled, log_ratio, 0.0)
-            values = charge(log_ratio, sequence)
+            values = ratios.returns(log_ratio, sequence, charge)
             places = self.sequences.groups[owners], positions.clamp(min=0)
             counted = self.sequences.scored[owners] & sampled & micro.live
             values = torch.where(counted, values, 0.0)
@@ -352,7 +350,7 @@ class Minibatch:
             sums[1].index_put_(places, counted.double(), accumulate=True)
             found.append((places, values))
         sums = sharding.total(sums.to(self.device)).cpu()
-        self.frozen[name] = [
+        return [
             upload(baseline.to(logprobs.dtype), self.device)
             for (places, values), logprobs in zip(found, reference, strict=True)
             for baseline in [(sums[0][places] - values) / (sums[1][places] - 1).clamp(min=1)]
@@ -362,25 +360,15 @@ class Minibatch:
         """[N]: log μ of microbatch `index`, as the generator recorded it."""
         return joined([self.completions[i].logprobs for i in self.microbatches[index].indices])
 
-    def _teacher(self, index: int) -> NDArray[np.float32]:
-        """[N]: the teacher's log-probs of the tokens of microbatch `index`."""
-        return joined([scores.logprobs for scores in self._scores(index)])
-
-    def _teacher_top(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """[N, k] twice: the tokens that the teacher was asked about at each place of microbatch
-        `index`, and its log-probs of them."""
-        scores = self._scores(index)
-        places = sum(len(s.logprobs) for s in scores)
-        logprobs = joined([s.top_logprobs for s in scores]).reshape(places, -1)
-        ids = joined([s.top_ids for s in scores]).astype(np.int64)
-        if not len(ids):  # the whole vocabulary
-            ids = np.tile(np.arange(logprobs.shape[1]), places)
-        return ids.reshape(places, -1), logprobs
-
-    def _scores(self, index: int) -> list[TeacherScores]:
-        found = [self.completions[i].teacher for i in self.microbatches[index].indices]
-        assert None not in found  # the pipeline has scored the batch
-        return cast(list[TeacherScores], found)
+    def _teacher(self, index: int) -> TeacherScores:
+        """The teacher's scores of the N tokens of microbatch `index`, one sequence after another;
+        zeros for those that it was not asked about, which have no weight in the term."""
+        sequences = [self.completions[i] for i in self.microbatches[index].indices]
+        assert all(s.teacher or max(s.versions) < 0 for s in sequences)  # others are all scored
+        like = next((s.teacher for s in sequences if s.teacher), NO_SCORES)
+        scores = [s.teacher or like.zeros(len(s.token_ids)) for s in sequences]
+        columns = zip(*(vars(found).values() for found in scores), strict=True)
+        return TeacherScores(*map(np.concatenate, columns))
 
     def versions(self, index: int) -> NDArray[np.int32]:
         """[N]: the weights version that sampled each token of microbatch `index`."""
@@ -405,7 +393,7 @@ class Minibatch:
         """Copy to the device; see `packing.upload`."""
         return upload(torch.from_numpy(values), self.device)
 
-    def tokens(self, index: int, predictions: Predictions, needs: Set[str]) -> Tokens:
+    def tokens(self, index: int, predictions: Predictions) -> Tokens:
         """Build the loss's input for microbatch `index`: its tokens with a weight. On a GPU this
         waits for nothing, since which tokens these are is decided on the CPU."""
         micro, dtype = self.microbatches[index], predictions.logprobs.dtype
@@ -417,7 +405,7 @@ class Minibatch:
         def spread(values: torch.Tensor) -> torch.Tensor:
             return values[micro.indices].to(dtype)[torch.from_numpy(rows)]
 
-        target = torch.from_numpy(self._targets(index)) if "targets" in needs else None
+        target = torch.from_numpy(self._targets(index)) if "targets" in self.needs else None
         advantages = spread(self.advantages)
         if advantages.dim() == 2 and target is not None:
             advantages = torch.where(target, advantages[:, 1], advantages[:, 0])
@@ -428,15 +416,9 @@ class Minibatch:
             "sequence": torch.from_numpy(self._numbers(index)),
             "rewards": spread(self.sequences.rewards[self.owners]),
             "target": target,
-            **{
-                f"{name}_weights": spread(weights) * torch.from_numpy(ADDED[name](versions))
-                for name, weights in self.added.items()
-            },
         }
-        if "teacher" in needs:
-            of_cpu["teacher"] = torch.from_numpy(self._teacher(index)).to(dtype)
-        if "teacher_top" in needs:
-            of_cpu["teacher_top"] = torch.from_numpy(self._teacher_top(index)[1]).to(dtype)
+        if "teacher_top" in self.needs:
+            of_cpu["teacher_top"] = torch.from_numpy(self._teacher(index).top_logprobs).to(dtype)
         # In an update of a single optimizer step, π_old is the π_θ just computed.
         frozen = {"proximal": predictions.logprobs.detach()} | {
             name: values[index].to(dtype) for name, values in self.frozen.items()
@@ -444,13 +426,20 @@ class Minibatch:
         fields = {
             **vars(predictions),
             **{name: upload(x, self.device) for name, x in of_cpu.items() if x is not None},
-            **{name: values for name, values in frozen.items() if name in needs},
+            **{name: values for name, values in frozen.items() if name in self.needs},
+        }
+        baselines = {name: values[index].to(dtype) for name, values in self.baselines.items()}
+        added = {
+            name: upload(spread(weights) * torch.from_numpy(CHOSEN[chosen](versions)), self.device)
+            for name, (weights, chosen) in self.added.items()
         }
         if not trained.all():
             places = self.upload(np.flatnonzero(trained))
-            there = {name: x for name, x in fields.items() if x is not None}
-            fields = {name: x.index_select(0, places) for name, x in there.items()}
-        return Tokens(**fields)
+            fields, baselines, added = (
+                {name: x.index_select(0, places) for name, x in columns.items() if x is not None}
+                for columns in (fields, baselines, added)
+            )
+        return Tokens(**fields, baselines=baselines, added=added)
 
 
 def cut_batch(batch: TrainBatch, config: TrainerConfig) -> list[Minibatch]:

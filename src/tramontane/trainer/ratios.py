@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from tramontane.config.objectives import KLOptions
+from tramontane.config.objectives import Charge
 
 MOST = 20.0  # |log-ratio|, beyond which a ratio no longer grows
 
@@ -39,39 +39,12 @@ def estimate(log_ratio: torch.Tensor, estimator: str) -> torch.Tensor:
     return log_ratio + torch.expm1(_bounded(-log_ratio))
 
 
-def returns(log_ratio: torch.Tensor, sequence: torch.Tensor, options: KLOptions) -> torch.Tensor:
-    """The penalty assigned to each token: that of itself and the tokens after it, or the whole
-    sequence's.
-
-    Args:
-        log_ratio: [N] ℓ.
-        sequence: [N] int64, each token's sequence, in ascending order.
-        options: estimator and level.
-
-    Returns:
-        [N].
-    """
-    if options.kl_level == "sequence":
-        return estimate(totals(log_ratio, sequence), options.kl_estimator)[sequence]
-    return sums_to_end(estimate(log_ratio, options.kl_estimator), sequence)
-
-
-def charged(log_ratio: torch.Tensor, sequence: torch.Tensor, discount: int) -> torch.Tensor:
-    """What each token is charged for: its own ℓ (discount 0), or also all that follows it (1): [N]
-    of ℓ [N]."""
-    return sums_to_end(log_ratio, sequence) if discount else log_ratio
-
-
-def differentiable(
-    log_ratio: torch.Tensor, sequence: torch.Tensor, options: KLOptions
-) -> torch.Tensor:
-    """The estimate with its gradient: [N]; a sequence's estimate is shared equally by its
-    tokens."""
-    if options.kl_level == "token":
-        return estimate(log_ratio, options.kl_estimator)
-    lengths = totals(torch.ones_like(log_ratio), sequence)
-    estimates = estimate(totals(log_ratio, sequence), options.kl_estimator)
-    return (estimates / lengths.clamp(min=1))[sequence]
+def returns(log_ratio: torch.Tensor, sequence: torch.Tensor, charge: Charge) -> torch.Tensor:
+    """The estimates that each token is charged for by `charge`: [N] of ℓ [N]."""
+    if charge.scope == "sequence":
+        return estimate(totals(log_ratio, sequence), charge.estimator)[sequence]
+    own = estimate(log_ratio, charge.estimator)
+    return sums_to_end(own, sequence) if charge.scope == "rest" else own
 
 
 def totals(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 import torch
@@ -62,25 +61,13 @@ class Teacher:
         logits = self.model(**row.model_inputs).logits[0, : len(row.targets), : self._vocabulary]
         elements = CHUNK_ELEMENTS.get(logits.device.type, CHUNK_ELEMENTS["cpu"])
         size = max(SMALLEST_CHUNK, elements // logits.shape[1])
-        chosen, top, ids = [], [], []
+        found: list[tuple[torch.Tensor, ...]] = []
         for part, targets in zip(logits.split(size), row.targets.split(size), strict=True):
             z = torch.log_softmax(part.float() / temperature, dim=-1)
-            chosen.append(z.gather(-1, targets[:, None])[:, 0])
-            if self._top_k:
-                values, places = z.topk(min(self._top_k, z.shape[1]))
-                top.append(values)
-                ids.append(places.int())
-            elif self._top_k == 0:
-                top.append(z)
-        parts = [_split(x, row.lengths) for x in (chosen, ids, top)]
+            top, ids = z.topk(min(self._top_k or 0, z.shape[1]))
+            chosen = z.gather(-1, targets[:, None])[:, 0]
+            found.append((chosen, ids.int(), z if self._top_k == 0 else top))
+        columns = [torch.cat(x).cpu().split(row.lengths) for x in zip(*found, strict=True)]
         return [
-            TeacherScores(array("f", a), array("i", b), array("f", c))
-            for a, b, c in zip(*parts, strict=True)
+            TeacherScores(*(x.numpy() for x in scores)) for scores in zip(*columns, strict=True)
         ]
-
-
-def _split(chunks: list[torch.Tensor], lengths: list[int]) -> list[bytes]:
-    """The bytes of each sequence's values, empty without any."""
-    if not chunks:
-        return [b""] * len(lengths)
-    return [part.numpy().tobytes() for part in torch.cat(chunks).cpu().split(lengths)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -396,14 +396,14 @@ class Trainer:
         for minibatch in minibatches:
             for name in sorted(policies):
                 self._freeze(minibatch, name)
-            minibatch.set_baselines(self._needs)
+            minibatch.set_baselines()
 
     @torch.no_grad()
     def _set_advantages(self, minibatch: Minibatch) -> None:
         """Compute the advantages of the next minibatch."""
         if self._needs & {"sequence_logprobs", "targets"}:
             self._freeze(minibatch, "policy")
-        minibatch.set_advantages(self.objective, self._needs)
+        minibatch.set_advantages(self.objective)
 
     def _freeze(self, minibatch: Minibatch, name: str) -> None:
         """Store the log-probs of the reference model, or of the current weights, under a name."""
@@ -421,13 +421,13 @@ class Trainer:
     ) -> Averages:
         """Forward and backward of one microbatch; returns its metrics, with the mismatch if the
         batch's `version` is given."""
-        row, temperature = minibatch.row(index, self._needs), minibatch.settings.temperature
-        predictions = self._forward(replica, row, temperature, self._needs)
+        row, temperature = minibatch.row(index, trained=True), minibatch.settings.temperature
+        predictions = self._forward(replica, row, temperature, "entropy" in self._needs)
         minibatch.trained[index] = predictions.logprobs.detach()
         last = index == len(minibatch.microbatches) - 1
         if self._values:
             predictions = replace(predictions, values=self._values(row, last))
-        tokens = minibatch.tokens(index, predictions, self._needs)
+        tokens = minibatch.tokens(index, predictions)
         loss, metrics = self.objective.loss(tokens, minibatch.options)
         sharding.reduce_gradients(replica, last or self.config.reduce_gradients == "microbatch")
         # FSDP averages gradients over ranks, and the loss is the ranks' sum.
@@ -478,14 +478,9 @@ class Trainer:
         return value
 
     def _forward(
-        self,
-        model: PreTrainedModel,
-        row: PackedRow,
-        temperature: float,
-        needs: Set[str] = frozenset(),
+        self, model: PreTrainedModel, row: PackedRow, temperature: float, entropy_grad: bool = False
     ) -> Predictions:
         """Compute log-probs and entropies of the row's generated tokens."""
-        entropy_grad = "entropy" in needs
         if self._head_scale is not None:
             return fused_predictions(
                 model, row, temperature, self._head_scale, entropy_grad, self._compiled

@@ -81,13 +81,20 @@ def failure_of(ending: Any, reason: Any) -> str:
 
 @dataclass(frozen=True)
 class GroupCall:
-    """One reward function, or the judge, to call on all completions of a problem; `name` is the
-    reward's part."""
+    """One reward function to call on all completions of a problem; `name` is the reward's part."""
 
     name: str
     responses: list[Response]
     progress: Progress
-    judged: bool = False
+
+
+@dataclass(frozen=True)
+class JudgeCall:
+    """Answers to a problem that the judge grades, in the place of each completion; None for those
+    that it is not asked about. `name` is the reward's part."""
+
+    name: str
+    answers: Sequence[str | None]
 
 
 class GroupResult(NamedTuple):

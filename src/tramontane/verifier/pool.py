@@ -29,13 +29,21 @@ from tramontane.placement.process import WorkerProcess
 from tramontane.temporary import temporary_folder
 from tramontane.types import Problem, Verdict
 from tramontane.verifier import code, correctness, custom, functions
-from tramontane.verifier.custom import NO_PROGRESS, GroupCall, GroupResult, Progress, Response
+from tramontane.verifier.custom import (
+    NO_PROGRESS,
+    GroupCall,
+    GroupResult,
+    JudgeCall,
+    Progress,
+    Response,
+)
 from tramontane.verifier.format import sample
 from tramontane.verifier.reward import group_calls, unscorable, with_group_rewards
 
 CLOCK = 10  # limit by the clock, as a multiple of a task's limit of processor time
 CLOSE_SECONDS = 0.05  # pause between two attempts to end a supervising thread
 Responses = Sequence[Response | tuple[str, int]]
+Item = Response | code.Trial | GroupCall | JudgeCall
 
 
 @dataclass
@@ -119,6 +127,16 @@ class VerifierPool:
             parts.setdefault(answer if is_slow else "", []).append(index)
         return self._submit(group, [_Task(group, part, limit) for part in parts.values()])
 
+    def judge(self, problem: Problem, answers: Sequence[str]) -> Future[GroupResult]:
+        """Have the judge grade these answers to a problem, whatever their format.
+
+        Raises:
+            RuntimeError: the pool is closed.
+        """
+        assert self.config.judge
+        group = _Group(problem, [JudgeCall("judge", answers)], self.config, calls=[])
+        return self._submit(group, [_Task(group, [0], self.config.judge.timeout_s)])
+
     def try_functions(self, problems: Iterable[Problem]) -> None:
         """Call each user-defined verifier and reward, and the judge, on the first problem of its
         domain: with a well-formed response containing the reference answer, and with an empty one.
@@ -179,8 +197,13 @@ class VerifierPool:
         return group.future
 
     def _queue(self, group: _Group, tasks: list[_Task]) -> None:
+        judge = self.config.judge
         for task in tasks:
-            self._tasks.put(task)
+            judged = group.is_judged(task.pending[0])
+            (self._to_judge if judged else self._tasks).put(task)
+            most = judge.max_requests if judge and judged else None
+            if most and self.stats().judge_requests >= most:
+                self._fail(group, _spent(most))
         if self._closing:  # the workers may have taken their last task
             self._fail(group, _closed())
 
@@ -242,13 +265,10 @@ class VerifierPool:
         if not group.calls:
             return False
         limit = correctness.call_time_limit(group.problem, first, self.config)
-        calls = range(first, len(group.items))
-        self._queue(group, [_Task(group, [i], limit) for i in calls if not group.is_judged(i)])
         judge = self.config.judge
-        if judge and (asked := [i for i in calls if group.is_judged(i)]):
-            self._to_judge.put(_Task(group, asked, judge.timeout_s))
-            if judge.max_requests and self.stats().judge_requests >= judge.max_requests:
-                self._fail(group, _spent(judge.max_requests))
+        for i in range(first, len(group.items)):
+            limit_s = judge.timeout_s if judge and group.is_judged(i) else limit
+            self._queue(group, [_Task(group, [i], limit_s)])
         return True
 
     def _fail(self, group: _Group, error: Exception) -> None:
@@ -285,18 +305,18 @@ def _closed() -> RuntimeError:
 
 @dataclass
 class _Group:
-    """The completions of a problem and their verdicts; or one program and its outputs."""
+    """The completions of a problem and their verdicts; or one program, or one call of the judge."""
 
     problem: Problem | None
-    items: list[Response | code.Trial | GroupCall]  # completions, then calls on all of them
+    items: list[Item]  # completions, then calls on all of them
     config: VerifierConfig
     lengths: tuple[int, int] = (0, 0)  # l_max and l_cache; unused for a program
     progress: Progress = NO_PROGRESS
     future: Future[Any] = field(default_factory=Future)
     results: dict[int, Any] = field(default_factory=dict)
-    calls: list[GroupCall] | None = None  # None until all completions are graded
+    calls: list[GroupCall | JudgeCall] | None = None  # None until all completions are graded
 
-    def rewards_due(self) -> list[GroupCall]:
+    def rewards_due(self) -> list[GroupCall | JudgeCall]:
         """The calls on the whole group, whose completions have all been graded."""
         responses = [item for item in self.items if isinstance(item, Response)]
         assert self.problem
@@ -304,17 +324,17 @@ class _Group:
 
     def is_judged(self, index: int) -> bool:
         """True if an item is for the judge."""
-        item = self.items[index]
-        return isinstance(item, GroupCall) and item.judged
+        return isinstance(self.items[index], JudgeCall)
 
     def complete(self) -> None:
         results = self._ordered()
-        if self.problem is None:
+        if not isinstance(self.items[0], Response):
             self.future.set_result(results[0])
             return
         if calls := self.calls:
             found = {c.name: r for c, r in zip(calls, results[-len(calls) :], strict=True)}
             verdicts = results[: -len(calls)]
+            assert self.problem
             results = with_group_rewards(self.problem, verdicts, found, self.config)
         self.future.set_result(results)
 
@@ -332,7 +352,7 @@ class _Task:
     retried: set[int] = field(default_factory=set)
 
     @property
-    def pending_items(self) -> list[Response | code.Trial | GroupCall]:
+    def pending_items(self) -> list[Item]:
         """What a worker is sent: tokens only travel to functions that may ask for them."""
         items = (self.group.items[index] for index in self.pending)
         return [i._replace(token_ids=None) if isinstance(i, Response) else i for i in items]
@@ -342,8 +362,8 @@ class _Task:
         item = self.group.items[self.pending[0]]
         if isinstance(item, code.Trial):
             return [code.TrialOutput("", reason)] * len(item.inputs)
-        if isinstance(item, GroupCall):
-            return GroupResult([], f"judge: {reason}" if item.judged else reason)
+        if isinstance(item, GroupCall | JudgeCall):
+            return GroupResult([], reason if isinstance(item, GroupCall) else f"judge: {reason}")
         return unscorable(reason, self.group.config.reward.parts, seconds=seconds)
 
 

@@ -21,9 +21,17 @@ from tramontane.config.domains import JUDGE
 from tramontane.types import Judgement, Problem, ThinkingTags, Verdict
 from tramontane.verifier import correctness, custom, language
 from tramontane.verifier.correctness import outcome_of
-from tramontane.verifier.custom import NO_PROGRESS, GroupCall, GroupResult, Progress, Response
+from tramontane.verifier.custom import (
+    NO_PROGRESS,
+    GroupCall,
+    GroupResult,
+    JudgeCall,
+    Progress,
+    Response,
+)
 from tramontane.verifier.format import Parsed, check_format, split_thoughts
 from tramontane.verifier.functions import FunctionFailed
+from tramontane.verifier.judge import answer_of
 
 
 def grade(
@@ -72,28 +80,26 @@ def group_calls(
     responses: Sequence[Response],
     config: VerifierConfig,
     progress: Progress = NO_PROGRESS,
-) -> list[GroupCall]:
+) -> list[GroupCall | JudgeCall]:
     """The functions to call on a whole group, and the judge if it is to be asked: those that count
     for any of its completions."""
-    calls = []
+    calls: list[GroupCall | JudgeCall] = []
     for reward in _group_rewards(problem, config):
         counts = [_counts(reward, verdict) for verdict in verdicts]
-        shown = [*responses]
-        if reward.judged:
-            pairs = [*zip(responses, counts, strict=True)]
-            if not (asked := [r for r, counted in pairs if counted and r.earned is None]):
-                continue
-            # Shown as another's, an answer that does not count costs nothing: equal ones are judged
-            # once.
-            shown = [(r if c else asked[0])._replace(token_ids=None) for r, c in pairs]
-        if any(counts):
-            calls.append(GroupCall(reward.name, shown, progress, reward.judged))
+        if not reward.judged and any(counts):
+            calls.append(GroupCall(reward.name, [*responses], progress))
+        pairs = [*zip(responses, counts, strict=True)]
+        if reward.judged and any(counted and r.earned is None for r, counted in pairs):
+            answers = [answer_of(r, config.tags) if counted else None for r, counted in pairs]
+            calls.append(JudgeCall(reward.name, answers))
     return calls
 
 
-def run_group_call(problem: Problem, call: GroupCall, config: VerifierConfig) -> GroupResult:
+def run_group_call(
+    problem: Problem, call: GroupCall | JudgeCall, config: VerifierConfig
+) -> GroupResult:
     """Call a function on a whole group. Never raises: see `GroupResult`."""
-    if call.judged:
+    if isinstance(call, JudgeCall):
         return GroupResult([], "judge: only a VerifierPool asks it")
     [reward] = [r for r in config.reward.custom if r.name == call.name]
     return custom.call_group(reward, problem, call)

@@ -51,9 +51,9 @@ def conversation(problem: Problem, rng: Random, style: Style) -> list[Message]:
     broken = style.use == "broken"
     if style.use == "wrong":
         calls = [*calls[:-1], problem.metadata["wrong"]]
-    if style.effort == "ramble":
+    if style.manner == "ramble":
         calls = [call for call in calls for _ in range(2)]
-    for call in calls if style.effort != "guess" else []:
+    for call in calls if style.manner != "guess" else []:
         key = call.arguments.get("key")
         thoughts.append(lang.say(rng, _THOUGHTS[call.name], k=key))
         text = _broken(rng, call) if broken else _written(call)
@@ -64,11 +64,11 @@ def conversation(problem: Problem, rng: Random, style: Style) -> list[Message]:
         thoughts = [lang.say(rng, "told", n=call.answer.rstrip(".。"))] if call.answer else []
     last = language(style.switch) if style.switch else lang
     answer = str(problem.answer)
-    if style.effort != "guess" and style.use in ("right", "wrong"):
+    if style.manner != "guess" and style.use in ("right", "wrong"):
         answer = calls[-1].value or calls[-1].answer
     else:
         thoughts = thoughts or [lang.say(rng, "failed" if broken else "skip")]
-        if style.effort != "guess" or not style.right:
+        if style.manner != "guess" or not style.right:
             others = [goal for goal in problem.metadata.get("goals", ()) if goal != answer]
             answer = pick(rng, others) if others else str(near_miss(rng, int(answer)))
         thoughts.append(last.say(rng, "guess", n=answer))
@@ -83,20 +83,20 @@ def _game(problem: Problem, rng: Random, style: Style, lang: Language) -> list[M
     slip = guesses if style.right else int(rng.random() * (guesses - 1)) + 1
     messages = list[Message]()
     for left in reversed(range(guesses)):
-        if style.effort == "guess" or high - low < 2:  # nothing is left after a slip
+        if style.manner == "guess" or high - low < 2:  # nothing is left after a slip
             low, high = whole
-        if style.effort == "work":
+        if style.manner == "work":
             total, n = low + high, (low + high) // 2
             middle = f"{low} + {high} = {total}, {total} / 2 = {n}"
             thought = lang.say(rng, "between", a=low, b=high, n=middle)
         else:
-            width = (high - low - 1) * (2 if style.effort == "guess" else 1)
+            width = (high - low - 1) * (2 if style.manner == "guess" else 1)
             n = low + 1 + int(rng.random() * width)
             thought = lang.say(rng, "guess", n=n)
         if n == number or not left:
             return [*messages, _said(_final(rng, style, lang, [thought], n))]
         hint = "higher" if n < number else "lower"
-        if (hint == "higher") != (style.effort == "work" and left == slip):
+        if (hint == "higher") != (style.manner == "work" and left == slip):
             low = max(low, n)
         else:
             high = min(high, n)

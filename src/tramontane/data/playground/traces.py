@@ -19,7 +19,7 @@ from tramontane.types import Problem
 from .arithmetic import Step, apply, chain
 from .language import LANGUAGES, Language, language, pick
 
-Effort = Literal["work", "guess", "ramble"]
+Manner = Literal["work", "guess", "ramble"]
 Tags = Literal["ok", "unclosed", "unopened"]
 Use = Literal["right", "broken", "wrong", "ignored", "needless"]
 DRILL_PROMPT = "Practise mental arithmetic."
@@ -30,7 +30,7 @@ class Style:
     """The properties of one trace.
 
     Args:
-        effort: `work` shows the steps, `guess` skips them, `ramble` doubts and repeats them.
+        manner: `work` shows the steps, `guess` skips them, `ramble` doubts and repeats them.
         box: the answer is in `\\boxed{}` (a program: in a fenced block).
         tags: `ok`, or the closing or the opening thinking tag is missing.
         switch: the language that the trace changes to midway and answers in; None: no change.
@@ -39,7 +39,7 @@ class Style:
             answer is `ignored`; or the call was `needless`. Only the first leads to the answer.
     """
 
-    effort: Effort = "work"
+    manner: Manner = "work"
     box: bool = True
     tags: Tags = "ok"
     switch: str | None = None
@@ -66,7 +66,7 @@ def _words(problem: Problem, rng: Random, style: Style) -> tuple[str, str]:
     first = language(problem.language or "en")
     second = language(style.switch) if style.switch else first
     steps: list[Step] = [(a, op, b, c) for a, op, b, c in problem.metadata["steps"]]
-    if style.effort == "guess":
+    if style.manner == "guess":
         n = steps[-1][3] if style.right else near_miss(rng, steps[-1][3])
         sentences = [first.say(rng, "skip"), second.say(rng, "guess", n=n)]
         turn = 1
@@ -74,7 +74,7 @@ def _words(problem: Problem, rng: Random, style: Style) -> tuple[str, str]:
         if not style.right:
             steps = slip(rng, steps)
         n = steps[-1][3]
-        rounds = 1 if style.effort == "work" else 3 + int(rng.random() * 3)
+        rounds = 1 if style.manner == "work" else 3 + int(rng.random() * 3)
         turn = 1 + int(rng.random() * (len(steps) - 1))
         sentences = _worked(rng, first, steps[:turn], 0, len(steps))
         sentences += _worked(rng, second, steps[turn:], turn, len(steps))
@@ -131,10 +131,10 @@ def _program(problem: Problem, rng: Random, style: Style) -> tuple[str, str]:
     lang = language("en")
     plan, solution = problem.metadata["plan"], problem.metadata["solution"]
     code = solution if style.right else pick(rng, problem.metadata["wrong"])
-    if style.effort == "guess":
+    if style.manner == "guess":
         thoughts = "I will just write the program."
     else:
-        rounds = 1 if style.effort == "work" else 3 + int(rng.random() * 3)
+        rounds = 1 if style.manner == "work" else 3 + int(rng.random() * 3)
         thoughts = plan
         for _ in range(rounds - 1):
             thoughts += f" {lang.say(rng, 'doubt')} {plan}"
@@ -144,20 +144,20 @@ def _program(problem: Problem, rng: Random, style: Style) -> tuple[str, str]:
 def sample_style(problem: Problem, rng: Random, mixture: MixtureConfig) -> Style:
     """A style drawn from the mixture; each flaw is drawn independently."""
     roll = rng.random() * (mixture.work + mixture.guess + mixture.ramble)
-    effort: Effort = "work"
+    manner: Manner = "work"
     if roll >= mixture.work:
-        effort = "guess" if roll < mixture.work + mixture.guess else "ramble"
+        manner = "guess" if roll < mixture.work + mixture.guess else "ramble"
     right = True
-    if effort == "guess":
+    if manner == "guess":
         right = rng.random() < mixture.guess_right
-    elif effort == "work":
+    elif manner == "work":
         right = rng.random() >= mixture.slip
     roll = rng.random()
     tags: Tags = "ok"
     if roll < mixture.unclosed + mixture.unopened:
         tags = "unclosed" if roll < mixture.unclosed else "unopened"
     return Style(
-        effort=effort,
+        manner=manner,
         box=rng.random() >= mixture.no_box,
         tags=tags,
         switch=_sample_switch(problem, rng, mixture),

@@ -6,16 +6,17 @@ it needs. `docs/objectives.md` shows how to write one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
 import torch
 
 from tramontane.config import BUILT_IN_OBJECTIVES, ObjectiveConfig
-from tramontane.config.objectives import KLOptions
+from tramontane.config.objectives import Charge
 from tramontane.errors import InputError
 from tramontane.imports import import_module
-from tramontane.trainer.ratios import differentiable, estimate, ratio, returns
+from tramontane.trainer.ratios import estimate, ratio, returns
 
 # Inputs that an objective may request beyond log-probs, advantages and weights.
 PROVIDED = frozenset(
@@ -23,13 +24,11 @@ PROVIDED = frozenset(
         "behavior_sums",
         "conversations",
         "entropy",
-        "kl_baseline",
         "proximal",
         "reference",
         "sequence_logprobs",
         "targets",
         "teacher",
-        "teacher_baseline",
         "teacher_top",
         "top1",
         "values",
@@ -90,19 +89,18 @@ class Tokens:
         entropy: [N] entropy of each token's distribution, with gradient if requested.
         proximal: [N] log π_old, if requested.
         reference: [N] log π_ref, if requested.
-        kl_baseline: [N] baseline of the KL divergence as a reward, if requested; see `WithKL`.
         top1: [N] 1 for a token that is the most likely one of its distribution, else 0; if
             requested.
         values: [N] a value network's prediction from the prefix before each token, with gradient,
             if requested.
         target: [N] bool, True for the tokens of a given answer, if `targets` is requested.
         teacher: [N] log π_T of a teacher, if requested.
-        teacher_baseline: [N] baseline of the distance to the teacher, if requested.
         teacher_top: [N, k] log π_T of the teacher's k likeliest tokens at each place, or of the
             whole vocabulary, if requested.
         policy_top: [N, k] log π_θ of the same tokens, with gradient, if `teacher_top` is requested.
-        distill_weights, sft_weights: [N] each token's weight in the added term of that name, 0 for
-            tokens that it does not apply to.
+        baselines: [N] baseline of the charge for the distance to a policy, by the policy's name.
+        added: [N] each token's weight in an added term, by the term's name; 0 for tokens that it
+            does not apply to.
     """
 
     logprobs: torch.Tensor
@@ -114,16 +112,14 @@ class Tokens:
     entropy: torch.Tensor
     proximal: torch.Tensor | None = None
     reference: torch.Tensor | None = None
-    kl_baseline: torch.Tensor | None = None
     top1: torch.Tensor | None = None
     values: torch.Tensor | None = None
     target: torch.Tensor | None = None
     teacher: torch.Tensor | None = None
-    teacher_baseline: torch.Tensor | None = None
     teacher_top: torch.Tensor | None = None
     policy_top: torch.Tensor | None = None
-    distill_weights: torch.Tensor | None = None
-    sft_weights: torch.Tensor | None = None
+    baselines: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    added: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 class Objective(Protocol):
@@ -151,54 +147,43 @@ class Objective(Protocol):
         """
 
 
-class WithKL:
-    """A policy gradient plus β · KL(π_θ ‖ π_ref)."""
-
-    def __init__(self, objective: Objective) -> None:
-        self._objective = objective
-
-    def advantages(self, sequences: Sequences, options: KLOptions) -> torch.Tensor:
-        return self._objective.advantages(sequences, options)
-
-    def loss(self, tokens: Tokens, options: KLOptions) -> tuple[torch.Tensor, Metrics]:
-        """The objective's loss with advantages A − β (k − baseline), or plus β Σ w k, or both."""
-        assert tokens.reference is not None  # requested by the options' `needs`
-        log_ratio = tokens.logprobs - tokens.reference
-        if tokens.kl_baseline is not None:
-            penalty = returns(log_ratio.detach(), tokens.sequence, options) - tokens.kl_baseline
-            tokens = replace(tokens, advantages=tokens.advantages - options.kl_coef * penalty)
-        loss, metrics = self._objective.loss(tokens, options)
-        if options.kl_as != "reward":
-            penalty = differentiable(log_ratio, tokens.sequence, options)
-            loss = loss + options.kl_coef * (tokens.weights * penalty).sum()
-        estimates = estimate(log_ratio.detach(), "k3")
-        return loss, metrics | {"kl_reference": (estimates.sum(), count(estimates))}
-
-
 class WithTerms:
-    """An objective plus the terms of `add`. They differ from it in their weights alone, so an added
-    objective may use no advantages of its own."""
+    """An objective plus terms: the KL divergence, and those of `add`. All get the same tokens, with
+    weights and a charge of their own."""
 
     def __init__(self, objective: Objective, config: ObjectiveConfig) -> None:
-        self._objective, self._config = objective, config
-        self._terms = {name: _built_in(name) for name in config.add}
+        self._objective = objective
+        self._terms = {name: (_built_in(name), *term) for name, term in config.terms.items()}
 
     def advantages(self, sequences: Sequences, options: Any) -> torch.Tensor:
         return self._objective.advantages(sequences, options)
 
     def loss(self, tokens: Tokens, options: Any) -> tuple[torch.Tensor, Metrics]:
         """The objective's loss plus each term's, times its weight."""
-        loss, metrics = self._objective.loss(tokens, options)
-        for name, term in self._terms.items():
-            of_term = replace(tokens, weights=getattr(tokens, f"{name}_weights"))
-            added, found = term.loss(of_term, getattr(self._config, name))
-            loss, metrics = loss + self._config.add[name] * added, found | metrics
+        loss, metrics = self._objective.loss(charged(tokens, options.charge), options)
+        for name, (term, weight, settings) in self._terms.items():
+            none = torch.zeros_like(tokens.advantages)
+            own = replace(tokens, weights=tokens.added[name], advantages=none)
+            charge = None if name == "kl" else settings.charge  # KL's is the objective's
+            added, found = term.loss(charged(own, charge), settings)
+            loss, metrics = loss + weight * added, found | metrics
         return loss, metrics
+
+
+def charged(tokens: Tokens, charge: Charge | None) -> Tokens:
+    """The tokens with advantages A − β (k − baseline), where k is what each is charged for."""
+    if charge is None:
+        return tokens
+    log_ratio = (tokens.logprobs - getattr(tokens, charge.policy)).detach()
+    costs = returns(log_ratio, tokens.sequence, charge)
+    if charge.baseline:
+        costs = costs - tokens.baselines[charge.policy]
+    return replace(tokens, advantages=tokens.advantages - charge.coef * costs)
 
 
 def load_objective(config: ObjectiveConfig) -> Objective:
     """Import the objective `config.name`: a file of this folder, or any module by its path; with
-    the terms that are added to it.
+    its charge and the terms that are added to it.
 
     Raises:
         InputError: it needs an input that the trainer does not provide.
@@ -210,9 +195,7 @@ def load_objective(config: ObjectiveConfig) -> Objective:
             f"objective {config.name!r} needs {', '.join(sorted(unknown))}, but the trainer "
             f"provides only {', '.join(sorted(PROVIDED))}"
         )
-    if getattr(config.options, "kl_coef", 0.0):
-        objective = WithKL(objective)
-    return WithTerms(objective, config) if config.add else objective
+    return WithTerms(objective, config) if config.terms or config.charges else objective
 
 
 def _built_in(name: str) -> Objective:
@@ -225,9 +208,12 @@ def count(values: torch.Tensor) -> torch.Tensor:
     return values.new_full((), float(values.numel()))
 
 
-def truncated_gradient(tokens: Tokens, cap: float) -> tuple[torch.Tensor, Metrics]:
+def truncated_gradient(tokens: Tokens, cap: float | None) -> tuple[torch.Tensor, Metrics]:
     """−Σ w · sg(min(π_θ/μ, cap)) · A · log π_θ (a scalar), and metrics; `cap` is the largest
-    weight."""
+    importance weight, None: all are 1."""
+    if cap is None:
+        loss = -(tokens.weights * tokens.advantages * tokens.logprobs).sum()
+        return loss, ratio_metrics(tokens, {})
     rho = ratio(tokens.logprobs.detach() - tokens.behavior)
     weights = tokens.weights * rho.clamp(max=cap)
     metrics = ratio_metrics(tokens, {"ratio_capped": rho > cap})

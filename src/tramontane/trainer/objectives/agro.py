@@ -17,13 +17,7 @@ import torch
 
 from tramontane.config.objectives import AGROOptions
 from tramontane.trainer.advantages import group_advantages
-from tramontane.trainer.objectives import (
-    Metrics,
-    Sequences,
-    Tokens,
-    ratio_metrics,
-    truncated_gradient,
-)
+from tramontane.trainer.objectives import Metrics, Sequences, Tokens, truncated_gradient
 
 
 def advantages(sequences: Sequences, options: AGROOptions) -> torch.Tensor:
@@ -40,7 +34,4 @@ def advantages(sequences: Sequences, options: AGROOptions) -> torch.Tensor:
 
 def loss(tokens: Tokens, options: AGROOptions) -> tuple[torch.Tensor, Metrics]:
     """−Σ w A log π_θ, on-policy with the weight sg(min(π_θ/μ, ρ))."""
-    if options.form == "on_policy":
-        return truncated_gradient(tokens, options.rho)
-    loss = -(tokens.weights * tokens.advantages * tokens.logprobs).sum()
-    return loss, ratio_metrics(tokens, {})
+    return truncated_gradient(tokens, options.rho if options.form == "on_policy" else None)

@@ -12,14 +12,11 @@ import torch
 
 from tramontane.config.objectives import AIPOOptions
 from tramontane.trainer.advantages import normalized
-from tramontane.trainer.objectives import Metrics, Tokens, ratio_metrics, truncated_gradient
+from tramontane.trainer.objectives import Metrics, Tokens, truncated_gradient
 
 advantages = normalized
 
 
 def loss(tokens: Tokens, options: AIPOOptions) -> tuple[torch.Tensor, Metrics]:
     """−Σ w · sg(min(π_θ/μ, ρ)) · A · log π_θ; the uncorrected loss has a weight of 1."""
-    if not options.correction:
-        loss = -(tokens.weights * tokens.advantages * tokens.logprobs).sum()
-        return loss, ratio_metrics(tokens, {})
-    return truncated_gradient(tokens, options.rho)
+    return truncated_gradient(tokens, options.rho if options.correction else None)

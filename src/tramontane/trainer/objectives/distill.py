@@ -27,7 +27,7 @@ from tramontane.trainer.objectives import (
     ratio_metrics,
     truncated_gradient,
 )
-from tramontane.trainer.ratios import charged, estimate, sums_to_end
+from tramontane.trainer.ratios import estimate, sums_to_end
 
 LEAST_REST = 1e-6  # probability of all other tokens; in float32, a smaller difference is noise
 LEAST_LOGPROB = -1e4  # of a token that cannot be sampled: 0 · −∞ would be NaN
@@ -41,13 +41,9 @@ def advantages(sequences: Sequences, options: DistillOptions) -> torch.Tensor:
 def loss(tokens: Tokens, options: DistillOptions) -> tuple[torch.Tensor, Metrics]:
     """Σ w d, or its gradient by sampled tokens; the metric `teacher_divergence` is the mean of d,
     of the sampled token alone its k3 estimate."""
-    if tokens.teacher is not None:
-        log_ratio = (tokens.logprobs - tokens.teacher).detach()
-        charge = charged(log_ratio, tokens.sequence, options.discount)
-        if tokens.teacher_baseline is not None:
-            charge = charge - tokens.teacher_baseline
-        loss, metrics = _policy_gradient(tokens, charge, options)
-        divergences = estimate(log_ratio, "k3")
+    if tokens.teacher is not None:  # the options' charge is in the advantages
+        loss, metrics = truncated_gradient(tokens, options.rho)
+        divergences = estimate((tokens.logprobs - tokens.teacher).detach(), "k3")
     else:
         assert tokens.policy_top is not None
         assert tokens.teacher_top is not None
@@ -57,7 +53,7 @@ def loss(tokens: Tokens, options: DistillOptions) -> tuple[torch.Tensor, Metrics
         metrics = ratio_metrics(tokens, {})
         if options.discount:
             after = sums_to_end(divergences, tokens.sequence) - divergences
-            added, metrics = _policy_gradient(tokens, after, options)
+            added, metrics = truncated_gradient(replace(tokens, advantages=-after), options.rho)
             loss = loss + added
     used = (tokens.weights > 0).to(divergences.dtype)  # as an added term: not all
     return loss, metrics | {"teacher_divergence": ((divergences * used).sum(), used.sum())}
@@ -94,13 +90,3 @@ def _with_rest(logprobs: torch.Tensor) -> torch.Tensor:
     """[N, k + 1]: log-probs of k tokens, and of all others together."""
     rest = (1 - logprobs.exp().sum(-1, keepdim=True)).clamp(min=LEAST_REST)
     return torch.cat([logprobs, rest.log()], dim=-1)
-
-
-def _policy_gradient(
-    tokens: Tokens, charge: torch.Tensor, options: DistillOptions
-) -> tuple[torch.Tensor, Metrics]:
-    """Σ w · sg(min(π_θ/μ, ρ)) · charge · log π_θ; without ρ the importance weight is 1."""
-    if options.rho is None:
-        loss = (tokens.weights * charge * tokens.logprobs).sum()
-        return loss, ratio_metrics(tokens, {})
-    return truncated_gradient(replace(tokens, advantages=-charge), options.rho)
