@@ -249,6 +249,4 @@ class Odd:
                 return "a\ud800b", None, True
             case "roles":
                 return Turn([{"role": "assistant", "content": "I said so"}])
-            case "print":
-                print("x" * 100000)
         return Turn("fine", 0.5, True)
