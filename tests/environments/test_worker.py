@@ -58,21 +58,31 @@ class Talk:
         start = len(self.ids)
         said = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         self.ids = self.ids + said + ([self.tokenizer.eos_token_id] if reason == "stop" else [])
-        n = len(self.ids)
-        completion = Completion(
-            *KEY, self.prompt, self.ids, [0.0] * n, [0] * n, reason, turn_start=start,
-            earlier=self.earlier,
-        )  # fmt: skip
+        completion = replace(self.completion, finish_reason=reason, turn_start=start)
         answered = await self.worker.step(KEY, completion, self.l_max)
         self.turns.append(answered.turn)
         if answered.prompt_ids is not None:
-            sequence = EarlierSequence(self.prompt, self.ids, [0.0] * n, [0] * n)
+            said = self.completion
+            sequence = EarlierSequence(
+                said.prompt_ids, said.token_ids, said.logprobs, said.versions
+            )
             self.earlier = [*self.earlier, sequence]
             self.prompt, self.ids = answered.prompt_ids, []
         else:
             self.put.append(list(answered.put))
             self.ids = self.ids + list(answered.put)
         return answered
+
+    async def replayed(self, worker):
+        completion = replace(self.completion, turns=self.turns)
+        return await worker.replay(KEY, self.problem, self.seed, completion)
+
+    @property
+    def completion(self):
+        n = len(self.ids)
+        return Completion(
+            *KEY, self.prompt, self.ids, [-0.5] * n, [3] * n, "stop", earlier=self.earlier
+        )
 
     @property
     def text(self):
@@ -315,13 +325,14 @@ def test_a_replay_continues_where_it_stopped():
         await spoken.say("50")
         await spoken.say("0")
         turns = spoken.turns
-        again = await other.replay(KEY, spoken.problem, spoken.seed, turns)
+        again = await spoken.replayed(other)
         assert again.ending is None and again.prompt_ids == spoken.prompt
         spoken.worker = other
         answered = await spoken.say("41")
         assert answered.ending == "completed" and answered.turn.reward == 1 / 3
-        altered = [turns[0], replace(turns[1], messages=[{"role": "user", "content": "lower"}])]
-        differs = await other.replay(KEY, spoken.problem, spoken.seed, altered)
+        lower = [{"role": "user", "content": "lower"}]
+        spoken.turns = [turns[0], replace(turns[1], messages=lower)]
+        differs = await spoken.replayed(other)
         assert differs.ending == "environment_failed"
         assert "turn 2 was answered differently" in differs.reason
 
@@ -337,7 +348,7 @@ def test_a_replay_of_a_forked_conversation_forks_alike():
         await spoken.begin()
         for text in said:
             await spoken.say(text)
-        await other.replay(KEY, spoken.problem, spoken.seed, spoken.turns)
+        await spoken.replayed(other)
         spoken.worker = other
         replayed = await spoken.say("<think>Up.</think>20")
         assert replayed.prompt_ids is not None and replayed.ending is None

@@ -31,7 +31,7 @@ from tramontane.environments.running import EnvironmentFailed, Runner, blaming
 from tramontane.environments.tools import Toolset, methods, schema_of
 from tramontane.environments.wire import ChatMessage
 from tramontane.errors import InputError
-from tramontane.types import Message, Problem
+from tramontane.types import Completion, Message, Problem
 from tramontane.verifier import functions
 from tramontane.verifier.functions import defined_at
 
@@ -193,7 +193,8 @@ class Host:
     """
 
     asked: Sequence[ChatMessage] = ()  # the whole chat, of a harness alone
-    restarted = False  # `asked` does not continue the chat so far
+    posted: Sequence[int] = ()  # its tokens instead
+    restarted = False  # neither continues the conversation so far
 
     def __init__(self, data: DataConfig, answer_bytes: int, runner: Runner) -> None:
         self._data, self._answer_bytes, self._runner = data, answer_bytes, runner
@@ -272,8 +273,9 @@ class Host:
         offered += self._toolboxes
         return [*offered, self._environment] if self._kind == "trl" else offered
 
-    async def step(self, message: Parsed) -> Reply:
-        """Answer a message of the model: its calls side by side, then the environment's step.
+    async def step(self, message: Parsed, turn: Completion | None = None) -> Reply:
+        """Answer a message of the model: its calls side by side, then the environment's step. Only
+        a harness reads the tokens of the turn.
 
         Raises:
             EnvironmentFailed: a tool or the environment failed.
