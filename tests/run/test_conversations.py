@@ -1,5 +1,6 @@
 """Whole runs whose completions are conversations: killed, resumed, on Ray, with vLLM."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -145,6 +146,48 @@ def test_a_run_trains_on_what_a_harness_does(tmp_path: Path, monkeypatch: Any) -
     assert len(done) > len(rows) / 2 and all(len(row["turns"]) == 2 for row in done)
     metrics = RunFolder(tmp_path / "run").metrics()
     assert all(m["groups_unscorable"] == 0 and 0 < m["parked_share"] < 1 for m in metrics)
+
+
+TRAINS = """vf.TrainClientConfig(
+            base_url=base_url, renderer_model_name=TINY, renderer={"name": "default"}
+        )"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("client", ["messages", "tokens"])
+def test_a_run_trains_on_a_multi_turn_environment_of_verifiers(
+    tmp_path: Path, monkeypatch: Any, client: str
+) -> None:
+    """The harness of docs/endpoint.md, with either client."""
+    pytest.importorskip("verifiers", reason="needs tramontane[verifiers]", exc_type=ImportError)
+    harness = next(b for b in blocks(ROOT / "docs" / "endpoint.md", "python") if "Player" in b)
+    harness = harness.replace("my_taskset", "checked_sums_taskset")
+    if client == "tokens":
+        sent = 'vf.EvalClientConfig(base_url=base_url, api_key_var="NO_KEY")'
+        assert sent in harness
+        tiny = load_tokenizer("tiny").name_or_path
+        harness = f"TINY = {tiny!r}\n{harness.replace(sent, TRAINS)}"
+    (tmp_path / f"docs_{client}.py").write_text(harness)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(ROOT / "tests/verifier"))
+    tasks = tmp_path / "tasks.jsonl"
+    rows = [{"problem": f"Task {i}", "answer": "-", "idx": i} for i in range(5)]
+    tasks.write_text("\n".join(map(json.dumps, rows)))
+    config = small_config(
+        tmp_path / "run",
+        data={"environment": f"docs_{client}:Player", "train": str(tasks)},
+        pipeline={"l_max": 192, "diversity": "none"},
+        conversation={"reward": "last"},
+    )
+    assert train(config, QuietScreen()).updates == 2
+    check_ledger(tmp_path / "run", config)
+    rows = rollouts(tmp_path / "run")
+    assert {row["ending"] for row in rows} <= {"completed", "max_tokens", "context_full"}
+    done = [row for row in rows if row["ending"] == "completed"]
+    assert len(done) > len(rows) / 2 and all(len(row["turns"]) == 2 for row in done)
+    put = [row["turns"][0]["messages"] for row in done]
+    assert all("Check it." in messages[0]["content"] for messages in put if messages)
+    assert {reward for row in done for reward in [row["turns"][1]["reward"]]} & {0.2, 1.0}
 
 
 @pytest.mark.slow
