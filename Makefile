@@ -30,6 +30,8 @@ MINUTES ?= 60
 KIND ?= ray
 # Generators of `make chaos` and `make soak`: slots or vllm (after `make vllm`).
 GENERATOR ?= slots
+# Of `make chaos`: CONVERSATIONS=1 makes each completion a conversation.
+CONVERSATIONS ?=
 # Seed of `make chaos`, `make ranks`, `make real` and `make real-tools`; by default the config's own.
 SEED ?=
 # Problems of GSM8K that `make real` reports: a file, or a Hugging Face dataset.
@@ -109,7 +111,8 @@ proof: $(DEV)
 	$(BIN)/python benchmarks/curation_proof.py
 
 chaos: $(DEV)
-	$(BIN)/python -m chaos --generator $(GENERATOR) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m chaos --generator $(GENERATOR) $(if $(SEED),--seed $(SEED)) \
+		$(if $(CONVERSATIONS),--conversations)
 
 ranks: $(DEV)
 	$(BIN)/python -m chaos.ranks $(if $(SEED),--seed $(SEED))
