@@ -24,11 +24,22 @@ from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 from tramontane.types import FAILED, INSERTED
 
+VLLM = pytest.param("vllm", marks=pytest.mark.vllm)
+
 
 def talking(folder: Path, **sections: Any) -> Config:
     sections["pipeline"] = {"l_max": 192, "diversity": "none"} | sections.get("pipeline", {})
-    data = {"environment": "tests.controller.talking:Talk"}
+    data = {"environment": "tests.controller.talking:Talk"} | sections.pop("data", {})
     return small_config(folder, data=data, **sections)
+
+
+def elsewhere(kind: str, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The sections of a config that move the workers to Ray, or the generator to vLLM."""
+    if kind == "thread":
+        return {}
+    request.getfixturevalue("ray_cluster" if kind == "ray" else "vllm_environment")
+    section = "placement" if kind == "ray" else "generator"
+    return {section: {"kind": kind}}
 
 
 def check_turns(rows: list[dict[str, Any]]) -> None:
@@ -72,13 +83,17 @@ def test_a_synchronous_run_of_conversations_killed_and_resumed_repeats(tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replay", [False, True])
-def test_a_run_killed_amid_conversations_loses_none(tmp_path: Path, replay: bool) -> None:
+@pytest.mark.parametrize("kind", ["thread", "ray", VLLM])
+def test_a_run_killed_amid_conversations_loses_none(
+    tmp_path: Path, kind: str, replay: bool, request: pytest.FixtureRequest
+) -> None:
     sizes = {"updates": 6, "n_batch": 16, "n_async": 48, "max_staleness": 6}
     config = talking(
         tmp_path / "run",
         pipeline=sizes,
         checkpoint={"every": 2},
         conversation={"replay": replay},
+        **elsewhere(kind, request),
     )
     process = start(config, tmp_path)
     wait_until((tmp_path / "run/checkpoints/step_2").is_dir, process)
@@ -191,18 +206,16 @@ def test_a_run_trains_on_a_multi_turn_environment_of_verifiers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ray", pytest.param("vllm", marks=pytest.mark.vllm)])
+@pytest.mark.parametrize("kind", ["ray", VLLM])
 def test_conversations_elsewhere(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
-    """The environments on Ray, or the tokens from vLLM."""
-    sections: dict[str, Any] = {"placement": {"kind": "ray"}}
-    if kind == "vllm":
-        request.getfixturevalue("vllm_environment")
-        sections = {"generator": {"kind": "vllm"}}
-    config = talking(tmp_path, pipeline={"updates": 3}, **sections)
+    """The environments and a tool on Ray, or the tokens from vLLM."""
+    data, where = {"tools": ["calculator"]}, elsewhere(kind, request)
+    config = talking(tmp_path, pipeline={"updates": 3}, data=data, **where)
     train(config, QuietScreen())
     check_ledger(tmp_path, config)
     rows = rollouts(tmp_path)
     check_turns(rows)
+    assert all("calculator" in load_tokenizer("tiny").decode(row["prompt_ids"]) for row in rows)
     for metrics in RunFolder(tmp_path).metrics():
         assert sum(metrics["endings"].values()) == pytest.approx(1)
         assert metrics["sampled_tokens"] > metrics["inserted_tokens"] > 0
