@@ -287,11 +287,11 @@ class Host:
             return reply
         step = self._environment.step
         returned = await self._call(step, _as_dict(message))
-        turn = self._turn(step, returned)
-        turn.messages = reply.messages + turn.messages
-        if not turn.messages and not turn.done:
+        found = self._turn(step, returned)
+        found.messages = reply.messages + found.messages
+        if not found.messages and not found.done:
             raise self._refused(step, returned, "messages, or done=True to end the conversation")
-        return turn
+        return found
 
     async def final_reward(self) -> float | None:
         """The reward of the whole conversation, of TRL's `get_reward`; None if there is none."""

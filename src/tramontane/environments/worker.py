@@ -287,8 +287,9 @@ class EnvironmentWorker:
         encoder = self._format.encoder
         if not host.posted:
             return wire.write(chat, host.asked, encoder.tags)
-        chat.prefix = encoder.opened_in(encoder.tokenizer.decode(host.posted[-OPENING:]))
-        return list(host.posted)
+        prompt = list(host.posted)
+        chat.prefix = encoder.opened_in(str(encoder.tokenizer.decode(prompt[-OPENING:])))
+        return prompt
 
     def _late(self, what: str) -> str:
         return f"its {what} took longer than {self._limits.step_timeout:g} s"
