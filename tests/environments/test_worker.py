@@ -11,14 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.environments.templates import tokenizer_of
+from tramontane.batches import TrainSequence
 from tramontane.config import Config
+from tramontane.controller.conversations import following
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import loading
 from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
 from tramontane.run.input import read_input
 from tramontane.run.task import config_of
-from tramontane.types import Completion, EarlierSequence, Problem
+from tramontane.types import (
+    INSERTED,
+    Completion,
+    EarlierSequence,
+    Problem,
+    Request,
+    SamplingParams,
+    floats,
+    ints,
+)
 
 WORLDS = "tests.environments.worlds"
 KEY = (3, 1)
@@ -373,14 +384,50 @@ SAID = st.lists(
 ).map("".join)  # fmt: skip
 
 
+TEXTS = st.lists(
+    st.one_of(
+        st.text(max_size=9),
+        st.sampled_from(["</s>", "<|im_end|>", "<|eot_id|>", "[INST]", "<think>", "\ud800", "🙂é"]),
+    ),
+    max_size=5,
+).map(lambda parts: "".join(["x", *parts]))  # no text is no message
+
+
 @settings(deadline=None, max_examples=60)
-@given(shape=st.sampled_from(["qwen3", "llama-3", "mistral-v13", "gemma-3"]), said=SAID)
-def test_whatever_a_model_writes_is_answered(shape, said):
-    worker = worker_of(shape, tools=("add", "Counter"))
-    answered, spoken = talk(worker, said, "Done.", l_max=30000)
-    assert answered.ending == "completed" and answered.turn.messages == []
-    for turn in spoken.turns[:-1]:
-        assert len(turn.messages) == len(turn.calls) > 0
+@given(
+    shape=st.sampled_from(["qwen3", "llama-3", "mistral-v13", "gemma-3"]),
+    first=SAID,
+    rest=st.lists(st.tuples(TEXTS, SAID), max_size=2),
+)
+def test_whatever_is_written_what_was_sampled_is_trained_on(shape, first, rest):
+    """Whatever the model, its tools and its environment write."""
+    worker = worker_of(shape, environment="Says", tools=("add", "Counter"))
+    tokenizer, sampled = worker._format.encoder.tokenizer, []
+
+    async def run():
+        given = problem(texts=[text for text, _ in rest])
+        started = await worker.start(KEY, given, 7)
+        request = Request(*KEY, started.prompt_ids, 7, SamplingParams(30_000))
+        for said in [first, *(said for _, said in rest)]:
+            new = tokenizer(said, add_special_tokens=False)["input_ids"]
+            new = ints([*new, tokenizer.eos_token_id])
+            sampled.extend(new)
+            ids, n = request.token_ids + new, len(new)
+            kept = request.logprobs + floats([-1.0] * n), request.versions + ints([4] * n)
+            turn = Completion(*KEY, request.prompt_ids, ids, *kept, "stop")
+            waiting = request.turn_ended(turn)
+            answered = await worker.step(KEY, waiting.completed("stop"), 30_000)
+            request = following(waiting, answered)
+        await worker.close(KEY)
+        return request
+
+    whole = asyncio.run(run())
+    assert whole.ending == "completed" and len(whole.turns) == 1 + len(rest)
+    assert all(len(t.messages) == len(t.calls) + 1 for t in whole.turns[:-1])
+    parts = [TrainSequence.of(part) for part in whole.sequences]
+    tokens = [t for p in parts for t in zip(p.token_ids, p.versions, p.logprobs, strict=True)]
+    assert [token for token, version, _ in tokens if version != INSERTED] == sampled
+    assert {(version, logprob) for _, version, logprob in tokens} <= {(4, -1.0), (INSERTED, 0.0)}
 
 
 def test_one_seed_makes_equal_conversations():

@@ -51,6 +51,16 @@ class Guess:
         return {"messages": "higher" if guess < self.number else "lower"}
 
 
+class Says:
+    """Says the texts of its row, one after another."""
+
+    def start(self, problem):
+        self.left = list(problem.metadata["texts"])
+
+    def step(self, message):
+        return (self.left.pop(0), None, False) if self.left else ((), 1.0, True)
+
+
 class Counter:
     """A toolbox with state."""
 
