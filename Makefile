@@ -30,6 +30,8 @@ MINUTES ?= 60
 KIND ?= ray
 # Generators of `make chaos` and `make soak`: slots or vllm (after `make vllm`).
 GENERATOR ?= slots
+# Of `make chaos`: CONVERSATIONS=1 makes each completion a conversation.
+CONVERSATIONS ?=
 # Seed of `make chaos`, `make ranks`, `make real` and `make real-tools`; by default the config's own.
 SEED ?=
 # Problems of GSM8K that `make real` reports: a file, or a Hugging Face dataset.
@@ -41,7 +43,7 @@ PART ?=
 AGAIN ?=
 TINY ?=
 
-.PHONY: quickstart real real-tools test slow studies-smoke vllm check docs mutants fuzz hostile bench gpu proof chaos ranks nodes soak clean
+.PHONY: quickstart real real-tools test slow studies-smoke vllm adapters check docs mutants fuzz hostile bench gpu proof chaos ranks nodes soak clean
 
 quickstart: $(READY)
 	$(BIN)/tramontane train configs/quickstart.yaml
@@ -73,6 +75,25 @@ studies-smoke: $(DEV)
 vllm: $(DEV)
 	$(if $(TRAMONTANE_VLLM_PYTHON),,$(BIN)/tramontane vllm)
 	$(BIN)/python -m pytest -m vllm
+
+# Tests against the packages that have adapters, in environments of their own that see .venv's:
+# OpenEnv and verifiers need different versions of the same packages.
+adapters: $(DEV)
+	$(call above,.venv-adapters,$(ADAPTED) openai trl)
+	.venv-adapters/bin/$(UNSKIPPED) tests/environments/test_adapters.py \
+		tests/environments/test_mistral.py -k 'adapters or mistral or openai or harness'
+	$(call above,.venv-verifiers,'.[verifiers]')
+	.venv-verifiers/bin/$(UNSKIPPED) tests/verifier/test_tasksets.py -k 'tasksets or verifiers'
+
+ADAPTED := '.[textarena,gymnasium,skyrl,openenv,mistral]'
+SITE := python -c 'import site; print(site.getsitepackages()[0])'
+define above
+$(BIN)/python -m venv $(1)
+echo "import site; site.addsitedir('$$($(BIN)/$(SITE))')" > "$$($(1)/bin/$(SITE))/dev.pth"
+$(1)/bin/python -m pip install --quiet --constraint constraints.txt --editable $(2)
+endef
+UNSKIPPED := python -m pytest --no-skips -m 'not vllm' tests/evaluation/test_serving.py \
+	tests/run/test_conversations.py
 
 check: $(DEV)
 	$(BIN)/ruff check .
@@ -109,7 +130,8 @@ proof: $(DEV)
 	$(BIN)/python benchmarks/curation_proof.py
 
 chaos: $(DEV)
-	$(BIN)/python -m chaos --generator $(GENERATOR) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m chaos --generator $(GENERATOR) $(if $(SEED),--seed $(SEED)) \
+		$(if $(CONVERSATIONS),--conversations)
 
 ranks: $(DEV)
 	$(BIN)/python -m chaos.ranks $(if $(SEED),--seed $(SEED))
@@ -139,4 +161,4 @@ $(DEV): $(READY) $(PAPERS:%=%/pyproject.toml)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-vllm build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis site mutants
+	rm -rf $(VENV) .venv-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis site mutants

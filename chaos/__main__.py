@@ -15,7 +15,8 @@ workers.jsonl. Then two short runs show that interrupted completions are as long
 With `--generator vllm` each generator has a second process, vLLM's, which is killed as often as the
 first. Results go to chaos_vllm.json. With `--updates` the run has that many updates, no evaluation
 and so no figures to reach. With `--conversations` each completion is a conversation with an
-environment (`talk.py`), whose processes are killed too; results go to chaos_conversations.json.
+environment (`talk.py`), whose processes are killed too; the seed draws whether those that had begun
+are replayed or start again. Results go to chaos_conversations.json.
 """
 
 from __future__ import annotations
@@ -47,18 +48,19 @@ ENVIRONMENTS = ("environment 0", "environment 1")
 FIGURES = {"pass_at_1": 0.93, "format_rate": 0.99, "language_rate": 0.97}
 
 
-def config(generator: str, updates: int | None, conversations: bool) -> dict[str, Any]:
+def config(args: argparse.Namespace) -> dict[str, Any]:
     raw = quickstart()
-    if updates is not None:
-        raw["pipeline"]["updates"] = updates
+    if args.updates is not None:
+        raw["pipeline"]["updates"] = args.updates
         raw["data"]["eval"] = None
-    if conversations:
+    if args.conversations:
         raw["data"]["environment"] = "chaos.talk:Talk"
-        raw["conversation"] = {"workers": len(ENVIRONMENTS), "replay": True}
+        replay = random.Random(args.seed).random() < 0.5
+        raw["conversation"] = {"workers": len(ENVIRONMENTS), "replay": replay}
         raw["pipeline"]["l_max"] *= 3
     return raw | {
         "placement": {"kind": "ray"},
-        "generator": {"workers": 2, "kind": generator},
+        "generator": {"workers": 2, "kind": args.generator},
         "verifier": {"workers": 2},
         "checkpoint": {"every": 2, "keep": 2},
         "timeouts": {"heartbeat": 10.0},
@@ -125,7 +127,7 @@ def main() -> None:
     args = parser.parse_args()
     print(f"seed {args.seed}", flush=True)
     shutil.rmtree(BUILD, ignore_errors=True)
-    raw = config(args.generator, args.updates, args.conversations)
+    raw = config(args)
     began = time.monotonic()
     with Run(raw, BUILD / "whole") as run:
         killer = Killer(run.folder, args.seed, BUILD / "whole" / "kills.jsonl")
@@ -135,7 +137,8 @@ def main() -> None:
         remaining = run.remaining()
         finished = run.finished
     seconds = time.monotonic() - began
-    promises = [finished_run(finished, ends, seconds, run), killed(killer, args.kills, run)]
+    promises = [finished_run(finished, ends, seconds, run)]
+    promises += [killed(killer, args.kills, run, args.conversations)]
     promises += [refused(intruders), nothing_left(ends, last_wait, remaining)]
     report: dict[str, Any] = {}
     if finished:
@@ -150,6 +153,7 @@ def main() -> None:
     name = "chaos_conversations.json" if args.conversations else name
     finish(Path(__file__).with_name(name), {
         "machine": machine(), "seed": args.seed, "updates": raw["pipeline"]["updates"],
+        "conversation": raw.get("conversation"),
         "seconds": round(seconds),
         "kills": killer.kills, "intruders": intruders, "ends": ends,
         "lengths": lengths_report, **report,
@@ -167,7 +171,7 @@ def finished_run(finished: bool, ends: list[dict[str, Any]], seconds: float, run
     )
 
 
-def killed(killer: Killer, kills: int, run: Run) -> Promise:
+def killed(killer: Killer, kills: int, run: Run, conversations: bool) -> Promise:
     """The controller replaces each killed generator, verifier or environment, unless it was killed
     too."""
     kinds = ("generator", "verifier", "environment", "trainer", "controller")
@@ -176,10 +180,10 @@ def killed(killer: Killer, kills: int, run: Run) -> Promise:
     events = run.folder / "events.log"
     replaced = events.read_text(encoding="utf-8").count("replaced:") if events.is_file() else 0
     return Promise(
-        f"at least {kills} workers are killed",
+        f"at least {kills} workers are killed{', environments among them' * conversations}",
         f"{len(killer.kills)} ({', '.join(f'{n} {name}s' for name, n in counts.items())}; "
         f"{stopped} of them stopped), {replaced} replaced",
-        len(killer.kills) >= kills,
+        len(killer.kills) >= kills and counts["environment"] >= conversations,
     )
 
 

@@ -54,9 +54,14 @@ def _spin() -> None:
         pass
 
 
-def _print(file: Any) -> None:
+def _print() -> None:
     while True:
-        print("x" * 1000, file=file)
+        print("x" * 1000)
+
+
+def _write() -> None:
+    while True:
+        os.write(1, b"x" * 1000)
 
 
 def _daemon() -> str:
@@ -164,7 +169,9 @@ ACTS: dict[str, tuple[Callable[[], Any], set[str]]] = {
     "hang": (lambda: time.sleep(60), {LATE}),
     "hang asleep": (_never, {LATE}),
     "spin": (_spin, {LATE}),
-    "print": (lambda: _print(sys.stdout), {LATE}),
+    "print": (_print, {LATE}),
+    "write to the terminal": (_write, {LATE}),
+    "print from a child": (lambda: subprocess.run("yes"), {LATE}),
     "block the loop": (_block, {LATE}),
     "hold the interpreter": (lambda: re.match(r"(a+)+$", "a" * 60 + "b"), {LATE}),
     "stop": (lambda: os.kill(os.getpid(), signal.SIGSTOP), {LATE, DONE}),

@@ -100,11 +100,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 class SkipList:
-    """Fails the session where a test was skipped for a reason that `expected_skips.txt` lacks."""
+    """Fails the session where a test was skipped for a reason that `expected_skips.txt` lacks, or,
+    with `--no-skips`, for any."""
 
-    def __init__(self) -> None:
+    def __init__(self, none: bool) -> None:
         lines = EXPECTED_SKIPS.read_text().splitlines()
         patterns = [line for line in lines if line and not line.startswith("#")]
+        patterns = ["(?!)"] if none else patterns
         self.expected = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
         self.unexpected: list[str] = []
 
@@ -130,6 +132,10 @@ class SkipList:
             terminalreporter.line(f"skipped, and not in {EXPECTED_SKIPS.name}: {line}", red=True)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-skips", action="store_true", help="fail if a test is skipped")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # the process that xdist reports to, or the only one
-        config.pluginmanager.register(SkipList())
+        config.pluginmanager.register(SkipList(config.getoption("no_skips")))

@@ -4,7 +4,9 @@ import json
 import subprocess
 import sys
 import time
+from argparse import Namespace
 
+from chaos.__main__ import config, killed
 from chaos.processes import workers
 
 
@@ -21,3 +23,14 @@ def test_another_process_with_a_dead_workers_number_is_no_worker(tmp_path):
         process.kill()
         process.wait()
         assert found(0) == {}
+
+
+def test_conversations_are_replayed_for_some_seeds_and_environments_must_be_killed(tmp_path):
+    args = {"generator": "slots", "updates": None, "conversations": True}
+    configs = [config(Namespace(**args, seed=seed)) for seed in range(9)]
+    assert {c["conversation"]["replay"] for c in configs} == {False, True}
+    kills = [{"worker": "verifier 0", "signal": "SIGKILL"}] * 3
+    killer, run = Namespace(kills=kills), Namespace(folder=tmp_path)
+    assert killed(killer, 3, run, False).kept and not killed(killer, 3, run, True).kept
+    kills.append({"worker": "environment 1", "signal": "SIGKILL"})
+    assert killed(killer, 3, run, True).kept

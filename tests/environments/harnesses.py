@@ -42,6 +42,43 @@ class Forgetful:
         await asyncio.to_thread(ask, base_url, [said])
 
 
+class Tokens:
+    """Writes its prompts itself, as the clients of verifiers and renderers do: twice behind what
+    was sampled, then a new one."""
+
+    def run(self, problem, base_url):
+        route = f"{base_url.removesuffix('/v1')}/inference/v1/generate"
+        ids, seen = [], 0
+        for put in ([5, 6, 7], [8, 9], None):
+            ids = [10] if put is None else ids + put
+            sampling = {"stop_token_ids": [0], "logprobs": 1, "routed_experts_prompt_start": 2}
+            body = {"token_ids": ids, "sampling_params": sampling}
+            answer = httpx.post(route, json=body, timeout=30).json()
+            (choice,) = answer["choices"]
+            assert answer["prompt_token_ids"] == ids
+            assert choice["token_logprobs"] == [-0.5] * len(choice["token_ids"])
+            assert choice["versions"] == [3] * len(choice["token_ids"])
+            ids = ids + choice["token_ids"]
+            seen += len(choice["token_ids"])
+        return seen
+
+
+class Unfit:
+    """Asks for what no run answers, and reads the tokens of what one does."""
+
+    def run(self, problem, base_url):
+        route = f"{base_url.removesuffix('/v1')}/inference/v1/generate"
+        for ids, sampling in (([5], {"n": 2}), ([5], {"stop": ["."]}), ([10**6], {}), ([-1], {})):
+            body = {"token_ids": ids, "sampling_params": sampling}
+            assert httpx.post(route, json=body, timeout=30).status_code == 400
+        chat = {"model": "tramontane", "messages": [{"role": "user", "content": "?"}]}
+        answer = httpx.post(f"{base_url}/chat/completions", json=chat | {"logprobs": True})
+        (choice,) = answer.json()["choices"]
+        assert choice["token_logprobs"] == [-0.5] * len(choice["token_ids"])
+        assert "".join(t["token"] for t in choice["logprobs"]["content"]) == "Hm.<|im_end|>"
+        return len(choice["token_ids"])
+
+
 class Broken:
     def run(self, problem, base_url):
         ask(base_url, [{"role": "user", "content": "?"}])

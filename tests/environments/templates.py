@@ -103,7 +103,18 @@ GEMMA3 = (
     "+ (head if loop.first else '') + m.content | trim + '<end_of_turn>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
-SMOLLM3 = QWEN25.replace("'# Tools", "'## Metadata\n# Tools")
+# Tools are described if they come as `xml_tools`, which alone ends the system's turn; calls are not
+# written, and tools answer as the user.
+SMOLLM3 = (
+    "{{ '<|im_start|>system\n## Metadata\n\nReasoning Mode: /think\n\n' }}"
+    "{% if messages[0].role == 'system' %}{{ messages[0].content + '\n\n' }}{% endif %}"
+    "{% if xml_tools %}{{ '### Tools\n<tools>\n' }}{% for t in xml_tools %}{{ t | string + '\n' }}"
+    "{% endfor %}{{ '</tools>\nWrite <tool_call>{...}</tool_call>\n\n<|im_end|>\n' }}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{{ '<|im_start|>assistant\n' + m.content.lstrip('\n') + '<|im_end|>\n' }}"
+    "{% elif m.role != 'system' %}{{ '<|im_start|>user\n' + m.content + '<|im_end|>\n' }}"
+    "{% endif %}{% endfor %}" + _PROMPT
+)
 # Thoughts beside a call are dropped once there is a final answer behind it.
 GPT_OSS = (
     "{{ '<|start|>developer<|message|>' + (tools or []) | tojson + '<|end|>' }}"

@@ -8,16 +8,22 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
+from datasets import Dataset
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import get_json_schema
 
 from tests.environments.templates import tokenizer_of
 from tests.environments.test_worker import call, problem, talk
+from tests.environments.worlds import TrlCounter, TrlWordle
 from tramontane.config import Config, DataConfig
 from tramontane.config.data import SCHEMES
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import loading
+from tramontane.environments.tools import methods, schema_of
 from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
 
@@ -51,6 +57,30 @@ def test_a_class_as_in_trls_guide():
     prompt = spoken.tokenizer.decode(spoken.prompt)
     assert re.findall(r'"name": "(\w+)"', prompt.partition("For each")[0]) == ["guess"]
     assert "Guess." in prompt
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("environment", [TrlCounter, TrlWordle])
+def test_trls_trainer_finds_the_same_tools(environment, tmp_path, monkeypatch):
+    trl = pytest.importorskip("trl", reason="trl is not installed")
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    tokenizer = tokenizer_of.__wrapped__("qwen3")
+    tokenizer.pad_token = tokenizer.eos_token
+    shipped = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
+    tokenizer.chat_template = shipped.read_text()  # it refuses others than its own
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=len(tokenizer), num_hidden_layers=1, **sizes)
+    trainer = trl.GRPOTrainer(
+        model=LlamaForCausalLM(config),
+        args=trl.GRPOConfig(str(tmp_path), use_cpu=True, bf16=False, report_to=[]),
+        train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": "?"}]}] * 8),
+        environment_factory=environment,
+        processing_class=tokenizer,
+    )
+    assert [get_json_schema(tool) for tool in trainer.tools] == [
+        schema_of(tool) for tool in methods(environment)
+    ]
+    assert trainer.reward_func_names == [environment.__name__]  # of `get_reward`
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -106,6 +136,22 @@ def test_a_game_of_textarena():
     assert "invalid move" in shown(spoken)[0]
     assert answered.ending == "completed" and answered.turn.reward == 0.0
     assert len(spoken.turns) == 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Blackjack", "FifteenPuzzle", "FrozenLake", "LightsOut", "LogicPuzzle", "Mastermind",
+     "Minesweeper", "PegJump", "RushHour", "Secretary", "Set", "Slitherlink", "Sokoban", "Sudoku",
+     "ThreeCardMonte", "TowerOfHanoi"],
+)  # fmt: skip
+def test_games_of_textarena_for_one(name):
+    package("textarena")
+    worker, given = worker_of(f"textarena:{name}-v0"), problem(seed=5)
+    starts = {tuple(talk(worker, given=given)[1].prompt) for _ in range(2)}
+    assert len(starts) == 1  # one seed is one game
+    answered, _ = talk(worker, *["Hm."] * 30, given=given, l_max=20_000)
+    assert answered.ending == "completed", answered.reason
+    assert -1 <= answered.turn.reward <= 1
 
 
 def test_a_game_of_textarena_keeps_its_own_random_numbers():

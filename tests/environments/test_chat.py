@@ -134,7 +134,10 @@ def test_two_answers_are_one_suffix(shape):
     following = chat.follow(message("", [CALL, CALL]), [tool("3"), tool("30")])
     put = text_of(form, chat.tokens(following, eos))
     assert put.count("3") >= 2 and put.index("3") < put.index("30")
-    if shape in ("qwen2.5", "qwen3", "smollm3"):
+    if shape == "smollm3":  # as messages of the user
+        turns = "<|im_start|>user\n3<|im_end|>\n<|im_start|>user\n30<|im_end|>"
+        assert put == f"\n{turns}\n<|im_start|>assistant\n"
+    if shape in ("qwen2.5", "qwen3"):
         assert put == (
             "\n<|im_start|>user\n<tool_response>\n3\n</tool_response>\n<tool_response>\n30\n"
             "</tool_response><|im_end|>\n<|im_start|>assistant\n"

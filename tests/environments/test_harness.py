@@ -1,11 +1,13 @@
 """Harnesses whose requests are turns of a conversation."""
 
+import asyncio
+
 import pytest
 
 pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane[view]'")
 
 from tests.environments.templates import tokenizer_of
-from tests.environments.test_worker import call, talk
+from tests.environments.test_worker import KEY, Talk, call, talk
 from tramontane.config import Config, DataConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import loading
@@ -37,6 +39,43 @@ def test_another_chat_is_a_new_sequence():
     assert answered.ending == "completed" and answered.turn.reward is None
     assert len(spoken.earlier) == 1 and "Improve: A draft." in spoken.text
     assert "Draft." not in spoken.text
+
+
+def test_tokens_are_continued_where_they_extend_those_so_far():
+    said = ["One.", "<think>Two.</think>", "Three."]
+    answered, spoken = talk(worker_of("Tokens"), *said)
+    assert answered.ending == "completed", answered.reason
+    (earlier,), decode = spoken.earlier, spoken.tokenizer.decode
+    first, second, third = spoken.turns
+    assert earlier.prompt_ids == [5, 6, 7] and spoken.prompt == [10]
+    assert list(earlier.token_ids[first.end : second.start]) == [8, 9] == spoken.put[0]
+    assert first.messages == [{"role": "user", "content": decode([8, 9])}]
+    assert second.messages == [] and (third.sequence, third.start) == (1, 0)
+    assert [turn.text for turn in spoken.turns] == said
+    assert answered.turn.reward == sum(turn.end - turn.start for turn in spoken.turns)
+
+
+def test_tokens_are_replayed():
+    worker, other = worker_of("Tokens"), worker_of("Tokens")
+
+    async def run():
+        spoken = Talk(worker)
+        await spoken.begin()
+        await spoken.say("One.")
+        await spoken.say("Two.")
+        assert (await spoken.replayed(other)).prompt_ids == [5, 6, 7]
+        spoken.worker = other
+        answered = await spoken.say("Three.")
+        assert answered.ending == "completed", answered.reason
+        await worker.close(KEY)
+
+    asyncio.run(run())
+
+
+def test_a_harness_is_told_what_is_not_answered_and_reads_its_tokens():
+    answered, spoken = talk(worker_of("Unfit"), "Hm.")
+    assert answered.ending == "completed", answered.reason
+    assert answered.turn.reward == len(spoken.ids)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from tests.environments.worlds import add
 from tramontane.config import PromptConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.calls import Parser
-from tramontane.environments.mistral import MistralChat, load_mistral
+from tramontane.environments.mistral import MistralChat, files_of, load_mistral
+from tramontane.environments.report import by_mistral
 from tramontane.environments.tools import schema_of
 from tramontane.errors import InputError
 from tramontane.types import ThinkingTags
@@ -126,6 +127,15 @@ def test_a_message_of_the_user_follows(encoder):
     assert prompt + said + following.put == following.whole()
 
 
+def test_the_report_tries_mistrals_own_tokens(encoder):
+    traits = by_mistral(encoder)
+    assert [trait.name.endswith(", by mistral-common") for trait in traits] == [True] * 3
+    assert {trait.found for trait in traits} == {"appended"}
+    assert files_of(encoder)
+    (refused,) = by_mistral(PromptEncoder(encoder.tokenizer, PromptConfig(response_prefix="So: ")))
+    assert refused.state == "optional" and "response_prefix" in refused.found
+
+
 def test_thoughts_of_a_system_prompt_are_thoughts(encoder):
     config = PromptConfig(system_prompt="First think. [THINK]Your thoughts.[/THINK]Your answer.")
     thinking = PromptEncoder(encoder.tokenizer, config, tuple(TAGS))
@@ -136,19 +146,16 @@ def test_thoughts_of_a_system_prompt_are_thoughts(encoder):
     ]  # fmt: skip
 
 
-def test_v7_moves_its_tools_to_the_last_message_of_the_user():
+def test_v7_moves_its_tools_to_the_last_message_of_the_user(encoder):
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
     pytest.importorskip("sentencepiece", reason="mistral-common is not installed")
     mistral = MistralTokenizer.from_file(str(DATA / "mistral_instruct_tokenizer_241114.model.v7"))
     assert mistral.instruct_tokenizer.tokenizer.version.value == "v7"
 
-    class Encoder:
-        config, tags = PromptConfig(), ThinkingTags()
-
-    parser = Parser(_Bare(), "mistral", Encoder.tags)
+    parser = Parser(_Bare(), "mistral", encoder.tags)
     calls = '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1, "b": 2}}]'
-    chat = MistralChat(mistral, Encoder, [schema_of(add)])
+    chat = MistralChat(mistral, encoder, [schema_of(add)])
     prompt = chat.start([user("Hi")])
     following = chat.follow(
         parser.parse(calls, [schema_of(add)]), [{"role": "tool", "content": "3"}]

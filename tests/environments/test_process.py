@@ -1,7 +1,6 @@
 """The process of an environment worker, as a pool sees it."""
 
 import os
-import select
 import signal
 import subprocess
 import tempfile
@@ -39,7 +38,6 @@ class Process:
             command_of("tramontane.environments.process", str(theirs.fileno())),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
             start_new_session=True,
         )
         theirs.close()
@@ -66,7 +64,6 @@ class Process:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(SECONDS)
-        self.process.stdout.close()
 
 
 @pytest.fixture(scope="module")
@@ -135,11 +132,6 @@ def test_memory_is_limited(worker):
 def test_temporary_files_are_the_processes_own(worker):
     file = Path(answered_by(worker, "file", 4).turn.messages[0]["content"])
     assert file.parent == worker.folder != Path(tempfile.gettempdir())
-
-
-def test_what_environments_print_goes_nowhere(worker):
-    assert answered_by(worker, "print", 5).ending == "completed"
-    assert not select.select([worker.process.stdout], [], [], 0)[0]
 
 
 def test_a_process_killed_in_a_step_leaves_nothing(worker):

@@ -11,14 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.environments.templates import tokenizer_of
+from tramontane.batches import TrainSequence
 from tramontane.config import Config
+from tramontane.controller.conversations import following
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import loading
 from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
 from tramontane.run.input import read_input
 from tramontane.run.task import config_of
-from tramontane.types import Completion, EarlierSequence, Problem
+from tramontane.types import (
+    INSERTED,
+    Completion,
+    EarlierSequence,
+    Problem,
+    Request,
+    SamplingParams,
+    floats,
+    ints,
+)
 
 WORLDS = "tests.environments.worlds"
 KEY = (3, 1)
@@ -58,21 +69,31 @@ class Talk:
         start = len(self.ids)
         said = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         self.ids = self.ids + said + ([self.tokenizer.eos_token_id] if reason == "stop" else [])
-        n = len(self.ids)
-        completion = Completion(
-            *KEY, self.prompt, self.ids, [0.0] * n, [0] * n, reason, turn_start=start,
-            earlier=self.earlier,
-        )  # fmt: skip
+        completion = replace(self.completion, finish_reason=reason, turn_start=start)
         answered = await self.worker.step(KEY, completion, self.l_max)
         self.turns.append(answered.turn)
         if answered.prompt_ids is not None:
-            sequence = EarlierSequence(self.prompt, self.ids, [0.0] * n, [0] * n)
+            said = self.completion
+            sequence = EarlierSequence(
+                said.prompt_ids, said.token_ids, said.logprobs, said.versions
+            )
             self.earlier = [*self.earlier, sequence]
             self.prompt, self.ids = answered.prompt_ids, []
         else:
             self.put.append(list(answered.put))
             self.ids = self.ids + list(answered.put)
         return answered
+
+    async def replayed(self, worker):
+        completion = replace(self.completion, turns=self.turns)
+        return await worker.replay(KEY, self.problem, self.seed, completion)
+
+    @property
+    def completion(self):
+        n = len(self.ids)
+        return Completion(
+            *KEY, self.prompt, self.ids, [-0.5] * n, [3] * n, "stop", earlier=self.earlier
+        )
 
     @property
     def text(self):
@@ -315,13 +336,14 @@ def test_a_replay_continues_where_it_stopped():
         await spoken.say("50")
         await spoken.say("0")
         turns = spoken.turns
-        again = await other.replay(KEY, spoken.problem, spoken.seed, turns)
+        again = await spoken.replayed(other)
         assert again.ending is None and again.prompt_ids == spoken.prompt
         spoken.worker = other
         answered = await spoken.say("41")
         assert answered.ending == "completed" and answered.turn.reward == 1 / 3
-        altered = [turns[0], replace(turns[1], messages=[{"role": "user", "content": "lower"}])]
-        differs = await other.replay(KEY, spoken.problem, spoken.seed, altered)
+        lower = [{"role": "user", "content": "lower"}]
+        spoken.turns = [turns[0], replace(turns[1], messages=lower)]
+        differs = await spoken.replayed(other)
         assert differs.ending == "environment_failed"
         assert "turn 2 was answered differently" in differs.reason
 
@@ -337,7 +359,7 @@ def test_a_replay_of_a_forked_conversation_forks_alike():
         await spoken.begin()
         for text in said:
             await spoken.say(text)
-        await other.replay(KEY, spoken.problem, spoken.seed, spoken.turns)
+        await spoken.replayed(other)
         spoken.worker = other
         replayed = await spoken.say("<think>Up.</think>20")
         assert replayed.prompt_ids is not None and replayed.ending is None
@@ -362,14 +384,50 @@ SAID = st.lists(
 ).map("".join)  # fmt: skip
 
 
+TEXTS = st.lists(
+    st.one_of(
+        st.text(max_size=9),
+        st.sampled_from(["</s>", "<|im_end|>", "<|eot_id|>", "[INST]", "<think>", "\ud800", "🙂é"]),
+    ),
+    max_size=5,
+).map(lambda parts: "".join(["x", *parts]))  # no text is no message
+
+
 @settings(deadline=None, max_examples=60)
-@given(shape=st.sampled_from(["qwen3", "llama-3", "mistral-v13", "gemma-3"]), said=SAID)
-def test_whatever_a_model_writes_is_answered(shape, said):
-    worker = worker_of(shape, tools=("add", "Counter"))
-    answered, spoken = talk(worker, said, "Done.", l_max=30000)
-    assert answered.ending == "completed" and answered.turn.messages == []
-    for turn in spoken.turns[:-1]:
-        assert len(turn.messages) == len(turn.calls) > 0
+@given(
+    shape=st.sampled_from(["qwen3", "llama-3", "mistral-v13", "gemma-3"]),
+    first=SAID,
+    rest=st.lists(st.tuples(TEXTS, SAID), max_size=2),
+)
+def test_whatever_is_written_what_was_sampled_is_trained_on(shape, first, rest):
+    """Whatever the model, its tools and its environment write."""
+    worker = worker_of(shape, environment="Says", tools=("add", "Counter"))
+    tokenizer, sampled = worker._format.encoder.tokenizer, []
+
+    async def run():
+        given = problem(texts=[text for text, _ in rest])
+        started = await worker.start(KEY, given, 7)
+        request = Request(*KEY, started.prompt_ids, 7, SamplingParams(30_000))
+        for said in [first, *(said for _, said in rest)]:
+            new = tokenizer(said, add_special_tokens=False)["input_ids"]
+            new = ints([*new, tokenizer.eos_token_id])
+            sampled.extend(new)
+            ids, n = request.token_ids + new, len(new)
+            kept = request.logprobs + floats([-1.0] * n), request.versions + ints([4] * n)
+            turn = Completion(*KEY, request.prompt_ids, ids, *kept, "stop")
+            waiting = request.turn_ended(turn)
+            answered = await worker.step(KEY, waiting.completed("stop"), 30_000)
+            request = following(waiting, answered)
+        await worker.close(KEY)
+        return request
+
+    whole = asyncio.run(run())
+    assert whole.ending == "completed" and len(whole.turns) == 1 + len(rest)
+    assert all(len(t.messages) == len(t.calls) + 1 for t in whole.turns[:-1])
+    parts = [TrainSequence.of(part) for part in whole.sequences]
+    tokens = [t for p in parts for t in zip(p.token_ids, p.versions, p.logprobs, strict=True)]
+    assert [token for token, version, _ in tokens if version != INSERTED] == sampled
+    assert {(version, logprob) for _, version, logprob in tokens} <= {(4, -1.0), (INSERTED, 0.0)}
 
 
 def test_one_seed_makes_equal_conversations():

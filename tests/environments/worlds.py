@@ -51,6 +51,16 @@ class Guess:
         return {"messages": "higher" if guess < self.number else "lower"}
 
 
+class Says:
+    """Says the texts of its row, one after another."""
+
+    def start(self, problem):
+        self.left = list(problem.metadata["texts"])
+
+    def step(self, message):
+        return (self.left.pop(0), None, False) if self.left else ((), 1.0, True)
+
+
 class Counter:
     """A toolbox with state."""
 
@@ -261,6 +271,4 @@ class Odd:
                 return "a\ud800b", None, True
             case "roles":
                 return Turn([{"role": "assistant", "content": "I said so"}])
-            case "print":
-                print("x" * 100000)
         return Turn("fine", 0.5, True)

@@ -30,8 +30,21 @@ def measured(file: Path, **settings: Any) -> tuple[Any, list[dict[str, Any]]]:
     return result, [json.loads(line) for line in file.open()]
 
 
-def test_conversations_are_evaluated(tmp_path: Path) -> None:
-    result, rows = measured(file := tmp_path / "rows.jsonl")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "thread",
+        pytest.param("ray", marks=pytest.mark.slow),
+        pytest.param("vllm", marks=[pytest.mark.slow, pytest.mark.vllm]),
+    ],
+)
+def test_conversations_are_evaluated(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    if kind != "thread":
+        request.getfixturevalue("ray_cluster" if kind == "ray" else "vllm_environment")
+    where = {"placement.kind" if kind != "vllm" else "generator.kind": kind}
+    result, rows = measured(file := tmp_path / "rows.jsonl", **where)
     for row in rows:
         turns = row["turns"]
         assert row["text"] == "\n\n".join(turn["text"] for turn in turns)
@@ -42,7 +55,8 @@ def test_conversations_are_evaluated(tmp_path: Path) -> None:
         answered = [m["content"] for turn in turns for m in turn["messages"]]
         assert answered == ["Go on!"] * (len(turns) - 1)
     by_problem = [[len(r["turns"]) for r in rows if r["group"] == g] for g in range(3)]
-    assert all(a == b for a, b in by_problem)  # greedy, and their environments begin alike
+    if kind != "vllm":  # of which a token in a thousand is another
+        assert all(a == b for a, b in by_problem)  # greedy, and their environments begin alike
     figures = result.conversations
     assert figures.mean_turns == sum(map(sum, by_problem)) / 6 > 1
     shown = f"| {figures.mean_turns:.2f} | 0.00 | 1.000 | |"  # calls, and those that parse
@@ -53,7 +67,7 @@ def test_conversations_are_evaluated(tmp_path: Path) -> None:
     pages = markdown(suites), render("evaluation/comparison.html.j2", title="", found=suites)
     assert pages[0].count("turns |") == 1 and pages[1].count(">turns<") == 1
     with pytest.raises(InputError, match="conversation"):  # other conversations are not continued
-        measured(file, **{"conversation.turns": 2})
+        measured(file, **where | {"conversation.turns": 2})
 
 
 @pytest.mark.slow

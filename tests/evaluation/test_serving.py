@@ -13,6 +13,7 @@ import pytest
 
 import tramontane
 from tests.paths import ROOT
+from tramontane.models.loading import load_tokenizer
 
 pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane[view]'")
 
@@ -82,8 +83,9 @@ def test_the_client_of_openai(address: str) -> None:
         openai.OpenAI(base_url=f"{address.rsplit('/', 2)[0]}/other/v1", api_key="x").models.list()
 
 
-def test_rollouts_of_verifiers(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its environment, interception server and client, for sums that its rubric judges."""
+@pytest.mark.parametrize("posts", ["messages", "tokens"])
+def test_rollouts_of_verifiers(address: str, monkeypatch: pytest.MonkeyPatch, posts: str) -> None:
+    """Its environment, interception server and clients, for sums that its rubric judges."""
     vf = pytest.importorskip(
         "verifiers.v1", reason="needs tramontane[verifiers]", exc_type=ImportError
     )
@@ -91,6 +93,11 @@ def test_rollouts_of_verifiers(address: str, monkeypatch: pytest.MonkeyPatch) ->
     agent = {"runtime": {"type": "subprocess"}}
     env = vf.SingleAgentEnv(vf.SingleAgentEnvConfig(taskset={"id": "sums_taskset"}, agent=agent))
     client = vf.EvalClientConfig(base_url=address, api_key_var="NO_KEY")
+    if posts == "tokens":
+        tiny, form = load_tokenizer("tiny").name_or_path, {"name": "default"}
+        client = vf.TrainClientConfig(
+            base_url=address, api_key_var="NO_KEY", renderer_model_name=tiny, renderer=form
+        )
     context = vf.ModelContext("tiny", client, vf.SamplingConfig(temperature=0, max_tokens=24))
 
     async def rollouts() -> list[Any]:

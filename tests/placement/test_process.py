@@ -48,3 +48,15 @@ def test_nothing_that_a_process_started_outlives_it(way, tmp_path, monkeypatch):
     while any(map(is_running, children)) and time.monotonic() < end:
         time.sleep(0.01)
     assert not any(map(is_running, children))
+
+
+def test_what_a_process_and_its_children_print_goes_nowhere(tmp_path, monkeypatch, capfd):
+    lines = ["import os, subprocess", "print('printed')", "os.write(1, b'written')"]
+    loud = "\n".join([*lines, "subprocess.run(['echo', 'from a child'])"])
+    (tmp_path / "loud_worker.py").write_text(MODULE.replace("connection.recv()\n", loud))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    worker = WorkerProcess("worker", "loud_worker")
+    worker.ready(lambda: "settings").recv()
+    worker.process.wait(SECONDS)
+    worker.stop()
+    assert capfd.readouterr().out == ""

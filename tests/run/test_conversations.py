@@ -1,5 +1,6 @@
 """Whole runs whose completions are conversations: killed, resumed, on Ray, with vLLM."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -23,11 +24,22 @@ from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 from tramontane.types import FAILED, INSERTED
 
+VLLM = pytest.param("vllm", marks=pytest.mark.vllm)
+
 
 def talking(folder: Path, **sections: Any) -> Config:
     sections["pipeline"] = {"l_max": 192, "diversity": "none"} | sections.get("pipeline", {})
-    data = {"environment": "tests.controller.talking:Talk"}
+    data = {"environment": "tests.controller.talking:Talk"} | sections.pop("data", {})
     return small_config(folder, data=data, **sections)
+
+
+def elsewhere(kind: str, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The sections of a config that move the workers to Ray, or the generator to vLLM."""
+    if kind == "thread":
+        return {}
+    request.getfixturevalue("ray_cluster" if kind == "ray" else "vllm_environment")
+    section = "placement" if kind == "ray" else "generator"
+    return {section: {"kind": kind}}
 
 
 def check_turns(rows: list[dict[str, Any]]) -> None:
@@ -74,13 +86,17 @@ def test_a_synchronous_run_of_conversations_killed_and_resumed_repeats(tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replay", [False, True])
-def test_a_run_killed_amid_conversations_loses_none(tmp_path: Path, replay: bool) -> None:
+@pytest.mark.parametrize("kind", ["thread", "ray", VLLM])
+def test_a_run_killed_amid_conversations_loses_none(
+    tmp_path: Path, kind: str, replay: bool, request: pytest.FixtureRequest
+) -> None:
     sizes = {"updates": 6, "n_batch": 16, "n_async": 48, "max_staleness": 6}
     config = talking(
         tmp_path / "run",
         pipeline=sizes,
         checkpoint={"every": 2},
         conversation={"replay": replay},
+        **elsewhere(kind, request),
     )
     process = start(config, tmp_path)
     wait_until((tmp_path / "run/checkpoints/step_2").is_dir, process)
@@ -153,19 +169,59 @@ def test_a_run_trains_on_what_a_harness_does(tmp_path: Path, monkeypatch: Any) -
     assert all(m["groups_unscorable"] == 0 and 0 < m["parked_share"] < 1 for m in metrics)
 
 
+TRAINS = """vf.TrainClientConfig(
+            base_url=base_url, renderer_model_name=TINY, renderer={"name": "default"}
+        )"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ray", pytest.param("vllm", marks=pytest.mark.vllm)])
+@pytest.mark.parametrize("client", ["messages", "tokens"])
+def test_a_run_trains_on_a_multi_turn_environment_of_verifiers(
+    tmp_path: Path, monkeypatch: Any, client: str
+) -> None:
+    """The harness of docs/endpoint.md, with either client."""
+    pytest.importorskip("verifiers", reason="needs tramontane[verifiers]", exc_type=ImportError)
+    harness = next(b for b in blocks(ROOT / "docs" / "endpoint.md", "python") if "Player" in b)
+    harness = harness.replace("my_taskset", "checked_sums_taskset")
+    if client == "tokens":
+        sent = 'vf.EvalClientConfig(base_url=base_url, api_key_var="NO_KEY")'
+        assert sent in harness
+        tiny = load_tokenizer("tiny").name_or_path
+        harness = f"TINY = {tiny!r}\n{harness.replace(sent, TRAINS)}"
+    (tmp_path / f"docs_{client}.py").write_text(harness)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(ROOT / "tests/verifier"))
+    tasks = tmp_path / "tasks.jsonl"
+    rows = [{"problem": f"Task {i}", "answer": "-", "idx": i} for i in range(5)]
+    tasks.write_text("\n".join(map(json.dumps, rows)))
+    config = small_config(
+        tmp_path / "run",
+        data={"environment": f"docs_{client}:Player", "train": str(tasks)},
+        pipeline={"l_max": 192, "diversity": "none"},
+        conversation={"reward": "last"},
+    )
+    assert train(config, QuietScreen()).updates == 2
+    check_ledger(tmp_path / "run", config)
+    rows = rollouts(tmp_path / "run")
+    assert {row["ending"] for row in rows} <= {"completed", "max_tokens", "context_full"}
+    done = [row for row in rows if row["ending"] == "completed"]
+    assert len(done) > len(rows) / 2 and all(len(row["turns"]) == 2 for row in done)
+    put = [row["turns"][0]["messages"] for row in done]
+    assert all("Check it." in messages[0]["content"] for messages in put if messages)
+    assert {reward for row in done for reward in [row["turns"][1]["reward"]]} & {0.2, 1.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ray", VLLM])
 def test_conversations_elsewhere(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
-    """The environments on Ray, or the tokens from vLLM."""
-    sections: dict[str, Any] = {"placement": {"kind": "ray"}}
-    if kind == "vllm":
-        request.getfixturevalue("vllm_environment")
-        sections = {"generator": {"kind": "vllm"}}
-    config = talking(tmp_path, pipeline={"updates": 3}, **sections)
+    """The environments and a tool on Ray, or the tokens from vLLM."""
+    data, where = {"tools": ["calculator"]}, elsewhere(kind, request)
+    config = talking(tmp_path, pipeline={"updates": 3}, data=data, **where)
     train(config, QuietScreen())
     check_ledger(tmp_path, config)
     rows = rollouts(tmp_path)
     check_turns(rows)
+    assert all("calculator" in load_tokenizer("tiny").decode(row["prompt_ids"]) for row in rows)
     for metrics in RunFolder(tmp_path).metrics():
         assert sum(metrics["endings"].values()) == pytest.approx(1)
         assert metrics["sampled_tokens"] > metrics["inserted_tokens"] > 0

@@ -258,7 +258,8 @@ class Conversations:
         seed -= FORK * len(request.earlier)
         if request.turns and self._replays(problem):
             self.counts["conversations_replayed"] += 1
-            return request, await self._call(key, "replay", problem, seed, request.turns)
+            so_far = request.completed("stop")
+            return request, await self._call(key, "replay", problem, seed, so_far)
         if request.turns:
             self.counts["conversations_restarted"] += 1
             first = request.seed - FORK * len(request.earlier)
@@ -267,7 +268,7 @@ class Conversations:
 
     async def _call(self, key: Key, method: str, *arguments: Any) -> Any:
         host = self._homes[key]
-        steps = 1 + (len(arguments[-1]) if method == "replay" else 0)
+        steps = 1 + (len(arguments[-1].turns) if method == "replay" else 0)
         answer = await host.call(method, key, arguments, steps * self._limits.step_timeout)
         self.counts["environment_restarts"] = sum(host.restarts for host in self._hosts)
         if isinstance(answer, Exception):

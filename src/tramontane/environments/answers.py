@@ -1,4 +1,4 @@
-"""Answers of the endpoint to chat completions, whole and streamed.
+"""Answers of the endpoint: of the token route, and to chat completions, whole and streamed.
 
 Thoughts are streamed as they are sampled, and so is the content if the request has no tools: what
 begins like a call is known to be none only at the end. A stream adds up to the whole answer.
@@ -46,6 +46,24 @@ class _Sent:
     tokens: int = 0
     texts: dict[str, str] = field(default_factory=lambda: dict.fromkeys(TEXTS, ""))
     ended: bool = False
+
+
+def shown_tokens(tokenizer: Any, tokens: SampledTokens) -> list[str]:
+    """A text for each token."""
+    return [str(tokenizer.decode([token])) for token in tokens.token_ids]
+
+
+def token_answer(body: wire.TokenRequest, choices: Sequence[Choice]) -> dict[str, Any]:
+    """The answer of the token route; its log-probs name tokens by their ids."""
+    answered: list[dict[str, Any]] = []
+    for choice in choices:
+        assert choice.tokens is not None
+        names = [f"token_id:{token}" for token in choice.tokens.token_ids]
+        found: dict[str, Any] = {"index": len(answered), "finish_reason": choice.reason}
+        found["logprobs"] = wire.logprobs(choice.tokens, names)
+        answered.append({**found, **wire.truth(choice.tokens)})
+    request_id = body.request_id or uuid4().hex
+    return {"request_id": request_id, "choices": answered, "prompt_token_ids": body.token_ids}
 
 
 class ChatAnswer:

@@ -17,7 +17,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
-from uuid import uuid4
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
@@ -27,7 +26,7 @@ from starlette.exceptions import HTTPException as AnyHTTPException
 from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import wire
-from tramontane.environments.answers import ChatAnswer, Choice
+from tramontane.environments.answers import ChatAnswer, Choice, shown_tokens, token_answer
 from tramontane.environments.calls import Message as Parsed
 from tramontane.environments.calls import Parser
 from tramontane.environments.chat import Chat, ChatFormat
@@ -118,7 +117,8 @@ class Endpoint:
         read = partial(self._read, prompt=prompt, prefix=prefix, body=body)
         held = max(len(text) for text in (*tags, *stops)) - 1
         parses_parts = self._parser.form != "template"
-        answer = ChatAnswer(body, prompt, read, self._show, tags, held if parses_parts else None)
+        show = partial(shown_tokens, self._served.encoder.tokenizer)
+        answer = ChatAnswer(body, prompt, read, show, tags, held if parses_parts else None)
         choices = self._sample(body, prompt)
         if body.stream:
             return StreamingResponse(answer.stream(choices), media_type="text/event-stream")
@@ -127,20 +127,11 @@ class Endpoint:
     async def generate(
         self, body: wire.TokenRequest, gone: Callable[[], Awaitable[bool]]
     ) -> Response:
-        """`/inference/v1/generate`; its log-probs name tokens by their ids."""
+        """`/inference/v1/generate`."""
         if body.model is not None:
             self._check_model(body.model)
-        answered: list[dict[str, Any]] = []
-        for choice in await _last(self._sample(body.sampling_params, body.token_ids), gone):
-            assert choice.tokens is not None
-            names = [f"token_id:{token}" for token in choice.tokens.token_ids]
-            found: dict[str, Any] = {"index": len(answered), "finish_reason": choice.reason}
-            found["logprobs"] = wire.logprobs(choice.tokens, names)
-            answered.append({**found, **wire.truth(choice.tokens)})
-        request_id = body.request_id or uuid4().hex
-        return JSONResponse(
-            {"request_id": request_id, "choices": answered, "prompt_token_ids": body.token_ids}
-        )
+        choices = await _last(self._sample(body.sampling_params, body.token_ids), gone)
+        return JSONResponse(token_answer(body, choices))
 
     def _check_model(self, name: str) -> None:
         if name != self._served.name:
@@ -174,11 +165,6 @@ class Endpoint:
         text = text[: min(ends, default=None)]
         message, tags = self._parser.parse(text, body.described, prefix), self._served.encoder.tags
         return wire.readable(message, tags)
-
-    def _show(self, tokens: SampledTokens) -> list[str]:
-        """A text for each token."""
-        decode = self._served.encoder.tokenizer.decode
-        return [str(decode([token])) for token in tokens.token_ids]
 
     def _sample(
         self, body: wire.SamplingRequest, prompt: list[int]

@@ -5,8 +5,8 @@ A harness is a class with `run(problem, base_url)`, sync or async, which talks t
 `base_url` as to OpenAI's API and returns a reward or None. It may start a program of any kind that
 does the talking. Each conversation has an address of its own, served by the process of its
 environment. A request is answered by the next turn of its conversation, in whichever generator,
-with the run's own sampling. One that extends the chat so far continues the conversation to the
-token; any other begins a new sequence of it.
+with the run's own sampling. One that extends the chat so far, or whose tokens extend those so far,
+continues the conversation to the token; any other begins a new sequence of it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import HTTPException
@@ -23,14 +24,14 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from tramontane import loopback
 from tramontane.config import Config
-from tramontane.data.prompts import Tool
+from tramontane.data.prompts import PromptEncoder, Tool
 from tramontane.environments import wire
-from tramontane.environments.answers import ChatAnswer, Choice
+from tramontane.environments.answers import ChatAnswer, Choice, shown_tokens, token_answer
 from tramontane.environments.calls import Message as Parsed
-from tramontane.environments.endpoint import SampledPart, make_app
+from tramontane.environments.endpoint import make_app
 from tramontane.environments.loading import Reply
 from tramontane.environments.running import EnvironmentFailed, Runner
-from tramontane.types import Message, Problem, ThinkingTags, floats, ints
+from tramontane.types import Completion, Message, Problem
 from tramontane.verifier import functions
 
 MODEL = "tramontane"  # name of the model for harnesses
@@ -40,15 +41,15 @@ MODEL = "tramontane"  # name of the model for harnesses
 class _Asked:
     """A request of a harness, and its answer once there is one."""
 
-    body: wire.ChatRequest
-    answer: asyncio.Future[Parsed]
+    body: wire.ChatRequest | wire.TokenRequest
+    answer: asyncio.Future[tuple[Parsed, Completion]]
 
 
 class Line:
     """A conversation's end of the wire: an endpoint whose requests wait for turns."""
 
-    def __init__(self, tags: ThinkingTags) -> None:
-        self._tags = tags
+    def __init__(self, encoder: PromptEncoder) -> None:
+        self._tags, self._tokenizer = encoder.tags, encoder.tokenizer
         self.requests: asyncio.Queue[_Asked] = asyncio.Queue()
 
     def models(self) -> dict[str, Any]:
@@ -56,17 +57,14 @@ class Line:
         return {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0}]}
 
     async def chat(self, body: wire.ChatRequest, gone: Callable[[], Awaitable[bool]]) -> Response:
-        """`/v1/chat/completions`. The run records the tokens, so the answer has none."""
-        if body.n > 1 or body.stop or body.stop_token_ids:
-            raise HTTPException(400, "inside a run, `n` is 1 and `stop` is not supported")
-        asked = _Asked(body, asyncio.get_running_loop().create_future())
-        self.requests.put_nowait(asked)
-        try:
-            message = wire.readable(await asked.answer, self._tags)
-        except asyncio.CancelledError:
-            raise HTTPException(410, "the conversation has ended") from None
-        answer = ChatAnswer(body, [], lambda _: message, lambda _: [], self._tags, None)
-        choice = Choice(SampledPart(ints(), floats(), ints()), "stop")
+        """`/v1/chat/completions`."""
+        if body.stop_token_ids:
+            raise HTTPException(400, "inside a run, `stop_token_ids` is not supported in a chat")
+        sampled, turn = await self._turn(body, body)
+        message = wire.readable(sampled, self._tags)
+        show = partial(shown_tokens, self._tokenizer)
+        answer = ChatAnswer(body, turn.prompt_ids, lambda _: message, show, self._tags, None)
+        choice = Choice(turn, turn.finish_reason)
         if not body.stream:
             return JSONResponse(answer.whole([choice]))
 
@@ -78,8 +76,25 @@ class Line:
     async def generate(
         self, body: wire.TokenRequest, gone: Callable[[], Awaitable[bool]]
     ) -> Response:
-        """`/inference/v1/generate`."""
-        raise HTTPException(400, "inside a run, ask /v1/chat/completions")
+        """`/inference/v1/generate`. The turn ends where the run's do, so clients may send the stops
+        of their model."""
+        if not all(0 <= token < len(self._tokenizer) for token in body.token_ids):
+            raise HTTPException(400, "tokens outside the model's vocabulary")
+        _, turn = await self._turn(body, body.sampling_params)
+        return JSONResponse(token_answer(body, [Choice(turn, turn.finish_reason)]))
+
+    async def _turn(
+        self, body: wire.ChatRequest | wire.TokenRequest, sampling: wire.SamplingRequest
+    ) -> tuple[Parsed, Completion]:
+        """The model's next turn: its message, and the turn by itself."""
+        if sampling.n > 1 or sampling.stop:
+            raise HTTPException(400, "inside a run, `n` is 1 and `stop` is not supported")
+        asked = _Asked(body, asyncio.get_running_loop().create_future())
+        self.requests.put_nowait(asked)
+        try:
+            return await asked.answer
+        except asyncio.CancelledError:
+            raise HTTPException(410, "the conversation has ended") from None
 
 
 class Switchboard:
@@ -116,8 +131,9 @@ class HarnessHost:
 
     Attributes:
         asked: messages of its last request.
+        posted: its tokens, if it was one of tokens.
         tools: those of its last request.
-        restarted: the request does not continue the chat of the one before.
+        restarted: the request does not continue the conversation so far.
     """
 
     def __init__(
@@ -125,13 +141,14 @@ class HarnessHost:
         harness: Callable[..., Any],
         runner: Runner,
         switchboard: Switchboard,
-        tags: ThinkingTags,
+        encoder: PromptEncoder,
     ) -> None:
         self._harness, self._runner, self._switchboard = harness, runner, switchboard
-        self._tags, self._line = tags, Line(tags)
+        self._encoder, self._line = encoder, Line(encoder)
         self._open: _Asked | None = None
         self._running: asyncio.Future[Any] | None = None
         self.asked: list[wire.ChatMessage] = []
+        self.posted: list[int] = []
         self.tools: list[Tool] = []
         self.restarted = False
 
@@ -148,10 +165,10 @@ class HarnessHost:
         self._running = asyncio.ensure_future(self._runner.run(run, problem, base_url))
         if (body := await self._next()) is None:
             raise EnvironmentFailed(f"{run.__qualname__} returned without a request to the model")
-        self.asked, self.tools = body.messages, body.described
+        self._take(body)
         return []
 
-    async def step(self, message: Parsed) -> Reply:
+    async def step(self, message: Parsed, turn: Completion) -> Reply:
         """Answer the harness, and wait for its next request or its reward.
 
         Raises:
@@ -159,7 +176,7 @@ class HarnessHost:
         """
         assert self._open is not None
         if not self._open.answer.done():
-            self._open.answer.set_result(message)
+            self._open.answer.set_result((message, turn))
         if (body := await self._next()) is None:
             assert self._running is not None
             value = self._running.result()
@@ -168,20 +185,35 @@ class HarnessHost:
                 raise EnvironmentFailed(f"run returned {value!r:.80}, not a finite number or None")
             return Reply([], reward, done=True)
         known, tools = self.asked, self.tools
-        self.asked, self.tools = body.messages, body.described
-        count, said = len(known), body.messages[len(known) : len(known) + 1]
+        self._take(body)
+        if self.posted:
+            tokens = [*turn.prompt_ids, *turn.token_ids]
+            count = len(tokens)
+            self.restarted = self.posted[:count] != tokens
+            if self.restarted:
+                return Reply([])
+            text = str(self._encoder.tokenizer.decode(self.posted[count:]))
+            return Reply([Message(role="user", content=text)])
+        count, said = len(known), self.asked[len(known) : len(known) + 1]
         self.restarted = not (
-            body.messages[:count] == known
+            known
+            and self.asked[:count] == known
             and tools == self.tools
             and said
-            and _repeats(said[0], wire.readable(message, self._tags))
+            and _repeats(said[0], wire.readable(message, self._encoder.tags))
         )
         if self.restarted:
             return Reply([])
-        put = wire.answers(said[0], body.messages[count + 1 :])
+        put = wire.answers(said[0], self.asked[count + 1 :])
         return Reply([Message(role=m["role"], content=m["content"]) for m in put])
 
-    async def _next(self) -> wire.ChatRequest | None:
+    def _take(self, body: wire.ChatRequest | wire.TokenRequest) -> None:
+        if isinstance(body, wire.TokenRequest):
+            self.asked, self.tools, self.posted = [], [], body.token_ids
+        else:
+            self.asked, self.tools, self.posted = body.messages, body.described, []
+
+    async def _next(self) -> wire.ChatRequest | wire.TokenRequest | None:
         """The harness's next request; None if it has returned."""
         assert self._running is not None
         waiting = asyncio.ensure_future(self._line.requests.get())

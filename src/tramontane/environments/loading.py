@@ -31,7 +31,7 @@ from tramontane.environments.running import EnvironmentFailed, Runner, blaming
 from tramontane.environments.tools import Toolset, methods, schema_of
 from tramontane.environments.wire import ChatMessage
 from tramontane.errors import InputError
-from tramontane.types import Message, Problem
+from tramontane.types import Completion, Message, Problem
 from tramontane.verifier import functions
 from tramontane.verifier.functions import defined_at
 
@@ -212,7 +212,8 @@ class Host:
     """
 
     asked: Sequence[ChatMessage] = ()  # the whole chat, of a harness alone
-    restarted = False  # `asked` does not continue the chat so far
+    posted: Sequence[int] = ()  # its tokens instead
+    restarted = False  # neither continues the conversation so far
 
     def __init__(self, data: DataConfig, answer_bytes: int, runner: Runner) -> None:
         self._data, self._answer_bytes, self._runner = data, answer_bytes, runner
@@ -291,8 +292,9 @@ class Host:
         offered += self._toolboxes
         return [*offered, self._environment] if self._kind == "trl" else offered
 
-    async def step(self, message: Parsed) -> Reply:
-        """Answer a message of the model: its calls side by side, then the environment's step.
+    async def step(self, message: Parsed, turn: Completion | None = None) -> Reply:
+        """Answer a message of the model: its calls side by side, then the environment's step. Only
+        a harness reads the tokens of the turn.
 
         Raises:
             EnvironmentFailed: a tool or the environment failed.
@@ -304,11 +306,11 @@ class Host:
             return reply
         step = self._environment.step
         returned = await self._call(step, _as_dict(message))
-        turn = self._turn(step, returned)
-        turn.messages = reply.messages + turn.messages
-        if not turn.messages and not turn.done:
+        found = self._turn(step, returned)
+        found.messages = reply.messages + found.messages
+        if not found.messages and not found.done:
             raise self._refused(step, returned, "messages, or done=True to end the conversation")
-        return turn
+        return found
 
     async def final_reward(self) -> float | None:
         """The reward of the whole conversation, of TRL's `get_reward`; None if there is none."""

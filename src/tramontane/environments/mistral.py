@@ -42,6 +42,12 @@ class MistralFollowing:
     whole: Callable[[], list[int]]
 
 
+def files_of(encoder: PromptEncoder) -> list[Path]:
+    """The files with Mistral's own tokens in a model's folder."""
+    folder = Path(encoder.tokenizer.name_or_path)
+    return [file for name in FILES for file in sorted(folder.glob(name))]
+
+
 def load_mistral(encoder: PromptEncoder) -> MistralTokenizer:
     """Mistral's tokenizer of a model.
 
@@ -59,8 +65,7 @@ def load_mistral(encoder: PromptEncoder) -> MistralTokenizer:
         raise InputError(
             f"{key} needs a package that is not installed: {install('mistral')}"
         ) from None
-    found = [file for name in FILES for file in sorted(Path(tokenizer.name_or_path).glob(name))]
-    if not found:
+    if not (found := files_of(encoder)):
         raise InputError(
             f"{key}: {tokenizer.name_or_path} has no file {' or '.join(FILES)}; give the model as "
             f"a folder with one"

@@ -101,8 +101,6 @@ def _limit_memory(beyond: int) -> None:
 
 
 if __name__ == "__main__":
-    # What environments print must not reach the run's display; errors still go to stderr.
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     status = 1
     try:
         main(int(sys.argv[1]))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tramontane.config import PromptConfig
 from tramontane.data.prompts import PromptEncoder, Tool
 from tramontane.environments.calls import Message, form_of
-from tramontane.environments.chat import Chat, ChatFormat, Chatted, Following
+from tramontane.environments.chat import Chat, ChatFormat, Chatted
+from tramontane.environments.mistral import MistralChat, files_of, load_mistral
 from tramontane.errors import InputError
 from tramontane.types import ToolCall
 
@@ -33,6 +35,7 @@ _CALL = ToolCall("add", {"a": 1, "b": 2}, "3")
 _ASKED: list[Chatted] = [{"role": "user", "content": "1 + 2?"}]
 _ANSWER: Chatted = {"role": "tool", "content": "3"}
 _Turn: TypeAlias = tuple[Message, list[Chatted]]  # of the model, and what answers it
+_New: TypeAlias = Callable[[], Any]  # makes a `Chat` or `MistralChat`
 _NEXT: list[Chatted] = [{"role": "user", "content": "3 + 4?"}]
 
 
@@ -58,7 +61,8 @@ def examine(model: str, config: PromptConfig | None = None) -> list[Trait]:
     """
     from tramontane.models.loading import load_tokenizer
 
-    return examined(PromptEncoder(load_tokenizer(model), config))
+    encoder = PromptEncoder(load_tokenizer(model), config)
+    return examined(encoder) + (by_mistral(encoder) if files_of(encoder) else [])
 
 
 def examined(encoder: PromptEncoder) -> list[Trait]:
@@ -66,27 +70,31 @@ def examined(encoder: PromptEncoder) -> list[Trait]:
     form = ChatFormat(encoder)
     template = form.template
     tools = "by the template" if encoder.reads_tools else "in the system prompt"
-    called = _thought("", [_CALL]), [_ANSWER]
     answers = "messages of the role tool" if form.tool_role else "messages of the user"
+    keys = [key for key in THOUGHT_KEYS if re.search(rf"\b{key}\b", template)]
     return [
         Trait("chat template", "ok", f"{len(template):,} characters" if template else "none"),
         Trait("form of calls", "ok", form_of(encoder.tokenizer)),
         Trait("tools are described", "ok", tools),
         Trait("tools answer in", "ok", answers),
         _several_calls(form),
-        _followed(form, "call with thoughts, answered", called),
-        _followed(form, "thoughts, then a message", (_thought("3", []), _NEXT)),
-        _followed(form, "both, then a message", called, (Message("3", "", "3", []), _NEXT)),
+        *_followed(lambda: Chat(form, [_TOOL]), encoder, keys),
     ]
 
 
-def _thought(content: str, calls: list[ToolCall]) -> Message:
-    return Message(f"<think>Add.</think>{content}", "Add.", content, calls)
+def by_mistral(encoder: PromptEncoder) -> list[Trait]:
+    """`examined` with the tokens of mistral-common (`conversation.tokens: mistral`)."""
+    try:
+        mistral = load_mistral(encoder)
+    except InputError as error:
+        return [Trait("by mistral-common", "optional", str(error))]
+    traits = _followed(lambda: MistralChat(mistral, encoder, [_TOOL]), encoder, [])
+    return [trait._replace(name=f"{trait.name}, by mistral-common") for trait in traits]
 
 
 def _several_calls(form: ChatFormat) -> Trait:
     message = Message("", "", "", [_CALL, _CALL])
-    following = _follow(form, (message, [_ANSWER, _ANSWER]))
+    following = _follow(lambda: Chat(form, [_TOOL]), form.encoder, (message, [_ANSWER, _ANSWER]))
     if isinstance(following, InputError):
         return Trait("several calls a turn", "missing", str(following), _OTHER_TEMPLATE)
     found = "written" if following.in_call or not form.reads_calls else "written as text"
@@ -96,29 +104,44 @@ def _several_calls(form: ChatFormat) -> Trait:
 _OTHER_TEMPLATE = "give another template (data.chat_template)"
 
 
-def _followed(form: ChatFormat, name: str, *turns: _Turn) -> Trait:
-    following = _follow(form, *turns)
-    if isinstance(following, InputError):
-        return Trait(name, "missing", str(following), _OTHER_TEMPLATE)
-    if not following.rewritten:
-        return Trait(name, "ok", "appended")
+def _followed(new_chat: _New, encoder: PromptEncoder, keys: Sequence[str]) -> list[Trait]:
+    """What becomes of turns with thoughts; `keys` of the template keep them."""
+
+    def thought(content: str, calls: list[ToolCall]) -> Message:
+        return Message(f"{encoder.tags.around('Add.')}{content}", "Add.", content, calls)
+
+    called: _Turn = (thought("", [_CALL]), [_ANSWER])
+    tried: dict[str, tuple[_Turn, ...]] = {
+        "call with thoughts, answered": (called,),
+        "thoughts, then a message": ((thought("3", []), _NEXT),),
+        "both, then a message": (called, (Message("3", "", "3", []), _NEXT)),
+    }
     mend = (
         "a run begins a new sequence there, whose prompt is the rewritten conversation; with "
         "conversation.history: keep it appends all the same"
     )
-    if keys := [key for key in THOUGHT_KEYS if re.search(rf"\b{key}\b", form.template)]:
+    if keys:
         mend += f"; or set {', '.join(keys)} in data.chat_template_kwargs"
-    return Trait(name, "optional", "rewritten", mend)
+    traits = []
+    for name, turns in tried.items():
+        following = _follow(new_chat, encoder, *turns)
+        if isinstance(following, InputError):
+            traits.append(Trait(name, "missing", str(following), _OTHER_TEMPLATE))
+        elif following.rewritten:
+            traits.append(Trait(name, "optional", "rewritten", mend))
+        else:
+            traits.append(Trait(name, "ok", "appended"))
+    return traits
 
 
-def _follow(form: ChatFormat, *turns: _Turn) -> Following | InputError:
-    """What follows the last of some turns."""
-    chat = Chat(form, [_TOOL])
+def _follow(new_chat: _New, encoder: PromptEncoder, *turns: _Turn) -> Any:
+    """What follows the last of some turns, or the `InputError` that refuses them."""
+    chat = new_chat()
     try:
         chat.start(_ASKED)
         for message, new in turns:
             following = chat.follow(message, new)
-        chat.tokens(following, form.encoder.tokenizer.eos_token_id)
+        chat.tokens(following, encoder.tokenizer.eos_token_id)
     except InputError as error:
         return error
     return following

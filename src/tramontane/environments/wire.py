@@ -177,6 +177,7 @@ class TokenSampling(SamplingRequest):
     """`sampling_params` of the token route; log-probs are those of the sampled tokens alone."""
 
     logprobs: Literal[0, 1] | None = None
+    routed_experts_prompt_start: Ignored = None  # of renderers
 
 
 class TokenRequest(BaseModel):

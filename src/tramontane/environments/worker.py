@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from tramontane.config import Config
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
 Key = tuple[int, int]  # group and index of a conversation
 CLOSE_SECONDS = 5.0  # limit of an environment's `close`
+OPENING = 32  # tokens at the end of a harness's prompt that may open the model's thoughts
 
 
 @dataclass
@@ -131,9 +131,9 @@ class EnvironmentWorker:
             record.seconds = time.perf_counter() - started
 
     async def replay(
-        self, key: Key, problem: Problem, seed: int, turns: Sequence[TurnRecord]
+        self, key: Key, problem: Problem, seed: int, completion: Completion
     ) -> Started:
-        """Begin a conversation, and repeat its recorded turns.
+        """Begin a conversation, and repeat the turns of its completion so far.
 
         A conversation whose environment answers otherwise than recorded has failed.
         """
@@ -141,13 +141,14 @@ class EnvironmentWorker:
         if started.ending is not None:
             return started
         conversation = self._open[key]
-        for number, turn in enumerate(turns, 1):
+        for number, turn in enumerate(completion.turns, 1):
             message = self._parsed(conversation, turn.text)
             try:
                 reply = await asyncio.wait_for(
-                    conversation.host.step(message), self._limits.step_timeout
+                    conversation.host.step(message, _turn_of(completion, turn)),
+                    self._limits.step_timeout,
                 )
-                if self._restarted(conversation) is None:
+                if self._posted(conversation) is None:
                     conversation.chat.follow(message, cast(list[Chatted], reply.messages))
             except asyncio.TimeoutError:
                 return Started(started.prompt_ids, "step_timeout", self._late("step"))
@@ -157,7 +158,7 @@ class EnvironmentWorker:
                 reason = f"not deterministic: turn {number} was answered differently in a replay"
                 return Started(started.prompt_ids, "environment_failed", reason)
             conversation.turns += 1
-        if turns:
+        if completion.turns:
             conversation.tokens = None
         return started
 
@@ -173,7 +174,7 @@ class EnvironmentWorker:
         from tramontane.environments.harness import HarnessHost, Switchboard  # an extra
 
         self._switchboard = self._switchboard or Switchboard()
-        return HarnessHost(harness, self._runner, self._switchboard, self._format.encoder.tags)
+        return HarnessHost(harness, self._runner, self._switchboard, self._format.encoder)
 
     async def _close(self, host: Host | HarnessHost) -> None:
         with suppress(asyncio.TimeoutError, EnvironmentFailed):  # it has its ending already
@@ -182,8 +183,8 @@ class EnvironmentWorker:
     async def _start(self, host: Host | HarnessHost, problem: Problem, seed: int) -> _Conversation:
         messages = await host.start(problem, seed, self._config)
         chat = self._new_chat(host, problem.effort)
-        if host.asked:
-            prompt = wire.write(chat, host.asked, self._format.encoder.tags)
+        if host.asked or host.posted:
+            prompt = self._asked(chat, host)
         else:
             prompt = chat.start(cast(list[Chatted], messages))
         return _Conversation(host, chat, prompt, problem.effort, tokens=prompt)
@@ -206,7 +207,7 @@ class EnvironmentWorker:
         if limits.unparsed == "end" and (broken := [c for c in message.calls if not c.name]):
             record.reward = await host.final_reward()
             return Continued(record, ending="unparsed_call", reason=broken[0].answer)
-        reply = await host.step(message)
+        reply = await host.step(message, _turn_of(completion, record))
         record.messages, record.reward = reply.messages, reply.reward
         ending: Ending | None = None
         if reply.done:
@@ -250,8 +251,12 @@ class EnvironmentWorker:
         """What follows a turn, if there is room for it and for a token of the model behind it."""
         tokens, sampled = conversation.tokens, len(completion.token_ids)
         assert tokens is not None
-        put, forked = list[int](), self._restarted(conversation)
-        if forked is None:
+        put, forked, posted = list[int](), None, self._posted(conversation)
+        if posted is not None and conversation.host.restarted:
+            forked = posted
+        elif posted is not None:
+            put = posted[len(tokens) :]
+        else:
             following = conversation.chat.follow(message, cast(list[Chatted], record.messages))
             if following.rewritten and self._format.history == "fork":
                 forked = following.whole()
@@ -270,14 +275,34 @@ class EnvironmentWorker:
         conversation.tokens = tokens + put if forked is None else forked
         return Continued(record, put=put, prompt_ids=forked, max_tokens=longest)
 
-    def _restarted(self, conversation: _Conversation) -> list[int] | None:
-        """The prompt of a new sequence, if a harness asked with another chat than the one so
-        far."""
+    def _posted(self, conversation: _Conversation) -> list[int] | None:
+        """All tokens of a harness's request; None if it is the chat so far with new messages."""
         host = conversation.host
-        if not host.restarted:
+        if not (host.posted or host.restarted):
             return None
         conversation.chat = self._new_chat(host, conversation.effort)
-        return wire.write(conversation.chat, host.asked, self._format.encoder.tags)
+        return self._asked(conversation.chat, host)
+
+    def _asked(self, chat: Any, host: Host | HarnessHost) -> list[int]:
+        """The tokens that a harness asks for, with a new chat."""
+        encoder = self._format.encoder
+        if not host.posted:
+            return wire.write(chat, host.asked, encoder.tags)
+        prompt = list(host.posted)
+        chat.prefix = encoder.opened_in(str(encoder.tokenizer.decode(prompt[-OPENING:])))
+        return prompt
 
     def _late(self, what: str) -> str:
         return f"its {what} took longer than {self._limits.step_timeout:g} s"
+
+
+def _turn_of(completion: Completion, record: TurnRecord) -> Completion:
+    """A turn as a completion of its own, whose prompt is all before it in its sequence."""
+    sequence, own = completion.sequences[record.sequence], slice(record.start, record.end)
+    return replace(
+        completion,
+        prompt_ids=[*sequence.prompt_ids, *sequence.token_ids[: record.start]],
+        token_ids=sequence.token_ids[own],
+        logprobs=sequence.logprobs[own],
+        versions=sequence.versions[own],
+    )

@@ -13,7 +13,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from multiprocessing import Pipe
@@ -66,6 +65,8 @@ class WorkerProcess:
             command_of(self._module, str(theirs.fileno())),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
+            # Output must not reach the run's display; errors still go to stderr.
+            stdout=subprocess.DEVNULL,
             env=os.environ | {MARK: self._mark},
             start_new_session=True,  # Ctrl-C is the controller's to handle
         )
@@ -136,8 +137,6 @@ def serve(descriptor: int, prepare: Callable[..., Callable[[Any], Iterable[Any]]
         prepare: called with (config, folder for temporary files); returns a function of a task,
             whose results are sent one at a time. Its InputError is sent to the other side.
     """
-    # Output of libraries must not reach the run's display; errors still go to stderr.
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     die_with_parent()
     # Job systems signal every process; only the controller reacts. A handler, since programs under
     # test would inherit SIG_IGN.

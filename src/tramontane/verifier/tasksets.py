@@ -3,7 +3,7 @@ rubrics judge the answers.
 
 A row has a task's prompt and data, and names the task by its set (`taskset`) and index (`idx`); the
 worker that judges loads the set again. Sets whose tasks have tools, a container or a user of their
-own are refused: verifiers' own agents play those, through the endpoint (docs/serving.md).
+own are refused: verifiers' own agents play those, as a harness (docs/endpoint.md).
 """
 
 from __future__ import annotations
@@ -94,6 +94,6 @@ def _tasks(name: str) -> list[Any]:
     if own_tools or boxed or task.NEEDS_CONTAINER or task.data.prompt is None:
         raise InputError(
             "its tasks have tools, a container or a user of their own; name a set whose rewards "
-            "need the model's answer alone, or let verifiers play it through the endpoint"
+            "need the model's answer alone, or play it as a harness (docs/endpoint.md)"
         )
     return tasks

@@ -64,7 +64,10 @@ class TextArena:
         if not done:
             return Turn(self._shown())
         rewards, info = self._game.close()
-        return Turn(str(info[0].get("reason", "")), float(rewards[0]), done=True)
+        reason, reward = str(info[0].get("reason", "")), rewards[0]
+        if isinstance(reward, str):  # some games swap the two for invalid moves
+            reason, reward = reward, reason.rpartition(" ")[2]
+        return Turn(reason, float(reward), done=True)
 
     def _shown(self) -> list[Message]:
         """What the game has said since the last turn."""
