@@ -170,8 +170,8 @@ ACTS: dict[str, tuple[Callable[[], Any], set[str]]] = {
     "hang asleep": (_never, {LATE}),
     "spin": (_spin, {LATE}),
     "print": (_print, {LATE}),
-    "write to the terminal": (_write, {LATE}),
-    "print from a child": (lambda: subprocess.run("yes"), {LATE}),
+    "write to the terminal": (_write, {LATE, FAILED}),  # if another has closed it
+    "print from a child": (lambda: subprocess.run("yes"), {LATE, FAILED}),
     "block the loop": (_block, {LATE}),
     "hold the interpreter": (lambda: re.match(r"(a+)+$", "a" * 60 + "b"), {LATE}),
     "stop": (lambda: os.kill(os.getpid(), signal.SIGSTOP), {LATE, DONE}),

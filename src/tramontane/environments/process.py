@@ -101,6 +101,8 @@ def _limit_memory(beyond: int) -> None:
 
 
 if __name__ == "__main__":
+    # Not descriptor 1, which an environment may close for all others.
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     status = 1
     try:
         main(int(sys.argv[1]))
