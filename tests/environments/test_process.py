@@ -7,12 +7,13 @@ import tempfile
 import time
 from multiprocessing import Pipe
 from pathlib import Path
-from threading import Thread
+from threading import Thread, Timer
 
 import pytest
 
 from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
+from tramontane.environments.host import Call, EnvironmentHost, Lost
 from tramontane.environments.process import READY
 from tramontane.environments.protocol import Continued, Started
 from tramontane.imports import command_of
@@ -172,3 +173,20 @@ def test_a_process_ends_with_its_environment_or_its_pool(tmp_path):
     assert other.process.wait(SECONDS) == 0
     worker.close()
     other.close()
+
+
+def test_calls_that_a_dead_process_was_not_sent_are_lost_as_well():
+    config = Config(model="tiny", data={"environment": f"{WORLDS}:Guess"})
+    host = EnvironmentHost(config, PromptEncoder(load_tokenizer("tiny"), config.data))
+    problem = Problem("0", "math", "Hello", "1", metadata={"long": "x" * 10_000_000})
+    calls = [Call(n, "start", (n, 0), (problem, n), SECONDS) for n in range(3)]
+    try:
+        host.exchange([], 0.0)  # starts the process
+        process = host._process.process
+        process.send_signal(signal.SIGSTOP)  # so that the first call fills the socket
+        Timer(0.5, os.killpg, (process.pid, signal.SIGKILL)).start()
+        answers, restarts = host.exchange(calls, SECONDS)
+    finally:
+        host.close()
+    assert sorted(number for number, _ in answers) == [0, 1, 2] and restarts == 1
+    assert all(isinstance(answer, Lost) for _, answer in answers)

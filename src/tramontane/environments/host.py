@@ -75,17 +75,19 @@ class EnvironmentHost:
         answers: list[tuple[int, Any]] = []
         if self._process.died:
             answers += self._lose(self._process.stop())
-        connection = self._process.ready(self._settings)
+        connection, known = self._process.ready(self._settings), []
+        for call in calls:  # all before the first is sent: a process may end between two
+            if call.method == "step" and call.key not in self._begun:
+                answers.append((call.number, Lost()))
+                continue
+            known.append(call)
+            if call.method == "close":
+                self._begun.discard(call.key)
+            else:
+                self._begun.add(call.key)
+                self._unanswered[call.number] = call, time.monotonic()
         try:
-            for call in calls:
-                if call.method == "step" and call.key not in self._begun:
-                    answers.append((call.number, Lost()))
-                    continue
-                if call.method == "close":
-                    self._begun.discard(call.key)
-                else:
-                    self._begun.add(call.key)
-                    self._unanswered[call.number] = call, time.monotonic()
+            for call in known:
                 connection.send((call.number, call.method, (call.key, *call.arguments)))
             while len(answers) < READ_AT_ONCE and connection.poll(0 if answers else seconds):
                 number, result = connection.recv()
