@@ -7,6 +7,8 @@ import asyncio
 import os
 import signal
 from array import array
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,6 +23,7 @@ from tests.controller.test_bound import Copies, CountingTrainer, HalfRight, Upda
 from tramontane.config import Config
 from tramontane.controller.conversations import (
     Conversations,
+    _Host,
     ended,
     following,
     start_conversations,
@@ -31,9 +34,10 @@ from tramontane.controller.pipeline import Pipeline, Workers
 from tramontane.data.curriculum import Curriculum
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import host
-from tramontane.environments.protocol import Continued
+from tramontane.environments.protocol import Continued, Started
 from tramontane.models.loading import load_tokenizer
 from tramontane.placement import TRAINER
+from tramontane.placement.handle import WorkerDied
 from tramontane.placement.thread import LocalPlacement, ThreadHandle
 from tramontane.run.checkpoint import PipelineCheckpoint, read_pipeline, write_pipeline
 from tramontane.types import (
@@ -379,3 +383,33 @@ def test_a_class_says_itself_that_it_may_be_replayed(forty: Path) -> None:
         "conversations_replayed": 1,
         "environment_restarts": 2,
     }
+
+
+def test_a_call_that_comes_while_a_worker_dies_is_sent_to_the_next() -> None:
+    environment = {"environment": "tests.environments.worlds:Guess"}
+    config = Config(model="tiny", data=environment, placement={"kind": "ray"})
+    encoder, died = PromptEncoder(load_tokenizer("tiny"), config.data), Future[Any]()
+    handles: list[ThreadHandle] = []
+
+    def make() -> ThreadHandle:
+        handle = ThreadHandle("environment 0", partial(host.EnvironmentHost, config, encoder))
+        if not handles:  # its first call ends with its death
+            handle.submit = lambda *_: died  # type: ignore[method-assign]
+        handles.append(handle)
+        return handle
+
+    async def calls(worker: _Host) -> list[Any]:
+        first = worker.call("start", (0, 0), (PROBLEM, 0), 20.0)
+        while worker._unsent:
+            await asyncio.sleep(0)
+        second = worker.call("start", (1, 0), (PROBLEM, 1), 20.0)
+        died.set_exception(WorkerDied("it is gone", "environment 0"))
+        answers = await asyncio.gather(first, second)
+        answers.append(await worker.call("start", (2, 0), (PROBLEM, 2), 20.0))
+        worker.close()
+        return answers
+
+    first, second, third = asyncio.run(calls(_Host(make, config, unheard)))
+    assert isinstance(first, host.Lost)
+    assert isinstance(second, Started) and isinstance(third, Started)
+    handles[0].close()

@@ -350,7 +350,8 @@ class _Host:
             self._restarts_before = self.restarts + 1
             self._handle.close()
             self._handle, restarts = self._make(), 0
-            answers = [(number, Lost(str(lost))) for number in self._waiting]
+            unsent = {each.number for each in self._unsent}  # of meanwhile: the new one gets them
+            answers = [(n, Lost(str(lost))) for n in self._waiting if n not in unsent]
         self.restarts = self._restarts_before + restarts
         return list(answers)
 
