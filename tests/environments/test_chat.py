@@ -128,7 +128,7 @@ def test_what_is_rewritten_is_written_whole():
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_two_answers_are_one_suffix(shape):
-    """As the template writes them together, not one after another."""
+    """The suffix is what the template writes for both together, not for one after another."""
     form, chat, _ = chat_of(shape)
     eos = form.encoder.tokenizer.eos_token_id
     following = chat.follow(message("", [CALL, CALL]), [tool("3"), tool("30")])

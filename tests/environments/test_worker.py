@@ -390,7 +390,7 @@ TEXTS = st.lists(
         st.sampled_from(["</s>", "<|im_end|>", "<|eot_id|>", "[INST]", "<think>", "\ud800", "🙂é"]),
     ),
     max_size=5,
-).map(lambda parts: "".join(["x", *parts]))  # no text is no message
+).map(lambda parts: "".join(["x", *parts]))  # a message has a text
 
 
 @settings(deadline=None, max_examples=60)

@@ -55,7 +55,7 @@ def test_conversations_are_evaluated(
         answered = [m["content"] for turn in turns for m in turn["messages"]]
         assert answered == ["Go on!"] * (len(turns) - 1)
     by_problem = [[len(r["turns"]) for r in rows if r["group"] == g] for g in range(3)]
-    if kind != "vllm":  # of which a token in a thousand is another
+    if kind != "vllm":  # with other kernels about one token in a thousand differs
         assert all(a == b for a, b in by_problem)  # greedy, and their environments begin alike
     figures = result.conversations
     assert figures.mean_turns == sum(map(sum, by_problem)) / 6 > 1

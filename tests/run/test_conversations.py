@@ -146,6 +146,18 @@ def test_tool_integrated_reasoning_runs_at_a_tiny_size(tmp_path: Path) -> None:
     assert len(rows) == 32 and all(row["ending"] not in FAILED for row in rows)
 
 
+def trained_on_two_turns(config: Config) -> list[dict[str, Any]]:
+    """The completed conversations of a run whose harness asks twice."""
+    assert train(config, QuietScreen()).updates == 2
+    folder = Path(str(config.run_dir))
+    check_ledger(folder, config)
+    rows = rollouts(folder)
+    assert {row["ending"] for row in rows} <= {"completed", "max_tokens", "context_full"}
+    done = [row for row in rows if row["ending"] == "completed"]
+    assert len(done) > len(rows) / 2 and all(len(row["turns"]) == 2 for row in done)
+    return done
+
+
 @pytest.mark.slow
 def test_a_run_trains_on_what_a_harness_does(tmp_path: Path, monkeypatch: Any) -> None:
     """The harness of docs/endpoint.md, with the client of OpenAI."""
@@ -159,12 +171,7 @@ def test_a_run_trains_on_what_a_harness_does(tmp_path: Path, monkeypatch: Any) -
         pipeline={"l_max": 192, "diversity": "none"},
         conversation={"reward": "last"},
     )
-    assert train(config, QuietScreen()).updates == 2
-    check_ledger(tmp_path / "run", config)
-    rows = rollouts(tmp_path / "run")
-    assert {row["ending"] for row in rows} <= {"completed", "max_tokens", "context_full"}
-    done = [row for row in rows if row["ending"] == "completed"]
-    assert len(done) > len(rows) / 2 and all(len(row["turns"]) == 2 for row in done)
+    trained_on_two_turns(config)
     metrics = RunFolder(tmp_path / "run").metrics()
     assert all(m["groups_unscorable"] == 0 and 0 < m["parked_share"] < 1 for m in metrics)
 
@@ -200,15 +207,10 @@ def test_a_run_trains_on_a_multi_turn_environment_of_verifiers(
         pipeline={"l_max": 192, "diversity": "none"},
         conversation={"reward": "last"},
     )
-    assert train(config, QuietScreen()).updates == 2
-    check_ledger(tmp_path / "run", config)
-    rows = rollouts(tmp_path / "run")
-    assert {row["ending"] for row in rows} <= {"completed", "max_tokens", "context_full"}
-    done = [row for row in rows if row["ending"] == "completed"]
-    assert len(done) > len(rows) / 2 and all(len(row["turns"]) == 2 for row in done)
+    done = trained_on_two_turns(config)
     put = [row["turns"][0]["messages"] for row in done]
     assert all("Check it." in messages[0]["content"] for messages in put if messages)
-    assert {reward for row in done for reward in [row["turns"][1]["reward"]]} & {0.2, 1.0}
+    assert {row["turns"][1]["reward"] for row in done} & {0.2, 1.0}
 
 
 @pytest.mark.slow

@@ -48,3 +48,8 @@ class ConversationConfig(Section):
     """All environments and tools are deterministic: after a kill, or the loss of a worker, an
     unfinished conversation goes on from its recorded turns, whose steps are repeated. false: only
     where its environment and tools have an attribute `deterministic = True`; others start again."""
+
+    @property
+    def reward_is_set(self) -> bool:
+        """True if the config says which reward counts."""
+        return "reward" in self.model_fields_set

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -32,6 +32,14 @@ AddedTerm = Literal["distill", "sft"]
 Weight = Annotated[float, Field(gt=0)]
 
 _LOSS = Fixed("a different loss is a different run")
+
+
+class Term(NamedTuple):
+    """What is added to an objective's loss, `weight` times, with a charge of its own or None."""
+
+    weight: float
+    options: ObjectiveOptions
+    charge: Charge | None
 
 
 class ObjectiveConfig(Section):
@@ -81,23 +89,26 @@ class ObjectiveConfig(Section):
         return options
 
     @property
-    def terms(self) -> dict[str, tuple[float, ObjectiveOptions]]:
-        """The terms beside the objective, by name, with weight and options: those of `add`, and
-        `kl`, whose options are the objective's own."""
+    def terms(self) -> dict[str, Term]:
+        """The terms beside the objective, by name: those of `add`, and `kl`, whose options and
+        charge are the objective's own."""
         beta = getattr(self.options, "kl_coef", 0.0)
-        kl = {"kl": (beta, self.options)} if beta else {}
-        return kl | {name: (weight, getattr(self, name)) for name, weight in self.add.items()}
+        terms = {"kl": Term(beta, self.options, None)} if beta else {}
+        for name, weight in self.add.items():
+            options: ObjectiveOptions = getattr(self, name)
+            terms[name] = Term(weight, options, options.charge)
+        return terms
 
     @property
     def charges(self) -> dict[str, Charge]:
         """The charges of the objective and of added terms, by the name of the other policy."""
-        parts = [self.options, *(options for _, options in self.terms.values())]
-        return {charge.policy: charge for options in parts if (charge := options.charge)}
+        found = [self.options.charge, *(term.charge for term in self.terms.values())]
+        return {charge.policy: charge for charge in found if charge}
 
     @property
     def needs(self) -> frozenset[str]:
         """What the objective and the added terms need; see `ObjectiveOptions.needs`."""
-        return self.options.needs.union(*(options.needs for _, options in self.terms.values()))
+        return self.options.needs.union(*(term.options.needs for term in self.terms.values()))
 
     @model_validator(mode="after")
     def _check_name(self) -> ObjectiveConfig:

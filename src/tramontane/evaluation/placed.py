@@ -72,8 +72,7 @@ def evaluate_work(
     from tramontane.verifier.pool import try_functions
 
     verifier = config.verifier.model_copy(update={"thinking_tags": work.encoder.tags})
-    reward_is_set = "reward" in config.conversation.model_fields_set
-    check_environments(config.data, work.problems, reward_is_set)
+    check_environments(config.data, work.problems, config.conversation.reward_is_set)
     try_functions(verifier, work.problems)
     config = _sized(config.model_copy(update={"verifier": verifier}), work)
     with (

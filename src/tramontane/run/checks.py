@@ -168,7 +168,7 @@ class SignalMonitor:
         # Groups with tools, until the first call that parses; None after it.
         self._uncalled = None if updates else Tally()
         self._window, self._share_is_low = Tally(), False
-        self._reward_is_set = "reward" in config.conversation.model_fields_set
+        self._reward_is_set = config.conversation.reward_is_set
 
     def graded(
         self, group: Group, filtered: FilterReason | None, tools: Sequence[str] = ()

@@ -64,8 +64,7 @@ def read_input(config: Config) -> RunInput:
     problems, sets = Curriculum(stages), _evaluation_sets(config, stages[-1])
     measured = [problem for each in sets.values() for problem in each.problems]
     trained = (problem for stream in problems.streams for problem in stream.problems or ())
-    reward_is_set = "reward" in config.conversation.model_fields_set
-    check_environments(stages[-1].data, chain(trained, measured), reward_is_set)
+    check_environments(stages[-1].data, chain(trained, measured), config.conversation.reward_is_set)
     overlaps = [_separate(stream, measured) for stream in problems.streams]
     return RunInput(problems, sets, [warning for warning in overlaps if warning])
 

@@ -204,8 +204,9 @@ class Minibatch:
         )
         self.weights = self._weights(self.options, "all")
         self.added = {
-            name: (self._weights(options, options.term_tokens), options.term_tokens)
-            for name, (_, options) in config.objective.terms.items()
+            name: (self._weights(term.options, chosen), chosen)
+            for name, term in config.objective.terms.items()
+            for chosen in [term.options.term_tokens]
         }
         self.microbatches, used = self._lay_out(config.microbatch_tokens)
         self.padding = padding_fraction(used, config.microbatch_tokens)

@@ -153,7 +153,7 @@ class WithTerms:
 
     def __init__(self, objective: Objective, config: ObjectiveConfig) -> None:
         self._objective = objective
-        self._terms = {name: (_built_in(name), *term) for name, term in config.terms.items()}
+        self._terms = {name: (_built_in(name), term) for name, term in config.terms.items()}
 
     def advantages(self, sequences: Sequences, options: Any) -> torch.Tensor:
         return self._objective.advantages(sequences, options)
@@ -161,12 +161,11 @@ class WithTerms:
     def loss(self, tokens: Tokens, options: Any) -> tuple[torch.Tensor, Metrics]:
         """The objective's loss plus each term's, times its weight."""
         loss, metrics = self._objective.loss(charged(tokens, options.charge), options)
-        for name, (term, weight, settings) in self._terms.items():
+        for name, (module, term) in self._terms.items():
             none = torch.zeros_like(tokens.advantages)
             own = replace(tokens, weights=tokens.added[name], advantages=none)
-            charge = None if name == "kl" else settings.charge  # KL's is the objective's
-            added, found = term.loss(charged(own, charge), settings)
-            loss, metrics = loss + weight * added, found | metrics
+            added, found = module.loss(charged(own, term.charge), term.options)
+            loss, metrics = loss + term.weight * added, found | metrics
         return loss, metrics
 
 
