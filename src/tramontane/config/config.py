@@ -193,7 +193,7 @@ class Config(Section):
         return groups - round(trajectories.share * groups) if trajectories else groups
 
     def lengths_at(self, efforts: Iterable[str]) -> dict[str | None, tuple[int, int]]:
-        """l_max and l_cache of completions by level of effort; by None if the config has no levels."""
+        """l_max and l_cache of completions by level of effort; by None where there are none."""
         asked = self.data.at_efforts([Problem("", "", "")], efforts)
         return {p.effort: p.lengths(self.pipeline.l_max, self.pipeline.l_cache) for p in asked}
 
