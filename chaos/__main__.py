@@ -97,7 +97,8 @@ def harass(
             if found := intruder.ended():
                 intruders.append(found)
             intruder = None
-        if done and not intruder and killer.random.random() < INTRUDE_SHARE:
+        # Before the run owns its folder a second process would rightly become the owner.
+        if run.owns and done and not intruder and killer.random.random() < INTRUDE_SHARE:
             intruder = Intruder(run, *killer.random.choice([run.begins, run.resumes]))
         if done // UPDATES_BETWEEN_ENDS > struck and done < updates:
             # An heir that begins just when the controller dies would rightly own the folder.

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from chaos.processes import command, marked
+from tramontane.workplace import Owner
 
 GONE_SECONDS = 180.0  # limit for a killed controller's processes; Ray's agents are slow
 
@@ -47,6 +48,12 @@ class Run:
     @property
     def ended(self) -> bool:
         return self.process.poll() is not None
+
+    @property
+    def owns(self) -> bool:
+        """Whether this process owns the folder: after a resume that takes seconds."""
+        owner = Owner.read(self.folder / ".lock")
+        return owner is not None and owner.process == self.process.pid
 
     @property
     def summarized(self) -> bool:
