@@ -25,6 +25,7 @@ from tramontane.studies.study import base_config
 from tramontane.workplace import owned_folder
 
 FLAWS = ("guess", "ramble", "no_box", "unclosed", "unopened", "switch")  # of generated traces
+KEEP_ALL = {"checkpoint.every": 1, "checkpoint.keep": 1000}
 
 
 def combined(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
@@ -36,8 +37,8 @@ def combined(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
 
     Args:
         keys: `distill`; without it `teachers`, true to spend the teachers' tokens as well as the
-            student's; `updates` of the student; `teacher_updates`, of each teacher; and the keys of
-            `_problems` and `_measured`.
+            student's; `updates` of the student, `teacher_updates` of each teacher, `mixed_updates`
+            of the reinforcement learning; and the keys of `_problems` and `_measured`.
         seed: of all runs.
         folder: of the arm.
 
@@ -52,21 +53,18 @@ def combined(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         return shared_run(folder, f"{name}_{seed}", common | changes)
 
     domains = ("maths", "code")
-    if not keys["distill"]:  # first, while another arm trains the teachers
-        updates = keys["updates"] + len(domains) * keys["teacher_updates"]
-        model = run("mixed", domains, updates, {"checkpoint.every": 1, "checkpoint.keep": 1000})
+    # First, while another arm trains the teachers.
+    rl = None if keys["distill"] else run("mixed", domains, keys["mixed_updates"], KEEP_ALL)
     teachers = {name: run(name, [name], keys["teacher_updates"], {}) for name in domains}
-    student = run(
-        "student", domains, keys["updates"], distillation(teachers["maths"], teachers["code"])
-    )
+    of_both = distillation(teachers["maths"], teachers["code"])
+    student = run("student", domains, keys["updates"], of_both)
     tokens = _tokens(student)[-1]
     in_all = tokens + sum(_tokens(teacher)[-1] for teacher in teachers.values())
-    if keys["distill"]:
-        model = student
-    else:
-        spent = _tokens(model)
+    model = student
+    if rl is not None:
+        spent = _tokens(rl)
         update = np.abs(spent - (in_all if keys["teachers"] else tokens)).argmin()
-        model = model.parents[1] / f"step_{update + 1}" / "weights"
+        model = rl.parents[1] / f"step_{update + 1}" / "weights"
         tokens = in_all = spent[update]
     found = {name: _measured(model, name, keys).pass_at_1.value for name in domains}
     best = {name: _measured(teachers[name], name, keys).pass_at_1.value for name in domains}
@@ -124,12 +122,12 @@ def restored(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         common = {"model": str(narrow), "pipeline.updates": keys["updates"], "seed": seed}
         model = trained(folder / "run", _problems(keys, prompts) | teachers | common)
     maths, code = (_measured(model, name, keys) for name in ("maths", "code"))
-    others = [of.pass_at_1.value for name, of in maths.by_language.items() if name != "en"]
+    languages = {name: found.pass_at_1.value for name, found in maths.by_language.items()}
     return {
         "maths": maths.pass_at_1.value,
         "code": code.pass_at_1.value,
-        "english": maths.by_language["en"].pass_at_1.value,
-        "others": float(np.mean(others)) if others else math.nan,
+        "english": languages.pop("en", math.nan),
+        "others": float(np.mean([*languages.values()])) if languages else math.nan,
         "of_start": maths.pass_at_1.value / _measured(start, "maths", keys).pass_at_1.value,
         "of_sft": code.pass_at_1.value / _measured(narrow, "code", keys).pass_at_1.value,
     }
