@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.paths import ROOT
 from tramontane.run.folder import RunFolder
 from tramontane.studies.distillations import combined, restored
 from tramontane.studies.study import load_study
@@ -33,6 +34,13 @@ def run_of(folder):
     run = RunFolder(folder / "run")
     tokens = [sum(row["staleness_histogram"].values()) for row in run.metrics()]
     return run.config(), np.cumsum(tokens)
+
+
+def test_the_study_of_a_real_checkpoint_has_the_claims_of_the_catalog():
+    real = load_study(str(ROOT / "examples/restore_smollm2.yaml"))
+    found = load_study("restore")
+    assert (real.claims, real.arms) == (found.claims, found.arms)
+    assert real.base.keys() == found.base.keys()
 
 
 @pytest.mark.slow
