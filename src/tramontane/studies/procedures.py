@@ -1,5 +1,5 @@
 """Arms other than single runs, as functions for a study's `runner`: fine-tuning or curation before
-reinforcement learning, the landscape of a run, and collation alone.
+reinforcement learning, distillation from other runs, the landscape of a run, and collation alone.
 
 Every step keeps its result in the arm's folder, so that a killed call can be resumed.
 """
@@ -52,33 +52,24 @@ def fine_tuned(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float
     """
     model = "tiny"
     if keys["sft"]:
-        _teacher(keys, seed, folder)
+        run = _teacher(keys, seed, folder).parents[2]
         traces = folder / "traces.jsonl"
-        found = harvest(_shared(seed, folder) / "run", traces, HarvestConfig(seed=seed))
+        found = harvest(run, traces, HarvestConfig(seed=seed))
         tokens = found.rows * (found.mean_tokens + PROMPT_TOKENS) * keys["epochs"]
-        output = folder / "sft"
-        unfinished = is_unfinished(output)
-        if unfinished or not (output / "config.json").is_file():
-            settings = {
-                "model": "tiny",
-                "output": str(output),
-                "seed": seed,
-                "data": {"train": str(traces)},
-                "steps": max(1, round(tokens / keys["batch_tokens"])),
-                "batch_tokens": keys["batch_tokens"],
-                "learning_rate": 3e-4,
-                "warmup_steps": 5,
-            }
-            sft(parse(SFTConfig, settings, str(output)), resume=unfinished)
-        model = str(output)
+        settings = {
+            "model": "tiny",
+            "seed": seed,
+            "data": {"train": str(traces)},
+            "steps": max(1, round(tokens / keys["batch_tokens"])),
+            "batch_tokens": keys["batch_tokens"],
+            "learning_rate": 3e-4,
+            "warmup_steps": 5,
+        }
+        model = str(supervised(folder / "sft", settings))
     if keys["rl"]:
         changes = {"model": model, "pipeline.updates": keys["updates"], "seed": seed}
         if keys.get("distill"):
-            changes |= {
-                "teacher": {"model": str(_teacher(keys, seed, folder))},
-                "trainer.objective": {"name": "distill", "distill": {"top_k": 16}},
-                "pipeline.diversity": "none",
-            }
+            changes |= distillation(_teacher(keys, seed, folder))
         model = str(trained(folder / "run", changes))
     return _figures(model, keys["problems"])
 
@@ -91,15 +82,33 @@ def distilled(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]
 
 
 def _teacher(keys: dict[str, Any], seed: int, folder: Path) -> Path:
-    """The weights of the teacher that the arms of a seed share, which the first to ask trains."""
-    shared = _shared(seed, folder)
+    changes = {"pipeline.updates": keys["teacher_updates"], "seed": seed}
+    return shared_run(folder, f"teacher_{seed}", changes)
+
+
+def shared_run(folder: Path, name: str, changes: dict[str, Any]) -> Path:
+    """The weights of a run that arms share, which the first to ask trains."""
+    shared = folder.parents[1] / name
     with owned_folder(shared, "trained", wait=SHARED_SECONDS):
-        changes = {"pipeline.updates": keys["teacher_updates"], "seed": seed}
         return trained(shared / "run", changes)
 
 
-def _shared(seed: int, folder: Path) -> Path:
-    return folder.parents[1] / f"teacher_{seed}"
+def supervised(output: Path, settings: dict[str, Any]) -> Path:
+    """Fine-tune by the keys of an `SFTConfig`, or continue; returns the weights."""
+    unfinished = is_unfinished(output)
+    if unfinished or not (output / "config.json").is_file():
+        sft(parse(SFTConfig, settings | {"output": str(output)}, str(output)), resume=unfinished)
+    return output
+
+
+def distillation(teacher: Path, of_code: Path | None = None) -> dict[str, Any]:
+    """The config keys that make a run distillation; `of_code`: another teacher for programs."""
+    domains = {"code": str(of_code)} if of_code else {}
+    return {
+        "teacher": {"model": str(teacher), "domains": domains},
+        "trainer.objective": {"name": "distill", "distill": {"top_k": 16}},
+        "pipeline.diversity": "none",
+    }
 
 
 def curated(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:

@@ -1,0 +1,154 @@
+"""Arms that are distilled from other runs: two specialists into one model, and a model's earlier
+weights into what fine-tuning made of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tramontane.evaluation import EvaluationResult
+from tramontane.evaluation.measure import evaluate
+from tramontane.run.folder import RunFolder
+from tramontane.studies.procedures import (
+    SHARED_SECONDS,
+    distillation,
+    shared_run,
+    supervised,
+    trained,
+)
+from tramontane.studies.study import base_config
+from tramontane.workplace import owned_folder
+
+FLAWS = ("guess", "ramble", "no_box", "unclosed", "unopened", "switch")  # of generated traces
+KEEP_ALL = {"checkpoint.every": 1, "checkpoint.keep": 1000}
+
+
+def combined(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
+    """Distillation from a teacher of maths and one of code, or reinforcement learning on both kinds
+    of problems for as many trained tokens.
+
+    The arms of a seed share all runs. The reinforcement learning is one long run: an arm measures
+    the checkpoint whose trained tokens are nearest to those that it may spend.
+
+    Args:
+        keys: `distill`; without it `teachers`, true to spend the teachers' tokens as well as the
+            student's; `updates` of the student, `teacher_updates` of each teacher, `mixed_updates`
+            of the reinforcement learning; and the keys of `_problems` and `_measured`.
+        seed: of all runs.
+        folder: of the arm.
+
+    Returns:
+        `maths` and `code`, pass@1 on each, `of_maths` and `of_code`, the same as shares of that
+        teacher's, and their mean `of_teachers`; `tokens` (millions) that the arm's weights were
+        trained on, and with those of its teachers, `tokens_in_all`.
+    """
+
+    def run(name: str, domains: Sequence[str], updates: int, changes: dict[str, Any]) -> Path:
+        common = _problems(keys, domains) | {"pipeline.updates": updates, "seed": seed}
+        return shared_run(folder, f"{name}_{seed}", common | changes)
+
+    domains = ("maths", "code")
+    # First, while another arm trains the teachers.
+    rl = None if keys["distill"] else run("mixed", domains, keys["mixed_updates"], KEEP_ALL)
+    teachers = {name: run(name, [name], keys["teacher_updates"], {}) for name in domains}
+    of_both = distillation(teachers["maths"], teachers["code"])
+    student = run("student", domains, keys["updates"], of_both)
+    tokens = _tokens(student)[-1]
+    in_all = tokens + sum(_tokens(teacher)[-1] for teacher in teachers.values())
+    model = student
+    if rl is not None:
+        spent = _tokens(rl)
+        update = np.abs(spent - (in_all if keys["teachers"] else tokens)).argmin()
+        model = rl.parents[1] / f"step_{update + 1}" / "weights"
+        tokens = in_all = spent[update]
+    found = {name: _measured(model, name, keys).pass_at_1.value for name in domains}
+    best = {name: _measured(teachers[name], name, keys).pass_at_1.value for name in domains}
+    shares = {f"of_{name}": found[name] / best[name] for name in domains}
+    return {
+        **found,
+        **shares,
+        "of_teachers": float(np.mean([*shares.values()])),
+        "tokens": tokens / 1e6,
+        "tokens_in_all": in_all / 1e6,
+    }
+
+
+def restored(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
+    """An ability after fine-tuning on something else, and after distillation from the weights that
+    had it.
+
+    The weights at the start come from reinforcement learning on maths, and are fine-tuned on
+    flawless traces of programs. The arms of a seed share both.
+
+    Args:
+        keys: `sft`, false to measure the start; `distill`, the kinds of prompts of a distillation
+            after the fine-tuning, if any: on those of `maths` the start is the teacher, on those of
+            `code` the fine-tuned weights; `updates` of it; `model`, and `start`, changed config
+            keys of the run that makes the start (with a `seed`, all arms share it), of
+            `start_updates`; `sft_steps` and `sft_settings` of the fine-tuning; and the keys of
+            `_problems` and `_measured`.
+        seed: of all steps.
+        folder: of the arm.
+
+    Returns:
+        `maths` and `code`, pass@1 on each; of maths, `english` and `others`, the mean of all other
+        languages; `of_start`, maths as a share of the start's, and `of_sft`, code as a share of the
+        fine-tuned weights'.
+    """
+    changes = _problems(keys, ["maths"]) | {"model": keys["model"], "seed": seed} | keys["start"]
+    changes["pipeline.updates"] = keys["start_updates"]
+    start = shared_run(folder, f"start_{changes['seed']}", changes)
+    settings = {
+        "model": str(start),
+        "seed": seed,
+        "data": {
+            "playground": [keys["code"]],
+            "mixture": {"work": 1, **dict.fromkeys(FLAWS, 0)},
+        },
+        "steps": keys["sft_steps"],
+        **keys["sft_settings"],
+    }
+    shared = folder.parents[1] / f"sft_{seed}"
+    with owned_folder(shared, "trained", wait=SHARED_SECONDS):
+        narrow = supervised(shared / "sft", settings)
+    model = narrow if keys["sft"] else start
+    if prompts := keys["distill"]:
+        teachers = distillation(start, narrow if "code" in prompts else None)
+        common = {"model": str(narrow), "pipeline.updates": keys["updates"], "seed": seed}
+        model = trained(folder / "run", _problems(keys, prompts) | teachers | common)
+    maths, code = (_measured(model, name, keys) for name in ("maths", "code"))
+    languages = {name: found.pass_at_1.value for name, found in maths.by_language.items()}
+    return {
+        "maths": maths.pass_at_1.value,
+        "code": code.pass_at_1.value,
+        "english": languages.pop("en", math.nan),
+        "others": float(np.mean([*languages.values()])) if languages else math.nan,
+        "of_start": maths.pass_at_1.value / _measured(start, "maths", keys).pass_at_1.value,
+        "of_sft": code.pass_at_1.value / _measured(narrow, "code", keys).pass_at_1.value,
+    }
+
+
+def _problems(keys: dict[str, Any], domains: Sequence[str]) -> dict[str, Any]:
+    """The config keys of a run on some kinds of problems: `config`, which all runs change, and the
+    playground of `keys[domain]`, at the levels `levels`."""
+    kinds = [kind for domain in domains for kind in keys[domain]["kinds"]]
+    playground = {**keys[domains[0]], "levels": keys["levels"], "kinds": kinds}
+    return keys["config"] | {"data.playground": playground}
+
+
+def _tokens(weights: Path) -> np.ndarray:
+    """Trained completion tokens of a run up to each update, from its weights' path."""
+    rows = RunFolder(weights.parents[2]).metrics()
+    return np.cumsum([sum(row["staleness_histogram"].values()) for row in rows])
+
+
+def _measured(model: Path, domain: str, keys: dict[str, Any]) -> EvaluationResult:
+    """A model on `problems` held-out problems of the playground `keys[domain]`, the same for all
+    arms and seeds."""
+    changes = keys["config"] | {"data.playground": keys[domain]}
+    return evaluate(model, None, base_config(), changes, problems=keys["problems"], seed=0)

@@ -1,0 +1,81 @@
+"""Arms that are distilled from other runs, at tiny sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.paths import ROOT
+from tramontane.run.folder import RunFolder
+from tramontane.studies.distillations import combined, restored
+from tramontane.studies.study import load_study
+
+SIZES = {"n_async": 16, "n_batch": 8, "group_size": 4, "l_max": 128, "l_cache": 16}
+SMALL = {
+    "updates": 1,
+    "levels": [1, 1],
+    "maths": {"kinds": ["sums", "stories"], "levels": [1, 1]},  # which the tiny base can solve
+    "config": {f"pipeline.{key}": value for key, value in SIZES.items()},
+    "problems": 12,
+}
+
+
+def arms(study, run, folder, **sizes):
+    """The figures of each arm of a study of the catalog, at tiny sizes."""
+    found = load_study(study)
+    return {
+        arm: run(found.base | SMALL | sizes | changes, 0, folder / arm / "seed_0")
+        for arm, changes in found.arms.items()
+    }
+
+
+def run_of(folder):
+    """Config and trained tokens of each update of a finished run."""
+    run = RunFolder(folder / "run")
+    tokens = [sum(row["staleness_histogram"].values()) for row in run.metrics()]
+    return run.config(), np.cumsum(tokens)
+
+
+def test_the_study_of_a_real_checkpoint_has_the_claims_of_the_catalog():
+    real = load_study(str(ROOT / "examples/restore_smollm2.yaml"))
+    found = load_study("restore")
+    assert (real.claims, real.arms) == (found.claims, found.arms)
+    assert real.base.keys() == found.base.keys()
+
+
+@pytest.mark.slow
+def test_two_teachers_are_compared_with_mixed_training_of_as_many_tokens(tmp_path):
+    found = arms("two_teachers", combined, tmp_path, teacher_updates=2, mixed_updates=5)
+    student, spent = run_of(tmp_path / "student_0")
+    assert student.teacher.model.startswith(f"{tmp_path}/maths_0/run/")
+    assert student.teacher.domains["code"].startswith(f"{tmp_path}/code_0/run/")
+    in_all = spent[-1]
+    for name, kinds in {"maths": ("sums", "stories"), "code": ("programs",)}.items():
+        config, tokens = run_of(tmp_path / f"{name}_0")
+        assert config.data.playground.kinds == kinds and config.teacher is None
+        in_all += tokens[-1]
+    mixed, tokens = run_of(tmp_path / "mixed_0")
+    assert mixed.data.playground == student.data.playground
+    assert mixed.data.playground.kinds == ("sums", "stories", "programs")
+    assert len(tokens) == 5
+    assert found["two teachers"]["tokens"] == spent[-1] / 1e6
+    assert found["two teachers"]["tokens_in_all"] == in_all / 1e6
+    for arm, budget in {"mixed RL": spent[-1], "longer mixed RL": in_all}.items():
+        assert found[arm]["tokens"] * 1e6 in tokens
+        assert abs(found[arm]["tokens"] * 1e6 - budget) == abs(tokens - budget).min()
+    shares = found["two teachers"]
+    assert shares["of_teachers"] == pytest.approx((shares["of_maths"] + shares["of_code"]) / 2)
+
+
+@pytest.mark.slow
+def test_what_was_forgotten_is_distilled_from_the_weights_before(tmp_path):
+    settings = {"batch_tokens": 2048, "learning_rate": 3e-3, "warmup_steps": 1}
+    found = arms("restore", restored, tmp_path, start_updates=1, sft_steps=6, sft_settings=settings)
+    assert found["start"]["of_start"] == found["SFT"]["of_sft"] == 1
+    assert found["SFT"]["of_start"] < 1  # six large steps on programs alone
+    start, narrow = f"{tmp_path}/start_0/run/", f"{tmp_path}/sft_0/sft"
+    for arm, domains in {"restored": {}, "restored on both": {"code": narrow}}.items():
+        config, _ = run_of(tmp_path / arm / "seed_0")
+        assert config.model == narrow
+        assert config.teacher.model.startswith(start) and config.teacher.domains == domains
+        assert ("programs" in config.data.playground.kinds) == bool(domains)
