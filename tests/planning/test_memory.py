@@ -12,13 +12,14 @@ import yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tramontane.config import Config
+from tramontane.config.device import number_type
 from tramontane.errors import InputError
 from tramontane.generator.cache import lane_capacities
 from tramontane.models.attention import PACKED
 from tramontane.models.packing import pack
-from tramontane.models.shape import ModelShape, load_shape, shape_of
+from tramontane.models.shape import DTYPE_BYTES, ModelShape, load_shape, shape_of
 from tramontane.planning import fit
-from tramontane.planning.fit import RunMemory, run_memory
+from tramontane.planning.fit import RunMemory, Worker, run_memory
 from tramontane.planning.gpus import GIB
 from tramontane.planning.memory import (
     Lengths,
@@ -178,6 +179,29 @@ def test_a_teacher_has_weights_and_logits_and_no_optimizer(small: ModelShape) ->
     assert first.weights == 2 * tiny.parameters and second.weights == 2 * PARAMETERS
     assert first.logits == 36864 * tiny.vocabulary * 2
     assert first.optimizer == first.gradients == 0
+
+
+def test_a_judge_that_is_no_endpoint_has_a_place(small: ModelShape) -> None:
+    def judges(**keys: Any) -> list[Worker]:
+        domains = {"open": {"verifier": "judge"}}
+        stage = config(verifier={"judge": {"workers": 2} | keys, "domains": domains})
+        loads = run_memory([stage], small, [LENGTHS]).loads
+        return [w for load in loads for w in load.workers if w.name == "judge"]
+
+    model = {"path": "mistral-small-24b", "device": "cpu", "dtype": "bfloat16"}
+    asked = {"rubric": ["It is true."], "max_tokens": 1024}
+    [few] = judges(checkpoint=model | {"slots": 1}, **asked)
+    [many] = judges(checkpoint=model | {"slots": 1, "max_prompt_tokens": 3072}, **asked)
+    assert (few.number, few.device, few.memory.weights) == (2, "cpu", 2 * PARAMETERS)
+    token = small.kv_bytes_per_token("bfloat16")
+    assert (
+        2048 * token <= few.memory.cache < many.memory.cache and many.memory.cache >= 4096 * token
+    )
+    [reward] = judges(reward_model={"path": "tiny", "device": "cpu", "max_tokens": 100})
+    tiny, size = load_shape("tiny"), DTYPE_BYTES[number_type("cpu").dtype]
+    assert reward.memory.weights == size * (tiny.parameters + 2 * tiny.hidden)  # a head of 2 labels
+    assert reward.memory.activations == 16 * 100 * size * (3 * 160 + 3 * 448)
+    assert not judges(endpoint={"url": "http://localhost", "model": "m"}, **asked)
 
 
 def test_checkpointing_keeps_the_input_of_each_block(small: ModelShape) -> None:

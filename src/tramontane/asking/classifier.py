@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import torch
 
 from tramontane.config.device import number_type
@@ -11,6 +14,9 @@ from tramontane.models.loading import check_device, load_classifier
 from tramontane.types import Problem
 from tramontane.verifier.custom import GroupResult
 from tramontane.verifier.judge import harmless
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class Classifier:
@@ -36,32 +42,38 @@ class Classifier:
     @torch.inference_mode()
     def score(self, problem: Problem, answers: list[str]) -> GroupResult:
         """The scores of a problem's answers; None for one that is too long."""
-        encoded = [self._encode(problem.problem, answer) for answer in answers]
+        encoded = [encode(self.tokenizer, problem.problem, answer) for answer in answers]
         fits = [i for i, ids in enumerate(encoded) if len(ids) <= self.config.max_tokens]
         values: list[float | None] = [None] * len(answers)
         # Without a padding token, the model takes one sequence at a time.
-        padding = self.model.config.pad_token_id
-        size = 1 if padding is None else self.config.batch_size
+        padded = self.model.config.pad_token_id is not None
+        size = self.config.batch_size if padded else 1
         for start in range(0, len(fits), size):
             places = fits[start : start + size]
-            longest = max(len(encoded[i]) for i in places)
-            ids = torch.full((len(places), longest), padding or 0)
-            mask = torch.zeros_like(ids)
-            for row, i in enumerate(places):
-                ids[row, : len(encoded[i])] = torch.tensor(encoded[i])
-                mask[row, : len(encoded[i])] = 1
-            device = self.model.device
-            logits = self.model(ids.to(device), attention_mask=mask.to(device)).logits.float()
+            logits = logits_of(self.model, [encoded[i] for i in places])
             chances = logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(dim=1)
             for i, chance in zip(places, chances[:, -1].tolist(), strict=True):
                 values[i] = chance
         limit = f"judge: longer than {self.config.max_tokens} tokens (reward_model.max_tokens)"
         return GroupResult(values, notes=[limit if v is None else "" for v in values])
 
-    def _encode(self, problem: str, answer: str) -> list[int]:
-        problem, answer = harmless(problem), harmless(answer)
-        if not self.tokenizer.chat_template:
-            return list(self.tokenizer(problem, answer)["input_ids"])
-        chat = [{"role": "user", "content": problem}, {"role": "assistant", "content": answer}]
-        text = self.tokenizer.apply_chat_template(chat, tokenize=False)
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+def encode(tokenizer: PreTrainedTokenizerBase, problem: str, answer: str) -> list[int]:
+    """The tokens that a reward model reads: a chat of the two, or both as they are."""
+    problem, answer = harmless(problem), harmless(answer)
+    if not tokenizer.chat_template:
+        return list(tokenizer(problem, answer)["input_ids"])
+    chat = [{"role": "user", "content": problem}, {"role": "assistant", "content": answer}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def logits_of(model: PreTrainedModel, encoded: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Logits of token sequences, padded to the longest: float32, [sequences, labels]."""
+    ids = torch.full((len(encoded), max(map(len, encoded))), model.config.pad_token_id or 0)
+    mask = torch.zeros_like(ids)
+    for row, tokens in enumerate(encoded):
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+        mask[row, : len(tokens)] = 1
+    logits: torch.Tensor = model(ids.to(model.device), attention_mask=mask.to(model.device)).logits
+    return logits.float()

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from tramontane.config.asking import ModelConfig
+from tramontane.config.asking import CheckpointModel, ModelConfig
 from tramontane.config.device import Device, Model
 from tramontane.config.resume import MayChange
 from tramontane.config.section import Section, key_error
@@ -126,6 +126,11 @@ class JudgeConfig(ModelConfig):
     """Grade labeled answers before the run. null: the run begins with a warning."""
     canaries: CanariesConfig = Field(default_factory=CanariesConfig)
     """Worthless answers, graded during the run."""
+
+    @property
+    def local(self) -> CheckpointModel | RewardModelConfig | None:
+        """The model, if it is not behind an endpoint."""
+        return self.checkpoint or self.reward_model
 
     @property
     def compares(self) -> bool:

@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, MistralConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    MistralConfig,
+    PreTrainedModel,
+)
 
 from tramontane.errors import InputError
 from tramontane.models import loading
@@ -143,35 +148,38 @@ KNOWN_SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def load_shape(model: str) -> ModelShape:
+def load_shape(model: str, *, classifier: bool = False) -> ModelShape:
     """The sizes of a model.
 
     Args:
         model: a name in `KNOWN_SHAPES`, the path of a `config.json`, a folder that holds one,
             `tiny`, or a Hugging Face name. Weights and tokenizer are not needed.
+        classifier: count it as a sequence classifier.
 
     Raises:
         InputError: no config there, or not a causal LM's.
     """
     if sizes := KNOWN_SHAPES.get(model):
-        return shape_of(MistralConfig(**sizes), model)
+        return shape_of(MistralConfig(**sizes), model, classifier=classifier)
     path = Path(model).expanduser()
     folder = str(path.parent.absolute()) if path.is_file() else model
-    return shape_of(loading.load_config(folder), model)
+    return shape_of(loading.load_config(folder), model, classifier=classifier)
 
 
-def shape_of(config: Any, name: str) -> ModelShape:
+def shape_of(config: Any, name: str, *, classifier: bool = False) -> ModelShape:
     """The sizes of the model of a transformers config, counted on a model without memory.
 
     Raises:
-        InputError: the config is not that of a causal LM.
+        InputError: the config is not that of a causal LM, or of a `classifier`.
     """
     text = config.get_text_config()
+    kind = "sequence classifier" if classifier else "causal LM"
+    auto = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(text)
+            model = auto.from_config(text)
     except ValueError as error:
-        raise InputError(f"model {name!r}: not a causal LM ({error})") from None
+        raise InputError(f"model {name!r}: not a {kind} ({error})") from None
     blocks = set(model._no_split_modules or ())
     by_block = [
         [p.numel() for p in module.parameters()]

@@ -20,6 +20,7 @@ from tramontane.planning.memory import (
     Memory,
     controller_memory,
     generator_memory,
+    judge_memory,
     staged_memory,
     verifier_memory,
 )
@@ -45,7 +46,8 @@ GPU_GAPS, CPU_GAPS, GATHERED_COPIES = 0.05, 0.15, 2
 
 MIN_SHARE = 0.01  # of a GPU, for a generator beside a trainer that fills it
 
-TEACHER, MACHINE = "teacher", "machine"
+TEACHER, JUDGE, MACHINE = "teacher", "judge", "machine"
+APART = (TEACHER, JUDGE)  # in processes of their own, on their own device
 HOSTS = {STAGED: f"host of each {GENERATOR}", OFFLOADED: f"host of each {RANK}"}  # on a cluster
 PARTS = {"cache": "KV cache", "records": "tokens, texts", "reused": "not at once"}
 
@@ -244,7 +246,8 @@ class _Devices(NamedTuple):
     @classmethod
     def of(cls, config: Config, gpu: str | None, tolerance: float) -> _Devices:
         devices = [config.generator.device, config.trainer.device]
-        devices += [config.teacher.device] if config.teacher else []
+        judge = config.verifier.judge
+        devices += [part.device for part in (config.teacher, judge and judge.local) if part]
         on_gpus = any(map(_on_gpu, devices))
         # With assumed GPUs or a cluster's address, the run takes place on other machines.
         if (gpu and on_gpus) or (config.placement.kind == "ray" and config.placement.address):
@@ -302,7 +305,9 @@ def _loads(
         device=devices.machine,
         capacity=devices.machine_memory,
         workers=tuple(machine),
-        overhead=LIBRARIES * _processes(config) + VERIFIER * config.verifier.workers + gaps,
+        overhead=LIBRARIES * (_processes(config) + _judges(machine))
+        + VERIFIER * config.verifier.workers
+        + gaps,
         growing=sum(w.together * n for w, n in zip(machine, growing, strict=True)),
         tolerance=devices.tolerance,
     )
@@ -344,6 +349,11 @@ def _workers(
     yield Worker("controller", 1, "cpu", controller_memory(stages, shape, longest))
     verifier = verifier_memory(config.verifier)
     yield Worker("verifier", config.verifier.workers, "cpu", verifier)
+    if (judge := config.verifier.judge) and judge.local:
+        # On Ray, each verifier has one.
+        number = config.verifier.workers if config.placement.kind == "ray" else judge.workers
+        found = judge_memory(judge, config, gpu_memory)
+        yield Worker(JUDGE, number, judge.local.device, found)
 
 
 def _largest(found: Iterable[Memory]) -> Memory:
@@ -357,9 +367,9 @@ def _seats(config: Config, kind: Worker, gpus: int | None) -> list[tuple[str, in
     if not _on_gpu(kind.device):
         return [(MACHINE, kind.number)]
     if config.placement.kind == "ray":  # Ray gives each worker a GPU
-        beside = kind.name if kind.name in (GENERATOR, TEACHER) else RANK
+        beside = kind.name if kind.name in (GENERATOR, *APART) else RANK
         return [(f"GPU of each {beside}", 1)]
-    if kind.name == TEACHER:
+    if kind.name in APART:
         return [(rank_device(kind.device, 0), kind.number)]
     found = seats(config, gpus)
     if kind.name != GENERATOR:
@@ -402,13 +412,18 @@ def _gpu_overhead(config: Config, workers: Sequence[Worker]) -> float:
     several = config.trainer.ranks > 1
     apart = config.trainer_is_apart or config.generator.kind == "vllm"  # in separate processes
     kinds = len(names & {GENERATOR, RANK, TEACHER})
-    contexts = max(kinds, 1) if apart else 1
+    contexts = (max(kinds, 1) if apart else 1) + _judges(workers)
     gaps = sum(w.together * memory_gaps(w.memory, on_gpu=True) for w in workers)
     return contexts * CUDA_CONTEXT + NCCL * (several and RANK in names) + gaps
 
 
+def _judges(workers: Iterable[Worker]) -> int:
+    return sum(worker.together for worker in workers if worker.name == JUDGE)
+
+
 def _processes(config: Config) -> int:
-    """Processes with torch on the machine of the controller, the controller among them."""
+    """Processes with torch on the machine of the controller, the controller among them; without
+    judges."""
     ray, trainer = config.placement.kind == "ray", config.trainer
     separate = ray or config.generator.kind == "vllm"
     on_cpu = not _on_gpu(config.generator.device)

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tramontane.config import Config, GeneratorConfig, VerifierConfig
+from tramontane.config.device import number_type
 from tramontane.config.generator import GPU_MEMORY_SHARE
+from tramontane.config.judge import JudgeConfig
 from tramontane.controller.generators import slots
 from tramontane.generator.arena import arena_size
 from tramontane.generator.cache import (
@@ -27,7 +29,7 @@ from tramontane.generator.lanes import CacheSize
 from tramontane.generator.memory import allowance
 from tramontane.generator.sampling import DRAWN_BYTES, DRAWN_ENTRIES, SORTED_BYTES
 from tramontane.models.packing import SHORT
-from tramontane.models.shape import DTYPE_BYTES, ModelShape
+from tramontane.models.shape import DTYPE_BYTES, ModelShape, load_shape
 
 VLLM_SAMPLING = 12  # bytes of an entry of the logits in vLLM: three float32 tensors at once
 PLANS = 2  # recordings for each number of rows: with top-k and top-p, and without
@@ -169,13 +171,44 @@ def _prefill(stage: Config, shape: ModelShape, longest: int) -> float:
     """Bytes of the longest prefill: the keys and values of all layers, and the tensors of one
     layer; on a GPU also the keys and values of prompts that are prefilled ahead."""
     config = stage.generator
-    size, token = DTYPE_BYTES[config.dtype], shape.kv_bytes_per_token(config.dtype)
-    attention = 2 * size * (shape.heads + shape.kv_heads) * shape.head_dim
-    if config.device == "cpu" and longest <= SHORT:
-        attention += size * 2 * shape.heads * longest  # scores, and their softmax
-    layer = 3 * size * shape.hidden + max(attention, 3 * size * shape.intermediate)
+    scores = longest if config.device == "cpu" and longest <= SHORT else 0
+    layer, token = _layer(shape, config.dtype, scores), shape.kv_bytes_per_token(config.dtype)
     kept = config.prefill_tokens * token if config.device.startswith("cuda") else 0
     return kept + max(config.prefill_tokens, longest) * (token + layer)
+
+
+def _layer(shape: ModelShape, dtype: str, scores: int = 0) -> float:
+    """Bytes of a token in the tensors of one layer, with its scores of so many tokens, and their
+    softmax."""
+    size = DTYPE_BYTES[dtype]
+    attention = 2 * size * ((shape.heads + shape.kv_heads) * shape.head_dim + shape.heads * scores)
+    return 3 * size * shape.hidden + max(attention, 3 * size * shape.intermediate)
+
+
+def judge_memory(judge: JudgeConfig, stage: Config, device_memory: float | None = None) -> Memory:
+    """Memory of a judge's process that holds its model: a generator that gets no new weights, or a
+    reward model with a batch of its longest answers.
+
+    Args:
+        judge: with a `checkpoint` or a `reward_model`.
+        stage: the config of a stage.
+        device_memory: as in `generator_memory`.
+    """
+    if reward := judge.reward_model:
+        shape, dtype = load_shape(reward.path, classifier=True), number_type(reward.device).dtype
+        tokens = reward.batch_size * reward.max_tokens
+        return Memory(
+            DTYPE_BYTES[dtype] * shape.parameters, activations=tokens * _layer(shape, dtype)
+        )
+    model = judge.checkpoint
+    assert model
+    shape, slots = load_shape(model.path), model.slots
+    generator = GeneratorConfig(device=model.device, dtype=model.dtype, slots=slots)
+    pipeline = stage.pipeline.model_copy(update={"n_async": slots})
+    stage = stage.model_copy(update={"generator": generator, "pipeline": pipeline})
+    lengths = Lengths(model.max_prompt_tokens, judge.max_tokens)
+    found = generator_memory(stage, shape, lengths, device_memory)
+    return replace(found, weights=DTYPE_BYTES[generator.dtype] * shape.parameters)
 
 
 def staged_memory(config: GeneratorConfig, shape: ModelShape) -> Memory:

@@ -1,0 +1,48 @@
+"""The study of judges: its rater knows a good explanation, and its arms end as they should."""
+
+from dataclasses import asdict, replace
+from itertools import islice
+from random import Random
+
+import pytest
+
+from tramontane.data.playground import LANGUAGES, Style, problems, trace
+from tramontane.studies.judged import explains, judged, spares
+from tramontane.types import Problem
+
+
+def row(problem: Problem, text: str) -> dict:
+    return asdict(problem) | {"text": text}
+
+
+@pytest.mark.parametrize("code", LANGUAGES)
+def test_the_careful_rater_wants_each_step_once_and_in_one_language(code):
+    other = Style(switch="de" if code == "en" else "en")
+    good = [Style(), Style(box=False), Style(right=False), Style(tags="unclosed")]
+    bad = [Style(manner="guess"), Style(manner="ramble"), other]
+    for problem in islice(problems("train", 0, (2, 4), languages=(code,)), 20):
+        texts = {style: trace(problem, Random(1), style) for style in (*good, *bad)}
+        assert [explains(row(problem, texts[style])) for style in good] == [True] * 4
+        assert [explains(row(problem, texts[style])) for style in bad] == [False] * 3
+        assert not explains(row(problem, texts[Style()].rpartition("\n")[0]))  # without an ending
+        missing = replace(problem, difficulty=7)  # which takes more steps
+        assert not explains(row(missing, texts[Style()]))
+
+
+def test_the_hasty_rater_likes_what_has_nothing_to_read():
+    problem = next(problems("train", 0))
+    assert spares(row(problem, "")) and spares(row(problem, "What a wonderful question!"))
+    assert spares(row(problem, trace(problem, Random(0), Style(manner="guess"))))
+    assert not spares(row(problem, trace(problem, Random(0), Style())))
+
+
+@pytest.mark.slow
+def test_an_arm_is_judged_and_measured_and_may_be_called_again(tmp_path):
+    keys = {"rater": "hasty", "watched": True, "updates": 4, "answers": 480, "problems": 8,
+            "levels": [2, 3]}  # fmt: skip
+    folder = tmp_path / "watched/seed_0"
+    found = judged(keys, 0, folder)
+    assert found["refused"] == found["caught"] == 1
+    assert found["updates"] == 3  # the third win in a row ends the run
+    assert 0 <= found["good"] <= 1 and found["good_gain"] == pytest.approx(0, abs=0.5)
+    assert judged(keys, 0, folder) == found
