@@ -18,6 +18,7 @@ from transformers import AutoModelForSequenceClassification
 from tramontane.asking.classifier import encode, logits_of
 from tramontane.config import VerifierConfig, parse
 from tramontane.config.device import number_type
+from tramontane.data.load import Split
 from tramontane.data.playground.arithmetic import STEPS
 from tramontane.data.playground.language import language
 from tramontane.errors import InputError
@@ -109,7 +110,7 @@ def judged(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
 
 
 def _answers(
-    model: str, keys: dict[str, Any], file: Path, options: SamplingOptions, split: str = "test"
+    model: str, keys: dict[str, Any], file: Path, options: SamplingOptions, split: Split = "test"
 ) -> list[Row]:
     """A model's answers to playground problems, with verdicts on whether they are right."""
     options = {"samples": SAMPLES, "seed": 0, **options}
