@@ -2,17 +2,20 @@
 
 import json
 import os
+import shutil
 import signal
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from tests import forked
 from tests.paths import ROOT
-from tests.runs import SMALL
+from tests.runs import SMALL, begun, small_config
 from tramontane.cli import app
 from tramontane.config import load_section, read_settings
 from tramontane.errors import InputError
+from tramontane.models.names import resolve
 from tramontane.recipes.config import (
     AnswersConfig,
     GeneralConfig,
@@ -24,6 +27,7 @@ from tramontane.recipes.mixture import answer_settings, mix
 from tramontane.recipes.recipe import KINDS, run, steps_of
 from tramontane.recipes.steps import begin, training_config
 from tramontane.run.screen import QuietScreen
+from tramontane.run.train import train
 
 SIZES = {
     "data": {"playground": SMALL["data"]["playground"]},
@@ -33,6 +37,7 @@ SIZES = {
     "evaluation": {"problems": 2, "samples": 1},
     "checkpoint": {"every": 1},
 }
+FASTER = {"learning_rate": 3e-4}
 MEASURED = {"suites": ["playground"], "problems": 3, "samples": 2, "max_tokens": 64}
 STAGES = [{"name": "short", "until": {"updates": 1}, "l_max": 64}, {"name": "long"}]
 
@@ -61,6 +66,12 @@ def small(out, teacher):
         "compare": MEASURED,
     }
     return SmallRecipe.model_validate(raw)
+
+
+def distilling(out, teacher, **changes):
+    """The same recipe, with distillation in the place of the steps up to the fine-tuning."""
+    recipe = small(out, teacher).model_dump()
+    return SmallRecipe.model_validate(recipe | {"distill": "on_policy"} | changes)
 
 
 class KillingScreen(QuietScreen):
@@ -98,7 +109,7 @@ def test_medium_then_small_through_kills_within_and_between_steps(tmp_path):
     assert [row["stage"] for row in metrics] == ["short", "long"]
     report = (tmp_path / "medium/report.md").read_text()
     assert "| playground pass@1 |" in report
-    assert "| | start | RL in stages |" in report
+    assert "| | start | RL |" in report
 
     recipe, out = small(tmp_path / "small", teacher), tmp_path / "small"
     times = {}
@@ -131,13 +142,74 @@ def test_medium_then_small_through_kills_within_and_between_steps(tmp_path):
         assert config["generator"]["temperature"] == 1.0
         assert config["trainer"]["objective"]["magistral"]["eps_high"] == 0.3
     report = (out / "report.md").read_text()
-    assert "| | start | teacher | SFT only | RL only | SFT + RL |" in report
+    assert "| | start | teacher | SFT | RL | SFT+RL |" in report
     assert (out / "report.html").read_text().count("<th") == 6
     mixture = facts["3_mixture"]
     assert mixture["general"] == round(0.1 / 0.9 * (mixture["examples"] - mixture["general"]))
     changed = recipe.model_copy(update={"rl_only": False})
     with pytest.raises(InputError, match="already started with different settings \\(rl_only\\)"):
         run(changed)
+
+
+@pytest.mark.slow
+def test_distillation_in_the_place_of_fine_tuning_through_a_kill(tmp_path):
+    teacher, out = tmp_path / "teacher", tmp_path / "small"
+    train(small_config(teacher), QuietScreen())
+    recipe = distilling(out, teacher, distillation={"updates": 3, "set": {"trainer": FASTER}})
+    killed = forked.start(killed_at, recipe.model_dump_json(), "update")
+    assert forked.end(killed) == -signal.SIGKILL
+    assert (out / "1_distill/run/config.yaml").is_file()
+    assert not (out / "1_distill/done.json").exists()
+
+    facts = run(recipe)
+    assert list(facts) == ["1_distill", "2_rl", "3_rl_only", "4_compare"]
+    rows = [json.loads(line) for line in (out / "1_distill/run/metrics.jsonl").open()]
+    assert [row["update"] for row in rows] == [1, 2, 3]
+    assert all(row["teacher_divergence"] > 0 for row in rows)
+    config = read_settings(out / "1_distill/run/config.yaml")
+    assert config["teacher"]["model"] == str(teacher / "checkpoints/step_2/weights")
+    assert config["trainer"]["learning_rate"] == FASTER["learning_rate"]
+    for step, start in (("2_rl", facts["1_distill"]["weights"]), ("3_rl_only", "tiny")):
+        config = read_settings(out / step / "run/config.yaml")
+        assert (config["model"], config["teacher"]) == (start, None)
+        assert config["trainer"]["objective"]["name"] == "magistral"
+        assert config["trainer"]["learning_rate"] == SIZES["trainer"]["learning_rate"]
+    report = (out / "report.md").read_text()
+    assert "| | start | teacher | distillation | RL | distillation+RL |" in report
+    with pytest.raises(InputError, match=r"already started with different settings \(distill\)"):
+        run(recipe.model_copy(update={"distill": None}))
+
+
+def test_distillation_changes_the_training_config_only_for_its_step(tmp_path):
+    recipe = distilling(tmp_path, "tiny", distillation={"updates": 5, "set": {"seed": 3}})
+    trainings = steps_of(recipe).trainings
+    distilled, rl = (trainings[k].config for k in ("distillation", "reinforcement learning"))
+    assert distilled.teacher.model == "tiny"
+    assert distilled.trainer.objective.name == "distill"
+    assert distilled.trainer.objective.distill.top_k == 16
+    assert (distilled.seed, distilled.pipeline.updates, distilled.pipeline.n_batch) == (3, 5, 32)
+    assert distilled.generator.temperature == rl.generator.temperature == 1.0
+    assert (rl.seed, rl.pipeline.updates, rl.teacher) == (0, 2, None)
+    recipe.distillation.set = {"trainer.objective.distill.top_k": None, "model": "other"}
+    with pytest.raises(InputError, match=r"distillation.set: the recipe decides model"):
+        steps_of(recipe)
+
+
+def test_a_teacher_that_cannot_score_the_model_is_refused_before_any_work(tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(resolve("tiny"), other)
+    file = other / "tokenizer.json"
+    file.write_text(file.read_text().replace('"<think>"', '"<thought>"'))
+    with pytest.raises(InputError, match=r"step 1_distill\): teacher '.*other': its tokenizer"):
+        run(distilling(tmp_path / "out", other))
+    begun(small_config(tmp_path / "begun"))
+    with pytest.raises(InputError, match="a run that has no checkpoint yet"):
+        run(distilling(tmp_path / "out", tmp_path / "begun"))
+    weights = tmp_path / "begun/checkpoints/step_1/weights"
+    shutil.copytree(resolve("tiny"), weights)
+    with pytest.raises(InputError, match="this run is not finished"):
+        run(distilling(tmp_path / "out", tmp_path / "begun"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_papers_values_are_defaults_that_the_config_replaces():
@@ -220,6 +292,11 @@ def test_settings_of_steps_to_come_may_change(tmp_path):
     begin(recipe, tmp_path, steps)
     (tmp_path / "1_rl").mkdir()
     (tmp_path / "1_rl/done.json").write_text("{}")
+    # As an earlier version wrote it, which did not know a key.
+    old = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+    del old["compare"]["top_p"]
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(old))
+    begin(recipe, tmp_path, steps)
     (tmp_path / "2_compare").mkdir()  # begun: its completions say what they were made with
     compare = recipe.compare.model_copy(update={"samples": 1})
     changed = recipe.model_copy(update={"compare": compare})
@@ -245,8 +322,19 @@ def test_the_tiny_recipes_are_whole(name, monkeypatch):
     assert steps.steps()[-1].name.endswith("_compare")
 
 
+def test_the_tiny_recipe_distills_in_four_steps(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    recipe = load_section(SmallRecipe, "configs/recipe_small_tiny.yaml", ["distill=on_policy"])
+    steps = [step.name for step in steps_of(recipe).steps()]
+    assert steps == ["1_distill", "2_rl", "3_rl_only", "4_compare"]
+    recipe.rl_only = False
+    steps = [step.name for step in steps_of(recipe).steps()]
+    assert steps == ["1_distill", "2_rl", "4_compare"]
+
+
 LARGE = ["model=any", "rl.set.data.train=any.jsonl"]
 FURTHER = ["teacher=any", "answers.source=any.jsonl", "general.train=any.jsonl"]
+DISTILLED = ["distill=on_policy", "teacher=mistral-small-24b", *FURTHER[1:]]
 
 
 @pytest.mark.parametrize(
@@ -254,8 +342,9 @@ FURTHER = ["teacher=any", "answers.source=any.jsonl", "general.train=any.jsonl"]
     [
         (["medium", "configs/recipe_medium.yaml", *LARGE, "--gpu", "h100"], 2),
         (["small", "configs/recipe_small.yaml", *LARGE, *FURTHER, "--gpu", "h200"], 8),
+        (["small", "configs/recipe_small.yaml", *LARGE, *DISTILLED, "--gpu", "h200"], 4),
     ],
-    ids=["medium", "small"],
+    ids=["medium", "small", "distillation"],
 )
 def test_the_recipes_for_a_real_checkpoint_pass_a_dry_run(args, steps, monkeypatch):
     monkeypatch.chdir(ROOT)

@@ -50,7 +50,7 @@ def recipe(
     config: Annotated[str, typer.Argument(help="A YAML file, e.g. configs/recipe_small_tiny.yaml")],
     overrides: Overrides = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the steps and the RL sizes, and stop.")
+        bool, typer.Option("--dry-run", help="Print the steps and the sizes of training, and stop.")
     ] = False,
     gpu: Gpu = None,
     model_shape: ModelShape = None,
@@ -99,4 +99,6 @@ def _print_steps(
         check(settings, Path(settings.out), steps)
     for number, step in enumerate(steps, 1):
         say(f"{number}  {step.name}: {step.title}")
-    print_sizes(tramontane.dry_run(recipe.rl_config, gpu=gpu, model_shape=model_shape))
+    for name, training in recipe.trainings.items():
+        say(f"\n{name}:")
+        print_sizes(tramontane.dry_run(training.config, gpu=gpu, model_shape=model_shape))

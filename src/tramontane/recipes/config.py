@@ -110,6 +110,16 @@ class FineTuning(Section):
     """Keys of `tramontane sft`, as `key: value`, e.g. `learning_rate: 1e-5`."""
 
 
+class Distillation(Section):
+    """On-policy distillation from the teacher, with the training config `rl` in all else."""
+
+    updates: int = Field(12, ge=1)
+    """Number of weight updates."""
+    set: dict[str, Any] = Field(default_factory=dict)
+    """Changed keys of the training config, as in `rl.set`, which apply only here. The defaults of
+    `trainer.objective.distill.top_k` and `pipeline.diversity` are 16 and none."""
+
+
 class MediumRecipe(Section):
     """Magistral Medium: reinforcement learning alone, in stages."""
 
@@ -126,7 +136,8 @@ class MediumRecipe(Section):
 
 
 class SmallRecipe(Section):
-    """Magistral Small: fine-tuning on a teacher's traces, then reinforcement learning."""
+    """Magistral Small: fine-tuning on a teacher's traces, or distillation from it, then
+    reinforcement learning."""
 
     name: str = "small"
     """Name of the recipe, for display."""
@@ -136,7 +147,13 @@ class SmallRecipe(Section):
     """Checkpoint to start from, as in a training run's `model`."""
     teacher: str
     """Folder of the teacher's finished run: its rollouts are harvested, and its newest checkpoint
-    answers additional prompts."""
+    answers additional prompts. For distillation, also any checkpoint, named like `model`."""
+    distill: Literal["on_policy"] | None = None
+    """`on_policy`: in place of fine-tuning on traces, the teacher scores the model's own
+    completions; the sections `harvest`, `answers`, `general`, `sft` and `select` are not used.
+    null: fine-tuning."""
+    distillation: Distillation = Field(default_factory=Distillation)
+    """The training by `distill`."""
     harvest: HarvestConfig = Field(default_factory=HarvestConfig)
     """Selection of the teacher's traces."""
     answers: AnswersConfig | None = None

@@ -14,13 +14,7 @@ from tramontane.workplace import write_whole
 REPORT = "report"  # .md and .html
 
 
-def write_report(
-    out: Path,
-    title: str,
-    columns: Mapping[str, str],
-    found: Comparison,
-    steps: Mapping[str, Facts],
-) -> None:
+def write_report(out: Path, title: str, found: Comparison, steps: Mapping[str, Facts]) -> None:
     """Write `report.md` and `report.html`.
 
     A row of the table is a result on a suite, as in the paper's table 2: pass@1, and the majority
@@ -29,7 +23,6 @@ def write_report(
     Args:
         out: the recipe's folder.
         title: heading.
-        columns: titles of the models by their label in the comparison, in order.
         found: the comparison.
         steps: facts of the finished steps by name.
     """
@@ -37,19 +30,19 @@ def write_report(
         text = render(
             f"recipes/report.{ending}.j2",
             title=title,
-            columns=list(columns.values()),
-            rows=table(columns, found),
+            columns=list(next(iter(found.values()))),
+            rows=table(found),
             steps={name: sentence(facts) for name, facts in steps.items()},
         )
         write_whole(out / f"{REPORT}.{ending}", text)
 
 
-def table(columns: Mapping[str, str], found: Comparison) -> list[tuple[str, list[str]]]:
-    """(name of the figure, its text for each column) of each row, in per cent with intervals."""
+def table(found: Comparison) -> list[tuple[str, list[str]]]:
+    """(name of the figure, its text for each model) of each row, in per cent with intervals."""
     rows = []
     for suite, models in found.items():
-        results = [models[label].result for label in columns]
-        left_out = models[next(iter(columns))].left_out
+        results = [model.result for model in models.values()]
+        left_out = next(iter(models.values())).left_out
         note = f" ({left_out} overlong problems skipped)" if left_out else ""
         rows.append((f"{suite} pass@1{note}", [_percent(r.pass_at_1) for r in results]))
         k = max(results[0].maj_at_k, default=1)

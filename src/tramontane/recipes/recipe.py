@@ -1,7 +1,7 @@
 """The two recipes of Magistral (arXiv 2506.10910, section 5), as lists of steps.
 
-Medium is reinforcement learning alone, in stages. Small is fine-tuning on a teacher's traces, then
-reinforcement learning.
+Medium is reinforcement learning alone, in stages. Small is fine-tuning on a teacher's traces, or
+on-policy distillation from the teacher, then reinforcement learning.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from tramontane.config import Config, PromptConfig, SFTConfig, parse
+from tramontane.config import PromptConfig, SFTConfig, parse
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import prepare as prepare_evaluation
@@ -21,7 +21,7 @@ from tramontane.evaluation.checkpoint import problems_of
 from tramontane.interrupt import Interrupt
 from tramontane.models.names import numbered, with_tokenizer
 from tramontane.recipes import mixture
-from tramontane.recipes.config import MediumRecipe, SmallRecipe
+from tramontane.recipes.config import MediumRecipe, RunSettings, SmallRecipe
 from tramontane.recipes.harvest import finished_run, harvest
 from tramontane.recipes.page import write_report
 from tramontane.recipes.steps import (
@@ -30,14 +30,15 @@ from tramontane.recipes.steps import (
     Measuring,
     Screens,
     Step,
+    Training,
     begin,
+    flat,
     mean_pass_at_1,
     newest_weights,
     run_steps,
-    train_or_resume,
     training_config,
 )
-from tramontane.run.input import RunInput, read_input
+from tramontane.run.folder import RunFolder
 from tramontane.run.screen import QuietScreen
 from tramontane.sft.examples import ExampleStream
 from tramontane.sft.sft import KEPT, SFTMetrics, is_unfinished, sft
@@ -90,7 +91,7 @@ def steps_of(recipe: MediumRecipe | SmallRecipe, screens: Screens = QuietScreen)
 
 
 class _Recipe:
-    """What both recipes have: a training, and a comparison with its start.
+    """What both recipes have: training, and a comparison of models.
 
     Checks use the models that exist before the recipe starts.
 
@@ -98,34 +99,62 @@ class _Recipe:
         recipe: the settings.
         screens: opens a screen that shows progress.
 
+    Attributes:
+        trainings: the trainings with different configs, by name.
+
     Raises:
         InputError: an invalid training config.
     """
 
-    rl_step: ClassVar[str]  # name of the step that trains
     paper: ClassVar[dict[str, float]] = {}  # the paper's keys, as defaults
 
     def __init__(self, recipe: MediumRecipe | SmallRecipe, screens: Screens) -> None:
         self.start, self.screens, self.out = recipe.model, screens, Path(recipe.out)
-        self.name, self.rl = recipe.name, recipe.rl
-        self.rl_config = self._training(self.rl_step, recipe.model)
-        self.compared = Measuring(recipe.compare, self.rl_config)
+        self.name = recipe.name
+        self.rl = self._training(recipe.rl, "rl.set")
+        self.trainings = {"reinforcement learning": self.rl}
+        self.compared = Measuring(recipe.compare, self.rl.config)
 
-    def _training(self, step: str, model: str) -> Config:
-        keys = {"name": self.name, "model": model, "run_dir": str(self.out / step / "run")}
-        return training_config(self.rl, self.paper, keys)
+    def _training(self, settings: RunSettings, where: str) -> Training:
+        keys = {"name": self.name, "model": self.start, "run_dir": None}
+        return Training(training_config(settings, self.paper, keys, where))
 
-    @cached_property
-    def _rl_input(self) -> RunInput:
-        return read_input(self.rl_config)
+    def _given(self) -> dict[str, str]:
+        """The compared models that exist before the recipe starts, by label."""
+        return {"start": self.start}
 
-    def _read_rl(self) -> None:
-        _ = self._rl_input
+    def _trains(
+        self, name: str, title: str, uses: tuple[str, ...], training: Training, after: str = ""
+    ) -> Step:
+        """A step that trains the result of the step `after`, by default the start."""
 
-    def _check_rl(self) -> None:
-        from tramontane.run.prepare import prepare
+        def work(folder: Path, facts: Mapping[str, Facts]) -> Facts:
+            model = facts[after]["weights"] if after else self.start
+            return training.run(model, folder / "run", self.screens)
 
-        prepare(self.rl_config, self._rl_input)
+        return Step(name, title, uses, work, training.read, training.check)
+
+    def _compares(
+        self, name: str, uses: tuple[str, ...], trained: Mapping[str, str], report: str
+    ) -> Step:
+        """A step that compares the given models with the results of other steps, by label; `report`
+        is the title of the recipe's report."""
+
+        def work(folder: Path, facts: Mapping[str, Facts]) -> Facts:
+            models = self._given() | {k: facts[step]["weights"] for k, step in trained.items()}
+            found = self.compared.compare(models, folder, self.screens)
+            write_report(self.out, report, found, facts)
+            return {"pass_at_1": mean_pass_at_1(found, models)}
+
+        return Step(
+            name,
+            "compare the models",
+            uses,
+            work,
+            self.compared.read,
+            lambda: self.compared.check(self._given()),
+            measures=True,
+        )
 
 
 class Medium(_Recipe):
@@ -135,11 +164,9 @@ class Medium(_Recipe):
         InputError: an invalid training config, or one without stages.
     """
 
-    rl_step = "1_rl"
-
     def __init__(self, recipe: MediumRecipe, screens: Screens) -> None:
         super().__init__(recipe, screens)
-        if not self.rl_config.stages:
+        if not self.rl.config.stages:
             raise InputError(
                 "rl: the recipe trains in stages (harder data, longer answers, smaller batches); "
                 "give the config a section `stages`, or use `tramontane train`"
@@ -147,119 +174,97 @@ class Medium(_Recipe):
 
     def steps(self) -> list[Step]:
         """The steps, in order."""
+        report = "Magistral Medium's recipe"
         return [
-            Step(
-                self.rl_step,
-                "reinforcement learning in stages",
-                ("model", "rl"),
-                lambda folder, facts: train_or_resume(self.rl_config, self.screens),
-                self._read_rl,
-                self._check_rl,
-            ),
-            Step(
-                "2_compare",
-                "compare start and result",
-                ("compare",),
-                self._compare,
-                partial(self.compared.read, self.start),
-                partial(self.compared.check, {"start": self.start}),
-                measures=True,
-            ),
+            self._trains("1_rl", "RL in stages", ("model", "rl"), self.rl),
+            self._compares("2_compare", ("compare",), {"RL": "1_rl"}, report),
         ]
-
-    def _compare(self, folder: Path, facts: Mapping[str, Facts]) -> Facts:
-        models = {"start": self.start, "RL": facts[self.rl_step]["weights"]}
-        found = self.compared.compare(models, folder, self.screens)
-        columns = {"start": "start", "RL": "RL in stages"}
-        write_report(self.out, "Magistral Medium's recipe", columns, found, facts)
-        return {"pass_at_1": mean_pass_at_1(found, models)}
 
 
 class Small(_Recipe):
     """The steps of Small."""
 
-    rl_step = "6_rl"
     paper: ClassVar = {"generator.temperature": 1.0, "trainer.objective.magistral.eps_high": 0.3}
 
     def __init__(self, recipe: SmallRecipe, screens: Screens) -> None:
         super().__init__(recipe, screens)
         self.recipe = recipe
-        self.selected = Measuring(recipe.select, self.rl_config)
+        self.selected = Measuring(recipe.select, self.rl.config)
+        if recipe.distill:
+            self.trainings = {"distillation": self._distillation(), **self.trainings}
+
+    def _distillation(self) -> Training:
+        """The training with the teacher's scores in place of rewards."""
+        rl, distillation = self.recipe.rl, self.recipe.distillation
+        changes = {
+            **flat(rl.set),
+            "pipeline.updates": distillation.updates,
+            "pipeline.diversity": "none",  # rewards do not count
+            "trainer.objective.name": "distill",
+            "trainer.objective.distill.top_k": 16,
+            "teacher.model": self.recipe.teacher,
+            **flat(distillation.set),
+        }
+        return self._training(RunSettings(config=rl.config, set=changes), "distillation.set")
 
     def steps(self) -> list[Step]:
         """The steps, in order."""
-        recipe = self.recipe
+        label = "distillation" if self.recipe.distill else "SFT"
+        steps = [self._distill_step()] if self.recipe.distill else self._sft_steps()
+        tuned = steps[-1].name
+        number = int(tuned.partition("_")[0])
+        rl, rl_only = f"{number + 1}_rl", f"{number + 2}_rl_only"
+        steps.append(self._trains(rl, f"RL after {label}", ("rl",), self.rl, tuned))
+        trained = {label: tuned}
+        if self.recipe.rl_only:
+            steps.append(self._trains(rl_only, "RL alone", ("model", "rl"), self.rl))
+            trained["RL"] = rl_only
+        trained[f"{label}+RL"] = rl
+        report = f"Magistral Small's recipe, {label} and RL"
+        uses = ("compare", "rl_only")
+        return [*steps, self._compares(f"{number + 3}_compare", uses, trained, report)]
+
+    def _distill_step(self) -> Step:
+        title = f"distillation from {self.recipe.teacher}"
+        uses = ("model", "teacher", "distillation", "rl")
+        return self._trains("1_distill", title, uses, self.trainings["distillation"])
+
+    def _sft_steps(self) -> list[Step]:
+        harvested, tuned = ("model", "teacher", "harvest", "rl"), ("model", "sft", "rl")
+        asked, mixed = ("teacher", "answers"), ("harvest", "answers", "general")
+        first, further = "harvest the teacher's traces", "the teacher answers further prompts"
         steps = [
-            Step(
-                "1_harvest",
-                f"harvest traces of {recipe.teacher}",
-                ("model", "teacher", "harvest", "rl"),
-                self._harvest,
-                self._teacher_weights,
-            ),
-            Step(
-                "2_answers",
-                "the teacher answers further prompts",
-                ("teacher", "answers"),
-                self._answer,
-                check=self._check_answers,
-            ),
-            Step(
-                "3_mixture",
-                "mix the examples",
-                ("harvest", "answers", "general"),
-                self._mix,
-                lambda: recipe.general and mixture.general_pairs(recipe.general, 1, 0),
-            ),
-            Step(
-                "4_sft",
-                "fine-tune on the mixture",
-                ("model", "sft", "rl"),
-                self._fine_tune,
-                check=self._check_sft,
-            ),
+            Step("1_harvest", first, harvested, self._harvest, self._teacher_weights),
+            Step("2_answers", further, asked, self._answer, check=self._check_answers),
+            Step("3_mixture", "mix the examples", mixed, self._mix, self._read_general),
+            Step("4_sft", "fine-tune on them", tuned, self._fine_tune, check=self._check_sft),
             Step(
                 "5_select",
                 "choose the best checkpoint",
                 ("select",),
                 self._select,
-                partial(self.selected.read, self.start),
+                self.selected.read,
                 partial(self.selected.check, {"start": self.start}),
                 measures=True,
             ),
-            Step(
-                self.rl_step,
-                "reinforcement learning from that checkpoint",
-                ("rl",),
-                lambda folder, facts: self._train(self.rl_step, facts["5_select"]["weights"]),
-                self._read_rl,
-                self._check_rl,
-            ),
-            Step(
-                "7_rl_only",
-                "reinforcement learning without fine-tuning",
-                ("model", "rl"),
-                lambda folder, facts: self._train("7_rl_only", self.start),
-                self._read_rl,
-                self._check_rl,
-            ),
-            Step(
-                "8_compare",
-                "compare all models",
-                ("compare", "rl_only"),
-                self._compare,
-                partial(self.compared.read, self.start),
-                lambda: self.compared.check(
-                    {"start": self.start, "teacher": self._teacher_weights()}
-                ),
-                measures=True,
-            ),
         ]
-        left_out = {"2_answers"} if recipe.answers is None else set[str]()
-        left_out |= set() if recipe.rl_only else {"7_rl_only"}
-        return [step for step in steps if step.name not in left_out]
+        return steps if self.recipe.answers else [*steps[:1], *steps[2:]]
+
+    def _read_general(self) -> None:
+        if self.recipe.general:
+            mixture.general_pairs(self.recipe.general, 1, 0)
+
+    def _given(self) -> dict[str, str]:
+        return {"start": self.start, "teacher": self._teacher_weights()}
 
     def _teacher_weights(self) -> str:
+        """Weights of the teacher's finished run. Distillation needs no run, only a checkpoint.
+
+        Raises:
+            InputError: not a run, or not finished.
+        """
+        if self.recipe.distill and not RunFolder(self.recipe.teacher).begun:
+            return self.recipe.teacher
         return str(newest_weights(finished_run(self.recipe.teacher)))
 
     @cached_property
@@ -267,7 +272,7 @@ class Small(_Recipe):
         """Prompts of the model that learns, as in the training config."""
         from tramontane.models import loading
 
-        config = self.rl_config
+        config = self.rl.config
         tokenizer = loading.load_tokenizer(with_tokenizer(config.model, config.tokenizer))
         return PromptEncoder(
             tokenizer, config.data, config.verifier.thinking_tags, config.data.effort
@@ -336,18 +341,18 @@ class Small(_Recipe):
         Raises:
             InputError: an invalid key of `sft.set`, or one set by the recipe.
         """
-        keys, data = self.recipe.sft.set, self.rl_config.data
+        keys, data = self.recipe.sft.set, self.rl.config.data
         decided = {"steps", "data", "output", "model", "new_model", "keep_every", "name"}
         if taken := sorted(decided & keys.keys()):
             raise InputError(f"sft.set: the recipe decides {', '.join(taken)}; remove it")
         prompts = {key: getattr(data, key) for key in PromptConfig.model_fields}
-        tags = self.rl_config.verifier.thinking_tags
+        tags = self.rl.config.verifier.thinking_tags
         examples = str(self.out / "3_mixture" / EXAMPLES)
         raw = {
             **keys,
             "name": self.name,
             "model": self.start,
-            "tokenizer": self.rl_config.tokenizer,
+            "tokenizer": self.rl.config.tokenizer,
             "output": str(output),
             "data": prompts | {"train": examples, "thinking_tags": tags},
         }
@@ -360,17 +365,3 @@ class Small(_Recipe):
         means = mean_pass_at_1(found, models)
         best = max(means, key=means.__getitem__)  # the earliest in a tie
         return {"best": best, "weights": models[best], "pass_at_1": means}
-
-    def _train(self, step: str, model: str) -> Facts:
-        return train_or_resume(self._training(step, model), self.screens)
-
-    def _compare(self, folder: Path, facts: Mapping[str, Facts]) -> Facts:
-        models = {"start": self.start, "teacher": self._teacher_weights()}
-        columns = {"start": "start", "teacher": "teacher", "SFT": "SFT only"}
-        models["SFT"] = facts["5_select"]["weights"]
-        if self.recipe.rl_only:
-            models["RL"], columns["RL"] = facts["7_rl_only"]["weights"], "RL only"
-        models["SFT+RL"], columns["SFT+RL"] = facts[self.rl_step]["weights"], "SFT + RL"
-        found = self.compared.compare(models, folder, self.screens)
-        write_report(self.out, "Magistral Small's recipe", columns, found, facts)
-        return {"pass_at_1": mean_pass_at_1(found, models)}

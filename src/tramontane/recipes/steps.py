@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tramontane.config import Config, Section, parse_settings, read_settings
+from tramontane.config import Config, Section, load_section, parse_settings, read_settings
 from tramontane.errors import InputError
 from tramontane.evaluation import comparison
 from tramontane.evaluation.checkpoint import problems_of
@@ -21,6 +22,7 @@ from tramontane.evaluation.comparison import Comparison
 from tramontane.evaluation.settings import Settings, settings_for
 from tramontane.recipes.config import MeasuredOn, RunSettings
 from tramontane.run.folder import RunFolder
+from tramontane.run.input import RunInput, read_input
 from tramontane.run.screen import Screen
 from tramontane.run.task import override_texts
 from tramontane.workplace import check_folder, write_whole
@@ -79,11 +81,11 @@ def check(recipe: Section, out: Path, steps: Sequence[Step]) -> None:
     check_folder(out)
     file = out / RECIPE
     if file.is_file():
-        before = yaml.safe_load(file.read_text(encoding="utf-8"))
+        before = load_section(type(recipe), file).model_dump(mode="json")
         free = {key for step in steps for key in step.uses}
         free -= {key for step in steps if step.fixes(out) for key in step.uses}
         settings = recipe.model_dump(mode="json")
-        if changed := [k for k in settings if before.get(k) != settings[k] and k not in free]:
+        if changed := [k for k in settings if before[k] != settings[k] and k not in free]:
             raise InputError(
                 f"{out}: already started with different settings ({', '.join(changed)}); use "
                 f"those of {file}, or name another folder (out=FOLDER)"
@@ -143,7 +145,10 @@ def flat(keys: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def training_config(
-    settings: RunSettings, defaults: Mapping[str, Any], keys: Mapping[str, Any]
+    settings: RunSettings,
+    defaults: Mapping[str, Any],
+    keys: Mapping[str, Any],
+    where: str = "rl.set",
 ) -> Config:
     """The config of a training run.
 
@@ -151,6 +156,7 @@ def training_config(
         settings: the recipe's part.
         defaults: keys that apply if neither the config file nor `set` has them.
         keys: keys set by the recipe.
+        where: the recipe's key that holds `set`, for errors.
 
     Raises:
         InputError: no such file, an invalid key, or a key in `set` that the recipe sets.
@@ -158,33 +164,65 @@ def training_config(
     raw = read_settings(settings.config) if settings.config else {}
     changes = flat(settings.set)
     if taken := sorted(keys.keys() & changes.keys()):
-        raise InputError(f"rl.set: the recipe decides {', '.join(taken)}; remove it")
+        raise InputError(f"{where}: the recipe decides {', '.join(taken)}; remove it")
     present = flat(raw)
     missing = {key: value for key, value in defaults.items() if key not in present}
     texts = override_texts({**missing, **changes, **keys})
     return parse_settings(Config, raw, texts, settings.config or "rl")
 
 
-def train_or_resume(config: Config, screens: Screens) -> Facts:
-    """Train in `config.run_dir`, or continue the run there; its weights and figures.
+@dataclass(frozen=True)
+class Training:
+    """Training with one config, from any weights.
 
-    Raises:
-        Stopped: the run was interrupted.
+    Args:
+        config: the training config, with the recipe's start as model.
     """
-    from tramontane.run.train import train
-    from tramontane.view.report import write_report
 
-    path = Path(str(config.run_dir))
-    with RunFolder.owned(path) as run:
-        if not run.finished:
-            if run.begun:
-                config = run.config()
-            with closing(screens()) as screen:
-                if not train(config, screen, run, report=write_report).finished:
-                    raise Stopped
-    summary = json.loads((path / "summary.json").read_text())
-    keys = ("updates", "minutes", "trained_completion_tokens")
-    return {"weights": str(newest_weights(run)), **{key: summary[key] for key in keys}}
+    config: Config
+
+    @cached_property
+    def _input(self) -> RunInput:
+        return read_input(self.config)
+
+    def read(self) -> object:
+        """Load the data, without torch.
+
+        Raises:
+            InputError: it is invalid.
+        """
+        return self._input
+
+    def check(self) -> None:
+        """Load and check the rest of the input, with the models that already exist.
+
+        Raises:
+            InputError: the model, the data or the sizes are invalid.
+        """
+        from tramontane.run.prepare import prepare
+
+        prepare(self.config, self._input)
+
+    def run(self, model: str, folder: Path, screens: Screens) -> Facts:
+        """Train a model in a folder, or continue the run there; its weights and figures.
+
+        Raises:
+            Stopped: the run was interrupted.
+        """
+        from tramontane.run.train import train
+        from tramontane.view.report import write_report
+
+        config = self.config.model_copy(update={"model": model, "run_dir": str(folder)})
+        with RunFolder.owned(folder) as run:
+            if not run.finished:
+                if run.begun:
+                    config = run.config()
+                with closing(screens()) as screen:
+                    if not train(config, screen, run, report=write_report).finished:
+                        raise Stopped
+        summary = json.loads((folder / "summary.json").read_text())
+        keys = ("updates", "minutes", "trained_completion_tokens")
+        return {"weights": str(newest_weights(run)), **{key: summary[key] for key in keys}}
 
 
 def newest_weights(run: RunFolder) -> Path:
@@ -226,13 +264,13 @@ class Measuring:
             for suite, source in comparison.suites(self.on.suites).items()
         }
 
-    def read(self, model: str) -> None:
+    def read(self) -> None:
         """Load the problems, without torch.
 
         Raises:
             InputError: no such source, or an invalid protocol.
         """
-        for settings in self.plan({"start": model}).values():
+        for settings in self.plan({"start": self.config.model}).values():
             problems_of(settings["start"])
 
     def check(self, models: Mapping[str, str]) -> None:
