@@ -82,12 +82,9 @@ class FinishedRun:
 
     @cached_property
     def effort_obeyed(self) -> float:
-        """Share of the held-out problems whose completions are shorter at low effort than at high,
-        on average."""
-        tokens: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-        for row in read_log(self.folder / "evaluation_after.jsonl"):
-            tokens[row["problem_id"]][row["effort"]] += row["tokens"]
-        return float(np.mean([found["low"] < found["high"] for found in tokens.values()]))
+        """Share of the completions at low effort that end by themselves within its `l_max`."""
+        rows = read_log(self.folder / "evaluation_after.jsonl")
+        return float(np.mean([r["finish_reason"] == "stop" for r in rows if r["effort"] == "low"]))
 
     @cached_property
     def distinct_answers(self) -> float:
@@ -238,7 +235,7 @@ MEASURES: dict[str, Measure] = {
         lambda run: run.at_effort("low")[1] / run.at_effort("high")[1],
     ),
     "effort_obeyed": Measure(
-        "problems answered in fewer tokens at low effort",
+        "completions at low effort that end within its l_max",
         lambda run: run.effort_obeyed,
         bounds=SHARE,
     ),
