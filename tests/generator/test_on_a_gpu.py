@@ -90,8 +90,8 @@ def test_a_step_mixes_no_devices_and_waits_once(name, monkeypatch):
         assert all(decoder.grow(slot) for slot in engine._flights)
         with Launches() as launches:
             engine.cancel(0)
+            decoder.cache._compact()
         assert not launches.waits
-        decoder.cache._compact()
 
 
 def test_a_step_has_few_kernels():
@@ -121,6 +121,18 @@ def test_an_admission_is_one_copy_and_the_tokens_it_has():
         with Launches() as launches:
             state.write([1, 4, 7], make_requests(1, 3))
     assert launches.kernels == {"_to_copy": 1, "index_copy_": 2}
+    assert not launches.waits
+
+
+def test_a_conversation_continues_without_a_wait():
+    with fake_cuda(), torch.inference_mode():
+        model = on_gpu()
+        layout, _ = examine_model(model, 130)
+        (known,) = prefill(model, layout, [Context([5] * 9)], 64)
+        with Launches() as launches:
+            continued = [Context([5] * 20, 9, lambda: known), Context([6] * 7)]
+            made = list(prefill(model, layout, continued, 64))
+    assert [prefix.length for prefix in made] == [20, 7]
     assert not launches.waits
 
 
