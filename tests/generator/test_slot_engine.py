@@ -203,14 +203,14 @@ def test_group_prompt_is_prefilled_once():
 
 
 @pytest.mark.parametrize(
-    ("slots", "record", "expected"),
+    ("slots", "recorder", "expected"),
     [
         (7, None, [50, 60, 50, 10]),
         (2, None, [50, 60, 25, 25, 10]),
         (2, run_directly, [50, 60, 25, 35]),
     ],
 )
-def test_prefills_are_packed_up_to_a_number_of_tokens(slots, record, expected):
+def test_prefills_are_packed_up_to_a_number_of_tokens(slots, recorder, expected):
     """In the order of submission; a longer context has a forward to itself. On a GPU, waiting
     prompts are prefilled with those that are admitted."""
     model = make_model()
@@ -223,7 +223,7 @@ def test_prefills_are_packed_up_to_a_number_of_tokens(slots, record, expected):
     rng = random.Random(0)
     contexts = [20, 30, 60, 25, 25, 0, 10]  # tokens of the prompts without their last one
     prompts = [make_prompt(rng, n + 1) for n in contexts]
-    engine = SlotEngine(model, slots, max_len=80, prefill_tokens=50, record=record)
+    engine = SlotEngine(model, slots, max_len=80, prefill_tokens=50, record=recorder)
     model.register_forward_pre_hook(record, with_kwargs=True)
     engine.submit([Request(i, 0, p, i, SamplingParams(2)) for i, p in enumerate(prompts)])
     finish(engine)
