@@ -1,13 +1,15 @@
 """The examination of a machine."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import tramontane
 from tramontane.cli import app
-from tramontane.doctor import GpuFacts, _attention_error, gpu_findings
+from tramontane.doctor import GpuFacts, _attention_error, _examine_gpu, gpu_findings
 from tramontane.models.gpu import Build
 from tramontane.verifier.code import sandbox
 
@@ -61,6 +63,14 @@ def test_without_a_gpu_the_reason_is_said():
     assert "needs driver 580" in found.mend
     older = gpu_findings(replace(BUILD, kernels=("sm_75",)), [replace(H100, capability=(7, 5))])
     assert "without flash attention" in older[-1].found
+
+
+def test_each_gpu_is_asked_for_one_attention(monkeypatch):
+    about = SimpleNamespace(name="H100", major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", {3: about}.get)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", {3: (70, 80)}.get)
+    monkeypatch.setitem(_examine_gpu.__globals__, "_attention_error", {"cuda:3": 0.25}.get)
+    assert _examine_gpu(3) == GpuFacts("H100", (9, 0), 70, 80, 0.25)
 
 
 def test_attention_is_compared_with_float32():

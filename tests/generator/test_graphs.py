@@ -11,7 +11,7 @@ import gc
 import random
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import ClassVar
 
@@ -229,7 +229,10 @@ def test_a_step_that_cannot_be_recorded_runs_directly(caplog):
     def refuse(step):
         step()
         attempts.append(step)
-        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        try:
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        except RuntimeError:
+            raise RuntimeError("the capture was invalidated")  # noqa: B904
 
     requests = make_requests(3, 5, seed=2, tokens=(1, 60))
     lanes, engine = engines(make_model(), record=refuse)
@@ -244,54 +247,109 @@ def test_a_step_that_cannot_be_recorded_runs_directly(caplog):
 
 
 class Stream:
-    """A stream of CUDA, as far as recording needs it."""
+    """A stream of CUDA, which knows what is done before its next work begins."""
 
     made: ClassVar[list[int]] = []  # their priorities
 
     def __init__(self, device, priority=0):
-        self.device = device
+        self.device, self.before = device, []
         self.made.append(priority)
 
     def wait_stream(self, other):
-        pass
+        self.before += other.before
+
+
+class Cuda:
+    """`torch.cuda`, as far as recording needs it."""
+
+    def __init__(self, monkeypatch, device):
+        self.pools, self.modes, self.replays = [], [], []
+        self.current = Stream(device)
+        Stream.made.clear()
+        cuda = self
+
+        class CUDAGraph:
+            def replay(self):
+                cuda.replays.append((self, [*cuda.current.before]))
+                cuda.current.before.append(self)
+
+        replaced = {
+            "CUDAGraph": CUDAGraph,
+            "Stream": Stream,
+            "current_stream": lambda device: self.current,
+            "device": nullcontext,
+            "graph": self.graph,
+            "graph_pool_handle": lambda: object(),
+            "stream": self.stream,
+        }
+        for name, value in replaced.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+
+    @contextmanager
+    def stream(self, stream):
+        previous, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = previous
+
+    @contextmanager
+    def graph(self, made, pool, stream, capture_error_mode):
+        self.pools.append(pool)
+        self.modes.append(capture_error_mode)
+        previous, self.current = self.current, stream
+        try:
+            yield
+        except RuntimeError:  # like torch, which then does not restore the stream
+            raise RuntimeError("the capture was invalidated")  # noqa: B904
+        self.current = previous
 
 
 def test_graphs_share_one_pool_and_two_streams(monkeypatch):
     """The graphs of an engine share the pool, since one of 1,024 rows fills 1.5 GiB. All engines of
     a device, those of a probe included, share two of torch's 32 streams. Decoding has priority."""
-    device, pools, replays, captured = torch.device("cuda:7"), [], [], []
-    current = Stream(device)
-    Stream.made.clear()
-
-    def graph(made, pool, stream, capture_error_mode):
-        pools.append(pool)
-        captured.append(capture_error_mode)
-        return nullcontext()
-
-    class CUDAGraph:
-        def replay(self):
-            replays.append(self)
-
-    replaced = {
-        "CUDAGraph": CUDAGraph,
-        "Stream": Stream,
-        "current_stream": lambda device: current,
-        "device": nullcontext,
-        "graph": graph,
-        "graph_pool_handle": lambda: object(),
-        "stream": nullcontext,
-    }
-    for name, value in replaced.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    engine, probe, steps = CudaGraphs(device), CudaGraphs(device), []
+    device, steps = torch.device("cuda:7"), []
+    cuda = Cuda(monkeypatch, device)
+    engine, probe = CudaGraphs(device), CudaGraphs(device)
     recorded = [each(lambda: steps.append(0)) for each in (engine, engine, probe)]
     for replay in recorded:
+        cuda.current.before.append("a token's place")
         replay()
-    assert pools[0] is pools[1] is not pools[2]
+    assert cuda.pools[0] is cuda.pools[1] is not cuda.pools[2]
     assert Stream.made == [-1, -1]
-    assert len(set(replays)) == 3
     assert len(steps) == 3 * 4  # three to warm up, and the one that is recorded
-    assert set(captured) == {"thread_local"}  # a trainer may use the GPU meanwhile
+    assert set(cuda.modes) == {"thread_local"}  # a trainer may use the GPU meanwhile
+    # A replay is in order with what the caller did before, and does after it.
+    graphs = [graph for graph, _ in cuda.replays]
+    assert len({*graphs}) == 3
+    assert all(before.count("a token's place") > n for n, (_, before) in enumerate(cuda.replays))
+    assert {*graphs} <= {*cuda.current.before}
+
+
+def test_a_pool_whose_graphs_are_gone_takes_no_other(monkeypatch):
+    device = torch.device("cuda:5")
+    cuda = Cuda(monkeypatch, device)
+    engine = CudaGraphs(device)
+    engine(lambda: None)
+    gc.collect()
+    engine(lambda: None)
+    assert cuda.pools[0] is not cuda.pools[1]
+
+
+def test_a_failed_recording_leaves_the_callers_stream(monkeypatch):
+    """Otherwise the steps that then run directly are on a stream that nobody waits for."""
+    device, runs = torch.device("cuda:6"), []
+    cuda = Cuda(monkeypatch, device)
+    own = cuda.current
+
+    def step():
+        runs.append(0)
+        if len(runs) == 4:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="invalidated"):
+        CudaGraphs(device)(step)
+    assert cuda.current is own
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

@@ -21,11 +21,12 @@ from transformers import (
 from tests.fake_cuda import Allocator, Launches, fake_cuda
 from tests.generator.slot_models import make_requests, make_tokenizer
 from tramontane.errors import InputError
+from tramontane.generator.decoders import SlotState
 from tramontane.generator.endings import Detokenizer, StopTexts
 from tramontane.generator.engine import SlotEngine
 from tramontane.generator.forward import examine_model, prefill
 from tramontane.generator.fusion import merge_products
-from tramontane.generator.graphs import run_directly
+from tramontane.generator.graphs import recorded_rows, run_directly
 from tramontane.generator.memory import allowance, cache_room
 from tramontane.generator.parking import Context
 from tramontane.generator.sampling import DRAWN_ENTRIES, SORTED_BYTES
@@ -86,12 +87,16 @@ def test_a_step_mixes_no_devices_and_waits_once(name, monkeypatch):
                     patched.setattr(flash, "supports", lambda key, value: False)
                 engine.step()
             assert launches.waits == ["_to_copy between CPU and GPU"]
+        # Fake tensors cannot be read: the call ends after its one copy.
+        with Launches() as launches, pytest.raises(RuntimeError, match="numpy"):
+            engine.take_growth()
+        assert launches.waits == ["copy_ between CPU and GPU"]
         decoder = engine._decoder
         assert all(decoder.grow(slot) for slot in engine._flights)
         with Launches() as launches:
             engine.cancel(0)
+            decoder.cache._compact()
         assert not launches.waits
-        decoder.cache._compact()
 
 
 def test_a_step_has_few_kernels():
@@ -121,6 +126,49 @@ def test_an_admission_is_one_copy_and_the_tokens_it_has():
         with Launches() as launches:
             state.write([1, 4, 7], make_requests(1, 3))
     assert launches.kernels == {"_to_copy": 1, "index_copy_": 2}
+    assert not launches.waits
+
+
+def test_all_steps_are_recorded_before_the_first():
+    """The largest first, which fills the pool. To record waits for all work on the GPU, a
+    trainer's too, so nothing is recorded once sequences decode."""
+    recorded = []
+
+    def record(step):
+        recorded.append(step)
+        return step
+
+    with fake_cuda():
+        engine = SlotEngine(on_gpu(), 8, 130, [2], record=record)
+        rows = [shape.rows for shape in engine._decoder.shapes()]
+        assert rows == sorted([*recorded_rows(8)] * 2, reverse=True)
+        assert len(recorded) == len(rows)
+        engine.submit(make_requests(2, 2) + make_requests(1, 2, top_p=0.9))
+        with Launches():
+            for _ in range(2):
+                engine.step()
+    assert len(recorded) == len(rows)
+
+
+def test_a_sequence_is_one_copy_into_pinned_memory():
+    with fake_cuda():
+        state = SlotState(4, 130, torch.device("cuda"))
+        # Without values, it ends after the copy.
+        with Launches() as launches, pytest.raises(RuntimeError, match="numpy"):
+            state.read(2, 30)
+    assert launches.kernels == {"copy_": 1}
+    assert len(launches.pinned) == 1
+
+
+def test_a_conversation_continues_without_a_wait():
+    with fake_cuda(), torch.inference_mode():
+        model = on_gpu()
+        layout, _ = examine_model(model, 130)
+        (known,) = prefill(model, layout, [Context([5] * 9)], 64)
+        with Launches() as launches:
+            continued = [Context([5] * 20, 9, lambda: known), Context([6] * 7)]
+            made = list(prefill(model, layout, continued, 64))
+    assert [prefix.length for prefix in made] == [20, 7]
     assert not launches.waits
 
 

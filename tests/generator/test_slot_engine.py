@@ -25,6 +25,7 @@ from tests.generator.slot_models import (
 from tramontane.errors import InputError
 from tramontane.generator import cache
 from tramontane.generator.engine import SlotEngine
+from tramontane.generator.graphs import run_directly
 from tramontane.models.packing import recurring
 from tramontane.types import Growth, Request, SamplingParams
 
@@ -201,8 +202,17 @@ def test_group_prompt_is_prefilled_once():
     assert engine.stats.generated_tokens == sum(r.sampling.max_tokens for r in requests)
 
 
-def test_prefills_are_packed_up_to_a_number_of_tokens():
-    """In the order of submission; a longer context has a forward to itself."""
+@pytest.mark.parametrize(
+    ("slots", "recorder", "expected"),
+    [
+        (7, None, [50, 60, 50, 10]),
+        (2, None, [50, 60, 25, 25, 10]),
+        (2, run_directly, [50, 60, 25, 35]),
+    ],
+)
+def test_prefills_are_packed_up_to_a_number_of_tokens(slots, recorder, expected):
+    """In the order of submission; a longer context has a forward to itself. On a GPU, waiting
+    prompts are prefilled with those that are admitted."""
     model = make_model()
     forwards = []
 
@@ -213,11 +223,11 @@ def test_prefills_are_packed_up_to_a_number_of_tokens():
     rng = random.Random(0)
     contexts = [20, 30, 60, 25, 25, 0, 10]  # tokens of the prompts without their last one
     prompts = [make_prompt(rng, n + 1) for n in contexts]
-    engine = SlotEngine(model, slots=len(contexts), max_len=80, prefill_tokens=50)
+    engine = SlotEngine(model, slots, max_len=80, prefill_tokens=50, record=recorder)
     model.register_forward_pre_hook(record, with_kwargs=True)
     engine.submit([Request(i, 0, p, i, SamplingParams(2)) for i, p in enumerate(prompts)])
-    engine.step()
-    assert forwards == [50, 60, 50, 10]
+    finish(engine)
+    assert forwards == expected
 
 
 def test_slots_are_refilled_at_once():

@@ -4,6 +4,7 @@ once."""
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.fake_cuda import fake_cuda
+from tests.fake_cuda import Launches, fake_cuda
 from tests.generator.slot_models import make_model
 from tramontane.models.host import ALIGNMENT, PASSING_BYTES, HostMemory, flat, pageable
 from tramontane.models.staging import StagedWeights, collect
@@ -191,15 +192,36 @@ def test_memory_is_pinned_at_its_own_size_as_long_as_it_is_kept(
         HostMemory().take(5)
 
 
-def test_a_version_staged_on_the_host_is_one_pinned_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: device)
+class Stream:
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.waits = device, 0
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+
+def test_a_version_staged_on_the_host_is_one_pinned_buffer_and_one_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many tensors it has: generation pauses until they are swapped in."""
+    current = Stream(torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
     with fake_cuda() as pinned, torch.device("cuda"):
         model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.Linear(100, 3))
-        rooms = StagedWeights(model, on_host=True)._rooms()
+        staged, weights = StagedWeights(model, on_host=True), LocalWeights()
+        weights.add([Part.whole([n], torch.zeros_like(p)) for n, p in model.named_parameters()])
+        with Launches(value=1):  # all of them are finite
+            staged.fetch(1, weights)
+        with Launches() as swap:
+            assert staged.swap(1, in_place=True)
     total = 4 * (10_000 + 100 + 300 + 3)
     (size,) = pinned
-    assert len(rooms) == 4
     assert total <= size < total + 4 * ALIGNMENT
+    assert swap.kernels == {"copy_": 4}
+    assert not swap.waits
+    assert current.waits == 1
 
 
 @cuda

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -15,13 +16,13 @@ from pydantic import ValidationError
 
 from tests.forked import Command
 from tests.placement.workers import Awaited, Meeting, Worker
-from tests.runs import small_config
+from tests.runs import small_config, unheard
 from tramontane.errors import InputError
 from tramontane.models.loading import check_device
-from tramontane.placement import Limit, WaitTimeout, WorkerDied, call, started
+from tramontane.placement import Handle, Limit, WaitTimeout, WorkerDied, call, started
 from tramontane.placement.place import check, place
 from tramontane.placement.ranks import ProcessRanks, rank_device
-from tramontane.placement.thread import ThreadHandle
+from tramontane.placement.thread import LocalPlacement, ThreadHandle
 from tramontane.run.folder import RunFolder
 from tramontane.run.prepare import prepare
 
@@ -98,6 +99,34 @@ def test_a_background_call_waits_until_the_worker_is_made(kind, tmp_path) -> Non
     (tmp_path / "made").touch()
     assert noted.result(PATIENCE) == [1]
     handle.close()
+
+
+def test_threads_on_gpus_have_streams_of_their_own_devices(monkeypatch, tmp_path) -> None:
+    """Decoding goes before training; a call returns once its stream's work is done."""
+    made: list[tuple[str, int]] = []
+    waits: list[str] = []
+
+    class Stream:
+        def __init__(self, device: torch.device, priority: int) -> None:
+            made.append((str(device), priority))
+            self.synchronize = partial(waits.append, str(device))
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    device = {"device": "cuda"}
+    config = small_config(tmp_path, generator={"workers": 2} | device, trainer=device)
+    placement = LocalPlacement(config, unheard)
+    handles: list[Handle] = []
+    for start in (placement.trainer, *(partial(placement.generator, n) for n in range(2))):
+        handles.append(start(Worker))
+        handles[-1].started.result(PATIENCE)
+    generator = placement.generator(1, Worker)
+    assert generator.submit_background("note", 1).result(PATIENCE) == [1]
+    for handle in (*handles, generator):
+        handle.close()
+    assert made == [("cuda", 0), ("cuda:1", -1), ("cuda:2", -1), ("cuda:2", -1), ("cuda:2", 0)]
+    assert sorted(waits) == ["cuda", "cuda:1", *["cuda:2"] * 3]
 
 
 def test_calls_dropped_at_close_are_cancelled(tmp_path) -> None:

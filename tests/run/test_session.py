@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,8 @@ from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
 from tramontane.models.loading import load_model
 from tramontane.placement.handle import WorkerDied
+from tramontane.placement.seats import Seats
+from tramontane.placement.thread import LocalPlacement
 from tramontane.run.folder import RunFolder
 from tramontane.run.prepare import prepare
 from tramontane.run.screen import LiveDisplay, QuietScreen
@@ -46,6 +49,28 @@ def test_two_ranks_train_what_one_does(tmp_path: Path) -> None:
     a, b = (RunFolder(tmp_path / n).metrics()[0] for n in ("1", "2"))
     assert a["loss"] == pytest.approx(b["loss"], abs=1e-6)
     assert a["completion_tokens"] == b["completion_tokens"]
+
+
+def test_a_trainer_starts_on_a_generators_gpu_after_its_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a trainer loads, a generator would take the trainer's memory for its own."""
+    generators: list[bool] = []
+    start = LocalPlacement.generator
+
+    def generator(placement: LocalPlacement, number: int, make: Any) -> Any:
+        handle = start(placement, number, make)
+        handle.started.add_done_callback(lambda future: generators.append(True))
+        return handle
+
+    def trainer(placement: LocalPlacement, make: Any) -> Any:
+        raise InputError(f"{len(generators)} generators have started")
+
+    monkeypatch.setattr(LocalPlacement, "generator", generator)
+    monkeypatch.setattr(LocalPlacement, "trainer", trainer)
+    monkeypatch.setattr(Seats, "beside_trainer", lambda seats, each: True)
+    with pytest.raises(InputError, match="2 generators have started"):
+        train(small_config(tmp_path, generator={"workers": 2}), QuietScreen())
 
 
 @pytest.mark.slow

@@ -177,6 +177,18 @@ def test_no_objective_waits_for_the_gpu(objective):
     assert found.waits == []
 
 
+def test_a_trainers_memory_grows_in_segments_unless_the_environment_says_how(monkeypatch):
+    settings = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", settings.append)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    with fake_cuda():
+        on_gpu(layers=1)
+        assert settings == ["expandable_segments:True"]
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+        on_gpu(layers=1)
+    assert len(settings) == 1
+
+
 def kernels(**settings) -> int:
     minibatch = minibatch_of()
     with fake_cuda():

@@ -208,7 +208,8 @@ class ArenaCache(WrittenCache):
             sources.append(torch.arange(extent.start, extent.start + extent.capacity))
             extent.start, self._end = self._end, self._end + extent.capacity
         # Positions only move down, so a chunk overwrites nothing that is still to be read.
-        for first, source in enumerate(torch.cat(sources).to(self.layout.device).split(_CHUNK)):
+        places = upload(torch.cat(sources), self.layout.device)
+        for first, source in enumerate(places.split(_CHUNK)):
             for arena in self.arenas:
                 moved = arena.index_select(1, source)
                 arena[:, first * _CHUNK : first * _CHUNK + len(source)] = moved

@@ -419,7 +419,7 @@ class ArenaDecoder(Decoder):
                 "decode steps of %s cannot be recorded as CUDA graphs and run directly, which is "
                 "slower for small batches: %s. generator.cuda_graphs=false avoids the attempt",
                 type(self._model).__name__,
-                str(error).splitlines()[0],
+                str(error.__context__ or error).splitlines()[0],  # what ended the recording
             )
             self._record, made = run_directly, step
         # Recording runs the step, and the replay draws its tokens again: only count and newest

@@ -19,13 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tramontane.errors import InputError
-from tramontane.generator.decoders import (
-    ArenaDecoder,
-    Decoder,
-    LaneDecoder,
-    StepFlags,
-    columns_of,
-)
+from tramontane.generator.decoders import ArenaDecoder, Decoder, LaneDecoder, StepFlags, columns_of
 from tramontane.generator.endings import StopTexts
 from tramontane.generator.forward import examine_model, prefill
 from tramontane.generator.fusion import is_merged
@@ -35,6 +29,7 @@ from tramontane.generator.lanes import CacheSize, Prefix
 from tramontane.generator.memory import DeviceMemory, cache_room
 from tramontane.generator.parking import Context, Parking
 from tramontane.models.loading import context_length, vocabulary
+from tramontane.models.packing import upload
 from tramontane.types import Completion, Growth, Request
 
 Key = tuple[int, ...]
@@ -312,7 +307,7 @@ class SlotEngine:
         """[N, most, 3]: the newest tokens of slots with `counts` tokens, as in `SlotState.record`;
         undefined before the first one."""
         record = self._decoder.state.record
-        pairs = torch.tensor([slots, counts], device=record.device)
+        pairs = upload(torch.tensor([slots, counts]), record.device)
         places = pairs[1][:, None] - torch.arange(most, 0, -1, device=record.device)
         return record[pairs[0][:, None], places.clamp(min=0)]
 

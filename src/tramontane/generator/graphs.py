@@ -59,7 +59,9 @@ class CudaGraphs:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         running, recording = _streams(self._device)
-        with _RECORDING, torch.cuda.device(self._device):
+        # After a failed recording torch leaves its stream the current one.
+        current = torch.cuda.stream(torch.cuda.current_stream(self._device))
+        with _RECORDING, torch.cuda.device(self._device), current:
             self._on(running, lambda: [step() for _ in range(_WARM_UP)])
             # Other threads of the process, e.g. a trainer's, may use the GPU meanwhile.
             mode = "thread_local"

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from tramontane.generator.lanes import Layout, PackedCache, Prefix
 from tramontane.models import flash
-from tramontane.models.packing import VarlenLayout
+from tramontane.models.packing import VarlenLayout, upload
 from tramontane.types import Completion, Request
 
 NOTHING = Prefix(0, [])
@@ -66,7 +66,7 @@ class ContinuedCache(PackedCache):
     def position_ids(self) -> torch.Tensor:
         """[1, N]: the positions of the forward's tokens."""
         places = zip(self._places, self._lengths, strict=True)
-        return torch.cat([place[-n:] for place, n in places])[None].to(self._device)
+        return upload(torch.cat([place[-n:] for place, n in places])[None], self._device)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         super().write(layer, key, value)

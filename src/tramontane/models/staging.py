@@ -162,7 +162,7 @@ class StagedWeights:
             for key, spare in self._spare.items():
                 used = self._used[key]
                 if in_place or self._on_host:
-                    used.data.copy_(spare)
+                    used.data.copy_(spare, non_blocking=self._stream is not None)
                 else:
                     used.data, spare.data = spare.data, used.data
             if self._stream is not None:  # no kernel reads what the next `fetch` overwrites

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from tramontane.config import HELD_OUT, Config
 from tramontane.controller.conversations import start_conversations
 from tramontane.controller.generators import GeneratorPool
@@ -30,6 +32,7 @@ from tramontane.interrupt import Interrupt
 from tramontane.placement import (
     TRAINER,
     Folder,
+    Handle,
     Limit,
     WeightsLost,
     WorkerLost,
@@ -38,6 +41,7 @@ from tramontane.placement import (
     started,
 )
 from tramontane.placement.place import Placement, place
+from tramontane.placement.seats import seats
 from tramontane.placement.thread import torch_threads
 from tramontane.run import teachers as run_teachers
 from tramontane.run.card import write_card
@@ -249,9 +253,15 @@ async def _run(
     updates = config.pipeline.updates
     model: Any = model_for_workers(config, session.model)
     make = partial(Trainer.load, model, config.trainer, updates, config.seed)
-    trainer = placement.trainer(make)
     limit = Limit.of(config.timeouts, "start")
+    begun: list[GeneratorPool | Handle] = [generators]
+    found = seats(config, torch.cuda.device_count())
     try:
+        # A generator measures its GPU's memory while nothing else takes any.
+        if config.placement.kind != "ray" and found.beside_trainer(config.generator.devices):
+            await generators.started()
+        trainer = placement.trainer(make)
+        begun.append(trainer)
         await generators.started()
         if teachers:
             await teachers.started()
@@ -294,8 +304,8 @@ async def _run(
             measured["after"] = await _measure_end(session, generators, judges, "after", done)
         return _Done(done, finished, measured)
     finally:
-        generators.close()
-        trainer.close()
+        for worker in begun:
+            worker.close()
 
 
 async def _replay(prepared: Prepared, verifiers: Verifiers) -> Replay | None:
