@@ -20,7 +20,7 @@ from tramontane.config.sft import SFTConfig
 from tramontane.doctor import doctor
 from tramontane.evaluation.settings import settings_for
 from tramontane.run.prepare import prepare, resolved
-from tramontane.sft import sft
+from tramontane.sft.sft import sft
 
 AVX2 = "fpu sse4_2 avx f16c fma avx2"
 
@@ -102,6 +102,7 @@ def test_every_worker_of_a_run_is_warned_of_and_recorded(processor, tmp_path):
         tmp_path,
         generator=slow,
         trainer=slow | {"objective": {"name": "distill"}},
+        pipeline={"diversity": "none"},
         cold_start=slow,
         teacher=slow | {"model": "tiny"},
         verifier={

@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.paths import ROOT
 from tests.runs import small_config
 from tramontane import plan, train
 from tramontane.cli import app
-from tramontane.config import load_section, parse_settings
+from tramontane.config import SFTConfig, load_section, parse_settings
 from tramontane.curation.config import CurateConfig
 from tramontane.models.fetch import SOURCES
 from tramontane.models.loading import load_model, load_tokenizer
@@ -36,6 +37,14 @@ ON_CPU = ["generator.device=cpu", "trainer.device=cpu"]
 
 def listed(*programs: str) -> list[object]:
     return [pytest.param(c, id=c.where) for c in commands(*programs)]
+
+
+def tried() -> Iterator[object]:
+    """Every command of ours and whether it trains, which takes seconds."""
+    for command in commands("tramontane"):
+        yield pytest.param(command, False, id=command.where)
+        if command.words[1] == "sft":
+            yield pytest.param(command, True, id=f"{command.where} sft", marks=pytest.mark.slow)
 
 
 def write_own(folder: Path) -> str:
@@ -113,8 +122,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return desk
 
 
-def without_work(args: list[str]) -> bool:
-    """True for a command that is only checked here: bare mentions, models and data of a hub."""
+def without_work(args: list[str], trains: bool) -> bool:
+    """True for a command that is only checked here: bare mentions, models and data of a hub, and
+    `sft` unless it `trains`."""
     if len(args) == 1 and args[0] not in ("config", "doctor"):
         group: Any = get_command(app)
         return args[0] in group.list_commands(None)
@@ -137,6 +147,9 @@ def without_work(args: list[str]) -> bool:
         return len(args) == 2
     if args[:1] == ["fetch"]:
         return args[1] in SOURCES
+    if args[:1] == ["sft"] and not trains:
+        overrides = [word for word in args[2:] if "=" in word]
+        return bool(load_section(SFTConfig, args[1], overrides).output)
     if args[:1] == ["curate"] and args[1].startswith("configs/"):
         overrides = [word for word in args[2:] if "=" in word]
         return bool(load_section(CurateConfig, args[1], overrides).stages)
@@ -179,13 +192,13 @@ def shortened(words: list[str], desk: Path) -> list[str]:
     }.get(command, [])
 
 
-@pytest.mark.parametrize("command", listed("tramontane"))
+@pytest.mark.parametrize(("command", "trains"), [*tried()])
 def test_a_command_of_the_docs_works(
-    command: Command, desk: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, trains: bool, desk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(desk)
     monkeypatch.syspath_prepend(str(desk))
-    if without_work(command.words[1:]):
+    if without_work(command.words[1:], trains):
         return
     if "generator.kind=vllm" in command.words:
         pytest.skip("needs vLLM's environment (make vllm)")

@@ -368,7 +368,11 @@ def _generators(
 @contextmanager
 def _frozen() -> Iterator[None]:
     """Exclude the objects loaded so far from garbage collection: libraries have a few hundred
-    thousand, and a full collection stops every worker in this process for 0.2 s."""
+    thousand, and a full collection stops every worker in this process for 0.2 s. A caller that has
+    frozen its own keeps them so."""
+    if gc.get_freeze_count():
+        yield
+        return
     gc.collect()
     gc.freeze()
     try:
