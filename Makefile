@@ -76,12 +76,12 @@ vllm: $(DEV)
 	$(if $(TRAMONTANE_VLLM_PYTHON),,$(BIN)/tramontane vllm)
 	$(BIN)/python -m pytest -m vllm
 
-# Tests against the packages that have adapters, in environments of their own that see .venv's:
+# Tests against packages that have adapters or read checkpoints, in environments that see .venv's:
 # OpenEnv and verifiers need different versions of the same packages.
 adapters: $(DEV)
-	$(call above,.venv-adapters,$(ADAPTED) openai trl)
-	.venv-adapters/bin/$(UNSKIPPED) tests/environments/test_adapters.py \
-		tests/environments/test_mistral.py -k 'adapters or mistral or openai or harness'
+	$(call above,.venv-adapters,$(ADAPTED) openai trl 'lm_eval[hf]')
+	.venv-adapters/bin/$(UNSKIPPED) tests/environments/test_adapters.py tests/docs/test_publish.py \
+		tests/environments/test_mistral.py -k 'adapters or mistral or openai or harness or lm_eval'
 	$(call above,.venv-verifiers,'.[verifiers]')
 	.venv-verifiers/bin/$(UNSKIPPED) tests/verifier/test_tasksets.py -k 'tasksets or verifiers'
 

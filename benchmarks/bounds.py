@@ -1,7 +1,7 @@
 """Tokens per second of the generator and the trainer on a checkpoint, next to their bounds.
 
     python -m benchmarks.bounds MODEL [--slots 96 192] [--tokens 1024 2048]
-                                [--dtype bfloat16|float32] [--device cpu|cuda] [--repeats 3]
+                                [--dtype auto|bfloat16|float32] [--device cpu|cuda] [--repeats 3]
 
 Each works alone, on a CPU with one thread. A decode step does two operations per parameter and live
 sequence, at most at the rate of a large matrix product, and reads all weights, at most at the
@@ -37,6 +37,7 @@ from benchmarks.measure import (
     train_batch,
 )
 from tramontane.config import GeneratorConfig, TrainerConfig
+from tramontane.config.device import resolve_dtype
 from tramontane.generator import Generator
 from tramontane.trainer import Trainer
 from tramontane.types import Request, SamplingParams
@@ -98,11 +99,12 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--slots", type=int, nargs="+", default=[96, 192])
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 2048])
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--dtype", choices=["auto", "bfloat16", "float32"], default="auto")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    args.dtype = resolve_dtype(args.dtype, args.device)
     dtype = getattr(torch, args.dtype)
     device, clock = args.device, make_clock(args.device)
     peak, copied = gemm_peak(dtype, device), bandwidth(device)

@@ -14,8 +14,9 @@ Lengths are uniform from 1 to 5 times the shortest; lognormal, with the longest 
 the lengths of completions by the tiny base, at most 512 tokens. `padding` is the share of padding
 in the batches of the first two. For collation, it is the unfilled share of the budgets, as the
 paper counts; packed rows do not compute unfilled places, so `computed` counts real tokens only.
-Seconds are of forward and backward of all microbatches in bfloat16, of one thread's CPU time (of
-the clock on a GPU); the three take turns. Writes collation.json next to this file.
+Seconds are of forward and backward of all microbatches in the machine's number type, of one
+thread's CPU time (of the clock on a GPU); the three take turns. Writes collation.json next to this
+file.
 
 The paper says that its collation lowers padding by 19 %, but names neither its baseline nor its
 lengths. Here the promise is that collation has at least 19 % less padding than `unsorted` for each
@@ -35,6 +36,7 @@ from measure import SIZES, VOCAB, Promise, finish, machine, make_llama, spread
 from transformers import PreTrainedModel
 
 from tramontane.config import PlaygroundConfig
+from tramontane.config.device import number_type
 from tramontane.data import playground
 from tramontane.data.prompts import PromptEncoder
 from tramontane.generator import SlotEngine
@@ -174,9 +176,10 @@ def main() -> None:
     torch.set_num_threads(1)
     model = make_llama(args.model).train().to(args.device)
     model.set_attn_implementation("packed")
-    to_bfloat16(model)
+    if (dtype := number_type(args.device).dtype) == "bfloat16":
+        to_bfloat16(model)
 
-    print(f"{args.model}, {args.sequences} sequences, {args.budget} tokens a microbatch")
+    print(f"{args.model}, {args.sequences} sequences, {args.budget} tokens a microbatch, {dtype}")
     print(
         f"{'lengths':>9} {'mean':>6} {'longest':>7} {'way':>9} {'padding':>8} {'computed':>9} "
         f"{'seconds: median (range)':>24} {'speedup':>8}"

@@ -4,7 +4,7 @@
                                  [--updates 14] [--n-batch 32]
 
 The whole pipeline is run (`workload.py`: a 1.8M Llama whose completions have 62 tokens on average,
-and at most 1, 2 or 5 times that; a trainer in bfloat16) at several ratios n_async / n_batch. Each
+and at most 1, 2 or 5 times that) at several ratios n_async / n_batch. Each
 ratio is run with a staleness bound of 1, and with one of twice the ratio, which holds nothing back.
 A synchronous run (bound 0) is the baseline.
 

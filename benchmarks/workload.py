@@ -84,7 +84,7 @@ def settings(
         "model": str(model),
         "data": {"train": str(problems), "eval": None},
         "pipeline": {"l_max": lengths.longest, "l_cache": 0, "diversity": "none"},
-        "trainer": {"learning_rate": 1e-12, "microbatch_tokens": 4096, "dtype": "bfloat16"},
+        "trainer": {"learning_rate": 1e-12, "microbatch_tokens": 4096},
         "checkpoint": {"every": 10_000},
     }
     return raw | {name: {**raw.get(name, {}), **values} for name, values in sections.items()}

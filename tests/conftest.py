@@ -9,6 +9,7 @@ os.environ.setdefault("TRAMONTANE_DEVICE", "cpu")
 # The number type that `dtype: auto` stands for: tests have one result on all processors.
 os.environ.setdefault("TRAMONTANE_CPU_DTYPE", "float32")
 
+import gc
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -76,6 +77,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in on_ray:
         item.add_marker(pytest.mark.xdist_group("ray"))
     items.sort(key=lambda item: (item not in on_ray, -slow[item.path]))
+
+
+def pytest_collection_finish() -> None:
+    """Libraries and tests are many objects: collections of garbage leave them out, as in a run."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -57,6 +57,14 @@ def test_a_build_of_ones_own_is_taken() -> None:
     assert "'torch==2.14.0+rocm'" in torch and "whl/cpu" not in torch
 
 
+def test_the_readme_names_the_build_for_cpus_before_an_installation_by_hand() -> None:
+    text = (ROOT / "README.md").read_text()
+    build = "pip install torch==2.13.0+cpu --index-url https://download.pytorch.org/whl/cpu"
+    assert -1 < text.find("PyPI's brings gigabytes of CUDA") < text.find("`pip install .`")
+    release = build.split()[2].partition("+")[0]  # that of `make`
+    assert build in text and f"TORCH ?= {release}" in (ROOT / "Makefile").read_text()
+
+
 def test_no_constraint_asks_for_another_torch() -> None:
     assert not re.search(r"^torch\b", (ROOT / "constraints.txt").read_text(), re.M)
     # What the docs say to install either leaves torch alone, or is about torch itself.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,16 @@ import yaml
 
 from tests.paths import ROOT
 from tests.runs import small_config
+from tramontane import InputError
+from tramontane.asking import check_model
 from tramontane.config import GeneratorConfig, TrainerConfig, device
+from tramontane.config.asking import ModelConfig
+from tramontane.config.device import dtype_warnings, number_types
 from tramontane.config.sft import SFTConfig
 from tramontane.doctor import doctor
-from tramontane.run.prepare import dtype_warnings, prepare, resolved
+from tramontane.evaluation.settings import settings_for
+from tramontane.run.prepare import prepare, resolved
+from tramontane.sft.sft import sft
 
 AVX2 = "fpu sse4_2 avx f16c fma avx2"
 
@@ -86,6 +93,51 @@ def test_a_slow_choice_is_warned_of_with_the_factor(processor, tmp_path):
     assert f"{rates['float32'] / rates['bfloat16']:.1f} times as slow" in warning
     assert warning.startswith("trainer.dtype: bfloat16 is slow here")
     assert not dtype_warnings(small_config(tmp_path, trainer={"dtype": "auto"}))
+
+
+def test_every_worker_of_a_run_is_warned_of_and_recorded(processor, tmp_path):
+    processor(AVX2)
+    slow = {"dtype": "bfloat16"}
+    config = small_config(
+        tmp_path,
+        generator=slow,
+        trainer=slow | {"objective": {"name": "distill"}},
+        pipeline={"diversity": "none"},
+        cold_start=slow,
+        teacher=slow | {"model": "tiny"},
+        verifier={
+            "judge": {"checkpoint": slow | {"path": "tiny"}, "rubric": ["It is short."]},
+            "domains": {"open": {"verifier": "judge"}},
+        },
+    )
+    sections = {"generator", "trainer", "cold_start", "teacher", "verifier.judge.checkpoint"}
+    assert {w.partition(".dtype: bfloat16 is")[0] for w in dtype_warnings(config)} == sections
+    reason = device.number_type("cpu").reason
+    assert number_types(config) == dict.fromkeys(sections, f"bfloat16 (auto: float32, {reason})")
+
+
+@pytest.mark.parametrize(
+    ("command", "key"),
+    [
+        (lambda: settings_for("tiny", None, None, [], {"dtype": "bfloat16"}), "generator.dtype"),
+        (lambda: sft(SFTConfig(output="new", dtype="bfloat16")), "dtype"),
+        (
+            lambda: check_model(
+                ModelConfig(checkpoint={"path": "tiny", "dtype": "bfloat16"}, max_tokens=9)
+            ),
+            "checkpoint.dtype",
+        ),
+    ],
+    ids=["eval, compare, generate, serve", "sft", "curate"],
+)
+def test_other_commands_warn_of_a_slow_choice_too(processor, monkeypatch, tmp_path, command, key):
+    processor(AVX2)
+    monkeypatch.chdir(tmp_path)
+    with (
+        pytest.warns(UserWarning, match=f"^{key}: bfloat16 is slow here"),
+        suppress(InputError),  # of sft, which is given no model, after the warning
+    ):
+        command()
 
 
 def test_first_lines_and_doctor_say_the_type_and_why(processor, tmp_path):

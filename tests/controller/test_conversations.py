@@ -245,7 +245,7 @@ class Run:
 
 @pytest.mark.xdist_group("environment process")
 def test_slow_environments_decide_nothing_about_what_is_trained_on(forty: Path) -> None:
-    run = Run(talking(forty))
+    run = Run(talking(forty, pipeline={"updates": 8}))
     run.check()
     assert {len(c.turns) for _, c in run.trained} == {1, 2, 3, 4}
     assert len({v for _, c in run.trained for v in c.versions}) > 5

@@ -553,6 +553,7 @@ def test_answers_of_a_lost_worker_are_ignored_once_it_is_replaced(ray_cluster, t
     asyncio.run(use())
 
 
+@pytest.mark.slow
 def test_a_restarted_thought_is_interrupted_again(ray_cluster, tmp_path):
     """Its request was to sample an answer behind the sentence that ends its thoughts."""
     config = small_config(

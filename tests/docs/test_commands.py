@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,20 @@ from tramontane_oversight.studies.lessons import drills, lessons, write_lessons,
 SUMS = [{"id": f"s{n}", "problem": f"What is {n} + {n + 1}?", "answer": str(2 * n + 1)}
         for n in range(8)]  # fmt: skip
 PLAYGROUND = 'data: {eval: "playground:"}\n'  # as by default, so that no file is needed
+COSTLY = ("sft", "compare")  # they take seconds
 ON_CPU = ["generator.device=cpu", "trainer.device=cpu"]
 
 
 def listed(*programs: str) -> list[object]:
     return [pytest.param(c, id=c.where) for c in commands(*programs)]
+
+
+def tried() -> Iterator[object]:
+    """Every command of ours, and whether it works if that takes seconds."""
+    for command in commands("tramontane"):
+        yield pytest.param(command, False, id=command.where)
+        if command.words[1] in COSTLY:
+            yield pytest.param(command, True, id=f"{command.where} works", marks=pytest.mark.slow)
 
 
 def write_own(folder: Path) -> str:
@@ -113,8 +123,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return desk
 
 
-def without_work(args: list[str]) -> bool:
-    """True for a command that is only checked here: bare mentions, models and data of a hub."""
+def without_work(args: list[str], works: bool) -> bool:
+    """True for a command that is only checked here: bare mentions, models and data of a hub, and
+    what is costly unless it `works`."""
     if len(args) == 1 and args[0] not in ("config", "doctor"):
         group: Any = get_command(app)
         return args[0] in group.list_commands(None)
@@ -137,6 +148,9 @@ def without_work(args: list[str]) -> bool:
         return len(args) == 2
     if args[:1] == ["fetch"]:
         return args[1] in SOURCES
+    if args[0] in COSTLY and not works:
+        command: Any = get_command(app).commands[args[0]]
+        return bool(command.make_context(args[0], args[1:]).params)
     if args[:1] == ["curate"] and args[1].startswith("configs/"):
         overrides = [word for word in args[2:] if "=" in word]
         return bool(load_section(CurateConfig, args[1], overrides).stages)
@@ -179,13 +193,13 @@ def shortened(words: list[str], desk: Path) -> list[str]:
     }.get(command, [])
 
 
-@pytest.mark.parametrize("command", listed("tramontane"))
+@pytest.mark.parametrize(("command", "works"), [*tried()])
 def test_a_command_of_the_docs_works(
-    command: Command, desk: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, works: bool, desk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(desk)
     monkeypatch.syspath_prepend(str(desk))
-    if without_work(command.words[1:]):
+    if without_work(command.words[1:], works):
         return
     if "generator.kind=vllm" in command.words:
         pytest.skip("needs vLLM's environment (make vllm)")

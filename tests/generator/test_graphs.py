@@ -85,8 +85,16 @@ def assert_same(got, expected):
         )
 
 
-@pytest.mark.parametrize("kinds", ["plain", pytest.param("mixed", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "kinds"),
+    [
+        pytest.param(
+            family, kinds, marks=[pytest.mark.slow] * (kinds == "mixed" or family != "qwen3")
+        )
+        for family in FAMILIES
+        for kinds in ("plain", "mixed")
+    ],
+)
 def test_replays_draw_what_lanes_draw(family, kinds):
     requests = make_requests(6, 5, seed=3, tokens=(1, 70))
     if kinds == "mixed":

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from rich.console import Console
 
 import tramontane
 from tests.controller.test_pipeline import check_ledger
@@ -25,7 +26,7 @@ from tramontane.errors import InputError
 from tramontane.run.checkpoint import damage, seal
 from tramontane.run.folder import RunFolder, open_run
 from tramontane.run.rollouts import read_rollouts, read_run
-from tramontane.run.screen import QuietScreen
+from tramontane.run.screen import LiveDisplay, QuietScreen
 from tramontane.run.train import train
 from tramontane.view.report import write_report
 
@@ -44,9 +45,10 @@ class Warned(QuietScreen):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with three checkpoints, to be copied."""
+    """A run with three checkpoints, to be copied; what it printed is in `screen` beside it."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    train(config_of(folder), QuietScreen())
+    with (folder.parent / "screen").open("w") as file:
+        train(config_of(folder), LiveDisplay(Console(file=file)), report=write_report)
     return folder
 
 
@@ -63,6 +65,17 @@ def run(finished: Path, tmp_path: Path) -> RunFolder:
     config = config_of(folder).model_dump(mode="json")
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     return RunFolder(folder)
+
+
+def test_a_run_ends_with_its_files_and_its_number_type(finished: Path) -> None:
+    lines = (finished.parent / "screen").read_text().splitlines()[-2:]
+    files = dict(part.split(": ") for line in lines for part in line.split(" · "))
+    names = ("report.html", "checkpoints/step_3/weights", "rollouts", "metrics.jsonl")
+    assert [*files.values()] == [str(finished / name) for name in names]
+    assert all(Path(file).exists() for file in files.values())
+    summary = json.loads((finished / "summary.json").read_text())
+    reason = "float32 (auto: float32, TRAMONTANE_CPU_DTYPE in the environment)"
+    assert summary["number_types"] == {"generator": reason, "trainer": reason}
 
 
 def halve(file: Path) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.runs import small_config
+from tramontane.config.device import dtype_warnings
 from tramontane.errors import InputError
 from tramontane.run.input import RunInput, read_input
-from tramontane.run.prepare import dtype_warnings, prepare, resolved
+from tramontane.run.prepare import prepare, resolved
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,9 @@ def run(tmp_path: Path, **sections: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("shape", "tags", "prefix"),
     [
-        ("r1-distill", ["<think>", "</think>"], "<think>\n"),
+        pytest.param("r1-distill", ["<think>", "</think>"], "<think>\n", marks=pytest.mark.slow),
         ("magistral-1.2", ["[THINK]", "[/THINK]"], ""),
-        ("base", ["<think>", "</think>"], ""),
+        pytest.param("base", ["<think>", "</think>"], "", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_follows_its_models_template(

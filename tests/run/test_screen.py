@@ -47,7 +47,9 @@ SUMMARY = {
     "weight_update_pause_ms": {"p50": 12.4, "p99": 19.7},
     "staleness": {"mean": 0.8, "max": 2},
     "updates": 40,
+    "number_types": {"trainer": "float32 (auto: float32, no bfloat16 instructions)"},
 }
+FILES = {name: f"runs/quickstart/{name}" for name in ("report", "weights", "metrics")}
 HOSTILE = "<think>[bold]3 + 14[/bold] = 17\n\x1b[31m[/nothing] 是十七</think>\n\\boxed{17}"
 
 
@@ -123,7 +125,7 @@ def test_plain_summary() -> None:
     display, file = plain()
     needless = {"held_out": {"after": 0.75}, "easy": {"before": 0.312, "after": 0.102}}
     needless["game"] = {"before": 0.0, "after": 0.0}  # an environment without tools
-    display.summary(SUMMARY | {"calls": needless}, "runs/quickstart/report.html")
+    display.summary(SUMMARY | {"calls": needless}, FILES)
     text = file.getvalue()
     assert "calls: – → 0.750" in text and "calls, easy: 0.312 → 0.102 (-0.210)" in text
     assert "game" not in text
@@ -131,12 +133,16 @@ def test_plain_summary() -> None:
     assert "format: 0.852 → 0.985 (+0.133)" in text
     assert "thinking tokens: 33.0 → 81.2 (+48.2)" in text
     assert "wall time 4:07" in text and "trained tokens/s 4,412" in text
-    assert "report: runs/quickstart/report.html" in text
+    assert "number type float32" in text
+    assert text.endswith(
+        "report: runs/quickstart/report\n"
+        "weights: runs/quickstart/weights · metrics: runs/quickstart/metrics\n"
+    )
 
 
 def test_summary_of_a_run_that_was_cut_short() -> None:
     display, file = plain()
-    display.summary({"pass_at_1": {"before": SUMMARY["pass_at_1"]["before"]}}, None)  # type: ignore[index]
+    display.summary({"pass_at_1": {"before": SUMMARY["pass_at_1"]["before"]}}, {})  # type: ignore[index]
     assert "pass@1: 0.310 [0.260, 0.360] → –" in file.getvalue()
     assert "report" not in file.getvalue()
 
@@ -200,11 +206,11 @@ def test_live_output_ends_with_the_summary() -> None:
     with display:
         display.start("quickstart", {"staleness at most": "2 versions"}, 1)
         display.update({"update": 1, **METRICS})
-        display.summary(SUMMARY, "runs/quickstart/report.html")
+        display.summary(SUMMARY, FILES)
     text = file.getvalue()
     assert "staleness at most" in text
     end = text[text.rindex("before") :]
-    for shown in ("0.853 [0.810, 0.890]", "+0.543", "0.985", "+48.2", "report.html"):
+    for shown in ("0.853 [0.810, 0.890]", "+0.543", "0.985", "+48.2", *FILES.values()):
         assert shown in end
 
 

@@ -11,6 +11,7 @@ the tokens decoded since the last write.
 from __future__ import annotations
 
 import json
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from typing import Any
 from tramontane.asking import Answer, Collector, Prompt, answer_seed, in_paper_tags
 from tramontane.config import GeneratorConfig
 from tramontane.config.asking import ModelConfig
+from tramontane.config.device import dtype_warnings
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.generator import Generator
@@ -124,6 +126,8 @@ def check_checkpoint(config: ModelConfig) -> dict[str, Any]:
     """See `check_model`."""
     assert config.checkpoint is not None
     loading.check_device(config.checkpoint.device)
+    for warning in dtype_warnings(config.checkpoint, "checkpoint."):
+        warnings.warn(warning, stacklevel=3)
     longest_prompt(config)
     folder = Path(resolve(config.checkpoint.path)).expanduser()
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []

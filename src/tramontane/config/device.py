@@ -13,11 +13,12 @@ import platform
 import re
 import runpy
 import time
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BaseModel
 
 from tramontane.errors import InputError
 from tramontane.models.names import find_weights
@@ -150,8 +151,47 @@ def number_type(device: str) -> NumberType:
     return NumberType(given, f"{CPU_DTYPE} in the environment")  # type: ignore[arg-type]
 
 
-def slow_dtype(key: str, dtype: Dtype, device: str) -> str:
-    """A warning if `key` names the slower number type of a CPU, else an empty text."""
+def number_types(config: Any) -> dict[str, str]:
+    """The number type of each worker in a config, by the path of its section, and why `auto` would
+    choose it or a different one."""
+    return {
+        key.rpartition(".")[
+            0
+        ]: f"{resolve_dtype(dtype, device)} (auto: {fast.dtype}, {fast.reason})"
+        for key, dtype, device in _computing(config)
+        for fast in [number_type(device)]
+    }
+
+
+def dtype_warnings(config: Any, prefix: str = "") -> list[str]:
+    """Warnings about every number type in a config, or a mapping of configs, that is slow on the
+    device beside it.
+
+    Args:
+        config: the section or sections.
+        prefix: what precedes its keys in the user's file, such as `generator.`.
+    """
+    found = list(_computing(config, prefix))
+    slow = [_slow_dtype(key, dtype, device) for key, dtype, device in found]
+    on_gpu = [k for k, dtype, device in found if device.startswith("cuda") and dtype == "float32"]
+    if on_gpu:
+        slow.append(
+            f"{' and '.join(on_gpu)}: float32 on a GPU. Flash attention takes bfloat16 only, so "
+            f"attention to L tokens makes masks and scores of [L, L]; take bfloat16"
+        )
+    return [warning for warning in slow if warning]
+
+
+def _computing(config: Any, prefix: str = "") -> Iterator[tuple[str, Dtype, str]]:
+    """(key, number type, device) of each section with both, at any depth."""
+    parts: Mapping[str, Any] = dict(config) if isinstance(config, BaseModel | Mapping) else {}
+    if isinstance(config, BaseModel) and {"dtype", "device"} <= parts.keys():
+        yield f"{prefix}dtype", parts["dtype"], parts["device"]
+    for name, part in parts.items():
+        yield from _computing(part, f"{prefix}{name}.")
+
+
+def _slow_dtype(key: str, dtype: Dtype, device: str) -> str:
     fast = number_type(device)
     if device != "cpu" or dtype in ("auto", fast.dtype) or CPU_DTYPE in os.environ:
         return ""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from tramontane.config import Config, PromptConfig, parse_settings, read_settings
-from tramontane.config.device import idle_gpus, slow_dtype
+from tramontane.config.device import dtype_warnings, idle_gpus
 from tramontane.errors import InputError
 from tramontane.evaluation.suites import SUITES
 from tramontane.models.names import find_weights
@@ -149,8 +149,8 @@ def settings_for(
     device = [f"generator.{k}={options[k]}" for k in ("device", "dtype") if k in options]  # type: ignore[literal-required]
     parsed = parse_settings(Config, raw, [*device, *overrides], str(path) if path else "eval")
     generator = parsed.generator
-    slow = slow_dtype("generator.dtype", generator.dtype, generator.device)
-    for warning in filter(None, (idle_gpus(generator.device), slow)):
+    slow = dtype_warnings(generator, "generator.")
+    for warning in filter(None, (idle_gpus(generator.device), *slow)):
         warnings.warn(warning, stacklevel=2)
     defaults = _sampling_of(parsed) if path or config else Sampling()
     if suite := SUITES.get((source or "").partition("@")[0]):

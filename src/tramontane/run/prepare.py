@@ -7,15 +7,8 @@ from itertools import chain, cycle, islice
 
 import torch
 
-from tramontane.config import (
-    HELD_OUT,
-    Config,
-    GeneratorConfig,
-    SupervisedConfig,
-    TrainerConfig,
-    Until,
-)
-from tramontane.config.device import idle_gpus, number_type, slow_dtype
+from tramontane.config import HELD_OUT, Config, Until
+from tramontane.config.device import dtype_warnings, idle_gpus, number_types
 from tramontane.data.curriculum import Curriculum
 from tramontane.data.lengths import PromptFilter, PromptLimit
 from tramontane.data.prompts import PromptEncoder
@@ -381,36 +374,6 @@ def devices_line(config: Config) -> str:
     used = (*found.of_generators(config.generator.devices), *chain(*devices.values()))
     on_ray = config.placement.kind == "ray"
     return "; ".join(filter(None, [*lines, "" if on_ray else idle_gpus(*used)]))
-
-
-def dtype_warnings(config: Config) -> list[str]:
-    """Warnings about workers whose number type is slow on their device."""
-    workers: dict[str, GeneratorConfig | TrainerConfig | SupervisedConfig] = {
-        "generator.dtype": config.generator,
-        "trainer.dtype": config.trainer,
-    }
-    if config.cold_start:
-        workers["cold_start.dtype"] = config.cold_start
-    slow = {key: slow_dtype(key, c.dtype, c.device) for key, c in workers.items()}
-    on_gpu = [
-        key for key, c in workers.items() if c.device.startswith("cuda") and c.dtype == "float32"
-    ]
-    if on_gpu:
-        slow["GPU"] = (
-            f"{' and '.join(on_gpu)}: float32 on a GPU. Flash attention takes bfloat16 only, so "
-            f"attention to L tokens makes masks and scores of [L, L]; take bfloat16"
-        )
-    return [warning for warning in slow.values() if warning]
-
-
-def number_types(config: Config) -> dict[str, str]:
-    """The number type of generators and trainer, and why `auto` would choose it or a different
-    one."""
-    return {
-        name: f"{worker.dtype} (auto: {chosen.dtype}, {chosen.reason})"
-        for name, worker in (("generator", config.generator), ("trainer", config.trainer))
-        for chosen in [number_type(worker.device)]
-    }
 
 
 def _number_types_line(config: Config) -> str:

@@ -45,7 +45,7 @@ class Screen(Protocol):
 
     def sample(self, problem: str, response: tuple[str, str], verdict: Outcome) -> None: ...
 
-    def summary(self, summary: Mapping[str, Any], report_path: str | Path | None) -> None: ...
+    def summary(self, summary: Mapping[str, Any], files: Mapping[str, str | Path]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -218,8 +218,9 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
             flat = " ".join(f"  {verdict}: {problem} → {''.join(response)}".split())
             self._line(f"  {flat}")
 
-    def summary(self, summary: Mapping[str, Any], report_path: str | Path | None) -> None:
-        """Close the page and print the before/after table; `summary` is summary.json's content."""
+    def summary(self, summary: Mapping[str, Any], files: Mapping[str, str | Path]) -> None:
+        """Close the page and print the before/after table, and which files the run made, by what
+        they hold; `summary` is summary.json's content."""
         self.close()
         rows = _before_after(summary)
         if self.live and rows:
@@ -236,8 +237,9 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
                 self._line(f"{name}: {before} → {after}{f' ({change})' if change else ''}")
         if found := " · ".join(f"{name} {value}" for name, value in facts(summary)):
             self.console.print(Text(found, style="dim"), soft_wrap=not self.live)
-        if report_path is not None:
-            self.console.print(Text(f"report: {report_path}"), soft_wrap=True)
+        named = [f"{name}: {path}" for name, path in files.items()]
+        for line in filter(None, (*named[:1], " · ".join(named[1:]))):  # the report stands alone
+            self.console.print(Text(line), soft_wrap=True)
 
     def close(self) -> None:
         """Stop refreshing, and leave the last page on the screen; may be called twice."""

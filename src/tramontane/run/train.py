@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tramontane.config import HELD_OUT, Config
+from tramontane.config.device import number_types
 from tramontane.controller.conversations import start_conversations
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.ledger import Interruption, Ledger
@@ -50,7 +51,7 @@ from tramontane.run.cold_start import fine_tune
 from tramontane.run.folder import RunFolder
 from tramontane.run.input import RunInput
 from tramontane.run.measurement import Judges, measure, recorded
-from tramontane.run.prepare import Prepared, number_types
+from tramontane.run.prepare import Prepared
 from tramontane.run.recorder import Recorder
 from tramontane.run.screen import Screen
 from tramontane.run.serving import address_of, answered
@@ -208,7 +209,9 @@ def _finish(session: Session, done: _Done, report: WriteReport | None) -> TrainR
         with folder.writing(folder.path / "report.html"):
             report_file = report(folder.path)
     if done.finished:
-        session.screen.summary(summary, report_file)
+        files = {"report": report_file, "weights": weights, "rollouts": folder.rollouts}
+        files |= {"metrics": folder.metrics_file}
+        session.screen.summary(summary, {k: f for k, f in files.items() if f and f.exists()})
     return TrainResult(
         run_dir=folder.path,
         weights=weights,
@@ -375,7 +378,11 @@ def _generators(
 @contextmanager
 def _frozen() -> Iterator[None]:
     """Exclude the objects loaded so far from garbage collection: libraries have a few hundred
-    thousand, and a full collection stops every worker in this process for 0.2 s."""
+    thousand, and a full collection stops every worker in this process for 0.2 s. A caller that has
+    frozen its own keeps them so."""
+    if gc.get_freeze_count():
+        yield
+        return
     gc.collect()
     gc.freeze()
     try:

@@ -21,7 +21,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
-from tramontane.config.device import idle_gpus, slow_dtype
+from tramontane.config.device import dtype_warnings, idle_gpus
 from tramontane.config.sft import SFTConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
@@ -85,8 +85,7 @@ def sft(
     with owned_folder(output, "fine-tuned"):
         _check_output(output, resume)
         rows = read_examples(config)
-        slow = slow_dtype("dtype", config.dtype, config.device)
-        for warning in filter(None, (idle_gpus(config.device), slow)):
+        for warning in filter(None, (idle_gpus(config.device), *dtype_warnings(config))):
             warnings.warn(warning, stacklevel=2)
         architecture, tokenizer = _prepare(config)
         from tramontane.models.loading import context_length

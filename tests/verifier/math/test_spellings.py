@@ -488,7 +488,7 @@ def test_degrees_are_multiples_of_pi(turns, other):
     wrong(rf"{radians}^\circ", radians)
 
 
-@DRAWN
+@settings(DRAWN, max_examples=20)
 @given(ENDS, ENDS, st.sampled_from([("<", "()"), (r"\le", "[]")]), st.booleans())
 def test_a_quadratic_condition_is_its_interval(a, b, order, expanded):
     assume(a < b)

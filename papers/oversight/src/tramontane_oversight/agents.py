@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tramontane.asking import Answer, Prompt, answer_seed, in_paper_tags
 from tramontane.config import GeneratorConfig
+from tramontane.config.device import dtype_warnings
 from tramontane.types import Completion, Request, SamplingParams, ThinkingTags
 from tramontane_oversight.config import ModelConfig
 from tramontane_oversight.responses import letter_place
@@ -71,6 +73,8 @@ def open_agents(models: Mapping[str, ModelConfig], wording: Wording) -> dict[str
     """
     from tramontane_oversight.simulated import SimulatedAgent
 
+    for warning in dtype_warnings(models, "models."):
+        warnings.warn(warning, stacklevel=3)
     agents: dict[str, Agent] = {}
     sharing: dict[str, list[tuple[str, LocalAgent]]] = {}
     for name, model in models.items():
