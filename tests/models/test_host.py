@@ -208,8 +208,9 @@ def test_a_version_staged_on_the_host_is_one_pinned_buffer_and_one_wait(
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
-    with fake_cuda() as pinned, torch.device("cuda"):
-        model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.Linear(100, 3))
+    with fake_cuda() as pinned:
+        with torch.device("cuda"):
+            model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.Linear(100, 3))
         staged, weights = StagedWeights(model, on_host=True), LocalWeights()
         weights.add([Part.whole([n], torch.zeros_like(p)) for n, p in model.named_parameters()])
         with Launches(value=1):  # all of them are finite
