@@ -11,6 +11,7 @@ import atexit
 import ctypes
 import fcntl
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -48,11 +49,16 @@ def process_folder() -> Path:
     with _lock:
         if place not in _own:
             _remove_abandoned(Path(place[1]))
-            made = Path(tempfile.mkdtemp(prefix=_UNLOCKED))
-            made.chmod(0o711)
-            # Never closed: the lock lasts as long as the process.
-            fcntl.flock(os.open(made, os.O_RDONLY), fcntl.LOCK_EX)
-            _own[place] = made.rename(made.with_name(made.name.replace(_UNLOCKED, PREFIX)))
+            made = Path(place[1], f"{_UNLOCKED}{secrets.token_hex(8)}")
+            try:
+                made.mkdir()
+                made.chmod(0o711)
+                # Never closed: the lock lasts as long as the process.
+                fcntl.flock(os.open(made, os.O_RDONLY), fcntl.LOCK_EX)
+                _own[place] = made.rename(made.with_name(made.name.replace(_UNLOCKED, PREFIX)))
+            except BaseException:  # Ctrl-C between two lines leaves nothing either
+                shutil.rmtree(made, ignore_errors=True)
+                raise
         return _own[place]
 
 

@@ -1,12 +1,15 @@
 """A worker process that is killed from outside."""
 
+import fcntl
 import os
 import signal
+import tempfile
 import time
 
 import pytest
 
 from tramontane.placement.process import WorkerProcess
+from tramontane.temporary import process_folder
 
 SECONDS = 30.0  # limit of every wait
 MODULE = """
@@ -60,3 +63,39 @@ def test_what_a_process_and_its_children_print_goes_nowhere(tmp_path, monkeypatc
     worker.process.wait(SECONDS)
     worker.stop()
     assert capfd.readouterr().out == ""
+
+
+SERVING = """
+import sys
+from tramontane.placement.process import serve
+
+def prepare(config, folder):
+    (folder / "file").write_text("")
+
+serve(int(sys.argv[1]), prepare)
+"""
+
+
+def test_a_process_whose_folder_is_gone_ends_without_a_word(tmp_path, monkeypatch, capfd):
+    """Whoever ends removes the folder first, perhaps while a process still starts."""
+    (tmp_path / "serving_worker.py").write_text(SERVING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    worker = WorkerProcess("worker", "serving_worker")
+    worker.start((None, str(tmp_path / "gone")))
+    assert worker.process.wait(SECONDS) == 0
+    worker.stop()
+    assert capfd.readouterr().err == ""
+
+
+def test_an_interrupt_while_the_temporary_folder_is_made_leaves_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            process_folder()
+    assert list(tmp_path.iterdir()) == []
+    assert process_folder().parent == tmp_path

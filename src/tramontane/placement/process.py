@@ -150,6 +150,10 @@ def serve(descriptor: int, prepare: Callable[..., Callable[[Any], Iterable[Any]]
         except InputError as error:
             connection.send(str(error))
             return
+        except FileNotFoundError:
+            if Path(folder).exists():
+                raise
+            return  # the other side is ending, and has removed it
         connection.send(READY)
         while True:
             for result in results(connection.recv()):
