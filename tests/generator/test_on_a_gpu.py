@@ -262,8 +262,8 @@ def large_engine(allocator, slots=1024, max_len=4096, layers=1):
 
 def test_a_large_step_takes_what_the_formula_says():
     """1,024 rows and a vocabulary of 151,936: logits in bfloat16, and a part of them in float32.
-    All of them took 6.8 GiB with top-p."""
-    with fake_cuda(), torch.inference_mode(), Allocator(4 * GIB) as allocator:
+    All of them took 6.8 GiB with top-p. The arena leaves that room, which no prefill needs."""
+    with fake_cuda(), torch.inference_mode(), Allocator(3 * GIB) as allocator:
         engine = large_engine(allocator)
         peak = allocator.peak(engine._decoder.run_largest)
     logits = 1024 * 151_936 * 2
