@@ -51,7 +51,7 @@ def process_folder() -> Path:
             _remove_abandoned(Path(place[1]))
             made = Path(place[1], f"{_UNLOCKED}{secrets.token_hex(8)}")
             try:
-                made.mkdir()
+                made.mkdir(0o700)
                 made.chmod(0o711)
                 # Never closed: the lock lasts as long as the process.
                 fcntl.flock(os.open(made, os.O_RDONLY), fcntl.LOCK_EX)

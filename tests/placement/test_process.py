@@ -77,7 +77,7 @@ serve(int(sys.argv[1]), prepare)
 
 
 def test_a_process_whose_folder_is_gone_ends_without_a_word(tmp_path, monkeypatch, capfd):
-    """Whoever ends removes the folder first, perhaps while a process still starts."""
+    """A run that ends removes the folder, perhaps while a process still starts."""
     (tmp_path / "serving_worker.py").write_text(SERVING)
     monkeypatch.syspath_prepend(str(tmp_path))
     worker = WorkerProcess("worker", "serving_worker")

@@ -154,13 +154,11 @@ def number_type(device: str) -> NumberType:
 def number_types(config: Any) -> dict[str, str]:
     """The number type of each worker in a config, by the path of its section, and why `auto` would
     choose it or a different one."""
-    return {
-        key.rpartition(".")[
-            0
-        ]: f"{resolve_dtype(dtype, device)} (auto: {fast.dtype}, {fast.reason})"
-        for key, dtype, device in _computing(config)
-        for fast in [number_type(device)]
-    }
+    found = {}
+    for key, dtype, device in _computing(config):
+        fast, used = number_type(device), resolve_dtype(dtype, device)
+        found[key.removesuffix(".dtype")] = f"{used} (auto: {fast.dtype}, {fast.reason})"
+    return found
 
 
 def dtype_warnings(config: Any, prefix: str = "") -> list[str]:
