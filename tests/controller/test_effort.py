@@ -195,6 +195,10 @@ def test_prompts_are_measured_at_the_level_that_makes_them_longest() -> None:
         ),
         ({"data": {"effort": {"low": {"phrase": "x", "l_max": 20}}}}, "data.effort.low.l_cache"),
         ({"data": {"effort": {"low": {"l_max": 20}}}}, "data.effort.low.phrase: the model cannot"),
+        (
+            {"cold_start": {"data": {"playground": [{}, {"effort": "max"}]}}},
+            "cold_start.data.playground.1.effort: max: not in data.effort",
+        ),
         ({"generator": {"interruption": {"after": [20, 50]}}}, "end at l_max 40: raise l_max"),
     ],
 )

@@ -8,10 +8,12 @@ import signal
 import threading
 import time
 from array import array
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from tests.runs import small_config, unheard
 from tests.trainer.rollouts import VOCAB, model
@@ -20,6 +22,7 @@ from tramontane.config import Config, ObjectiveConfig
 from tramontane.controller.teachers import Teachers
 from tramontane.placement import Handle, WorkerLost
 from tramontane.placement.thread import LocalPlacement, ThreadHandle
+from tramontane.trainer import sharding
 from tramontane.trainer.teacher import Teacher
 from tramontane.types import Completion, Group, Problem, Verdict
 
@@ -31,8 +34,9 @@ def teacher(name: str) -> Teacher:
     return Teacher(MODELS[name], budget=64, top_k=3, vocabulary=VOCAB)
 
 
-def config(tmp_path: Path, kind: str, workers: int = 1) -> Config:
+def config(tmp_path: Path, kind: str, workers: int = 1, ranks: int = 1) -> Config:
     teachers = {"model": "general", "domains": {"code": "coder"}, "workers": workers}
+    teachers |= {"ranks": ranks, "dtype": "float32"}
     return small_config(
         tmp_path,
         teacher=teachers,
@@ -88,6 +92,29 @@ def test_each_group_is_scored_by_the_teacher_of_its_domain(tmp_path: Path, worke
         assert got == pytest.approx(values, abs=1e-5)
 
 
+def test_a_stage_has_a_teacher_of_its_own(tmp_path: Path) -> None:
+    stages = [{"name": "first", "until": {"updates": 1}, "teacher": "coder"}, {"name": "second"}]
+    given_config = config(tmp_path, "thread").model_dump()
+    del given_config["teacher"]["domains"]
+    staged = Config.model_validate(given_config | {"stages": stages})
+    scores = {}
+    with Teachers(made_here, staged, pytest.fail) as teachers:
+        for name in ("first", "second"):
+            found = batch()
+            found.settings = replace(SETTINGS, stage=name)
+            made = found.train_batch()
+            asyncio.run(teachers.score(found, made))
+            scores[name] = given(made)
+    sequences = batch().train_batch().sequences
+    for name, model_name in (("first", "coder"), ("second", "general")):
+        want = teacher(model_name).score(sequences, SETTINGS.temperature)
+        for got, values in zip(scores[name], want, strict=True):
+            expect = (*values.logprobs, *values.top_logprobs.ravel())
+            assert got == pytest.approx(expect, abs=1e-5)
+    with pytest.raises(ValidationError, match="the run has no teacher to replace"):
+        small_config(tmp_path, stages=stages)
+
+
 def test_the_added_term_asks_about_sampled_groups_alone(tmp_path: Path) -> None:
     found, settings = batch(), config(tmp_path, "thread")
     for group in found.groups[1::2]:  # trajectories
@@ -114,6 +141,50 @@ class SlowTeacher:
             self._note.write_text(str(os.getpid()))
             time.sleep(3600)
         return self._teacher.score(*given)  # type: ignore[arg-type]
+
+
+class Shard(Teacher):
+    """A rank of a teacher that says how much of it it holds."""
+
+    def held(self) -> int:
+        return sum(sharding.local(p).numel() for p in self.model.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_a_teacher_on_several_ranks_holds_shards_and_scores_as_one(
+    kind: str, tmp_path: Path
+) -> None:
+    settings, lost = config(tmp_path, kind, ranks=2), list[WorkerLost]()
+    assert settings.teacher is not None
+    for name, each in MODELS.items():
+        each.save_pretrained(tmp_path / name)
+    placement, handles = LocalPlacement(settings, unheard), list[Handle]()
+
+    def make(name: str, model_name: str) -> Handle:
+        path = str(tmp_path / model_name)
+        load = partial(Shard.load, path, settings.teacher, 64, 3, VOCAB)
+        handles.append(placement.teacher(name, load))
+        return handles[-1]
+
+    scored = batch()
+    with Teachers(make, settings, lost.append) as teachers:
+        made = scored.train_batch()
+        asyncio.run(teachers.score(scored, made))
+        assert handles[0].submit("held").result() < 0.6 * MODELS["general"].num_parameters()
+        few = replace(batch(), groups=batch().groups[1:2])  # one sequence, so a rank has none
+        few.groups[0].completions.pop()
+        few.groups[0].verdicts.pop()
+        one = few.train_batch()
+        asyncio.run(teachers.score(few, one))
+        for found, of in ((made, batch()), (one, few)):
+            for got, values in zip(given(found), expected(of), strict=True):
+                assert got == pytest.approx(values, abs=1e-5)
+        os.kill(handles[0].processes[1], signal.SIGKILL)  # type: ignore[attr-defined]
+        again = batch().train_batch()
+        asyncio.run(teachers.score(batch(), again))
+    assert [error.worker for error in lost] == ["teacher 0"]
+    assert given(again) == given(made)
 
 
 @pytest.mark.slow

@@ -180,8 +180,13 @@ def test_ranks_need_as_many_gpus_as_there_are(monkeypatch: pytest.MonkeyPatch, t
     config = small_config(tmp_path, trainer=trainer)
     with pytest.raises(InputError, match="trainer.ranks needs the device 'cuda:2'"):
         prepare(config)
-    with pytest.raises(ValidationError, match="lets ranks share a GPU"):
-        small_config(tmp_path, trainer=trainer, placement={"trainer": {"gpus": 0.5}})
+    distills = {"trainer": {"objective": {"name": "distill"}}, "pipeline": {"diversity": "none"}}
+    taught = distills | {"teacher": trainer | {"model": "tiny"}}
+    with pytest.raises(InputError, match="teacher.ranks needs the device 'cuda:2'"):
+        prepare(small_config(tmp_path, **taught))
+    for name, settings in (("trainer", {"trainer": trainer}), ("teacher", taught)):
+        with pytest.raises(ValidationError, match=f"lets ranks share a GPU.*of the {name}"):
+            small_config(tmp_path, **settings, placement={name: {"gpus": 0.5}})
 
 
 def test_a_rank_survives_ctrl_c_and_is_named_with_its_signal_when_it_dies() -> None:

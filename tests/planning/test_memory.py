@@ -179,6 +179,11 @@ def test_a_teacher_has_weights_and_logits_and_no_optimizer(small: ModelShape) ->
     assert first.weights == 2 * tiny.parameters and second.weights == 2 * PARAMETERS
     assert first.logits == 36864 * tiny.vocabulary * 2
     assert first.optimizer == first.gradients == 0
+    stage = config(trainer=trainer, teacher=teachers | {"ranks": 4}, pipeline={"diversity": "none"})
+    loads = run_memory([stage], small, [LENGTHS]).loads
+    _, sharded = (w for load in loads for w in load.workers if w.name == "teacher")
+    gathered = sharded.memory.weights - second.weights / 4
+    assert sharded.number == 4 and 0 < gathered < second.weights / 5
 
 
 def test_a_judge_that_is_no_endpoint_has_a_place(small: ModelShape) -> None:

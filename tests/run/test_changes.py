@@ -135,7 +135,12 @@ def test_what_may_not_change_is_refused_with_the_reason_and_the_remedy(tmp_path:
 
 @pytest.mark.parametrize(
     ("override", "kept"),
-    [("pipeline.l_max=200", True), ("data.system_prompt=magistral", False), ("seed=4", False)],
+    [
+        ("pipeline.l_max=200", True),
+        ("data.system_prompt=magistral", False),
+        ("data.effort.low={phrase: Be brief.}", False),
+        ("seed=4", False),
+    ],
 )
 def test_a_run_that_begins_again_keeps_a_cold_start_that_would_be_the_same(
     tmp_path: Path, override: str, kept: bool

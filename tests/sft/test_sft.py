@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from peft import PeftModel
+from pydantic import ValidationError
 from safetensors.torch import load_file
 from tokenizers import processors
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -227,6 +228,62 @@ def test_a_generated_conversation_is_one_sequence_whose_answers_are_inserted(mon
             answer = tokenizer.decode(response[span.start : span.stop])
             assert re.fullmatch(r"<\|user\|>(\d+|error: .+)<\|assistant\|>", answer)
         assert response[-1] == tokenizer.eos_token_id
+
+
+LEVELS = {"low": {"phrase": "Be brief."}, "high": {"phrase": "Think."}}
+
+
+def test_parts_of_the_playground_ask_for_levels_and_answer_in_their_own_way(monkeypatch):
+    monkeypatch.setattr(examples, "CHUNK", 90)
+    flawless = {"no_box": 0, "unclosed": 0, "unopened": 0, "switch": 0}
+    guess, work = ({"guess": 0, "work": 0, "ramble": 0, how: 1} for how in ("guess", "work"))
+    common = {"levels": [3, 4], "languages": ["en"], "kinds": ["sums"]}
+    parts = [
+        common | {"effort": "low", "mixture": flawless | guess},
+        common | {"effort": "high", "mixture": flawless | work, "share": 2},
+        common,
+    ]
+    data = {"playground": parts, "mixture": flawless | guess, "effort": LEVELS}
+    config = SFTConfig(output="out", model="tiny", data=data)
+    tokenizer = load_tokenizer("tiny")
+    encoder = PromptEncoder(tokenizer, config.data, None, config.data.effort)
+    taken = ExampleStream(config, encoder).take(9000)[:90]
+    steps = {"low": [], "high": [], "": []}
+    for prompt, response, _ in taken:
+        text = tokenizer.decode(prompt)
+        asked = next((name for name in LEVELS if LEVELS[name]["phrase"] in text), "")
+        steps[asked].append(tokenizer.decode(response).count(" = "))
+    assert 40 <= len(steps["high"]) <= 50 and min(steps["high"]) >= 3
+    for name in ("low", ""):
+        assert 20 <= len(steps[name]) <= 25 and max(steps[name]) == 0
+    with pytest.raises(ValidationError, match=r"max: not in data.effort, which has low, high"):
+        SFTConfig(output="out", model="tiny", data=data | {"playground": [{"effort": "max"}]})
+
+
+@pytest.mark.parametrize("form", ["pairs", "messages"])
+def test_rows_ask_for_the_level_that_they_name(form, base, tmp_path):
+    row = {"prompt": "1 + 2?", "response": "3"}
+    if form == "messages":
+        roles = ("user", "assistant")
+        contents = row.values()
+        row = {
+            "messages": [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
+        }
+    rows = [row | {"depth": "high"}, row, row | {"depth": "low"}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"train": str(file), "fields": {"effort": "depth"}, "effort": LEVELS}
+    config = config_of(base, str(file), "out", data=data)
+    encoder = PromptEncoder(load_tokenizer(base), None, None, config.data.effort)
+    found = {tuple(example.prompt) for example in ExampleStream(config, encoder).take(200)}
+    assert found == {tuple(encoder.at(level).encode("1 + 2?")) for level in ("low", "high", None)}
+    unasked = ExampleStream(config_of(base, str(file), "out"), PromptEncoder(load_tokenizer(base)))
+    assert {tuple(example.prompt) for example in unasked.take(200)} == {
+        tuple(encoder.encode("1 + 2?"))
+    }
+    file.write_text(json.dumps(row | {"depth": "max"}))
+    with pytest.raises(InputError, match=r"rows\.jsonl:1: effort 'max' is not in data\.effort"):
+        ExampleStream(config, encoder)
 
 
 def test_thoughts_after_an_empty_pair_of_tags_are_refused(tmp_path):

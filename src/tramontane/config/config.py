@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tramontane.config.conversation import ConversationConfig
-from tramontane.config.data import DataConfig
+from tramontane.config.data import DataConfig, check_efforts
 from tramontane.config.device import Model
 from tramontane.config.evaluation import EvaluationConfig
 from tramontane.config.generator import GeneratorConfig
@@ -73,7 +73,7 @@ class PlacementConfig(Section):
     trainer: Resources = Field(default_factory=Resources)
     """Resources of each rank of the trainer."""
     teacher: Resources = Field(default_factory=Resources)
-    """Resources of each worker of a teacher."""
+    """Resources of each process of a teacher."""
 
     @property
     def replaces_workers(self) -> bool:
@@ -203,6 +203,21 @@ class Config(Section):
         evaluates = self.data.eval is not None or bool(self.evaluation.also)
         return evaluates or bool(self.sampled_groups)
 
+    @property
+    def teachers_are_apart(self) -> bool:
+        """True if teachers are processes, and can be replaced."""
+        several = self.teacher is not None and self.teacher.ranks > 1
+        return self.placement.kind != "thread" or several
+
+    @property
+    def teachers(self) -> list[str]:
+        """The models of the teachers of all stages, each once."""
+        if self.teacher is None:
+            return []
+        default = self.teacher.model
+        general = [stage.teacher or default for stage in self.stages] or [default]
+        return [*dict.fromkeys([*general, *self.teacher.domains.values()])]
+
     def by_stage(self) -> tuple[Config, ...]:
         """The config of each stage; only the config itself if it has no stages."""
         return tuple(self._in_stage(stage) for stage in self.stages) or (self,)
@@ -310,14 +325,18 @@ class Config(Section):
                 "pipeline.n_minibatch",
                 "pipeline.n_batch",
             )
-        gpus = self.placement.trainer.gpus
-        if self.trainer.ranks > 1 and self.trainer.device.startswith("cuda") and (gpus or 1) < 1:
-            raise key_error(
-                f"gpus {gpus:g} lets ranks share a GPU, which NCCL cannot do; give each rank of "
-                f"the trainer 1, or leave it out",
-                "placement.trainer.gpus",
-                "trainer.ranks",
-            )
+        for key, sharded, gpus in (
+            ("trainer", self.trainer, self.placement.trainer.gpus),
+            ("teacher", self.teacher, self.placement.teacher.gpus),
+        ):
+            several = sharded and sharded.ranks > 1 and sharded.device.startswith("cuda")
+            if several and gpus is not None and gpus < 1:
+                raise key_error(
+                    f"gpus {gpus:g} lets ranks share a GPU, which NCCL cannot do; give each rank "
+                    f"of the {key} 1, or leave it out",
+                    f"placement.{key}.gpus",
+                    f"{key}.ranks",
+                )
         devices = {"generator": self.generator.device, "trainer": self.trainer.device}
         if self.teacher:
             devices["teacher"] = self.teacher.device
@@ -344,17 +363,13 @@ class Config(Section):
     @model_validator(mode="after")
     def _efforts(self) -> Config:
         levels = self.data.effort
+        also = self.evaluation.also.items()
         chosen = {"data.train_effort": self.data.train_effort}
         chosen |= {"evaluation.effort": self.evaluation.effort}
-        chosen |= {f"evaluation.also.{k}.effort": s.effort for k, s in self.evaluation.also.items()}
-        for key, names in chosen.items():
-            if unknown := [name for name in names or () if name not in levels]:
-                raise key_error(
-                    f"{', '.join(unknown)}: not in data.effort, which has "
-                    f"{', '.join(levels) or 'no levels'}",
-                    key,
-                    "data.effort",
-                )
+        chosen |= {f"evaluation.also.{name}.effort": given.effort for name, given in also}
+        check_efforts(levels, chosen)
+        if self.cold_start:
+            check_efforts(levels, self.cold_start.data.efforts("cold_start.data.playground"))
         for name, (l_max, l_cache) in self.lengths_at(levels).items() if levels else ():
             key = f"data.effort.{name}"
             if (own := levels[str(name)].l_max) and own > l_max:
@@ -391,6 +406,14 @@ class Config(Section):
                 "teacher",
                 "trainer.objective.name",
             )
+        for number, stage in enumerate(self.stages):
+            if stage.teacher and teacher is None:
+                raise key_error(
+                    "the run has no teacher to replace: give `teacher` for all stages, or leave it "
+                    "out",
+                    f"stages.{number}.teacher",
+                    "teacher",
+                )
         for domain in teacher.domains if teacher else ():
             if domain not in self.verifier.domains:
                 raise key_error(

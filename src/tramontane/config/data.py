@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
@@ -37,6 +37,20 @@ EffortNames = Annotated[
     BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
 ]
 """Levels of effort: a name, or a list of names, in `data.effort`."""
+
+
+def check_efforts(
+    levels: Mapping[str, EffortConfig], chosen: Mapping[str, Iterable[str] | None]
+) -> None:
+    """Raise the error of a config key if a name in `chosen`, by key, is not among the levels."""
+    for key, names in chosen.items():
+        if unknown := [name for name in names or () if name not in levels]:
+            raise key_error(
+                f"{', '.join(unknown)}: not in data.effort, which has "
+                f"{', '.join(levels) or 'no levels'}",
+                key,
+                "data.effort",
+            )
 
 
 def checked_environment(path: str) -> str:

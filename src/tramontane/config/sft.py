@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from tramontane.config.data import PlaygroundConfig
+from tramontane.config.data import EffortName, PlaygroundConfig, check_efforts
 from tramontane.config.device import Model
 from tramontane.config.objective_choice import ObjectiveConfig
-from tramontane.config.prompt import PromptConfig, TagPair
+from tramontane.config.prompt import EffortConfig, PromptConfig, TagPair
 from tramontane.config.section import Section
 from tramontane.config.trainer import NumericsConfig, TrainerConfig
 
@@ -66,6 +66,10 @@ class PlaygroundShare(PlaygroundConfig):
 
     share: float = Field(1.0, gt=0)
     """Size of this part, relative to the other parts and the drills."""
+    effort: EffortName | None = None
+    """Level of effort, in `data.effort`, that the prompts of this part ask for. null: none."""
+    mixture: MixtureConfig | None = None
+    """Frequencies of styles and flaws in the traces of this part. null: those of all parts."""
 
 
 class DrillsConfig(Section):
@@ -88,13 +92,20 @@ class ExamplesConfig(Section):
     system, user, assistant and tool), whose assistant messages are learnt, and optionally
     `tools`."""
     fields: dict[str, str] = Field(default_factory=dict)
-    """Names of `prompt` and `response`, or `messages` and `tools`, in the rows, if different."""
+    """Names of `prompt` and `response`, or `messages` and `tools`, and of `effort`, in the rows, if
+    different. A row's `effort` is the level that its prompt asks for, if `data.effort` has
+    levels."""
     playground: tuple[PlaygroundShare, ...] = (PlaygroundShare(),)
     """Parts of the generated data."""
     drills: DrillsConfig = Field(default_factory=DrillsConfig)
     """Bare equations among the generated examples."""
     mixture: MixtureConfig = Field(default_factory=MixtureConfig)
     """Frequencies of styles and flaws in generated traces."""
+
+    def efforts(self, key: str) -> dict[str, list[str]]:
+        """The levels of effort that parts of the playground, which is at `key`, ask for, by key."""
+        parts = enumerate(self.playground)
+        return {f"{key}.{i}.effort": [part.effort] for i, part in parts if part.effort}
 
 
 class SupervisedConfig(NumericsConfig):
@@ -161,6 +172,14 @@ class SFTDataConfig(ExamplesConfig, PromptConfig):
     thinking_tags: TagPair | None = None
     """Thinking tags, as in a training run's `verifier.thinking_tags`. Generated responses have
     them; a file's responses are used unchanged."""
+    effort: dict[EffortName, EffortConfig] = Field(default_factory=dict)
+    """Levels of effort that examples may ask for, as in a training run's `data.effort`; their
+    lengths do not matter here."""
+
+    @model_validator(mode="after")
+    def _known_efforts(self) -> SFTDataConfig:
+        check_efforts(self.effort, self.efforts("playground"))
+        return self
 
 
 class SFTConfig(SupervisedConfig):

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from tramontane.config.data import EffortNames, Language, ProblemKind
+from tramontane.config.device import Model
 from tramontane.config.resume import MayChange
 from tramontane.config.section import Section, key_error, keys_in_error
 
@@ -85,6 +86,8 @@ class StageConfig(Section):
     """Replaces `pipeline.n_batch`. The paper's Medium: 8k, 4k, 2k by stage."""
     n_minibatch: MayChange[int | None] = Field(None, ge=1)
     """Replaces `pipeline.n_minibatch`."""
+    teacher: MayChange[Model | None] = None
+    """Replaces `teacher.model` in this stage."""
     temperature: float | None = Field(None, gt=0)
     """Replaces `generator.temperature`."""
     eps_high: MayChange[float | None] = Field(None, ge=0)
@@ -117,6 +120,7 @@ class StageConfig(Section):
 # The key of the config that each key of a stage replaces.
 REPLACES = {
     **{key: f"pipeline.{key}" for key in ("l_max", "l_cache", "n_async", "n_batch", "n_minibatch")},
+    "teacher": "teacher.model",
     "temperature": "generator.temperature",
     "eps_high": "trainer.objective.magistral.eps_high",
     **{f"data.{key}": f"data.{key}" for key in StageData.model_fields if key != "playground"},

@@ -18,21 +18,14 @@ class TeacherConfig(Section):
     """Teachers of single domains in its place, by the domain's name."""
     workers: int = Field(1, ge=1)
     """Workers of each teacher, which share its batches."""
+    ranks: int = Field(1, ge=1)
+    """Processes of each worker, which share its weights (FSDP2) and its sequences: for a teacher
+    that does not fit one GPU."""
     device: Device = "auto"
-    """Device of the teachers: auto, cpu, cuda, cuda:N or mps. On Ray each worker has its own, see
-    `placement.teacher`."""
+    """Device of the teachers: auto, cpu, cuda, cuda:N or mps; the ranks of a worker have this GPU
+    and those behind it. On Ray each process has its own, see `placement.teacher`."""
     dtype: Dtype = "auto"
     """Number type of the teachers; auto: as for `trainer.dtype`."""
-
-    @property
-    def models(self) -> list[str]:
-        """All teachers, each once."""
-        return [*dict.fromkeys([self.model, *self.domains.values()])]
-
-    @property
-    def number(self) -> int:
-        """Workers of all teachers together."""
-        return len(self.models) * self.workers
 
     @model_validator(mode="after")
     def _resolve_dtype(self) -> TeacherConfig:

@@ -19,11 +19,11 @@ MAX_TRIES = 5  # attempts at one share of a batch before it fails
 
 class Teachers:
     """The workers of a run's teachers, `teacher.workers` of each; the groups of a batch go to the
-    teacher of their domain, shared equally among its workers.
+    teacher of their domain, or of their stage, shared equally among its workers.
 
     Args:
         make: starts a worker, by its name and the model.
-        config: `teacher`, `trainer.objective`, `placement` and `timeouts` are read.
+        config: `teacher`, `stages`, `trainer.objective`, `placement` and `timeouts` are read.
         replaced: called with each loss before the replacement starts.
     """
 
@@ -38,10 +38,11 @@ class Teachers:
         self._make, self._replaced = make, replaced
         self._start, self._limit = (Limit.of(config.timeouts, key) for key in ("start", "scoring"))
         self._every = "distill" not in config.trainer.objective.add
-        self._tries = 1 if config.placement.kind == "thread" else MAX_TRIES
+        self._tries = MAX_TRIES if config.teachers_are_apart else 1
+        self._general = {stage.name: stage.teacher or teacher.model for stage in config.stages}
         self._handles = {
             (model, number): make(f"teacher {n * teacher.workers + number}", model)
-            for n, model in enumerate(teacher.models)
+            for n, model in enumerate(config.teachers)
             for number in range(teacher.workers)
         }
 
@@ -57,10 +58,11 @@ class Teachers:
             WorkerLost: a worker was lost `MAX_TRIES` times with the same share, or cannot be
                 replaced, since it is a thread.
         """
+        general = self._general.get(batch.settings.stage, self._teacher.model)
         shares: defaultdict[tuple[str, int], list[TrainSequence]] = defaultdict(list)
         for number, (group, sequences) in enumerate(zip(batch.groups, made.groups, strict=True)):
             if self._every or group.sampled:
-                model = self._teacher.domains.get(group.problem.domain, self._teacher.model)
+                model = self._teacher.domains.get(group.problem.domain, general)
                 shares[model, number % self._teacher.workers] += sequences
         temperature = batch.settings.temperature
         await asyncio.gather(*(self._ask(key, s, temperature) for key, s in shares.items()))

@@ -415,21 +415,31 @@ class Cluster:
         if self._trainer_group is None:
             self.reserve()
         assert self._trainer_group is not None
-        ranks = []
-        for n in range(config.trainer.ranks):
-            strategy = PlacementGroupSchedulingStrategy(
-                self._trainer_group, placement_group_bundle_index=n
-            )
-            options = {**resources, "scheduling_strategy": strategy}
-            ranks.append(self._actor(f"trainer rank {n}", options))
-        backend = collective_backend(config.trainer.device)
-        return ActorRanks(TRAINER, make, ranks, backend, config.timeouts.training)
+        group = [
+            {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._trainer_group, n)}
+            for n in range(config.trainer.ranks)
+        ]
+        ranks = [resources | place for place in group]
+        return self._ranks(TRAINER, make, ranks, config.trainer.device, config.timeouts.training)
 
     def teacher(self, name: str, make: Callable[[], Any]) -> Handle:
-        config = self._config.teacher
+        config, limit = self._config.teacher, self._config.timeouts.scoring
         assert config is not None
         resources = _resources(self._config.placement.teacher, config.device)
-        return self._actor(name, resources).start(make)
+        if config.ranks == 1:
+            return self._actor(name, resources).start(make)
+        return self._ranks(name, make, [resources] * config.ranks, config.device, limit)
+
+    def _ranks(
+        self,
+        name: str,
+        make: Callable[[], Any],
+        options: list[dict[str, Any]],
+        device: str,
+        limit: float,
+    ) -> ActorRanks:
+        actors = [self._actor(f"{name} rank {n}", each) for n, each in enumerate(options)]
+        return ActorRanks(name, make, actors, collective_backend(device), limit)
 
     def weights(self) -> Weights:
         config = self._config
@@ -456,7 +466,8 @@ class Cluster:
             (config.trainer.ranks, place.trainer, config.trainer.device),
         ]
         if teacher := config.teacher:
-            workers.append((teacher.number, place.teacher, teacher.device))
+            processes = len(config.teachers) * teacher.workers * teacher.ranks
+            workers.append((processes, place.teacher, teacher.device))
         each = [(n, _resources(resources, device)) for n, resources, device in workers]
         return sum(n * r["num_cpus"] for n, r in each), sum(n * r["num_gpus"] for n, r in each)
 

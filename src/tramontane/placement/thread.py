@@ -25,8 +25,8 @@ DECODING = -1  # priority of a generator's CUDA stream: its short kernels go bef
 
 
 class LocalPlacement:
-    """Workers as threads of the controller's process; the trainer's ranks as processes if there are
-    several, and with `placement.kind: process`, as are teachers.
+    """Workers as threads of the controller's process; the ranks of the trainer and of teachers as
+    processes if there are several, and with `placement.kind: process`.
 
     Raises:
         InputError: too few GPUs; see `seats`.
@@ -53,19 +53,19 @@ class LocalPlacement:
         config, limit = self._config.trainer, self._config.timeouts.training
         if not self._config.trainer_is_apart:
             return ThreadHandle(TRAINER, make, config.device)
-        ranks = ProcessRanks(TRAINER, make, config.ranks, config.device, limit)
-        for rank, process in enumerate(ranks.processes):
-            self._note(f"{TRAINER} rank {rank}", process=process)
-        return ranks
+        return self._noted(ProcessRanks(TRAINER, make, config.ranks, config.device, limit))
 
     def teacher(self, name: str, make: Callable[[], Any]) -> Handle:
-        config = self._config
-        assert config.teacher is not None
-        if config.placement.kind == "thread":
-            return ThreadHandle(name, make, config.teacher.device)
-        process = ProcessRanks(name, make, 1, config.teacher.device)
-        self._note(name, process=process.processes[0])
-        return process
+        config, limit = self._config.teacher, self._config.timeouts.scoring
+        assert config is not None
+        if not self._config.teachers_are_apart:
+            return ThreadHandle(name, make, config.device)
+        return self._noted(ProcessRanks(name, make, config.ranks, config.device, limit))
+
+    def _noted(self, worker: ProcessRanks) -> ProcessRanks:
+        for rank, process in enumerate(worker.processes):
+            self._note(f"{worker.name} rank {rank}", process=process)
+        return worker
 
     def weights(self) -> Weights:
         if not (self._config.trainer_is_apart or self._config.replaces_generators):

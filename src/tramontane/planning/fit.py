@@ -337,10 +337,10 @@ def _workers(
         )
         yield Worker("value network", trainer.ranks, trainer.device, network)
     if teacher := config.teacher:
-        for model in teacher.models:
+        for model in config.teachers:
             of_model = load_shape(model)
             found = _largest(teacher_memory(s, of_model, n) for s, n in by_stage)
-            yield Worker(TEACHER, teacher.workers, teacher.device, found)
+            yield Worker(TEACHER, teacher.workers * teacher.ranks, teacher.device, found)
     generator = _largest(generator_memory(s, shape, n, gpu_memory) for s, n in by_stage)
     yield Worker(GENERATOR, config.generator.workers, config.generator.device, generator)
     if (staged := staged_memory(config.generator, shape)).total:
@@ -370,7 +370,8 @@ def _seats(config: Config, kind: Worker, gpus: int | None) -> list[tuple[str, in
         beside = kind.name if kind.name in (GENERATOR, *APART) else RANK
         return [(f"GPU of each {beside}", 1)]
     if kind.name in APART:
-        return [(rank_device(kind.device, 0), kind.number)]
+        ranks = config.teacher.ranks if config.teacher and kind.name == TEACHER else 1
+        return [(rank_device(kind.device, n), kind.number // ranks) for n in range(ranks)]
     found = seats(config, gpus)
     if kind.name != GENERATOR:
         return [(device, 1) for device in found.ranks]
@@ -429,6 +430,7 @@ def _processes(config: Config) -> int:
     on_cpu = not _on_gpu(config.generator.device)
     generators = config.generator.workers if separate and on_cpu else 0
     apart = config.trainer_is_apart and not _on_gpu(trainer.device)
-    teacher, threads = config.teacher, config.placement.kind == "thread"
-    teachers = teacher.number if teacher and not (threads or _on_gpu(teacher.device)) else 0
+    teacher, teachers = config.teacher, 0
+    if teacher and not _on_gpu(teacher.device) and config.teachers_are_apart:
+        teachers = len(config.teachers) * teacher.workers * teacher.ranks
     return 1 + generators + (trainer.ranks if apart else 0) + teachers

@@ -99,12 +99,15 @@ def value_memory(
 
 
 def teacher_memory(config: Config, teacher: ModelShape, lengths: Lengths) -> Memory:
-    """Memory of a worker of a teacher: it keeps nothing for a backward pass, but all logits of a
-    row, whose softmax takes a small part of them at a time."""
+    """Memory of a rank of a teacher: it keeps nothing for a backward pass, but all logits of a row,
+    whose softmax takes a small part of them at a time. Of several ranks, each gathers the head and
+    a block, and the next one ahead."""
     assert config.teacher is not None
     row, size = _Row.full(config.trainer, lengths), DTYPE_BYTES[config.teacher.dtype]
+    ranks = config.teacher.ranks
+    gathered = 0 if ranks == 1 else teacher.head + 2 * teacher.block
     return Memory(
-        weights=size * teacher.parameters,
+        weights=size * (teacher.parameters / ranks + gathered),
         activations=row.tokens * block_activations(teacher, config.teacher.dtype),
         logits=row.predicted * teacher.vocabulary * size,
     )

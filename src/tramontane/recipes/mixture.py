@@ -84,12 +84,14 @@ def general_pairs(config: GeneralConfig, count: int, seed: int) -> list[Row]:
         InputError: rows without the fields.
     """
     if config.train == "playground:":
-        chats = generated_chats(config, seed, count)[:count]
+        if any(part.effort for part in config.playground):
+            raise InputError("general.playground: a recipe's examples ask for no level of effort")
+        chats = [chat for chat, _ in generated_chats(config, seed, count)[:count]]
         if any(len(chat) > 2 for chat in chats):
             raise InputError("general.playground: kinds for tools and games are conversations")
         pairs = [(asked["content"], answer["content"]) for asked, answer in chats]
     else:
-        found = [(prompt, response) for _, prompt, response in pairs_of_rows(config)]
+        found = [(row.prompt, row.response) for row in pairs_of_rows(config)]
         rounds = -(-count // len(found))
         pairs = [pair for i in range(rounds) for pair in shuffled(found, seed + i)][:count]
     return [{"prompt": prompt, "response": response} for prompt, response in pairs]

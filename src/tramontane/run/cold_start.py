@@ -42,7 +42,8 @@ def supervised_config(config: Config, output: Path) -> SFTConfig:
     """The supervised run at the start of a training run, with the same prompt format."""
     assert config.cold_start is not None
     settings = config.cold_start.model_dump()
-    settings["data"] |= {key: getattr(config.data, key) for key in PromptConfig.model_fields}
+    shared = (*PromptConfig.model_fields, "effort")
+    settings["data"] |= {key: getattr(config.data, key) for key in shared}
     settings["data"]["thinking_tags"] = config.verifier.thinking_tags
     of_run = {
         "name": config.name,

@@ -60,7 +60,7 @@ logger = logging.getLogger("tramontane.run")
 FOLDER_KEYS = ("name", "run_dir")  # never change: the run already has its folder
 COLD_START_KEYS = (
     *("model", "tokenizer", "seed", "cold_start", "verifier.thinking_tags"),
-    *(f"data.{name}" for name in PromptConfig.model_fields),
+    *(f"data.{name}" for name in (*PromptConfig.model_fields, "effort")),
 )
 
 

@@ -197,12 +197,11 @@ def _check_machine(config: Config) -> None:
         if config.generator.kind == "vllm":
             found = environment.find(config.generator.vllm.python)
             environment.check_device(found, config.generator.device)
-        loading.check_device(config.trainer.device, "trainer.device")
-        if config.teacher:
-            loading.check_device(config.teacher.device, "teacher.device")
-        if config.trainer.ranks > 1:
-            last = rank_device(config.trainer.device, config.trainer.ranks - 1)
-            loading.check_device(last, "trainer.ranks")
+        for key, sharded in (("trainer", config.trainer), ("teacher", config.teacher)):
+            if sharded:
+                loading.check_device(sharded.device, f"{key}.device")
+                last = rank_device(sharded.device, sharded.ranks - 1)
+                loading.check_device(last, f"{key}.ranks")
         seats(config, torch.cuda.device_count())
     load_objective(config.trainer.objective)
     forwards.compilation(config.trainer)

@@ -27,7 +27,7 @@ def check(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
         InputError: no such model, or one with another tokenizer.
     """
     own = tokenizer.get_vocab()
-    for model in config.teacher.models if config.teacher else ():
+    for model in config.teachers:
         try:
             theirs = loading.load_tokenizer(model).get_vocab()
         except InputError as error:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import partial
+from typing import NamedTuple
 
 from tramontane.config.sft import ExamplesConfig, SFTConfig
 from tramontane.data import playground
@@ -18,8 +19,25 @@ from tramontane.types import PAPER_TAGS, Message
 
 CHUNK = 4096  # examples generated at once
 
-Row = tuple[str, str, str]  # its place, a prompt and its response
-Rows = Sequence[Row | tuple[str, Conversation]]
+
+class Pair(NamedTuple):
+    """A prompt and its response, with their place and the level of effort asked for, if any."""
+
+    where: str
+    prompt: str
+    response: str
+    effort: str | None = None
+
+
+class Recorded(NamedTuple):
+    """A conversation, with its place and the level of effort asked for, if any."""
+
+    where: str
+    conversation: Conversation
+    effort: str | None = None
+
+
+Rows = Sequence[Pair | Recorded]
 
 
 class ExampleStream:
@@ -92,7 +110,7 @@ class ExampleStream:
             seed = self.config.seed + 1 + number
             if self._rows is None:
                 drawn = generated_chats(self.config.data, seed, CHUNK)
-                examples = self._fitting([self._row(chat) for chat in drawn])
+                examples = self._fitting([self._row(*chat) for chat in drawn])
             else:
                 examples = shuffled(self._rows, seed)
             self._chunk = (number, examples)
@@ -122,23 +140,26 @@ class ExampleStream:
         return fitting
 
     def _examples(self, rows: Rows) -> Iterator[tuple[str, Example]]:
+        pairs = [row for row in rows if isinstance(row, Pair)]
+        prompts, conversations = {}, {}
+        for level in {row.effort for row in rows}:
+            encoder = self.encoder.at(level)
+            asked = [pair for pair in pairs if pair.effort == level]
+            texts, places = [pair.prompt for pair in asked], [pair.where for pair in asked]
+            prompts[level] = iter(encoder.encode_all(texts, places) if asked else [])
+            conversations[level] = ConversationEncoder(encoder, partial(_rest, encoder))
         tokenizer = self.encoder.tokenizer
-        pairs = [row for row in rows if not isinstance(row[1], Conversation)]
-        places, asked = [row[0] for row in pairs], [row[1] for row in pairs]
-        prompts = iter(self.encoder.encode_all(asked, places) if pairs else [])
-        for location, prompt, *responses in rows:
-            if isinstance(prompt, Conversation):
-                yield from ((location, e) for e in self._conversations.examples(prompt, location))
+        for row in rows:
+            if isinstance(row, Recorded):
+                found = conversations[row.effort].examples(row.conversation, row.where)
+                yield from ((row.where, example) for example in found)
             else:
-                rest = self._rest(location, responses[0])
+                rest = _rest(self.encoder.at(row.effort), row.where, row.response)
                 answer = tokenizer(rest, add_special_tokens=False)["input_ids"]
-                yield location, Example(next(prompts), [*answer, tokenizer.eos_token_id])
+                response = [*answer, tokenizer.eos_token_id]
+                yield row.where, Example(next(prompts[row.effort]), response)
 
-    @cached_property
-    def _conversations(self) -> ConversationEncoder:
-        return ConversationEncoder(self.encoder, self._rest)
-
-    def _row(self, chat: list[Message]) -> Row | tuple[str, Conversation]:
+    def _row(self, chat: list[Message], effort: str | None) -> Pair | Recorded:
         """A generated chat, with the model's thinking tags."""
         texts = [chat[0]["content"]]
         for message in chat[1:]:
@@ -147,21 +168,22 @@ class ExampleStream:
                 text = text.replace(tag, own)
             texts.append(text)
         if len(texts) == 2:
-            return "playground:", texts[0], texts[1]
+            return Pair("playground:", texts[0], texts[1], effort)
         messages = [{**m, "content": text} for m, text in zip(chat, texts, strict=True)]
-        return "playground:", Conversation(messages, [])
+        return Recorded("playground:", Conversation(messages, []), effort)
 
-    def _rest(self, location: str, response: str) -> str:
-        """The part of a response that follows its prompt."""
-        prefix, opening = self.encoder.response.prefix, self.encoder.tags.opening
-        rest = continuation(response, prefix)
-        if opening in prefix and opening in rest:
-            raise InputError(
-                f"{location}: its response would have {opening} twice, since every prompt ends "
-                f"with {prefix!r}; remove it, or change the prompts (data.chat_template_kwargs, "
-                f"data.response_prefix)"
-            )
-        return rest
+
+def _rest(encoder: PromptEncoder, location: str, response: str) -> str:
+    """The part of a response that follows its prompt."""
+    prefix, opening = encoder.response.prefix, encoder.tags.opening
+    rest = continuation(response, prefix)
+    if opening in prefix and opening in rest:
+        raise InputError(
+            f"{location}: its response would have {opening} twice, since every prompt ends "
+            f"with {prefix!r}; remove it, or change the prompts (data.chat_template_kwargs, "
+            f"data.response_prefix)"
+        )
+    return rest
 
 
 def continuation(response: str, prefix: str) -> str:
@@ -177,17 +199,19 @@ def continuation(response: str, prefix: str) -> str:
     return re.sub(pattern, "", response, count=1) if re.match(pattern, response) else response
 
 
-def generated_chats(data: ExamplesConfig, seed: int, count: int) -> list[list[Message]]:
-    """Generate about `count` chats from the playground and its drills; each begins with the user,
-    and ends with the model."""
+def generated_chats(
+    data: ExamplesConfig, seed: int, count: int
+) -> list[tuple[list[Message], str | None]]:
+    """Generate about `count` chats from the playground and its drills, each with the level of
+    effort that it asks for; a chat begins with the user, and ends with the model."""
     total = sum(part.share for part in data.playground) + data.drills.share
     chats = [
-        example["messages"]
+        (example["messages"], part.effort)
         for part in data.playground
         for example in playground.examples(
             seed=seed,
             count=round(count * part.share / total),
-            mixture=data.mixture,
+            mixture=part.mixture or data.mixture,
             levels=part.levels,
             languages=part.languages,
             kinds=part.kinds,
@@ -196,15 +220,32 @@ def generated_chats(data: ExamplesConfig, seed: int, count: int) -> list[list[Me
     number = round(count * data.drills.share / total)
     drills = playground.drills(seed, number, data.drills.levels, data.drills.equations)
     chats += [
-        [Message(role="user", content=asked), Message(role="assistant", content=response)]
+        ([Message(role="user", content=asked), Message(role="assistant", content=response)], None)
         for asked, response in drills
     ]
     return shuffled(chats, seed)
 
 
 def read_examples(config: SFTConfig) -> Rows | None:
-    """The rows of the config's data; None for the playground, which is endless."""
-    return None if config.data.train == "playground:" else rows_of(config.data)
+    """The rows of the config's data, which ask for effort only if the config has levels; None for
+    the playground, which is endless.
+
+    Raises:
+        InputError: no such source, rows without the fields, or of an unknown level of effort.
+    """
+    if config.data.train == "playground:":
+        return None
+    rows, levels = rows_of(config.data), config.data.effort
+    if not levels:
+        return [row._replace(effort=None) for row in rows]
+    for row in rows:
+        if row.effort is not None and row.effort not in levels:
+            raise InputError(
+                f"{row.where}: effort {row.effort!r} is not in data.effort, which has "
+                f"{', '.join(levels)}; add it, or read the levels from another field "
+                f"(data.fields.effort)"
+            )
+    return rows
 
 
 def rows_of(data: ExamplesConfig) -> Rows:
@@ -213,33 +254,44 @@ def rows_of(data: ExamplesConfig) -> Rows:
     Raises:
         InputError: no such source, or rows without the fields.
     """
-    messages, tools = (data.fields.get(name, name) for name in ("messages", "tools"))
-    if not isinstance(next(iter(read_rows(data.train)))[1].get(messages), list):
+    names = _names(data)
+    if not isinstance(next(iter(read_rows(data.train)))[1].get(names["messages"]), list):
         return pairs_of_rows(data)
     return [
-        (where, Conversation.of(row.get(messages) or [], row.get(tools), where))
+        Recorded(
+            where,
+            Conversation.of(row.get(names["messages"]) or [], row.get(names["tools"]), where),
+            row.get(names["effort"]),
+        )
         for where, row in read_rows(data.train)
     ]
 
 
-def pairs_of_rows(data: ExamplesConfig) -> list[Row]:
-    """(location, prompt, response) of every row of a file or dataset.
+def pairs_of_rows(data: ExamplesConfig) -> list[Pair]:
+    """The prompt and response of every row of a file or dataset.
 
     Raises:
         InputError: no such source, or rows without the fields.
     """
-    if unknown := data.fields.keys() - {"prompt", "response", "messages", "tools"}:
-        known = "prompt, response, messages and tools"
-        raise InputError(f"data.fields: {sorted(unknown)} unknown; use {known}")
-
-    prompt, response = data.fields.get("prompt", "prompt"), data.fields.get("response", "response")
+    names = _names(data)
     pairs = []
     for location, row in read_rows(data.train):
-        for name in (prompt, response):
+        for name in (names["prompt"], names["response"]):
             if not isinstance(row.get(name), str):
                 raise InputError(
                     f"{location}: no text in field {name!r}; the row has {sorted(row)}; map the "
                     f"names with data.fields"
                 )
-        pairs.append((location, row[prompt], row[response]))
+        texts = row[names["prompt"]], row[names["response"]]
+        pairs.append(Pair(location, *texts, row.get(names["effort"])))
     return pairs
+
+
+def _names(data: ExamplesConfig) -> dict[str, str]:
+    """The name in the rows of each field."""
+    known = ("prompt", "response", "messages", "tools", "effort")
+    if unknown := data.fields.keys() - {*known}:
+        raise InputError(
+            f"data.fields: {sorted(unknown)} unknown; use {', '.join(known[:-1])} and {known[-1]}"
+        )
+    return {name: data.fields.get(name, name) for name in known}

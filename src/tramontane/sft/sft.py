@@ -95,7 +95,8 @@ def sft(
             rate, reason = chosen_rate(config.trainer, config.model)
             logger.warning("learning_rate: %s; learning_rate=… sets another", reason)
             config = config.model_copy(update={"learning_rate": rate})
-        encoder = PromptEncoder(tokenizer, config.data, config.data.thinking_tags)
+        data = config.data
+        encoder = PromptEncoder(tokenizer, data, data.thinking_tags, data.effort)
         stream = ExampleStream(config, encoder, context_length(architecture), rows)
         state = _newest_state(output) if resume else None
         with _trainer(config, architecture) as call:
@@ -255,7 +256,7 @@ def _prepare(config: SFTConfig) -> tuple[PreTrainedConfig, PreTrainedTokenizerBa
     new = config.new_model
     assert new is not None
     chats = generated_chats(config.data, config.seed, new.tokenizer_examples)
-    texts = ("\n".join(message["content"] for message in chat) for chat in chats)
+    texts = ("\n".join(message["content"] for message in chat) for chat, _ in chats)
     tokenizer = train_tokenizer(texts, new.vocab_size)
     architecture = AutoConfig.for_model(
         new.model_type,

@@ -45,8 +45,9 @@ def fine_tuned(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float
 
     Args:
         keys: `sft`, `rl` and `distill` (bool, false without it), `updates` of the reinforcement
-            learning, `teacher_updates`, `epochs` and `batch_tokens` of the fine-tuning, `problems`
-            of the evaluation.
+            learning, and `minibatch`, the completions of an optimizer step, if not the whole batch;
+            `teacher_updates`, `epochs` and `batch_tokens` of the fine-tuning, `problems` of the
+            evaluation.
         seed: of all steps.
         folder: of the run.
     """
@@ -68,6 +69,8 @@ def fine_tuned(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float
         model = str(supervised(folder / "sft", settings))
     if keys["rl"]:
         changes = {"model": model, "pipeline.updates": keys["updates"], "seed": seed}
+        if minibatch := keys.get("minibatch"):
+            changes["pipeline.n_minibatch"] = minibatch
         if keys.get("distill"):
             changes |= distillation(_teacher(keys, seed, folder))
         model = str(trained(folder / "run", changes))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from tramontane.batches import TeacherScores, TrainSequence
 from tramontane.config import TeacherConfig
-from tramontane.models.loading import load_model
+from tramontane.models.loading import empty_model, load_model
+from tramontane.trainer import sharding
 from tramontane.trainer.collate import lay_out
 from tramontane.trainer.logprobs import CHUNK_ELEMENTS, SMALLEST_CHUNK
 from tramontane.trainer.microbatch import PackedRow, pack_row
@@ -25,12 +27,18 @@ class Teacher:
             None: only the sampled tokens.
         vocabulary: entries of the policy's output head. A teacher whose head is padded to more
             never has these tokens sampled.
+        device: that it computes on; None: that of the model.
     """
 
     def __init__(
-        self, model: PreTrainedModel, budget: int, top_k: int | None, vocabulary: int
+        self,
+        model: PreTrainedModel,
+        budget: int,
+        top_k: int | None,
+        vocabulary: int,
+        device: torch.device | None = None,
     ) -> None:
-        self.model = model.eval()
+        self.model, self._device = model.eval(), device or model.device
         self._budget, self._top_k, self._vocabulary = budget, top_k, vocabulary
 
     @classmethod
@@ -39,22 +47,44 @@ class Teacher:
     ) -> Teacher:
         """Load a checkpoint folder, Hugging Face name or `tiny`.
 
+        With several ranks, each reads only its own shards, if the checkpoint allows that
+        (`models.loading.empty_model`). Collective then: every rank must call it.
+
         Raises:
             InputError: no model there, or damaged weights.
         """
-        model = load_model(path, getattr(torch, config.dtype), config.device)
-        return cls(model, budget, top_k, vocabulary)
+        dtype, device = getattr(torch, config.dtype), sharding.device_of_rank(config.device)
+        if sharding.ranks() == 1:
+            model = load_model(path, dtype, config.device)
+        elif found := empty_model(path):
+            model = sharding.skeleton(found[0], dtype)
+            sharding.shard(model, device, config.dtype)
+            sharding.materialize(model, device)
+            sharding.read(model.state_dict(keep_vars=True), found[1])
+        else:
+            model = load_model(path, dtype).requires_grad_(False)
+            sharding.shard(model, device, config.dtype)
+        return cls(model, budget, top_k, vocabulary, device)
 
     @torch.no_grad()
     def score(self, sequences: Sequence[TrainSequence], temperature: float) -> list[TeacherScores]:
         """The scores of each sequence, at the temperature that it was sampled with. Inserted tokens
-        have scores too, which are not used."""
-        layouts, _ = lay_out(sequences, 1, self._budget, together=False)
-        found: dict[int, TeacherScores] = {}
-        for indices in layouts[0]:
-            row = pack_row([sequences[i] for i in indices], self.model.device)
+        have scores too, which are not used. Collective: every rank must call it with the same
+        sequences, and computes some; rank 0 returns all of them."""
+        layouts, _ = lay_out(sequences, sharding.ranks(), self._budget, together=False)
+        own, found = layouts[sharding.rank()], dict[int, TeacherScores]()
+        # A forward pass gathers weights from all ranks: one with nothing left repeats a sequence.
+        idle = max(map(len, layouts)) - len(own)
+        for indices in [*own, *[[0]] * idle]:
+            row = pack_row([sequences[i] for i in indices], self._device)
             found |= zip(indices, self._score(row, temperature), strict=True)
-        return [found[i] for i in range(len(sequences))]
+        sharding.free_gathered(self.model)
+        if sharding.ranks() > 1:
+            parts: list[dict[int, TeacherScores]] = [{}] * sharding.ranks()
+            dist.gather_object(found, parts if sharding.rank() == 0 else None)
+            for part in parts:
+                found |= part
+        return [found[i] for i in range(len(sequences)) if i in found]
 
     def _score(self, row: PackedRow, temperature: float) -> list[TeacherScores]:
         """The scores of each sequence of a row."""
