@@ -1,4 +1,4 @@
-"""Arms that are distilled from other runs, at tiny sizes."""
+"""Arms of several steps, some of which arms share, at tiny sizes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from tests.paths import ROOT
 from tramontane.run.folder import RunFolder
-from tramontane.studies.distillations import combined, restored
+from tramontane.studies.distillations import at_levels, combined, restored
 from tramontane.studies.study import load_study
 
 SIZES = {"n_async": 16, "n_batch": 8, "group_size": 4, "l_max": 128, "l_cache": 16}
@@ -80,3 +80,21 @@ def test_what_was_forgotten_is_distilled_from_the_weights_before(tmp_path):
         assert config.model == narrow
         assert config.teacher.model.startswith(start) and config.teacher.domains == domains
         assert ("programs" in config.data.playground.kinds) == bool(domains)
+
+
+@pytest.mark.slow
+def test_arms_of_one_level_begin_where_the_arm_of_both_does(tmp_path):
+    keys = load_study("effort").base | {"sft_steps": 2, "updates": 1, "problems": 8}
+    keys["effort"] = {
+        name: level | {"l_max": 40, "l_cache": 2} for name, level in keys["effort"].items()
+    }
+    found = {}
+    for arm, trained in (("both", None), ("low alone", ["low"])):
+        folder = tmp_path / arm / "seed_0"
+        found[arm] = at_levels(keys | {"train_effort": trained}, 0, folder)
+        run = RunFolder(folder / "run")
+        asked = {level for row in run.metrics() for level in row["effort_completion_tokens"]}
+        assert asked == ({"low", "high"} if trained is None else {"low"})
+        assert run.config().model == str(tmp_path / "sft_0" / "sft")
+        assert found[arm]["effort_tokens"] == found[arm]["tokens_low"] / found[arm]["tokens_high"]
+        assert 0 < found[arm]["effort_obeyed"] < 1

@@ -1,5 +1,5 @@
-"""Arms that are distilled from other runs: two specialists into one model, and a model's earlier
-weights into what fine-tuning made of it.
+"""Arms of several steps, some of which arms share: two specialists distilled into one model, a
+model's earlier weights into what fine-tuning made of it, and levels of effort.
 """
 
 from __future__ import annotations
@@ -130,6 +130,50 @@ def restored(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         "others": float(np.mean([*languages.values()])) if languages else math.nan,
         "of_start": maths.pass_at_1.value / _measured(start, "maths", keys).pass_at_1.value,
         "of_sft": code.pass_at_1.value / _measured(narrow, "code", keys).pass_at_1.value,
+    }
+
+
+def at_levels(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
+    """Reinforcement learning at levels of effort, after fine-tuning on traces for each of them.
+
+    The arms of a seed share the fine-tuning, in which the tiny base reads the levels' phrases for
+    the first time.
+
+    Args:
+        keys: `effort`, the levels `low` and `high` as in `data.effort`; `train_effort`, those that
+            the arm trains, null for both; `traces`, the parts of the playground that the
+            fine-tuning reads, and `sft_steps` of it; `levels` of the problems; `updates`;
+            `problems` of the evaluation.
+        seed: of both steps.
+        folder: of the arm.
+
+    Returns:
+        Of held-out problems at each level: pass@1 and tokens a completion, `pass_at_1_low` and so
+        on; `effort_tokens`, those of low effort over those of high effort; `effort_obeyed`, the
+        share of completions at low effort that end by themselves within its `l_max`.
+    """
+    shared = folder.parents[1] / f"sft_{seed}"
+    data = {"playground": keys["traces"], "effort": keys["effort"]}
+    settings = {"model": "tiny", "seed": seed, "data": data, "steps": keys["sft_steps"]}
+    settings |= {"batch_tokens": 4096, "learning_rate": 2e-3, "warmup_steps": 10}
+    with owned_folder(shared, "trained", wait=SHARED_SECONDS):
+        start = supervised(shared / "sft", settings)
+    asked = {"data.effort": keys["effort"], "data.playground.levels": keys["levels"]}
+    own = {"data.train_effort": keys["train_effort"], "pipeline.updates": keys["updates"]}
+    model = trained(folder / "run", asked | own | {"model": str(start), "seed": seed})
+    low, high = (
+        evaluate(
+            model, None, base_config(), asked, problems=keys["problems"], seed=0, effort=[level]
+        )
+        for level in ("low", "high")
+    )
+    return {
+        "pass_at_1_low": low.pass_at_1.value,
+        "pass_at_1_high": high.pass_at_1.value,
+        "tokens_low": low.mean_completion_tokens,
+        "tokens_high": high.mean_completion_tokens,
+        "effort_tokens": low.mean_completion_tokens / high.mean_completion_tokens,
+        "effort_obeyed": 1 - low.length_limited_rate,
     }
 
 

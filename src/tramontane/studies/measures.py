@@ -72,20 +72,6 @@ class FinishedRun:
         every = self.summary["evaluation"][when]["by_language"]
         return float(np.mean([self.in_language(code, when) for code in every if code != "en"]))
 
-    def at_effort(self, level: str) -> tuple[float, float]:
-        """(pass@1, mean tokens) on the held-out problems at a level of effort; NaN if it was not
-        measured."""
-        found = self.after["by_effort"].get(level)
-        if not found:
-            return math.nan, math.nan
-        return float(found["pass_at_1"]["value"]), float(found["mean_completion_tokens"])
-
-    @cached_property
-    def effort_obeyed(self) -> float:
-        """Share of the completions at low effort that end by themselves within its `l_max`."""
-        rows = read_log(self.folder / "evaluation_after.jsonl")
-        return float(np.mean([r["finish_reason"] == "stop" for r in rows if r["effort"] == "low"]))
-
     @cached_property
     def distinct_answers(self) -> float:
         """Different answers per problem among the samples of the evaluation after training."""
@@ -149,18 +135,6 @@ def _gain_on_set(name: str) -> Callable[[FinishedRun], float]:
 
 def _of_language(code: str) -> Measure:
     return Measure(f"pass@1, {code}", lambda run: run.in_language(code), bounds=SHARE)
-
-
-def _at_effort(level: str) -> dict[str, Measure]:
-    name = f"at {level} effort"
-    return {
-        f"pass_at_1_{level}": Measure(
-            f"pass@1 {name}", lambda run: run.at_effort(level)[0], bounds=SHARE
-        ),
-        f"tokens_{level}": Measure(
-            f"tokens a completion {name}", lambda run: run.at_effort(level)[1], ".1f"
-        ),
-    }
 
 
 def returned(name: str, title: str, format: str) -> Measure:
@@ -228,17 +202,6 @@ MEASURES: dict[str, Measure] = {
     "peak_memory": Measure("peak memory (MiB)", lambda run: run.summary["peak_memory_mib"], ",.0f"),
     "minutes": Measure("minutes", lambda run: run.summary["training_seconds"] / 60, ".2f"),
     **{f"pass_at_1_{code}": _of_language(code) for code in LANGUAGES},
-    **_at_effort("low"),
-    **_at_effort("high"),
-    "effort_tokens": Measure(
-        "tokens at low effort over those at high",
-        lambda run: run.at_effort("low")[1] / run.at_effort("high")[1],
-    ),
-    "effort_obeyed": Measure(
-        "completions at low effort that end within its l_max",
-        lambda run: run.effort_obeyed,
-        bounds=SHARE,
-    ),
     "gain_others": Measure(
         "gain of pass@1, other languages than English",
         lambda run: run.in_other_languages() - run.in_other_languages("before"),
