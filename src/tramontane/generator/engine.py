@@ -26,7 +26,7 @@ from tramontane.generator.fusion import is_merged
 from tramontane.generator.graphs import StepRecorder, run_directly
 from tramontane.generator.interface import check_request
 from tramontane.generator.lanes import CacheSize, Prefix
-from tramontane.generator.memory import DeviceMemory, cache_room
+from tramontane.generator.memory import CudaMemory, cache_room
 from tramontane.generator.parking import Context, Parking
 from tramontane.models.loading import context_length, vocabulary
 from tramontane.models.packing import upload
@@ -43,28 +43,16 @@ _REMEDIES = (
 
 @dataclass
 class Stats:
-    """Counts since the engine was made.
+    """Counts since the engine was made."""
 
-    Attributes:
-        generated_tokens: sampled in decode steps.
-        prefill_tokens: prefilled for admissions.
-        parked_tokens: not prefilled for admissions, since their keys and values were parked.
-        recomputed_tokens: prefilled again after weight updates.
-        decode_steps: steps of the whole batch.
-        live_slot_steps: slots that held a sequence, summed over the decode steps.
-        slot_steps: all slots, summed over the decode steps; live_slot_steps / slot_steps is the
-            utilization.
-        preemptions: sequences sent back to the queue because memory was short.
-    """
-
-    generated_tokens: int = 0
-    prefill_tokens: int = 0
-    parked_tokens: int = 0
-    recomputed_tokens: int = 0
-    decode_steps: int = 0
-    live_slot_steps: int = 0
-    slot_steps: int = 0
-    preemptions: int = 0
+    generated_tokens: int = 0  # sampled in decode steps
+    prefill_tokens: int = 0  # prefilled for admissions
+    parked_tokens: int = 0  # not prefilled for admissions: their keys and values were parked
+    recomputed_tokens: int = 0  # prefilled again after weight updates
+    decode_steps: int = 0  # of the whole batch
+    live_slot_steps: int = 0  # slots that held a sequence, summed over the decode steps
+    slot_steps: int = 0  # all slots, likewise; live_slot_steps / slot_steps is the utilization
+    preemptions: int = 0  # sequences sent back to the queue because memory was short
 
 
 @dataclass(frozen=True)
@@ -117,7 +105,7 @@ class SlotEngine:
         kv_bytes: int | None = None,
         prefill_tokens: int = 4096,
         record: StepRecorder | None = None,
-        memory: DeviceMemory | None = None,
+        memory: CudaMemory | None = None,
         stop_texts: StopTexts | None = None,
     ) -> None:
         self.model = model.eval()
@@ -140,7 +128,6 @@ class SlotEngine:
             record = record if recordable else run_directly
             self._decoder = ArenaDecoder(model, layout, self._is_eos, record, may_end)
         self._memory = memory if isinstance(self._decoder, ArenaDecoder) else None
-        self._prefills_ahead = record is not None
         self._kv_bytes, self._token_bytes = kv_bytes, layout.token_bytes
         self._serial = 0
         self._allocate(slots, max_len)
@@ -188,7 +175,7 @@ class SlotEngine:
         self._forget()
 
     @torch.inference_mode()
-    def _measure_room(self, memory: DeviceMemory, slots: int, max_len: int) -> int:
+    def _measure_room(self, memory: CudaMemory, slots: int, max_len: int) -> int:
         """Bytes for keys and values: see `memory.cache_room`."""
         decoder = self._decoder
         assert isinstance(decoder, ArenaDecoder)
@@ -253,8 +240,10 @@ class SlotEngine:
                 slot, already complete, or impossible sampling parameters. No request of the call
                 is queued then.
         """
+        vocab, context = len(self._is_eos), context_length(self.model.config) or self.max_len
+        limits = (self.max_len, "the generator's slots"), (context, "the model's context")
         for request in requests:
-            self._check(request)
+            check_request(request, vocab, *min(limits))
         for request in requests:
             self._parking.touch(request)
             self._waiting.append(self._flight(request, self._serial))
@@ -350,13 +339,6 @@ class SlotEngine:
         self._batch_changed = False  # since the decoder's last `refresh_batch`
         self._parking = Parking(self._decoder.cache, self.slots, self._kv_bytes)
 
-    def _check(self, request: Request) -> None:
-        context = context_length(self.model.config) or self.max_len
-        if context < self.max_len:
-            check_request(request, len(self._is_eos), context, "the model's context")
-        else:
-            check_request(request, len(self._is_eos), self.max_len, "the generator's slots")
-
     # --- decoding
 
     @torch.inference_mode()
@@ -388,13 +370,11 @@ class SlotEngine:
         stopped = (flags.stopped | by_text).tolist()
         slot_of = self._decoder.cache.slots
         slots = [slot_of[row] for row in rows]
-        completions = [
-            self._snapshot(slot).completed("stop" if stopped[row] else "length")
-            for slot, row in zip(slots, rows, strict=True)
-        ]
-        for slot, completion in zip(slots, completions, strict=True):
+        completions = []
+        for slot, row in zip(slots, rows, strict=True):
+            completions.append(self._snapshot(slot).completed("stop" if stopped[row] else "length"))
             if self._flights[slot].request.keep_kv:
-                self._parking.keep(slot, completion)
+                self._parking.keep(slot, completions[-1])
         growing = self._decoder.release(rows, flags.full.nonzero()[:, 0].tolist())
         for slot in slots:
             self._free(slot)
@@ -402,7 +382,6 @@ class SlotEngine:
         return completions
 
     def _free(self, slot: int) -> _Flight:
-        """Take a sequence out of its slot."""
         heapq.heappush(self._free_slots, slot)
         self._batch_changed = True
         return self._flights.pop(slot)
@@ -453,15 +432,16 @@ class SlotEngine:
     # --- admission
 
     def _admit(self) -> None:
-        first = [*islice(self._waiting, len(self._free_slots))]
-        while (n := self._count_admissible(first)) < len(first) and self._parking.drop_first():
-            pass
+        lengths = [flight.context_length for flight in islice(self._waiting, len(self._free_slots))]
+        while (n := self._decoder.count_admissible(lengths)) < len(lengths):
+            if not self._parking.drop_first():
+                break
         if not n:
             return
         flights = [self._waiting.popleft() for _ in range(n)]
         slots = [heapq.heappop(self._free_slots) for _ in range(n)]
         missing = self._contexts(flights)
-        if missing and self._prefills_ahead:
+        if missing and isinstance(self._decoder, ArenaDecoder):
             ahead = self._next_contexts(missing)
             missing |= ahead
             self._ahead |= ahead.keys()
@@ -487,9 +467,6 @@ class SlotEngine:
             if not self._sharers[key]:
                 del self._sharers[key], self._prefixes[key]
         self._prefixes |= prefilled
-
-    def _count_admissible(self, flights: Iterable[_Flight]) -> int:
-        return self._decoder.count_admissible(flight.context_length for flight in flights)
 
     def _contexts(self, flights: Iterable[_Flight]) -> dict[Key, Context]:
         """What must be cached for sequences, and is not there as a prefix."""
