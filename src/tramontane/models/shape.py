@@ -104,22 +104,6 @@ class ModelShape:
         """True if the output head is the input embeddings."""
         return self.outside < 2 * self.head
 
-    def training_flops(self, tokens: int, predicted: int, pairs: int, frozen: bool = False) -> int:
-        """Floating-point operations of the matrix products of a forward and a backward pass, of
-        which MFU is the share of a device's peak. What is computed again is not counted.
-
-        Args:
-            tokens: tokens of the packed rows.
-            predicted: positions whose logits are computed.
-            pairs: pairs of a token and a token that it sees (`Packed.pairs`).
-            frozen: the weights have no gradients, as with LoRA, whose adapters are not counted.
-        """
-        width = self.heads * self.head_dim
-        projections = 2 * (width + self.kv_heads * self.head_dim) + 3 * self.intermediate
-        dense = 2 * self.hidden * (self.layers * projections * tokens + self.vocabulary * predicted)
-        # The gradient of a product is two products: of its input, and of the weight.
-        return (2 if frozen else 3) * dense + 3 * 4 * self.layers * width * pairs
-
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Bytes of a token's keys and values over all layers; as `models.memory` computes."""
         return 2 * self.layers * self.kv_heads * self.head_dim * DTYPE_BYTES[dtype]

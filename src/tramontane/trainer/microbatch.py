@@ -18,7 +18,7 @@ from tramontane.batches import BatchSettings, TeacherScores, TrainBatch, TrainSe
 from tramontane.config import TrainerConfig
 from tramontane.config.objectives import Charge, ObjectiveOptions
 from tramontane.errors import InputError
-from tramontane.models.packing import Packed, pack, recurring, upload
+from tramontane.models.packing import pack, recurring, upload
 from tramontane.trainer import ratios, sharding
 from tramontane.trainer.advantages import loss_weights
 from tramontane.trainer.collate import lay_out, padding_fraction
@@ -44,24 +44,19 @@ class PackedRow:
     """Completions with their prompts in one packed row; N of its tokens were generated.
 
     Args:
-        packed: the row; it may end with filler tokens whose outputs are not used.
-        keep: [N or more] int64, positions whose logits predict the generated tokens; entries after
-            the first N are filler.
+        inputs: arguments of the model's forward. The row may end with filler tokens, and so may
+            `logits_to_keep`, [N or more] int64, the positions whose logits predict the generated
+            tokens.
         targets: [N] int64, the generated tokens.
         lengths: generated tokens of each completion.
         candidates: [N, k] int64, tokens whose log-probs are predicted besides the targets'; None
             without any.
     """
 
-    packed: Packed
-    keep: torch.Tensor
+    inputs: dict[str, Any]
     targets: torch.Tensor
     lengths: list[int]
     candidates: torch.Tensor | None = None
-
-    @property
-    def model_inputs(self) -> dict[str, Any]:
-        return {**self.packed.model_inputs, "logits_to_keep": self.keep}
 
 
 @dataclass(frozen=True)
@@ -122,8 +117,8 @@ def pack_row(sequences: Sequence[TrainSequence], device: torch.device) -> Packed
     keep += [0] * (padded(len(keep), device) - len(keep))
     targets = joined([s.token_ids for s in sequences]).astype(np.int64)
     return PackedRow(
-        packed=pack(parts, device, continues),
-        keep=upload(torch.tensor(keep), device),
+        inputs=pack(parts, device, continues)
+        | {"logits_to_keep": upload(torch.tensor(keep), device)},
         targets=upload(torch.from_numpy(targets), device),
         lengths=[len(s.token_ids) for s in sequences],
     )
