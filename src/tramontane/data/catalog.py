@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from tramontane.config import NamedSetConfig
 from tramontane.data.files import read_rows
-from tramontane.data.function_calls import bfcl, bfcl_rows
-from tramontane.data.layouts import LAYOUTS, converted, verl
+from tramontane.data.layouts import LAYOUTS, bfcl, bfcl_rows, converted, verl
 
 logger = logging.getLogger("tramontane")
 

@@ -55,6 +55,11 @@ class ChatFormat:
         }
         self.ends = {tokenizer.eos_token, *_ENDS}
         self.template = str(tokenizer.chat_template or "")
+        self.levels = {name: ChatFormat(each, history) for name, each in encoder.levels.items()}
+
+    def at(self, effort: str | None) -> ChatFormat:
+        """The format at a level of effort."""
+        return self if effort is None else self.levels[effort]
 
     @cached_property
     def reads_calls(self) -> bool:

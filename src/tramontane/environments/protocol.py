@@ -1,12 +1,11 @@
-"""The interface of environments."""
+"""What environments and their workers answer."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
-from tramontane.types import Ending, Message, Problem, TurnRecord
+from tramontane.types import Ending, Message, TurnRecord
 
 
 @dataclass
@@ -24,18 +23,6 @@ class Turn:
     messages: Sequence[Message] | str = ()
     reward: float | None = None
     done: bool = False
-
-
-class Environment(Protocol):
-    """One conversation's environment; each conversation has an object of its own. Methods may be
-    `async`. Optional: `tools`, a sequence of functions or toolboxes that the model may call, whose
-    calls are answered before `step` sees the message; and `close()`."""
-
-    def start(self, problem: Problem) -> Sequence[Message] | str | Awaitable[Any] | None:
-        """Begin; returns the chat that the model reads, or None for the problem's own prompt."""
-
-    def step(self, message: dict[str, Any]) -> Turn | Awaitable[Turn]:
-        """Answer a message of the model: {"role": "assistant", "content": …, "tool_calls": […]}."""
 
 
 @dataclass

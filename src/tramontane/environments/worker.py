@@ -66,9 +66,6 @@ class EnvironmentWorker:
     def __init__(self, config: Config, encoder: PromptEncoder) -> None:
         self._config, self._limits = config, config.conversation
         self._format = ChatFormat(encoder, self._limits.history)
-        self._levels = {
-            name: ChatFormat(level, self._limits.history) for name, level in encoder.levels.items()
-        }
         self._parser = Parser(encoder.tokenizer, self._limits.calls, encoder.tags)
         self._mistral = load_mistral(encoder) if self._limits.tokens == "mistral" else None
         self._runner = Runner()
@@ -190,7 +187,7 @@ class EnvironmentWorker:
         return _Conversation(host, chat, prompt, problem.effort, tokens=prompt)
 
     def _new_chat(self, host: Host | HarnessHost, effort: str | None) -> Any:
-        form = self._format if effort is None else self._levels[effort]
+        form = self._format.at(effort)
         if self._mistral is not None:
             return MistralChat(self._mistral, form.encoder, host.tools)
         return Chat(form, host.tools)

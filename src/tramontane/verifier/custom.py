@@ -207,8 +207,7 @@ def _values(reward: CustomReward, returned: Any, count: int) -> list[float | Non
 
 
 def _named(reward: CustomReward, problem: Problem, call: GroupCall) -> dict[str, Any]:
-    responses, names = call.responses, functions.parameters_of(functions.load(reward.function))
-    given: dict[str, Any]
+    responses, given = call.responses, dict[str, Any]()
     if kind(reward.function) == "TRL":
         # A column of other rows may be missing from this one.
         absent = {name: [None] * len(responses) for name in _columns(reward)}
@@ -216,9 +215,7 @@ def _named(reward: CustomReward, problem: Problem, call: GroupCall) -> dict[str,
     else:
         texts, lengths = [r.text for r in responses], [r.n_tokens for r in responses]
         given = {"problem": problem, "texts": texts, "n_tokens": lengths}
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in names.values()):
-        return given
-    return {name: value for name, value in given.items() if name in names}
+    return functions.accepted(functions.load(reward.function), given)
 
 
 def _trl_arguments(problem: Problem, call: GroupCall) -> dict[str, Any]:
