@@ -71,17 +71,11 @@ CATALOG: dict[str, NamedSetConfig] = {
 
 
 class NamedSource(NamedTuple):
-    """A source with a name in the catalog.
+    """A source with a name in the catalog."""
 
-    Args:
-        name: the short name.
-        source: file or dataset that the rows are read from.
-        entry: split, columns and layout.
-    """
-
-    name: str
-    source: str
-    entry: NamedSetConfig
+    name: str  # the short name
+    source: str  # file or dataset that the rows are read from
+    entry: NamedSetConfig  # split, columns and layout
 
 
 def named_source(source: str, sets: Mapping[str, NamedSetConfig]) -> NamedSource | None:

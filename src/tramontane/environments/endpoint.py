@@ -58,21 +58,13 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class Served:
-    """A model as it is served.
+    """A model as it is served."""
 
-    Args:
-        name: in `/v1/models`.
-        config: of its prompts and calls.
-        encoder: makes its prompts.
-        defaults: for what a request does not say.
-        sampler: samples from it.
-    """
-
-    name: str
-    config: Config
-    encoder: PromptEncoder
-    defaults: SamplingParams
-    sampler: Sampler
+    name: str  # in `/v1/models`
+    config: Config  # of its prompts and calls
+    encoder: PromptEncoder  # makes its prompts
+    defaults: SamplingParams  # for what a request does not say
+    sampler: Sampler  # samples from it
 
 
 class Endpoint:

@@ -189,17 +189,12 @@ def kind_of(loaded: Callable[..., Any]) -> Kind:
 
 @dataclass
 class Reply:
-    """What the environment and the tools answer to a message of the model.
+    """What the environment and the tools answer to a message of the model."""
 
-    Args:
-        messages: put in behind the message; those of the role `tool` answer its calls, in order.
-        reward: of the turn; None if there is none.
-        done: True if the conversation has ended.
-    """
-
+    # Put in behind the message; those of the role `tool` answer its calls, in order.
     messages: list[Message] = field(default_factory=list)
-    reward: float | None = None
-    done: bool = False
+    reward: float | None = None  # of the turn; None if there is none
+    done: bool = False  # True if the conversation has ended
 
 
 class Host:

@@ -38,22 +38,16 @@ class Started:
 
 @dataclass
 class Continued:
-    """What follows a turn of the model.
+    """What follows a turn of the model."""
 
-    Args:
-        turn: record of the turn.
-        put: tokens to put in behind the sequence's; empty if the conversation ended, or forked.
-        prompt_ids: if not None, the template rewrote history: a new sequence of the conversation
-            begins with this prompt.
-        max_tokens: limit of the following request's tokens (`SamplingParams.max_tokens`), those
-            that it already has included.
-        ending: not None if the conversation has ended.
-        reason: details of the ending, e.g. the error of an environment that failed.
-    """
-
-    turn: TurnRecord
+    turn: TurnRecord  # record of the turn
+    # Tokens to put in behind the sequence's; empty if the conversation ended, or forked.
     put: Sequence[int] = field(default_factory=list)
+    # If not None, the template rewrote history: a new sequence of the conversation begins with this
+    # prompt.
     prompt_ids: list[int] | None = None
+    # Limit of the following request's tokens (`SamplingParams.max_tokens`), those that it already
+    # has included.
     max_tokens: int = 0
-    ending: Ending | None = None
-    reason: str = ""
+    ending: Ending | None = None  # not None if the conversation has ended
+    reason: str = ""  # details of the ending, e.g. the error of an environment that failed

@@ -35,23 +35,16 @@ OPENING = 32  # tokens at the end of a harness's prompt that may open the model'
 
 @dataclass
 class _Conversation:
-    """A conversation under way.
+    """A conversation under way."""
 
-    Args:
-        host: its environment and tools.
-        chat: its messages.
-        prompt_ids: the prompt of its first sequence.
-        effort: level of effort of its problem.
-        turns: number of turns so far.
-        tokens: prompt and tokens of the current sequence, as they were last seen or sent; None
-            after a replay, until they are seen.
-    """
-
-    host: Host | HarnessHost
+    host: Host | HarnessHost  # its environment and tools
+    # Its messages.
     chat: Any  # `Chat` or `MistralChat`
-    prompt_ids: list[int]
-    effort: str | None
-    turns: int = 0
+    prompt_ids: list[int]  # the prompt of its first sequence
+    effort: str | None  # level of effort of its problem
+    turns: int = 0  # number of turns so far
+    # Prompt and tokens of the current sequence, as they were last seen or sent; None after a
+    # replay, until they are seen.
     tokens: list[int] | None = None
 
 

@@ -28,16 +28,11 @@ NOTHING = Prefix(0, [])
 
 @dataclass(frozen=True)
 class Context:
-    """Tokens whose keys and values are to be cached.
+    """Tokens whose keys and values are to be cached."""
 
-    Args:
-        tokens: all of them.
-        known: number of the first tokens whose keys and values are there already.
-        take: returns those, which are then no longer kept; they are valid until the cache changes.
-    """
-
-    tokens: list[int]
-    known: int = 0
+    tokens: list[int]  # all of them
+    known: int = 0  # number of the first tokens whose keys and values are there already
+    # Returns those, which are then no longer kept; they are valid until the cache changes.
     take: Callable[[], Prefix] = lambda: NOTHING
 
     @classmethod

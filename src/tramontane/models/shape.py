@@ -22,20 +22,14 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 class LinearLayer(NamedTuple):
-    """A linear layer of a model.
+    """A linear layer of a model."""
 
-    Args:
-        name: name of the module.
-        inputs, outputs: widths.
-        head: True for the output head.
-        tied: True if another module has the same weight.
-    """
-
-    name: str
+    name: str  # name of the module
+    # inputs, outputs: widths.
     inputs: int
     outputs: int
-    head: bool
-    tied: bool
+    head: bool  # True for the output head
+    tied: bool  # True if another module has the same weight
 
 
 def linear_layers(model: PreTrainedModel) -> tuple[LinearLayer, ...]:
@@ -57,41 +51,24 @@ def linear_layers(model: PreTrainedModel) -> tuple[LinearLayer, ...]:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a decoder-only language model.
+    """Sizes of a decoder-only language model."""
 
-    Args:
-        name: readable name of the model.
-        parameters: of the whole model; tied tensors count once.
-        block: parameters of the largest block.
-        outside: parameters outside the blocks: embeddings, last norm and head.
-        matrix: numbers in the largest tensor of a block.
-        layers: number of blocks.
-        hidden: width of the residual stream.
-        intermediate: width of the MLP, over all experts that a token visits.
-        heads: query heads of a layer.
-        kv_heads: heads of keys and values of a layer.
-        head_dim: width of a head.
-        vocabulary: rows of the output head.
-        context: maximum number of positions; None if the config does not say.
-        linear_layers: all linear layers.
-        soft_capped: True if the logits are not a linear function of the head's output, so that all
-            logits of a microbatch must be in memory (`trainer.head`).
-    """
-
-    name: str
-    parameters: int
-    block: int
-    outside: int
-    matrix: int
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    context: int | None
-    linear_layers: tuple[LinearLayer, ...] = ()
+    name: str  # readable name of the model
+    parameters: int  # of the whole model; tied tensors count once
+    block: int  # parameters of the largest block
+    outside: int  # parameters outside the blocks: embeddings, last norm and head
+    matrix: int  # numbers in the largest tensor of a block
+    layers: int  # number of blocks
+    hidden: int  # width of the residual stream
+    intermediate: int  # width of the MLP, over all experts that a token visits
+    heads: int  # query heads of a layer
+    kv_heads: int  # heads of keys and values of a layer
+    head_dim: int  # width of a head
+    vocabulary: int  # rows of the output head
+    context: int | None  # maximum number of positions; None if the config does not say
+    linear_layers: tuple[LinearLayer, ...] = ()  # all linear layers
+    # True if the logits are not a linear function of the head's output, so that all logits of a
+    # microbatch must be in memory (`trainer.head`).
     soft_capped: bool = False
 
     @property

@@ -296,19 +296,12 @@ def _at_target(logprobs: torch.Tensor, rows: _Rows) -> torch.Tensor:
 
 
 class _Part(NamedTuple):
-    """A part of the vocabulary.
+    """A part of the vocabulary."""
 
-    Args:
-        entries: the part.
-        logits: [K, entries] W h + b, in the model's dtype.
-        inside: [K, J] bool, True for the targets that are in this part.
-        column: [K, J] int64, the target's column in the part; for others, any column.
-    """
-
-    entries: slice
-    logits: torch.Tensor
-    inside: torch.Tensor
-    column: torch.Tensor
+    entries: slice  # the part
+    logits: torch.Tensor  # [K, entries] W h + b, in the model's dtype
+    inside: torch.Tensor  # [K, J] bool, True for the targets that are in this part
+    column: torch.Tensor  # [K, J] int64, the target's column in the part; for others, any column
 
 
 def _parts(

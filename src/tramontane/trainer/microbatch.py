@@ -41,41 +41,27 @@ NO_SCORES = TeacherScores(_NONE.ravel(), _NONE.astype(np.int32), _NONE)
 
 @dataclass(frozen=True)
 class PackedRow:
-    """Completions with their prompts in one packed row; N of its tokens were generated.
+    """Completions with their prompts in one packed row; N of its tokens were generated."""
 
-    Args:
-        inputs: arguments of the model's forward. The row may end with filler tokens, and so may
-            `logits_to_keep`, [N or more] int64, the positions whose logits predict the generated
-            tokens.
-        targets: [N] int64, the generated tokens.
-        lengths: generated tokens of each completion.
-        candidates: [N, k] int64, tokens whose log-probs are predicted besides the targets'; None
-            without any.
-    """
-
+    # Arguments of the model's forward. The row may end with filler tokens, and so may
+    # `logits_to_keep`, [N or more] int64, the positions whose logits predict the generated tokens.
     inputs: dict[str, Any]
-    targets: torch.Tensor
-    lengths: list[int]
+    targets: torch.Tensor  # [N] int64, the generated tokens
+    lengths: list[int]  # generated tokens of each completion
+    # [N, k] int64, tokens whose log-probs are predicted besides the targets'; None without any.
     candidates: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """A model's predictions of the N generated tokens of a row.
+    """A model's predictions of the N generated tokens of a row."""
 
-    Args:
-        logprobs: [N] float32.
-        entropy: [N] float32, of each token's distribution.
-        top1: [N] float32, 1 for a token that is the most likely one; None if not requested.
-        values: [N] float32, of a value network; None if not requested.
-        policy_top: [N, k] float32, log-probs of the teacher's likeliest tokens; None if not
-            requested.
-    """
-
-    logprobs: torch.Tensor
-    entropy: torch.Tensor
+    logprobs: torch.Tensor  # [N] float32
+    entropy: torch.Tensor  # [N] float32, of each token's distribution
+    # [N] float32, 1 for a token that is the most likely one; None if not requested.
     top1: torch.Tensor | None = None
-    values: torch.Tensor | None = None
+    values: torch.Tensor | None = None  # [N] float32, of a value network; None if not requested
+    # [N, k] float32, log-probs of the teacher's likeliest tokens; None if not requested.
     policy_top: torch.Tensor | None = None
 
 

@@ -98,21 +98,15 @@ class JudgeCall:
 
 
 class GroupResult(NamedTuple):
-    """What a function or the judge returned for each completion.
+    """What a function or the judge returned for each completion."""
 
-    Args:
-        values: one for each completion. None: the function gives this one no reward, or the judge
-            could not grade it.
-        reason: why the call failed as a whole; there are then no values.
-        notes: what the judge says of each completion: why it could not be graded, or criteria
-            that it misses.
-        requests: number of requests to the judge's model.
-    """
-
+    # One for each completion. None: the function gives this one no reward, or the judge could not
+    # grade it.
     values: list[float | None]
-    reason: str = ""
+    reason: str = ""  # why the call failed as a whole; there are then no values
+    # What the judge says of each: why it could not be graded, or criteria that it misses.
     notes: Sequence[str] = ()
-    requests: int = 0
+    requests: int = 0  # number of requests to the judge's model
 
     def fault(self, place: int) -> str:
         """Why a completion cannot be graded; empty if it can."""
