@@ -337,6 +337,7 @@ class ArenaDecoder(_Decoder):
         sizes = reversed(recorded_rows(len(self._slots)))
         return [_Shape(rows, self.cache.span, plan) for rows in sizes for plan in plans]
 
+    @torch.inference_mode()
     def record(self, shapes: Iterable[_Shape]) -> None:
         """Record steps; all slots must be empty."""
         for shape in shapes:

@@ -170,9 +170,24 @@ class SlotEngine:
         if isinstance(self._decoder, ArenaDecoder):
             # Now, and not when it is first needed: recording waits for all work on the device, a
             # trainer's too.
-            with torch.inference_mode():
-                self._decoder.record(self._decoder.shapes())
+            self._decoder.record(self._decoder.shapes())
         self._forget()
+
+    def _forget(self) -> None:
+        self._flights: dict[int, _Flight] = {}  # by slot
+        self._steps = 0
+        self._born: dict[int, int] = {}  # by slot: the step before its first token, maybe negative
+        self._reported: dict[int, int] = {}  # by slot: tokens that `take_growth` has returned
+        # For preempted sequences with unreported tokens: by serial, how many were reported.
+        self._unreported: dict[int, int] = {}
+        self._free_slots = list(range(self.slots))  # a heap: the lowest is taken first
+        self._waiting: deque[_Flight] = deque()
+        # A prefix is kept until the last sequence that starts with it is admitted.
+        self._sharers: Counter[Key] = Counter()
+        self._prefixes: dict[Key, Prefix] = {}
+        self._ahead: set[Key] = set()  # prefixes of which no sequence is admitted yet
+        self._batch_changed = False  # since the decoder's last `refresh_batch`
+        self._parking = Parking(self._decoder.cache, self.slots, self._kv_bytes)
 
     @torch.inference_mode()
     def _measure_room(self, memory: CudaMemory, slots: int, max_len: int) -> int:
@@ -183,15 +198,13 @@ class SlotEngine:
         batch, longest = [Context([0] * n)] * (self.prefill_tokens // n), [Context([0] * max_len)]
 
         def run_prefills() -> None:
-            kept = list(self._prefills(batch))  # of prompts whose group is not complete yet
+            _kept = list(self._prefills(batch))  # of prompts whose group is not complete yet
             list(self._prefills(batch))
             list(self._prefills(longest))
-            del kept
 
         # No sequence has room: the empty rows have positions of their own.
         decoder.allocate(CacheSize(slots, 2 * slots), max_len)
-        shapes = decoder.shapes()
-        recordings = [partial(decoder.record, [shape]) for shape in shapes]
+        recordings = [partial(decoder.record, [shape]) for shape in decoder.shapes()]
         room = cache_room(memory, [run_prefills, decoder.run_largest], recordings)
         decoder.free()
         return room
@@ -211,8 +224,7 @@ class SlotEngine:
 
     @property
     def needs_fixed_addresses(self) -> bool:
-        """True if new weights must be written where the present ones are: recorded steps and merged
-        products know no other place."""
+        """True if new weights must be written in place, for recorded steps and merged products."""
         return self._decoder.is_recorded or is_merged(self.model)
 
     # --- requests
@@ -272,12 +284,10 @@ class SlotEngine:
             if n is not None:
                 tokens = request.token_ids[n:], request.logprobs[n:], request.versions[n:]
                 growth.add(request.group, request.index, *tokens)
-        if not slots:
-            return growth
         counts = [self._count(slot) for slot in slots]
         gained = [n - self._reported[slot] for slot, n in zip(slots, counts, strict=True)]
         self._reported |= zip(slots, counts, strict=True)
-        if not (most := max(gained)):
+        if not (most := max(gained, default=0)):
             return growth
         # The newest `most` tokens of each sequence, reported or not, in a single read.
         ids, versions, logprobs = columns_of(self._newest(slots, counts, most))
@@ -308,9 +318,7 @@ class SlotEngine:
             self._decoder.evict(slot)
             self._free(slot)
         dropped = [flight for flight in self._waiting if flight.request.group == group]
-        kept = [flight for flight in self._waiting if flight.request.group != group]
-        self._waiting.clear()
-        self._waiting.extend(kept)
+        self._waiting = deque(f for f in self._waiting if f.request.group != group)
         for flight in dropped:
             self._unreported.pop(flight.serial, None)
         for key in {flight.key for flight in dropped}:
@@ -323,28 +331,11 @@ class SlotEngine:
         self._decoder.clear()
         self._forget()
 
-    def _forget(self) -> None:
-        self._flights: dict[int, _Flight] = {}  # by slot
-        self._steps = 0
-        self._born: dict[int, int] = {}  # by slot: the step before its first token, maybe negative
-        self._reported: dict[int, int] = {}  # by slot: tokens that `take_growth` has returned
-        # For preempted sequences with unreported tokens: by serial, how many were reported.
-        self._unreported: dict[int, int] = {}
-        self._free_slots = list(range(self.slots))  # a heap: the lowest is taken first
-        self._waiting: deque[_Flight] = deque()
-        # A prefix is kept until the last sequence that starts with it is admitted.
-        self._sharers: Counter[Key] = Counter()
-        self._prefixes: dict[Key, Prefix] = {}
-        self._ahead: set[Key] = set()  # prefixes of which no sequence is admitted yet
-        self._batch_changed = False  # since the decoder's last `refresh_batch`
-        self._parking = Parking(self._decoder.cache, self.slots, self._kv_bytes)
-
     # --- decoding
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
-        """Admit waiting requests to free slots, decode one token for every live slot, and return
-        the finished completions."""
+        """Admit waiting requests, decode one token for every live slot, and return what ended."""
         self._admit()
         self._parking.trim(len(self._flights))
         if not self._flights:
@@ -368,8 +359,7 @@ class SlotEngine:
         by_text = self._find_stop_texts(flags)
         rows = (flags.finished | by_text).nonzero()[:, 0].tolist()
         stopped = (flags.stopped | by_text).tolist()
-        slot_of = self._decoder.cache.slots
-        slots = [slot_of[row] for row in rows]
+        slots = [self._decoder.cache.slots[row] for row in rows]
         completions = []
         for slot, row in zip(slots, rows, strict=True):
             completions.append(self._snapshot(slot).completed("stop" if stopped[row] else "length"))
@@ -406,17 +396,15 @@ class SlotEngine:
 
     def _find_stop_texts(self, flags: StepFlags) -> torch.Tensor:
         """[B] bool: rows whose newest token completes a stop text."""
-        found = torch.zeros_like(flags.stopped)
+        found, texts = torch.zeros_like(flags.stopped), self._stop_texts
         rows = flags.may_end.nonzero()[:, 0].tolist()
-        if not rows:
+        if texts is None or not rows:
             return found
-        assert self._stop_texts is not None
-        length = self._stop_texts.tail
         slots = [self._decoder.cache.slots[row] for row in rows]
         counts = [self._count(slot) for slot in slots]
-        tails = columns_of(self._newest(slots, counts, length))[0].tolist()
+        tails = columns_of(self._newest(slots, counts, texts.tail))[0].tolist()
         for row, tail, count in zip(rows, tails, counts, strict=True):
-            found[row] = self._stop_texts.found(tail[max(0, length - count) :])
+            found[row] = texts.found(tail[max(0, texts.tail - count) :])
         return found
 
     def _snapshot(self, slot: int) -> Request:
@@ -499,13 +487,12 @@ class SlotEngine:
 
     @torch.inference_mode()
     def recompute(self) -> None:
-        """Rebuild all cached keys and values, of live slots and of kept prefixes, under the current
-        weights."""
+        """Rebuild the keys and values of live slots and kept prefixes under the current weights."""
         self._parking.forget()  # prefilled again when they go on
         contexts = {slot: Context.of(self._snapshot(slot)) for slot in self._flights}
         prefilled = self._prefills([*contexts.values()])
         self._decoder.cache.rewrite(zip(contexts, prefilled, strict=True))
         kept = {f.key: Context.of(f.request) for f in self._waiting if f.key in self._prefixes}
         self._prefixes |= zip(kept, self._prefills([*kept.values()]), strict=True)
-        recomputed = [*contexts.values(), *kept.values()]
+        recomputed = (*contexts.values(), *kept.values())
         self.stats.recomputed_tokens += sum(len(context.tokens) for context in recomputed)
