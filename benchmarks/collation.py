@@ -43,7 +43,7 @@ from tramontane.generator import SlotEngine
 from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.models.packing import pack
 from tramontane.trainer.collate import collate, padding_fraction
-from tramontane.trainer.logprobs import token_logprobs
+from tramontane.trainer.head import token_logprobs
 from tramontane.trainer.replicas import to_bfloat16
 from tramontane.types import Request, SamplingParams
 
@@ -117,7 +117,7 @@ def computed(way: str, lengths: Sequence[int], batches: list[list[int]]) -> int:
 def train(model: PreTrainedModel, way: str, sequences: list[list[int]], device: str) -> None:
     """Forward and backward of one microbatch."""
     if way == "collated":
-        inputs = pack(sequences, device).model_inputs
+        inputs = pack(sequences, device)
     else:
         longest = max(map(len, sequences))
         padded = [s + [0] * (longest - len(s)) for s in sequences]

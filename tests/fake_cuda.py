@@ -147,7 +147,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 class Allocator(TorchDispatchMode):
     """Context manager inside `fake_cuda`: a GPU's memory, of which tensors take blocks of 512 bytes
-    as in torch's allocator. It is a `DeviceMemory` whose allowance is all that is free.
+    as in torch's allocator. It is a `CudaMemory` whose allowance is all that is free.
 
     Args:
         capacity: bytes of the GPU.

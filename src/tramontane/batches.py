@@ -17,41 +17,28 @@ from tramontane.types import Completion, EarlierSequence, Group, TrainedFigures,
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """Settings that a batch's completions were sampled and are trained with.
+    """Settings that a batch's completions were sampled and are trained with."""
 
-    Args:
-        stage: name of the curriculum's stage; empty in a run without stages.
-        temperature: the sampling temperature.
-        l_max: longest completion allowed, in tokens.
-        n_minibatch: completions per optimizer step.
-        options: the objective's section of the config, which a stage may change; None: that of the
-            trainer's config.
-        repeatable: the same batches give the same bits; False: the trainer's threads share its work
-            as they become free.
-    """
-
-    stage: str
-    temperature: float
-    l_max: int
-    n_minibatch: int
+    stage: str  # name of the curriculum's stage; empty in a run without stages
+    temperature: float  # the sampling temperature
+    l_max: int  # longest completion allowed, in tokens
+    n_minibatch: int  # completions per optimizer step
+    # The objective's section of the config, which a stage may change; None: that of the trainer's
+    # config.
     options: Any = None
+    # The same batches give the same bits; False: the trainer's threads share its work as they
+    # become free.
     repeatable: bool = True
 
 
 @dataclass
 class TeacherScores:
-    """A teacher's log-probs of one sequence of T tokens, at the temperature of sampling.
+    """A teacher's log-probs of one sequence of T tokens, at the temperature of sampling."""
 
-    Args:
-        logprobs: [T] float32, of the sequence's tokens.
-        top_ids: [T, k] int32, the k likeliest tokens at each place; [T, 0] if the whole vocabulary
-            is scored.
-        top_logprobs: [T, k] float32, theirs; or [T, V], of the whole vocabulary.
-    """
-
-    logprobs: NDArray[np.float32]
+    logprobs: NDArray[np.float32]  # [T] float32, of the sequence's tokens
+    # [T, k] int32, the k likeliest tokens at each place; [T, 0] if the whole vocabulary is scored.
     top_ids: NDArray[np.int32]
-    top_logprobs: NDArray[np.float32]
+    top_logprobs: NDArray[np.float32]  # [T, k] float32, theirs; or [T, V], of the whole vocabulary
 
     def zeros(self, tokens: int) -> TeacherScores:
         """Zeros of the same form for another number of tokens."""
@@ -62,35 +49,24 @@ class TeacherScores:
 @dataclass
 class TrainSequence:
     """A completion as the trainer receives it: token ids and numbers, in compact arrays. A forked
-    conversation is several consecutive sequences, with one advantage.
+    conversation is several consecutive sequences, with one advantage."""
 
-    Args:
-        prompt_ids: int array, the prompt's tokens.
-        token_ids: int array [T], the generated tokens.
-        logprobs: float32 array [T], log-probability of each token under the distribution that it
-            was drawn from; 0 for a given response, which was not sampled.
-        versions: int array [T], the weights version that sampled each token, or `ELSEWHERE` or
-            `INSERTED`.
-        reward: the verdict's reward.
-        scored: False if there is no verdict: the sequence is not trained on.
-        answer: equal for equal answers of a group; −1 for none.
-        target: number of tokens at the end that are a given answer, i.e. the reference answer
-            instead of the sampled one.
-        replaced: number of sampled tokens that the given answer replaces.
-        continues: True if it belongs to the same conversation as the sequence before it.
-        teacher: a teacher's log-probs, if the objective learns from them here.
-    """
-
-    prompt_ids: array[int]
-    token_ids: array[int]
+    prompt_ids: array[int]  # int array, the prompt's tokens
+    token_ids: array[int]  # int array [T], the generated tokens
+    # float32 array [T], log-probability of each token under the distribution that it was drawn
+    # from; 0 for a given response, which was not sampled.
     logprobs: array[float]
+    # int array [T], the weights version that sampled each token, or `ELSEWHERE` or `INSERTED`.
     versions: array[int]
-    reward: float = 0.0
-    scored: bool = True
-    answer: int = -1
+    reward: float = 0.0  # the verdict's reward
+    scored: bool = True  # False if there is no verdict: the sequence is not trained on
+    answer: int = -1  # equal for equal answers of a group; −1 for none
+    # Number of tokens at the end that are a given answer, i.e. the reference answer instead of the
+    # sampled one.
     target: int = 0
-    replaced: int = 0
-    continues: bool = False
+    replaced: int = 0  # number of sampled tokens that the given answer replaces
+    continues: bool = False  # True if it belongs to the same conversation as the sequence before it
+    # A teacher's log-probs, if the objective learns from them here.
     teacher: TeacherScores | None = None
 
     @classmethod

@@ -50,17 +50,12 @@ INSERTED = -2  # inserted into a sampled completion, and not trained on
 
 
 class ResponseText(NamedTuple):
-    """The parts of a response's text that are not simply its sampled tokens.
+    """The parts of a response's text that are not simply its sampled tokens."""
 
-    Args:
-        tags: thinking tags, kept in the text even if they are special tokens.
-        prefix: start of every response, which is already at the end of the prompts.
-        others: starts of the responses to prompts at other levels of effort.
-    """
-
+    # Thinking tags, kept in the text even if they are special tokens.
     tags: ThinkingTags = PAPER_TAGS
-    prefix: str = ""
-    others: tuple[str, ...] = ()
+    prefix: str = ""  # start of every response, which is already at the end of the prompts
+    others: tuple[str, ...] = ()  # starts of the responses to prompts at other levels of effort
 
 
 class Message(TypedDict):
@@ -170,44 +165,29 @@ def floats(values: Iterable[float] = ()) -> array[float]:
 
 @dataclass
 class ToolCall:
-    """One call of a tool, as the model wrote it and as it was answered.
+    """One call of a tool, as the model wrote it and as it was answered."""
 
-    Args:
-        name, arguments: as parsed; `name` is empty for a call that did not parse.
-        answer: what the model reads.
-        error: True if the model used the tool wrongly; the answer is then the error.
-        seconds: time that the call took.
-    """
-
+    # name, arguments: as parsed; `name` is empty for a call that did not parse.
     name: str
     arguments: dict[str, Any]
-    answer: str
-    error: bool = False
-    seconds: float = 0.0
+    answer: str  # what the model reads
+    error: bool = False  # True if the model used the tool wrongly; the answer is then the error
+    seconds: float = 0.0  # time that the call took
 
 
 @dataclass
 class TurnRecord:
-    """One turn of the model in a conversation, and the environment's answer to it.
+    """One turn of the model in a conversation, and the environment's answer to it."""
 
-    Args:
-        start, end: the turn's sampled tokens in its sequence, `token_ids[start:end]`.
-        sequence: number of the conversation's sequence that holds the turn, from 0.
-        text: the model's message, without special tokens that end it.
-        messages: what the environment put in behind it.
-        calls: the tool calls of the turn, in order.
-        reward: the environment's reward of the turn; None if it gives none.
-        seconds: time of the environment's step.
-    """
-
+    # start, end: the turn's sampled tokens in its sequence, `token_ids[start:end]`.
     start: int
     end: int
-    sequence: int
-    text: str
-    messages: list[Message] = field(default_factory=list)
-    calls: list[ToolCall] = field(default_factory=list)
-    reward: float | None = None
-    seconds: float = 0.0
+    sequence: int  # number of the conversation's sequence that holds the turn, from 0
+    text: str  # the model's message, without special tokens that end it
+    messages: list[Message] = field(default_factory=list)  # what the environment put in behind it
+    calls: list[ToolCall] = field(default_factory=list)  # the tool calls of the turn, in order
+    reward: float | None = None  # the environment's reward of the turn; None if it gives none
+    seconds: float = 0.0  # time of the environment's step
 
 
 class SampledTokens:
@@ -364,20 +344,16 @@ class Completion(SampledTokens):
 @dataclass
 class Growth(SampledTokens):
     """New tokens of unfinished requests, one request after another in the same arrays: a message
-    holds six arrays for any number of requests.
+    holds six arrays for any number of requests."""
 
-    Args:
-        token_ids, logprobs, versions: the new tokens, as in `Request`.
-        groups, indices: `group` and `index` of each request.
-        counts: number of new tokens of each request.
-    """
-
+    # token_ids, logprobs, versions: the new tokens, as in `Request`.
     token_ids: array[int] = field(default_factory=ints)
     logprobs: array[float] = field(default_factory=floats)
     versions: array[int] = field(default_factory=ints)
+    # groups, indices: `group` and `index` of each request.
     groups: array[int] = field(default_factory=ints)
     indices: array[int] = field(default_factory=ints)
-    counts: array[int] = field(default_factory=ints)
+    counts: array[int] = field(default_factory=ints)  # number of new tokens of each request
 
     def add(
         self,
@@ -406,21 +382,13 @@ class Growth(SampledTokens):
 
 @dataclass
 class Progress:
-    """A generator's answer to a poll: its work since the previous poll.
+    """A generator's answer to a poll: its work since the previous poll."""
 
-    Args:
-        completions: requests that ended, with all their tokens.
-        grown: the new tokens of unfinished requests.
-        busy_seconds: time that the generator has worked since it was started.
-        prefilled_tokens: tokens prefilled for the requests that were admitted.
-        parked_tokens: tokens of them that were not, since their keys and values were kept.
-    """
-
-    completions: list[Completion]
-    grown: Growth
-    busy_seconds: float
-    prefilled_tokens: int = 0
-    parked_tokens: int = 0
+    completions: list[Completion]  # requests that ended, with all their tokens
+    grown: Growth  # the new tokens of unfinished requests
+    busy_seconds: float  # time that the generator has worked since it was started
+    prefilled_tokens: int = 0  # tokens prefilled for the requests that were admitted
+    parked_tokens: int = 0  # tokens of them that were not, since their keys and values were kept
 
 
 class Judgement(NamedTuple):
@@ -453,16 +421,13 @@ class Verdict:
 
 @dataclass
 class TrainedFigures:
-    """The trainer's figures of sequences that it trained on, for the records.
+    """The trainer's figures of sequences that it trained on, for the records."""
 
-    Args:
-        advantages: float64 array [S]; of a group of conversations, one for each.
-        logprobs: float32 array [N], sequence after sequence, earlier ones included: log π_θ of
-            each generated token, under the weights before the optimizer step of its minibatch; NaN
-            for a token that was replaced by a given answer.
-    """
-
+    # float64 array [S]; of a group of conversations, one for each.
     advantages: array[float] = field(default_factory=lambda: array("d"))
+    # float32 array [N], sequence after sequence, earlier ones included: log π_θ of each generated
+    # token, under the weights before the optimizer step of its minibatch; NaN for a token that was
+    # replaced by a given answer.
     logprobs: array[float] = field(default_factory=floats)
 
     def extend(self, other: TrainedFigures) -> None:
@@ -474,24 +439,17 @@ class TrainedFigures:
 @dataclass
 class Group:
     """The completions of one problem, from the moment that it is handed out; advantages are
-    computed within it.
+    computed within it."""
 
-    Args:
-        id: number of the group in the run; negative for trajectories that this run did not sample.
-        problem: the problem that all its completions answer.
-        completions: finished completions, in order of their index.
-        verdicts: one per completion; empty until all are graded.
-        learned: the trainer's figures of the completions, once they have been trained on.
-        deadline: the last version at which it may be trained (see `controller.staleness`).
-        requests: unfinished completions, with their tokens so far.
-    """
-
+    # Number of the group in the run; negative for trajectories that this run did not sample.
     id: int
-    problem: Problem
-    completions: list[Completion]
-    verdicts: list[Verdict]
+    problem: Problem  # the problem that all its completions answer
+    completions: list[Completion]  # finished completions, in order of their index
+    verdicts: list[Verdict]  # one per completion; empty until all are graded
+    # The trainer's figures of the completions, once they have been trained on.
     learned: TrainedFigures | None = None
-    deadline: int = 0
+    deadline: int = 0  # the last version at which it may be trained (see `controller.staleness`)
+    # Unfinished completions, with their tokens so far.
     requests: list[Request] = field(default_factory=list)
 
     @property
@@ -502,16 +460,12 @@ class Group:
 
 @dataclass(frozen=True)
 class FilterReason:
-    """The reason why a group is not trained on.
+    """The reason why a group is not trained on."""
 
-    Args:
-        kind: `no diversity` (all its rewards are equal), `unscorable` (a completion could not be
-            graded) or `left over` (too few groups for a batch when the problems ran out).
-        detail: details, e.g. the reason of the first unscorable verdict; may be empty.
-    """
-
+    # `no diversity` (all its rewards are equal), `unscorable` (a completion could not be graded) or
+    # `left over` (too few groups for a batch when the problems ran out).
     kind: FilterKind
-    detail: str = ""
+    detail: str = ""  # e.g. the reason of the first unscorable verdict; may be empty
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.detail}" if self.detail else self.kind

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tramontane.environments.builtin import BUILT_IN, Notebook, calculator
-from tramontane.environments.games import Guessing, guess_of
+from tramontane.environments.builtin import BUILT_IN, Guessing, Notebook, calculator, guess_of
 from tramontane.environments.loading import kind_of, load
 from tramontane.types import Problem
 

@@ -201,7 +201,7 @@ def test_the_allowance_is_what_is_free_and_within_the_share():
 
 
 class Counted:
-    """A `DeviceMemory` by numbers alone."""
+    """A `CudaMemory` by numbers alone."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.used = capacity, 0

@@ -74,7 +74,7 @@ def test_packed_rows_equal_separate_ones(checkpoint, lengths, short, monkeypatch
     rows = sequences(LENGTHS[lengths])
     packed = load_model(checkpoint)
     plain = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="sdpa")
-    got = packed(**pack(rows).model_inputs).logits[0]
+    got = packed(**pack(rows)).logits[0]
     want = torch.cat([plain(torch.tensor([row])).logits[0] for row in rows])
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
     loss_of(got).backward()
@@ -101,7 +101,7 @@ def test_sequences_that_continue_another_equal_whole_ones(checkpoint, short, mon
         wanted += [(prompt, c) for c in completions]
     packed = load_model(checkpoint).double()
     plain = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="sdpa").double()
-    logits = packed(**pack(rows, continues=continues).model_inputs).logits[0]
+    logits = packed(**pack(rows, continues=continues)).logits[0]
     parts = [
         part
         for part, context in zip(logits.split([len(r) for r in rows]), continues, strict=True)
@@ -129,12 +129,12 @@ def test_a_rectangle_needs_no_packing(checkpoint):
 def test_a_neighbour_changes_nothing(checkpoint):
     model = load_model(checkpoint)
     first, second, other = sequences((8, 13, 13))
-    logits = model(**pack([first, second]).model_inputs).logits[0, :8]
-    assert torch.equal(logits, model(**pack([first, other]).model_inputs).logits[0, :8])
+    logits = model(**pack([first, second])).logits[0, :8]
+    assert torch.equal(logits, model(**pack([first, other])).logits[0, :8])
 
 
 def test_bfloat16_stays_near_float32(checkpoint):
-    inputs = pack(sequences((7, 19, 12))).model_inputs
+    inputs = pack(sequences((7, 19, 12)))
     exact = load_model(checkpoint)(**inputs).logits.log_softmax(-1)
     rough = load_model(checkpoint, torch.bfloat16)(**inputs).logits
     assert rough.dtype == torch.bfloat16
@@ -143,9 +143,9 @@ def test_bfloat16_stays_near_float32(checkpoint):
 
 def test_pack_lays_rows_one_after_the_other():
     packed = pack([[5, 6, 7], [8], [9, 10]])
-    assert packed.input_ids.tolist() == [[5, 6, 7, 8, 9, 10]]
-    assert packed.position_ids.tolist() == [[0, 1, 2, 0, 0, 1]]
-    assert packed.lengths == (3, 1, 2)
+    assert packed["input_ids"].tolist() == [[5, 6, 7, 8, 9, 10]]
+    assert packed["position_ids"].tolist() == [[0, 1, 2, 0, 0, 1]]
+    assert packed["packing"].lengths == [3, 1, 2]
 
 
 # Checkpoints that loading refuses

@@ -4,13 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tramontane.errors import InputError
-from tramontane.models.packing import pack
-from tramontane.models.shape import KNOWN_SHAPES, load_shape, shape_of
+from tramontane.models.shape import KNOWN_SHAPES, load_shape
 
 
 def closed_form(sizes: dict[str, int]) -> tuple[int, int, int]:
@@ -63,31 +60,3 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
     with pytest.raises(InputError, match="not a causal LM"):
         load_shape(str(tmp_path))
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_flops_of_training_are_those_that_torch_counts(frozen: bool) -> None:
-    sizes = {
-        "vocab_size": 300,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 24,
-    }
-    config = AutoConfig.for_model("llama", **sizes)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not frozen or "embed" in name)
-    with FlopCounterMode(display=False) as counted:
-        logits = model(torch.zeros(1, 128, dtype=torch.int64), logits_to_keep=10).logits
-        logits.sum().backward()
-    # Eager attention computes the scores of all pairs, also of those that are masked.
-    flops = shape_of(config, "llama").training_flops(128, 10, pairs=128**2, frozen=frozen)
-    assert counted.get_total_flops() == pytest.approx(flops, rel=1e-3)
-
-
-def test_a_shared_prompt_is_seen_by_each_of_its_completions() -> None:
-    packed = pack([[1] * 5, [2] * 3, [3] * 2, [4] * 4], continues=[None, 0, 0, None])
-    assert packed.pairs == 15 + (6 + 7 + 8) + (6 + 7) + 10

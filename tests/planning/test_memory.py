@@ -79,7 +79,7 @@ def test_activations_are_what_autograd_keeps_of_a_block(dtype: str, layout: str)
     continues = [None] + [0] * (len(parts) - 1)
     block, packed = model.model.layers[0], pack([range(n) for n in parts], continues=continues)
     hidden = torch.randn(1, sum(parts), 64).to(getattr(torch, dtype)).requires_grad_()
-    rotary = model.model.rotary_emb(hidden, packed.position_ids)
+    rotary = model.model.rotary_emb(hidden, packed["position_ids"])
     ours = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *rotary]}
     kept: dict[int, int] = {}
 
@@ -91,7 +91,7 @@ def test_activations_are_what_autograd_keeps_of_a_block(dtype: str, layout: str)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        out = block(hidden, position_embeddings=rotary, **packed.model_inputs)
+        out = block(hidden, position_embeddings=rotary, **packed)
     assert out.requires_grad
     stage = config(trainer={"dtype": dtype, "microbatch_tokens": sum(parts)})
     one, two = (

@@ -14,8 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.trainer.rollouts import VOCAB, batch, equal, model, trainer
 from tramontane.models.compiling import compiled
 from tramontane.trainer import head
-from tramontane.trainer.head import fused_predictions, head_scale, plain_predictions
-from tramontane.trainer.logprobs import token_logprobs
+from tramontane.trainer.head import (
+    fused_predictions,
+    head_scale,
+    plain_predictions,
+    token_logprobs,
+)
 from tramontane.trainer.microbatch import pack_row
 
 SIZES = {
@@ -93,7 +97,7 @@ def test_a_model_gives_the_predictions_and_gradients_of_its_logits(model_type, t
     assert scale == {"granite": 1 / 8, "cohere": 0.0625}.get(model_type, 1.0)
     row = pack_row(batch().sequences[:4], torch.device("cpu"))
     got = fused_predictions(fused, row, 0.8, scale, entropy_grad=True)
-    logits = unfused(**row.model_inputs).logits[0, : len(row.targets)]
+    logits = unfused(**row.inputs).logits[0, : len(row.targets)]
     logprobs, entropy = token_logprobs(logits, row.targets, 0.8, entropy_grad=True)
     torch.testing.assert_close(got.logprobs, logprobs, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(got.entropy, entropy, rtol=1e-9, atol=1e-9)
@@ -104,7 +108,7 @@ def test_a_model_gives_the_predictions_and_gradients_of_its_logits(model_type, t
     for (name, a), b in zip(fused.named_parameters(), unfused.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-7, atol=1e-9, msg=name)
     # The model itself is as before.
-    assert fused(**row.model_inputs).logits.shape[-1] == VOCAB
+    assert fused(**row.inputs).logits.shape[-1] == VOCAB
 
 
 def test_log_probs_of_other_tokens_are_those_of_the_logits(monkeypatch):

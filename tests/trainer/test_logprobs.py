@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from tramontane.trainer import logprobs as module
-from tramontane.trainer.logprobs import token_logprobs
+from tramontane.trainer import head as module
+from tramontane.trainer.head import token_logprobs
 
 
 def naive(logits, targets, temperature):

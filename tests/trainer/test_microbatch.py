@@ -85,7 +85,11 @@ def test_filler_changes_no_prediction_and_no_gradient(seed, multiple):
             patch.setattr(microbatch, "padded", lambda n, device, m=filled: -(-n // m) * m)
             row = pack_row(sequences, CPU)
             metrics = t.step(train_batch(0, [sequences]))
-        assert row.packed.input_ids.shape[1] % filled == len(row.keep) % filled == 0
+        assert (
+            row.inputs["input_ids"].shape[1] % filled
+            == len(row.inputs["logits_to_keep"]) % filled
+            == 0
+        )
         found.append((t.logprobs(sequences, 0.8), metrics, t.weights()))
     (plain, one, before), (padded, two, after) = found
     for a, b in zip(plain, padded, strict=True):

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from tramontane.config import NamedSetConfig
 from tramontane.data.files import read_rows
-from tramontane.data.function_calls import bfcl, bfcl_rows
-from tramontane.data.layouts import LAYOUTS, converted, verl
+from tramontane.data.layouts import LAYOUTS, bfcl, bfcl_rows, converted, verl
 
 logger = logging.getLogger("tramontane")
 
@@ -72,17 +71,11 @@ CATALOG: dict[str, NamedSetConfig] = {
 
 
 class NamedSource(NamedTuple):
-    """A source with a name in the catalog.
+    """A source with a name in the catalog."""
 
-    Args:
-        name: the short name.
-        source: file or dataset that the rows are read from.
-        entry: split, columns and layout.
-    """
-
-    name: str
-    source: str
-    entry: NamedSetConfig
+    name: str  # the short name
+    source: str  # file or dataset that the rows are read from
+    entry: NamedSetConfig  # split, columns and layout
 
 
 def named_source(source: str, sets: Mapping[str, NamedSetConfig]) -> NamedSource | None:

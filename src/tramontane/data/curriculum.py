@@ -22,25 +22,15 @@ from tramontane.types import Problem, Verdict
 
 class Record(NamedTuple):
     """A run's results on one problem. Never changed in place, since checkpoints are written from
-    shallow copies of all records.
+    shallow copies of all records."""
 
-    Args:
-        visits: graded groups.
-        attempts: judged completions.
-        solved: right completions.
-        all_solved: latest consecutive visits in which all completions were right.
-        none_solved: latest consecutive visits in which no completion was right.
-        version: weight version at the last visit.
-        stage: stage of the last visit.
-    """
-
-    visits: int = 0
-    attempts: int = 0
-    solved: int = 0
-    all_solved: int = 0
-    none_solved: int = 0
-    version: int = 0
-    stage: int = 0
+    visits: int = 0  # graded groups
+    attempts: int = 0  # judged completions
+    solved: int = 0  # right completions
+    all_solved: int = 0  # latest consecutive visits in which all completions were right
+    none_solved: int = 0  # latest consecutive visits in which no completion was right
+    version: int = 0  # weight version at the last visit
+    stage: int = 0  # stage of the last visit
 
 
 class Curriculum:

@@ -83,16 +83,12 @@ class PromptLimit:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths of the prompts of a set of problems.
+    """Lengths of the prompts of a set of problems."""
 
-    Attributes:
-        longest: upper bound of the prompts within the limit, in tokens; exact for up to
-            `MAX_MEASURED` problems.
-        overlong: tokens of each prompt above the limit, by the problem's index.
-    """
-
+    # Upper bound of the prompts within the limit, in tokens; exact for up to `MAX_MEASURED`
+    # problems.
     longest: int
-    overlong: dict[int, int]
+    overlong: dict[int, int]  # tokens of each prompt above the limit, by the problem's index
 
 
 def measure_prompts(

@@ -47,21 +47,15 @@ METADATA_FIELDS = ("solutions",)
 
 @dataclass(frozen=True)
 class RowRules:
-    """Rules for reading rows as problems.
+    """Rules for reading rows as problems."""
 
-    Args:
-        fields: names of a row's columns by field of a Problem, if different.
-        domain: domain of every row; None: each row's own (`data.domain`).
-        domains: the known domains, with the columns that they need (`verifier.domains`).
-        gradable: reject rows without the columns that their domain needs.
-        key: the key of the config that holds `fields`, for messages.
-    """
-
+    # Names of a row's columns by field of a Problem, if different.
     fields: Mapping[str, str] = field(default_factory=dict)
-    domain: str | None = None
+    domain: str | None = None  # domain of every row; None: each row's own (`data.domain`)
+    # The known domains, with the columns that they need (`verifier.domains`).
     domains: Mapping[str, DomainConfig] = field(default_factory=lambda: BUILT_IN)
-    gradable: bool = True
-    key: str = "data.fields"
+    gradable: bool = True  # reject rows without the columns that their domain needs
+    key: str = "data.fields"  # the key of the config that holds `fields`, for messages
 
     @cached_property
     def columns(self) -> dict[str, tuple[str, ...]]:

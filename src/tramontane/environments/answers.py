@@ -26,17 +26,11 @@ TEXTS = ("reasoning_content", "content")
 
 @dataclass
 class Choice:
-    """One completion of a request, up to the token that ends it.
+    """One completion of a request, up to the token that ends it."""
 
-    Attributes:
-        tokens: so far; None before the first.
-        reason: why it ended; None while it is sampled.
-        searched: number of tokens searched for stops.
-    """
-
-    tokens: SampledTokens | None = None
-    reason: FinishReason | None = None
-    searched: int = 0
+    tokens: SampledTokens | None = None  # so far; None before the first
+    reason: FinishReason | None = None  # why it ended; None while it is sampled
+    searched: int = 0  # number of tokens searched for stops
 
 
 @dataclass

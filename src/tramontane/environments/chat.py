@@ -55,6 +55,11 @@ class ChatFormat:
         }
         self.ends = {tokenizer.eos_token, *_ENDS}
         self.template = str(tokenizer.chat_template or "")
+        self.levels = {name: ChatFormat(each, history) for name, each in encoder.levels.items()}
+
+    def at(self, effort: str | None) -> ChatFormat:
+        """The format at a level of effort."""
+        return self if effort is None else self.levels[effort]
 
     @cached_property
     def reads_calls(self) -> bool:
@@ -101,21 +106,14 @@ def call_id(turn: int, number: int) -> str:
 
 @dataclass
 class Following:
-    """What follows a message of the model.
+    """What follows a message of the model."""
 
-    Args:
-        text: text behind the message: the end of its turn, the new messages, and the start of the
-            next turn.
-        new: place of the new messages' first text in it.
-        in_call: True if the message ended with calls, so that the text begins within one.
-        rewritten: True if the template writes the conversation before it otherwise than so far.
-        whole: makes the tokens of the whole conversation, as the template writes it.
-    """
-
+    # Text behind the message: the end of its turn, the new messages, the start of the next turn.
     text: str
-    new: int
-    in_call: bool
-    rewritten: bool
+    new: int  # place of the new messages' first text in it
+    in_call: bool  # True if the message ended with calls, so that the text begins within one
+    rewritten: bool  # True if the template writes the conversation before it otherwise than so far
+    # Makes the tokens of the whole conversation, as the template writes it.
     whole: Callable[[], list[int]]
 
     def behind(self, ends: Iterable[str]) -> tuple[str, str]:

@@ -58,35 +58,13 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class Served:
-    """A model as it is served.
+    """A model as it is served."""
 
-    Args:
-        name: in `/v1/models`.
-        config: of its prompts and calls.
-        encoder: makes its prompts.
-        defaults: for what a request does not say.
-        sampler: samples from it.
-    """
-
-    name: str
-    config: Config
-    encoder: PromptEncoder
-    defaults: SamplingParams
-    sampler: Sampler
-
-
-class Answering(Protocol):
-    """What answers the requests of one key; see `Endpoint`."""
-
-    def models(self) -> dict[str, Any]: ...
-
-    async def chat(
-        self, body: wire.ChatRequest, gone: Callable[[], Awaitable[bool]]
-    ) -> Response: ...
-
-    async def generate(
-        self, body: wire.TokenRequest, gone: Callable[[], Awaitable[bool]]
-    ) -> Response: ...
+    name: str  # in `/v1/models`
+    config: Config  # of its prompts and calls
+    encoder: PromptEncoder  # makes its prompts
+    defaults: SamplingParams  # for what a request does not say
+    sampler: Sampler  # samples from it
 
 
 class Endpoint:
@@ -95,7 +73,6 @@ class Endpoint:
     def __init__(self, served: Served) -> None:
         self._served, encoder, talk = served, served.encoder, served.config.conversation
         self._format = ChatFormat(encoder, talk.history)
-        self._levels = {k: ChatFormat(each, talk.history) for k, each in encoder.levels.items()}
         self._parser = Parser(encoder.tokenizer, talk.calls, encoder.tags)
         self._mistral = load_mistral(encoder) if talk.tokens == "mistral" else None
         # Prompts are written outside the event loop, in one thread: tokenizers are not reentrant.
@@ -147,10 +124,10 @@ class Endpoint:
         return wire.write(chat, body.messages, self._served.encoder.tags), chat.prefix
 
     def _new_chat(self, body: wire.ChatRequest) -> Any:
-        levels = {None: self._format} | self._levels
-        if (form := levels.get(body.reasoning_effort)) is None:
-            known = ", ".join(self._levels) or "none"
+        if body.reasoning_effort not in (None, *self._format.levels):
+            known = ", ".join(self._format.levels) or "none"
             raise HTTPException(400, f"reasoning_effort: the model's levels are {known}")
+        form = self._format.at(body.reasoning_effort)
         if self._mistral is not None:
             return MistralChat(self._mistral, form.encoder, body.described)
         return Chat(form, body.described)
@@ -236,11 +213,11 @@ async def _last(
     return found
 
 
-def make_app(find: Callable[[str], Answering | None]) -> FastAPI:
-    """The application that serves endpoints by their keys; `find` returns that of a key."""
+def make_app(find: Callable[[str], Any]) -> FastAPI:
+    """The application that serves endpoints; `find` returns that of a key, or None."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
-    def found(request: Request) -> Answering:
+    def found(request: Request) -> Any:
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         if (endpoint := find(request.path_params.get("key", bearer))) is None:
             raise HTTPException(401, "the address lacks the key: http://HOST:PORT/KEY/v1")

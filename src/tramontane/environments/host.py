@@ -36,15 +36,10 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Lost:
-    """The answer to a call whose conversation the process does not know any more.
+    """The answer to a call whose conversation the process does not know any more."""
 
-    Args:
-        how: what happened to the process; empty if it happened before the call.
-        late: the call itself took too long, and was the reason for it.
-    """
-
-    how: str = ""
-    late: bool = False
+    how: str = ""  # what happened to the process; empty if it happened before the call
+    late: bool = False  # the call itself took too long, and was the reason for it
 
 
 class EnvironmentHost:

@@ -189,17 +189,12 @@ def kind_of(loaded: Callable[..., Any]) -> Kind:
 
 @dataclass
 class Reply:
-    """What the environment and the tools answer to a message of the model.
+    """What the environment and the tools answer to a message of the model."""
 
-    Args:
-        messages: put in behind the message; those of the role `tool` answer its calls, in order.
-        reward: of the turn; None if there is none.
-        done: True if the conversation has ended.
-    """
-
+    # Put in behind the message; those of the role `tool` answer its calls, in order.
     messages: list[Message] = field(default_factory=list)
-    reward: float | None = None
-    done: bool = False
+    reward: float | None = None  # of the turn; None if there is none
+    done: bool = False  # True if the conversation has ended
 
 
 class Host:
@@ -242,11 +237,11 @@ class Host:
         offered = await self._make(environment_of(self._data, problem))
         for toolbox in self._toolboxes:
             if start := getattr(toolbox, "start", None):
-                await self._call(start, **_accepted(start, given))
+                await self._runner.run(start, **functions.accepted(start, given))
         if self._kind == "trl":
             row = {**problem.metadata, **_fields(problem), "prompt": chat, "seed": seed}
             reset = self._environment.reset
-            shown = await self._call(reset, **_accepted(reset, row))
+            shown = await self._runner.run(reset, **functions.accepted(reset, row))
             if shown is not None and not isinstance(shown, str):
                 with blaming(_name(reset)):
                     raise self._refused(reset, shown, "a text or None")
@@ -265,7 +260,7 @@ class Host:
         start = getattr(self._environment, "start", None)
         if start is None:
             return []
-        returned = await self._call(start, **_accepted(start, given))
+        returned = await self._runner.run(start, **functions.accepted(start, given))
         if returned is None:
             return []
         with blaming(_name(start)):
@@ -282,11 +277,11 @@ class Host:
             if kind_of(loaded) == "tool":
                 offered.append(loaded)
             else:
-                self._toolboxes.append(await self._call(loaded))
+                self._toolboxes.append(await self._runner.run(loaded))
         if environment is not None:
             loaded = load(environment)
             self._kind = kind_of(loaded)
-            self._environment = await self._call(loaded)
+            self._environment = await self._runner.run(loaded)
             if self._kind == "toolbox":
                 self._toolboxes.append(self._environment)
         offered += self._toolboxes
@@ -305,8 +300,9 @@ class Host:
             reply.done = not message.calls
             return reply
         step = self._environment.step
-        returned = await self._call(step, _as_dict(message))
-        found = self._turn(step, returned)
+        returned = await self._runner.run(step, _as_dict(message))
+        with blaming(_name(step)):  # what it returned may be of any kind
+            found = self._turn(step, returned)
         found.messages = reply.messages + found.messages
         if not found.messages and not found.done:
             raise self._refused(step, returned, "messages, or done=True to end the conversation")
@@ -317,7 +313,7 @@ class Host:
         get = getattr(self._environment, "get_reward", None)
         if self._kind != "trl" or get is None:
             return None
-        value = await self._call(get)
+        value = await self._runner.run(get)
         with blaming(_name(get)):
             reward = functions.number(value, bools=True)
             if reward is None and value is not None:
@@ -331,24 +327,13 @@ class Host:
             owned.pop()  # it is among them
         for each in owned:
             if close := getattr(each, "close", None):
-                await self._call(close)
-
-    async def _call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        return await self._runner.run(function, *arguments, **named)
+                await self._runner.run(close)
 
     def _refused(self, method: Callable[..., Any], value: Any, wanted: str) -> EnvironmentFailed:
-        shown = repr(value)
-        found = f"{shown if len(shown) <= 80 else f'{shown[:80]}…'} ({type(value).__name__})"
-        return EnvironmentFailed(
-            f"{_name(method)} returned {found}, not {wanted} ({defined_at(method)})"
-        )
+        return EnvironmentFailed(f"{_name(method)} {functions.unusable(method, value, wanted)}")
 
     def _turn(self, step: Callable[..., Any], value: Any) -> Reply:
         """What `step` returned, a `Turn` in any form."""
-        with blaming(_name(step)):  # what it returned may be of any kind
-            return self._as_turn(step, value)
-
-    def _as_turn(self, step: Callable[..., Any], value: Any) -> Reply:
         names = ("messages", "reward", "done")
         if isinstance(value, tuple) and len(value) == 3:
             given = dict(zip(names, value, strict=True))
@@ -404,14 +389,6 @@ def _functions(offered: Sequence[Any]) -> list[Callable[..., Any]]:
     for each in offered:
         found += [each] if inspect.isroutine(each) else methods(each)
     return found
-
-
-def _accepted(method: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that a method takes, of those that there are."""
-    parameters = functions.parameters_of(method)
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-        return given
-    return {name: value for name, value in given.items() if name in parameters}
 
 
 def _fields(problem: Problem) -> dict[str, Any]:

@@ -28,18 +28,13 @@ _PROBE = "Hello, 123 é 🙂\n"
 
 @dataclass
 class MistralFollowing:
-    """What follows a message of the model; see `chat.Following`.
+    """What follows a message of the model; see `chat.Following`."""
 
-    Args:
-        put: tokens of the new messages.
-        rewritten: True if the messages before are written otherwise than so far, e.g. because v7
-            describes the tools before the user's last message.
-        whole: makes the tokens of the whole conversation.
-    """
-
-    put: list[int]
+    put: list[int]  # tokens of the new messages
+    # True if the messages before are written otherwise than so far, e.g. because v7 describes the
+    # tools before the user's last message.
     rewritten: bool
-    whole: Callable[[], list[int]]
+    whole: Callable[[], list[int]]  # makes the tokens of the whole conversation
 
 
 def files_of(encoder: PromptEncoder) -> list[Path]:

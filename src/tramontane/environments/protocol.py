@@ -1,12 +1,11 @@
-"""The interface of environments."""
+"""What environments and their workers answer."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
-from tramontane.types import Ending, Message, Problem, TurnRecord
+from tramontane.types import Ending, Message, TurnRecord
 
 
 @dataclass
@@ -26,18 +25,6 @@ class Turn:
     done: bool = False
 
 
-class Environment(Protocol):
-    """One conversation's environment; each conversation has an object of its own. Methods may be
-    `async`. Optional: `tools`, a sequence of functions or toolboxes that the model may call, whose
-    calls are answered before `step` sees the message; and `close()`."""
-
-    def start(self, problem: Problem) -> Sequence[Message] | str | Awaitable[Any] | None:
-        """Begin; returns the chat that the model reads, or None for the problem's own prompt."""
-
-    def step(self, message: dict[str, Any]) -> Turn | Awaitable[Turn]:
-        """Answer a message of the model: {"role": "assistant", "content": …, "tool_calls": […]}."""
-
-
 @dataclass
 class Started:
     """A conversation that may be generated: the tokens of its prompt, or why there is none, and the
@@ -51,22 +38,16 @@ class Started:
 
 @dataclass
 class Continued:
-    """What follows a turn of the model.
+    """What follows a turn of the model."""
 
-    Args:
-        turn: record of the turn.
-        put: tokens to put in behind the sequence's; empty if the conversation ended, or forked.
-        prompt_ids: if not None, the template rewrote history: a new sequence of the conversation
-            begins with this prompt.
-        max_tokens: limit of the following request's tokens (`SamplingParams.max_tokens`), those
-            that it already has included.
-        ending: not None if the conversation has ended.
-        reason: details of the ending, e.g. the error of an environment that failed.
-    """
-
-    turn: TurnRecord
+    turn: TurnRecord  # record of the turn
+    # Tokens to put in behind the sequence's; empty if the conversation ended, or forked.
     put: Sequence[int] = field(default_factory=list)
+    # If not None, the template rewrote history: a new sequence of the conversation begins with this
+    # prompt.
     prompt_ids: list[int] | None = None
+    # Limit of the following request's tokens (`SamplingParams.max_tokens`), those that it already
+    # has included.
     max_tokens: int = 0
-    ending: Ending | None = None
-    reason: str = ""
+    ending: Ending | None = None  # not None if the conversation has ended
+    reason: str = ""  # details of the ending, e.g. the error of an environment that failed

@@ -97,7 +97,8 @@ class Toolset:
             known = ", ".join(self._tools) or "none"
             raise _Misuse(f"there is no tool {call.name[:80]!r}; the tools are: {known}")
         tool = self._tools[call.name]
-        schema = schema_of(tool)["function"]["parameters"]
+        function = getattr(tool, "__func__", tool)  # of all conversations
+        schema = _schema(function)["function"]["parameters"]
         known = schema.get("properties", {})
         if extra := [name for name in call.arguments if name not in known]:
             takes = ", ".join(known) or "none"
@@ -107,7 +108,7 @@ class Toolset:
         arguments = {}
         for name, value in call.arguments.items():
             arguments[name] = coerced(value, known[name])
-            if fault := best_match(_validator(tool, name).iter_errors(arguments[name])):
+            if fault := best_match(_validator(function, name).iter_errors(arguments[name])):
                 raise _Misuse(f"argument {name!r} of {call.name}: {fault.message[:MAX_ERROR]}")
         return tool, arguments
 
@@ -158,13 +159,9 @@ def _schema(function: Callable[..., Any]) -> Tool:
 
 
 @lru_cache
-def _validator_of(function: Callable[..., Any], parameter: str) -> Draft202012Validator:
+def _validator(function: Callable[..., Any], parameter: str) -> Draft202012Validator:
     properties = _schema(function)["function"]["parameters"]["properties"]
     return Draft202012Validator(_standard(properties[parameter]))
-
-
-def _validator(tool: Callable[..., Any], parameter: str) -> Draft202012Validator:
-    return _validator_of(getattr(tool, "__func__", tool), parameter)
 
 
 def _standard(schema: Any) -> Any:

@@ -35,23 +35,16 @@ OPENING = 32  # tokens at the end of a harness's prompt that may open the model'
 
 @dataclass
 class _Conversation:
-    """A conversation under way.
+    """A conversation under way."""
 
-    Args:
-        host: its environment and tools.
-        chat: its messages.
-        prompt_ids: the prompt of its first sequence.
-        effort: level of effort of its problem.
-        turns: number of turns so far.
-        tokens: prompt and tokens of the current sequence, as they were last seen or sent; None
-            after a replay, until they are seen.
-    """
-
-    host: Host | HarnessHost
+    host: Host | HarnessHost  # its environment and tools
+    # Its messages.
     chat: Any  # `Chat` or `MistralChat`
-    prompt_ids: list[int]
-    effort: str | None
-    turns: int = 0
+    prompt_ids: list[int]  # the prompt of its first sequence
+    effort: str | None  # level of effort of its problem
+    turns: int = 0  # number of turns so far
+    # Prompt and tokens of the current sequence, as they were last seen or sent; None after a
+    # replay, until they are seen.
     tokens: list[int] | None = None
 
 
@@ -66,9 +59,6 @@ class EnvironmentWorker:
     def __init__(self, config: Config, encoder: PromptEncoder) -> None:
         self._config, self._limits = config, config.conversation
         self._format = ChatFormat(encoder, self._limits.history)
-        self._levels = {
-            name: ChatFormat(level, self._limits.history) for name, level in encoder.levels.items()
-        }
         self._parser = Parser(encoder.tokenizer, self._limits.calls, encoder.tags)
         self._mistral = load_mistral(encoder) if self._limits.tokens == "mistral" else None
         self._runner = Runner()
@@ -190,7 +180,7 @@ class EnvironmentWorker:
         return _Conversation(host, chat, prompt, problem.effort, tokens=prompt)
 
     def _new_chat(self, host: Host | HarnessHost, effort: str | None) -> Any:
-        form = self._format if effort is None else self._levels[effort]
+        form = self._format.at(effort)
         if self._mistral is not None:
             return MistralChat(self._mistral, form.encoder, host.tools)
         return Chat(form, host.tools)

@@ -33,6 +33,3 @@ def load_generator(
     if config.kind == "vllm":
         return VllmGenerator(model, config, slots, max_len, response, heartbeat)
     return Generator.load(model, config, slots, max_len, response)
-
-
-__all__ = ["AnyGenerator", "Generator", "SlotEngine", "VllmGenerator", "load_generator"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -40,21 +40,6 @@ class Block:
     members: list[int]
 
 
-class LanePart(Protocol):
-    """A lane in a decode step: its entries, and the rows of the batch that read them."""
-
-    lane: Lane
-
-    def queries(self, query: torch.Tensor) -> torch.Tensor:
-        """[B, Hq, 1, d] → [entries, members, Hq, d]."""
-        ...
-
-    def bias(self, window: int | None) -> torch.Tensor:
-        """Added to scores: 0 at visible positions, very low elsewhere; [entries, 1, members or 1,
-        capacity]. With a sliding `window`, a token sees the last `window` positions."""
-        ...
-
-
 class UnsharedPart:
     """One lane of unshared positions: rows `first` to `last` of the batch.
 
@@ -71,6 +56,7 @@ class UnsharedPart:
         self._bias: dict[int | None, torch.Tensor] = {}
 
     def queries(self, query: torch.Tensor) -> torch.Tensor:
+        """[B, Hq, 1, d] → [entries, members, Hq, d]."""
         return query[self.first : self.last].transpose(1, 2)
 
     def rows(self, heads: int) -> torch.Tensor:
@@ -82,6 +68,8 @@ class UnsharedPart:
         return self._rows[heads]
 
     def bias(self, window: int | None) -> torch.Tensor:
+        """Added to scores: 0 at visible positions, very low elsewhere; [entries, 1, members or 1,
+        capacity]. With a sliding `window`, a token sees the last `window` positions."""
         if window not in self._bias:
             position = torch.arange(self.lane.capacity, device=self._lengths.device)
             distance = self._lengths[:, None] - position
@@ -122,6 +110,9 @@ class PrefixPart:
                 hidden = hidden | (distance >= window)
             self._bias[window] = _hide(hidden, self.lane)[:, None]
         return self._bias[window]
+
+
+LanePart = UnsharedPart | PrefixPart
 
 
 def _hide(hidden: torch.Tensor, lane: Lane) -> torch.Tensor:

@@ -8,7 +8,6 @@ one at construction.
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -123,7 +122,7 @@ class StepFlags(NamedTuple):
     may_end: torch.Tensor  # drew a token that may complete a stop text
 
 
-class Decoder(ABC):
+class _Decoder:
     """The slots' cache and state, and the decode step over both.
 
     Row b of a step's batch belongs to slot `cache.slots[b]`.
@@ -139,7 +138,6 @@ class Decoder(ABC):
     cache: SlotCache | ArenaCache
     state: SlotState
     _plan: DrawPlan
-    _slots: torch.Tensor  # [B] int64, of the batch's rows
 
     def __init__(
         self,
@@ -154,56 +152,6 @@ class Decoder(ABC):
         self._draw = compiled_like(model, draw)
         self._read_rows = compiled_like(model, _read_rows)
         self._outcome = compiled_like(model, _outcome)
-
-    @abstractmethod
-    def size_within(self, slots: int, max_len: int, limit: int | None) -> CacheSize:
-        """The cache size for at most `slots` sequences of up to `max_len` tokens, with at most
-        `limit` positions; None: no limit."""
-
-    @abstractmethod
-    def allocate(self, size: CacheSize, max_len: int) -> None:
-        """Allocate an empty cache of a size from `size_within`, and the state of its slots."""
-
-    @abstractmethod
-    def free(self) -> None:
-        """Free the cache and the state from `allocate`, before new ones are allocated."""
-
-    @property
-    def is_recorded(self) -> bool:
-        """True if steps read the weights at fixed addresses."""
-        return False
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Empty all slots."""
-
-    @abstractmethod
-    def count_admissible(self, lengths: Iterable[int]) -> int:
-        """Number of new sequences, from the first, that fit into the cache, given each one's cached
-        positions at admission."""
-
-    @abstractmethod
-    def refresh_batch(self, live: Mapping[int, SamplingParams]) -> None:
-        """Update the list of live slots and their sampling; required before a step whenever slots
-        were admitted or released."""
-
-    @abstractmethod
-    def step(self) -> StepFlags:
-        """Draw one token for every live slot, and write it to `state`; [B] rows in the order of the
-        batch."""
-
-    @abstractmethod
-    def release(self, finished: Sequence[int], full: Sequence[int]) -> list[int]:
-        """Empty the slots of the rows `finished`. Of the rows `full`, returns the slots that must
-        `grow` before the next step; the others have more room now."""
-
-    @abstractmethod
-    def grow(self, slot: int) -> bool:
-        """Give a sequence more room; False if the cache is full."""
-
-    @abstractmethod
-    def evict(self, slot: int) -> None:
-        """Empty the slot of an unfinished sequence."""
 
     def _advance(self, slots: torch.Tensor, capacities: torch.Tensor) -> torch.Tensor:
         """Draw a token for each of `slots` [B] int64, which have room for `capacities` [B]
@@ -266,7 +214,7 @@ def _outcome(
         drawn: [B] tokens and log-probs.
         version: [1] of the weights.
         full: [B] bool, rows without room for another position.
-        ends: see `Decoder`.
+        ends: EOS tokens and tokens that may end a stop text, as in `_Decoder`.
     """
     tokens, logprobs = drawn
     is_eos, may_end = ends
@@ -279,55 +227,71 @@ def _outcome(
     return progress, torch.stack(made, 1), flags & (rows.limit > 0)
 
 
-class LaneDecoder(Decoder):
+class LaneDecoder(_Decoder):
     """Keys and values in lanes; the batch has the live slots, lane by lane. Lanes have room for all
     slots at their longest."""
 
     cache: SlotCache
+    is_recorded = False  # steps do not read the weights at fixed addresses
 
     def size_within(self, slots: int, max_len: int, limit: int | None) -> CacheSize:
+        """The cache size for at most `slots` sequences of up to `max_len` tokens, with at most
+        `limit` positions; None: no limit."""
         return lane_size(slots, max_len, limit)
 
     def allocate(self, size: CacheSize, max_len: int) -> None:
+        """Allocate an empty cache of a size from `size_within`, and the state of its slots."""
         self.cache = SlotCache(self.layout, size.slots, max_len)
         self.state = SlotState(size.slots, max_len, self.layout.device)
 
     def free(self) -> None:
+        """Free the cache and the state from `allocate`, before new ones are allocated."""
         del self.cache, self.state
 
     def clear(self) -> None:
+        """Empty all slots."""
         size = CacheSize(len(self.state.progress), 0)
         max_len = self.state.max_len
         self.free()
         self.allocate(size, max_len)
 
     def count_admissible(self, lengths: Iterable[int]) -> int:
+        """Number of new sequences, from the first, that fit into the cache, given each one's cached
+        positions at admission."""
         return sum(1 for _ in lengths)
 
     def refresh_batch(self, live: Mapping[int, SamplingParams]) -> None:
+        """Update the list of live slots and their sampling; required before a step whenever slots
+        were admitted or released."""
         device = self.layout.device
         self._slots = torch.tensor(self.cache.slots, dtype=torch.int64, device=device)
         self._capacities = torch.tensor(self.cache.capacities, device=device)
         self._plan = DrawPlan.of(live.values(), static_shapes=False)
 
     def step(self) -> StepFlags:
+        """Draw one token for every live slot, and write it to `state`; [B] rows in the order of the
+        batch."""
         return StepFlags(*self._advance(self._slots, self._capacities).cpu())
 
     def release(self, finished: Sequence[int], full: Sequence[int]) -> list[int]:
+        """Empty the slots of the rows `finished`. Of the rows `full`, returns the slots that must
+        `grow` before the next step; the others have more room now."""
         self.cache.end(finished, full)
         return []
 
     def grow(self, slot: int) -> bool:
+        """Give a sequence more room; False if the cache is full."""
         self.cache.end([], [self.cache.slots.index(slot)])
         return True
 
     def evict(self, slot: int) -> None:
+        """Empty the slot of an unfinished sequence."""
         self.cache.end([self.cache.slots.index(slot)], [])
 
 
-class ArenaDecoder(Decoder):
+class ArenaDecoder(_Decoder):
     """Keys and values in an arena; the batch has the live slots and some empty ones, and steps are
-    recorded: `record` makes their repetition faster."""
+    recorded: `record` makes their repetition faster. Methods as in `LaneDecoder`."""
 
     cache: ArenaCache
 
@@ -373,6 +337,7 @@ class ArenaDecoder(Decoder):
         sizes = reversed(recorded_rows(len(self._slots)))
         return [_Shape(rows, self.cache.span, plan) for rows in sizes for plan in plans]
 
+    @torch.inference_mode()
     def record(self, shapes: Iterable[_Shape]) -> None:
         """Record steps; all slots must be empty."""
         for shape in shapes:
@@ -447,3 +412,6 @@ class ArenaDecoder(Decoder):
     def _empty(self, slots: list[int]) -> None:
         self.cache.release(slots)
         self.state.clear(upload(torch.tensor(slots, dtype=torch.int64), self.layout.device))
+
+
+Decoder = LaneDecoder | ArenaDecoder

@@ -26,7 +26,7 @@ from tramontane.generator.fusion import is_merged
 from tramontane.generator.graphs import StepRecorder, run_directly
 from tramontane.generator.interface import check_request
 from tramontane.generator.lanes import CacheSize, Prefix
-from tramontane.generator.memory import DeviceMemory, cache_room
+from tramontane.generator.memory import CudaMemory, cache_room
 from tramontane.generator.parking import Context, Parking
 from tramontane.models.loading import context_length, vocabulary
 from tramontane.models.packing import upload
@@ -43,28 +43,16 @@ _REMEDIES = (
 
 @dataclass
 class Stats:
-    """Counts since the engine was made.
+    """Counts since the engine was made."""
 
-    Attributes:
-        generated_tokens: sampled in decode steps.
-        prefill_tokens: prefilled for admissions.
-        parked_tokens: not prefilled for admissions, since their keys and values were parked.
-        recomputed_tokens: prefilled again after weight updates.
-        decode_steps: steps of the whole batch.
-        live_slot_steps: slots that held a sequence, summed over the decode steps.
-        slot_steps: all slots, summed over the decode steps; live_slot_steps / slot_steps is the
-            utilization.
-        preemptions: sequences sent back to the queue because memory was short.
-    """
-
-    generated_tokens: int = 0
-    prefill_tokens: int = 0
-    parked_tokens: int = 0
-    recomputed_tokens: int = 0
-    decode_steps: int = 0
-    live_slot_steps: int = 0
-    slot_steps: int = 0
-    preemptions: int = 0
+    generated_tokens: int = 0  # sampled in decode steps
+    prefill_tokens: int = 0  # prefilled for admissions
+    parked_tokens: int = 0  # not prefilled for admissions: their keys and values were parked
+    recomputed_tokens: int = 0  # prefilled again after weight updates
+    decode_steps: int = 0  # of the whole batch
+    live_slot_steps: int = 0  # slots that held a sequence, summed over the decode steps
+    slot_steps: int = 0  # all slots, likewise; live_slot_steps / slot_steps is the utilization
+    preemptions: int = 0  # sequences sent back to the queue because memory was short
 
 
 @dataclass(frozen=True)
@@ -117,7 +105,7 @@ class SlotEngine:
         kv_bytes: int | None = None,
         prefill_tokens: int = 4096,
         record: StepRecorder | None = None,
-        memory: DeviceMemory | None = None,
+        memory: CudaMemory | None = None,
         stop_texts: StopTexts | None = None,
     ) -> None:
         self.model = model.eval()
@@ -140,7 +128,6 @@ class SlotEngine:
             record = record if recordable else run_directly
             self._decoder = ArenaDecoder(model, layout, self._is_eos, record, may_end)
         self._memory = memory if isinstance(self._decoder, ArenaDecoder) else None
-        self._prefills_ahead = record is not None
         self._kv_bytes, self._token_bytes = kv_bytes, layout.token_bytes
         self._serial = 0
         self._allocate(slots, max_len)
@@ -183,12 +170,27 @@ class SlotEngine:
         if isinstance(self._decoder, ArenaDecoder):
             # Now, and not when it is first needed: recording waits for all work on the device, a
             # trainer's too.
-            with torch.inference_mode():
-                self._decoder.record(self._decoder.shapes())
+            self._decoder.record(self._decoder.shapes())
         self._forget()
 
+    def _forget(self) -> None:
+        self._flights: dict[int, _Flight] = {}  # by slot
+        self._steps = 0
+        self._born: dict[int, int] = {}  # by slot: the step before its first token, maybe negative
+        self._reported: dict[int, int] = {}  # by slot: tokens that `take_growth` has returned
+        # For preempted sequences with unreported tokens: by serial, how many were reported.
+        self._unreported: dict[int, int] = {}
+        self._free_slots = list(range(self.slots))  # a heap: the lowest is taken first
+        self._waiting: deque[_Flight] = deque()
+        # A prefix is kept until the last sequence that starts with it is admitted.
+        self._sharers: Counter[Key] = Counter()
+        self._prefixes: dict[Key, Prefix] = {}
+        self._ahead: set[Key] = set()  # prefixes of which no sequence is admitted yet
+        self._batch_changed = False  # since the decoder's last `refresh_batch`
+        self._parking = Parking(self._decoder.cache, self.slots, self._kv_bytes)
+
     @torch.inference_mode()
-    def _measure_room(self, memory: DeviceMemory, slots: int, max_len: int) -> int:
+    def _measure_room(self, memory: CudaMemory, slots: int, max_len: int) -> int:
         """Bytes for keys and values: see `memory.cache_room`."""
         decoder = self._decoder
         assert isinstance(decoder, ArenaDecoder)
@@ -196,15 +198,13 @@ class SlotEngine:
         batch, longest = [Context([0] * n)] * (self.prefill_tokens // n), [Context([0] * max_len)]
 
         def run_prefills() -> None:
-            kept = list(self._prefills(batch))  # of prompts whose group is not complete yet
+            _kept = list(self._prefills(batch))  # of prompts whose group is not complete yet
             list(self._prefills(batch))
             list(self._prefills(longest))
-            del kept
 
         # No sequence has room: the empty rows have positions of their own.
         decoder.allocate(CacheSize(slots, 2 * slots), max_len)
-        shapes = decoder.shapes()
-        recordings = [partial(decoder.record, [shape]) for shape in shapes]
+        recordings = [partial(decoder.record, [shape]) for shape in decoder.shapes()]
         room = cache_room(memory, [run_prefills, decoder.run_largest], recordings)
         decoder.free()
         return room
@@ -224,8 +224,7 @@ class SlotEngine:
 
     @property
     def needs_fixed_addresses(self) -> bool:
-        """True if new weights must be written where the present ones are: recorded steps and merged
-        products know no other place."""
+        """True if new weights must be written in place, for recorded steps and merged products."""
         return self._decoder.is_recorded or is_merged(self.model)
 
     # --- requests
@@ -253,8 +252,10 @@ class SlotEngine:
                 slot, already complete, or impossible sampling parameters. No request of the call
                 is queued then.
         """
+        vocab, context = len(self._is_eos), context_length(self.model.config) or self.max_len
+        limits = (self.max_len, "the generator's slots"), (context, "the model's context")
         for request in requests:
-            self._check(request)
+            check_request(request, vocab, *min(limits))
         for request in requests:
             self._parking.touch(request)
             self._waiting.append(self._flight(request, self._serial))
@@ -283,12 +284,10 @@ class SlotEngine:
             if n is not None:
                 tokens = request.token_ids[n:], request.logprobs[n:], request.versions[n:]
                 growth.add(request.group, request.index, *tokens)
-        if not slots:
-            return growth
         counts = [self._count(slot) for slot in slots]
         gained = [n - self._reported[slot] for slot, n in zip(slots, counts, strict=True)]
         self._reported |= zip(slots, counts, strict=True)
-        if not (most := max(gained)):
+        if not (most := max(gained, default=0)):
             return growth
         # The newest `most` tokens of each sequence, reported or not, in a single read.
         ids, versions, logprobs = columns_of(self._newest(slots, counts, most))
@@ -319,9 +318,7 @@ class SlotEngine:
             self._decoder.evict(slot)
             self._free(slot)
         dropped = [flight for flight in self._waiting if flight.request.group == group]
-        kept = [flight for flight in self._waiting if flight.request.group != group]
-        self._waiting.clear()
-        self._waiting.extend(kept)
+        self._waiting = deque(f for f in self._waiting if f.request.group != group)
         for flight in dropped:
             self._unreported.pop(flight.serial, None)
         for key in {flight.key for flight in dropped}:
@@ -334,35 +331,11 @@ class SlotEngine:
         self._decoder.clear()
         self._forget()
 
-    def _forget(self) -> None:
-        self._flights: dict[int, _Flight] = {}  # by slot
-        self._steps = 0
-        self._born: dict[int, int] = {}  # by slot: the step before its first token, maybe negative
-        self._reported: dict[int, int] = {}  # by slot: tokens that `take_growth` has returned
-        # For preempted sequences with unreported tokens: by serial, how many were reported.
-        self._unreported: dict[int, int] = {}
-        self._free_slots = list(range(self.slots))  # a heap: the lowest is taken first
-        self._waiting: deque[_Flight] = deque()
-        # A prefix is kept until the last sequence that starts with it is admitted.
-        self._sharers: Counter[Key] = Counter()
-        self._prefixes: dict[Key, Prefix] = {}
-        self._ahead: set[Key] = set()  # prefixes of which no sequence is admitted yet
-        self._batch_changed = False  # since the decoder's last `refresh_batch`
-        self._parking = Parking(self._decoder.cache, self.slots, self._kv_bytes)
-
-    def _check(self, request: Request) -> None:
-        context = context_length(self.model.config) or self.max_len
-        if context < self.max_len:
-            check_request(request, len(self._is_eos), context, "the model's context")
-        else:
-            check_request(request, len(self._is_eos), self.max_len, "the generator's slots")
-
     # --- decoding
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
-        """Admit waiting requests to free slots, decode one token for every live slot, and return
-        the finished completions."""
+        """Admit waiting requests, decode one token for every live slot, and return what ended."""
         self._admit()
         self._parking.trim(len(self._flights))
         if not self._flights:
@@ -386,15 +359,12 @@ class SlotEngine:
         by_text = self._find_stop_texts(flags)
         rows = (flags.finished | by_text).nonzero()[:, 0].tolist()
         stopped = (flags.stopped | by_text).tolist()
-        slot_of = self._decoder.cache.slots
-        slots = [slot_of[row] for row in rows]
-        completions = [
-            self._snapshot(slot).completed("stop" if stopped[row] else "length")
-            for slot, row in zip(slots, rows, strict=True)
-        ]
-        for slot, completion in zip(slots, completions, strict=True):
+        slots = [self._decoder.cache.slots[row] for row in rows]
+        completions = []
+        for slot, row in zip(slots, rows, strict=True):
+            completions.append(self._snapshot(slot).completed("stop" if stopped[row] else "length"))
             if self._flights[slot].request.keep_kv:
-                self._parking.keep(slot, completion)
+                self._parking.keep(slot, completions[-1])
         growing = self._decoder.release(rows, flags.full.nonzero()[:, 0].tolist())
         for slot in slots:
             self._free(slot)
@@ -402,7 +372,6 @@ class SlotEngine:
         return completions
 
     def _free(self, slot: int) -> _Flight:
-        """Take a sequence out of its slot."""
         heapq.heappush(self._free_slots, slot)
         self._batch_changed = True
         return self._flights.pop(slot)
@@ -427,17 +396,15 @@ class SlotEngine:
 
     def _find_stop_texts(self, flags: StepFlags) -> torch.Tensor:
         """[B] bool: rows whose newest token completes a stop text."""
-        found = torch.zeros_like(flags.stopped)
+        found, texts = torch.zeros_like(flags.stopped), self._stop_texts
         rows = flags.may_end.nonzero()[:, 0].tolist()
-        if not rows:
+        if texts is None or not rows:
             return found
-        assert self._stop_texts is not None
-        length = self._stop_texts.tail
         slots = [self._decoder.cache.slots[row] for row in rows]
         counts = [self._count(slot) for slot in slots]
-        tails = columns_of(self._newest(slots, counts, length))[0].tolist()
+        tails = columns_of(self._newest(slots, counts, texts.tail))[0].tolist()
         for row, tail, count in zip(rows, tails, counts, strict=True):
-            found[row] = self._stop_texts.found(tail[max(0, length - count) :])
+            found[row] = texts.found(tail[max(0, texts.tail - count) :])
         return found
 
     def _snapshot(self, slot: int) -> Request:
@@ -453,15 +420,16 @@ class SlotEngine:
     # --- admission
 
     def _admit(self) -> None:
-        first = [*islice(self._waiting, len(self._free_slots))]
-        while (n := self._count_admissible(first)) < len(first) and self._parking.drop_first():
-            pass
+        lengths = [flight.context_length for flight in islice(self._waiting, len(self._free_slots))]
+        while (n := self._decoder.count_admissible(lengths)) < len(lengths):
+            if not self._parking.drop_first():
+                break
         if not n:
             return
         flights = [self._waiting.popleft() for _ in range(n)]
         slots = [heapq.heappop(self._free_slots) for _ in range(n)]
         missing = self._contexts(flights)
-        if missing and self._prefills_ahead:
+        if missing and isinstance(self._decoder, ArenaDecoder):
             ahead = self._next_contexts(missing)
             missing |= ahead
             self._ahead |= ahead.keys()
@@ -487,9 +455,6 @@ class SlotEngine:
             if not self._sharers[key]:
                 del self._sharers[key], self._prefixes[key]
         self._prefixes |= prefilled
-
-    def _count_admissible(self, flights: Iterable[_Flight]) -> int:
-        return self._decoder.count_admissible(flight.context_length for flight in flights)
 
     def _contexts(self, flights: Iterable[_Flight]) -> dict[Key, Context]:
         """What must be cached for sequences, and is not there as a prefix."""
@@ -522,13 +487,12 @@ class SlotEngine:
 
     @torch.inference_mode()
     def recompute(self) -> None:
-        """Rebuild all cached keys and values, of live slots and of kept prefixes, under the current
-        weights."""
+        """Rebuild the keys and values of live slots and kept prefixes under the current weights."""
         self._parking.forget()  # prefilled again when they go on
         contexts = {slot: Context.of(self._snapshot(slot)) for slot in self._flights}
         prefilled = self._prefills([*contexts.values()])
         self._decoder.cache.rewrite(zip(contexts, prefilled, strict=True))
         kept = {f.key: Context.of(f.request) for f in self._waiting if f.key in self._prefixes}
         self._prefixes |= zip(kept, self._prefills([*kept.values()]), strict=True)
-        recomputed = [*contexts.values(), *kept.values()]
+        recomputed = (*contexts.values(), *kept.values())
         self.stats.recomputed_tokens += sum(len(context.tokens) for context in recomputed)

@@ -71,7 +71,7 @@ def _packed_forward(
     model: PreTrainedModel, sequences: Sequence[Sequence[int]], cache: WrittenCache
 ) -> None:
     """Write the keys and values of non-empty token sequences to `cache`, in one forward."""
-    inputs = pack(sequences, model.device).model_inputs | {"use_cache": True}
+    inputs = pack(sequences, model.device) | {"use_cache": True}
     if isinstance(cache, ContinuedCache):
         inputs |= {"decode": cache, "position_ids": cache.position_ids()}
     with forward_over(cache, inputs.get("decode"), inputs["packing"]):

@@ -17,7 +17,7 @@ from tramontane.generator.engine import SlotEngine
 from tramontane.generator.fusion import fuse, uncompiled
 from tramontane.generator.graphs import CudaGraphs, StepRecorder, run_directly
 from tramontane.generator.interface import AnyGenerator
-from tramontane.generator.memory import CudaMemory, DeviceMemory
+from tramontane.generator.memory import CudaMemory
 from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.models.packing import pack
 from tramontane.models.staging import StagedWeights, from_state
@@ -95,7 +95,7 @@ class Generator(AnyGenerator):
             return None
         return CudaGraphs(device) if self.config.cuda_graphs else run_directly
 
-    def _memory(self) -> DeviceMemory | None:
+    def _memory(self) -> CudaMemory | None:
         config, device, staged = self.config, self.model.device, self._staged
         if device.type != "cuda":
             return None
@@ -183,27 +183,22 @@ class Generator(AnyGenerator):
     ) -> list[Completion]:
         # Same prefill and decode path, with a separate cache and without recordings, which would
         # take longer than the probe.
-        sampling = SamplingParams(tokens, temperature)
-        requests = [Request(i, 0, p, seed + i, sampling) for i, p in enumerate(prompts)]
-        completions = self._probed(requests)
-        for completion in completions:
-            completion.text = self._endings.text(completion)
-        return sorted(completions, key=lambda c: c.group)
-
-    def _probed(self, requests: list[Request]) -> list[Completion]:
         engine = SlotEngine(
             self.model,
-            len(requests),
-            max(len(r.prompt_ids) + r.sampling.max_tokens for r in requests),
+            len(prompts),
+            max(map(len, prompts)) + tokens,
             prefill_tokens=self.config.prefill_tokens,
             record=None if self._step_recorder() is None else run_directly,
         )
         engine.version = self.version
-        engine.submit(requests)
+        sampling = SamplingParams(tokens, temperature)
+        engine.submit([Request(i, 0, p, seed + i, sampling) for i, p in enumerate(prompts)])
         completions: list[Completion] = []
         while engine.unfinished:
             completions += engine.step()
-        return completions
+        for completion in completions:
+            completion.text = self._endings.text(completion)
+        return sorted(completions, key=lambda c: c.group)
 
     def weights(self) -> dict[str, torch.Tensor]:
         return {
@@ -212,7 +207,7 @@ class Generator(AnyGenerator):
 
     @torch.inference_mode()
     def hidden_states(self, ids: list[int]) -> list[torch.Tensor]:
-        inputs = pack([ids], self.model.device).model_inputs
+        inputs = pack([ids], self.model.device)
         with uncompiled(self.model):
             output = self.model(**inputs, output_hidden_states=True)
         return [h[0].float().cpu() for h in output.hidden_states]

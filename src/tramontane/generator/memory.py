@@ -4,25 +4,41 @@ allocated, in the order of vLLM and nano-vllm."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 import torch
 
 
-class DeviceMemory(Protocol):
-    """The allocator of a generator's device."""
+class CudaMemory:
+    """The allocator of a generator's CUDA device.
+
+    Args:
+        device: the device.
+        share: share of the device that the generator may take in all.
+        weights: see `allowance`.
+        pending: returns the present value; see `allowance`.
+    """
+
+    def __init__(
+        self, device: torch.device, share: float, weights: int, pending: Callable[[], int]
+    ) -> None:
+        self._device, self._share, self._weights, self._pending = device, share, weights, pending
 
     def free(self) -> int:
         """Bytes that can be allocated."""
-        ...
+        torch.cuda.empty_cache()  # what torch keeps may be in pieces
+        return int(torch.cuda.mem_get_info(self._device)[0])
 
     def allowance(self) -> int:
         """Bytes of them that the generator may allocate for anything but weights."""
-        ...
+        limit = int(self._share * torch.cuda.mem_get_info(self._device)[1])
+        return allowance(self.free(), limit, self._weights, self._pending())
 
     def peak(self, work: Callable[[], object]) -> int:
         """Run `work`; the most bytes that were allocated at once, beyond those before."""
-        ...
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        work()
+        return int(torch.cuda.max_memory_allocated(self._device) - before)
 
 
 def allowance(free: int, limit: int, weights: int, pending: int) -> int:
@@ -39,7 +55,7 @@ def allowance(free: int, limit: int, weights: int, pending: int) -> int:
 
 
 def cache_room(
-    memory: DeviceMemory,
+    memory: CudaMemory,
     works: Iterable[Callable[[], object]],
     recordings: Sequence[Callable[[], object]],
 ) -> int:
@@ -63,33 +79,3 @@ def cache_room(
         kept.append(max(0, before - memory.free()))
     recorded = sum(kept) + max(0, len(recordings) - 2) * kept[-1] if kept else 0
     return max(0, allowed - peak - recorded)
-
-
-class CudaMemory:
-    """`DeviceMemory` of a CUDA device.
-
-    Args:
-        device: the device.
-        share: share of the device that the generator may take in all.
-        weights: see `allowance`.
-        pending: returns the present value; see `allowance`.
-    """
-
-    def __init__(
-        self, device: torch.device, share: float, weights: int, pending: Callable[[], int]
-    ) -> None:
-        self._device, self._share, self._weights, self._pending = device, share, weights, pending
-
-    def free(self) -> int:
-        torch.cuda.empty_cache()  # what torch keeps may be in pieces
-        return int(torch.cuda.mem_get_info(self._device)[0])
-
-    def allowance(self) -> int:
-        limit = int(self._share * torch.cuda.mem_get_info(self._device)[1])
-        return allowance(self.free(), limit, self._weights, self._pending())
-
-    def peak(self, work: Callable[[], object]) -> int:
-        torch.cuda.reset_peak_memory_stats(self._device)
-        before = torch.cuda.memory_allocated(self._device)
-        work()
-        return int(torch.cuda.max_memory_allocated(self._device) - before)

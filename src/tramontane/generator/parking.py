@@ -9,14 +9,15 @@ may have been computed under earlier weights.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
+from tramontane.generator.arena import ArenaCache
+from tramontane.generator.cache import SlotCache
 from tramontane.generator.lanes import Layout, PackedCache, Prefix
 from tramontane.models import flash
 from tramontane.models.packing import VarlenLayout, upload
@@ -27,16 +28,11 @@ NOTHING = Prefix(0, [])
 
 @dataclass(frozen=True)
 class Context:
-    """Tokens whose keys and values are to be cached.
+    """Tokens whose keys and values are to be cached."""
 
-    Args:
-        tokens: all of them.
-        known: number of the first tokens whose keys and values are there already.
-        take: returns those, which are then no longer kept; they are valid until the cache changes.
-    """
-
-    tokens: list[int]
-    known: int = 0
+    tokens: list[int]  # all of them
+    known: int = 0  # number of the first tokens whose keys and values are there already
+    # Returns those, which are then no longer kept; they are valid until the cache changes.
     take: Callable[[], Prefix] = lambda: NOTHING
 
     @classmethod
@@ -108,19 +104,6 @@ class ContinuedCache(PackedCache):
         ]
 
 
-class ParkingCache(Protocol):
-    """What parked sequences need of a cache."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def park(self, key: Hashable, slot: int, length: int) -> None: ...
-
-    def parked(self, key: Hashable, length: int) -> Prefix: ...
-
-    def drop(self, key: Hashable) -> None: ...
-
-
 class Parking:
     """The parked sequences of an engine, those parked longest ago first.
 
@@ -130,7 +113,7 @@ class Parking:
         limit: maximum bytes of the cache; None for no limit.
     """
 
-    def __init__(self, cache: ParkingCache, slots: int, limit: int | None) -> None:
+    def __init__(self, cache: SlotCache | ArenaCache, slots: int, limit: int | None) -> None:
         self._cache, self._slots, self._limit = cache, slots, limit
         self._tokens: dict[tuple[int, int], array[int]] = {}  # cached, by group and index
 

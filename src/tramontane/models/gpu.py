@@ -21,19 +21,12 @@ _SMI_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Build:
-    """A build of torch, and the driver that it meets.
+    """A build of torch, and the driver that it meets."""
 
-    Args:
-        torch: version of torch.
-        cuda: version of CUDA that it is built for; None for other builds.
-        driver: version of NVIDIA's driver; None if there is none.
-        kernels: the GPUs that it has kernels for, such as `sm_90`, or `compute_90` for those from
-            9.0 on.
-    """
-
-    torch: str
-    cuda: str | None
-    driver: str | None
+    torch: str  # version of torch
+    cuda: str | None  # version of CUDA that it is built for; None for other builds
+    driver: str | None  # version of NVIDIA's driver; None if there is none
+    # The GPUs that it has kernels for, such as `sm_90`, or `compute_90` for those from 9.0 on.
     kernels: tuple[str, ...]
 
     @classmethod

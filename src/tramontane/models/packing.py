@@ -6,7 +6,6 @@ blocks, which are laid out here and computed in `attention.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
 from typing import Any
@@ -42,59 +41,36 @@ def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return pinned.to(device, non_blocking=True)
 
 
-@dataclass(frozen=True)
-class Packed:
-    """Sequences concatenated in one row.
-
-    Args:
-        input_ids: [1, N].
-        position_ids: [1, N], from 0 in every sequence that does not continue another.
-        lengths: lengths of the sequences, summing to N.
-        continues: for each sequence, the index of the sequence it continues, or None if it starts
-            at position 0.
-    """
-
-    input_ids: torch.Tensor
-    position_ids: torch.Tensor
-    lengths: tuple[int, ...]
-    continues: tuple[int | None, ...]
-
-    @property
-    def pairs(self) -> int:
-        """Number of pairs of a token and a token that it sees, without a sliding window."""
-        before = [0 if c is None else self.lengths[c] for c in self.continues]
-        return sum(n * (2 * b + n + 1) // 2 for n, b in zip(self.lengths, before, strict=True))
-
-    @property
-    def model_inputs(self) -> dict[str, Any]:
-        """Keyword arguments for the model's forward."""
-        return {
-            "input_ids": self.input_ids,
-            "position_ids": self.position_ids,
-            "packing": Packing(self.lengths, self.continues, self.input_ids.device),
-            "use_cache": False,
-        }
-
-
 def pack(
     sequences: Sequence[Sequence[int]],
     device: torch.device | str = "cpu",
     continues: Sequence[int | None] | None = None,
-) -> Packed:
-    """Concatenate token sequences.
+) -> dict[str, Any]:
+    """Concatenate token sequences in one row; returns the arguments of the model's forward.
 
     A sequence may continue an earlier one (which itself continues none): it sees the earlier tokens
     as if they came before its own. So a prefix shared by several sequences is computed once.
+
+    Args:
+        sequences: token ids.
+        device: device of the row.
+        continues: for each sequence, the index of the sequence it continues, or None if it starts
+            at position 0; None: all do.
+
+    Returns:
+        `input_ids` [1, N]; `position_ids` [1, N], from 0 in every sequence that does not continue
+        another; `packing`; and `use_cache`.
     """
-    continues = (None,) * len(sequences) if continues is None else tuple(continues)
-    lengths = tuple(len(s) for s in sequences)
+    continues = [None] * len(sequences) if continues is None else continues
+    lengths = [len(s) for s in sequences]
     starts = [0 if c is None else lengths[c] for c in continues]
     ends = np.cumsum(lengths)
     # Places in the row, minus the place of each sequence's position 0.
     positions = np.arange(ends[-1]) - np.repeat(ends - lengths - starts, lengths)
     ids = np.concatenate([np.asarray(sequence, np.int64) for sequence in sequences])
     row = upload(torch.from_numpy(np.stack([ids, positions])), torch.device(device))
-    return Packed(row[:1], row[1:], lengths, continues)
+    packing = Packing(lengths, continues, row.device)
+    return {"input_ids": row[:1], "position_ids": row[1:], "packing": packing, "use_cache": False}
 
 
 class Packing:
@@ -103,7 +79,7 @@ class Packing:
 
     Args:
         lengths: lengths of the sequences, summing to N.
-        continues: as in `Packed`.
+        continues: as in `pack`.
         device: device of the row.
 
     Attributes:

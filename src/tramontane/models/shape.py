@@ -22,20 +22,14 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 class LinearLayer(NamedTuple):
-    """A linear layer of a model.
+    """A linear layer of a model."""
 
-    Args:
-        name: name of the module.
-        inputs, outputs: widths.
-        head: True for the output head.
-        tied: True if another module has the same weight.
-    """
-
-    name: str
+    name: str  # name of the module
+    # inputs, outputs: widths.
     inputs: int
     outputs: int
-    head: bool
-    tied: bool
+    head: bool  # True for the output head
+    tied: bool  # True if another module has the same weight
 
 
 def linear_layers(model: PreTrainedModel) -> tuple[LinearLayer, ...]:
@@ -57,41 +51,24 @@ def linear_layers(model: PreTrainedModel) -> tuple[LinearLayer, ...]:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a decoder-only language model.
+    """Sizes of a decoder-only language model."""
 
-    Args:
-        name: readable name of the model.
-        parameters: of the whole model; tied tensors count once.
-        block: parameters of the largest block.
-        outside: parameters outside the blocks: embeddings, last norm and head.
-        matrix: numbers in the largest tensor of a block.
-        layers: number of blocks.
-        hidden: width of the residual stream.
-        intermediate: width of the MLP, over all experts that a token visits.
-        heads: query heads of a layer.
-        kv_heads: heads of keys and values of a layer.
-        head_dim: width of a head.
-        vocabulary: rows of the output head.
-        context: maximum number of positions; None if the config does not say.
-        linear_layers: all linear layers.
-        soft_capped: True if the logits are not a linear function of the head's output, so that all
-            logits of a microbatch must be in memory (`trainer.head`).
-    """
-
-    name: str
-    parameters: int
-    block: int
-    outside: int
-    matrix: int
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    context: int | None
-    linear_layers: tuple[LinearLayer, ...] = ()
+    name: str  # readable name of the model
+    parameters: int  # of the whole model; tied tensors count once
+    block: int  # parameters of the largest block
+    outside: int  # parameters outside the blocks: embeddings, last norm and head
+    matrix: int  # numbers in the largest tensor of a block
+    layers: int  # number of blocks
+    hidden: int  # width of the residual stream
+    intermediate: int  # width of the MLP, over all experts that a token visits
+    heads: int  # query heads of a layer
+    kv_heads: int  # heads of keys and values of a layer
+    head_dim: int  # width of a head
+    vocabulary: int  # rows of the output head
+    context: int | None  # maximum number of positions; None if the config does not say
+    linear_layers: tuple[LinearLayer, ...] = ()  # all linear layers
+    # True if the logits are not a linear function of the head's output, so that all logits of a
+    # microbatch must be in memory (`trainer.head`).
     soft_capped: bool = False
 
     @property
@@ -103,22 +80,6 @@ class ModelShape:
     def tied(self) -> bool:
         """True if the output head is the input embeddings."""
         return self.outside < 2 * self.head
-
-    def training_flops(self, tokens: int, predicted: int, pairs: int, frozen: bool = False) -> int:
-        """Floating-point operations of the matrix products of a forward and a backward pass, of
-        which MFU is the share of a device's peak. What is computed again is not counted.
-
-        Args:
-            tokens: tokens of the packed rows.
-            predicted: positions whose logits are computed.
-            pairs: pairs of a token and a token that it sees (`Packed.pairs`).
-            frozen: the weights have no gradients, as with LoRA, whose adapters are not counted.
-        """
-        width = self.heads * self.head_dim
-        projections = 2 * (width + self.kv_heads * self.head_dim) + 3 * self.intermediate
-        dense = 2 * self.hidden * (self.layers * projections * tokens + self.vocabulary * predicted)
-        # The gradient of a product is two products: of its input, and of the weight.
-        return (2 if frozen else 3) * dense + 3 * 4 * self.layers * width * pairs
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Bytes of a token's keys and values over all layers; as `models.memory` computes."""

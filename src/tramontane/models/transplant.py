@@ -30,21 +30,13 @@ _OFF_IF_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcap
 
 
 class Transplant(NamedTuple):
-    """Summary of the written checkpoint.
+    """Summary of the written checkpoint."""
 
-    Args:
-        out: the new checkpoint.
-        replaced: tensors that come from the language model.
-        kept: tensors unchanged from the parent.
-        rounded: replaced tensors that were converted to the dtype of the parent's files.
-        prefix: prefix of the parent's names before the language model's own.
-    """
-
-    out: Path
-    replaced: int
-    kept: int
-    rounded: int
-    prefix: str
+    out: Path  # the new checkpoint
+    replaced: int  # tensors that come from the language model
+    kept: int  # tensors unchanged from the parent
+    rounded: int  # replaced tensors that were converted to the dtype of the parent's files
+    prefix: str  # prefix of the parent's names before the language model's own
 
 
 def transplant(

@@ -14,19 +14,12 @@ BUCKET_BYTES = 64 << 20
 
 
 class Part(NamedTuple):
-    """A weight, or the rows of it that one trainer rank holds.
+    """A weight, or the rows of it that one trainer rank holds."""
 
-    Attributes:
-        names: the weight's name; several names if it is tied.
-        shape: shape of the whole weight.
-        start: index of the first row.
-        values: the rows, [rows, *shape[1:]]; the whole weight if it has no dimensions.
-    """
-
-    names: tuple[str, ...]
-    shape: torch.Size
-    start: int
-    values: torch.Tensor
+    names: tuple[str, ...]  # the weight's name; several names if it is tied
+    shape: torch.Size  # shape of the whole weight
+    start: int  # index of the first row
+    values: torch.Tensor  # the rows, [rows, *shape[1:]]; the whole weight if it has no dimensions
 
     @classmethod
     def whole(cls, names: Iterable[str], values: torch.Tensor) -> Part:

@@ -1,5 +1,3 @@
 """Groups → weights: advantages, objectives, collation, optimizer, checkpoints."""
 
 from tramontane.trainer.trainer import Trainer
-
-__all__ = ["Trainer"]

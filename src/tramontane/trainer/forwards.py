@@ -47,8 +47,8 @@ def check_repeatable(model: PreTrainedModel, device: torch.device) -> None:
     """
     vocabulary = getattr(model.config, "vocab_size", 1)
     # Two tokens: the kernels of larger products keep memory that a rank may not have at its start.
-    packed = pack([[1 % vocabulary, 2 % vocabulary]], device)
-    first, second = (model(**packed.model_inputs).logits.float() for _ in range(2))
+    row = pack([[1 % vocabulary, 2 % vocabulary]], device)
+    first, second = (model(**row).logits.float() for _ in range(2))
     if (largest := float((first - second).abs().max())) > SAME:
         raise InputError(
             f"{type(model).__name__} computes different logits for the same tokens each time (they "

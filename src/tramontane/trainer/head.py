@@ -9,6 +9,8 @@ is kept for the backward pass; it computes the others again, for which it keeps 
 What is left between the matrix products reads the logits of a part, in float32. Compiled, it writes
 nothing of their size but the gradient in the model's dtype: on a GPU, whose memory such passes
 wait for, they take several times as long otherwise.
+
+Models whose logits are not a linear function of the hidden states keep them: `plain_predictions`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ from transformers import PreTrainedModel
 
 from tramontane.models import compiling
 from tramontane.models.packing import pack
-from tramontane.trainer.logprobs import token_logprobs
 from tramontane.trainer.microbatch import PackedRow, Predictions
 from tramontane.trainer.sharding import free_gathered, plain_class
 
@@ -33,6 +34,10 @@ PART_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26, "mps": 1 << 24}
 # Logits kept for the backward pass, which would take a third longer without any.
 KEPT_BYTES = 128 << 20
 SMALLEST_PART = 256  # entries of the vocabulary, so that matrix products stay efficient
+# Logits that are worked on at once in float32. On a CPU, 0.5 MB stay in the cache between the
+# passes over them; on a GPU, 256 MB keep it busy.
+CHUNK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 26, "mps": 1 << 24}
+SMALLEST_CHUNK = 8  # rows, however large the vocabulary: fewer would cost a dozen calls per token
 
 
 def part_size(tokens: int, device: torch.device) -> int:
@@ -58,7 +63,7 @@ def head_scale(model: PreTrainedModel) -> float | None:
     # Large numbers of both signs, since soft-capping hardly changes small ones.
     probe = (torch.arange(head.out_features, device=device) % 257 - 128).float()
     with _replaced(head, lambda hidden: probe.repeat(*hidden.shape[:-1], 1)):
-        logits = model(**pack([[0, 0]], device).model_inputs).logits
+        logits = model(**pack([[0, 0]], device)).logits
     free_gathered(model)
     if logits.dtype != torch.float32 or logits.shape != (1, 2, head.out_features):
         return None
@@ -107,7 +112,7 @@ def fused_predictions(
 
     # The model returns the predictions in place of its logits, so that FSDP sees their gradient.
     with _replaced(head, fused):
-        columns = model(**row.model_inputs).logits[0, : len(row.targets)] / scale
+        columns = model(**row.inputs).logits[0, : len(row.targets)] / scale
     entropy, top1, logprobs, *_ = columns.unbind(-1)
     top = None if row.candidates is None else columns[:, 3:]
     return Predictions(
@@ -119,7 +124,7 @@ def plain_predictions(
     model: PreTrainedModel, row: PackedRow, temperature: float, entropy_grad: bool = False
 ) -> Predictions:
     """The same from the logits, of any model, and for the row's `candidates`."""
-    logits = model(**row.model_inputs).logits[0, : len(row.targets)]
+    logits = model(**row.inputs).logits[0, : len(row.targets)]
     logprobs, entropy = token_logprobs(logits, row.targets, temperature, entropy_grad)
     top1 = (logits.detach().argmax(-1) == row.targets).to(logprobs.dtype)
     top = None
@@ -291,19 +296,12 @@ def _at_target(logprobs: torch.Tensor, rows: _Rows) -> torch.Tensor:
 
 
 class _Part(NamedTuple):
-    """A part of the vocabulary.
+    """A part of the vocabulary."""
 
-    Args:
-        entries: the part.
-        logits: [K, entries] W h + b, in the model's dtype.
-        inside: [K, J] bool, True for the targets that are in this part.
-        column: [K, J] int64, the target's column in the part; for others, any column.
-    """
-
-    entries: slice
-    logits: torch.Tensor
-    inside: torch.Tensor
-    column: torch.Tensor
+    entries: slice  # the part
+    logits: torch.Tensor  # [K, entries] W h + b, in the model's dtype
+    inside: torch.Tensor  # [K, J] bool, True for the targets that are in this part
+    column: torch.Tensor  # [K, J] int64, the target's column in the part; for others, any column
 
 
 def _parts(
@@ -333,3 +331,85 @@ def _scaled(logits: torch.Tensor, divisor: float, overwrite: bool) -> torch.Tens
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     z = logits.to(dtype, copy=not overwrite)
     return z if divisor == 1 else z.div_(divisor)
+
+
+# ------------------------------------------------------------------------------- from logits
+
+
+def token_logprobs(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: float = 1.0,
+    entropy_grad: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """log softmax(logits / T) at the targets, and the entropy of the whole distribution.
+
+    No float32 copy of all logits ever exists. For the gradient, one tensor of the logits' shape
+    and dtype is kept: the probabilities.
+
+    Args:
+        logits: [N, V], float32 or lower.
+        targets: [N] int64.
+        temperature: T, with which the tokens were sampled.
+        entropy_grad: let gradients flow through the entropy too.
+
+    Returns:
+        Log-probs [N] and entropies [N], in nats, float32 (float64 for float64 logits).
+    """
+    logprobs, entropy = _TokenLogprobs.apply(logits, targets, temperature)
+    return logprobs, entropy if entropy_grad else entropy.detach()
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """With p = softmax(z), z = logits / T, H = −Σ p log p:
+    ∂ log p_y / ∂z = e_y − p and ∂H / ∂z = −p (log p + H)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        n, vocabulary = logits.shape
+        dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        logprobs = logits.new_empty(n, dtype=dtype)
+        entropy = logits.new_empty(n, dtype=dtype)
+        keep = ctx.needs_input_grad[0]
+        probabilities = torch.empty_like(logits) if keep else None
+        elements = CHUNK_ELEMENTS.get(logits.device.type, CHUNK_ELEMENTS["cpu"])
+        rows = max(SMALLEST_CHUNK, elements // vocabulary)
+        for start in range(0, n, rows):
+            chunk = slice(start, start + rows)
+            z = torch.log_softmax(logits[chunk].to(dtype) / temperature, dim=-1)
+            logprobs[chunk] = z.gather(-1, targets[chunk, None])[:, 0]
+            p = z.exp()
+            if probabilities is not None:
+                probabilities[chunk] = p
+            # A token of log p = −∞ adds 0 · log p = 0 to the entropy, not NaN.
+            entropy[chunk] = -torch.linalg.vecdot(p, z.clamp_(min=-1e4))
+        if probabilities is not None:
+            ctx.save_for_backward(probabilities, targets, logprobs, entropy)
+            ctx.temperature, ctx.rows = temperature, rows
+            ctx.set_materialize_grads(False)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_logprobs: torch.Tensor | None, grad_entropy: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, None, None]:
+        probabilities, targets, logprobs, entropy = ctx.saved_tensors
+        scale = 1.0 / ctx.temperature
+        grad = torch.zeros_like(probabilities) if grad_logprobs is None else None
+        if grad_logprobs is not None:
+            g = (grad_logprobs * scale)[:, None]
+            grad = probabilities * (-g).to(probabilities.dtype)
+            # For a rounded p near 1, 1 − p would be lost, so the target's entry comes from its
+            # log-prob.
+            exact = -torch.expm1(logprobs)[:, None] * g
+            grad.scatter_(1, targets[:, None], exact.to(grad.dtype))
+        assert grad is not None
+        if grad_entropy is not None:
+            for start in range(0, len(grad), ctx.rows):
+                chunk = slice(start, start + ctx.rows)
+                p = probabilities[chunk].to(logprobs.dtype)
+                inner = torch.special.xlogy(p, p) + p * entropy[chunk, None]
+                grad[chunk] -= (inner * (grad_entropy[chunk, None] * scale)).to(grad.dtype)
+        return grad, None, None

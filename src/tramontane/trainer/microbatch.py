@@ -18,7 +18,7 @@ from tramontane.batches import BatchSettings, TeacherScores, TrainBatch, TrainSe
 from tramontane.config import TrainerConfig
 from tramontane.config.objectives import Charge, ObjectiveOptions
 from tramontane.errors import InputError
-from tramontane.models.packing import Packed, pack, recurring, upload
+from tramontane.models.packing import pack, recurring, upload
 from tramontane.trainer import ratios, sharding
 from tramontane.trainer.advantages import loss_weights
 from tramontane.trainer.collate import lay_out, padding_fraction
@@ -41,46 +41,27 @@ NO_SCORES = TeacherScores(_NONE.ravel(), _NONE.astype(np.int32), _NONE)
 
 @dataclass(frozen=True)
 class PackedRow:
-    """Completions with their prompts in one packed row; N of its tokens were generated.
+    """Completions with their prompts in one packed row; N of its tokens were generated."""
 
-    Args:
-        packed: the row; it may end with filler tokens whose outputs are not used.
-        keep: [N or more] int64, positions whose logits predict the generated tokens; entries after
-            the first N are filler.
-        targets: [N] int64, the generated tokens.
-        lengths: generated tokens of each completion.
-        candidates: [N, k] int64, tokens whose log-probs are predicted besides the targets'; None
-            without any.
-    """
-
-    packed: Packed
-    keep: torch.Tensor
-    targets: torch.Tensor
-    lengths: list[int]
+    # Arguments of the model's forward. The row may end with filler tokens, and so may
+    # `logits_to_keep`, [N or more] int64, the positions whose logits predict the generated tokens.
+    inputs: dict[str, Any]
+    targets: torch.Tensor  # [N] int64, the generated tokens
+    lengths: list[int]  # generated tokens of each completion
+    # [N, k] int64, tokens whose log-probs are predicted besides the targets'; None without any.
     candidates: torch.Tensor | None = None
-
-    @property
-    def model_inputs(self) -> dict[str, Any]:
-        return {**self.packed.model_inputs, "logits_to_keep": self.keep}
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """A model's predictions of the N generated tokens of a row.
+    """A model's predictions of the N generated tokens of a row."""
 
-    Args:
-        logprobs: [N] float32.
-        entropy: [N] float32, of each token's distribution.
-        top1: [N] float32, 1 for a token that is the most likely one; None if not requested.
-        values: [N] float32, of a value network; None if not requested.
-        policy_top: [N, k] float32, log-probs of the teacher's likeliest tokens; None if not
-            requested.
-    """
-
-    logprobs: torch.Tensor
-    entropy: torch.Tensor
+    logprobs: torch.Tensor  # [N] float32
+    entropy: torch.Tensor  # [N] float32, of each token's distribution
+    # [N] float32, 1 for a token that is the most likely one; None if not requested.
     top1: torch.Tensor | None = None
-    values: torch.Tensor | None = None
+    values: torch.Tensor | None = None  # [N] float32, of a value network; None if not requested
+    # [N, k] float32, log-probs of the teacher's likeliest tokens; None if not requested.
     policy_top: torch.Tensor | None = None
 
 
@@ -122,8 +103,8 @@ def pack_row(sequences: Sequence[TrainSequence], device: torch.device) -> Packed
     keep += [0] * (padded(len(keep), device) - len(keep))
     targets = joined([s.token_ids for s in sequences]).astype(np.int64)
     return PackedRow(
-        packed=pack(parts, device, continues),
-        keep=upload(torch.tensor(keep), device),
+        inputs=pack(parts, device, continues)
+        | {"logits_to_keep": upload(torch.tensor(keep), device)},
         targets=upload(torch.from_numpy(targets), device),
         lengths=[len(s.token_ids) for s in sequences],
     )

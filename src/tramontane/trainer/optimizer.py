@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Literal
 
 import torch
 
 from tramontane.config import TrainerConfig
 from tramontane.models.shape import load_shape
-
-Schedule = Literal["constant", "linear", "cosine"]
 
 
 def build_optimizer(
@@ -39,7 +36,7 @@ def build_optimizer(
     return optimizer
 
 
-def lr_at(update: int, total: int, warmup: int, schedule: Schedule, peak: float) -> float:
+def lr_at(update: int, total: int, warmup: int, schedule: str, peak: float) -> float:
     """The learning rate of update `update` (from 0) of `total`: linear warm-up, then the schedule.
 
     `linear` and `cosine` fall to 0 at `total`.

@@ -129,12 +129,10 @@ def read(tensors: Mapping[str, torch.Tensor], files: WeightFiles) -> None:
             continue
         if not isinstance(tensor, DTensor):
             tensor.copy_(files.read(name))
-            continue
-        _, offset = compute_local_shape_and_global_offset(
-            tensor.shape, tensor.device_mesh, tensor.placements
-        )
-        if count := len(tensor.to_local()):
-            tensor.to_local().copy_(files.read(name, offset[0], offset[0] + count))
+        elif held := rows(tensor):
+            start, values = held
+            if count := len(values):
+                values.copy_(files.read(name, start, start + count))
 
 
 @torch.no_grad()

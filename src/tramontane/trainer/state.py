@@ -49,14 +49,15 @@ class DamagedState(InputError):
 
 
 class StateFiles:
-    """Writes and reads the trainer's whole state, each rank its shards.
+    """Writes and reads the whole state of a model and its optimizer, each rank its shards.
 
     A thread writes the state from the trainer's own tensors. Nothing is copied, so it takes no
     memory, but the tensors must not change until all are written. The ranks' threads have their own
     process group, since the trainer uses the default one at the same time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
         self._group = None
         if ranks() > 1:
             timeout = timedelta(seconds=WRITE_SECONDS)
@@ -64,15 +65,13 @@ class StateFiles:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
 
-    def begin(
-        self, folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, version: int
-    ) -> None:
+    def begin(self, folder: Path, version: int) -> None:
         """Begin to write weights, optimizer moments and version, once the previous state is
         written. Collective: every rank must call it. No random state is saved: only the adapters'
         dropout is random, and it draws new numbers after a resume."""
         self.release_tensors()
         folder.mkdir(parents=True, exist_ok=True)
-        state = _state(model, optimizer, version)
+        state = _state(self._model, self._optimizer, version)
         self._writing = self._thread.submit(self._write, folder, state)
 
     def release_tensors(self) -> None:
@@ -126,7 +125,7 @@ class StateFiles:
             raise OSError("; ".join(found))
         release_free_memory()
 
-    def load(self, folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> int:
+    def load(self, folder: Path) -> int:
         """Load a state into model and optimizer, in place, and return the version. Collective:
         every rank must call it.
 
@@ -135,29 +134,25 @@ class StateFiles:
             DamagedState: a file is missing, truncated or changed; the tensors may be overwritten.
         """
         self.release_tensors()
-        return _load(folder, model, optimizer)
-
-
-def _load(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> int:
-    if not any(folder.glob("checksums_*")):
-        raise InputError(f"{folder}: no trainer state here (no checksums_0 file)")
-    state = _state(model, optimizer, 0)
-    reader = _Reader(folder)
-    try:
-        with _quiet():
-            dcp.load(state, storage_reader=reader, no_dist=ranks() == 1)
-    except CheckpointException as error:
-        # If `read_metadata` fails, torch reports another error.
-        for failure in (reader.failure, *(failure for failure, _ in error.failures.values())):
-            if isinstance(failure, InputError):  # of `_Reader`
-                raise failure from None
-        # The files are intact, so their tensors do not fit this model's.
-        raise InputError(
-            f"{folder}: the trainer state belongs to another model, or other adapters "
-            f"({_reasons(error)}); resume with the model and the lora settings that the run "
-            f"started with"
-        ) from error
-    return int(state["version"])
+        if not any(folder.glob("checksums_*")):
+            raise InputError(f"{folder}: no trainer state here (no checksums_0 file)")
+        state = _state(self._model, self._optimizer, 0)
+        reader = _Reader(folder)
+        try:
+            with _quiet():
+                dcp.load(state, storage_reader=reader, no_dist=ranks() == 1)
+        except CheckpointException as error:
+            # If `read_metadata` fails, torch reports another error.
+            for failure in (reader.failure, *(failure for failure, _ in error.failures.values())):
+                if isinstance(failure, InputError):  # of `_Reader`
+                    raise failure from None
+            # The files are intact, so their tensors do not fit this model's.
+            raise InputError(
+                f"{folder}: the trainer state belongs to another model, or other adapters "
+                f"({_reasons(error)}); resume with the model and the lora settings that the run "
+                f"started with"
+            ) from error
+        return int(state["version"])
 
 
 class _Reader(FileSystemReader):

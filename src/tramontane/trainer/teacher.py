@@ -13,7 +13,7 @@ from tramontane.config import TeacherConfig
 from tramontane.models.loading import empty_model, load_model
 from tramontane.trainer import sharding
 from tramontane.trainer.collate import lay_out
-from tramontane.trainer.logprobs import CHUNK_ELEMENTS, SMALLEST_CHUNK
+from tramontane.trainer.head import CHUNK_ELEMENTS, SMALLEST_CHUNK
 from tramontane.trainer.microbatch import PackedRow, pack_row
 
 
@@ -88,7 +88,7 @@ class Teacher:
 
     def _score(self, row: PackedRow, temperature: float) -> list[TeacherScores]:
         """The scores of each sequence of a row."""
-        logits = self.model(**row.model_inputs).logits[0, : len(row.targets), : self._vocabulary]
+        logits = self.model(**row.inputs).logits[0, : len(row.targets), : self._vocabulary]
         elements = CHUNK_ELEMENTS.get(logits.device.type, CHUNK_ELEMENTS["cpu"])
         size = max(SMALLEST_CHUNK, elements // logits.shape[1])
         found: list[tuple[torch.Tensor, ...]] = []

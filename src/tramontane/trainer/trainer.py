@@ -122,7 +122,10 @@ class Trainer:
         self.optimizer = build_optimizer(
             trained(model), self._peak_rate, config.betas, config.weight_decay
         )
-        self._state_files = StateFiles()
+        self._state_files = StateFiles(model, self.optimizer)
+        self._states = {"": self._state_files}  # by their folder in the state's
+        if self._values:
+            self._states["value"] = self._values.state_files
         self._host_memory = HostMemory() if self.device.type == "cuda" else None
         self._busy, self._computed = 0.0, 0
         self._learned = TrainedFigures()
@@ -302,8 +305,7 @@ class Trainer:
     def hidden_states(self, ids: list[int]) -> list[torch.Tensor]:
         """Hidden states of one sequence: the embeddings, then each layer's output, each
         [len(ids), hidden] float32 on the CPU."""
-        packed = pack([ids], self.device)
-        output = self._working(**packed.model_inputs, output_hidden_states=True)
+        output = self._working(**pack([ids], self.device), output_hidden_states=True)
         sharding.free_gathered(self._working)
         return [hidden[0].float().cpu() for hidden in output.hidden_states]
 
@@ -320,13 +322,10 @@ class Trainer:
         Raises:
             OSError: a file cannot be written, on whichever rank.
         """
-        self._state_files.begin(folder, self.model, self.optimizer, self.version)
-        if self._values:
-            self._values.begin_saving(folder, self.version)
-        if wait:
-            self._state_files.finish()
-            if self._values:
-                self._values.finish_saving()
+        for name, files in self._states.items():
+            files.begin(folder / name, self.version)
+        for files in self._states.values() if wait else ():
+            files.finish()
         memory.release_free_memory()
 
     def state_saved(self) -> bool:
@@ -335,7 +334,7 @@ class Trainer:
         Raises:
             OSError: a file could not be written, on whichever rank.
         """
-        return self._state_files.finished() and (not self._values or self._values.saved())
+        return all(files.finished() for files in self._states.values())
 
     def load_state(self, folder: Path) -> None:
         """Continue from `save_state`, possibly with a different number of ranks. Collective.
@@ -344,10 +343,10 @@ class Trainer:
             InputError: no state there, a damaged one, or another model's; do not use this trainer
                 afterwards.
         """
-        self.version = self._state_files.load(folder, self.model, self.optimizer)
-        if self._values:
-            self._values.load(folder)
+        self.version, *_ = [files.load(folder / name) for name, files in self._states.items()]
         refresh(self._working, self.model)
+        if self._values:
+            self._values.refresh()
 
     def save_weights(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         """Write config and weights (safetensors) in the Hugging Face layout. Collective: every rank

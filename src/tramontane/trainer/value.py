@@ -7,8 +7,6 @@ own optimizer with the same settings, and is saved and loaded with it.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from transformers import PreTrainedModel
 
@@ -18,8 +16,6 @@ from tramontane.trainer.microbatch import PackedRow
 from tramontane.trainer.optimizer import build_optimizer
 from tramontane.trainer.replicas import refresh, working_model
 from tramontane.trainer.state import StateFiles
-
-FOLDER = "value"  # inside the folder of the trainer's state
 
 
 class ValueNetwork:
@@ -60,7 +56,7 @@ class ValueNetwork:
         self._optimizer = build_optimizer(
             self.model.parameters(), self._peak_rate, config.betas, config.weight_decay
         )
-        self._state_files = StateFiles()
+        self.state_files = StateFiles(self.model, self._optimizer)
 
     def __call__(self, row: PackedRow, last: bool) -> torch.Tensor:
         """The values of the prefixes before the row's N generated tokens, with gradient.
@@ -75,7 +71,7 @@ class ValueNetwork:
         sharding.reduce_gradients(
             self._working, last or self._config.reduce_gradients == "microbatch"
         )
-        values = self._working(**row.model_inputs).logits[0, : len(row.targets), 0]
+        values = self._working(**row.inputs).logits[0, : len(row.targets), 0]
         return values if values.dtype == torch.float64 else values.float()
 
     def step(self, rate: float, apply: bool) -> None:
@@ -85,24 +81,11 @@ class ValueNetwork:
         if apply and bool(sharding.whole(norm).isfinite()):
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
-            self._state_files.release_tensors()
+            self.state_files.release_tensors()
             self._optimizer.step()
-            refresh(self._working, self.model)
+            self.refresh()
         self._optimizer.zero_grad()
 
-    def begin_saving(self, folder: Path, version: int) -> None:
-        """Begin to write weights and moments into the folder of the trainer's state."""
-        self._state_files.begin(folder / FOLDER, self.model, self._optimizer, version)
-
-    def finish_saving(self) -> None:
-        """See `StateFiles.finish`."""
-        self._state_files.finish()
-
-    def saved(self) -> bool:
-        """See `StateFiles.finished`."""
-        return self._state_files.finished()
-
-    def load(self, folder: Path) -> None:
-        """Continue from the folder of a trainer's state; see `StateFiles.load`."""
-        self._state_files.load(folder / FOLDER, self.model, self._optimizer)
+    def refresh(self) -> None:
+        """Compute with the weights that were loaded."""
         refresh(self._working, self.model)

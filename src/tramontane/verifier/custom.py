@@ -98,21 +98,15 @@ class JudgeCall:
 
 
 class GroupResult(NamedTuple):
-    """What a function or the judge returned for each completion.
+    """What a function or the judge returned for each completion."""
 
-    Args:
-        values: one for each completion. None: the function gives this one no reward, or the judge
-            could not grade it.
-        reason: why the call failed as a whole; there are then no values.
-        notes: what the judge says of each completion: why it could not be graded, or criteria
-            that it misses.
-        requests: number of requests to the judge's model.
-    """
-
+    # One for each completion. None: the function gives this one no reward, or the judge could not
+    # grade it.
     values: list[float | None]
-    reason: str = ""
+    reason: str = ""  # why the call failed as a whole; there are then no values
+    # What the judge says of each: why it could not be graded, or criteria that it misses.
     notes: Sequence[str] = ()
-    requests: int = 0
+    requests: int = 0  # number of requests to the judge's model
 
     def fault(self, place: int) -> str:
         """Why a completion cannot be graded; empty if it can."""
@@ -207,8 +201,7 @@ def _values(reward: CustomReward, returned: Any, count: int) -> list[float | Non
 
 
 def _named(reward: CustomReward, problem: Problem, call: GroupCall) -> dict[str, Any]:
-    responses, names = call.responses, functions.parameters_of(functions.load(reward.function))
-    given: dict[str, Any]
+    responses, given = call.responses, dict[str, Any]()
     if kind(reward.function) == "TRL":
         # A column of other rows may be missing from this one.
         absent = {name: [None] * len(responses) for name in _columns(reward)}
@@ -216,9 +209,7 @@ def _named(reward: CustomReward, problem: Problem, call: GroupCall) -> dict[str,
     else:
         texts, lengths = [r.text for r in responses], [r.n_tokens for r in responses]
         given = {"problem": problem, "texts": texts, "n_tokens": lengths}
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in names.values()):
-        return given
-    return {name: value for name, value in given.items() if name in names}
+    return functions.accepted(functions.load(reward.function), given)
 
 
 def _trl_arguments(problem: Problem, call: GroupCall) -> dict[str, Any]:

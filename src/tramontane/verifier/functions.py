@@ -117,6 +117,14 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
         return {}
 
 
+def accepted(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that a function takes, of those that there are."""
+    parameters = parameters_of(function)
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return given
+    return {name: value for name, value in given.items() if name in parameters}
+
+
 def check(path: str, key: str, call: Callable[[Callable[..., Any]], str]) -> None:
     """Load a function, and check that it takes its arguments: `call` returns the fault in them.
 
@@ -202,11 +210,15 @@ def call(path: str, what: str, *arguments: Any, **named: Any) -> Any:
 
 def refused(path: str, what: str, value: Any, wanted: str) -> FunctionFailed:
     """The error of a function that returned an unusable value."""
-    shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}…"
-    place = defined_at(load(path))
-    return FunctionFailed(
-        f"{what}: returned {shown} ({type(value).__name__}), not {wanted} ({place})"
-    )
+    return FunctionFailed(f"{what}: {unusable(load(path), value, wanted)}")
+
+
+def unusable(function: Callable[..., Any], value: Any, wanted: str) -> str:
+    """What is wrong with a function's result, worded to follow its name."""
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else f"{shown[:80]}…"
+    place = defined_at(function)
+    return f"returned {shown} ({type(value).__name__}), not {wanted} ({place})"
 
 
 def failed(reason: str) -> bool:

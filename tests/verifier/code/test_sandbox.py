@@ -19,7 +19,7 @@ from tramontane.temporary import PREFIX
 from tramontane.types import Problem
 from tramontane.verifier.code import sandbox
 from tramontane.verifier.code.grade import NO_SANDBOX, judge
-from tramontane.verifier.code.sandbox import ladder
+from tramontane.verifier.code.sandbox import running
 from tramontane.verifier.code.sandbox.rungs import ENVIRONMENT, INSIDE
 
 # Long enough on a loaded machine; what is expected to be late has little time.
@@ -280,7 +280,7 @@ def test_without_a_sandbox_consent_is_needed(monkeypatch):
 
 
 def test_the_warning_is_loud(monkeypatch):
-    monkeypatch.setattr(ladder, "why_not", lambda rung: "no")
+    monkeypatch.setattr(running, "why_not", lambda rung: "no")
     sandbox.probe.cache_clear()
     with pytest.warns(RuntimeWarning, match="NO SANDBOX"):
         assert sandbox.probe() == "rlimits"

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from random import Random
-from typing import Any
 
 import numpy as np
 import torch
@@ -232,11 +231,10 @@ def state_latents(model: PreTrainedModel, solutions: list[Solution]) -> list[tor
     found = []
     for first in range(0, len(solutions), PACKED_SOLUTIONS):
         block = solutions[first : first + PACKED_SOLUTIONS]
-        packed = pack([[*s.prompt_ids, *s.token_ids] for s in block])
-        inputs: dict[str, Any] = packed.model_inputs
+        inputs = pack([[*s.prompt_ids, *s.token_ids] for s in block])
         hidden = model.base_model(**inputs).last_hidden_state[0]
         begin = 0
-        for solution, length in zip(block, packed.lengths, strict=True):
+        for solution, length in zip(block, inputs["packing"].lengths, strict=True):
             before = begin + len(solution.prompt_ids) - 1
             found.append(hidden[before + torch.tensor(solution.starts)])
             begin += length

@@ -10,17 +10,3 @@ from .conversations import conversation, examples
 from .generate import KINDS, problems, split_of
 from .language import LANGUAGES
 from .traces import Style, drills, sample_style, sample_trace, trace
-
-__all__ = [
-    "KINDS",
-    "LANGUAGES",
-    "Style",
-    "conversation",
-    "drills",
-    "examples",
-    "problems",
-    "sample_style",
-    "sample_trace",
-    "split_of",
-    "trace",
-]

@@ -38,44 +38,30 @@ PLURALS: dict[str, Callable[[int], int]] = {"same": lambda n: 0, "east_slavic": 
 
 @dataclass(frozen=True)
 class Frame:
-    """The sentences of an article about one kind of things, in one language.
+    """The sentences of an article about one kind of things, in one language."""
 
-    Args:
-        first: phrasings of the first fact, with {name} and {n}; the first one begins with the name.
-        second: phrasings of the second fact, with {n} and {goal}; the first one ends with the goal.
-        question: phrasings of the question, with {name}.
-        goals: answers, in the form that the second fact needs.
-    """
-
+    # Phrasings of the first fact, with {name} and {n}; the first one begins with the name.
     first: list[str]
+    # Phrasings of the second fact, with {n} and {goal}; the first one ends with the goal.
     second: list[str]
-    question: list[str]
-    goals: list[str]
+    question: list[str]  # phrasings of the question, with {name}
+    goals: list[str]  # answers, in the form that the second fact needs
 
 
 @dataclass(frozen=True)
 class Language:
-    """The words of one language.
+    """The words of one language."""
 
-    Args:
-        plural: name of the rule for `<one|few|many>`, a key of `PLURALS`.
-        joiner: text between two sentences (empty in Chinese).
-        sums: statements around an expression `{e}`.
-        names: first names by gender, `m` and `f`.
-        frames: for each kind of story its opening, its events by operation, and its question.
-        trace: wordings of solutions (see `traces`).
-        articles: the sentences of articles, by the kind of things that they are about.
-        tools: statements and messages of tasks for tools (see `tasks`).
-    """
-
-    plural: str
-    joiner: str
-    sums: list[str]
-    names: dict[str, list[str]]
+    plural: str  # name of the rule for `<one|few|many>`, a key of `PLURALS`
+    joiner: str  # text between two sentences (empty in Chinese)
+    sums: list[str]  # statements around an expression `{e}`
+    names: dict[str, list[str]]  # first names by gender, `m` and `f`
+    # For each kind of story its opening, its events by operation, and its question.
     frames: dict[str, dict[str, Any]]
-    trace: dict[str, Any]
+    trace: dict[str, Any]  # wordings of solutions (see `traces`)
+    # The sentences of articles, by the kind of things that they are about.
     articles: dict[str, Frame]
-    tools: dict[str, Any]
+    tools: dict[str, Any]  # statements and messages of tasks for tools (see `tasks`)
 
     def fill(self, template: str, slots: Mapping[str, Any], feminine: bool, n: int) -> str:
         text: str = template.format(n=n, **slots)

@@ -34,21 +34,16 @@ _EXPRESSIONS: tuple[tuple[str, Callable[[int, int], int]], ...] = (
 
 
 class Task(NamedTuple):
-    """A drawn problem.
+    """A drawn problem."""
 
-    Args:
-        canonical: what decides its split (see `generate.split_of`).
-        statement, answer: as in a `Problem`.
-        metadata: what its tool or environment needs; its `calls`, those that solve it, in order;
-            and a `wrong` call that may be made instead of the last one.
-        hidden: what decides the answer beside the statement.
-    """
-
-    canonical: str
+    canonical: str  # what decides its split (see `generate.split_of`)
+    # statement, answer: as in a `Problem`.
     statement: str
     answer: str
+    # What its tool or environment needs; its `calls`, those that solve it, in order; and a `wrong`
+    # call that may be made instead of the last one.
     metadata: dict[str, Any]
-    hidden: str = ""
+    hidden: str = ""  # what decides the answer beside the statement
 
 
 class Call(NamedTuple):

@@ -27,23 +27,17 @@ DRILL_PROMPT = "Practise mental arithmetic."
 
 @dataclass(frozen=True)
 class Style:
-    """The properties of one trace.
+    """The properties of one trace."""
 
-    Args:
-        manner: `work` shows the steps, `guess` skips them, `ramble` doubts and repeats them.
-        box: the answer is in `\\boxed{}` (a program: in a fenced block).
-        tags: `ok`, or the closing or the opening thinking tag is missing.
-        switch: the language that the trace changes to midway and answers in; None: no change.
-        right: the final answer is right; otherwise, with `work`, one step has a slip.
-        use: of tools, by a trace that works: `right`; a call that is `broken` or `wrong`; the
-            answer is `ignored`; or the call was `needless`. Only the first leads to the answer.
-    """
-
+    # `work` shows the steps, `guess` skips them, `ramble` doubts and repeats them.
     manner: Manner = "work"
-    box: bool = True
-    tags: Tags = "ok"
+    box: bool = True  # the answer is in `\boxed{}` (a program: in a fenced block)
+    tags: Tags = "ok"  # `ok`, or the closing or the opening thinking tag is missing
+    # The language that the trace changes to midway and answers in; None: no change.
     switch: str | None = None
-    right: bool = True
+    right: bool = True  # the final answer is right; otherwise, with `work`, one step has a slip
+    # Of tools, by a trace that works: `right`; a call that is `broken` or `wrong`; the answer is
+    # `ignored`; or the call was `needless`. Only the first leads to the answer.
     use: Use = "right"
 
 

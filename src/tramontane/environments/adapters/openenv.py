@@ -89,10 +89,8 @@ class _InProcess:
         self._environment: Any = functions.load(import_path(path))()
 
     async def reset(self, **given: Any) -> StepResult[dict[str, Any]]:
-        taken = functions.parameters_of(self._environment.reset)
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
-            given = {name: value for name, value in given.items() if name in taken}
-        return self._result(await asyncio.to_thread(self._environment.reset, **given))
+        taken = functions.accepted(self._environment.reset, given)
+        return self._result(await asyncio.to_thread(self._environment.reset, **taken))
 
     async def step(self, action: dict[str, Any]) -> StepResult[dict[str, Any]]:
         made = _action_class(type(self._environment)).model_validate(action)

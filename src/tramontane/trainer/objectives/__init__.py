@@ -20,7 +20,7 @@ from tramontane.trainer.ratios import estimate, ratio, returns
 
 # Inputs that an objective may request beyond log-probs, advantages and weights.
 PROVIDED = frozenset(
-    {
+    [
         "behavior_sums",
         "conversations",
         "entropy",
@@ -32,7 +32,7 @@ PROVIDED = frozenset(
         "teacher_top",
         "top1",
         "values",
-    }
+    ]
 )
 
 # A sum and its weight by name. The metric is Σ sums / Σ weights over microbatches and ranks.

@@ -23,23 +23,4 @@ from tramontane.verifier.code.sandbox.job import (
     Rung,
     precompiled,
 )
-from tramontane.verifier.code.sandbox.ladder import probe, why_not
-from tramontane.verifier.code.sandbox.running import Result, Results, Sandbox
-
-__all__ = [
-    "ASLEEP_FACTOR",
-    "CLOCK_FACTOR",
-    "COMPILE_SECONDS",
-    "CPP_FLAGS",
-    "GRACE_SECONDS",
-    "RUNGS",
-    "Job",
-    "Limits",
-    "Result",
-    "Results",
-    "Rung",
-    "Sandbox",
-    "precompiled",
-    "probe",
-    "why_not",
-]
+from tramontane.verifier.code.sandbox.running import Result, Results, Sandbox, probe, why_not

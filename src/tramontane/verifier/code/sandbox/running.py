@@ -1,5 +1,5 @@
 """A running sandbox: starts the runner on a rung of the ladder, reads the results of the executions
-from its records, and kills everything at the end."""
+from its records, and kills everything at the end; and the best rung that works, by trying each."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ import marshal
 import os
 import resource
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tramontane.temporary import die_with_parent
+from tramontane.temporary import die_with_parent, temporary_folder
 from tramontane.verifier.code.inside import lockdown, processes, records
 from tramontane.verifier.code.sandbox import rungs
 from tramontane.verifier.code.sandbox.job import (
@@ -30,6 +32,7 @@ from tramontane.verifier.code.sandbox.job import (
     GRACE_SECONDS,
     OUTPUT_BYTES,
     PROCESSES,
+    RUNGS,
     Job,
     Limits,
     Rung,
@@ -354,3 +357,83 @@ class Sandbox:
             "output_bytes": OUTPUT_BYTES,
             "processes": processes,
         }
+
+
+# -------------------------------------------------------------------------------- the ladder
+
+_PROBE = """
+import os, threading, heapq
+threading.Thread(target=int).start()
+def look(what):
+    try: return what()
+    except OSError: return "hidden"
+power = lambda: [int(x.split()[1], 16) for x in open("/proc/self/status") if x.startswith("CapEff")]
+print(input(), look(power), look(lambda: sum(x.isdigit() for x in os.listdir("/proc"))))
+"""
+
+
+@functools.cache
+def probe() -> Rung:
+    """The best working rung on this machine; determined once per process."""
+    _hold_standard_streams()
+    for rung in RUNGS[:-1]:
+        if sys.platform == "linux" and not why_not(rung):
+            return rung
+    warnings.warn(
+        "NO SANDBOX: neither bubblewrap nor namespaces nor Landlock work here. Programs that "
+        "models write are run only with verifier.allow_unsandboxed=true, under rlimits alone: "
+        "they can then read your files and use the network. `tramontane doctor` says how to fix "
+        "it.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return "rlimits"
+
+
+def why_not(rung: Rung) -> str:
+    """Run a small program on a rung; returns what went wrong, "" if nothing did."""
+    path = rungs.ENVIRONMENT["PATH"]
+    if missing := [
+        tool for tool in rungs.TOOLS.get(rung, []) if shutil.which(tool, path=path) is None
+    ]:
+        return f"{', '.join(missing)} not found"
+    if rung == "landlock" and (reason := rungs.why_no_landlock()):
+        return reason
+    if reason := _hidden_from_users():
+        return reason
+    with temporary_folder("probe") as name:
+        os.chmod(name, 0o711)
+        job = Job(Path(name, "python"), [b"in\n"], Limits(5.0, 300), source="main.py")
+        job.write("main.py", _PROBE)
+        with Sandbox(job, rung) as sandbox:
+            result = next(sandbox.results)
+            if result.failure:
+                return f"{result.failure} {sandbox.last_error()}".strip()
+        expected = b"in hidden hidden\n" if rung == "landlock" else b"in [0] 2\n"
+        if result.output != expected:
+            return f"gave {result.output!r}"
+        # Compiled programs must run too. Any program will do, whatever it prints.
+        job = Job(Path(name, "made"), [b""], Limits(5.0, 300))
+        job.compiler = [*(shutil.which(tool, path=path) or tool for tool in ("cp", "cat"))]
+        job.compiler.append("{box}/main")
+        with Sandbox(job, rung) as sandbox:
+            failures = [result.failure for result in sandbox.results]
+    refused = [x for x in failures[:1] if x] + [x for x in failures[1:] if "Error: [Errno" in x]
+    return f"cannot run a compiled program: {refused[0]}" if refused else ""
+
+
+def _hidden_from_users() -> str:
+    """Why programs, which run as another user if the judge is root, cannot read the runner."""
+    closed = [p for p in (rungs.INSIDE, *rungs.INSIDE.glob("*.py")) if not p.stat().st_mode & 0o004]
+    if os.geteuid() != 0 or not closed:
+        return ""
+    return f"{closed[0]} is readable by root only (umask): chmod -R go+rX {rungs.INSIDE.parents[2]}"
+
+
+def _hold_standard_streams() -> None:
+    """Open closed standard streams: otherwise a socket or pipe could become a program's."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free one
