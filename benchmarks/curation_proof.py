@@ -372,7 +372,7 @@ def main() -> None:
     longer = [f"pipeline.updates={TEACHER_UPDATES}", *args.overrides]
     config = load_config(QUICKSTART, [*TRAINING, *longer])
     teacher = work / "runs/teacher"
-    checkpoint = teacher / f"checkpoints/step_{config.pipeline.updates}/weights"
+    checkpoint = teacher / f"checkpoints/update_{config.pipeline.updates}/weights"
     measure = partial(measured, work, args.samples, config)
     rules = {"code": {"verifier": {"workers": 2}}}
     main_steps: dict[str, Callable[[], object]] = {

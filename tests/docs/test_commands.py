@@ -119,7 +119,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run = desk / "runs" / name
         if not run.exists():
             shutil.copytree(desk / "runs/quickstart", run)
-        (run / "checkpoints" / f"step_{step}").symlink_to(run / "checkpoints/step_1")
+        (run / "checkpoints" / f"update_{step}").symlink_to(run / "checkpoints/update_1")
     return desk
 
 

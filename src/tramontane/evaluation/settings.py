@@ -101,7 +101,7 @@ class Settings:
 
 
 def run_of(model: str | Path) -> Path | None:
-    """Folder of a checkpoint's run (`RUN/checkpoints/step_N/weights`), if any."""
+    """Folder of a checkpoint's run (`RUN/checkpoints/update_N/weights`), if any."""
     path = Path(find_weights(str(model))).expanduser().absolute()
     if len(path.parents) < 3 or path.parents[1].name != "checkpoints":
         return None
