@@ -244,7 +244,7 @@ def test_a_script_of_the_docs_exists_and_knows_its_options(command: Command) -> 
 
 
 @pytest.mark.slow
-def test_the_task_of_ones_own_is_learnt_from(
+def test_the_task_of_ones_own_is_learned_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -57,11 +57,11 @@ def vectors():
 def test_the_components_are_those_of_a_singular_value_decomposition(vectors, chunk_bytes, tmp_path):
     folders = write_run(tmp_path, vectors)
     stored = np.stack([vector_of(folder) for folder in folders])
-    centred = stored - stored.mean(0)
+    centered = stored - stored.mean(0)
     # The tensor of integers is equal in all checkpoints, and adds nothing.
     gram = gram_matrix(folders, chunk_bytes)
-    np.testing.assert_allclose(gram, centred @ centred.T, rtol=1e-9, atol=1e-9)
-    _, sizes, right = np.linalg.svd(centred, full_matrices=False)
+    np.testing.assert_allclose(gram, centered @ centered.T, rtol=1e-9, atol=1e-9)
+    _, sizes, right = np.linalg.svd(centered, full_matrices=False)
     plane = principal_plane(folders, chunk_bytes)
     np.testing.assert_allclose(plane.explained, (sizes**2 / (sizes**2).sum())[:5], rtol=1e-9)
     directions = [

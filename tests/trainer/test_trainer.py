@@ -44,9 +44,9 @@ from tramontane.trainer.trainer import Trainer
 def loss_by_hand(t, b):
     """The paper's J from plain padded forwards, group after group, negated."""
     rewards = [[s.reward for s in g] for g in b.groups]
-    centred = [r - sum(rs) / len(rs) for rs in rewards for r in rs]
-    std = torch.tensor(centred, dtype=torch.float64).std(correction=0)
-    advantages = iter([a / std for a in centred])
+    centered = [r - sum(rs) / len(rs) for rs in rewards for r in rs]
+    std = torch.tensor(centered, dtype=torch.float64).std(correction=0)
+    advantages = iter([a / std for a in centered])
     plain = copy.deepcopy(t.model)
     plain.set_attn_implementation("eager")
     loss = 0.0
@@ -244,7 +244,7 @@ def test_a_right_completion_becomes_more_likely():
     assert sum(gained[1::4] + gained[2::4] + gained[3::4]) < 0
 
 
-def test_unscorable_completions_are_not_learnt_from():
+def test_unscorable_completions_are_not_learned_from():
     b = batch()
     for number, g in enumerate(b.groups):
         g[number].scored, g[number].reward = False, 0.0
@@ -300,7 +300,7 @@ def test_bfloat16_stays_near_float32_and_keeps_float32_weights():
 
 
 def spoilt(b, group=0):
-    """The same batch with a behaviour log-prob that makes the gradient of its minibatch NaN."""
+    """The same batch with a behavior log-prob that makes the gradient of its minibatch NaN."""
     b = copy.deepcopy(b)
     b.groups[group][0].logprobs[0] = float("nan")
     return b

@@ -179,9 +179,9 @@ def generated(source: str) -> tuple[str, str]:
 
 
 def gym_problems(name: str, split: Split, seed: int) -> Iterator[Problem]:
-    """An endless stream of Reasoning Gym problems, which the maths verifier grades.
+    """An endless stream of Reasoning Gym problems, which the math verifier grades.
 
-    A hash of the statement determines the split, as in the playground, since neighbouring seeds of
+    A hash of the statement determines the split, as in the playground, since neighboring seeds of
     Reasoning Gym share most of their problems.
 
     Raises:
@@ -214,7 +214,7 @@ def _gym_stream(name: str, split: Split, seed: int, create_dataset: Any) -> Iter
                 if unfit == 200:
                     raise InputError(
                         f"data 'reasoning_gym:{name}': {unfit} draws, and not one {split} problem "
-                        f"with an answer of one line, as the maths verifier needs it; choose "
+                        f"with an answer of one line, as the math verifier needs it; choose "
                         f"another dataset"
                     )
                 continue

@@ -29,7 +29,7 @@ from tramontane.studies.verdicts import Verdict, mean_and_interval
 FOREST = 6  # margins
 MEASURES_SHOWN = 3  # in the plot of arms, side by side
 COLOURS = ("#1f77c9", "#e07b1a", "#17926b", "#8b5cd6", "#c03a2b", "#8a94a3")
-DASHES = ("-", "--", ":")  # for further lines once the colours are used up
+DASHES = ("-", "--", ":")  # for further lines once the colors are used up
 
 
 def new_figure(columns: int = 1, height: float = 2.8) -> tuple[Figure, list[Axes]]:
@@ -44,7 +44,7 @@ def new_figure(columns: int = 1, height: float = 2.8) -> tuple[Figure, list[Axes
 
 
 def line_style(number: int) -> dict[str, Any]:
-    """Colour and dashes of line `number`: the dashes differ where the colours repeat."""
+    """Color and dashes of line `number`: the dashes differ where the colors repeat."""
     dashes = DASHES[number // len(COLOURS) % len(DASHES)]
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": dashes, "linewidth": 1.6}
 
@@ -142,6 +142,6 @@ def plot_forest(studies: Mapping[str, Sequence[tuple[Claim, Verdict]]]) -> Figur
     axes.tick_params(axis="y", labelsize=6, length=0)
     axes.set_ylim(-0.8, len(rows) - 0.2)
     axes.set_xlim(-FOREST - 0.2, FOREST + 0.2)
-    axes.set_xlabel("difference in margins; green holds, red does not hold, grey undecided")
+    axes.set_xlabel("difference in margins; green holds, red does not hold, gray undecided")
     axes.spines[["top", "right", "left"]].set_visible(False)
     return figure
