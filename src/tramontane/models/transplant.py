@@ -152,7 +152,6 @@ def _prefix(language: Sequence[str], multimodal: set[str], base: str) -> str:
 
 
 def _placed(name: str, multimodal: set[str], places: Mapping[str, str], base: str) -> str:
-    """The parent's name for one of the language model's."""
     for prefix in sorted(places, key=len, reverse=True):
         if prefix and name.startswith(prefix):
             return places[prefix] + name.removeprefix(prefix)

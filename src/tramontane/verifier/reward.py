@@ -181,7 +181,6 @@ def _group_rewards(problem: Problem, config: VerifierConfig) -> list[_GroupRewar
 
 
 def _counts(reward: _GroupReward, verdict: Verdict) -> bool:
-    """True if a reward of a whole group is part of this completion's reward."""
     return verdict.verdict in ("right", "wrong") or (
         verdict.verdict == "malformed" and reward.malformed
     )

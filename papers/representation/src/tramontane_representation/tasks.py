@@ -120,11 +120,7 @@ def make_task(task: Task) -> gymnasium.Env[np.ndarray, Any]:
 
 
 def _made(task: Task) -> gymnasium.Env[Any, Any]:
-    """Gymnasium's task as it is.
-
-    Raises:
-        InputError: no such task or options.
-    """
+    """Gymnasium's task as it is."""
     options: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in task.options.items()

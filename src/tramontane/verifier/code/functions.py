@@ -215,7 +215,6 @@ def _called(node: ast.AST) -> set[str]:
 
 
 def _handled(tree: ast.AST) -> Iterator[ast.Name]:
-    """The names of exceptions that the tests catch."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler) and node.type is not None:
             yield from (x for x in ast.walk(node.type) if isinstance(x, ast.Name))
@@ -266,6 +265,5 @@ def helper_source(statement: str, used: set[str], entry_point: str) -> str:
 
 
 def _is_empty(node: ast.stmt) -> bool:
-    """True for `pass`, `...` or a docstring."""
     is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return is_constant or isinstance(node, ast.Pass)

@@ -246,7 +246,6 @@ _LESS = (sympy.StrictLessThan, sympy.LessThan)
 
 
 def _relation(e: Any) -> str:
-    """The sign of a relation, regardless of its direction."""
     if isinstance(e, Equality | Unequality):
         return "=" if isinstance(e, Equality) else "≠"
     return "<" if isinstance(e, sympy.StrictLessThan | sympy.StrictGreaterThan) else "≤"
