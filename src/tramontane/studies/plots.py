@@ -142,6 +142,6 @@ def plot_forest(studies: Mapping[str, Sequence[tuple[Claim, Verdict]]]) -> Figur
     axes.tick_params(axis="y", labelsize=6, length=0)
     axes.set_ylim(-0.8, len(rows) - 0.2)
     axes.set_xlim(-FOREST - 0.2, FOREST + 0.2)
-    axes.set_xlabel("difference in margins; green holds, red does not hold, gray undecided")
+    axes.set_xlabel("difference in margins; green holds, red does not hold, grey undecided")
     axes.spines[["top", "right", "left"]].set_visible(False)
     return figure
