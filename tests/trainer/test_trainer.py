@@ -5,6 +5,7 @@ import os
 import pickle
 import random
 import shutil
+import threading
 import time
 from array import array
 from dataclasses import replace
@@ -402,19 +403,33 @@ def test_a_resumed_trainer_goes_on_bit_for_bit(tmp_path, done):
 
 
 def test_a_step_waits_for_a_state_that_is_being_written(tmp_path, monkeypatch):
-    save = dcp.save
-
-    def slow_save(*args, **options):
-        time.sleep(0.5)
-        save(*args, **options)
-
-    monkeypatch.setattr(state.dcp, "save", slow_save)
     t = trainer()
     t.step(batch())
     before = t.weights()
+    computed, order = threading.Event(), []
+    save, clip, step = dcp.save, torch.nn.utils.clip_grad_norm_, t.optimizer.step
+
+    def slow_save(*args, **options):
+        computed.wait(60)
+        time.sleep(0.2)
+        save(*args, **options)
+        order.append("saved")
+
+    def clip_and_tell(*args):
+        computed.set()
+        return clip(*args)
+
+    def recorded_step():
+        order.append("step")
+        step()
+
+    monkeypatch.setattr(state.dcp, "save", slow_save)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", clip_and_tell)
+    monkeypatch.setattr(t.optimizer, "step", recorded_step)
     t.save_state(tmp_path, wait=False)
     t.step(batch(1))
     t._state_files.finish()
+    assert order == ["saved", "step"]
     again = trainer()
     again.load_state(tmp_path)
     assert equal(again.weights(), before) and not equal(t.weights(), before)
