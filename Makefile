@@ -98,6 +98,7 @@ UNSKIPPED := python -m pytest --no-skips -m 'not vllm' tests/evaluation/test_ser
 check: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	git ls-files -z | xargs -0 $(BIN)/codespell
 	$(BIN)/mypy
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir $(VENV)/site
 

@@ -31,7 +31,7 @@ def run(name: str) -> list[tuple[str, str, bool]]:
     print(f"\n--- benchmarks/{name}.py", flush=True)
     report = HERE / f"{name}.json"
     report.unlink(missing_ok=True)
-    # Some import `benchmarks`, others their neighbours.
+    # Some import `benchmarks`, others their neighbors.
     path = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, str(HERE / f"{name}.py")]
     code = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}).returncode

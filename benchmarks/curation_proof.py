@@ -232,7 +232,7 @@ def found(work: Path) -> Row:
     }
 
 
-def learnt(folder: Path) -> Row:
+def learned(folder: Path) -> Row:
     """The results of a run, and the completions that it generated for them."""
     run, config = RunFolder.open(folder)
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
@@ -372,7 +372,7 @@ def main() -> None:
     longer = [f"pipeline.updates={TEACHER_UPDATES}", *args.overrides]
     config = load_config(QUICKSTART, [*TRAINING, *longer])
     teacher = work / "runs/teacher"
-    checkpoint = teacher / f"checkpoints/step_{config.pipeline.updates}/weights"
+    checkpoint = teacher / f"checkpoints/update_{config.pipeline.updates}/weights"
     measure = partial(measured, work, args.samples, config)
     rules = {"code": {"verifier": {"workers": 2}}}
     main_steps: dict[str, Callable[[], object]] = {
@@ -390,14 +390,14 @@ def main() -> None:
     for seed in range(args.seeds):
         for name in TRAINED_SETS:
             folder = work / "runs" / f"{name.replace(' ', '_')}_{seed}"
-            runs[name].append(learnt(trained(folder, work / FUNNEL[name], seed, settings)))
+            runs[name].append(learned(trained(folder, work / FUNNEL[name], seed, settings)))
     report = {
         "rows": args.rows,
         "seed": FAULT_SEED,
         "levels": LEVELS,
         "samples": args.samples,
         "training_settings": [*TRAINING, *settings],
-        "teacher": learnt(teacher),
+        "teacher": learned(teacher),
         "steps": steps.seen,
         "two_passes_seconds": steps.seconds(list(main_steps)),
         "two_passes_processor_seconds": steps.seconds(list(main_steps), "processor_seconds"),

@@ -28,7 +28,7 @@ REASONS: dict[str, tuple[str, ...]] = {
     "multi_part": ("multi_part",),
     "impossible": ("unsolved",),
     "trivial": ("too_easy",),
-    "broken_tests": ("tests_relabelled", "tests_dropped", "no_agreement"),
+    "broken_tests": ("tests_relabeled", "tests_dropped", "no_agreement"),
     "no_solutions": ("no_solutions",),
 }
 SHARES: dict[str, float] = {
@@ -97,8 +97,8 @@ def planted(
         count: number of rows.
         seed: seed of all draws.
         shares: share of each fault; the other rows are sound.
-        levels: levels of the maths problems, inclusive.
-        languages: languages of the maths problems; proofs and multi-part questions are in English.
+        levels: levels of the math problems, inclusive.
+        languages: languages of the math problems; proofs and multi-part questions are in English.
 
     Raises:
         ValueError: an unknown fault, shares of more than 1 in total, or (when drawn) too few

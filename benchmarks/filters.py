@@ -1,4 +1,4 @@
-"""The format filter on labelled statements, and on sets of one known kind.
+"""The format filter on labeled statements, and on sets of one known kind.
 
     python benchmarks/filters.py [DATA_FOLDER]
 

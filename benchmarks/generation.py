@@ -16,7 +16,7 @@ after another, with a log-prob and a version of each token, and a seed for each 
 seconds are CPU time, of vLLM's process too, so that other load on the machine has little effect.
 Each repeat measures all systems; medians and ranges are printed.
 
-Utilisation is the engine's, measured while requests wait: the tail after the last admission is left
+Utilization is the engine's, measured while requests wait: the tail after the last admission is left
 out, since a pipeline has none. `GEMM peak` is the share that the engine reaches of the rate of a
 large square matrix product, measured in the same run and dtype: two operations per parameter and
 token, and four per layer, channel and attended position. On a GPU the engine replays CUDA graphs
@@ -24,7 +24,7 @@ token, and four per layer, channel and attended position. On a GPU the engine re
 all weights, and the keys and values that each token attends to.
 
 Prints a table, writes generation.json next to this file, and exits non-zero if the engine is not
-faster than both of transformers' in every cell, or has under 85 % utilisation on variable lengths.
+faster than both of transformers' in every cell, or has under 85 % utilization on variable lengths.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def make_requests(n: int, kind: str, seed: int) -> list[Request]:
 
 
 class Engine:
-    """The slot engine, and its utilisation while requests wait."""
+    """The slot engine, and its utilization while requests wait."""
 
     def __init__(self, model: PreTrainedModel, slots: int, graphs: bool) -> None:
         record = CudaGraphs(model.device) if graphs else None
@@ -250,7 +250,7 @@ def compare(
         "lengths": kind,
         "tokens_per_second": {name: spread(values) for name, values in rates.items()},
         "ratio": spread(ratios, 2),
-        "utilisation": round(engine.live / engine.held, 3),
+        "utilization": round(engine.live / engine.held, 3),
         "gemm_peak": round(median(peaks), 3),
     } | ({"bandwidth": round(median(shares), 3)} if shares else {})
 
@@ -304,7 +304,7 @@ def main() -> None:
         print(
             f"{cell.size:>5} {cell.slots:>5} {cell.dtype:>8} {cell.lengths:>8} "
             + "".join(f"{rate:>23} " for rate in rates)
-            + f"{ratio:>17} {row['utilisation']:>5.0%} {row['gemm_peak']:>5.0%}"
+            + f"{ratio:>17} {row['utilization']:>5.0%} {row['gemm_peak']:>5.0%}"
             + (f" {row['bandwidth']:>9.0%}" if copied else ""),
             flush=True,
         )
@@ -312,10 +312,10 @@ def main() -> None:
     promises = [
         Promise("faster than both of transformers' in every cell", f"{slowest}×", slowest > 1)
     ]
-    if used := [row["utilisation"] for row in rows if row["lengths"] == "variable"]:
+    if used := [row["utilization"] for row in rows if row["lengths"] == "variable"]:
         promises.append(
             Promise(
-                "utilisation of at least 85 % on variable lengths",
+                "utilization of at least 85 % on variable lengths",
                 f"{min(used):.1%}",
                 min(used) >= 0.85,
             )

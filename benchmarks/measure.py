@@ -39,7 +39,7 @@ class Promise(NamedTuple):
 
 
 def make_llama(size: str, context: int = 1024, seed: int = 0) -> LlamaForCausalLM:
-    """A randomly initialised Llama in float32: no BOS token, EOS 1, padding 0, tied embeddings."""
+    """A randomly initialized Llama in float32: no BOS token, EOS 1, padding 0, tied embeddings."""
     hidden, layers, intermediate, heads = SIZES[size]
     torch.manual_seed(seed)
     config = LlamaConfig(

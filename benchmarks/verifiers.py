@@ -1,4 +1,4 @@
-"""Accuracy, false positives and latency of the maths verifier and of math-verify; the pool's rate.
+"""Accuracy, false positives and latency of the math verifier and of math-verify; the pool's rate.
 
     python benchmarks/verifiers.py [CASES.jsonl]
 

@@ -48,7 +48,7 @@ def slurm() -> list[Promise]:
         os.kill(int(batch.read_text()), signal.SIGINT)  # as `--signal=B:INT`: to the script alone
         code = site.controller.wait()
         done = site.updates
-        saved = (site.folder / f"checkpoints/step_{done}").is_dir()
+        saved = (site.folder / f"checkpoints/update_{done}").is_dir()
         submit(site)
         site.wait((site.folder / "summary.json").exists, "the end of the Slurm job, resubmitted")
         last = site.controller.wait()

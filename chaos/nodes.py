@@ -24,6 +24,7 @@ from chaos.cluster import BUILD, CONFIG, MODEL, NO_DASHBOARD, RUN, Site
 from chaos.machines import Network, missing
 from chaos.proof import prove
 from chaos.runs import lines
+from tramontane.models.names import numbered
 from tramontane.run.checkpoint import damage
 
 OFF_AT, KILL_AT = 3, 7  # updates after which a machine is switched off, the controller killed
@@ -64,7 +65,7 @@ def promises(run: Path, shared: list[str], left: list[str], noticed: float) -> l
     models = [row for row in received if row["received"] == MODEL]
     states = [row for row in received if "/checkpoints/" in row["received"]]
     restarts = [row for row in rows if "restarted_from" in row]
-    checkpoints = sorted((run / "checkpoints").glob("step_*"))
+    checkpoints = numbered(run / "checkpoints")
     faults = [f"{path.name}: {fault}" for path in checkpoints if (fault := damage(path))]
     ranks = {file.name[:3] for path in checkpoints for file in path.glob("trainer/__*.distcp")}
     return [

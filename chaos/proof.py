@@ -12,6 +12,7 @@ import yaml
 from benchmarks.measure import Promise
 from tramontane.models.loading import load_tokenizer
 from tramontane.run import rollouts
+from tramontane.run.folder import RunFolder
 from tramontane.types import INSERTED
 
 Row = dict[str, Any]
@@ -38,7 +39,7 @@ def _problems(folder: Path, rows: list[Row], sizes: Row) -> list[Promise]:
     groups: defaultdict[int, list[Row]] = defaultdict(list)
     for row in rows:
         groups[row["group"]].append(row)
-    newest = max((folder / "checkpoints").glob("step_*"), key=lambda p: int(p.name[5:]))
+    newest = RunFolder(folder).checkpoint(RunFolder(folder).newest_version)
     state = json.loads((newest / "pipeline.json").read_text(encoding="utf-8"))
     pending = {g["id"] for g in state["groups"]} | {g["id"] for g, _ in state["filtered"]}
     trained = {g for g, completions in groups.items() if completions[0]["filtered"] is None}

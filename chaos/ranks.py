@@ -28,7 +28,9 @@ from chaos.cluster import config as cluster_config
 from chaos.processes import workers
 from chaos.proof import prove
 from chaos.runs import Run, lines
+from tramontane.models.names import numbered
 from tramontane.run.checkpoint import damage
+from tramontane.run.folder import RunFolder
 
 BUILD = Path(__file__).parents[1] / "build" / "ranks"
 RANKS = 2
@@ -109,16 +111,14 @@ class Harm:
 
     def _begun(self) -> Path | None:
         """The checkpoint of which ranks write their state now."""
-        found = self.run.folder.glob("checkpoints/step_*.partial")
+        found = self.run.folder.glob("checkpoints/*.partial")
         return next((path for path in found if (path / "trainer").is_dir()), None)
 
     def _newest(self) -> int:
-        folders = self.run.folder.glob("checkpoints/step_*")
-        return max((int(path.name[5:]) for path in folders if not path.suffix), default=0)
+        return RunFolder(self.run.folder).newest_version
 
     def _damaged(self) -> list[str]:
-        folders = [p for p in self.run.folder.glob("checkpoints/step_*") if not p.suffix]
-        faults = [(path, damage(path)) for path in folders]
+        faults = [(path, damage(path)) for path in numbered(self.run.folder / "checkpoints")]
         # The run deletes the oldest meanwhile.
         return [f"{path.name}: {fault}" for path, fault in faults if fault and path.exists()]
 

@@ -30,6 +30,7 @@ import yaml
 from benchmarks.measure import Promise, finish, machine
 from chaos.kill import Killer
 from chaos.processes import command, marked, second_of, tree, usage, workers
+from tramontane.models.names import numbered
 
 SAMPLE_SECONDS = 5.0
 KILL_SECONDS = 30.0
@@ -91,18 +92,13 @@ def sample(root: int, folder: Path) -> dict[str, float]:
         found[f"private {role}"] = found.get(f"private {role}", 0) + use.private
         found[f"files {role}"] = found.get(f"files {role}", 0) + use.files
         found[f"threads {role}"] = found.get(f"threads {role}", 0) + use.threads
-    states = sorted((folder / "checkpoints").glob("step_*/pipeline.json"), key=_step)
-    if states:
-        state = json.loads(states[-1].read_bytes())
+    if taken := numbered(folder / "checkpoints"):
+        state = json.loads((taken[-1] / "pipeline.json").read_bytes())
         found["groups"] = len(state.pop("groups"))
         found["ledger"] = len(json.dumps(state))
     found["disk run"] = _bytes(folder)
     found["disk ray"] = sum(map(_bytes, sessions))
     return found
-
-
-def _step(path: Path) -> int:
-    return int(re.sub(r"\D", "", path.parent.name))
 
 
 def _bytes(folder: Path) -> int:

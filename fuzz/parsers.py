@@ -91,7 +91,7 @@ def check_parsed(text: str) -> None:
 def check_normalize(text: str) -> None:
     spelt = normalize(text)
     assert spelt == spelt.strip()
-    # A verdict records the normalised answer, which is normalised again when votes are counted.
+    # A verdict records the normalized answer, which is normalized again when votes are counted.
     assert vote(spelt) == vote(text), (spelt, vote(spelt), vote(text))
     number = to_number(spelt)
     if number is not None:

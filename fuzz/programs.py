@@ -11,7 +11,7 @@ import textwrap
 from string import Template
 from typing import NamedTuple
 
-# The right behaviour, by the type of the tests.
+# The right behavior, by the type of the tests.
 GOOD = {"stdio": "print(input())", "python_assert": "def echo(n): return n"}
 PYTHON = {
     # -- processes

@@ -53,7 +53,7 @@ def test_k_beyond_the_samples_is_an_error(k: int) -> None:
         maj_at_k(["7"] * 4, [True] * 4, k)
 
 
-def test_majority_breaks_ties_in_favour_of_the_first_seen() -> None:
+def test_majority_breaks_ties_in_favor_of_the_first_seen() -> None:
     assert majority(["3", "7", "7", "3"]) == "3"
     assert majority([None, "7", "3"]) == "7"
     assert majority([None, None]) is None
@@ -114,7 +114,7 @@ def test_as_many_subsets_as_the_limit_are_all_taken(k: int) -> None:
     assert maj_at_k(votes, right, k) == (count / MAX_SUBSETS if k == 1 else 1.0)
 
 
-def test_every_vote_has_a_judgement() -> None:
+def test_every_vote_has_a_judgment() -> None:
     with pytest.raises(ValueError, match="shorter"):
         maj_at_k(["7", "3", "3"], [True, False], 2)
 

@@ -198,7 +198,6 @@ def _vllm() -> Finding:
 
 
 def _plugins() -> Finding:
-    """Packages that add commands, studies or configs."""
     from tramontane import plugins
 
     groups = (plugins.COMMANDS, plugins.STUDIES, plugins.CONFIGS)

@@ -66,9 +66,9 @@ def mean_interval(values: Sequence[float] | np.ndarray, samples: int = 1) -> Est
 
 def wilson(p: float, n: float, z: float = Z) -> Estimate:
     """Wilson's score interval for a share `p` of `n` trials (`n` need not be whole)."""
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    center = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return Estimate(p, max(0.0, min(centre - half, p)), min(1.0, max(centre + half, p)))
+    return Estimate(p, max(0.0, min(center - half, p)), min(1.0, max(center + half, p)))
 
 
 def student_quantile(degrees: float, share: float = 0.975) -> float:

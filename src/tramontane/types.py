@@ -94,7 +94,7 @@ class Problem:
         id: unique within its source.
         domain: name in `verifier.domains`; decides the verifier and the format of responses.
         problem: the statement that the model reads; of a chat, the last message of the user.
-        answer: the reference answer (maths), LaTeX or plain text without `$`.
+        answer: the reference answer (math), LaTeX or plain text without `$`.
         tests: the tests (code), e.g. `{"type": "stdio", "cases": [{"input", "output"}],
             "checker": "tokens"}`.
         language: ISO 639-1 code of the statement, when known; detected from the text otherwise.
@@ -391,8 +391,8 @@ class Progress:
     parked_tokens: int = 0  # tokens of them that were not, since their keys and values were kept
 
 
-class Judgement(NamedTuple):
-    """A verifier's judgement of one answer. `share` is the share of the correctness reward, and
+class Judgment(NamedTuple):
+    """A verifier's judgment of one answer. `share` is the share of the correctness reward, and
     `answer` what was judged: the extracted answer, or the program."""
 
     outcome: Outcome
@@ -403,11 +403,11 @@ class Judgement(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verifier's judgement of one completion.
+    """A verifier's judgment of one completion.
 
     `reward` is the sum of `parts` (format, correctness, length, language, and the names of custom
     rewards). `malformed` means that the format failed and nothing else was graded. `unscorable`
-    means that no judgement was possible: the reward is 0, but must not be trained on as if it were
+    means that no judgment was possible: the reward is 0, but must not be trained on as if it were
     earned. `answer` is the extracted answer.
     """
 

@@ -86,8 +86,8 @@ def write(path, rows):
 
 def record(path, rows):
     """Write rows as a run records them, with the columns that the audit reads."""
-    labelled = [{"reference": row["answer"], **row} for row in rows]
-    audited = [{name: row.get(name) for name in AUDITED} for row in labelled]
+    labeled = [{"reference": row["answer"], **row} for row in rows]
+    audited = [{name: row.get(name) for name in AUDITED} for row in labeled]
     pq.write_table(pa.Table.from_pylist(audited), path)
 
 

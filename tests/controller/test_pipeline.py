@@ -88,7 +88,7 @@ def check_ledger(folder: Path, config: Config) -> None:
 
 
 def weights(folder: Path, update: int) -> dict[str, torch.Tensor]:
-    return load_file(folder / f"checkpoints/step_{update}/weights/model.safetensors")
+    return load_file(folder / f"checkpoints/update_{update}/weights/model.safetensors")
 
 
 def check_completions(rows: list[dict[str, Any]], config: Config) -> None:

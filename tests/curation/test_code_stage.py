@@ -55,9 +55,9 @@ def test_a_poll_counts_equal_outputs_by_the_checker():
         ("4444", "kept"),
         ("4455", "kept"),  # a tie, and the label is one of the two
         ("4555", "dropped"),  # one passes: who is right?
-        ("5555", "relabelled"),
+        ("5555", "relabeled"),
         ("5556", "dropped"),  # three of four are not 80 %
-        ("55555555 6", "relabelled"),
+        ("55555555 6", "relabeled"),
         ("55", "dropped"),  # two are too few
         ("5678", "dropped"),
         ("xxx4", "dropped"),  # most solutions cannot run on it
@@ -124,7 +124,7 @@ def test_tests_that_few_wrong_programs_pass_are_chosen():
 def test_a_label_changes_only_if_no_voter_prints_it(ballot, label):
     count = poll(ballot, label, TOKENS)
     what = fate(count, len(ballot), CONFIG)
-    if what == "relabelled":
+    if what == "relabeled":
         assert label not in ballot
         assert ballot.count(count.mode) >= max(3, 0.8 * len(ballot))
         assert decisive(count, len(ballot), CONFIG)
@@ -212,8 +212,8 @@ def row(name, cases, solutions, **extra):
 PLANTED = [
     (row("good", doubles(3, 5, 7), DOUBLE), "asked_in_python"),
     (row("good_in_python", doubles(3, 5, 7), DOUBLE, language="python"), ""),
-    (row("wrong_label", doubles(3, 5, 7, wrong=[5]), DOUBLE), "tests_relabelled"),
-    (row("wrong_labels", doubles(3, 5, 7, wrong=[3, 5, 7]), DOUBLE), "tests_relabelled"),
+    (row("wrong_label", doubles(3, 5, 7, wrong=[5]), DOUBLE), "tests_relabeled"),
+    (row("wrong_labels", doubles(3, 5, 7, wrong=[3, 5, 7]), DOUBLE), "tests_relabeled"),
     (row("one_solution", doubles(3, 5, 7, wrong=[5]), DOUBLE[:1]), "tests_dropped"),
     (row("wrong_solution", doubles(3, 5), [*DOUBLE, "print(7)"], language="python"), ""),
     (row("hostile", doubles(3), [HANG, *DOUBLE, CRASH, KILL], language="python"), ""),
@@ -278,7 +278,7 @@ def test_each_fault_is_found(planted):
             "dropped" if dropped else "rewritten" if reason else "kept"
         )
     assert "1 without a vote: timed out after 8 s, most of it" in found["only_hangs"]["detail"]
-    assert "relabelled test 2 ('6' → '10')" in found["wrong_label"]["detail"]
+    assert "relabeled test 2 ('6' → '10')" in found["wrong_label"]["detail"]
     assert found["open_end"]["detail"].endswith("dropped test 4")
     text = (out / "report.md").read_text()
     for reason in set(wanted.values()) - {""}:
@@ -298,7 +298,7 @@ def test_kept_rows_have_the_right_labels(planted):
         assert cases[name] == doubles(3, 5, 7)
     assert cases["one_solution"] == doubles(3, 7)
     assert cases["open_end"] == doubles(3, 5, 7)
-    assert kept["wrong_label"]["relabelled_tests"] == [{"test": 2, "was": "6\n"}]
+    assert kept["wrong_label"]["relabeled_tests"] == [{"test": 2, "was": "6\n"}]
     assert kept["decimals"]["tests"]["checker"] == "float"
 
 
@@ -441,7 +441,7 @@ def test_real_problems_with_planted_faults(tmp_path):
     found = {
         (k["id"], change["test"] - 1): k["tests"]["cases"][change["test"] - 1]["output"]
         for k in lines(out / "kept.jsonl")
-        for change in k.get("relabelled_tests", [])
+        for change in k.get("relabeled_tests", [])
     }
     assert {key: json.loads(new) for key, new in found.items()} == {
         key: json.loads(old) for key, old in truth.items()

@@ -251,7 +251,7 @@ def test_currencies_before_a_number_are_units():
     assert judge_answer("\\$50", "Rs 50").outcome == "wrong"
 
 
-def test_labelled_cases():
+def test_labeled_cases():
     """Accuracy at least 0.95, and no more than 2 % of good problems dropped."""
     cases = shared("filter_cases.jsonl.gz")
     decided = run([maths(case["problem"], case["answer"]) for case in cases])

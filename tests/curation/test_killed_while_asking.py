@@ -31,7 +31,7 @@ def mind(asked, before):
         if "miles" not in text or asked["seed"] % 3 == 0:
             return "<translation>Je ne sais pas.</translation>"
         return translator(asked, before)
-    # The answer depends on prompt and seed only, like that of a server that honours seeds.
+    # The answer depends on prompt and seed only, like that of a server that honors seeds.
     return f"Verdict: {'proof' if asked['seed'] % 4 == 0 else 'ok'}"
 
 

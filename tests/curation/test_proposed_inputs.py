@@ -98,7 +98,7 @@ def test_a_question_shows_the_problem_and_short_inputs():
 
 
 @pytest.mark.slow
-def test_proposed_inputs_are_labelled_by_the_solutions(tmp_path):
+def test_proposed_inputs_are_labeled_by_the_solutions(tmp_path):
     """Inputs that no program can read are dropped."""
     answers = Counter()
 

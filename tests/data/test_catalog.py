@@ -347,8 +347,8 @@ def test_a_set_of_programs(name, tmp_path):
     assert problem.domain == "code"
     wrong = program.replace("2 * ", "3 * ").replace("sum", "len").replace("max", "min")
     for code, outcome in ((program, "right"), (wrong, "wrong")):
-        judgement = judge(f"```python\n{code}\n```", problem, VerifierConfig())
-        assert judgement.outcome == outcome, judgement
+        judgment = judge(f"```python\n{code}\n```", problem, VerifierConfig())
+        assert judgment.outcome == outcome, judgment
 
 
 def test_every_set_is_tested_and_every_layout_is_known():
@@ -356,7 +356,7 @@ def test_every_set_is_tested_and_every_layout_is_known():
     assert set(LAYOUTS) == set(get_args(LayoutName))
 
 
-def test_choices_of_gpqa_have_a_fixed_order_without_a_favourite(tmp_path):
+def test_choices_of_gpqa_have_a_fixed_order_without_a_favorite(tmp_path):
     rows = [{**GPQA, "Question": f"{GPQA['Question']} ({i})"} for i in range(200)]
     problems = read(tmp_path, "gpqa", rows)
     assert problems == read(tmp_path, "gpqa", rows)

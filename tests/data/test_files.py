@@ -159,7 +159,7 @@ def test_truncated_parquet(tmp_path):
         list(read_rows(str(file)))
 
 
-def test_a_missing_file_names_its_nearest_neighbour(tmp_path):
+def test_a_missing_file_names_its_nearest_neighbor(tmp_path):
     (tmp_path / "train.jsonl").write_text(LINES)
     with pytest.raises(InputError, match=r"no such file; did you mean '.*train\.jsonl'"):
         list(read_rows(str(tmp_path / "trian.jsonl")))

@@ -119,7 +119,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run = desk / "runs" / name
         if not run.exists():
             shutil.copytree(desk / "runs/quickstart", run)
-        (run / "checkpoints" / f"step_{step}").symlink_to(run / "checkpoints/step_1")
+        (run / "checkpoints" / f"update_{step}").symlink_to(run / "checkpoints/update_1")
     return desk
 
 
@@ -244,7 +244,7 @@ def test_a_script_of_the_docs_exists_and_knows_its_options(command: Command) -> 
 
 
 @pytest.mark.slow
-def test_the_task_of_ones_own_is_learnt_from(
+def test_the_task_of_ones_own_is_learned_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

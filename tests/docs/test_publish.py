@@ -22,7 +22,7 @@ def test_lm_eval_measures_a_checkpoint(tmp_path: Path) -> None:
     program = Path(sys.executable).with_name("lm_eval")
     if not program.exists():
         pytest.skip("lm_eval is not installed")
-    weights = tmp_path / "runs/own/checkpoints/step_16/weights"
+    weights = tmp_path / "runs/own/checkpoints/update_16/weights"
     load_model("tiny").save_pretrained(weights)
     load_tokenizer("tiny").save_pretrained(weights)
     rows = [{"problem": f"What is {n} + 2 - 1?", "answer": str(n + 1)} for n in range(2, 18)]

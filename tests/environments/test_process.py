@@ -77,8 +77,8 @@ def worker(tmp_path_factory):
     made.close()
 
 
-def answered_by(worker, behaviour, index):
-    started = worker.ask("start", (0, index), problem(behaviour), 7)
+def answered_by(worker, behavior, index):
+    started = worker.ask("start", (0, index), problem(behavior), 7)
     return worker.ask("step", (0, index), completion((0, index), started, "x"), 1000)
 
 
@@ -89,8 +89,8 @@ def completion(key, started, text):
     return Completion(*key, started.prompt_ids, ids, [0.0] * n, [0] * n, "stop")
 
 
-def problem(behaviour=""):
-    return Problem("1", "math", "Go on.", metadata={"behaviour": behaviour})
+def problem(behavior=""):
+    return Problem("1", "math", "Go on.", metadata={"behavior": behavior})
 
 
 def test_conversations_are_answered_side_by_side(worker):

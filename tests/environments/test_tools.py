@@ -106,8 +106,8 @@ def test_results_are_texts_or_json():
     kinds = ("text", "none", "number", "mapping", "object")
     made = answer([give], *(("give", {"kind": kind}) for kind in kinds))
     assert [c.answer for c in made] == ['say "é"', "null", "1.5", '{"é": [1]}', '"{1, 2}"']
-    [call] = answer([give], ("give", {"kind": "colour"}))
-    assert call.error and "'colour' is not one of" in call.answer
+    [call] = answer([give], ("give", {"kind": "color"}))
+    assert call.error and "'color' is not one of" in call.answer
 
 
 def test_a_result_of_any_kind_is_answered():

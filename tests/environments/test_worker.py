@@ -168,7 +168,7 @@ def test_an_environment_of_trl_runs_unchanged():
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "reason"),
+    ("behavior", "reason"),
     [
         ("raise", r"Odd.step: RuntimeError: broken \(.*worlds.py:\d+, in step\)"),
         ("exit", r"Odd.step: SystemExit: 1"),
@@ -190,19 +190,17 @@ def test_an_environment_of_trl_runs_unchanged():
         ),
     ],
 )
-def test_an_environment_that_fails_is_named(behaviour, reason):
-    answered, spoken = talk(worker_of(environment="Odd"), "x", given=problem(behaviour=behaviour))
+def test_an_environment_that_fails_is_named(behavior, reason):
+    answered, spoken = talk(worker_of(environment="Odd"), "x", given=problem(behavior=behavior))
     assert answered.ending == "environment_failed" and re.search(reason, answered.reason)
     assert not list(answered.put) and answered.turn.reward is None
     assert spoken.turns[0].text == "x"
     # Others go on, and so does the next.
-    assert (
-        talk(worker_of(environment="Odd"), "x", given=problem(behaviour=""))[0].turn.reward == 0.5
-    )
+    assert talk(worker_of(environment="Odd"), "x", given=problem(behavior=""))[0].turn.reward == 0.5
 
 
 def test_half_a_character_is_replaced():
-    answered, _ = talk(worker_of(environment="Odd"), "x", given=problem(behaviour="halves"))
+    answered, _ = talk(worker_of(environment="Odd"), "x", given=problem(behavior="halves"))
     assert answered.turn.messages == [{"role": "user", "content": "a?b"}]
 
 

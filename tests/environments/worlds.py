@@ -215,13 +215,13 @@ class Untold(Exception):
 
 
 class Odd:
-    """Behaves as `problem.metadata["behaviour"]` says."""
+    """Behaves as `problem.metadata["behavior"]` says."""
 
     def start(self, problem):
-        self.behaviour = problem.metadata["behaviour"]
+        self.behavior = problem.metadata["behavior"]
 
     def step(self, message):
-        match self.behaviour:
+        match self.behavior:
             case "raise":
                 raise RuntimeError("broken")
             case "exit":

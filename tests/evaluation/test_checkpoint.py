@@ -30,7 +30,7 @@ TRAINED = {
 
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
-    weights = tmp_path / "run/checkpoints/step_4/weights"
+    weights = tmp_path / "run/checkpoints/update_4/weights"
     weights.mkdir(parents=True)
     config = Config.model_validate(TRAINED).model_dump(mode="json")
     (tmp_path / "run/config.yaml").write_text(yaml.safe_dump(config))

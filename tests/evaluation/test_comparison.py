@@ -41,9 +41,9 @@ def test_a_suite_brings_its_protocol_and_an_option_replaces_a_part():
 
 
 def test_labels():
-    run = "runs/a/checkpoints/step_8/weights"
+    run = "runs/a/checkpoints/update_8/weights"
     found = labels(["tiny", run, "base=org/model"])
-    assert found == {"tiny": "tiny", "a-step_8": run, "base": "org/model"}
+    assert found == {"tiny": "tiny", "a-update_8": run, "base": "org/model"}
     with pytest.raises(
         InputError, match=r"b/x: another model, a/x, is called 'x'; write LABEL=b/x"
     ):

@@ -59,7 +59,7 @@ def test_a_tag_may_be_spelt_although_it_is_a_token(
     )
 
 
-def test_a_token_that_joins_a_tag_with_its_neighbour_is_no_thought(
+def test_a_token_that_joins_a_tag_with_its_neighbor_is_no_thought(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     tags = ThinkingTags("{", "}")

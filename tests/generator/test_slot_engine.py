@@ -141,7 +141,7 @@ def test_sizes_that_come_again(n, per_octave):
     assert len({recurring(m, per_octave) for m in octave}) <= 2 * per_octave
 
 
-def test_request_does_not_depend_on_its_neighbours():
+def test_request_does_not_depend_on_its_neighbors():
     model = make_model("qwen3")
     crowd = make_requests(17, 3, seed=7, temperature=0.9)
     selected = [crowd[0], crowd[25], crowd[50]]

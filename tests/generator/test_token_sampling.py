@@ -53,7 +53,7 @@ def test_known_values_of_splitmix64():
 
 
 def test_a_stream_begins_with_the_first_output_of_its_seed():
-    """So that neighbouring seeds have unrelated streams."""
+    """So that neighboring seeds have unrelated streams."""
     first = {0: 0xE220A8397B1DCDAF, 1234567: 6457827717110365317}
     got = streams(list(first))
     assert [s % 2**64 for s in got.tolist()] == list(first.values())
@@ -74,7 +74,7 @@ def test_uniforms_are_uniform(varied):
     assert (u < 1).all()
     assert len(u.unique()) == n
     assert_frequencies((u * 64).long(), torch.full((64,), 1 / 64))
-    # Neighbours are independent.
+    # Neighbors are independent.
     pairs = (u[:-1] * 8).long() * 8 + (u[1:] * 8).long()
     assert_frequencies(pairs, torch.full((64,), 1 / 64))
 
@@ -132,7 +132,7 @@ def test_invert_of_a_large_vocabulary_is_the_exact_inverse(vocab):
             expected.append(tokens)
     drawn = invert(torch.cat(rows), torch.cat(uniform))
     assert torch.equal(drawn, torch.cat(expected))
-    # Rows in another order: none depends on its neighbours.
+    # Rows in another order: none depends on its neighbors.
     order = torch.randperm(len(drawn), generator=torch.Generator().manual_seed(0))
     shuffled = invert(torch.cat(rows)[order], torch.cat(uniform)[order])
     assert torch.equal(shuffled, drawn[order])
@@ -290,7 +290,7 @@ def test_top_p_and_top_k_keep_their_sets(top_p, top_k, kept):
     assert set(tokens.tolist()) == set(order[kept].tolist())
     if len(kept) > 1:
         assert_frequencies(tokens, expected)
-    # Log-probs are of the whole distribution: nothing is renormalised.
+    # Log-probs are of the whole distribution: nothing is renormalized.
     torch.testing.assert_close(logprobs, torch.log_softmax(logits, -1)[tokens], atol=1e-5, rtol=0)
 
 
@@ -348,7 +348,7 @@ def test_greedy_takes_the_largest_logit_and_reports_its_raw_logprob():
     torch.testing.assert_close(logprobs, torch.log_softmax(logits, -1).amax(-1), atol=1e-5, rtol=0)
 
 
-def test_a_draw_does_not_depend_on_its_neighbours_sampling():
+def test_a_draw_does_not_depend_on_its_neighbors_sampling():
     torch.manual_seed(1)
     logits, u = torch.randn(60, 500) * 2, torch.rand(60).double()
     temperature = torch.tensor([1.0, 0.0, 0.6]).repeat(20)

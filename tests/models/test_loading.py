@@ -126,7 +126,7 @@ def test_a_rectangle_needs_no_packing(checkpoint):
     torch.testing.assert_close(got, plain(ids).logits, atol=1e-4, rtol=1e-4)
 
 
-def test_a_neighbour_changes_nothing(checkpoint):
+def test_a_neighbor_changes_nothing(checkpoint):
     model = load_model(checkpoint)
     first, second, other = sequences((8, 13, 13))
     logits = model(**pack([first, second])).logits[0, :8]

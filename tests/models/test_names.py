@@ -19,6 +19,7 @@ from tramontane.models.names import find_weights, folder_of, resolve, with_token
 from tramontane.models.shape import load_shape
 from tramontane.models.weight_files import WeightFiles
 from tramontane.recipes.config import MediumRecipe, SmallRecipe
+from tramontane.run.folder import RunFolder
 from tramontane.run.prepare import prepare
 
 TINY = Path(resolve("tiny"))
@@ -40,24 +41,39 @@ def link(folder: Path, files: list[Path]) -> Path:
 def run(tmp_path: Path) -> Path:
     """A run with checkpoints of updates 9, 20 and, unfinished, 30."""
     folder = begun(small_config(tmp_path / "run", data={"system_prompt": "Be brief."}))
-    for name in ("step_9", "step_20"):
+    for name in ("update_9", "update_20"):
         link(folder.checkpoints / name / "weights", [*TINY.iterdir()])
-    (folder.checkpoints / "step_30.partial" / "weights").mkdir(parents=True)
+    (folder.checkpoints / "update_30.partial" / "weights").mkdir(parents=True)
     return folder.path
 
 
 def test_a_run_and_its_checkpoints_stand_for_their_weights(run: Path, tmp_path: Path) -> None:
-    newest = str(run / "checkpoints/step_20/weights")
-    for name in (run, run / "checkpoints", run / "checkpoints/step_20", newest):
+    newest = str(run / "checkpoints/update_20/weights")
+    for name in (run, run / "checkpoints", run / "checkpoints/update_20", newest):
         assert find_weights(str(name)) == newest
-    assert find_weights(str(run / "checkpoints/step_9")).endswith("step_9/weights")
+    assert find_weights(str(run / "checkpoints/update_9")).endswith("update_9/weights")
     for name in ("tiny", "org/name", "name", str(tmp_path / "none"), str(TINY)):
         assert find_weights(name) == name
 
 
+def test_checkpoints_with_their_old_names_are_read_with_a_warning(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for checkpoint in [*(run / "checkpoints").iterdir()]:
+        checkpoint.rename(checkpoint.with_name(checkpoint.name.replace("update", "step")))
+    newest = run / "checkpoints/step_20"
+    assert find_weights(str(run)) == find_weights(str(newest)) == str(newest / "weights")
+    assert RunFolder(run).checkpoint(20) == newest
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{newest.parent}: step_N is now called update_N"
+    ]
+    link(run / "checkpoints/update_20/weights", [*TINY.iterdir()])
+    assert RunFolder(run).checkpoint(20).name == "update_20"
+
+
 def test_what_has_no_weights_says_so(run: Path) -> None:
-    for checkpoint in (run / "checkpoints").glob("step_*"):
-        checkpoint.rename(run / checkpoint.name.replace("step", "moved."))
+    for checkpoint in (run / "checkpoints").glob("update_*"):
+        checkpoint.rename(run / checkpoint.name.replace("update", "moved."))
     with pytest.raises(InputError, match="a run that has no checkpoint yet; wait for its first"):
         find_weights(str(run))
     with pytest.raises(InputError, match="a file; name the folder of the checkpoint"):
@@ -86,12 +102,12 @@ def test_every_key_of_a_model_takes_a_run(
     run: Path, section: type[Section], key: str, others: dict
 ) -> None:
     found = parse(section, {key: str(run), **others}, "file")
-    assert getattr(found, key) == str(run / "checkpoints/step_20/weights")
+    assert getattr(found, key) == str(run / "checkpoints/update_20/weights")
     assert SmallRecipe.model_fields["model"].metadata == MediumRecipe.model_fields["model"].metadata
 
 
 def test_every_loader_takes_a_run(run: Path) -> None:
-    weights = run / "checkpoints/step_20/weights"
+    weights = run / "checkpoints/update_20/weights"
     assert load_shape(str(run)).parameters == load_shape("tiny").parameters
     assert load_config(str(run)).vocab_size == load_config("tiny").vocab_size
     assert load_tokenizer(str(run)).get_vocab() == load_tokenizer("tiny").get_vocab()
@@ -102,7 +118,7 @@ def test_every_loader_takes_a_run(run: Path) -> None:
 
 
 def test_a_run_is_measured_under_its_own_config(run: Path) -> None:
-    for name in (run, run / "checkpoints/step_9"):
+    for name in (run, run / "checkpoints/update_9"):
         assert run_of(name) == run.absolute()
         settings = settings_for(name, None, None, [], {})
         assert settings.config.data.system_prompt == "Be brief."
@@ -111,7 +127,7 @@ def test_a_run_is_measured_under_its_own_config(run: Path) -> None:
 
 def test_a_run_that_starts_from_a_run_records_which_weights(run: Path, tmp_path: Path) -> None:
     config = prepare(small_config(tmp_path / "next", model=str(run))).config
-    assert config.model == str(run / "checkpoints/step_20/weights")
+    assert config.model == str(run / "checkpoints/update_20/weights")
 
 
 # Tokenizers

@@ -167,7 +167,7 @@ def test_distillation_in_the_place_of_fine_tuning_through_a_kill(tmp_path):
     assert [row["update"] for row in rows] == [1, 2, 3]
     assert all(row["teacher_divergence"] > 0 for row in rows)
     config = read_settings(out / "1_distill/run/config.yaml")
-    assert config["teacher"]["model"] == str(teacher / "checkpoints/step_2/weights")
+    assert config["teacher"]["model"] == str(teacher / "checkpoints/update_2/weights")
     assert config["trainer"]["learning_rate"] == FASTER["learning_rate"]
     for step, start in (("2_rl", facts["1_distill"]["weights"]), ("3_rl_only", "tiny")):
         config = read_settings(out / step / "run/config.yaml")
@@ -205,7 +205,7 @@ def test_a_teacher_that_cannot_score_the_model_is_refused_before_any_work(tmp_pa
     begun(small_config(tmp_path / "begun"))
     with pytest.raises(InputError, match="a run that has no checkpoint yet"):
         run(distilling(tmp_path / "out", tmp_path / "begun"))
-    weights = tmp_path / "begun/checkpoints/step_1/weights"
+    weights = tmp_path / "begun/checkpoints/update_1/weights"
     shutil.copytree(resolve("tiny"), weights)
     with pytest.raises(InputError, match="this run is not finished"):
         run(distilling(tmp_path / "out", tmp_path / "begun"))

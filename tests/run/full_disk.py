@@ -29,14 +29,14 @@ def main(disk: Path) -> None:
     mount("-t", "tmpfs", "-o", "size=40m", "tmpfs", disk)
     with pytest.raises(InputError) as full:
         train(config, quiet=True, report=False)
-    partial = folder.checkpoints / "step_2.partial"
+    partial = folder.checkpoints / "update_2.partial"
     assert str(full.value).startswith(f"{partial}: No space left on device; make room")
     assert f"tramontane train --resume {folder.path}" in str(full.value)
     # Finished work stays, and half a checkpoint does not count.
     assert [m["update"] for m in folder.metrics()] == [1, 2]
     kept = folder.whole_checkpoint(print)
     assert kept is not None
-    assert kept.name == "step_1"
+    assert kept.name == "update_1"
 
     with pytest.raises(InputError, match="No space left on device"):
         train(resume=folder.path, quiet=True, report=False)

@@ -47,7 +47,7 @@ def ready(private: Path, **data: object) -> Prepared:
     return prepare(config)
 
 
-def test_the_card_has_figures_recipe_and_the_base_models_licence(private: Path) -> None:
+def test_the_card_has_figures_recipe_and_the_base_models_license(private: Path) -> None:
     base = {"license": "other", "license_name": "mine", "license_link": "https://example.org"}
     front = "".join(f"{key}: {value}\n" for key, value in base.items())
     (private / "weights" / "README.md").write_text(f"---\n{front}---\n\nA base.\n")
@@ -68,10 +68,10 @@ def test_the_card_has_figures_recipe_and_the_base_models_licence(private: Path) 
     assert "| reward | format 0.1, correctness 0.9, length 0.1, language 0.1 |" in text
 
 
-def test_a_licence_that_is_not_known_is_left_to_the_user(private: Path) -> None:
+def test_a_license_that_is_not_known_is_left_to_the_user(private: Path) -> None:
     text = write_card(private, ready(private), {}, SUMMARY).read_text()
     assert ModelCard(text).data.get("license") is None
-    assert "name the licence here" in text and "## Results" not in text
+    assert "name the license here" in text and "## Results" not in text
 
 
 @pytest.mark.parametrize("system", [None, "magistral"])

@@ -118,7 +118,7 @@ def test_a_run_without_updates_begins_again_with_any_change(tmp_path: Path) -> N
 def folder_at(path: Path, version: int) -> RunFolder:
     """A run folder that looks as if it had a checkpoint."""
     folder = begun(small_config(path, pipeline=SIZES))
-    (folder.checkpoints / f"step_{version}").mkdir()
+    (folder.checkpoints / f"update_{version}").mkdir()
     return folder
 
 
@@ -130,7 +130,7 @@ def test_what_may_not_change_is_refused_with_the_reason_and_the_remedy(tmp_path:
     assert "pipeline.l_max: groups under way were handed out with it" in message
     assert "seed: groups under way drew from it" in message
     assert "learning_rate" not in message
-    assert "step_3/weights, as its model, with seed=4 pipeline.l_max=200" in message
+    assert "update_3/weights, as its model, with seed=4 pipeline.l_max=200" in message
 
 
 @pytest.mark.parametrize(

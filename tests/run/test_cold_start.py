@@ -96,7 +96,7 @@ def test_base_start_and_end_are_measured_and_an_interrupted_start_goes_on(tmp_pa
     assert all((resumed[key] == sft[key]).all() for key in sft)
 
 
-def test_examples_that_cannot_be_learnt_from_are_refused_before_any_work(tmp_path: Path) -> None:
+def test_examples_that_cannot_be_learned_from_are_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "pairs.jsonl").write_text('{"prompt": "2 + 2", "answer": "4"}\n')
     config = config_of(tmp_path, data={"train": str(tmp_path / "pairs.jsonl")})
     with pytest.raises(InputError, match="no text in field 'response'"):

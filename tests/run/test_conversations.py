@@ -99,7 +99,7 @@ def test_a_run_killed_amid_conversations_loses_none(
         **elsewhere(kind, request),
     )
     process = start(config, tmp_path)
-    wait_until((tmp_path / "run/checkpoints/step_2").is_dir, process)
+    wait_until((tmp_path / "run/checkpoints/update_2").is_dir, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     folder, resumed = open_run(tmp_path / "run")

@@ -70,7 +70,7 @@ def run(finished: Path, tmp_path: Path) -> RunFolder:
 def test_a_run_ends_with_its_files_and_its_number_type(finished: Path) -> None:
     lines = (finished.parent / "screen").read_text().splitlines()[-2:]
     files = dict(part.split(": ") for line in lines for part in line.split(" · "))
-    names = ("report.html", "checkpoints/step_3/weights", "rollouts", "metrics.jsonl")
+    names = ("report.html", "checkpoints/update_3/weights", "rollouts", "metrics.jsonl")
     assert [*files.values()] == [str(finished / name) for name in names]
     assert all(Path(file).exists() for file in files.values())
     summary = json.loads((finished / "summary.json").read_text())
@@ -90,7 +90,7 @@ def flip(file: Path) -> None:
 
 @pytest.mark.slow
 def test_every_truncated_changed_or_missing_file_of_a_checkpoint_is_found(run: RunFolder) -> None:
-    whole = run.checkpoints / "step_3"
+    whole = run.checkpoints / "update_3"
     assert damage(whole) is None
     # The model card is written last, and nothing is resumed from it.
     files = [
@@ -125,42 +125,42 @@ def test_every_truncated_changed_or_missing_file_of_a_checkpoint_is_found(run: R
 def test_a_checkpoint_cut_in_half_is_set_aside_for_the_one_before(
     run: RunFolder, file: str
 ) -> None:
-    halve(run.checkpoints / "step_3" / file)
+    halve(run.checkpoints / "update_3" / file)
     folder, config = open_run(run.path)
     screen = Warned()
     train(config, screen, folder)
     check_ledger(run.path, config)
     assert [m["update"] for m in folder.metrics()] == [1, 2, 3]
-    assert damage(run.checkpoints / "step_3") is None
+    assert damage(run.checkpoints / "update_3") is None
     [warning] = screen.warnings
-    assert f"damaged checkpoint, set aside: {run.checkpoints / 'step_3'}: {file} has" in warning
+    assert f"damaged checkpoint, set aside: {run.checkpoints / 'update_3'}: {file} has" in warning
     assert warning in (run.path / "events.log").read_text()
-    assert (run.checkpoints / "step_3.damaged").is_dir()
+    assert (run.checkpoints / "update_3.damaged").is_dir()
 
 
 @pytest.mark.slow
 def test_a_changed_bit_of_the_state_is_found_as_it_is_loaded(run: RunFolder) -> None:
-    flip(run.checkpoints / "step_3/trainer/__0_0.distcp")
+    flip(run.checkpoints / "update_3/trainer/__0_0.distcp")
     folder, config = open_run(run.path)
     screen = Warned()
     train(config, screen, folder)
     check_ledger(run.path, config)
     assert [m["update"] for m in folder.metrics()] == [1, 2, 3]
     [warning] = screen.warnings
-    assert f"damaged checkpoint, set aside: {run.checkpoints / 'step_3'}: " in warning
+    assert f"damaged checkpoint, set aside: {run.checkpoints / 'update_3'}: " in warning
     assert "__0_0.distcp: the trainer state is damaged" in warning
-    assert (run.checkpoints / "step_3.damaged").is_dir()
+    assert (run.checkpoints / "update_3.damaged").is_dir()
 
 
 @pytest.mark.slow
 def test_if_no_state_can_be_loaded_nothing_is_trained_anew(run: RunFolder) -> None:
     for number in (1, 2):
-        shutil.rmtree(run.checkpoints / f"step_{number}")
-    flip(run.checkpoints / "step_3/trainer/__0_0.distcp")
+        shutil.rmtree(run.checkpoints / f"update_{number}")
+    flip(run.checkpoints / "update_3/trainer/__0_0.distcp")
     folder, config = open_run(run.path)
     before = folder.metrics()
     for _ in range(2):
-        with pytest.raises(InputError, match=r"no checkpoint is whole: step_3; they are kept"):
+        with pytest.raises(InputError, match=r"no checkpoint is whole: update_3; they are kept"):
             train(config, QuietScreen(), folder)
     assert folder.metrics() == before
 
@@ -176,22 +176,24 @@ def test_a_resume_reads_the_trainers_state_once(run: RunFolder) -> None:
     sys.addaudithook(count)  # which cannot be removed
     folder, config = open_run(run.path)
     assert train(config, QuietScreen(), folder).finished
-    assert opened == {str(run.checkpoints / "step_3/trainer/__0_0.distcp"): 1}
+    assert opened == {str(run.checkpoints / "update_3/trainer/__0_0.distcp"): 1}
 
 
 def test_if_no_checkpoint_is_whole_the_error_names_each(run: RunFolder) -> None:
     for number in (1, 2, 3):
-        (run.checkpoints / f"step_{number}" / "pipeline.json").unlink()
+        (run.checkpoints / f"update_{number}" / "pipeline.json").unlink()
     folder, config = open_run(run.path)
     before = folder.metrics()
-    with pytest.raises(InputError, match=r"no checkpoint is whole: step_3 \(pipeline.json is miss"):
+    with pytest.raises(
+        InputError, match=r"no checkpoint is whole: update_3 \(pipeline.json is miss"
+    ):
         train(config, QuietScreen(), folder)
     assert folder.metrics() == before
 
 
 @pytest.mark.parametrize("manifest", ["[]", "[" * 100_000, "{}", '{"pipeline.json": 1}', "null"])
 def test_a_manifest_that_lists_no_files_is_damage(run: RunFolder, manifest: str) -> None:
-    whole = run.checkpoints / "step_3"
+    whole = run.checkpoints / "update_3"
     (whole / "manifest.json").write_text(manifest)
     assert "manifest.json" in str(damage(whole))
 
@@ -206,19 +208,29 @@ def test_a_manifest_that_lists_no_files_is_damage(run: RunFolder, manifest: str)
     ],
 )
 def test_a_checkpoint_that_no_run_wrote_is_an_error(run: RunFolder, name: str, text: str) -> None:
-    (run.checkpoints / "step_3" / name).write_text(text)
-    seal(run.checkpoints / "step_3")
+    (run.checkpoints / "update_3" / name).write_text(text)
+    seal(run.checkpoints / "update_3")
     folder, config = open_run(run.path)
     with pytest.raises(InputError, match=rf"pipeline.json: damaged|{name}: not a whole"):
         train(config, QuietScreen(), folder)
 
 
+def test_a_trainers_state_of_another_update_ends_the_run(run: RunFolder) -> None:
+    newest = run.checkpoints / "update_3"
+    shutil.rmtree(newest / "trainer")
+    shutil.copytree(run.checkpoints / "update_2/trainer", newest / "trainer")
+    seal(newest)
+    folder, config = open_run(run.path)
+    with pytest.raises(RuntimeError, match="trainer has made 2 updates, the controller 3"):
+        train(config, QuietScreen(), folder)
+
+
 def test_folders_with_other_names_are_no_checkpoints(run: RunFolder) -> None:
-    for name in ("step_x", "step_", "step_1e3", "step_4.copy", "step_-1"):
+    for name in ("update_x", "update_", "update_1e3", "update_4.copy", "update_-1"):
         (run.checkpoints / name).mkdir()
-    (run.checkpoints / "step_9").write_text("a file")
+    (run.checkpoints / "update_9").write_text("a file")
     assert run.newest_version == 3
-    assert run.whole_checkpoint(pytest.fail) == run.checkpoints / "step_3"
+    assert run.whole_checkpoint(pytest.fail) == run.checkpoints / "update_3"
 
 
 def test_lost_metrics_are_said_and_the_run_is_finished_without(run: RunFolder) -> None:
@@ -241,8 +253,20 @@ def test_a_cut_config_of_a_run_is_refused(run: RunFolder, kept: float) -> None:
 
 
 def test_a_crash_while_a_checkpoint_is_replaced_leaves_the_old_one(run: RunFolder) -> None:
-    (run.checkpoints / "step_3").rename(run.checkpoints / "step_3.old")
-    assert run.whole_checkpoint(pytest.fail) == run.checkpoints / "step_3"
+    (run.checkpoints / "update_3").rename(run.checkpoints / "update_3.old")
+    assert run.whole_checkpoint(pytest.fail) == run.checkpoints / "update_3"
+
+
+def test_a_run_whose_checkpoints_have_their_old_names_is_resumed(
+    run: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    for checkpoint in [*run.checkpoints.iterdir()]:
+        checkpoint.rename(checkpoint.with_name(checkpoint.name.replace("update", "step")))
+    folder, config = open_run(run.path, ["pipeline.updates=4"])
+    train(config, QuietScreen(), folder)
+    assert sorted(p.name for p in run.checkpoints.iterdir()) == ["step_2", "step_3", "update_4"]
+    assert [m["update"] for m in folder.metrics()] == [1, 2, 3, 4]
+    assert caplog.text.count("step_N is now called update_N") == 1
 
 
 @pytest.mark.parametrize("cut", [1, 40])
@@ -253,7 +277,7 @@ def test_a_last_line_of_metrics_that_was_cut_short_does_not_count(run: RunFolder
     # Without the line's end, what stands there is still whole.
     assert run.metrics() == (whole if cut == 1 else whole[:-1])
     assert f"{len(run.metrics())} updates" in write_report(run.path).read_text()
-    shutil.rmtree(run.checkpoints / "step_3")
+    shutil.rmtree(run.checkpoints / "update_3")
     folder, config = open_run(run.path)
     train(config, QuietScreen(), folder)
     assert [m["update"] for m in folder.metrics()] == [1, 2, 3]
@@ -305,7 +329,7 @@ def test_a_changed_bit_of_the_rollouts_is_noticed_by_its_checksum(run: RunFolder
     ("size", "data", "file"),
     [
         (9_000, {}, "rollouts/update_000001.parquet"),
-        (1_000_000, {}, "checkpoints/step_1.partial"),
+        (1_000_000, {}, "checkpoints/update_1.partial"),
         (9_000, {"eval": "playground:"}, "evaluation_before.partial"),
     ],
 )
@@ -426,7 +450,7 @@ def test_a_disk_that_breaks_under_a_run_is_named_and_the_run_can_be_resumed(
             stdout=log,
             stderr=log,
         )
-    while not (folder.checkpoints / "step_2").is_dir():
+    while not (folder.checkpoints / "update_2").is_dir():
         assert run.poll() is None, (tmp_path / "log").read_text()
         time.sleep(0.1)
     (disk / "broken").touch()
@@ -448,7 +472,7 @@ def test_a_second_process_leaves_a_living_run_alone(tmp_path: Path) -> None:
     config = small_config(folder, pipeline=SIZES | {"updates": 200}, checkpoint={"every": 1})
     config_file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     owner = Command("train", str(config_file))
-    while not (folder / "checkpoints/step_2").is_dir():
+    while not (folder / "checkpoints/update_2").is_dir():
         assert owner.poll() is None, owner.communicate()
         time.sleep(0.1)
     recorded = (folder / "metrics.jsonl").read_bytes()

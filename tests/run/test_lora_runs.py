@@ -3,6 +3,7 @@ before any work."""
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.runs import small_config
 from tramontane.errors import InputError
 from tramontane.models.names import resolve
 from tramontane.run.folder import open_run
+from tramontane.run.prepare import prepare
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 
@@ -59,3 +61,15 @@ def test_layers_that_the_model_lacks_are_refused_before_any_work(tmp_path: Path)
     with pytest.raises(InputError, match=r"lora\.target_modules: no linear layer .* 'query'"):
         train(config, QuietScreen())
     assert not (tmp_path / "run").exists()
+
+
+def test_missing_peft_is_named_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec",
+        lambda name, *more: None if name == "peft" else find(name, *more),
+    )
+    with pytest.raises(InputError, match=r"pip install 'tramontane\[lora\]'"):
+        prepare(small_config(tmp_path, trainer={"lora": {"rank": 4}}))

@@ -65,6 +65,14 @@ def test_learning_rates_by_the_models_size_are_shown_and_recorded(tmp_path: Path
     assert resolved(given)["learning rate"] == "5e-05"
 
 
+def test_compiling_without_a_compiler_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(InputError, match=r"compile is true.*no-such-compiler"):
+        prepare(small_config(tmp_path, trainer={"compile": True}))
+
+
 def test_a_context_too_small_for_the_tools_is_refused_at_the_start(tmp_path: Path) -> None:
     """The tiny base has room for 1,024 tokens."""
     sizes = {"pipeline": {"l_max": 900}, "data": {"tools": ["calculator"]}}

@@ -124,7 +124,7 @@ class KilledWhileWriting(threading.Thread):
 
     def run(self) -> None:
         while not self.over.wait(0.0005) and not self.update:
-            for begun in self.folder.glob("checkpoints/step_*.partial/trainer"):
+            for begun in self.folder.glob("checkpoints/update_*.partial/trainer"):
                 self._strike(begun)
 
     def _strike(self, begun: Path) -> None:
@@ -135,7 +135,7 @@ class KilledWhileWriting(threading.Thread):
         assert process
         os.kill(process, signal.SIGSTOP)  # a stopped process writes nothing more
         if begun.is_dir() and not (begun / "checksums_1").exists():
-            self.update = int(begun.parent.stem.removeprefix("step_"))
+            self.update = int(begun.parent.stem.removeprefix("update_"))
             os.kill(process, signal.SIGKILL)
         else:
             os.kill(process, signal.SIGCONT)
@@ -159,6 +159,6 @@ def test_a_rank_killed_while_it_writes_a_checkpoint_leaves_none(tmp_path: Path) 
     restarts = [row["restarted_from"] for row in rows if "restarted_from" in row]
     assert restarts == [killer.update - 1]  # the checkpoint that rank 1 wrote did not count
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert names == [f"step_{update}" for update in range(1, sizes["updates"] + 1)]
+    assert names == [f"update_{update}" for update in range(1, sizes["updates"] + 1)]
     assert [damage(tmp_path / "checkpoints" / name) for name in names] == [None] * len(names)
     check_ledger(tmp_path, config)

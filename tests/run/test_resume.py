@@ -86,7 +86,7 @@ def test_asynchronous_run_killed_and_resumed_loses_no_group_and_no_token(tmp_pat
     sizes = {"updates": 9, "n_batch": 16, "n_async": 48, "max_staleness": 8}
     config = small_config(tmp_path / "run", pipeline=sizes, checkpoint={"every": 3})
     process = start(config, tmp_path)
-    wait_until((tmp_path / "run/checkpoints/step_3").is_dir, process)
+    wait_until((tmp_path / "run/checkpoints/update_3").is_dir, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     folder, resumed = open_run(tmp_path / "run", ["trainer.learning_rate=1e-5"])
@@ -131,7 +131,7 @@ def test_ctrl_c_ends_with_a_checkpoint_and_the_run_goes_on(tmp_path: Path) -> No
     assert 1 <= done < 6
     checkpoint = folder.whole_checkpoint(pytest.fail)
     assert checkpoint is not None
-    assert checkpoint.name == f"step_{done}"
+    assert checkpoint.name == f"update_{done}"
     assert (tmp_path / "run/report.html").is_file()
     resumed.trainer.ranks = 1
     train(resumed, QuietScreen(), folder)
@@ -166,7 +166,7 @@ def test_synchronous_run_stopped_in_a_round_and_resumed_gives_the_same_weights(
     result = train(small_config(tmp_path / "cut", pipeline=sizes), QuietScreen())
     assert stopped_in_a_round == [True]
     assert (result.finished, result.updates, result.summary) == (False, 1, {})
-    assert result.weights == tmp_path / "cut/checkpoints/step_1/weights"
+    assert result.weights == tmp_path / "cut/checkpoints/update_1/weights"
     folder, config = open_run(tmp_path / "cut")
     assert train(config, QuietScreen(), folder).finished
 
@@ -209,9 +209,9 @@ def test_a_cut_metrics_line_and_a_partial_checkpoint_are_forgotten(tmp_path: Pat
     folder.write_rollouts(3, [], ["format"])
     latest = folder.whole_checkpoint(pytest.fail)
     assert latest is not None
-    assert latest.name == "step_2"
+    assert latest.name == "update_2"
     folder.rewind(2)
-    assert [p.name for p in sorted(folder.checkpoints.iterdir())] == ["step_1", "step_2"]
+    assert [p.name for p in sorted(folder.checkpoints.iterdir())] == ["update_1", "update_2"]
     assert [m["update"] for m in folder.metrics()] == [1, 2]
     assert sorted(p.name for p in folder.rollouts.iterdir()) == [
         "update_000001.parquet",
@@ -224,4 +224,4 @@ def test_only_the_newest_checkpoints_stay(tmp_path: Path) -> None:
     folder.checkpoints.mkdir()
     for update in (2, 10, 9):
         folder.commit_checkpoint(folder.checkpoint_dir(update), keep=2)
-    assert sorted(p.name for p in folder.checkpoints.iterdir()) == ["step_10", "step_9"]
+    assert sorted(p.name for p in folder.checkpoints.iterdir()) == ["update_10", "update_9"]

@@ -85,7 +85,7 @@ def test_rows_come_back_as_they_were_written(spans: list[list[list[tuple[int, in
         assert (row["text"], row["reward"], row["parts"]) == (c.text, v.reward, v.parts)
         assert row["filtered"] == (None if g.id % 2 == 0 else "unscorable")
     spans_column = pq.read_table(file, columns=["version_spans"])["version_spans"].to_pylist()
-    # Neighbouring spans differ, so a span is a run.
+    # Neighboring spans differ, so a span is a run.
     assert all(a["version"] != b["version"] for s in spans_column for a, b in pairwise(s))
 
 
@@ -153,7 +153,7 @@ def test_a_runs_rollouts_hold_what_its_metrics_say(tmp_path: Path) -> None:
         trained = [row for row in rows if row["filtered"] is None]
         ratios = [math.exp(x) for row in trained for x in row["log_ratios"]]
         assert sum(ratios) / len(ratios) == pytest.approx(metrics["ratio"], rel=1e-5)
-        for first in range(0, 32, 16):  # normalised in each minibatch, in the order of the batch
+        for first in range(0, 32, 16):  # normalized in each minibatch, in the order of the batch
             advantages = np.array([row["advantage"] for row in trained[first : first + 16]])
             assert advantages.mean() == pytest.approx(0, abs=1e-9)
             assert advantages.std() == pytest.approx(1)

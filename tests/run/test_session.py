@@ -19,18 +19,20 @@ from tests.controller.test_pipeline import rollouts, weights
 from tests.paths import DATA, ROOT
 from tests.runs import small_config
 from tests.view.reports import answers_of
-from tramontane.config import load_config
+from tramontane.config import TrainerConfig, load_config
 from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
 from tramontane.models.loading import load_model
 from tramontane.placement.handle import WorkerDied
 from tramontane.placement.seats import Seats
 from tramontane.placement.thread import LocalPlacement
+from tramontane.run import train as train_module
 from tramontane.run.folder import RunFolder
 from tramontane.run.prepare import prepare
 from tramontane.run.screen import LiveDisplay, QuietScreen
 from tramontane.run.session import Session
 from tramontane.run.train import train
+from tramontane.trainer import Trainer
 from tramontane.view.report import write_report
 from tramontane.workplace import read_log
 
@@ -71,6 +73,25 @@ def test_a_trainer_starts_on_a_generators_gpu_after_its_measurement(
     monkeypatch.setattr(Seats, "beside_trainer", lambda seats, each: True)
     with pytest.raises(InputError, match="2 generators have started"):
         train(small_config(tmp_path, generator={"workers": 2}), QuietScreen())
+
+
+def test_a_trainer_that_cannot_start_ends_the_run_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = []
+
+    def load(path: str, config: TrainerConfig, updates: int, seed: int) -> Trainer:
+        raise InputError(f"no trainer of seed {seed}")
+
+    async def measure(session: Session, generators: Any, judges: Any, when: str, done: int) -> Any:
+        measured.append(when)
+        return {}
+
+    monkeypatch.setattr(Trainer, "load", load)
+    monkeypatch.setattr(train_module, "_measure_end", measure)
+    with pytest.raises(InputError, match="no trainer of seed 3"):
+        train(small_config(tmp_path, seed=3), QuietScreen())
+    assert measured == []
 
 
 @pytest.mark.slow

@@ -32,8 +32,8 @@ def examples_of(tokenizer, file, *rows, count=1):
     return [stream.take(1)[0] for _ in range(count)]
 
 
-def learnt(tokenizer, example):
-    """The texts that are learnt, one for each message."""
+def learned(tokenizer, example):
+    """The texts that are learned, one for each message."""
     texts, start = [], 0
     for span in [*example.inserted, range(len(example.response), 0)]:
         texts.append(tokenizer.decode(example.response[start : span.start]))
@@ -43,14 +43,14 @@ def learnt(tokenizer, example):
 
 @pytest.mark.parametrize("shape", ["qwen2.5", "tiny"])
 @pytest.mark.parametrize("tools", [TOOLS, json.dumps(TOOLS)])
-def test_a_conversation_is_one_sequence_of_which_the_model_s_turns_are_learnt(
+def test_a_conversation_is_one_sequence_of_which_the_model_s_turns_are_learned(
     shape, tools, tmp_path
 ):
     tokenizer = load_tokenizer("tiny") if shape == "tiny" else tokenizer_of(shape)
     encoder = PromptEncoder(tokenizer)
     row = {"messages": [ASKED, CALLED, ANSWERED, SAID, ASKED], "tools": tools}
     [example] = examples_of(tokenizer, tmp_path / "chats.jsonl", row)
-    call, said = learnt(tokenizer, example)
+    call, said = learned(tokenizer, example)
     assert call.endswith(tokenizer.eos_token) and '"name": "add"' in call and "<tool_call>" in call
     assert said == f"It is 3.{tokenizer.eos_token}"
     put = tokenizer.decode([example.response[i] for i in example.inserted[0]])
@@ -70,8 +70,8 @@ def test_a_template_that_drops_thoughts_begins_another_sequence(tmp_path):
     row = {"messages": [ASKED, thought, ASKED, SAID]}
     found = examples_of(tokenizer, tmp_path / "chats.jsonl", row, count=2)
     first, second = sorted(found, key=lambda example: len(example.prompt))
-    assert learnt(tokenizer, first) == [f"<think>\none and two\n</think>3{tokenizer.eos_token}"]
-    assert learnt(tokenizer, second) == [f"It is 3.{tokenizer.eos_token}"]
+    assert learned(tokenizer, first) == [f"<think>\none and two\n</think>3{tokenizer.eos_token}"]
+    assert learned(tokenizer, second) == [f"It is 3.{tokenizer.eos_token}"]
     assert "one and two" not in tokenizer.decode(second.prompt)
 
 

@@ -126,7 +126,7 @@ def test_a_step_equals_the_closed_form_whatever_the_microbatches(base, data, tmp
         assert off.float().mean() < 1e-3, name
 
 
-def test_what_a_tool_answered_is_not_learnt(base, tmp_path):
+def test_what_a_tool_answered_is_not_learned(base, tmp_path):
     chat = [("user", "1 + 2?"), ("assistant", "add 1 2"), ("tool", "3"), ("assistant", "It is 3.")]
     file = tmp_path / "chats.jsonl"
     file.write_text(json.dumps({"messages": [{"role": r, "content": c} for r, c in chat]}))
@@ -134,11 +134,11 @@ def test_what_a_tool_answered_is_not_learnt(base, tmp_path):
     [(prompt, response, inserted)] = ExampleStream(
         config, PromptEncoder(load_tokenizer(base))
     ).take(1)
-    learnt = [i for i in range(len(response)) if all(i not in span for span in inserted)]
-    assert inserted and 0 < len(learnt) < len(response)
+    learned = [i for i in range(len(response)) if all(i not in span for span in inserted)]
+    assert inserted and 0 < len(learned) < len(response)
     model = AutoModelForCausalLM.from_pretrained(base)
     logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
-    loss = F.cross_entropy(logits[learnt], torch.tensor(response)[learnt])
+    loss = F.cross_entropy(logits[learned], torch.tensor(response)[learned])
     logs = []
     sft(config, on_log=logs.append)
     assert logs[0].loss == pytest.approx(loss.item(), rel=1e-4)

@@ -121,7 +121,7 @@ def test_the_interval_of_one_run_holds_the_slope():
     rng = np.random.default_rng(4)
     assert coverage([law_of(rng, 1) for _ in range(300)], 0.2) >= 0.9
 
-    def drifting():  # neighbouring updates are alike
+    def drifting():  # neighboring updates are alike
         logs, errors = np.linspace(4, 4.5, 18), rng.normal(0, 0.02, 18)
         for i in range(1, 18):
             errors[i] = 0.5 * errors[i - 1] + 0.75**0.5 * errors[i]

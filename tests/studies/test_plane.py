@@ -28,7 +28,7 @@ def write_run(folder, vectors, shapes=SHAPES, dtype=torch.float32):
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump({"model": "tiny"}))
     for step, vector in enumerate(vectors, 1):
-        weights = folder / f"checkpoints/step_{step}/weights"
+        weights = folder / f"checkpoints/update_{step}/weights"
         weights.mkdir(parents=True)
         parts, end = {}, 0
         for name, shape in shapes.items():
@@ -57,11 +57,11 @@ def vectors():
 def test_the_components_are_those_of_a_singular_value_decomposition(vectors, chunk_bytes, tmp_path):
     folders = write_run(tmp_path, vectors)
     stored = np.stack([vector_of(folder) for folder in folders])
-    centred = stored - stored.mean(0)
+    centered = stored - stored.mean(0)
     # The tensor of integers is equal in all checkpoints, and adds nothing.
     gram = gram_matrix(folders, chunk_bytes)
-    np.testing.assert_allclose(gram, centred @ centred.T, rtol=1e-9, atol=1e-9)
-    _, sizes, right = np.linalg.svd(centred, full_matrices=False)
+    np.testing.assert_allclose(gram, centered @ centered.T, rtol=1e-9, atol=1e-9)
+    _, sizes, right = np.linalg.svd(centered, full_matrices=False)
     plane = principal_plane(folders, chunk_bytes)
     np.testing.assert_allclose(plane.explained, (sizes**2 / (sizes**2).sum())[:5], rtol=1e-9)
     directions = [
@@ -115,7 +115,7 @@ def test_what_gives_no_plane_is_refused(vectors, change, message, tmp_path):
 def test_checkpoints_of_other_shapes_are_refused(vectors, tmp_path):
     folders = write_run(tmp_path, vectors)
     save_file({"embed": torch.zeros(3)}, folders[1] / "model.safetensors")
-    with pytest.raises(InputError, match=r"step_2/weights: other tensors than"):
+    with pytest.raises(InputError, match=r"update_2/weights: other tensors than"):
         trajectory(tmp_path)
 
 
@@ -152,7 +152,7 @@ print(peak[0] - before)
 def test_memory_holds_one_tensor_and_not_a_checkpoint(tmp_path):
     """Four checkpoints of 16 tensors of 4 MB each: 64 MB, and 256 together."""
     for step in range(1, 5):
-        weights = tmp_path / f"checkpoints/step_{step}/weights"
+        weights = tmp_path / f"checkpoints/update_{step}/weights"
         weights.mkdir(parents=True)
         tensors = {f"t{n}": torch.rand(1024, 1024) for n in range(16)}
         save_file(tensors, weights / "model.safetensors")

@@ -35,7 +35,7 @@ def test_the_paper_figures():
     assert advantages(groups, "minibatch") == pytest.approx(expected, abs=1e-5)
 
 
-def test_group_normalisation_gives_every_group_the_same_scale():
+def test_group_normalization_gives_every_group_the_same_scale():
     groups = [(1.0, 0.1), (1.1, 0.0), (1.0, 0.0, 0.5, 0.5)]
     third = math.sqrt(2)
     expected = [1, -1, 1, -1, third, -third, 0, 0]
@@ -107,7 +107,7 @@ def test_constant_divides_by_the_longest_possible_group():
 @pytest.mark.parametrize(
     "normalization", ["group_tokens", "minibatch_tokens", "sequence", "constant"]
 )
-def test_an_unscorable_completion_weighs_nothing_and_counts_in_no_normaliser(normalization):
+def test_an_unscorable_completion_weighs_nothing_and_counts_in_no_normalizer(normalization):
     got = weights([(10, 7, 30), (5, 15), (9,)], normalization, 50, [1, 0, 1, 1, 1, 0])
     assert got.pop(1) == 0
     assert got.pop() == 0

@@ -12,7 +12,7 @@ from tramontane.config.objectives import AGROOptions
 from tramontane.trainer.objectives import Sequences, agro
 
 REFERENCE, REWARDS = (0.5, 0.3, 0.2), (1.0, 0.0, 0.0)
-OPTIMUM = (0.731059, 0.161365, 0.107577)  # π_ref e^r, normalised
+OPTIMUM = (0.731059, 0.161365, 0.107577)  # π_ref e^r, normalized
 
 
 def step(policy, counts, size=2, *, reference=REFERENCE, rewards=REWARDS, **options):
@@ -57,8 +57,8 @@ def test_off_policy_is_the_gradient_of_half_the_variance(policy, reference, rewa
     reference = torch.tensor(reference, dtype=torch.float64).softmax(0)
     mu = torch.tensor(counts).double() / sum(counts)
     log_ratio = logits.log_softmax(0) - reference.log()
-    regularised = torch.tensor(rewards, dtype=torch.float64) - beta * log_ratio
-    variance = (mu * (regularised - (mu * regularised).sum()).square()).sum()
+    regularized = torch.tensor(rewards, dtype=torch.float64) - beta * log_ratio
+    variance = (mu * (regularized - (mu * regularized).sum()).square()).sum()
     (expected,) = torch.autograd.grad(variance / 2, logits)
     start = logits.detach().softmax(0).tolist()
     got = step(start, counts, reference=reference.tolist(), rewards=rewards, beta=beta)
@@ -67,7 +67,7 @@ def test_off_policy_is_the_gradient_of_half_the_variance(policy, reference, rewa
 
 @settings(max_examples=10, deadline=None)
 @given(rows, rows, st.lists(st.integers(1, 3), min_size=3, max_size=3), st.floats(0.1, 3))
-def test_on_policy_is_the_regularised_policy_gradient(reference, rewards, counts, beta):
+def test_on_policy_is_the_regularized_policy_gradient(reference, rewards, counts, beta):
     policy = torch.tensor(counts).double() / sum(counts)
     logits = policy.log().requires_grad_()
     reference = torch.tensor(reference, dtype=torch.float64).softmax(0)

@@ -214,7 +214,7 @@ def test_what_a_value_network_does_not_work_with_is_refused(settings):
     parse(TrainerConfig, without | settings, "run.yaml")
 
 
-def test_behaviour_log_probs_are_not_read():
+def test_behavior_log_probs_are_not_read():
     groups = [[completion(bandit(REFERENCE), [a], REWARDS[a])] for a in range(3)]
     for (sequence,) in groups:
         sequence.logprobs, sequence.versions = array("d", [math.nan]), array("i", [ELSEWHERE])

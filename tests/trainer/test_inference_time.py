@@ -26,18 +26,18 @@ def gradient(name, counts, rewards, k, **options):
     return k * descent(t, groups)[-1]
 
 
-@pytest.mark.parametrize(("centred", "expected"), [(False, 0.125), (True, 0.1875)])
-def test_pass_at_4_of_a_coin(centred, expected):
-    """p = ½: k p (1 − p)^k, and centred (k − 1) p (1 − p)^(k−1)."""
-    got = gradient("pass_at_k", [1, 1], [1.0, 0.0], 4, centered=centred)
+@pytest.mark.parametrize(("centered", "expected"), [(False, 0.125), (True, 0.1875)])
+def test_pass_at_4_of_a_coin(centered, expected):
+    """p = ½: k p (1 − p)^k, and centered (k − 1) p (1 − p)^(k−1)."""
+    got = gradient("pass_at_k", [1, 1], [1.0, 0.0], 4, centered=centered)
     assert got.tolist() == pytest.approx([expected, -expected])
 
 
-@pytest.mark.parametrize("centred", [False, True])
-def test_pass_at_k_of_other_probabilities(centred):
+@pytest.mark.parametrize("centered", [False, True])
+def test_pass_at_k_of_other_probabilities(centered):
     p, k = 0.25, 3
-    expected = (k - 1) * p * (1 - p) ** (k - 1) if centred else k * p * (1 - p) ** k
-    got = gradient("pass_at_k", [1, 3], [1.0, 0.0], k, centered=centred)
+    expected = (k - 1) * p * (1 - p) ** (k - 1) if centered else k * p * (1 - p) ** k
+    got = gradient("pass_at_k", [1, 3], [1.0, 0.0], k, centered=centered)
     assert got.tolist() == pytest.approx([expected, -expected])
 
 
@@ -92,8 +92,8 @@ def test_only_the_best_of_k_counts_by_its_lead(rewards):
     second, first = sorted(rewards)[-2:]
     assert sorted(got) == [0, 0, 0, first - second]
     assert got[rewards.index(first)] == first - second
-    centred = pass_at_k.advantages(sequences(rewards, [0] * 4), PassAtKOptions(k=4, centered=True))
-    assert centred.sum().item() == pytest.approx(0)
+    centered = pass_at_k.advantages(sequences(rewards, [0] * 4), PassAtKOptions(k=4, centered=True))
+    assert centered.sum().item() == pytest.approx(0)
 
 
 def test_a_larger_group_is_split_and_unscored_completions_are_passed_over():

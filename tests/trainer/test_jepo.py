@@ -145,7 +145,7 @@ def test_the_n_sample_bound_of_three_answers():
 
 
 def test_one_marker_in_a_group_makes_its_lack_a_fault():
-    """No reward is learnt from then, and an unscorable completion counts nowhere."""
+    """No reward is learned from then, and an unscorable completion counts nowhere."""
     options = JEPOOptions(**EXACT, bound="one_sample")
     scored = [True, True, True, False]
     found = jepo.advantages(
@@ -217,7 +217,7 @@ def test_a_lone_answer_has_no_baseline_and_teaches_the_thoughts_nothing():
         assert found.tolist() == [[0, 1], [0, 0]]
 
 
-def test_a_group_without_answers_is_learnt_from_by_its_rewards():
+def test_a_group_without_answers_is_learned_from_by_its_rewards():
     policy = table((0.5, 0.5), (0.3, 0.6))
     members = [completion(policy, [c, 3], float(c)) for c in range(2)]
     t = trainer(policy, {"name": "jepo", "jepo": EXACT})

@@ -113,7 +113,7 @@ def test_importance_corrections(correction, weights):
     )
 
 
-def test_without_correction_the_behaviour_is_the_old_policy():
+def test_without_correction_the_behavior_is_the_old_policy():
     t = tokens([1.2], [1.0])
     assert -loss_and_gradient(t)[0] == pytest.approx(1.2)
 
@@ -142,7 +142,7 @@ def test_it_asks_only_for_what_it_uses(config, needs):
 
 
 @pytest.mark.parametrize("normalization", ["minibatch", "group", "none"])
-def test_advantages_are_normalised_as_configured(normalization):
+def test_advantages_are_normalized_as_configured(normalization):
     sequences = Sequences(
         rewards=torch.tensor([1.0, 0.0, 0.6, 0.4], dtype=torch.float64),
         groups=torch.tensor([0, 0, 1, 1]),

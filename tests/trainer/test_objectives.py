@@ -8,9 +8,11 @@ import pytest
 import tramontane
 from tests.docs.pages import blocks
 from tests.paths import ROOT
+from tests.runs import small_config
 from tests.trainer.rollouts import SUMS, TEMPERATURE, batch, trainer, with_own_logprobs
 from tramontane.config import BUILT_IN_OBJECTIVES, ObjectiveConfig, TrainerConfig, parse
 from tramontane.errors import InputError
+from tramontane.run.prepare import prepare
 from tramontane.trainer import objectives
 from tramontane.trainer.objectives import load_objective
 
@@ -96,6 +98,8 @@ def test_a_need_that_nobody_provides_is_an_error(folder):
     message = f"^objective 'attentive' needs attention, but the trainer provides only {provided}$"
     with pytest.raises(InputError, match=message):
         load_objective(ObjectiveConfig(name="attentive"))
+    with pytest.raises(InputError, match=message):  # so that `--dry-run` says it too
+        prepare(small_config(folder / "run", trainer={"objective": {"name": "attentive"}}))
 
 
 def test_an_unknown_objective_is_an_error_that_lists_the_known_ones():

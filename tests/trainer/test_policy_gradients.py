@@ -65,7 +65,7 @@ def exact(logits, behavior, rewards):
 @settings(max_examples=25, deadline=None)
 @given(numbers, numbers, numbers)
 def test_without_truncation_the_gradient_is_that_of_the_expected_reward(policy, behavior, rewards):
-    """Whatever the behaviour policy."""
+    """Whatever the behavior policy."""
     logits = row(policy).requires_grad_()
     (expected,) = torch.autograd.grad((logits.softmax(0) * row(rewards)).sum(), logits)
     for module, options in ((aipo, AIPOOptions(rho=1e9)), (cispo, CISPOOptions(eps_max=1e9))):
@@ -76,7 +76,7 @@ def test_without_truncation_the_gradient_is_that_of_the_expected_reward(policy, 
 
 @settings(max_examples=25, deadline=None)
 @given(numbers, numbers, numbers, st.floats(0.1, 3))
-def test_a_truncated_token_counts_as_if_the_behaviour_were_likelier(policy, behavior, rewards, rho):
+def test_a_truncated_token_counts_as_if_the_behavior_were_likelier(policy, behavior, rewards, rho):
     """min(π/μ, ρ) = π/max(μ, π/ρ): the gradient is that of Σ min(1, ρ μ/π) π r, the factor held."""
     logits = row(policy).requires_grad_()
     pi, mu = logits.softmax(0), row(behavior).softmax(0)
@@ -104,8 +104,8 @@ def test_gspo_is_the_gradient_of_the_clipped_sequence_surrogate(seed):
     surrogate = 0.0
     for group in (range(3), range(3, 6)):
         r = row([rewards[i] for i in group])
-        normalised = (r - r.mean()) / r.std(correction=0)
-        for i, advantage in zip(group, normalised, strict=True):
+        normalized = (r - r.mean()) / r.std(correction=0)
+        for i, advantage in zip(group, normalized, strict=True):
             states = [3, *actions[i][:-1]]
             logprobs = parameter[states].log_softmax(-1)[range(lengths[i]), actions[i]]
             s = (logprobs.sum() - sum(members[i].logprobs)).div(lengths[i]).exp()
@@ -175,7 +175,7 @@ def test_losses_of_sequences_are_sums_over_their_tokens_by_default_in_aipo():
 
 
 @pytest.mark.parametrize("normalization", ["sequence", "group_tokens", "sequence_sum"])
-def test_inserted_tokens_teach_nothing_and_count_in_no_normaliser(normalization):
+def test_inserted_tokens_teach_nothing_and_count_in_no_normalizer(normalization):
     """The middle token was put in: the others learn as if the completion had two tokens."""
     table = row([[0.1, 0.2], [0.3, -0.1], [0.0, 0.4]])
     members = [completion(table, [0, 1, 0], 1.0), completion(table, [1, 1, 1], 0.0)]

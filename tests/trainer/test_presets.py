@@ -50,7 +50,7 @@ def logprobs(policy, sequence):
 
 
 def grpo(policy, reference, groups, eps=0.2, beta=0.04):
-    """Equations 3 and 4 of arXiv 2402.03300, to be maximised."""
+    """Equations 3 and 4 of arXiv 2402.03300, to be maximized."""
     total = 0.0
     for group in groups:
         rewards = [s.reward for s in group]
@@ -71,7 +71,7 @@ def grpo(policy, reference, groups, eps=0.2, beta=0.04):
 
 
 def dapo(policy, reference, groups, low=0.2, high=0.28):
-    """Equation 8 of arXiv 2503.14476, to be maximised."""
+    """Equation 8 of arXiv 2503.14476, to be maximized."""
     total = 0.0
     for group in groups:
         rewards = [s.reward for s in group]

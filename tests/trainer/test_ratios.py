@@ -150,7 +150,7 @@ def test_the_baseline_leaves_out_the_completion_itself():
 
 def test_the_penalty_of_a_token_is_that_of_the_tokens_from_it_on():
     ratios = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])
-    sequence = torch.tensor([0, 0, 0, 2, 2])  # sequence 1 is not learnt from
+    sequence = torch.tensor([0, 0, 0, 2, 2])  # sequence 1 is not learned from
     options = AIPOOptions(kl_coef=1.0)
     assert returns(ratios, sequence, options.charge).tolist() == [7, 6, 4, 24, 16]
     whole = AIPOOptions(kl_coef=1.0, kl_level="sequence")

@@ -5,6 +5,7 @@ import os
 import pickle
 import random
 import shutil
+import threading
 import time
 from array import array
 from dataclasses import replace
@@ -44,9 +45,9 @@ from tramontane.trainer.trainer import Trainer
 def loss_by_hand(t, b):
     """The paper's J from plain padded forwards, group after group, negated."""
     rewards = [[s.reward for s in g] for g in b.groups]
-    centred = [r - sum(rs) / len(rs) for rs in rewards for r in rs]
-    std = torch.tensor(centred, dtype=torch.float64).std(correction=0)
-    advantages = iter([a / std for a in centred])
+    centered = [r - sum(rs) / len(rs) for rs in rewards for r in rs]
+    std = torch.tensor(centered, dtype=torch.float64).std(correction=0)
+    advantages = iter([a / std for a in centered])
     plain = copy.deepcopy(t.model)
     plain.set_attn_implementation("eager")
     loss = 0.0
@@ -244,7 +245,7 @@ def test_a_right_completion_becomes_more_likely():
     assert sum(gained[1::4] + gained[2::4] + gained[3::4]) < 0
 
 
-def test_unscorable_completions_are_not_learnt_from():
+def test_unscorable_completions_are_not_learned_from():
     b = batch()
     for number, g in enumerate(b.groups):
         g[number].scored, g[number].reward = False, 0.0
@@ -300,7 +301,7 @@ def test_bfloat16_stays_near_float32_and_keeps_float32_weights():
 
 
 def spoilt(b, group=0):
-    """The same batch with a behaviour log-prob that makes the gradient of its minibatch NaN."""
+    """The same batch with a behavior log-prob that makes the gradient of its minibatch NaN."""
     b = copy.deepcopy(b)
     b.groups[group][0].logprobs[0] = float("nan")
     return b
@@ -402,19 +403,33 @@ def test_a_resumed_trainer_goes_on_bit_for_bit(tmp_path, done):
 
 
 def test_a_step_waits_for_a_state_that_is_being_written(tmp_path, monkeypatch):
-    save = dcp.save
-
-    def slow_save(*args, **options):
-        time.sleep(0.5)
-        save(*args, **options)
-
-    monkeypatch.setattr(state.dcp, "save", slow_save)
     t = trainer()
     t.step(batch())
     before = t.weights()
+    computed, order = threading.Event(), []
+    save, clip, step = dcp.save, torch.nn.utils.clip_grad_norm_, t.optimizer.step
+
+    def slow_save(*args, **options):
+        computed.wait(60)
+        time.sleep(0.2)
+        save(*args, **options)
+        order.append("saved")
+
+    def clip_and_tell(*args):
+        computed.set()
+        return clip(*args)
+
+    def recorded_step():
+        order.append("step")
+        step()
+
+    monkeypatch.setattr(state.dcp, "save", slow_save)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", clip_and_tell)
+    monkeypatch.setattr(t.optimizer, "step", recorded_step)
     t.save_state(tmp_path, wait=False)
     t.step(batch(1))
     t._state_files.finish()
+    assert order == ["saved", "step"]
     again = trainer()
     again.load_state(tmp_path)
     assert equal(again.weights(), before) and not equal(t.weights(), before)

@@ -139,17 +139,17 @@ def test_a_completion_is_shaded_by_each_figure(tab: Any, address: str) -> None:
     tab.wait_for_selector(".tokens")
     shades = "spans => spans.map(s => getComputedStyle(s).backgroundColor)"
 
-    def colours(kind: str) -> list[str]:
+    def colors(kind: str) -> list[str]:
         tab.locator(f".segments input[value={kind}]").check(force=True)
         return list(tab.locator(".token").evaluate_all(shades))
 
-    by_logprob = colours("logprob")
+    by_logprob = colors("logprob")
     assert len(by_logprob) == 13 and len(set(by_logprob)) > 10  # each less likely than the last
-    assert len(set(colours("ratio"))) == 1 and len(set(colours("advantage"))) == 1
-    versions = colours("version")
+    assert len(set(colors("ratio"))) == 1 and len(set(colors("advantage"))) == 1
+    versions = colors("version")
     assert versions[:4] == [versions[0]] * 4 and versions[4:] == [versions[4]] * 9
     assert versions[0] != versions[4]
-    assert set(colours("none")) == {"rgba(0, 0, 0, 0)"}
+    assert set(colors("none")) == {"rgba(0, 0, 0, 0)"}
 
 
 def test_the_search_narrows_and_is_in_the_address(tab: Any, address: str) -> None:
@@ -253,7 +253,7 @@ def test_a_damaged_run_is_named_and_the_others_are_shown(tab: Any, tmp_path: Pat
         tab.wait_for_selector(".error >> text=timeline.jsonl:1")
 
 
-def test_colours_follow_the_choice(tab: Any, address: str) -> None:
+def test_colors_follow_the_choice(tab: Any, address: str) -> None:
     tab.goto(f"{address}#audit")
     tab.wait_for_selector("main > *")
     paper = "getComputedStyle(document.body).backgroundColor"
@@ -365,7 +365,7 @@ def test_a_chart_is_read_by_the_pointer_and_the_keys_and_zoomed(tab: Any, report
     assert chart.evaluate("chart => chart.uplot.scales.x.min") == 1
 
 
-def test_a_chart_has_the_colours_of_the_page(tab: Any, report: str) -> None:
+def test_a_chart_has_the_colors_of_the_page(tab: Any, report: str) -> None:
     tab.goto(f"{report}#curves")
     tab.wait_for_selector("main.curves canvas")
     chart = chart_of(tab, "Entropy")

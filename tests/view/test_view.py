@@ -142,7 +142,7 @@ def found(page: Page, **query: Any) -> list[tuple[int, int]]:
     return [(row["group"], row["index"]) for row in answer["rows"]]
 
 
-def test_searches_find_what_fulfils_all_conditions(page: Page) -> None:
+def test_searches_find_what_fulfills_all_conditions(page: Page) -> None:
     everything = [(g, i) for g in range(UPDATES * GROUPS) for i in range(SIZE)]
     assert sorted(found(page)) == everything
 
@@ -213,7 +213,7 @@ def test_a_completion_comes_with_its_tokens_and_its_group(page: Page) -> None:
     assert one["log_ratios"] == pytest.approx([0.1] * count, abs=1e-6)
     assert one["versions"] == [1] * 4 + [2] * 8 and one["missing"] == []
     assert [r["row"] for r in one["group_rows"]] == [0, 1, 2, 3]
-    assert [r["centred"] for r in one["group_rows"]] == [-0.5, 0.5, -0.5, 0.5]
+    assert [r["centered"] for r in one["group_rows"]] == [-0.5, 0.5, -0.5, 0.5]
     assert page.answer(f"{page.address}api/rollout?run=0&update=3&row=99")[0] == 404
     assert page.answer(f"{page.address}api/rollout?run=5&update=3&row=0")[0] == 404
 

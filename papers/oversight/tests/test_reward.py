@@ -50,7 +50,7 @@ def test_an_oracle_accepts_the_right_answer_alone(protocol: str, tmp_path: Path)
         share, reason = check(problem(n), "Answer: B")
         assert share == 0 and reason.startswith("the judge rejected (B) blue;")
     assert check(problem(), "green") == (0, "no discussion: 'green' is not one of the choices")
-    several = problem(choices=["red", "blue", "green", "grey"])
+    several = problem(choices=["red", "blue", "green", "gray"])
     assert [check(several, letter)[0] for letter in "ABCD"] == [1, 0, 0, 0]
 
 
@@ -81,7 +81,7 @@ def test_an_answer_is_discussed_against_the_other_choice_or_against_any_other() 
     question, side = discussed_question(problem(), "(B)", 0) or (None, 0)
     assert question and question.choices[side] == "blue" and question.choices[1 - side] == "red"
     assert question.right == 1 - side
-    several = problem(choices=["red", "blue", "green", "grey"])
+    several = problem(choices=["red", "blue", "green", "gray"])
     for letter, choice in zip("ABCD", several.metadata["choices"], strict=True):
         question, side = discussed_question(several, letter, 0) or (None, 0)
         assert question and question.choices[side] == choice

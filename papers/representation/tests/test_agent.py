@@ -24,7 +24,7 @@ def flat(module: torch.nn.Module) -> torch.Tensor:
 
 
 @cache
-def learnt_encoder(**auxiliary: object) -> torch.Tensor:
+def learned_encoder(**auxiliary: object) -> torch.Tensor:
     agent = cartpole({"method": "ac", **auxiliary})
     agent.learn(STEPS)
     return flat(agent.encoder)
@@ -33,7 +33,7 @@ def learnt_encoder(**auxiliary: object) -> torch.Tensor:
 def test_the_same_options_and_seed_learn_the_same_encoder() -> None:
     again = cartpole({"method": "ac"})
     again.learn(STEPS)
-    torch.testing.assert_close(flat(again.encoder), learnt_encoder(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(flat(again.encoder), learned_encoder(), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_the_same_options_and_seed_learn_the_same_encoder() -> None:
     ids=str,
 )
 def test_every_option_changes_what_the_encoder_learns(option: dict[str, object]) -> None:
-    assert (learnt_encoder(**option) - learnt_encoder()).norm() > 0.1
+    assert (learned_encoder(**option) - learned_encoder()).norm() > 0.1
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_states_after_every_action_are_those_of_the_task() -> None:
     env = make_task(GRID)
     first, _ = env.reset(seed=3)
     np.testing.assert_array_equal(states[0], first)
-    assert first.sum() == 8 * 8 * 3  # one object, colour and state for each cell
+    assert first.sum() == 8 * 8 * 3  # one object, color and state for each cell
     for action in range(3):
         env.reset(seed=3)
         np.testing.assert_array_equal(following[0, action], env.step(action)[0])
@@ -134,7 +134,7 @@ def test_an_untrained_encoder_leaves_room_and_q_is_not_v(label: str) -> None:
     assert 0.2 < targets.value_share < 0.85
 
 
-def test_a_task_with_few_states_is_refused_before_it_is_learnt(tmp_path: Path) -> None:
+def test_a_task_with_few_states_is_refused_before_it_is_learned(tmp_path: Path) -> None:
     few = {"name": "MiniGrid-Empty-5x5-v0", "actions": (0, 1, 2)}  # 8 cells and 4 directions
     with pytest.raises(InputError, match="32 different states .* a probe needs 100"):
         run_arm({"tasks": {"empty": few}, "probe_states": 100}, 0, tmp_path)
@@ -250,7 +250,7 @@ def test_an_unknown_key_is_refused_with_its_name(tmp_path: Path) -> None:
         ({"actions": (0, 1, 0)}, r"tasks.pole.actions: \[0, 1, 0\]: .*, and each once"),
     ],
 )
-def test_what_could_not_be_written_is_refused_before_it_is_learnt(
+def test_what_could_not_be_written_is_refused_before_it_is_learned(
     changes: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     task = {"name": "CartPole-v1", "actions": changes.get("actions", ())}
@@ -307,7 +307,7 @@ def test_an_arm_learns_its_tasks_and_returns_the_measures(
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
     assert [line["step"] for line in lines] == [75, 150, 225, 300]
     assert lines[-1]["return_cartpole"] >= 8
-    # A finished task is not learnt again.
+    # A finished task is not learned again.
     (tmp_path / "cartpole.json").write_text(
         json.dumps({**json.loads((tmp_path / "cartpole.json").read_text()), "return": 77.0})
     )

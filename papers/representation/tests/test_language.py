@@ -50,7 +50,7 @@ def test_states_end_after_the_sentence_of_a_step(encoder: PromptEncoder) -> None
         assert solution.token_ids[-1] == encoder.tokenizer.eos_token_id
 
 
-def test_the_values_are_those_of_the_behaviour_policy() -> None:
+def test_the_values_are_those_of_the_behavior_policy() -> None:
     """V by enumerating what the policy does next, against the share of right solutions."""
     values = Solution([], [], (0, 1, 2, 3), (True, True, False, False)).values(0.6)
     np.testing.assert_allclose(values, [0.6**3, 0.6**2, 0, 0])

@@ -1,7 +1,7 @@
 """A checkpoint in this process, run by the generator that training uses.
 
 The logits of a token depend, in their last digits, on the other sequences of the same forward pass,
-so an answer is repeatable only among the same neighbours. Therefore, whenever as many answers are
+so an answer is repeatable only among the same neighbors. Therefore, whenever as many answers are
 finished as there are slots, the finished answers and the tokens of unfinished ones are written to
 disk, and the unfinished requests are resubmitted. The generator thus continues from the same state
 whether the process was killed or not. This costs a prefill of the sequences in flight; a kill costs

@@ -95,7 +95,7 @@ class Collector:
                 self.findings.append(graded.finding("program", detail))
 
     def _answer(self, row: Rollout, answer_part: str) -> str | None:
-        """The answer judged by the maths verifier: in the paper's format, the last box."""
+        """The answer judged by the math verifier: in the paper's format, the last box."""
         form = self.config.domains[row.domain].format
         if form.answer == "boxed":
             return last_box(answer_part)
@@ -128,7 +128,7 @@ class Collector:
     def result(self) -> Audit:
         """The audit's result, without the disputes."""
         n = self.verdicts.total()
-        right = (self._right["math"], "right maths completions")
+        right = (self._right["math"], "right math completions")
         result = Audit(self.findings, {}, n)
         kinds = ("hedge", "unevaluated", "boxes", "not in thoughts")
         result.totals = dict.fromkeys(kinds, right)

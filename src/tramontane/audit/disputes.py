@@ -1,6 +1,6 @@
 """Disputes in an audit: verdicts that another verifier contradicts.
 
-Opinions on maths answers come from verifiers that share no rules with `verifier.math`. Each takes
+Opinions on math answers come from verifiers that share no rules with `verifier.math`. Each takes
 the content of a box and a reference, and returns True (right), False (wrong) or None (undecided).
 """
 

@@ -40,7 +40,7 @@ class StudyGroup(TyperGroup):
 study = typer.Typer(
     cls=StudyGroup,
     no_args_is_help=True,
-    help="Test claims by runs: `study NAME` runs a study's arms; other commands analyse runs.",
+    help="Test claims by runs: `study NAME` runs a study's arms; other commands analyze runs.",
 )
 app.add_typer(study, name="study", rich_help_panel=RESEARCH)
 

@@ -154,7 +154,7 @@ def sft(
 @app.command(rich_help_panel=TRAIN)
 def transplant(
     language_model: Annotated[
-        str, typer.Argument(help="A checkpoint folder, e.g. RUN/checkpoints/step_N/weights.")
+        str, typer.Argument(help="A checkpoint folder, e.g. RUN/checkpoints/update_N/weights.")
     ],
     parent: Annotated[str, typer.Argument(help="The multimodal model: a folder or a name.")],
     out: Annotated[Path, typer.Argument(help="Folder of the result.")],

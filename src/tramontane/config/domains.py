@@ -25,7 +25,7 @@ class FormatConfig(Section):
 
     answer: Literal["boxed", "fenced", "none"] = "none"
     r"""Condition on the answer part, the text after the thoughts: a balanced `\boxed{}` (`boxed`,
-    the paper's for maths), a fenced block with a language tag (`fenced`, the paper's for code), or
+    the paper's for math), a fenced block with a language tag (`fenced`, the paper's for code), or
     `none`. The verifier receives the content of the last box, the first fenced block, or all of
     the answer part."""
     regex: str | None = None

@@ -32,7 +32,7 @@ class EvaluationSetConfig(Section):
     temperature: float = Field(0.7, ge=0)
     """Sampling temperature; 0 is greedy. The paper: 0.7."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Probability mass to sample from. The paper: 1.0 for maths and GPQA, 0.95 for code."""
+    """Probability mass to sample from. The paper: 1.0 for math and GPQA, 0.95 for code."""
     effort: EffortNames | None = None
     """Levels of `data.effort` to measure, on the same problems. null: all."""
     max_tokens: int | None = Field(None, ge=1)
@@ -49,7 +49,7 @@ class EvaluationConfig(Section):
     temperature: Annotated[float, _COMPARABLE] = Field(0.7, ge=0)
     """Sampling temperature; 0 is greedy. The paper: 0.7."""
     top_p: Annotated[float, _COMPARABLE] = Field(1.0, gt=0, le=1)
-    """Probability mass to sample from. The paper: 1.0 for maths and GPQA, 0.95 for code."""
+    """Probability mass to sample from. The paper: 1.0 for math and GPQA, 0.95 for code."""
     effort: Annotated[EffortNames | None, _COMPARABLE] = None
     """Levels of `data.effort` to measure, on the same problems. null: all."""
     problems_seed: Annotated[int | None, _COMPARABLE] = Field(None, ge=0)

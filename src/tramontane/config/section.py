@@ -279,7 +279,6 @@ def _annotation_at(cls: type[Section], path: Sequence[int | str]) -> Any:
 
 
 def _takes_only_text(annotation: Any) -> bool:
-    """True for text, or text or null."""
     if get_origin(annotation) is Literal:
         return all(isinstance(choice, str) for choice in get_args(annotation))
     return annotation is str or set(get_args(annotation)) == {str, type(None)}

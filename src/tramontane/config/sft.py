@@ -89,7 +89,7 @@ class ExamplesConfig(Section):
     train: str = "playground:"
     """Source: `playground:`, mixed from the parts under `playground`, or a JSONL (also gzip) or
     Parquet file with `prompt` and `response` in each row, or with conversations: `messages` (roles
-    system, user, assistant and tool), whose assistant messages are learnt, and optionally
+    system, user, assistant and tool), whose assistant messages are learned, and optionally
     `tools`."""
     fields: dict[str, str] = Field(default_factory=dict)
     """Names of `prompt` and `response`, or `messages` and `tools`, and of `effort`, in the rows, if

@@ -83,7 +83,7 @@ class RewardConfig(Section):
 
 
 class MathConfig(Section):
-    """Grading policies of the maths verifier that users may want to change; docs/rewards.md lists
+    """Grading policies of the math verifier that users may want to change; docs/rewards.md lists
     all."""
 
     unevaluated: Literal["right", "wrong"] = "right"
@@ -116,7 +116,7 @@ class VerifierConfig(Section):
     workers: MayChange[int] = Field(1, ge=1)
     """Number of grading processes."""
     timeout_s: MayChange[float] = Field(3.0, gt=0)
-    """Time limit of one maths verdict, in seconds. Time spent waiting for a busy processor does not
+    """Time limit of one math verdict, in seconds. Time spent waiting for a busy processor does not
     count, up to ten times the limit. The paper does not give it."""
     memory_mb: MayChange[int] = Field(512, ge=256)
     """Memory limit of a grading process, in MB of address space. The paper does not give it."""
@@ -131,7 +131,7 @@ class VerifierConfig(Section):
     """Where no sandbox works, run programs under resource limits alone. false: programs are
     unscorable there. docs/rewards.md says what an unsandboxed program can do."""
     math: MathConfig = Field(default_factory=MathConfig)
-    """Policies of the maths verifier."""
+    """Policies of the math verifier."""
     reward: RewardConfig = Field(default_factory=RewardConfig)
     """Weights of the reward."""
     judge: JudgeConfig | None = None

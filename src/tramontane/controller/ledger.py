@@ -115,7 +115,7 @@ class Interruption:
     A completion whose thoughts are still open at a random length is stopped. A fixed sentence and
     the closing thinking tag are appended, and it continues to an answer as an ordinary unfinished
     request, so generators need no support for it. The appended tokens have the version `INSERTED`
-    and are not learnt from.
+    and are not learned from.
 
     Args:
         config: lengths in tokens.

@@ -25,7 +25,7 @@ from tramontane.statistics import grouped
 from tramontane.verifier.code.grade import same_output
 
 Ballot = Sequence[str | None]  # each solution's output for one input; None where it failed
-Fate = Literal["kept", "relabelled", "dropped", "added", "spared"]
+Fate = Literal["kept", "relabeled", "dropped", "added", "spared"]
 RELIABLE = 0.5  # share of tests on which a solution must agree to get a vote
 # Pattern and replacement, for Python and C++ alike. Every test detects a change that breaks
 # everything, so that does not matter.
@@ -121,7 +121,7 @@ def fate(count: Poll, voting: int, config: CodeConfig) -> Fate:
         return "dropped"
     if count.confirmed:
         return "kept"
-    return "relabelled" if not count.passed and decisive(count, voting, config) else "dropped"
+    return "relabeled" if not count.passed and decisive(count, voting, config) else "dropped"
 
 
 def decisive(count: Poll, voting: int, config: CodeConfig) -> bool:
@@ -161,7 +161,7 @@ class Case:
         number: position among the problem's tests, from 1; 0 for a generated input.
         source: the test as given in the problem; for a generated input, only `input`.
         label: the expected output; None until a vote labels a generated input.
-        fate: the current decision. `relabelled` and `added` are provisional until `confirm`.
+        fate: the current decision. `relabeled` and `added` are provisional until `confirm`.
     """
 
     number: int
@@ -188,7 +188,7 @@ class Case:
         self.fate = fate(poll(ballot, self.label, tests), len(ballot), config)
 
     def confirm(self, ballot: Ballot, tests: dict[str, Any], config: CodeConfig) -> None:
-        """Label a relabelled or added test by a second, repeated vote, or drop it.
+        """Label a relabeled or added test by a second, repeated vote, or drop it.
 
         A generated input is valid only if every solution accepts it.
         """
@@ -201,14 +201,14 @@ class Case:
 
 
 def remarks(cases: Sequence[Case]) -> list[str]:
-    """The changes, for a row's detail: `relabelled test 2 ('6' → '10')`, `added 3`."""
-    relabelled, dropped, added, spared = (
-        with_fate(cases, name) for name in ("relabelled", "dropped", "added", "spared")
+    """The changes, for a row's detail: `relabeled test 2 ('6' → '10')`, `added 3`."""
+    relabeled, dropped, added, spared = (
+        with_fate(cases, name) for name in ("relabeled", "dropped", "added", "spared")
     )
     found = []
-    if relabelled:
-        old, new = relabelled[0].source["output"], relabelled[0].label or ""
-        found.append(f"relabelled {_numbers(relabelled)} ({_short(old)} → {_short(new)})")
+    if relabeled:
+        old, new = relabeled[0].source["output"], relabeled[0].label or ""
+        found.append(f"relabeled {_numbers(relabeled)} ({_short(old)} → {_short(new)})")
     if dropped:
         found.append(f"dropped {_numbers(dropped)}")
     if added:

@@ -176,7 +176,7 @@ class Code(ModelStage):
         if len(trusted) >= self.config.min_votes:
             inputs = self._new_inputs(row.task, wanted, proposal)
             added = [Case(0, {"input": text}) for text in inputs]
-        if doubtful := [*with_fate(cases, "relabelled"), *added]:
+        if doubtful := [*with_fate(cases, "relabeled"), *added]:
             # Run twice more, since output that varies between runs cannot be a label.
             voting = [solutions[i] for i in trusted]
             first, second = (_ballots(self._run(voting, doubtful)) for _ in range(2))
@@ -247,9 +247,9 @@ class Code(ModelStage):
             return [row.drop(self.name, "no_agreement", detail)]
         if len(remaining) < self.config.min_tests:
             return [row.drop(self.name, "few_tests", detail)]
-        relabelled = with_fate(cases, "relabelled")
+        relabeled = with_fate(cases, "relabeled")
         reason = (
-            "tests_relabelled" if relabelled
+            "tests_relabeled" if relabeled
             else "tests_dropped" if with_fate(cases, "dropped")
             else "tests_added" if with_fate(cases, "added")
             else "tests_chosen" if with_fate(cases, "spared")
@@ -257,9 +257,9 @@ class Code(ModelStage):
             else ""
         )  # fmt: skip
         metadata = dict(problem.metadata)
-        if relabelled:
-            metadata["relabelled_tests"] = [
-                {"test": case.number, "was": case.source["output"]} for case in relabelled
+        if relabeled:
+            metadata["relabeled_tests"] = [
+                {"test": case.number, "was": case.source["output"]} for case in relabeled
             ]
         changed = replace(problem, tests=tests | {"cases": remaining}, metadata=metadata)
         return self._in_each_language(row, changed, reason, detail)

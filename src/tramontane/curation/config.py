@@ -46,7 +46,7 @@ class DecontaminateConfig(DeduplicateConfig):
 
 
 class FilterConfig(Section):
-    """Selection of maths problems with a single answer that the verifier can check."""
+    """Selection of math problems with a single answer that the verifier can check."""
 
     rewrite: bool = True
     """Rewrite multiple choice as an open question where possible, as the paper does. false: drop
@@ -94,7 +94,7 @@ class RegradeConfig(DifficultyConfig):
 
 
 class ReviewConfig(Section):
-    """Review of maths problems by a model, which names each one's fault."""
+    """Review of math problems by a model, which names each one's fault."""
 
     model: ModelConfig = Field(default_factory=ModelConfig)
     """The model that reviews."""
@@ -131,14 +131,14 @@ class CodeConfig(Section):
     """A test is kept if at least this share of voting solutions print the same output, and that is
     its label."""
     relabel_agreement: float = Field(0.8, gt=0, le=1)
-    """A test that no solution passes is relabelled if at least this share of voting solutions agree
+    """A test that no solution passes is relabeled if at least this share of voting solutions agree
     on a different output."""
     min_votes: int = Field(3, ge=1)
     """Lowest number of solutions that agree on a new label."""
     min_tests: int = Field(1, ge=1)
     """Problems that end up with fewer tests are dropped."""
     want_tests: int = Field(20, ge=0)
-    """Problems with fewer tests get more, labelled by the solutions. The paper uses 20 tests in
+    """Problems with fewer tests get more, labeled by the solutions. The paper uses 20 tests in
     training."""
     max_tests: int | None = Field(20, ge=1)
     """Problems with more tests keep those that best reject wrong programs: ones that the source
@@ -194,9 +194,9 @@ class CurateConfig(Section):
     decontaminate: DecontaminateConfig = Field(default_factory=DecontaminateConfig)
     """Removal of problems that occur in evaluation sets."""
     filter: FilterConfig = Field(default_factory=FilterConfig)
-    """Selection of maths problems with a single answer that the verifier can check."""
+    """Selection of math problems with a single answer that the verifier can check."""
     review: ReviewConfig = Field(default_factory=ReviewConfig)
-    """Review of maths problems by a model."""
+    """Review of math problems by a model."""
     difficulty: DifficultyConfig = Field(default_factory=DifficultyConfig)
     """Selection by the pass rate of a model."""
     regrade: RegradeConfig = Field(default_factory=RegradeConfig)

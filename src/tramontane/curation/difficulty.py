@@ -129,7 +129,7 @@ class Difficulty(ModelStage):
 
 
 class Regrade(Difficulty):
-    """Like `Difficulty`; also drops maths problems whose label the majority contradicts."""
+    """Like `Difficulty`; also drops math problems whose label the majority contradicts."""
 
     name = "regrade"
 

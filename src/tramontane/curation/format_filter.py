@@ -1,4 +1,4 @@
-r"""Stage `filter`: keeps maths problems with one checkable answer (arXiv 2506.10910, 4.1).
+r"""Stage `filter`: keeps math problems with one checkable answer (arXiv 2506.10910, 4.1).
 
 `classify` applies rules to one problem, without a model, in well under a millisecond. Rules based
 on words cover English and the most common words of the paper's other six languages. A statement
@@ -43,7 +43,7 @@ class Finding(NamedTuple):
 
 
 class FormatFilter(Stage):
-    """Drops or rewrites maths problems; programming problems pass."""
+    """Drops or rewrites math problems; programming problems pass."""
 
     name = "filter"
 
@@ -206,7 +206,7 @@ _ENUMERATED = re.compile(
 def _multi_part(text: str, answer: str) -> Finding | None:
     if match := _ENUMERATED.search(text):
         return Finding("multi_part", f"parts 1) 2): {match[0][:60]!r}")
-    if finding := _labelled_parts(text) or _second_question(text):
+    if finding := _labeled_parts(text) or _second_question(text):
         return finding
     answers = [part for part in answer.split(";") if part.strip()]
     asked = [s for s in _sentences(text) if s.rstrip(" )$").endswith(("?", "？"))]
@@ -215,7 +215,7 @@ def _multi_part(text: str, answer: str) -> Finding | None:
     return None
 
 
-def _labelled_parts(text: str) -> Finding | None:
+def _labeled_parts(text: str) -> Finding | None:
     for style, pattern in _LABELS.items():
         # Labels start a line or a sentence: "f(a)" and "case (i)" are not labels.
         labels = list(

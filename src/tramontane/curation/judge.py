@@ -19,7 +19,7 @@ _PROBE = r"\frac{}{}"
 
 
 class ReferenceJudge:
-    """Checks reference answers with the maths verifier, in a pool that kills hanging checks."""
+    """Checks reference answers with the math verifier, in a pool that kills hanging checks."""
 
     def __init__(self, config: VerifierConfig) -> None:
         reward = RewardConfig(length=0, language=0)

@@ -1,4 +1,4 @@
-"""Stage `review`: a model reviews the maths problems that pass the format rules.
+"""Stage `review`: a model reviews the math problems that pass the format rules.
 
 The stage is optional and belongs after `filter`. The model answers `ok` or one of the filter's
 reasons; a problem is dropped if most votes name the same reason.
@@ -40,7 +40,7 @@ _VERDICT = re.compile(rf"verdict\W+({'|'.join(REASONS)}|ok)\b", re.IGNORECASE)
 
 
 class Review(ModelStage):
-    """Drops maths problems that `config.model` finds fault with; programming problems pass."""
+    """Drops math problems that `config.model` finds fault with; programming problems pass."""
 
     name = "review"
 

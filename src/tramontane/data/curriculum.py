@@ -246,11 +246,7 @@ def _within(rate: Any, data: DataConfig) -> bool:
 
 
 def _recorded(data: DataConfig) -> dict[str, Any]:
-    """Pass rates by problem id, from the file `pass_rates`; empty without one.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
+    """Pass rates by problem id, from the file `pass_rates`; empty without one."""
     if data.pass_rates is None:
         return {}
     if not Path(data.pass_rates).is_file():

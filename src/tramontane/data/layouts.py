@@ -49,7 +49,7 @@ _DAPO_CLOSING = re.compile(r'\n+Remember to put your answer on its own line afte
 def verl(row: Row) -> Row:
     """The layout of verl's training files: a chat, and the reference in `reward_model`.
 
-    The reference of a maths problem is an answer, or (Skywork) a JSON list of one; that of a
+    The reference of a math problem is an answer, or (Skywork) a JSON list of one; that of a
     programming problem is tests as JSON text.
     """
     chat, reference = _need(row, "prompt"), _need(row, "reward_model").get("ground_truth")
@@ -100,7 +100,7 @@ def intellect3(row: Row) -> Row:
 
 
 def dolci(row: Row) -> Row | None:
-    """Dolci: `dataset` names the kind of the reference. Maths and programs have verifiers here;
+    """Dolci: `dataset` names the kind of the reference. Math and programs have verifiers here;
     instructions and chats, which need a judge, are skipped."""
     kinds = row.get("dataset")
     kind = " ".join(kinds) if isinstance(kinds, list) else str(kinds)
@@ -118,7 +118,7 @@ def dolci(row: Row) -> Row | None:
 
 def gpqa(row: Row) -> Row:
     """GPQA: a question with four choices; the answer is a letter. Their order depends on the
-    question's text alone, so that it is the same in all evaluations and favours no letter."""
+    question's text alone, so that it is the same in all evaluations and favors no letter."""
     question = str(_need(row, "Question")).strip()
     right = str(_need(row, "Correct Answer")).strip()
     choices = [right, *(str(_need(row, f"Incorrect Answer {i}")).strip() for i in (1, 2, 3))]

@@ -173,9 +173,9 @@ def generated(source: str) -> tuple[str, str]:
 
 
 def gym_problems(name: str, split: Split, seed: int) -> Iterator[Problem]:
-    """An endless stream of Reasoning Gym problems, which the maths verifier grades.
+    """An endless stream of Reasoning Gym problems, which the math verifier grades.
 
-    A hash of the statement determines the split, as in the playground, since neighbouring seeds of
+    A hash of the statement determines the split, as in the playground, since neighboring seeds of
     Reasoning Gym share most of their problems.
 
     Raises:
@@ -208,7 +208,7 @@ def _gym_stream(name: str, split: Split, seed: int, create_dataset: Any) -> Iter
                 if unfit == 200:
                     raise InputError(
                         f"data 'reasoning_gym:{name}': {unfit} draws, and not one {split} problem "
-                        f"with an answer of one line, as the maths verifier needs it; choose "
+                        f"with an answer of one line, as the math verifier needs it; choose "
                         f"another dataset"
                     )
                 continue
@@ -236,14 +236,7 @@ def _distinct(problems: Iterable[Problem], count: int) -> list[Problem]:
 def _row_problems(
     rows: Iterable[tuple[str, dict[str, Any]]], rules: RowRules, source: str, prefix: str
 ) -> list[Problem]:
-    """The problems of rows.
-
-    Args:
-        rows: each with its location.
-        rules: rules for reading them.
-        source: name of the source, for problems that name none.
-        prefix: with the row's number, the id of a problem without an id.
-    """
+    """The problems of rows; `prefix` and the row's number are the id of a problem without an id."""
     problems: dict[str, Problem] = {}
     names: set[str] = set()
     for where, row in rows:
@@ -325,16 +318,11 @@ def columns_of(field_name: str, fields: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _row_columns(row: dict[str, Any], rules: RowRules) -> str:
-    """The columns of a row, for the message about a missing one."""
     return f"the row has {', '.join(sorted(row))}; name the right one in {rules.key}"
 
 
 def _statement(value: Any, where: str) -> tuple[Any, list[Message] | None]:
-    """(statement, messages) of a problem, which is a text or a chat's messages.
-
-    Raises:
-        InputError: a list that is not a chat.
-    """
+    """(statement, messages) of a problem, which is a text or a chat's messages."""
     if not isinstance(value, list | tuple):
         return value, None
     messages: list[Message] = []
@@ -354,7 +342,6 @@ def _statement(value: Any, where: str) -> tuple[Any, list[Message] | None]:
 
 
 def _domain(value: Any, where: str, rules: RowRules) -> str | None:
-    """The domain that a row or `data.domain` names, if any."""
     name = value if rules.domain is None else rules.domain
     if name is None or (isinstance(name, str) and name in rules.domains):
         return name

@@ -3,7 +3,7 @@ r"""Similarity of two statements, and an index of the statements seen so far.
 Statements are compared in a normal spelling, without changing them. Two with the same spelling are
 exact duplicates. Near duplicates share most of their five-character pieces (Jaccard index). MinHash
 (Broder, 1997) with locality-sensitive hashing over bands finds candidates, which are then compared
-exactly. Maths problems that differ in a number or a sign are different, so near duplicates must
+exactly. Math problems that differ in a number or a sign are different, so near duplicates must
 have the same numbers and signs.
 
 No library is used for the index: known ones hold a dictionary entry for each band and problem, and

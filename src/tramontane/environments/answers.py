@@ -123,7 +123,6 @@ class ChatAnswer:
         yield "data: [DONE]\n\n"
 
     def _news(self, index: int, choice: Choice, sent: _Sent) -> list[str]:
-        """Events for what a choice has gained."""
         if sent.ended or choice.tokens is None:
             return []
         count = len(choice.tokens.token_ids)
@@ -159,7 +158,6 @@ class ChatAnswer:
         return dict(zip(TEXTS, texts if not self._body.described else (texts[0], ""), strict=True))
 
     def _message(self, choice: Choice) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(message, the rest) of a finished choice."""
         assert choice.tokens is not None
         parsed = self._read(choice.tokens)
         message: dict[str, Any] = {TEXTS[0]: parsed.thoughts or None, "content": parsed.content}

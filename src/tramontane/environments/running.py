@@ -41,7 +41,6 @@ def blaming(name: str) -> Iterator[None]:
 
 
 def _called(name: str, function: Callable[[], Any]) -> Any:
-    """The result of a function, in a thread."""
     with blaming(name):
         try:
             return function()

@@ -53,7 +53,6 @@ class ChatMessage(BaseModel):
     @field_validator("content", mode="before")
     @classmethod
     def _text(cls, value: Any) -> Any:
-        """The text of a content in parts."""
         if value is None:
             return ""
         if not isinstance(value, list):

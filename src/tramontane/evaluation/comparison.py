@@ -198,7 +198,7 @@ def _by_label(
 
 def _label(model: str) -> str:
     parts = [part for part in Path(model).parts if part not in ("/", "checkpoints", "weights")]
-    kept = parts[-2:] if parts and re.fullmatch(r"step_\d+", parts[-1]) else parts[-1:]
+    kept = parts[-2:] if parts and re.fullmatch(r"(step|update)_\d+", parts[-1]) else parts[-1:]
     return re.sub(r"[^\w.+-]", "-", "-".join(kept))
 
 

@@ -52,7 +52,7 @@ class Sampling:
         problems: maximum number of problems; None: all of a finite source, 256 of an endless one.
         samples: completions of each problem.
         temperature: the paper evaluates at 0.7; 0 is greedy.
-        top_p: the paper uses 1.0 for maths and 0.95 for code.
+        top_p: the paper uses 1.0 for math and 0.95 for code.
         top_k: 0 is off.
         max_tokens: maximum length of a completion, in tokens.
         slots: maximum number of completions generated at once.
@@ -101,7 +101,7 @@ class Settings:
 
 
 def run_of(model: str | Path) -> Path | None:
-    """Folder of a checkpoint's run (`RUN/checkpoints/step_N/weights`), if any."""
+    """Folder of a checkpoint's run (`RUN/checkpoints/update_N/weights`), if any."""
     path = Path(find_weights(str(model))).expanduser().absolute()
     if len(path.parents) < 3 or path.parents[1].name != "checkpoints":
         return None

@@ -2,7 +2,7 @@
 
 The uniform for a token is a hash of the request's seed and the token's place in its completion
 (a counter-based generator, which has no state to carry or restore). So a request draws the same
-numbers in any slot, with any neighbours, and after any number of interruptions.
+numbers in any slot, with any neighbors, and after any number of interruptions.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def sample(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token per row.
 
-    A row's draw depends only on that row: a neighbour's top-p does not affect it. Top-k is applied
+    A row's draw depends only on that row: a neighbor's top-p does not affect it. Top-k is applied
     first, then top-p to the tokens that top-k kept. Computed in float32, for `DRAWN_ENTRIES` logits
     at a time: all rows of a large batch and vocabulary would take gigabytes.
 

@@ -8,6 +8,7 @@ Hugging Face name.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -17,12 +18,15 @@ import zlib
 from collections.abc import Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatch
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from tramontane.errors import InputError
+
+logger = logging.getLogger("tramontane")
 
 HUB_SECONDS = 5.0  # for a first connection to the model hub
 BLOCK = 1 << 22  # bytes of a file read at once
@@ -34,7 +38,7 @@ TOKENIZER_FILES = (
 
 def find_weights(model: str) -> str:
     """The checkpoint that a name means: for a run's folder, the weights of its newest checkpoint;
-    for a checkpoint's folder (`step_20`), its weights. Other names are returned unchanged.
+    for a checkpoint's folder (`update_20`), its weights. Other names are returned unchanged.
 
     Raises:
         InputError: a file, the folder of a run that has no checkpoint, or nearly `tiny`.
@@ -160,11 +164,23 @@ def with_tokenizer(model: str, tokenizer: str | None) -> str:
 
 
 def numbered(folder: Path) -> list[Path]:
-    """The folders of checkpoints (`step_20`) in a folder, oldest first; other names, such as
-    `step_x`, are skipped."""
+    """The folders of checkpoints (a run's `update_20`, fine-tuning's `step_20`) in a folder, oldest
+    first; other names, such as `update_x`, are skipped.
+
+    A run's were called `step_N` once: they are read with a warning, before an `update_N` of the
+    same number.
+    """
     names = re.compile(r"[a-z]+_[0-9]{1,18}")
     found = [f for f in folder.glob("*_*") if names.fullmatch(f.name) and f.is_dir()]
-    return sorted(found, key=lambda f: int(f.name.partition("_")[2]))
+    if any(f.name.startswith("step_") and (f / "weights").is_dir() for f in found):
+        _warn_renamed(folder)
+    return sorted(found, key=lambda f: (int(f.name.partition("_")[2]), f.name))
+
+
+@cache
+def _warn_renamed(folder: Path) -> None:
+    """Once, though a run's checkpoints are listed several times."""
+    logger.warning(f"{folder}: step_N is now called update_N")
 
 
 def _is_tokenizer(file: Path) -> bool:

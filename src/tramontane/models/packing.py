@@ -74,7 +74,7 @@ def pack(
 
 
 class Packing:
-    """The blocks of a row, made once per forward: neighbours of similar length that continue the
+    """The blocks of a row, made once per forward: neighbors of similar length that continue the
     same sequence.
 
     Args:
@@ -157,7 +157,7 @@ class VarlenLayout:
 
 
 def _runs(lengths: Sequence[int], continues: Sequence[int | None]) -> Iterator[list[int]]:
-    """Indices of neighbours that form a block, for each block."""
+    """Indices of neighbors that form a block, for each block."""
     shared = set(continues) - {None}
     run: list[int] = []
     longest = 0

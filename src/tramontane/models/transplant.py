@@ -50,7 +50,7 @@ def transplant(
     embeddings and the parent does not, the embeddings are written as the parent's head.
 
     Args:
-        language_model: checkpoint folder (such as a run's `checkpoints/step_N/weights`) or name.
+        language_model: checkpoint folder (such as a run's `checkpoints/update_N/weights`) or name.
         parent: checkpoint folder or name of the multimodal model.
         out: folder of the result, which must not exist or be empty.
         maps: prefix of the parent's names by prefix of the language model's; None: found by names.
@@ -144,7 +144,6 @@ def _prefix(language: Sequence[str], multimodal: set[str], base: str) -> str:
 
 
 def _placed(name: str, multimodal: set[str], places: Mapping[str, str], base: str) -> str:
-    """The parent's name for one of the language model's."""
     for prefix in sorted(places, key=len, reverse=True):
         if prefix and name.startswith(prefix):
             return places[prefix] + name.removeprefix(prefix)

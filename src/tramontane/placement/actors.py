@@ -308,7 +308,7 @@ class ActorRanks:
         self._result([rank.release(folder) for rank in self._ranks])
 
     def _broadcast(self, method: str, args: tuple[Any, ...]) -> Any:
-        # Serialised once, and shared by the ranks through Ray.
+        # Serialized once, and shared by the ranks through Ray.
         stored = [arg if isinstance(arg, Folder) else ray.put(arg) for arg in args]
         return self._result([rank.submit(method, *stored) for rank in self._ranks])
 

@@ -231,7 +231,7 @@ def newest_weights(run: RunFolder) -> Path:
     Raises:
         InputError: there is none.
     """
-    weights = run.checkpoints / f"step_{run.newest_version}" / "weights"
+    weights = run.checkpoint(run.newest_version) / "weights"
     if not weights.is_dir():
         raise InputError(f"{run.path}: it has no checkpoint with weights")
     return weights

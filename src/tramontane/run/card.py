@@ -1,6 +1,6 @@
 """The model card of a finished run: `weights/README.md` of its newest checkpoint.
 
-Its front matter is read by the Hugging Face hub: base model, licence, tags, and the results as a
+Its front matter is read by the Hugging Face hub: base model, license, tags, and the results as a
 model index (https://huggingface.co/docs/hub/model-cards).
 """
 
@@ -47,7 +47,7 @@ def write_card(
         for name, result in final.items()
         for entry in hub_results(name, sources[name], result, prepared.sets[name].sampling)
     ]
-    licence: dict[str, Any] = _licence(config.model)
+    license: dict[str, Any] = _license(config.model)
     front = ModelCardData(
         base_model=config.model if _on_hub(config.model) else None,
         library_name="transformers",
@@ -55,7 +55,7 @@ def write_card(
         tags=["reinforcement-learning", "grpo", "rlvr", "reasoning", "tramontane"],
         model_name=config.name if results else None,
         eval_results=results or None,
-        **licence,
+        **license,
     )
     page = render(
         "run/card.md.j2",
@@ -63,7 +63,7 @@ def write_card(
         name=config.name,
         model=_public(config.model),
         on_hub=_on_hub(config.model),
-        licence=licence.get("license_name") or licence.get("license"),
+        license=license.get("license_name") or license.get("license"),
         version=version("tramontane"),
         recipe=_recipe(config, summary),
         rows=[
@@ -86,8 +86,8 @@ def write_card(
     return path
 
 
-def _licence(model: str) -> dict[str, str]:
-    """The licence of the model that training started from, if its card names it."""
+def _license(model: str) -> dict[str, str]:
+    """The license of the model that training started from, if its card names it."""
     if model == "tiny":
         return {"license": "apache-2.0"}
     card = (local_folder(model) or Path(model)) / "README.md"

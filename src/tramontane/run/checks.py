@@ -101,7 +101,7 @@ class Tally:
             self.completions += 1
             self.cut_off += completion.finish_reason == "length"
             self._fates[fate] += 1
-            self._reasons[_general(_judgement(completion, verdict))] += 1
+            self._reasons[_general(_judgment(completion, verdict))] += 1
             self._examples.setdefault(fate, (group.problem.problem, completion, verdict))
 
     @property
@@ -131,7 +131,7 @@ class Tally:
                     _row(count, self.groups, f"filtered: {reason}")
                     for reason, count in self._filtered.most_common(REASONS)
                 ),
-                f"  a completion ({printable(_judgement(completion, verdict))}) of the problem "
+                f"  a completion ({printable(_judgment(completion, verdict))}) of the problem "
                 f"{printable(_shortened(problem))}",
                 *(f"  │ {line}" for line in shown.split("\n")),
                 f"  {MOST.get(fate, f'most completions are {fate}')}; try, in this order:",
@@ -284,7 +284,7 @@ def _fate(completion: Completion, verdict: Verdict) -> Fate:
     return "malformed" if verdict.verdict == "malformed" else "wrong"
 
 
-def _judgement(completion: Completion, verdict: Verdict) -> str:
+def _judgment(completion: Completion, verdict: Verdict) -> str:
     reason = f": {verdict.reason}" if verdict.reason else ""
     cut_off = ", cut off at l_max" if completion.finish_reason == "length" else ""
     return f"{verdict.verdict}{reason}{cut_off}"

@@ -6,7 +6,7 @@ changes.jsonl            keys that were changed when the run was resumed
 metrics.jsonl            one line per update
 rollouts/update_N.parquet  every completion that update N trained on, or that was filtered before it
 sft/                     result of the cold start
-checkpoints/step_N/      weights/ (Hugging Face), trainer/ (state), pipeline.json and
+checkpoints/update_N/    weights/ (Hugging Face), trainer/ (state), pipeline.json and
                          completions.parquet (the rest), manifest.json
 problems.jsonl           record of each problem of a finite source, at the last checkpoint
 summary.json report.html at the end
@@ -265,9 +265,14 @@ class RunFolder:
     def write_json(self, name: str, value: Any) -> Path:
         return self._write(name, json.dumps(value, indent=2) + "\n")
 
+    def checkpoint(self, update: int) -> Path:
+        """The folder of the checkpoint of an update, taken or not."""
+        taken = {_version(path): path for path in self._committed()}
+        return taken.get(update, self.checkpoints / f"update_{update}")
+
     def checkpoint_dir(self, update: int) -> Path:
         """Create an empty folder for a checkpoint, to be passed to `commit_checkpoint`."""
-        partial = self.checkpoints / f"step_{update}.partial"
+        partial = self.checkpoints / f"update_{update}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         return partial
@@ -295,7 +300,7 @@ class RunFolder:
         Raises:
             InputError: all checkpoints are damaged.
         """
-        for old in self.checkpoints.glob("step_*.old"):  # a crash interrupted its replacement
+        for old in self.checkpoints.glob("*.old"):  # a crash interrupted its replacement
             if not old.with_suffix("").exists():
                 old.rename(old.with_suffix(""))
         found = []
@@ -304,16 +309,16 @@ class RunFolder:
                 return folder
             found.append(f"{folder.name} ({reason})")
             self.set_aside(folder, reason, warn)
-        found = found or [path.stem for path in self.checkpoints.glob("step_*.damaged")]
+        found = found or [path.stem for path in self.checkpoints.glob("*.damaged")]
         if found:
             raise InputError(
                 f"{self.checkpoints}: no checkpoint is whole: {', '.join(found)}; they are kept as "
-                f"step_N.damaged. Restore one from a copy, or start a new run"
+                f"update_N.damaged. Restore one from a copy, or start a new run"
             )
         return None
 
     def set_aside(self, checkpoint: Path, reason: str, warn: Callable[[str], None]) -> None:
-        """Rename a damaged checkpoint to `step_N.damaged`, and call `warn`."""
+        """Rename a damaged checkpoint to `update_N.damaged`, and call `warn`."""
         aside = checkpoint.with_suffix(".damaged")
         shutil.rmtree(aside, ignore_errors=True)
         checkpoint.rename(aside)
@@ -327,7 +332,7 @@ class RunFolder:
         Raises:
             InputError: a line before the last is broken.
         """
-        for partial in self.checkpoints.glob("step_*.partial"):
+        for partial in self.checkpoints.glob("*.partial"):
             shutil.rmtree(partial)
         for unfinished in (*self.path.glob("*.tmp"), *self.rollouts.glob("*.tmp")):
             unfinished.unlink()
@@ -380,7 +385,7 @@ class RunFolder:
 
 
 def _version(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("step_"))
+    return int(checkpoint.name.partition("_")[2])
 
 
 def _update_of(when: str) -> float:
@@ -421,7 +426,7 @@ def check_changes(folder: RunFolder, config: Config) -> list[Change]:
         keys = " ".join(f"{c.key}={c.after}" for c in refused if c.key not in FOLDER_KEYS)
         remedy = (
             f"start a new run from the newest weights, "
-            f"{folder.checkpoints}/step_{done}/weights, as its model, with {keys}"
+            f"{folder.checkpoint(done)}/weights, as its model, with {keys}"
             if keys
             else "leave it out"
         )

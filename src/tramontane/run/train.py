@@ -191,7 +191,7 @@ def _start_cold(
 
 def _finish(session: Session, done: _Done, report: WriteReport | None) -> TrainResult:
     folder, measured, summary = session.folder, done.measured, dict[str, Any]()
-    weights = folder.checkpoints / f"step_{done.updates}" / "weights"
+    weights = folder.checkpoint(done.updates) / "weights"
     if done.finished:
         metrics = folder.metrics()
         summary = summarize_run(metrics, measured, session.seconds)

@@ -1,6 +1,6 @@
 """Recorded conversations as examples, with the tokens that training makes of conversations.
 
-A conversation is one sequence whose inserted tokens, e.g. a tool's answers, are not learnt from.
+A conversation is one sequence whose inserted tokens, e.g. a tool's answers, are not learned from.
 Where the chat template rewrites earlier turns, another sequence begins, as with
 `conversation.history: fork`.
 """

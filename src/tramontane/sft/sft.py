@@ -191,7 +191,7 @@ def _train_batch(examples: list[Example], config: SFTConfig) -> TrainBatch:
 
 
 def _versions(length: int, inserted: Iterable[range]) -> array[int]:
-    """Versions that keep inserted tokens from being learnt."""
+    """Versions that keep inserted tokens from being learned."""
     versions = array("i", bytes(4 * length))
     for span in inserted:
         versions[span.start : span.stop] = array("i", [INSERTED] * len(span))
@@ -217,7 +217,7 @@ def _trainer(config: SFTConfig, architecture: PreTrainedConfig) -> Iterator[Call
 
 
 def make_trainer(config: SFTConfig, architecture: PreTrainedConfig) -> Trainer:
-    """Load the model, or initialise a new one from the seed (the same on every rank)."""
+    """Load the model, or initialize a new one from the seed (the same on every rank)."""
     import torch
     from transformers import AutoModelForCausalLM
 

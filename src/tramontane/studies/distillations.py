@@ -64,7 +64,7 @@ def combined(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
     if rl is not None:
         spent = _tokens(rl)
         update = np.abs(spent - (in_all if keys["teachers"] else tokens)).argmin()
-        model = rl.parents[1] / f"step_{update + 1}" / "weights"
+        model = RunFolder(rl.parents[2]).checkpoint(int(update) + 1) / "weights"
         tokens = in_all = spent[update]
     found = {name: _measured(model, name, keys).pass_at_1.value for name in domains}
     best = {name: _measured(teachers[name], name, keys).pass_at_1.value for name in domains}

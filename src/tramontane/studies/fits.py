@@ -98,7 +98,7 @@ def interval(
     less than there are runs.
 
     Runs of one recipe differ by more than the noise within them, so the unit is the run. Of a
-    single run it is one of `PARTS` consecutive parts, since neighbouring points are alike.
+    single run it is one of `PARTS` consecutive parts, since neighboring points are alike.
 
     Args:
         series: of each run.
@@ -363,7 +363,7 @@ def fit_length(series: Sequence[Series]) -> LengthLaw:
 
 def _line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     """(slope, intercept) of the least-squares line; a slope of 0 if all x are equal."""
-    centred = x - x.mean()
-    square = float(centred @ centred)
-    slope = float(centred @ y) / square if square else 0.0
+    centered = x - x.mean()
+    square = float(centered @ centered)
+    slope = float(centered @ y) / square if square else 0.0
     return slope, float(y.mean() - slope * x.mean())

@@ -94,7 +94,7 @@ def judged(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
             caught = True
         write_whole(outcome, json.dumps({"caught": caught}))
     found, updates = FinishedRun(run), RunFolder(run).newest_version
-    weights = RunFolder(run).checkpoints / f"step_{updates}" / "weights"
+    weights = RunFolder(run).checkpoint(updates) / "weights"
     after = _answers(str(weights), keys, folder / "after.jsonl", {"problems": keys["problems"]})
     (good, right), (good_before, right_before) = _shares(after), _shares(before)
     return {

@@ -213,8 +213,8 @@ def _result(
     reward, tokens = (np.array([row[key] for row in rows]) for key in ("reward", "tokens"))
     logs = np.log(tokens)
     places = np.array([row["place"] for row in rows])
-    centred = places - places.mean(0)
-    gradient = np.linalg.lstsq(centred, tokens - tokens.mean(), rcond=None)[0]
+    centered = places - places.mean(0)
+    gradient = np.linalg.lstsq(centered, tokens - tokens.mean(), rcond=None)[0]
     size = len(axes[0])
     return Landscape(
         updates=updates,

@@ -107,8 +107,8 @@ def gram_matrix(folders: Sequence[Path], chunk_bytes: int = CHUNK_BYTES) -> np.n
     gram = np.zeros((len(files), len(files)))
     for name in files[-1].names:
         for rows in _rows(files, name, chunk_bytes):
-            centred = rows - rows.mean(0)
-            gram += (centred @ centred.T).numpy()
+            centered = rows - rows.mean(0)
+            gram += (centered @ centered.T).numpy()
     return gram
 
 
@@ -121,7 +121,7 @@ def write_directions(
     entries = {name: Entry(shape, torch.float32) for name, shape in shapes.items()}
     written = []
     for number, mixture in enumerate(plane.mixtures, 1):
-        # The mixture of centred checkpoints is one of the checkpoints themselves.
+        # The mixture of centered checkpoints is one of the checkpoints themselves.
         weights = torch.from_numpy(mixture - mixture.mean())
 
         def tensors(weights: torch.Tensor = weights) -> Iterator[tuple[str, torch.Tensor]]:

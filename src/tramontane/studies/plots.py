@@ -29,7 +29,7 @@ from tramontane.studies.verdicts import Verdict, mean_and_interval
 FOREST = 6  # margins
 MEASURES_SHOWN = 3  # in the plot of arms, side by side
 COLOURS = ("#1f77c9", "#e07b1a", "#17926b", "#8b5cd6", "#c03a2b", "#8a94a3")
-DASHES = ("-", "--", ":")  # for further lines once the colours are used up
+DASHES = ("-", "--", ":")  # for further lines once the colors are used up
 
 
 def new_figure(columns: int = 1, height: float = 2.8) -> tuple[Figure, list[Axes]]:
@@ -44,7 +44,7 @@ def new_figure(columns: int = 1, height: float = 2.8) -> tuple[Figure, list[Axes
 
 
 def line_style(number: int) -> dict[str, Any]:
-    """Colour and dashes of line `number`: the dashes differ where the colours repeat."""
+    """Color and dashes of line `number`: the dashes differ where the colors repeat."""
     dashes = DASHES[number // len(COLOURS) % len(DASHES)]
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": dashes, "linewidth": 1.6}
 

@@ -256,7 +256,7 @@ def trained(folder: Path, changes: dict[str, Any]) -> Path:
     write_settings(folder, settings)
     if not run.finished:
         start_or_resume(config, folder)
-    return run.checkpoints / f"step_{run.newest_version}" / "weights"
+    return run.checkpoint(run.newest_version) / "weights"
 
 
 def _figures(model: str, count: int) -> dict[str, float]:

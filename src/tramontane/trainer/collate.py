@@ -113,7 +113,6 @@ def collate_shared(
 
 
 def _by_prompt(sequences: Sequence[TrainSequence]) -> dict[tuple[int, ...], list[int]]:
-    """Indices of the completions of each prompt."""
     siblings: dict[tuple[int, ...], list[int]] = {}
     for index, sequence in enumerate(sequences):
         siblings.setdefault(tuple(sequence.prompt_ids), []).append(index)
@@ -163,12 +162,8 @@ def balance(sequences: Sequence[TrainSequence], ranks: int) -> list[list[int]]:
 
 
 class _Share:
-    """One rank's completions while they are dealt.
-
-    Attributes:
-        tokens: tokens that the rank computes, each prompt once.
-        members: by the index of a completion, the number of its prompt and its length.
-    """
+    """One rank's completions while they are dealt: `tokens` counts each prompt once, and `members`
+    has the number of a completion's prompt and its length, by the completion's index."""
 
     def __init__(self) -> None:
         self.tokens = 0

@@ -83,7 +83,6 @@ class CheckpointWriter:
     def _tensors(
         self, buckets: Iterable[dict[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors of the files, each once."""
         names = set(self._names)
         for bucket in buckets:
             for name, tensor in bucket.items():

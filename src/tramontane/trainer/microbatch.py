@@ -66,7 +66,7 @@ class Predictions:
 
 
 def pack_row(sequences: Sequence[TrainSequence], device: torch.device) -> PackedRow:
-    """Pack prompts and completions; neighbours with the same prompt share its tokens.
+    """Pack prompts and completions; neighbors with the same prompt share its tokens.
 
     The logits at position i − 1 predict the token at i. So a prompt's last token predicts the first
     token of each completion, and a completion's last token, which predicts nothing, is omitted.
@@ -78,7 +78,7 @@ def pack_row(sequences: Sequence[TrainSequence], device: torch.device) -> Packed
     for prompt, group in groupby(sequences, key=lambda s: s.prompt_ids):
         siblings = list(group)
         if len(siblings) == 1:
-            # Nothing is shared: as a single part, it forms one attention block with its neighbours.
+            # Nothing is shared: as a single part, it forms one attention block with its neighbors.
             ids = siblings[0].token_ids
             parts.append(prompt + ids[:-1])
             continues.append(None)

@@ -1,4 +1,4 @@
-"""Correctness by domain: a table of verifiers, with entries for maths, code, instructions and
+"""Correctness by domain: a table of verifiers, with entries for math, code, instructions and
 function calls.
 
 A user's verifier is a function of (problem, answer), where `answer` is the part of the response
@@ -16,35 +16,35 @@ from typing import Any
 from tramontane.config import DomainConfig, VerifierConfig
 from tramontane.config.domains import VERIFIERS
 from tramontane.errors import InputError
-from tramontane.types import Judgement, Outcome, Problem
+from tramontane.types import Judgment, Outcome, Problem
 from tramontane.verifier import calls, code, custom, functions, instructions, math
 from tramontane.verifier.format import Parsed, boxes
 
 PARAMETERS = ("problem", "answer")
 
 
-def _judge_math(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgement:
+def _judge_math(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgment:
     policy = config.math
     judged = math.judge_answer(str(parsed.extracted), problem.answer, policy)
     if judged.outcome == "right" and policy.boxes == "equal":
         contents = [parsed.answer[start : end - 1] for _, start, end in boxes(parsed.answer)]
         if any(math.judge_answer(c, problem.answer, policy).outcome != "right" for c in contents):
-            return Judgement("wrong", "boxes that differ", judged.answer)
+            return Judgment("wrong", "boxes that differ", judged.answer)
     return judged
 
 
-def _judge_instructions(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgement:
+def _judge_instructions(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgment:
     share, broken = instructions.judge(problem.metadata, parsed.answer)
     reason = f"not followed: {broken}" if broken else ""
-    return Judgement(outcome_of(share, domain_of(problem, config)), reason, None, share)
+    return Judgment(outcome_of(share, domain_of(problem, config)), reason, None, share)
 
 
-def _judge_calls(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgement:
+def _judge_calls(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgment:
     right, reason = calls.judge(problem.metadata, parsed.answer)
-    return Judgement("right" if right else "wrong", reason, None, float(right))
+    return Judgment("right" if right else "wrong", reason, None, float(right))
 
 
-BUILT_IN: dict[str, Callable[[Problem, Parsed, VerifierConfig], Judgement]] = {
+BUILT_IN: dict[str, Callable[[Problem, Parsed, VerifierConfig], Judgment]] = {
     "math": _judge_math,
     "code": lambda problem, parsed, config: code.judge(parsed.answer, problem, config),
     "instructions": _judge_instructions,
@@ -77,7 +77,7 @@ def has_functions(config: VerifierConfig, domain: str) -> bool:
     return own or config.asks_judge(domain) or any(reward.weight for reward in config.reward.custom)
 
 
-def judge(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgement:
+def judge(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgment:
     """Judge the answer of a well-formed response by its domain's verifier, which is not None.
 
     Raises:
@@ -97,7 +97,7 @@ def judge(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgement
         raise functions.refused(domain.verifier, what, result, wanted)
     answer = parsed.extracted
     text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
-    return Judgement(outcome_of(share, domain), str(reason), text, share)
+    return Judgment(outcome_of(share, domain), str(reason), text, share)
 
 
 def domain_of(problem: Problem, config: VerifierConfig) -> DomainConfig:

@@ -43,7 +43,7 @@ class Response(NamedTuple):
         n_tokens: its length in tokens.
         token_ids: its tokens if known.
         turns: of a conversation, the text of each turn of the model, and whether it makes calls.
-        earned: the environment's reward, which replaces the verifier's judgement; None without one.
+        earned: the environment's reward, which replaces the verifier's judgment; None without one.
         failure: why the environment failed, so that nothing can be judged; empty if it did not.
     """
 

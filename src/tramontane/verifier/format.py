@@ -1,7 +1,7 @@
 r"""The format that a response must have before it is graded (arXiv 2506.10910, section 2.2).
 
 It starts with the opening thinking tag, has exactly one pair of thinking tags, and its answer part
-(the text after the closing tag) has a balanced `\boxed{}` (maths) or a fenced block with a language
+(the text after the closing tag) has a balanced `\boxed{}` (math) or a fenced block with a language
 tag (code). The tags are `<think>` and `</think>` in the paper, and a setting here. White space
 before the opening tag is ignored, since chat templates differ in who writes it. Other domains may
 require a regular expression, JSON with a schema, or nothing (`config.FormatConfig`).

@@ -2,7 +2,7 @@ r"""Language consistency of problem, thoughts and answer (arXiv 2506.10910, sect
 
 LaTeX and code are stripped, then each text is judged by segment, since a text judged as a whole may
 be one fifth foreign unnoticed. A segment is a sentence, split further where the script changes.
-Chinese is recognised by its script, Russian by its script and fastText, other languages by fastText
+Chinese is recognized by its script, Russian by its script and fastText, other languages by fastText
 among the candidates. Segments too short to identify are pooled, and are neutral if the pool cannot
 be identified either. A text agrees when at least 0.9 of its identified letters are in the target
 language.
@@ -180,7 +180,7 @@ def on_target_share(text: str, target: str) -> float:
         elif script == "cyrillic" and target == "ru":
             verdict = _is_russian(sentence)
         elif script == "other" and weight < MIN_LETTERS:
-            continue  # single Greek letters are maths
+            continue  # single Greek letters are math
         else:
             verdict = _language_of_script(script, sentence) == target
         if verdict is None:

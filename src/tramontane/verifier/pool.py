@@ -323,7 +323,6 @@ class _Group:
         return group_calls(self.problem, self._ordered(), responses, self.config, self.progress)
 
     def is_judged(self, index: int) -> bool:
-        """True if an item is for the judge."""
         return isinstance(self.items[index], JudgeCall)
 
     def complete(self) -> None:

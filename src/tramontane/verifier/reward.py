@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from tramontane.config import CustomReward, DomainConfig, FormatConfig, VerifierConfig
 from tramontane.config.domains import JUDGE
-from tramontane.types import Judgement, Problem, ThinkingTags, Verdict
+from tramontane.types import Judgment, Problem, ThinkingTags, Verdict
 from tramontane.verifier import correctness, custom, language
 from tramontane.verifier.correctness import outcome_of
 from tramontane.verifier.custom import (
@@ -181,7 +181,6 @@ def _group_rewards(problem: Problem, config: VerifierConfig) -> list[_GroupRewar
 
 
 def _counts(reward: _GroupReward, verdict: Verdict) -> bool:
-    """True if a reward of a whole group is part of this completion's reward."""
     return verdict.verdict in ("right", "wrong") or (
         verdict.verdict == "malformed" and reward.malformed
     )
@@ -205,7 +204,7 @@ def _grade(
     if parsed.ok and response.earned is not None:
         outcome = outcome_of(response.earned, domain)
         reason = "" if outcome == "right" else f"the environment's reward: {response.earned:g}"
-        judged = Judgement(outcome, reason, share=response.earned)
+        judged = Judgment(outcome, reason, share=response.earned)
     elif parsed.ok and domain.verifier not in (None, JUDGE):
         judged = correctness.judge(problem, parsed, config)
         if judged.outcome == "unscorable":
@@ -266,16 +265,16 @@ def length_penalty(n_tokens: int, l_max: int, l_cache: int, scale: float = 0.1) 
 
 def _judge_by_rewards(
     earned: float, rewards: Sequence[CustomReward | _GroupReward], domain: DomainConfig
-) -> Judgement:
-    """The judgement without a verifier: the rewards' share of their possible maximum."""
+) -> Judgment:
+    """The judgment without a verifier: the rewards' share of their possible maximum."""
     most = sum(reward.weight for reward in rewards if reward.weight > 0)
     outcome = outcome_of(earned / most if most else 0.0, domain)
     reason = "" if outcome == "right" else f"rewards {earned:.3g} of {most:.3g}"
-    return Judgement(outcome, reason)
+    return Judgment(outcome, reason)
 
 
 def unscorable(
     reason: str, parts: Iterable[str], *, seconds: float = 0.0, answer: str | None = None
 ) -> Verdict:
-    """A verdict without a judgement: every part is 0, and `reason` says what went wrong."""
+    """A verdict without a judgment: every part is 0, and `reason` says what went wrong."""
     return Verdict(0.0, dict.fromkeys(parts, 0.0), "unscorable", reason, seconds, answer)

@@ -77,7 +77,6 @@ async def score(problem: Problem, answer: str) -> tuple[float, str]:
 
 @lru_cache
 def _tasks(name: str) -> list[Any]:
-    """The tasks of a set, in its order."""
     import verifiers.v1 as vf
 
     search_current_folder()

@@ -51,7 +51,7 @@ def rollout(run: Run, update: int, row: int) -> Row:
         **narrow,
         **found,
         "row": row,
-        "group_rows": _with_centred(siblings),
+        "group_rows": _with_centered(siblings),
         "missing": missing,
     }
 
@@ -74,7 +74,7 @@ def _with_tokens(turn: Row, sequences: list[Row]) -> Row:
 def groups(run: Run, update: int) -> Row:
     """The groups of an update, with the reward, advantage and verdict of each completion.
 
-    `centred` is the reward minus the group's mean reward, which runs of earlier versions have
+    `centered` is the reward minus the group's mean reward, which runs of earlier versions have
     instead of the advantage.
 
     Raises:
@@ -97,7 +97,7 @@ def groups(run: Run, update: int) -> Row:
             "difficulty": members[0]["difficulty"],
             "filtered": members[0]["filtered"],
             "filtered_detail": texts["filtered_detail"],
-            "completions": _with_centred([{key: row[key] for key in SHOWN} for row in members]),
+            "completions": _with_centered([{key: row[key] for key in SHOWN} for row in members]),
         }
         for (number, members), texts in zip(by_group.items(), wide, strict=True)
     ]
@@ -105,9 +105,9 @@ def groups(run: Run, update: int) -> Row:
     return {"update": update, "groups": shown, "missing": missing}
 
 
-def _with_centred(rows: list[Row]) -> list[Row]:
+def _with_centered(rows: list[Row]) -> list[Row]:
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
     mean = sum(rewards) / max(1, len(rewards))
     return [
-        row | {"centred": None if row["reward"] is None else row["reward"] - mean} for row in rows
+        row | {"centered": None if row["reward"] is None else row["reward"] - mean} for row in rows
     ]

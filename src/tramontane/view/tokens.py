@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from tramontane.errors import reading
+from tramontane.models.names import numbered
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 LONGEST_CHARACTER = 4  # bytes, and so tokens, of one character
@@ -54,7 +55,8 @@ class Tokens:
         return token_texts(self._tokenizer, token_ids)
 
     def _find(self) -> Path | None:
-        folders = [*self.run.glob("checkpoints/step_*/weights"), self.run / "sft"]
+        taken = numbered(self.run / "checkpoints")
+        folders = [*(folder / "weights" for folder in taken), self.run / "sft"]
         tiny = Path(str(resources.files("tramontane") / "tiny_base"))
         folders.append(tiny if self.model == "tiny" else Path(self.model))
         files = (folder / "tokenizer.json" for folder in folders)

@@ -16,8 +16,8 @@ class Options(ObjectiveOptions):
 
 
 def advantages(sequences, options):
-    regularised = sequences.rewards - BETA * (sequences.policy - sequences.reference)
-    return group_advantages(regularised, sequences.groups, sequences.scored, "none")
+    regularized = sequences.rewards - BETA * (sequences.policy - sequences.reference)
+    return group_advantages(regularized, sequences.groups, sequences.scored, "none")
 
 
 def loss(tokens, options):

@@ -1,4 +1,4 @@
-"""The maths verifier: known repairs, known false positives, policies (docs/rewards.md)."""
+"""The math verifier: known repairs, known false positives, policies (docs/rewards.md)."""
 
 import gzip
 import json
@@ -90,11 +90,11 @@ def test_a_chosen_letter_is_one_vote_in_all_its_spellings():
 def test_unusable_references_are_unscorable():
     for reference in (None, "", "  ", r"\frac{5}{", "9^{9^{9^9}}", "1" * 2000, "="):
         for prediction in ("x+1", "x = 5", "a = ==", "x < 3", r"\{1, 2\}"):
-            judgement = judge_answer(prediction, reference)
-            assert judgement.outcome != "right"
+            judgment = judge_answer(prediction, reference)
+            assert judgment.outcome != "right"
             if prediction == "x+1":
-                assert judgement.outcome == "unscorable", reference
-            assert judgement.reason
+                assert judgment.outcome == "unscorable", reference
+            assert judgment.reason
     assert judge_answer("Any text", "any text").outcome == "right"
 
 
@@ -205,9 +205,9 @@ def failures(domain):
 
 def test_shared_failures():
     wrong = [
-        (row["id"], judgement)
+        (row["id"], judgment)
         for row in failures("math")
-        if (judgement := judge_answer(row["prediction"], row["answer"])).outcome != row["expected"]
+        if (judgment := judge_answer(row["prediction"], row["answer"])).outcome != row["expected"]
     ]
     assert wrong == []
 
@@ -245,7 +245,7 @@ def test_shared_cases():
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
 def test_references_are_right_for_themselves():
-    """References of MATH-500, respelt as models do, are right; their neighbours are wrong."""
+    """References of MATH-500, respelt as models do, are right; their neighbors are wrong."""
     lines = gzip.decompress((DATA / "math500.jsonl.gz").read_bytes()).decode().splitlines()
     answers = [json.loads(line)["answer"] for line in lines][:80]
     for answer, other in zip(answers, [*answers[1:], answers[0]], strict=True):

@@ -34,20 +34,20 @@ def cases():
 def test_spellings_of_a_class(name):
     failures = []
     for _, reference, prediction, outcome in (case for case in cases() if case[0] == name):
-        judgement = judge_answer(prediction, reference)
-        if judgement.outcome != outcome:
-            failures.append((reference, prediction, judgement))
+        judgment = judge_answer(prediction, reference)
+        if judgment.outcome != outcome:
+            failures.append((reference, prediction, judgment))
     assert not failures
 
 
 def right(prediction, reference):
-    judgement = judge_answer(prediction, reference)
-    assert judgement.outcome == "right", (prediction, reference, judgement.reason)
+    judgment = judge_answer(prediction, reference)
+    assert judgment.outcome == "right", (prediction, reference, judgment.reason)
 
 
 def wrong(prediction, reference):
-    judgement = judge_answer(prediction, reference)
-    assert judgement.outcome == "wrong", (prediction, reference)
+    judgment = judge_answer(prediction, reference)
+    assert judgment.outcome == "wrong", (prediction, reference)
 
 
 # ----------------------------------------------------------------------------------- decimals

@@ -140,7 +140,6 @@ def _games(
     journal: Journal,
     examples: Sequence[Transcript],
 ) -> list[Game]:
-    """The discussions of an arm."""
     arm, recorded = config.arms[name], recorded_replies(journal)
     games = []
     for question in questions:
@@ -228,7 +227,6 @@ def _has_replies(folder: Path) -> bool:
 
 
 def _record(folder: Path, settings: dict[str, Any]) -> None:
-    """Record the settings of a folder's replies, before the first reply."""
     folder.mkdir(parents=True, exist_ok=True)
     if not _has_replies(folder):
         write_whole(folder / SETTINGS, json.dumps(settings, indent=1))

@@ -86,7 +86,7 @@ class SimulatedModel(Section):
     spread: float = Field(0.0, ge=0)
     """Standard deviation of the strength of its arguments, in Elo points."""
     susceptibility: float = Field(1.0, ge=0)
-    """Weight of arguments in its judgement. 0: only its own accuracy matters."""
+    """Weight of arguments in its judgment. 0: only its own accuracy matters."""
 
 
 class LocalModel(CheckpointModel):

@@ -126,7 +126,6 @@ def markdown(found: JudgeErrors) -> str:
 
 
 def _is_judged(row: Mapping[str, Any], domain: str) -> bool:
-    """True if an answer of the domain has a reference and a verdict."""
     known = row["reference"] is not None and row["answer"] is not None
     return known and row["domain"] == domain and row["verdict"] in ("right", "wrong")
 

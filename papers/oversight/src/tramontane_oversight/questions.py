@@ -202,7 +202,7 @@ def gpqa(row: Row) -> Iterator[Question]:
 
 
 def arc(row: Row) -> Iterator[Question]:
-    """ARC and CommonsenseQA: labelled choices; the answer is a label."""
+    """ARC and CommonsenseQA: labeled choices; the answer is a label."""
     choices, key = row["choices"], row.get("answerKey")
     if key:  # the test split of CommonsenseQA has none
         right = list(choices["label"]).index(key)

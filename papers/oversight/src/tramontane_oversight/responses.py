@@ -84,7 +84,6 @@ def number_of(text: str, count: int) -> int | None:
 
 
 def _conclusion(text: str) -> tuple[int, int]:
-    """Start and end of the conclusion."""
     closing = text.rfind(PAPER_TAGS.closing)
     start = closing + len(PAPER_TAGS.closing) if closing >= 0 else 0
     opening = text.find(PAPER_TAGS.opening, start)

@@ -179,7 +179,6 @@ def judged_choice(reason: str) -> tuple[str, str] | None:
 
 
 def _choices(problem: Problem) -> list[str]:
-    """The texts of a problem's choices; empty if it has none."""
     given = problem.metadata.get("choices")
     if given is None:
         return []
@@ -199,7 +198,6 @@ def _choice(answer: str, choices: list[str]) -> int | None:
 
 
 def _name(problem: Problem, answer: str) -> str:
-    """An answer in the reason of its verdict."""
     choices = _choices(problem)
     return f"({ascii_uppercase[choices.index(answer)]}) {answer}" if choices else "the answer"
 

@@ -17,7 +17,7 @@ from tramontane_representation.losses import SelfPrediction, SelfPredictionConfi
 
 
 class Encoder(BaseFeaturesExtractor):
-    """Observation → latent: two layers, normalised to zero mean and unit variance."""
+    """Observation → latent: two layers, normalized to zero mean and unit variance."""
 
     def __init__(
         self, observation_space: gymnasium.spaces.Box, features_dim: int = 64, hidden: int = 128

@@ -105,7 +105,7 @@ def _flip(p: float) -> np.ndarray:
 
 
 def characters() -> np.ndarray:
-    """The eigenvectors 1, χ₁, χ₂, χ₁χ₂ of `two_bits`, normalised: [4 states, 4 characters]."""
+    """The eigenvectors 1, χ₁, χ₂, χ₁χ₂ of `two_bits`, normalized: [4 states, 4 characters]."""
     sign = np.array([1.0, -1.0])
     one = np.ones(2)
     pairs = [(one, one), (sign, one), (one, sign), (sign, sign)]

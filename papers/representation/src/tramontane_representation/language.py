@@ -2,7 +2,7 @@
 text-state environment with exact values to train and probe it on.
 
 A state is a playground problem with the first t steps of its solution, an action is the text of the
-next step. The behaviour policy writes each step right with probability p, and otherwise with a
+next step. The behavior policy writes each step right with probability p, and otherwise with a
 wrong result, from which it continues. The reward is 1 if all steps are right. So V = p^(steps left)
 while all steps so far are right and 0 afterwards, Q(s, a) is V of the state after the action, and
 the advantage is their difference.
@@ -69,7 +69,7 @@ class Solution:
 def solutions(
     encoder: PromptEncoder, split: Split, seed: int, *, levels: tuple[int, int], p: float
 ) -> Iterator[Solution]:
-    """Solutions by the behaviour policy of English problems, without end.
+    """Solutions by the behavior policy of English problems, without end.
 
     Args:
         encoder: makes prompts, and has the tokenizer.

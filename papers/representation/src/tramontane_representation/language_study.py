@@ -50,7 +50,7 @@ class LanguageSettings(Section):
     levels: tuple[int, int] = (2, 4)
     """Easiest and hardest level of the problems."""
     step_right: float = Field(0.75, gt=0, lt=1)
-    """Probability that the behaviour policy writes a step right."""
+    """Probability that the behavior policy writes a step right."""
     probe_solutions: int = Field(600, ge=10)
     """Solutions of unseen problems whose states are probed."""
 

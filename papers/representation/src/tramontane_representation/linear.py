@@ -33,7 +33,7 @@ def mean_dynamics(dynamics: np.ndarray) -> np.ndarray:
     return np.asarray(dynamics.mean(axis=1, keepdims=True))
 
 
-def centred_dynamics(dynamics: np.ndarray) -> np.ndarray:
+def centered_dynamics(dynamics: np.ndarray) -> np.ndarray:
     """T_a − T for each action: [draws, actions, states, states]."""
     return dynamics - mean_dynamics(dynamics)
 
@@ -46,11 +46,11 @@ def method_dynamics(method: Method, dynamics: np.ndarray) -> np.ndarray:
     """
     if method == "pi":
         return mean_dynamics(dynamics)
-    return dynamics if method == "ac" else centred_dynamics(dynamics)
+    return dynamics if method == "ac" else centered_dynamics(dynamics)
 
 
 def predictors(dynamics: np.ndarray, phi: np.ndarray) -> np.ndarray:
-    """The predictors that minimise the loss exactly: P_a = (ΦᵀΦ)⁻¹ΦᵀT_aΦ, [draws, actions, k, k].
+    """The predictors that minimize the loss exactly: P_a = (ΦᵀΦ)⁻¹ΦᵀT_aΦ, [draws, actions, k, k].
 
     With `mean_dynamics` the result is the single predictor of BYOL-Π.
     """
@@ -195,7 +195,7 @@ def target_matrix(method: Method, dynamics: np.ndarray) -> np.ndarray:
 def named_eigenspace(method: Method, dynamics: np.ndarray, width: int) -> np.ndarray:
     """Eigenvectors of the `width` largest eigenvalues of `target_matrix`: [draws, states, width].
 
-    They maximise the trace objective among orthonormal Φ if the T_a share their eigenvectors (for Π
+    They maximize the trace objective among orthonormal Φ if the T_a share their eigenvectors (for Π
     always).
     """
     _, vectors = np.linalg.eigh(target_matrix(method, dynamics))
@@ -221,7 +221,7 @@ def low_rank_error(method: Method, dynamics: np.ndarray, phi: np.ndarray) -> np.
     """min ‖D_a − ΦP_aΦᵀ‖² (Frobenius), mean over actions, for an orthonormal Φ: [draws].
 
     D is T for Π, T_a for AC, and T_a − T for VAR. The minimum is at P_a = ΦᵀD_aΦ and equals the
-    mean of ‖D_a‖² less the trace objective, so that minimising the one maximises the other.
+    mean of ‖D_a‖² less the trace objective, so that minimizing the one maximizes the other.
     """
     matrices = method_dynamics(method, dynamics)
     fitted = phi[:, None] @ (np.swapaxes(phi, -1, -2)[:, None] @ matrices @ phi[:, None])

@@ -1,7 +1,7 @@
 """The three losses for networks: predictors of future latents, and their gradients in the encoder.
 
 In the linear theory the predictors solve their own least squares exactly, also those of a loss that
-counts with a minus sign. Here every predictor minimises its own error by gradient descent, at a
+counts with a minus sign. Here every predictor minimizes its own error by gradient descent, at a
 higher learning rate than the encoder, and BYOL-VAR reverses the gradient of BYOL-Π's loss in the
 encoder alone. Source: arXiv 2406.02035; what it does not print is an option.
 """
@@ -110,7 +110,7 @@ class SelfPrediction(nn.Module):
         targets: torch.Tensor,
         valid: torch.Tensor,
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """The loss to minimise, and the error of each kind of predictor.
+        """The loss to minimize, and the error of each kind of predictor.
 
         Args:
             latents: [B, width] with gradient.

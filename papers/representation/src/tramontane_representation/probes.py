@@ -1,6 +1,6 @@
 """Linear probes of a frozen representation, for values, Q and advantages.
 
-A probe is ridge regression from standardised features. It is fitted on one part of the states, with
+A probe is ridge regression from standardized features. It is fitted on one part of the states, with
 the penalty that has the least leave-one-out error there, and judged on the rest. States must differ
 from each other: a state in both parts is remembered, not represented. Its figure is R²,
 the share of the variance that it explains, pooled over targets: 1 is perfect, 0 is as good as the
@@ -79,10 +79,10 @@ def held_out_r2(features: np.ndarray, targets: np.ndarray, fitted: np.ndarray) -
     size = float(np.sqrt((features[fitted] ** 2).mean()))
     varies = deviation > max(LEAST_DEVIATION * size, 1e-8)
     x = (features - mean) * varies / np.where(varies, deviation, 1.0)
-    centre = targets[fitted].mean(0)
-    weights = _ridge(x[fitted], targets[fitted] - centre)
-    errors = targets[~fitted] - centre - x[~fitted] @ weights
-    return float(1 - (errors**2).sum() / ((targets[~fitted] - centre) ** 2).sum())
+    center = targets[fitted].mean(0)
+    weights = _ridge(x[fitted], targets[fitted] - center)
+    errors = targets[~fitted] - center - x[~fitted] @ weights
+    return float(1 - (errors**2).sum() / ((targets[~fitted] - center) ** 2).sum())
 
 
 def residual(x: np.ndarray, cells: np.ndarray, fitted: np.ndarray) -> np.ndarray:

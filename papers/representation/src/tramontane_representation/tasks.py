@@ -37,7 +37,7 @@ class Task(Section):
     repeat: int = Field(1, ge=1)
     """Steps of the task for which an action is repeated."""
     frequency: float = Field(1.0, gt=0)
-    """How rough the random rewards of the probes are: standardised observations whose root mean
+    """How rough the random rewards of the probes are: standardized observations whose root mean
     square difference is 1 / `frequency` have rewards that correlate with exp(−½)."""
 
     @model_validator(mode="after")
@@ -50,7 +50,7 @@ class Task(Section):
 
 
 class OneHotGrid(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
-    """The whole grid of a MiniGrid task: each cell's object, colour and state, one-hot and flat."""
+    """The whole grid of a MiniGrid task: each cell's object, color and state, one-hot and flat."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(FullyObsWrapper(env))
@@ -120,11 +120,7 @@ def make_task(task: Task) -> gymnasium.Env[np.ndarray, Any]:
 
 
 def _made(task: Task) -> gymnasium.Env[Any, Any]:
-    """Gymnasium's task as it is.
-
-    Raises:
-        InputError: no such task or options.
-    """
+    """Gymnasium's task as it is."""
     options: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in task.options.items()
@@ -188,7 +184,7 @@ def random_reward_targets(
 ) -> Targets:
     """One-step Q of random rewards of the next state: [states, actions, functions].
 
-    A reward is a sum of random waves of the standardised next observation, nearly a draw of a
+    A reward is a sum of random waves of the standardized next observation, nearly a draw of a
     Gaussian process. The linear theory has independent rewards for each state, which continuous
     states do not allow; the higher the frequency, the closer.
     """

@@ -120,7 +120,6 @@ def _written(call: Call) -> str:
 
 
 def _broken(rng: Random, call: Call) -> str:
-    """A call that does not parse."""
     text = _written(call)
     old, new = pick(rng, (("}}<", "}<"), ('"}}', "}}"), ('": {', " {"), ('{"name": ', "")))
     return text.replace(old, new, 1)

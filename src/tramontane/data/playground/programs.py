@@ -112,7 +112,6 @@ def cases(program: Program) -> list[dict[str, str]]:
 
 
 def _printed(solution: CodeType, line: str) -> str:
-    """What a solution prints that reads this line."""
     printed = io.StringIO()
     exec(solution, {"input": line.rstrip, "print": partial(print, file=printed)})
     return printed.getvalue()

@@ -70,7 +70,6 @@ class TextArena:
         return Turn(reason, float(reward), done=True)
 
     def _shown(self) -> list[Message]:
-        """What the game has said since the last turn."""
         said = self._game.state.get_current_player_observation()
         echo = textarena.ObservationType.PLAYER_ACTION
         text = "\n".join(str(text) for _, text, kind in said if kind != echo)

@@ -171,7 +171,6 @@ def _set_up(folder: Path, say: Callable[[str], None], base: str) -> Environment:
 
 
 def _versions(python: Path) -> dict[str, str]:
-    """Versions of the packages that matter, by name."""
     try:
         answer = subprocess.run(
             [python, "-I", "-c", _EXAMINE, *UNUSED],
@@ -188,7 +187,6 @@ def _versions(python: Path) -> dict[str, str]:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """The first two numbers of a version."""
     return tuple(int(part) for part in version.split(".")[:2])
 
 
@@ -205,7 +203,6 @@ def _has_cuda() -> bool:
 
 
 def _run(command: list[str], say: Callable[[str], None], check: bool = True) -> bool:
-    """Run a command; True if it succeeded."""
     say(" ".join(command))
     done = subprocess.run(command, stdin=subprocess.DEVNULL)
     if check and done.returncode:

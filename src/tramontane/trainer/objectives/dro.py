@@ -57,6 +57,5 @@ def loss(tokens: Tokens, options: DROOptions) -> tuple[torch.Tensor, Metrics]:
 
 @torch.no_grad()
 def _metrics(tokens: Tokens, more: dict[str, torch.Tensor]) -> Metrics:
-    """Means of the entropy over tokens, and of `more` over its elements."""
     values = {"entropy": tokens.entropy} | more
     return {name: (x.sum(), count(x)) for name, x in values.items()}

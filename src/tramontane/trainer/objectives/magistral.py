@@ -49,7 +49,6 @@ def _old_policy(tokens: Tokens, options: MagistralOptions) -> tuple[torch.Tensor
 def _metrics(
     tokens: Tokens, rho: torch.Tensor, correction: torch.Tensor, options: MagistralOptions
 ) -> Metrics:
-    """Means over the tokens trained on."""
     values = {
         "clip_fraction_low": (rho < 1 - options.eps_low) & (tokens.advantages < 0),
         "clip_fraction_high": (rho > 1 + options.eps_high) & (tokens.advantages > 0),

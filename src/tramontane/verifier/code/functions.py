@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tramontane.config import VerifierConfig
-from tramontane.types import Judgement, Problem
+from tramontane.types import Judgment, Problem
 from tramontane.verifier.code import sandbox
 from tramontane.verifier.code.inside import wire
 
@@ -53,8 +53,8 @@ _EXAMPLE = re.compile(r"^[ \t]*(?:assert\b|>>>).*$", re.MULTILINE)
 
 def run_tests(
     program: str, prelude: str, problem: Problem, config: VerifierConfig, folder: Path
-) -> Judgement:
-    """The judgement of a Python program under `tests.code`, which count as one test.
+) -> Judgment:
+    """The judgment of a Python program under `tests.code`, which count as one test.
 
     Args:
         program: the source text.
@@ -65,7 +65,7 @@ def run_tests(
     """
     tests = problem.tests or {}
     if not isinstance(code := tests.get("code"), str):
-        return Judgement("unscorable", "the problem has no tests")
+        return Judgment("unscorable", "the problem has no tests")
     names = names_of(code, problem.problem, tests.get("entry_point") or "")
     limits = sandbox.Limits(config.code_timeout_s, config.code_memory_mb)
     of_tests = limits._replace(asleep_factor=sandbox.CLOCK_FACTOR)
@@ -98,29 +98,29 @@ def _with_helpers(program: str, problem: Problem) -> str:
     return f"{helpers}\n{program}" if helpers else program
 
 
-def _verdict(program: sandbox.Results, tests: sandbox.Results, limits: sandbox.Limits) -> Judgement:
+def _verdict(program: sandbox.Results, tests: sandbox.Results, limits: sandbox.Limits) -> Judgment:
     """The verdict, from how the tests' process ended, or the program if it ended first."""
     end = next(tests)
     if not end.failure:
-        return Judgement("right", "", share=1.0)
+        return Judgment("right", "", share=1.0)
     if end.is_unjudged and not end.is_clock:
-        return Judgement("unscorable", end.failure)
+        return Judgment("unscorable", end.failure)
     if end.code == wire.BROKEN:
-        return Judgement("unscorable", end.failure.partition(": ")[2])
+        return Judgment("unscorable", end.failure.partition(": ")[2])
     if end.code == wire.GONE or end.is_clock:
         program_end = program.wait(LAST_RESULT_SECONDS)
         if end.is_clock or program_end.is_clock:
             return _late(end, program_end, limits)
         if program_end.is_unjudged:
-            return Judgement("unscorable", program_end.failure)
+            return Judgment("unscorable", program_end.failure)
         if program_end.failure and program_end.code != 0:
-            return Judgement("wrong", program_end.failure)
+            return Judgment("wrong", program_end.failure)
         ended = program_end.code == 0
-        return Judgement("wrong", "ended before its tests" if ended else "left its tests")
-    return Judgement("wrong", end.failure.removeprefix("exit code 1: "))
+        return Judgment("wrong", "ended before its tests" if ended else "left its tests")
+    return Judgment("wrong", end.failure.removeprefix("exit code 1: "))
 
 
-def _late(tests: sandbox.Result, program: sandbox.Result, limits: sandbox.Limits) -> Judgement:
+def _late(tests: sandbox.Result, program: sandbox.Result, limits: sandbox.Limits) -> Judgment:
     """The verdict on a function test in which a process was stopped while asleep, or by the clock.
 
     The program has used its time if the processes together ran, or slept simultaneously, for as
@@ -130,8 +130,8 @@ def _late(tests: sandbox.Result, program: sandbox.Result, limits: sandbox.Limits
     both_asleep = max(0.0, program.times.asleep - tests_awake)
     had = tests.times.processor + program.times.processor + both_asleep
     if had >= limits.seconds * sandbox.ASLEEP_FACTOR:
-        return Judgement("wrong", f"timed out after {had:.2g} s, most of it asleep")
-    return Judgement(
+        return Judgment("wrong", f"timed out after {had:.2g} s, most of it asleep")
+    return Judgment(
         "unscorable", f"the host was too busy to run it within {tests.times.clock:.2g} s"
     )
 
@@ -215,7 +215,6 @@ def _called(node: ast.AST) -> set[str]:
 
 
 def _handled(tree: ast.AST) -> Iterator[ast.Name]:
-    """The names of exceptions that the tests catch."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler) and node.type is not None:
             yield from (x for x in ast.walk(node.type) if isinstance(x, ast.Name))
@@ -266,6 +265,5 @@ def helper_source(statement: str, used: set[str], entry_point: str) -> str:
 
 
 def _is_empty(node: ast.stmt) -> bool:
-    """True for `pass`, `...` or a docstring."""
     is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return is_constant or isinstance(node, ast.Pass)

@@ -1,4 +1,4 @@
-"""Judgement of the first fenced program of an answer, by its tests (arXiv 2506.10910, section 2.2).
+"""Judgment of the first fenced program of an answer, by its tests (arXiv 2506.10910, section 2.2).
 
 Programs run in the best sandbox that works on this machine (`sandbox`), all tests of a program in
 one sandbox. A program receives inputs only: its output is compared here, outside. A trial runs a
@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from tramontane.config import VerifierConfig
 from tramontane.temporary import temporary_folder
-from tramontane.types import Judgement, Outcome, Problem
+from tramontane.types import Judgment, Outcome, Problem
 from tramontane.verifier.code import functions, sandbox
 from tramontane.verifier.code.comparing import fault_of, same_output
 from tramontane.verifier.format import fences
@@ -56,7 +56,7 @@ class _Run:
         return hash((self.program, self.language, self.problem.id))
 
 
-def judge(answer_part: str, problem: Problem, config: VerifierConfig) -> Judgement:
+def judge(answer_part: str, problem: Problem, config: VerifierConfig) -> Judgment:
     """Run the first fenced block of the answer part on the problem's tests; all must pass.
 
     `share` is the share of the tests that it passed, known for a wrong program only if all tests
@@ -64,22 +64,22 @@ def judge(answer_part: str, problem: Problem, config: VerifierConfig) -> Judgeme
     """
     blocks = fences(answer_part)
     if not blocks:
-        return Judgement("wrong", "no program")
+        return Judgment("wrong", "no program")
     program = blocks[0].body
     tag = blocks[0].tag.lower() or "python"
     language = language_of(tag)
     if not problem.tests:
-        return Judgement("unscorable", "the problem has no tests", program)
+        return Judgment("unscorable", "the problem has no tests", program)
     if fault := fault_of(problem.tests):
-        return Judgement("unscorable", f"the tests {fault}", program)
+        return Judgment("unscorable", f"the tests {fault}", program)
     if language is None:
-        return Judgement("wrong", f"cannot run {tag}: only Python, C++ and C are graded", program)
+        return Judgment("wrong", f"cannot run {tag}: only Python, C++ and C are graded", program)
     if problem.tests["type"] != "stdio" and language != "python":
-        return Judgement("wrong", f"the tests are for another language than {tag}", program)
+        return Judgment("wrong", f"the tests are for another language than {tag}", program)
     if language != "python" and shutil.which("g++") is None:
-        return Judgement("unscorable", NO_COMPILER, program)
+        return Judgment("unscorable", NO_COMPILER, program)
     if sandbox.probe() == "rlimits" and not config.allow_unsandboxed:
-        return Judgement("unscorable", NO_SANDBOX, program)
+        return Judgment("unscorable", NO_SANDBOX, program)
     judged = _run_tests(_Run(program, language, problem, config))
     if judged.outcome == "unscorable":  # the machine's fault: the next completion is tried again
         _run_tests.cache_clear()
@@ -119,7 +119,7 @@ def draw_tests(problem: Problem, n: int) -> list[tuple[int, dict[str, Any]]]:
 
 
 @lru_cache(maxsize=1)  # the pool hands equal answers of a group to one worker, in a row
-def _run_tests(run: _Run) -> Judgement:
+def _run_tests(run: _Run) -> Judgment:
     tests = run.problem.tests or {}
     with temporary_folder("code") as folder:
         if tests.get("type") == "stdio":
@@ -128,7 +128,7 @@ def _run_tests(run: _Run) -> Judgement:
         return functions.run_tests(run.program, prelude, run.problem, run.config, Path(folder))
 
 
-def _run_stdio_tests(run: _Run, folder: Path) -> Judgement:
+def _run_stdio_tests(run: _Run, folder: Path) -> Judgment:
     problem, config = run.problem, run.config
     tests = problem.tests or {}
     cases = draw_tests(problem, config.code_tests)
@@ -144,12 +144,12 @@ def _run_stdio_tests(run: _Run, folder: Path) -> Judgement:
     with sandbox.Sandbox(job, sandbox.probe()) as running:
         if job.compiler and (compiled := next(running.results)).failure:
             outcome: Outcome = "unscorable" if compiled.is_unjudged else "wrong"
-            return Judgement(outcome, f"does not compile: {compiled.failure}")
+            return Judgment(outcome, f"does not compile: {compiled.failure}")
         # A killed sandbox ends the results early.
         for place, ((number, case), result) in enumerate(zip(cases, running.results, strict=False)):
             failure = result.failure
             if result.is_unjudged:
-                return Judgement("unscorable", f"test {number} of {total}: {failure}")
+                return Judgment("unscorable", f"test {number} of {total}: {failure}")
             outputs.append(result.output)
             if (
                 not failure
@@ -167,18 +167,18 @@ def _run_stdio_tests(run: _Run, folder: Path) -> Judgement:
         triples = [(cases[i][1]["input"], outputs[i], cases[i][1]["output"]) for i in ran]
         checked = _run_checker(tests, triples, config, folder / "checker")
         if isinstance(checked, str):
-            return Judgement("unscorable", checked)
+            return Judgment("unscorable", checked)
         failures |= {i: f for i, f in zip(ran, checked, strict=True) if f}
     passed = len(outputs) - len(failures)
     if passed == len(cases):
-        return Judgement("right", "", share=1.0)
+        return Judgment("right", "", share=1.0)
     place = min(failures)
     first = f"test {cases[place][0]} of {total}: {failures[place]}"
     first = first if total > 1 else failures[place]
     if config.reward.code == "all_tests":
-        return Judgement("wrong", first)
+        return Judgment("wrong", first)
     share = passed / len(cases)
-    return Judgement("wrong", f"{passed} of {len(cases)} tests; {first}", share=share)
+    return Judgment("wrong", f"{passed} of {len(cases)} tests; {first}", share=share)
 
 
 def _run_checker(

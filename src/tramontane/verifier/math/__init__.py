@@ -1,3 +1,3 @@
-"""Maths answers → right, wrong or unscorable."""
+"""Math answers → right, wrong or unscorable."""
 
 from tramontane.verifier.math.grade import judge_answer, warm_up

@@ -1,7 +1,7 @@
-r"""Decides whether an answer (for maths, the content of the last `\boxed{}`) equals the reference
+r"""Decides whether an answer (for math, the content of the last `\boxed{}`) equals the reference
 (arXiv 2506.10910, section 2.2).
 
-Both sides are normalised (`normalize`). Cheap and exact rules come first: words (`wording`), lists
+Both sides are normalized (`normalize`). Cheap and exact rules come first: words (`wording`), lists
 and tuples item by item (`items`), numbers (`numbers`) and their units (`units`). Only the rest is
 parsed as LaTeX and compared by value (`symbolic`, `regions`, `values`). Every step has a cap
 (`structure`), and the worker process is killed from outside when late. The policies are in
@@ -14,7 +14,7 @@ import re
 from functools import lru_cache, partial
 
 from tramontane.config import MathConfig
-from tramontane.types import Judgement
+from tramontane.types import Judgment
 from tramontane.verifier.math import equations, items, numbers, structure, units, wording
 from tramontane.verifier.math.equations import refuse_contradiction, refuse_unsolved
 from tramontane.verifier.math.modular import same_remainder
@@ -23,14 +23,14 @@ from tramontane.verifier.math.normalize import normalize, with_counts
 DEFAULT = MathConfig()
 
 
-def judge_answer(prediction: str, reference: str | None, policy: MathConfig = DEFAULT) -> Judgement:
+def judge_answer(prediction: str, reference: str | None, policy: MathConfig = DEFAULT) -> Judgment:
     """Compare two answers as strings: LaTeX or plain text, without the box.
 
     Equal spellings are right whatever their length; only others must stay within the limits
     (`structure`).
     """
     if reference is None or not reference.strip():
-        return Judgement("unscorable", "the problem has no reference answer")
+        return Judgment("unscorable", "the problem has no reference answer")
     if len(prediction) > max(structure.MAX_LENGTH, 2 * len(reference)):
         return _too_long()
     pred, gold = normalize(prediction), normalize(reference)
@@ -40,38 +40,38 @@ def judge_answer(prediction: str, reference: str | None, policy: MathConfig = DE
         pred = wording.without_reason(gold, pred)
     answer = wording.chosen(gold, pred) or None
     if not gold:
-        return Judgement("unscorable", "the reference is empty", answer)
+        return Judgment("unscorable", "the reference is empty", answer)
     if not pred:
-        return Judgement("wrong", "the box is empty", answer)
+        return Judgment("wrong", "the box is empty", answer)
     if gold == pred or _compact(gold) == _compact(pred):
         is_long = len(prediction) > structure.MAX_LENGTH
-        return Judgement("right", "", None if is_long else answer, 1.0)
+        return Judgment("right", "", None if is_long else answer, 1.0)
     if len(prediction) > structure.MAX_LENGTH:
         return _too_long()
     if len(reference) > structure.MAX_LENGTH:
         reason = f"the reference is longer than {structure.MAX_LENGTH:,} characters"
-        return Judgement("unscorable", reason)
+        return Judgment("unscorable", reason)
     if structure.nesting(pred) > structure.MAX_NESTING:
-        return Judgement("wrong", f"brackets nested deeper than {structure.MAX_NESTING}", answer)
+        return Judgment("wrong", f"brackets nested deeper than {structure.MAX_NESTING}", answer)
     if structure.nesting(gold) > structure.MAX_NESTING:
         reason = f"the reference nests brackets deeper than {structure.MAX_NESTING}"
-        return Judgement("unscorable", reason, answer)
+        return Judgment("unscorable", reason, answer)
     try:
         right = _equal(gold, pred, policy.rounded_places)
     except structure.Refused as refused:
-        return Judgement("wrong", str(refused), answer)
+        return Judgment("wrong", str(refused), answer)
     except structure.Unscorable as unscorable:
         as_written = isinstance(unscorable, structure.Unreadable) and policy.unreadable == "wrong"
-        return Judgement("wrong" if as_written else "unscorable", str(unscorable), answer)
+        return Judgment("wrong" if as_written else "unscorable", str(unscorable), answer)
     if right and policy.unevaluated == "wrong" and is_unevaluated(pred, gold):
-        return Judgement("wrong", "unevaluated arithmetic", answer)
+        return Judgment("wrong", "unevaluated arithmetic", answer)
     if right:
-        return Judgement("right", "", answer, 1.0)
-    return Judgement("wrong", "not the reference", answer)
+        return Judgment("right", "", answer, 1.0)
+    return Judgment("wrong", "not the reference", answer)
 
 
-def _too_long() -> Judgement:
-    return Judgement("wrong", f"the answer is longer than {structure.MAX_LENGTH:,} characters")
+def _too_long() -> Judgment:
+    return Judgment("wrong", f"the answer is longer than {structure.MAX_LENGTH:,} characters")
 
 
 def warm_up() -> None:
@@ -81,7 +81,7 @@ def warm_up() -> None:
 
 
 def _equal(gold: str, pred: str, places: int | None) -> bool:
-    """Compare normalised answers. Each step accepts, rejects, or defers to the next."""
+    """Compare normalized answers. Each step accepts, rejects, or defers to the next."""
     equal = partial(_equal, places=places)
     if gold == pred or _compact(gold) == _compact(pred) or gold == rf"\mathbb{{{pred}}}":
         return True

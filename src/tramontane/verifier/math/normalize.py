@@ -1,4 +1,4 @@
-r"""Rewrites maths answers into a normal spelling, by rules, before any parsing.
+r"""Rewrites math answers into a normal spelling, by rules, before any parsing.
 
 Every rule fixes a false negative (or positive) found in practice: a trailing dot, `1\,000`,
 full-width digits, `√2`, `x²`, `45°`, `6.02e23`, `0.\overline{3}`.

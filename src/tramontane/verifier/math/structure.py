@@ -1,4 +1,4 @@
-r"""The outer form of a maths answer: its size, its brackets, items and labels, and what is rejected
+r"""The outer form of a math answer: its size, its brackets, items and labels, and what is rejected
 for it.
 
 The size is limited before any parsing, in one pass over the text. The LaTeX parser drops unknown

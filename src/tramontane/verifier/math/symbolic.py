@@ -246,7 +246,6 @@ _LESS = (sympy.StrictLessThan, sympy.LessThan)
 
 
 def _relation(e: Any) -> str:
-    """The sign of a relation, regardless of its direction."""
     if isinstance(e, Equality | Unequality):
         return "=" if isinstance(e, Equality) else "≠"
     return "<" if isinstance(e, sympy.StrictLessThan | sympy.StrictGreaterThan) else "≤"
@@ -285,13 +284,13 @@ def parse_answer(text: str) -> Any:
         text = _DEGREES.sub(r"(\1 \\pi / 180)", text)
     parsed = parse_latex(text)
     members = split(text, "=")
-    labelled = parsed is None and len(members) > 1 and not members[0].startswith("-")
+    labeled = parsed is None and len(members) > 1 and not members[0].startswith("-")
     # The last member of several statements or sentences is not their value.
     is_prose = any(
         len(split(member, ",", ";")) > 1 or len(_WORD.findall(member)) > MAX_LABEL_WORDS
         for member in members
     )
-    return parse_latex(members[-1]) if labelled and not is_prose else parsed
+    return parse_latex(members[-1]) if labeled and not is_prose else parsed
 
 
 def _parse_conditions(text: str) -> Any:

@@ -118,7 +118,7 @@ class _Unit(NamedTuple):
 
 
 def split_unit(text: str, *, attached: bool = False, named: str = "") -> tuple[str, str]:
-    r"""Split a unit off a normalised answer: ("15", "cm") of `15\text{ cm}`; ("x", "") of `x`.
+    r"""Split a unit off a normalized answer: ("15", "cm") of `15\text{ cm}`; ("x", "") of `x`.
 
     Letters outside of text are units only after a number, as words, or as symbols that are not read
     as variables. Anything that is not a unit (`5 \text{ or not}`) stays in the answer, to be
@@ -127,7 +127,7 @@ def split_unit(text: str, *, attached: bool = False, named: str = "") -> tuple[s
     Args:
         text: the answer.
         attached: read symbols that may be variables (`3s`, `3 mg`) as units.
-        named: the other side's unit, which is recognised in any spelling.
+        named: the other side's unit, which is recognized in any spelling.
     """
     if match := _PREFIX.match(text):
         body, rate = split_unit(match[1] + text[match.end() :])

@@ -68,11 +68,8 @@ _INTEGER_LETTERS = set("ijklmnpqIKMN")  # by custom; the floor of x is not x
 
 
 class _Evaluation:
-    """Evaluates one expression at one point.
-
-    `digits_before` and `digits_after` are the digits before and after the decimal point of the
-    largest and the smallest value met on the way.
-    """
+    """Evaluates one expression at one point. `digits_before` and `digits_after` are the digits
+    before and after the decimal point of the largest and the smallest value met on the way."""
 
     def __init__(self, point: dict[str, Any]) -> None:
         self.point = point

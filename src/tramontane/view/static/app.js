@@ -1,4 +1,4 @@
-// The page: tabs, the address of each view, colours and keyboard shortcuts.
+// The page: tabs, the address of each view, colors and keyboard shortcuts.
 
 import { h, replace } from "./dom.js";
 import { get, isReport } from "./api.js";
@@ -15,7 +15,7 @@ const VIEWS = { summary, curves, rollouts, rollout, groups, compare, audit, time
 const HELD = ["summary", "curves", "groups", "timeline"]; // what a report has
 const TABS = [["summary", "Summary"], ["curves", "Curves"], ["rollouts", "Rollouts"], ["groups", "Groups"],
   ["compare", "Compare"], ["audit", "Audit"], ["timeline", "Timeline"]].filter(([view]) => !isReport || HELD.includes(view));
-const COMMON = [[`1 … ${TABS.length}`, "go to a view"], ["?", "these shortcuts"], ["t", "colours: system, light, dark"],
+const COMMON = [[`1 … ${TABS.length}`, "go to a view"], ["?", "these shortcuts"], ["t", "colors: system, light, dark"],
   ["Esc", "back, or close"]];
 const THEMES = ["system", "light", "dark"];
 
@@ -78,7 +78,7 @@ function setTheme(theme) {
   if (theme === "system") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
   document.dispatchEvent(new Event("themed"));
-  document.getElementById("theme").title = `Colours: ${theme === "system" ? "as the system" : theme} (t)`;
+  document.getElementById("theme").title = `Colors: ${theme === "system" ? "as the system" : theme} (t)`;
 }
 
 const theme = () => localStorage.getItem("theme") || "system";
@@ -124,7 +124,7 @@ async function start() {
   const names = page.runs.map((run) => run.name);
   for (const run of page.runs) {
     const twice = names.filter((name) => name === run.name).length > 1;
-    run.colour = `var(--run${run.run % 8})`;
+    run.color = `var(--run${run.run % 8})`;
     run.label = twice ? run.path.split("/").slice(-2).join("/") : run.name;
   }
   if (isReport) document.querySelector(".brand h1").textContent = page.runs[0].name;

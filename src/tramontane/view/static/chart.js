@@ -22,7 +22,7 @@ function powers(ys) {
   return found.some((y) => y !== null) ? found : ys;
 }
 
-// options: title, unit, note, percent, log, from_zero, kind, evaluated; series: name, colour, points [[x, y]],
+// options: title, unit, note, percent, log, from_zero, kind, evaluated; series: name, color, points [[x, y]],
 // or marks [[x, y, low, high]], with intervals.
 export class Chart {
   constructor(options) {
@@ -30,14 +30,14 @@ export class Chart {
     this.series = [];
     this.view = { smooth: 0, xLabel: "update", xFormat: (x) => number(x, 2) };
     this.box = h("div", { class: "plot", role: "img" });
-    this.colours = h("span", { hidden: true });
+    this.colors = h("span", { hidden: true });
     this.readout = h("div", { class: "readout", "aria-live": "off" });
     this.legend = h("div", { class: "legend" });
     this.element = h("figure", {
       class: "chart", tabindex: 0, onkeydown: (event) => this.key(event), onblur: () => this.point(null),
     },
     h("figcaption", {}, h("h3", {}, options.title), options.unit ? h("span", { class: "unit" }, options.unit) : null),
-    this.legend, this.box, this.colours, options.note ? h("p", { class: "note" }, options.note) : null, this.readout);
+    this.legend, this.box, this.colors, options.note ? h("p", { class: "note" }, options.note) : null, this.readout);
     this.ended = new AbortController();
     const repaint = () => this.plot && this.plot.redraw();
     document.addEventListener("themed", repaint, { signal: this.ended.signal });
@@ -59,7 +59,7 @@ export class Chart {
     const last = this.series.map((s) => `${s.name} ${this.format((s.points || s.marks).at(-1)[1])}`);
     this.box.setAttribute("aria-label", `${this.options.title}; last values: ${last.join(", ")}`);
     replace(this.legend, this.series.length > 1 || this.options.legend
-      ? this.series.map((s) => h("span", { vars: { "--c": s.colour } }, h("i", {}), s.name)) : []);
+      ? this.series.map((s) => h("span", { vars: { "--c": s.color } }, h("i", {}), s.name)) : []);
     replace(this.readout);
   }
 
@@ -86,9 +86,9 @@ export class Chart {
   get bars() { return this.options.kind === "bars" || (this.histogram && this.series.length === 1); } // of several runs: lines
   size() { return { width: Math.max(200, this.element.clientWidth - 26), height: HEIGHT }; }
 
-  colour(name) { // what a canvas understands
-    this.colours.style.color = name;
-    return getComputedStyle(this.colours).color;
+  color(name) { // what a canvas understands
+    this.colors.style.color = name;
+    return getComputedStyle(this.colors).color;
   }
 
   format(y) {
@@ -98,13 +98,13 @@ export class Chart {
   described() {
     const { options, view } = this;
     const bars = this.bars ? uPlot.paths.bars({ size: [0.8, 70] }) : undefined;
-    const muted = () => this.colour("var(--muted)");
+    const muted = () => this.color("var(--muted)");
     const filtered = options.log ? { filter: (u, ys) => powers(ys) } : {};
-    const grid = { stroke: () => this.colour("var(--line)"), width: 1, ...filtered };
+    const grid = { stroke: () => this.color("var(--line)"), width: 1, ...filtered };
     const axis = { stroke: muted, font: FONT, labelFont: FONT, ticks: { show: false } };
     const lines = this.series.flatMap((s) => {
-      const stroke = () => this.colour(s.colour);
-      const faint = () => this.colour(`color-mix(in oklab, ${s.colour} 28%, transparent)`);
+      const stroke = () => this.color(s.color);
+      const faint = () => this.color(`color-mix(in oklab, ${s.color} 28%, transparent)`);
       const shape = { spanGaps: true, points: { show: ((s.points || s.marks).length === 1 || this.histogram) && !this.bars, size: 6, fill: stroke } };
       if (s.marks) return [{ ...shape, stroke, paths: () => null, points: { show: false } }];
       if (this.bars) return [{ ...shape, stroke, fill: stroke, width: 0, paths: bars }];
@@ -153,7 +153,7 @@ export class Chart {
     const X = (x) => u.valToPos(x, "x", true), Y = (y) => u.valToPos(y, "y", true);
     ctx.save();
     for (const s of this.series.filter((one) => one.marks)) {
-      ctx.strokeStyle = ctx.fillStyle = this.colour(s.colour);
+      ctx.strokeStyle = ctx.fillStyle = this.color(s.color);
       ctx.lineWidth = 1.5 * scale;
       for (const [x, y, low, high] of s.marks) {
         if (x < u.scales.x.min || x > u.scales.x.max) continue;
@@ -167,7 +167,7 @@ export class Chart {
       }
     }
     if (this.histogram && this.bars) {
-      ctx.fillStyle = this.colour("var(--ink)");
+      ctx.fillStyle = this.color("var(--ink)");
       ctx.font = FONT.replace("11px", `${11 * scale}px`);
       ctx.textAlign = "center";
       for (const [x, y] of this.series[0].points) ctx.fillText(this.format(y), X(x), Y(y) - 4 * scale);
@@ -201,7 +201,7 @@ export class Chart {
       const found = points.find(([at]) => at === x);
       if (!found || !Number.isFinite(found[1])) return null;
       const interval = found.length > 2 ? ` (${this.format(found[2])} to ${this.format(found[3])})` : "";
-      return h("span", { vars: { "--c": s.colour } }, h("i", {}), `${s.name} `, h("b", {}, this.format(found[1])), interval);
+      return h("span", { vars: { "--c": s.color } }, h("i", {}), `${s.name} `, h("b", {}, this.format(found[1])), interval);
     });
     replace(this.readout, h("span", { class: "x" }, `${this.over} ${this.view.xFormat(x)}`), values);
   }

@@ -3,7 +3,7 @@
 import { clock } from "./dom.js";
 import { Chart } from "./chart.js";
 
-const COLOURS = ["var(--run0)", "var(--run1)", "var(--run2)", "var(--run3)", "var(--run4)", "var(--run5)"];
+const COLORS = ["var(--run0)", "var(--run1)", "var(--run2)", "var(--run3)", "var(--run4)", "var(--run5)"];
 const HELD_OUT = "held_out";
 
 export const rowsOf = (run) => [...run.tail.rows.values()].sort((a, b) => a.update - b.update);
@@ -59,11 +59,11 @@ export function fill(charts, runs, { time = false, smooth = 0 } = {}) {
     if (set) { chart.set(runs.map((run) => evaluated(run, set, time, rows.get(run.run))), { ...view, smooth: 0 }); continue; }
     const series = runs.flatMap((run) => keys.map(([name, label], i) => ({
       name: single ? label : run.label,
-      colour: single && keys.length > 1 ? COLOURS[i % COLOURS.length] : run.colour,
+      color: single && keys.length > 1 ? COLORS[i % COLORS.length] : run.color,
       points: chart.options.kind === "histogram" ? shares(rows.get(run.run), name)
         : rows.get(run.run).filter((row) => typeof row[name] === "number").map((row) => [time ? row.wall_seconds / 60 : row.update, row[name]]),
     })));
-    if (evaluations) series.push({ ...evaluated(runs[0], HELD_OUT, time, rows.get(runs[0].run)), name: "evaluation", colour: COLOURS[1] });
+    if (evaluations) series.push({ ...evaluated(runs[0], HELD_OUT, time, rows.get(runs[0].run)), name: "evaluation", color: COLORS[1] });
     chart.set(series, chart.options.kind === "histogram" ? { xLabel: "update", xFormat: String } : view);
   }
 }
@@ -86,5 +86,5 @@ function evaluated(run, set, time, rows) {
     const update = e.version ?? (e.when === "after" ? last : 0);
     return [time ? seconds.get(update) ?? 0 : update, e.pass_at_1.value, e.pass_at_1.low, e.pass_at_1.high];
   });
-  return { name: run.label, colour: run.colour, marks };
+  return { name: run.label, color: run.color, marks };
 }

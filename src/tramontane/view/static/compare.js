@@ -65,7 +65,7 @@ function side(run, answers, source) {
     h("pre", { class: "completion" }, text));
   };
   if (first >= 0) pick(first);
-  return h("section", { class: "side", vars: { "--c": page.runs[+run].colour } }, h("h2", {}, h("i", {}), page.runs[+run].label),
+  return h("section", { class: "side", vars: { "--c": page.runs[+run].color } }, h("h2", {}, h("i", {}), page.runs[+run].label),
     h("label", { class: "field" }, h("span", {}, `${answers.rows.length} answers`),
       h("select", { onchange: (e) => pick(+e.target.value) }, names.map(([i, text]) => h("option", { value: i, selected: i === first }, text)))), box);
 }

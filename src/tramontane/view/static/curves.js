@@ -65,7 +65,7 @@ function chips() {
     const rows = run.tail.rows.size;
     const last = rows ? Math.max(...run.tail.rows.keys()) : 0;
     const status = run.tail.finished ? "finished" : `update ${last}${run.updates ? ` of ${run.updates}` : ""}`;
-    return h("li", {}, h("label", { class: "chip", vars: { "--c": run.colour }, title: run.path },
+    return h("li", {}, h("label", { class: "chip", vars: { "--c": run.color }, title: run.path },
       h("input", { type: "checkbox", checked: !hidden.has(run.run), onchange: (e) => {
         if (e.target.checked) hidden.delete(run.run); else hidden.add(run.run);
         build();

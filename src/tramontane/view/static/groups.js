@@ -43,7 +43,7 @@ function card(group) {
 }
 
 export function groupTable(page, run, update, rows, current = null) {
-  const value = (row) => row.advantage ?? (rows.some((r) => r.advantage !== null) ? null : row.centred);
+  const value = (row) => row.advantage ?? (rows.some((r) => r.advantage !== null) ? null : row.centered);
   const most = Math.max(1e-9, ...rows.map((row) => Math.abs(value(row) || 0)));
   return h("table", { class: "group" },
     h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "#"), h("th", { scope: "col" }, "Verdict"), h("th", { scope: "col", class: "n" }, "Reward"),

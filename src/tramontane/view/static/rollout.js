@@ -20,7 +20,7 @@ export async function show(main, theValues, thePage) {
     const { groups } = await get("groups", { update: data.update });
     data.group_rows = groups.find((group) => group.group === data.group).completions;
   }
-  data.centred = (data.group_rows.find((r) => r.row === data.row) || {}).centred;
+  data.centered = (data.group_rows.find((r) => r.row === data.row) || {}).centered;
   const kind = values.shade || localStorage.getItem("shade") || "logprob";
   shading = h("div", { class: "shaded" });
   const parts = Object.entries(data.parts || {}).map(([name, value]) => `${name} ${signed(value)}`).join(", ");

@@ -6,12 +6,12 @@ export const KINDS = [["logprob", "log-prob"], ["ratio", "ratio"], ["advantage",
 const UNSAMPLED = { [-1]: "from elsewhere", [-2]: "inserted" }; // versions of tokens that the run did not sample
 const MOST_SPANS = 20000; // tokens with a background of their own; the rest is plain text
 
-// From −1 to 1, or from 0 to 1, and the colour that this mixes into the page's.
+// From −1 to 1, or from 0 to 1, and the color that this mixes into the page's.
 function strength(kind, data, i) {
   if (kind === "logprob") return Math.min(1, -data.logprobs[i] / 4); // 1 at a probability of 0.018
   if (kind === "ratio") return data.log_ratios ? Math.max(-1, Math.min(1, data.log_ratios[i] / Math.log(1.5))) : 0;
   if (kind === "advantage") {
-    const value = data.advantage ?? data.centred;
+    const value = data.advantage ?? data.centered;
     return value === null || value === undefined ? 0 : Math.max(-1, Math.min(1, value / 2));
   }
   return 0;
@@ -48,7 +48,7 @@ export function legend(kind, data) {
     : h("div", { class: "scale" }, data.filtered ? "This completion was filtered: the trainer never saw it." : "The ratio was not recorded by this run.");
   if (kind === "advantage") return h("div", { class: "scale" }, available(kind, data)
     ? `All its tokens have the advantage ${signed(data.advantage)}.` : data.filtered ? "This completion was filtered, so it has no advantage."
-      : `The advantage was not recorded by this run; shown is the reward less the mean of its group, ${signed(data.centred)}.`);
+      : `The advantage was not recorded by this run; shown is the reward less the mean of its group, ${signed(data.centered)}.`);
   if (kind === "version") {
     const order = [...new Set(data.versions)].sort((a, b) => a - b);
     return h("div", { class: "scale" }, "sampled by the weights of version ", order.map((v, n) => [h("i", { "data-v": n % 6 }), `${UNSAMPLED[v] || v} `]));
@@ -57,7 +57,7 @@ export function legend(kind, data) {
 }
 
 // The tokens as one text, with a cursor for pointer and arrow keys, whose facts go to `readout`.
-// `versions` decides the colours of versions.
+// `versions` decides the colors of versions.
 export function tokens(data, kind, readout, versions = data.versions) {
   const texts = data.tokens_text || data.token_ids.map((id) => `⟨${id}⟩`);
   const order = new Map([...new Set(versions)].sort((a, b) => a - b).map((v, n) => [v, n]));

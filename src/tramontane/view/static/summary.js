@@ -49,7 +49,7 @@ export async function show(main, theValues, page) {
       h("ul", { class: "panel events" }, found.events.map((e) => h("li", {}, h("time", {}, new Date(1000 * e.time).toLocaleString()), h("span", {}, e.text))))),
     found.config ? h("details", { class: "panel" }, h("summary", { class: "muted" }, "Configuration"), h("pre", {}, found.config)) : null);
   fill(learning, [run]);
-  accuracy.set(found.accuracy.map(({ name, points }, i) => ({ name, points, colour: `var(--run${i % 6})` })), { xLabel: "tokens", xFormat: String });
+  accuracy.set(found.accuracy.map(({ name, points }, i) => ({ name, points, color: `var(--run${i % 6})` })), { xLabel: "tokens", xFormat: String });
 }
 
 const section = (shown, title, ...children) => (shown ? h("section", {}, h("h2", {}, title), children) : null);

@@ -97,7 +97,6 @@ def lessons(
 
 
 def _response(call: Call, rng: Random) -> str:
-    """The lesson's response to a call on a generated question."""
     right = call.question.right
     assert right is not None
     if call.task == "ask":

@@ -98,7 +98,7 @@ class Job:
     program. Either `source` names a Python file in it, or `compiler` makes the program `{box}/main`
     from its source, with `headers` readable. With a `channel`, the execution is one half of a
     function test: the program if there is a source, else its tests. With `has_files`, each input is
-    a marshalled dict of files by name: they are written to the execution's directory, and their
+    a marshaled dict of files by name: they are written to the execution's directory, and their
     names are the program's arguments. `prelude` is Python source that runs before a Python program,
     in its namespace. A session has no source and no inputs: it runs what `Sandbox.run` gives it.
 

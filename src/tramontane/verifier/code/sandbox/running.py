@@ -87,7 +87,7 @@ class Results(Iterator[Result]):
         self._limits.append(limits)
 
     def wait(self, seconds: float) -> Result:
-        """The next result; one without a judgement if it does not come within `seconds`."""
+        """The next result; one without a judgment if it does not come within `seconds`."""
         limits = self._limits.pop(0)
         deadline = time.monotonic() + seconds
         head = self._read(records.RECORD.size, deadline)
