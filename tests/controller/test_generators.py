@@ -20,7 +20,8 @@ from tests.controller.counting import CountingGenerator, NoWeights
 from tests.runs import small_config, unheard
 from tramontane.config import Config
 from tramontane.controller import generators
-from tramontane.controller.generators import (
+from tramontane.controller.generators import GeneratorPool, Loads, share, slots
+from tramontane.controller.pooled import (
     AHEAD,
     ASKED,
     EVALUATION,
@@ -28,13 +29,9 @@ from tramontane.controller.generators import (
     FIRST_ASKED,
     POLLS_PER_SECOND,
     TRAINING,
-    GeneratorPool,
-    Loads,
     PooledGenerator,
     begun_first,
     poll_seconds,
-    share,
-    slots,
 )
 from tramontane.errors import InputError
 from tramontane.generator import Generator
@@ -509,7 +506,7 @@ def test_a_generator_that_dies_in_a_fetch_is_replaced_and_fetches_the_same_weigh
 
 
 def test_a_generator_that_dies_at_every_start_ends_the_run(ray_cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr("tramontane.controller.generators.STARTS", 1)
+    monkeypatch.setattr("tramontane.controller.pooled.STARTS", 1)
     config = small_config(tmp_path, placement={"kind": "ray"})
     lost: list[WorkerLost] = []
 

@@ -23,9 +23,10 @@ from typing import Any
 from tramontane.batches import Batch, TrainBatch
 from tramontane.config import Config, PipelineConfig
 from tramontane.controller.conversations import Conversations
-from tramontane.controller.generators import GeneratorPool, PooledGenerator
+from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.ledger import Ledger, Snapshot
 from tramontane.controller.observer import Activity, Observer, Update
+from tramontane.controller.pooled import PooledGenerator
 from tramontane.controller.verifiers import Grading, Verifiers
 from tramontane.controller.waits import Waits
 from tramontane.models.weights import Weights
@@ -325,7 +326,9 @@ class Pipeline:
 
     async def _grade(self, group: Group) -> None:
         ledger = self.ledger
-        verdicts = await self.grading.verdicts(group, self.sizes, self.version)
+        verdicts = await self.grading.verdicts(
+            group.problem, group.completions, self.sizes, self.version
+        )
         filtered = ledger.grade(group, verdicts)
         self.observer.graded(group, filtered, len(ledger.ready))
         self._notify()

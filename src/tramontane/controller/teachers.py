@@ -84,9 +84,6 @@ class Teachers:
         for sequence, found in zip(share, scores, strict=True):
             sequence.teacher = found
 
-    def __enter__(self) -> Teachers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         for handle in self._handles.values():
             handle.close()

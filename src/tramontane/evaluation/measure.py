@@ -7,18 +7,18 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tramontane.data.objects import as_source, override_texts, rows_of
 from tramontane.evaluation import comparison
-from tramontane.evaluation.checkpoint import as_source, evaluate_checkpoint, sample_checkpoint
+from tramontane.evaluation.checkpoint import evaluate_checkpoint, sample_checkpoint
 from tramontane.evaluation.settings import settings_for
-from tramontane.run.task import override_texts, rows_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from tramontane.config import Config
+    from tramontane.data.objects import Rows, Settings
     from tramontane.evaluation import EvaluationResult
     from tramontane.evaluation.settings import SamplingOptions
-    from tramontane.run.task import Rows, Settings
     from tramontane.types import Prompt
 
 

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from socket import socket
 from typing import TYPE_CHECKING
 
 from tramontane import loopback
+from tramontane.data.objects import override_texts
 from tramontane.errors import InputError
-from tramontane.evaluation.checkpoint import encoder_of
-from tramontane.evaluation.placed import generators_of, note, without_trainer
+from tramontane.evaluation.checkpoint import encoder_of, generators_of, note, without_trainer
 from tramontane.evaluation.settings import Settings, settings_for
-from tramontane.run.task import override_texts
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from tramontane.config import Config
-    from tramontane.environments.endpoint import Served
+    from tramontane.data.objects import Settings as Overrides
     from tramontane.evaluation.settings import SamplingOptions
     from tramontane.placement.place import Placement
-    from tramontane.run.task import Settings as Overrides
 
 
 def serve(
@@ -73,65 +69,31 @@ def serve(
     settings = replace(settings, config=sized)
     vocab = int(shape.get_text_config().vocab_size)
     with (
-        loopback.listening(port, host) as listening,
+        loopback.listening(port, host) as address,
         torch_threads(1),  # each generator has its own thread
         closing(place(sized, note)) as placement,
     ):
-        asyncio.run(_serve(settings, placement, (max_len, vocab), listening, on_address))
+        asyncio.run(_serve(settings, placement, (max_len, vocab), address, on_address))
 
 
 async def _serve(
     settings: Settings,
     placement: Placement,
     sizes: tuple[int, int],
-    listening: socket,
+    address: loopback.Address,
     on_address: Callable[[str], None] | None,
 ) -> None:
-    from tramontane.controller.serving import PoolSampler
-    from tramontane.environments.endpoint import Served
+    from tramontane.controller.sampling import EndpointSampler
+    from tramontane.environments.endpoint import Served, answering
 
     config, encoder = settings.config, encoder_of(settings.config)
-    generators = generators_of(config, encoder, placement, longest_prompt=1)
-    try:
+    with closing(generators_of(config, encoder, placement, longest_prompt=1)) as generators:
         await generators.started()
-        sampler = PoolSampler(generators, *sizes)
+        sampler = EndpointSampler(generators, *sizes)
         served = Served(config.model, config, encoder, settings.sampling.params, sampler)
-        address = Address(listening)
         async with answering(served, address, ends_by_signal=True) as serving:
             if on_address:
                 on_address(address.url)
             await asyncio.wait({serving, sampler.failed}, return_when=asyncio.FIRST_COMPLETED)
         if sampler.failed.done():
             sampler.failed.result()
-    finally:
-        generators.close()
-
-
-class Address:
-    """Where an endpoint answers: a socket, and the key in its paths."""
-
-    def __init__(self, listening: socket) -> None:
-        self.listening, self.key = listening, secrets.token_urlsafe(loopback.TOKEN_BYTES)
-
-    @property
-    def url(self) -> str:
-        """`http://HOST:PORT/KEY`."""
-        host, port = self.listening.getsockname()[:2]
-        return f"http://{host}:{port}/{self.key}"
-
-
-@asynccontextmanager
-async def answering(
-    served: Served, address: Address, *, ends_by_signal: bool
-) -> AsyncIterator[asyncio.Task[None]]:
-    """Context manager: an endpoint answers in this event loop, as the task that is returned."""
-    from tramontane.environments.endpoint import Endpoint, key_is, make_app
-
-    app = make_app(key_is(address.key, Endpoint(served)))
-    server = loopback.server(app, ends_by_signal=ends_by_signal)
-    serving = asyncio.create_task(server.serve(sockets=[address.listening]), name="endpoint")
-    try:
-        yield serving
-    finally:
-        server.should_exit = True
-        await serving

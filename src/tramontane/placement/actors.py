@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any, NamedTuple
 
 import ray
@@ -30,6 +31,7 @@ from ray.util.scheduling_strategies import (
 from tramontane.config import Config, Resources
 from tramontane.errors import InputError
 from tramontane.models.host import HostMemory
+from tramontane.models.loading import local_folder
 from tramontane.models.weights import Bucket, Part, Weights, on_host
 from tramontane.placement.actor import Actor
 from tramontane.placement.files import Folder, collect, folders_in, send
@@ -48,6 +50,7 @@ from tramontane.placement.ranks import (
     collective_backend,
     joint_result,
 )
+from tramontane.placement.seats import on_gpu, seats
 
 logger = logging.getLogger("tramontane")
 
@@ -167,7 +170,7 @@ class ActorHandle:
 
     def locate(self) -> Future[str]:
         """The node that the actor runs on, once a node has room for it."""
-        return self._mailbox.submit(self._locate)
+        return self._mailbox.submit(lambda: self._locate()[0])
 
     def lost(self) -> WorkerLost | None:
         """The loss of the process, if it is dead or gives no sign of life."""
@@ -197,27 +200,25 @@ class ActorHandle:
             _kill(process, patience=0 if self._silent else EXIT_SECONDS)
         elif self._silent:
             there = NodeAffinitySchedulingStrategy(node, soft=False)
-            task: Any = ray.remote(_kill)
-            task.options(num_cpus=0, scheduling_strategy=there).remote(process)
+            _remote(_kill).options(num_cpus=0, scheduling_strategy=there).remote(process)
 
     def free_address(self) -> str:
         """An address on this actor's machine at which ranks can meet."""
         return str(self._mailbox.submit(ray.get, self._actor.free_address.remote()).result())
 
-    def _locate(self) -> str:
+    def _locate(self) -> tuple[str, int]:
         began = time.monotonic()
         try:
             # Wait until a machine has room for the process, and its imports are done.
-            self._place = ray.get(self._actor.beat.remote())
-            self._process = f"process {self._place[1]}"
+            self._place = place = ray.get(self._actor.beat.remote())
         except RayActorError as error:
             raise self._died("its start", began, error) from None
-        return self._place[0]
+        self._process = f"process {place[1]}"
+        return place
 
     def _start(self, make: Callable[[], Any], membership: Membership | None) -> None:
-        self._locate()
-        assert self._place is not None
-        self._note(self.name, process=self._place[1])
+        _, process = self._locate()
+        self._note(self.name, process=process)
         self._send(make)
         self._call("its start", self._actor.make, make, membership)
 
@@ -297,15 +298,14 @@ class ActorRanks:
         return self._mailbox.submit(self._broadcast, method, args)
 
     def release(self, folder: Folder) -> Future[None]:
-        return self._mailbox.submit(self._release, folder)
+        return self._mailbox.submit(
+            lambda: self._result([rank.release(folder) for rank in self._ranks])
+        )
 
     def close(self) -> None:
         self._mailbox.shutdown(wait=False, cancel_futures=True)
         for rank in self._ranks:
             rank.close()
-
-    def _release(self, folder: Folder) -> None:
-        self._result([rank.release(folder) for rank in self._ranks])
 
     def _broadcast(self, method: str, args: tuple[Any, ...]) -> Any:
         # Serialised once, and shared by the ranks through Ray.
@@ -348,11 +348,11 @@ class Cluster:
         InputError: no cluster at `placement.address`, or too few CPUs or GPUs in it.
     """
 
-    replaces_trainer = True
+    replaces_trainer, generators_first = True, False  # each process sees only its own GPUs
     _trainer_group: PlacementGroup | None = None
 
     def __init__(self, config: Config, note: Callable[..., None]) -> None:
-        self._config, self._note = config, note
+        self._config, self._note, self.seats = config, note, seats(config, None)
         cpus, gpus = self._needs()
         # A cluster that the caller started, e.g. in a notebook, is used and left running.
         self._ours = not ray.is_initialized()
@@ -387,7 +387,7 @@ class Cluster:
         # After the loss of a machine, Ray would cancel the group's actors while it places it again.
         if self._trainer_group is not None:
             remove_placement_group(self._trainer_group)
-        resources = _resources(config.placement.trainer, config.trainer.device)
+        resources = self._resources("trainer")
         bundle = {"CPU": resources["num_cpus"], "GPU": resources["num_gpus"]}
         bundle = {kind: count for kind, count in bundle.items() if count}
         self._trainer_group = placement_group([bundle] * config.trainer.ranks, strategy="PACK")
@@ -398,38 +398,34 @@ class Cluster:
                 f"machines are full with `ray status`"
             )
 
+    def model(self, name: str) -> str | Folder:
+        # A name that is not in this machine's cache is downloaded by each machine.
+        folder = local_folder(name)
+        return name if folder is None else Folder.of(folder, "model")
+
     def generator(self, number: int, make: Callable[[], Any]) -> GeneratorHandle:
-        config = self._config
-        resources = _resources(config.placement.generator, config.generator.device)
-        return self._actor(f"generator {number}", resources).start(make)
+        return self._actor(f"generator {number}", self._resources("generator")).start(make)
 
     def judge(self, name: str, make: Callable[[], Any]) -> Handle:
-        resources = _resources(self._config.placement.verifier, "cpu")
-        return self._actor(name, resources).start(make)
+        return self._actor(name, self._resources("verifier")).start(make)
 
     def trainer(self, make: Callable[[], Any]) -> Handle:
-        config = self._config
-        resources = _resources(config.placement.trainer, config.trainer.device)
+        config, resources = self._config, self._resources("trainer")
         if config.trainer.ranks == 1:
             return self._actor(TRAINER, resources).start(make)
         if self._trainer_group is None:
             self.reserve()
         assert self._trainer_group is not None
-        ranks = []
-        for n in range(config.trainer.ranks):
-            strategy = PlacementGroupSchedulingStrategy(
-                self._trainer_group, placement_group_bundle_index=n
-            )
-            options = {**resources, "scheduling_strategy": strategy}
-            ranks.append(self._actor(f"trainer rank {n}", options))
+        in_group = partial(PlacementGroupSchedulingStrategy, self._trainer_group)
+        ranks = [
+            self._actor(f"trainer rank {n}", resources | {"scheduling_strategy": in_group(n)})
+            for n in range(config.trainer.ranks)
+        ]
         backend = collective_backend(config.trainer.device)
         return ActorRanks(TRAINER, make, ranks, backend, config.timeouts.training)
 
     def teacher(self, name: str, make: Callable[[], Any]) -> Handle:
-        config = self._config.teacher
-        assert config is not None
-        resources = _resources(self._config.placement.teacher, config.device)
-        return self._actor(name, resources).start(make)
+        return self._actor(name, self._resources("teacher")).start(make)
 
     def weights(self) -> Weights:
         config = self._config
@@ -444,26 +440,28 @@ class Cluster:
 
     def _actor(self, name: str, options: dict[str, Any]) -> ActorHandle:
         if self._config.placement.weights == "nixl":
-            options = options | {"enable_tensor_transport": True}
+            options["enable_tensor_transport"] = True
         return ActorHandle(name, options, self._config.timeouts.heartbeat, self._note)
 
     def _needs(self) -> tuple[float, float]:
-        config, place = self._config, self._config.placement
-        workers = [
-            (config.generator.workers, place.generator, config.generator.device),
-            (config.verifier.workers, place.verifier, "cpu"),
-            (config.conversation.workers * config.converses, place.verifier, "cpu"),
-            (config.trainer.ranks, place.trainer, config.trainer.device),
-        ]
-        if teacher := config.teacher:
-            workers.append((teacher.number, place.teacher, teacher.device))
-        each = [(n, _resources(resources, device)) for n, resources, device in workers]
+        """CPUs and GPUs of all workers."""
+        config = self._config
+        workers = {
+            "generator": config.generator.workers,
+            "verifier": config.verifier.workers + config.conversation.workers * config.converses,
+            "trainer": config.trainer.ranks,
+        }
+        if config.teacher:
+            workers["teacher"] = config.teacher.number
+        each = [(n, self._resources(kind)) for kind, n in workers.items()]
         return sum(n * r["num_cpus"] for n, r in each), sum(n * r["num_gpus"] for n, r in each)
 
-
-def _resources(resources: Resources, device: str) -> dict[str, float]:
-    gpus = float(device.startswith("cuda")) if resources.gpus is None else resources.gpus
-    return {"num_cpus": resources.cpus, "num_gpus": gpus}
+    def _resources(self, kind: str) -> dict[str, float]:
+        """What Ray gives each worker of a kind."""
+        resources: Resources = getattr(self._config.placement, kind)
+        device = getattr(getattr(self._config, kind), "device", "cpu")
+        gpus = float(on_gpu(device)) if resources.gpus is None else resources.gpus
+        return {"num_cpus": resources.cpus, "num_gpus": gpus}
 
 
 def _kill(process: int, patience: float = 0.0) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from tramontane.config import HELD_OUT, Config, Until
 from tramontane.config.device import dtype_warnings, idle_gpus, number_types
@@ -25,7 +26,7 @@ from tramontane.models.shape import load_shape
 from tramontane.placement.seats import rank_device, seats
 from tramontane.planning.fit import RunMemory, generator_limits, run_memory
 from tramontane.planning.memory import Lengths, cache_size
-from tramontane.run import cold_start, teachers
+from tramontane.run import cold_start
 from tramontane.run.input import EvaluationSet, RunInput, read_input
 from tramontane.run.trajectories import Trajectories, load_trajectories
 from tramontane.trainer import forwards, lora
@@ -119,7 +120,7 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
     config, rates = _with_rates(config.model_copy(update={"verifier": verifier}))
     if config.cold_start:
         cold_start.check(config, encoder)
-    teachers.check(config, tokenizer)
+    _check_teachers(config, tokenizer)
     stages, problems = config.by_stage(), given.problems
     lengths = [stage.pipeline.l_max for stage in stages]
     lengths += [s.sampling.max_tokens for s in given.sets.values()]
@@ -208,6 +209,23 @@ def _check_machine(config: Config) -> None:
     forwards.compilation(config.trainer)
     if config.trainer.lora:
         lora.check(config.trainer.lora, load_shape(config.model).linear_layers)
+
+
+def _check_teachers(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Reject teachers that do not read the policy's tokens, whose tokenizer is given."""
+    own = tokenizer.get_vocab()
+    for model in config.teacher.models if config.teacher else ():
+        try:
+            theirs = loading.load_tokenizer(model).get_vocab()
+        except InputError as error:
+            raise InputError(f"teacher: {error}") from None
+        if theirs != own:
+            different = len(own.items() ^ theirs.items())
+            raise InputError(
+                f"teacher {model!r}: its tokenizer has {len(theirs):,} tokens, and that of "
+                f"{config.model!r} {len(own):,}; {different:,} of them are not the same in both. A "
+                f"teacher scores the policy's own tokens: name one of the same family"
+            )
 
 
 def _first_prompts(problems: Curriculum, encoder: PromptEncoder, count: int) -> list[list[int]]:
@@ -371,7 +389,7 @@ def devices_line(config: Config) -> str:
     if config.teacher:
         devices["teacher"] = (config.teacher.device,)
     lines = [f"{name} on {', '.join(dict.fromkeys(on))}" for name, on in devices.items() if on]
-    used = (*found.of_generators(config.generator.devices), *chain(*devices.values()))
+    used = (*found.of_generators, *chain(*devices.values()))
     on_ray = config.placement.kind == "ray"
     return "; ".join(filter(None, [*lines, "" if on_ray else idle_gpus(*used)]))
 
