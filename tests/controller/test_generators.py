@@ -83,8 +83,7 @@ def test_a_pool_spreads_groups_and_speaks_for_all_its_generators():
         for member in pool:
             while member.requests:
                 await member.poll()
-        assert (pool.in_flight, pool.generated_tokens) == (0, 12 * 4)
-        assert pool.busy_seconds == pytest.approx(sum(m.busy_seconds for m in pool) / 3)
+        assert (pool.in_flight, sum(m.generated_tokens for m in pool)) == (0, 12 * 4)
         config = small_config(
             "unused",
             pipeline={"n_async": 23, "group_size": 4, "n_batch": 8, "l_max": 80},

@@ -118,20 +118,6 @@ class GeneratorPool:
         """Length of a slot, in tokens."""
         return self._size[1]
 
-    @property
-    def generated_tokens(self) -> int:
-        return sum(m.generated_tokens for m in self._members)
-
-    @property
-    def busy_seconds(self) -> float:
-        """Mean over the generators."""
-        return sum(m.busy_seconds for m in self._members) / max(1, len(self._members))
-
-    @property
-    def seconds_without_work(self) -> float:
-        """Mean over the generators."""
-        return sum(m.seconds_without_work for m in self._members) / max(1, len(self._members))
-
     async def started(self) -> None:
         """Wait until all generators can be called; raises `WorkerLost` if one cannot be started."""
         await asyncio.gather(*(m.started() for m in self._members))

@@ -326,5 +326,4 @@ class Pipeline:
         self._notify()
 
     def _notify(self) -> None:
-        """End the waits that a change of state ends."""
         self.waits.notify()

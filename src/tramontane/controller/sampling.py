@@ -52,15 +52,15 @@ class Sampler:
         self,
         problem: Problem,
         requests: Sequence[Request],
-        conversations: Conversations | None = None,
+        conversations: Conversations,
     ) -> list[Completion]:
-        """The completions of a problem's requests, in order; `conversations` begin and answer them,
-        if it has environments.
+        """The completions of a problem's requests, in order; their environments, if any, begin and
+        answer them.
 
         Raises:
             WorkerLost: a generator, or a process of environments, cannot be replaced.
         """
-        if conversations is None:
+        if not conversations.converses:
             return await asyncio.gather(*self.submit(requests))
         seed = requests[0].seed  # environments of one problem begin alike
         begun = (replace(r, prompt_ids=[], seed=seed + r.index) for r in requests)

@@ -219,12 +219,7 @@ class VerifierActors:
         self.close()
 
     def _submit(self, method: str, *arguments: Any) -> Future[Any]:
-        """Have the first free actor make a call.
-
-        Raises:
-            RuntimeError: the pool is closed.
-            Exception: the error with which the replacement of a verifier failed.
-        """
+        """Have the first free actor make a call; raises the error of a failed replacement."""
         if self._closing:
             raise RuntimeError("the verifiers are closed")
         if self._error:

@@ -210,15 +210,8 @@ def _evaluate(
     record: Journal | None,
     on_progress: Callable[[int, int], None] | None,
 ) -> EvaluationResult:
-    """Start the generators and verifiers of the config's placement, evaluate, and end them.
-
-    A lost worker is replaced, as in training.
-
-    Raises:
-        InputError: a user-defined function fails, or no cluster, or one that is too small.
-        WorkerLost: a worker cannot be replaced.
-        WaitTimeout: a wait exceeded its timeout.
-    """
+    """Start the config's generators and verifiers, evaluate, and end them. A lost worker is
+    replaced, as in training."""
     from tramontane.controller.verifiers import Grading, start_verifiers
     from tramontane.environments.loading import check as check_environments
     from tramontane.interrupt import Interrupt
@@ -245,7 +238,7 @@ def _evaluate(
 
 
 def _sample(config: Config, work: Work) -> list[Completion]:
-    """All completions, in order, without verdicts; for errors see `_evaluate`."""
+    """All completions, in order, without verdicts."""
     from tramontane.interrupt import Interrupt
 
     config = _sized(config, work)
@@ -265,10 +258,8 @@ def _sample(config: Config, work: Work) -> list[Completion]:
 
 
 @contextmanager
-def _workers(
-    config: Config, encoder: PromptEncoder
-) -> Iterator[tuple[Placement, Conversations | None]]:
-    """The config's placement, and its conversations if it has any."""
+def _workers(config: Config, encoder: PromptEncoder) -> Iterator[tuple[Placement, Conversations]]:
+    """The config's placement, and its conversations."""
     import torch
 
     from tramontane.controller.conversations import start_conversations
@@ -280,12 +271,12 @@ def _workers(
         closing(place(config, note)) as placement,
         start_conversations(config, encoder, placement, replaced) as conversations,
     ):
-        yield placement, conversations if config.converses else None
+        yield placement, conversations
 
 
 @asynccontextmanager
 async def _completing(
-    config: Config, work: Work, placement: Placement, conversations: Conversations | None
+    config: Config, work: Work, placement: Placement, conversations: Conversations
 ) -> AsyncIterator[Complete]:
     """Generators with room for the longest prompt; yields what completes requests with them."""
     from tramontane.controller.sampling import Sampler
@@ -293,9 +284,7 @@ async def _completing(
     def encode(problem: Problem) -> list[int]:
         return work.encoder.at(problem.effort).encode(problem.prompt, problem.where)
 
-    longest = work.longest_prompt
-    if conversations is not None:
-        longest = await conversations.fit(work.problems, encode, longest)
+    longest = await conversations.fit(work.problems, encode, work.longest_prompt)
     with closing(generators_of(config, work.encoder, placement, longest)) as generators:
         await generators.started()
         async with aclosing(Sampler(generators)) as sampler:

@@ -109,10 +109,9 @@ async def _measure(
     title = f"evaluation {when}" if name == HELD_OUT else f"evaluation {when}, {name}"
     progress = partial(session.screen.phase, title)
     grading = Grading(judges.verifiers, config.timeouts, config.conversation.reward)
-    conversations = judges.conversations if config.converses else None
 
     async def complete(problem: Problem, requests: list[Request]) -> list[Completion]:
-        completions = await sampler.complete(problem, requests, conversations)
+        completions = await sampler.complete(problem, requests, judges.conversations)
         sequences = [sequence for c in completions for sequence in c.sequences]
         sampled = {v for sequence in sequences for v in sequence.versions} - {INSERTED}
         if sampled - {version}:

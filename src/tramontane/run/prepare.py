@@ -17,11 +17,11 @@ from tramontane.data.stream import ProblemStream
 from tramontane.environments.loading import described
 from tramontane.errors import InputError
 from tramontane.evaluation.calibration import calibrate, calibration_warnings
+from tramontane.evaluation.checkpoint import encoder_of
 from tramontane.generator.lanes import CacheSize
 from tramontane.generator.vllm import environment
 from tramontane.models import loading
 from tramontane.models.memory import kv_bytes_per_token
-from tramontane.models.names import with_tokenizer
 from tramontane.models.shape import load_shape
 from tramontane.placement.seats import rank_device, seats
 from tramontane.planning.fit import RunMemory, generator_limits, run_memory
@@ -112,15 +112,12 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
     """
     given = given or read_input(config)
     _check_machine(config)
-    tokenizer = loading.load_tokenizer(with_tokenizer(config.model, config.tokenizer))
-    encoder = PromptEncoder(
-        tokenizer, config.data, config.verifier.thinking_tags, config.data.effort
-    )
+    encoder = encoder_of(config)
     verifier = config.verifier.model_copy(update={"thinking_tags": encoder.tags})
     config, rates = _with_rates(config.model_copy(update={"verifier": verifier}))
     if config.cold_start:
         cold_start.check(config, encoder)
-    _check_teachers(config, tokenizer)
+    _check_teachers(config, encoder.tokenizer)
     stages, problems = config.by_stage(), given.problems
     lengths = [stage.pipeline.l_max for stage in stages]
     lengths += [s.sampling.max_tokens for s in given.sets.values()]
@@ -157,7 +154,6 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
 
 
 def _limit_generators(prepared: Prepared) -> None:
-    """Fill in the keys that limit the generators' memory on a GPU."""
     shape = load_shape(prepared.config.model)
     lengths = [prepared.lengths(stage) for stage in prepared.stages]
     if limits := generator_limits(prepared.stages, shape, lengths):
@@ -229,7 +225,6 @@ def _check_teachers(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _first_prompts(problems: Curriculum, encoder: PromptEncoder, count: int) -> list[list[int]]:
-    """Prompts of the first problems, as token ids."""
     found = (p for s in problems.streams for p in (s.problems or _peek(s, count))[:count])
     encoder = next(iter(encoder.levels.values()), encoder)
     return encoder.encode_all([problem.prompt for problem in islice(found, count)])
@@ -299,7 +294,6 @@ def check_devices(prepared: Prepared) -> None:
 
 
 def _memory(prepared: Prepared, gpu: str | None = None, tolerance: float = 0.0) -> RunMemory:
-    """The memory of a prepared run; see `run_memory`."""
     shape = load_shape(prepared.config.model)
     lengths = [prepared.lengths(stage) for stage in prepared.stages]
     return run_memory(prepared.stages, shape, lengths, gpu, tolerance)
@@ -395,7 +389,6 @@ def devices_line(config: Config) -> str:
 
 
 def _number_types_line(config: Config) -> str:
-    """`number_types` on one line."""
     found = number_types(config)
     if len(set(found.values())) == 1:
         return found["trainer"]

@@ -270,7 +270,6 @@ class Recorder:
         return self._metrics(update)
 
     def _metrics(self, update: Update) -> dict[str, Any]:
-        """The update's line in `metrics.jsonl`."""
         batch, filtered = update.batch, update.filtered
         graded = [group for group in batch.groups if group.sampled]
         graded += [group for group, _ in filtered]
@@ -452,14 +451,16 @@ class Throughput:
         }
 
     def _count(self, training: float) -> dict[str, float]:
-        """Totals so far: tokens and verdicts, and seconds; `training` are the trainer's."""
-        verifiers = self.verifiers.stats()
+        """Totals so far: tokens and verdicts, and seconds, those of generators on average;
+        `training` are the trainer's."""
+        verifiers, generators = self.verifiers.stats(), [*self.generators]
+        number = max(1, len(generators))
         return {
-            "generated": self.generators.generated_tokens,
-            "prefilled": sum(g.prefilled_tokens for g in self.generators),
-            "parked": sum(g.parked_tokens for g in self.generators),
-            "generating": self.generators.busy_seconds,
-            "without_work": self.generators.seconds_without_work,
+            "generated": sum(g.generated_tokens for g in generators),
+            "prefilled": sum(g.prefilled_tokens for g in generators),
+            "parked": sum(g.parked_tokens for g in generators),
+            "generating": sum(g.busy_seconds for g in generators) / number,
+            "without_work": sum(g.seconds_without_work for g in generators) / number,
             "training": training,
             "verdicts": verifiers.verdicts,
             "verifying": verifiers.busy_seconds,

@@ -268,13 +268,12 @@ async def _run(
             for warning in evaluation_warnings(measured["before"][HELD_OUT]):
                 session.announce(warning)
         await generators.resize(ledger.stages.config)
-        conversations = judges.conversations if config.converses else None
         workers = Workers(
             generators,
             judges.verifiers,
             trainer,
             placement.weights,
-            conversations,
+            judges.conversations,
             teachers.score if teachers else None,
             targets_of(config, prepared.encoder),
         )
@@ -336,8 +335,6 @@ def _interruption(prepared: Prepared) -> Interruption | None:
 
 async def _longest_prompt(prepared: Prepared, judges: Judges) -> int:
     """Upper bound of all prompts, in tokens, those that environments begin with included."""
-    if not prepared.config.converses:
-        return prepared.max_prompt
     problems, encode = prepared.sample, prepared.prompts.encode
     return await judges.conversations.fit(problems, encode, prepared.max_prompt)
 

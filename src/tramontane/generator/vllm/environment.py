@@ -171,7 +171,6 @@ def _set_up(folder: Path, say: Callable[[str], None], base: str) -> Environment:
 
 
 def _versions(python: Path) -> dict[str, str]:
-    """Versions of the packages that matter, by name."""
     try:
         answer = subprocess.run(
             [python, "-I", "-c", _EXAMINE, *UNUSED],
@@ -205,7 +204,6 @@ def _has_cuda() -> bool:
 
 
 def _run(command: list[str], say: Callable[[str], None], check: bool = True) -> bool:
-    """Run a command; True if it succeeded."""
     say(" ".join(command))
     done = subprocess.run(command, stdin=subprocess.DEVNULL)
     if check and done.returncode:
