@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from array import array
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -80,7 +79,7 @@ def made_here(name: str, model_name: str) -> Handle:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_each_group_is_scored_by_the_teacher_of_its_domain(tmp_path: Path, workers: int) -> None:
     scored = batch()
-    with closing(Teachers(made_here, config(tmp_path, "thread", workers), pytest.fail)) as teachers:
+    with Teachers(made_here, config(tmp_path, "thread", workers), pytest.fail) as teachers:
         made = scored.train_batch()
         asyncio.run(teachers.score(scored, made))
     want = expected(scored)
@@ -98,7 +97,7 @@ def test_the_added_term_asks_about_sampled_groups_alone(tmp_path: Path) -> None:
     asked = []
     for each in (settings, settings.model_copy(update={"trainer": trainer})):
         made = found.train_batch()
-        with closing(Teachers(made_here, each, pytest.fail)) as teachers:
+        with Teachers(made_here, each, pytest.fail) as teachers:
             asyncio.run(teachers.score(found, made))
         asked.append([s.teacher is not None for s in made.sequences])
     assert asked == [[True] * 12, [True, True, False, False] * 3]
@@ -135,7 +134,7 @@ def test_a_teacher_that_is_killed_is_replaced_and_asked_again(tmp_path: Path) ->
 
     threading.Thread(target=kill, daemon=True).start()
     scored = batch()
-    with closing(Teachers(make, settings, lost.append)) as teachers:
+    with Teachers(make, settings, lost.append) as teachers:
         made = scored.train_batch()
         asyncio.run(teachers.score(scored, made))
     assert [error.worker for error in lost] == ["teacher 1"]

@@ -83,6 +83,9 @@ class Teachers:
         for sequence, found in zip(share, scores, strict=True):
             sequence.teacher = found
 
-    def close(self) -> None:
+    def __enter__(self) -> Teachers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for handle in self._handles.values():
             handle.close()

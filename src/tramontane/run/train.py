@@ -256,7 +256,7 @@ async def _run(
             await generators.started()
         teachers = _teachers(prepared.stages[-1], placement, session.replaced)
         if teachers:
-            ending.callback(teachers.close)
+            ending.enter_context(teachers)
         trainer = placement.trainer(make)
         ending.callback(trainer.close)
         await generators.started()
