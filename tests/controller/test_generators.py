@@ -389,7 +389,7 @@ async def finish_after_a_kill(
 @pytest.mark.slow
 def test_requests_of_a_killed_generator_continue_as_if_it_had_lived(ray_cluster, tmp_path):
     """They end under the newest weights (equal here), from the known tokens on."""
-    from tramontane.placement.actors import StoredWeights
+    from tramontane.placement.stored import StoredWeights
 
     config = small_config(tmp_path, placement={"kind": "ray", "lost_sequences": "continue"})
     load = partial(Generator.load, "tiny", config.generator, 4, 64)
