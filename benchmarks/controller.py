@@ -466,11 +466,12 @@ async def measure(args: argparse.Namespace, generators: int, folder: Path) -> di
         await until(args.warm_up, running)
         loop.passes.clear()
         graded.clear()
-        start = time.process_time(), Clock.simulated, pool.generated_tokens, ledger.trained_version
+        sampled = sum(generator.generated_tokens for generator in pool)
+        start = time.process_time(), Clock.simulated, sampled, ledger.trained_version
         wall = time.perf_counter()
         await until(args.seconds, running)
         cpu = time.process_time() - start[0] - (Clock.simulated - start[1])
-        generated = pool.generated_tokens - start[2]
+        generated = sum(generator.generated_tokens for generator in pool) - start[2]
         updates = ledger.trained_version - start[3]
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -145,9 +145,7 @@ async def measure(completions: int, tokens: int, folder: Path) -> dict[str, floa
     update = Update(
         1, batch, [], {"trained_tokens": 1, "computed_tokens": 1, "skipped_steps": 0}, 0.0, 0.0
     )
-    state = SimpleNamespace(
-        version=1, stopping=False, snapshot=ledger.snapshot, problem_records=lambda: []
-    )
+    pipeline = SimpleNamespace(version=1, ledger=ledger)
     found: dict[str, float] = {}
 
     async def timed(name: str, work: Callable[[], Awaitable[Any]]) -> None:
@@ -157,10 +155,10 @@ async def measure(completions: int, tokens: int, folder: Path) -> dict[str, floa
             found[f"{name}_s"] = time.perf_counter() - began
         found[f"{name}_stall_ms"] = 1e3 * ticker.longest
 
-    await timed("record", lambda: recorder.trained(update, state))  # type: ignore[arg-type]
+    await timed("record", lambda: recorder.trained(update, pipeline))  # type: ignore[arg-type]
 
     async def checkpoint() -> None:
-        await recorder.checkpoint(state)  # type: ignore[arg-type]
+        await recorder.checkpoint(pipeline)  # type: ignore[arg-type]
         if hasattr(recorder, "committed"):  # older versions commit within `checkpoint`
             await recorder.committed()
 

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from tramontane.audit.audit import audit
     from tramontane.curation.pipeline import curate
     from tramontane.doctor import doctor
-    from tramontane.evaluation.measure import compare, evaluate, generate
+    from tramontane.evaluation.measure import compare, evaluate, generate, serve
     from tramontane.evaluation.score import score
-    from tramontane.evaluation.serving import serve
     from tramontane.generator.vllm.environment import set_up as vllm
     from tramontane.models.fetch import fetch
     from tramontane.planning.plan import plan
@@ -39,7 +38,7 @@ _FUNCTIONS = {
     "generate": "evaluation.measure:generate",
     "plan": "planning.plan:plan",
     "score": "evaluation.score:score",
-    "serve": "evaluation.serving:serve",
+    "serve": "evaluation.measure:serve",
     "sft": "start:sft",
     "study": "studies.runner:study",
     "train": "start:train",

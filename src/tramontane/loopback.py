@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 NEEDS = ("fastapi", "uvicorn")
 HOST = "127.0.0.1"
-TOKEN_BYTES = 32  # of the secret in an address
 SHUTDOWN_SECONDS = 3  # for answers under way when a server ends
 
 
@@ -30,9 +30,32 @@ def check_installed(what: str) -> None:
         raise InputError(f"{what} needs {' and '.join(missing)}; install: {install('view')}")
 
 
+class Address:
+    """Where a server answers: a socket, and the key in its paths."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        self.socket, self.key = listening, new_key()
+
+    @property
+    def base(self) -> str:
+        """`http://HOST:PORT`."""
+        host, port = self.socket.getsockname()[:2]
+        return f"http://{host}:{port}"
+
+    @property
+    def url(self) -> str:
+        """`http://HOST:PORT/KEY`."""
+        return f"{self.base}/{self.key}"
+
+
+def new_key() -> str:
+    """A secret for an address."""
+    return secrets.token_urlsafe(32)
+
+
 @contextmanager
-def listening(port: int, host: str = HOST) -> Iterator[socket.socket]:
-    """A socket on which requests wait for a server; port 0 is any free one.
+def listening(port: int, host: str = HOST) -> Iterator[Address]:
+    """An address on which requests wait for a server; port 0 is any free one.
 
     Raises:
         InputError: the port is taken, or the host is not this machine's.
@@ -45,7 +68,7 @@ def listening(port: int, host: str = HOST) -> Iterator[socket.socket]:
             place = f"port {port}" if host == HOST else f"{host}:{port}"
             raise InputError(f"{place}: {error.strerror}; choose another port") from None
         found.listen()
-        yield found
+        yield Address(found)
 
 
 def server(app: FastAPI, *, ends_by_signal: bool = True) -> uvicorn.Server:

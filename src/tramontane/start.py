@@ -6,20 +6,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from tramontane.data.objects import override_texts
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
-from tramontane.run.task import config_of, new_run, override_texts, settings_without_sources
+from tramontane.run.task import config_of, new_run, settings_without_sources
 
 # Mistakes in a run's input are reported before torch is imported, which takes seconds.
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from tramontane.config import Config
+    from tramontane.data.objects import Settings
     from tramontane.run.prepare import DryRunResult
     from tramontane.run.screen import Screen
     from tramontane.run.session import OnUpdate
     from tramontane.run.summary import TrainResult
-    from tramontane.run.task import Data, Function, Settings
+    from tramontane.run.task import Data, Function
     from tramontane.types import Reward
 
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from tramontane import InputError
-from tramontane.asking import Prompt, check_model
+from tramontane.asking import Prompt
 from tramontane.asking.checkpoint import Checkpoint
+from tramontane.asking.model import check_model
 from tramontane.config.asking import CheckpointModel, ModelConfig
 
 torch.set_num_threads(1)  # the model is small: a second thread costs more than it brings

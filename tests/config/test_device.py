@@ -12,7 +12,7 @@ import yaml
 from tests.paths import ROOT
 from tests.runs import small_config
 from tramontane import InputError
-from tramontane.asking import check_model
+from tramontane.asking.model import check_model
 from tramontane.config import GeneratorConfig, TrainerConfig, device
 from tramontane.config.asking import ModelConfig
 from tramontane.config.device import dtype_warnings, number_types

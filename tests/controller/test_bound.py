@@ -19,7 +19,7 @@ from tests.controller.driven import config, verdict
 from tramontane.batches import TrainBatch
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.ledger import Ledger
-from tramontane.controller.observer import PipelineState, Update
+from tramontane.controller.observer import Update
 from tramontane.controller.pipeline import Pipeline, Workers
 from tramontane.data.curriculum import Curriculum
 from tramontane.models.weights import LocalWeights, Weights
@@ -92,10 +92,10 @@ class Updates(list[Update]):
     def holds(self, update: int) -> bool:
         return False
 
-    async def trained(self, update: Update, state: PipelineState) -> None:
+    async def trained(self, update: Update, pipeline: Pipeline) -> None:
         self.append(update)
 
-    async def ended(self, state: PipelineState) -> None: ...
+    async def ended(self, pipeline: Pipeline) -> None: ...
 
     def graded(self, *_: Any) -> None: ...
 

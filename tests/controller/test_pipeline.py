@@ -16,7 +16,8 @@ from tests.runs import small_config
 from tramontane.batches import TrainBatch
 from tramontane.config import Config
 from tramontane.controller import pipeline as pipeline_module
-from tramontane.controller.observer import PipelineState, Update
+from tramontane.controller.observer import Update
+from tramontane.controller.pipeline import Pipeline
 from tramontane.controller.staleness import room
 from tramontane.controller.waits import Waits
 from tramontane.models.loading import load_tokenizer
@@ -180,11 +181,11 @@ def test_the_next_update_begins_before_the_last_one_is_recorded(
         return step(self, batch)
 
     class Patient(Recorder):
-        async def trained(self, update: Update, state: PipelineState) -> None:
+        async def trained(self, update: Update, pipeline: Pipeline) -> None:
             held = self.holds(update.number)
             if not held and update.number < self.updates:
                 assert await asyncio.to_thread(begins[update.number + 1].wait, 60)
-            await super().trained(update, state)
+            await super().trained(update, pipeline)
             if held:
                 assert begun[-1] == update.number
 

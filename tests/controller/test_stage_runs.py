@@ -13,7 +13,8 @@ from tests import forked
 from tests.controller.test_pipeline import WatchedPipeline, pending, rollouts, weights
 from tests.runs import small_config
 from tramontane.config import Config, PlaygroundConfig, VerifierConfig
-from tramontane.controller.observer import PipelineState, Update
+from tramontane.controller.observer import Update
+from tramontane.controller.pipeline import Pipeline
 from tramontane.data import playground
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
@@ -103,8 +104,8 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, update: int) -> None:
     """Have the next run end without warning once this update is recorded, its checkpoint taken."""
 
     class Crashing(Recorder):
-        async def trained(self, done: Update, state: PipelineState) -> None:
-            await super().trained(done, state)
+        async def trained(self, done: Update, pipeline: Pipeline) -> None:
+            await super().trained(done, pipeline)
             if done.number == update:
                 raise Crash
 

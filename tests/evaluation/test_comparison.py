@@ -13,8 +13,7 @@ from tramontane.data.catalog import CATALOG
 from tramontane.errors import InputError
 from tramontane.evaluation.comparison import compare as compare_plan
 from tramontane.evaluation.comparison import labels, markdown, suites
-from tramontane.evaluation.settings import settings_for
-from tramontane.evaluation.suites import SUITES
+from tramontane.evaluation.settings import SUITES, settings_for
 from tramontane.models.loading import load_model, load_tokenizer
 
 

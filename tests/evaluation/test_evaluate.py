@@ -11,11 +11,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from tramontane.config import GeneratorConfig, TimeoutsConfig, VerifierConfig
+from tramontane.controller.verifiers import Grading
 from tramontane.data.prompts import PromptEncoder
 from tramontane.data.tokenizer import train_tokenizer
 from tramontane.evaluation import EvaluationResult, mean_interval, summarize
 from tramontane.evaluation.evaluate import Evaluation, vote
-from tramontane.evaluation.placed import grade
 from tramontane.evaluation.settings import Sampling
 from tramontane.generator import Generator
 from tramontane.placement import WaitTimeout
@@ -56,12 +56,17 @@ def evaluated(
 ) -> EvaluationResult:
     """Evaluate with one generator; `args` are the journal and the progress."""
     encoder = PromptEncoder(generator.tokenizer)
-    evaluation = Evaluation(problems, sampling, pool, encoder, *args)
-    generator.submit(evaluation.requests())
-    while generator.pending():
-        evaluation.advance(generator.step())
+    evaluation = Evaluation(problems, sampling, encoder, *args)
     limits = TimeoutsConfig(verification=seconds / 2, start=seconds / 2)
-    asyncio.run(grade(evaluation, pool, limits))
+
+    async def complete(problem: Problem, requests: list[Request]) -> list[Completion]:
+        generator.submit(requests)
+        ended: list[Completion] = []
+        while generator.pending():
+            ended += generator.step()
+        return sorted(ended, key=lambda completion: completion.index)
+
+    asyncio.run(evaluation.run(complete, Grading(pool, limits)))
     return summarize(evaluation.rows)
 
 

@@ -102,7 +102,7 @@ def test_a_generator_has_what_the_trainer_has_bit_for_bit(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.slow
 def test_stored_weights_keep_names_and_shapes(ray_cluster: Any, dtype: torch.dtype) -> None:
-    from tramontane.placement.actors import StoredWeights
+    from tramontane.placement.stored import StoredWeights
 
     tall = torch.randn(7, 2)
     ranks: list[list[Bucket]] = [

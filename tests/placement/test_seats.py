@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tramontane.config import Config
+from tramontane.config import Config, TeacherConfig
+from tramontane.controller.generators import generator_maker
+from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
-from tramontane.evaluation.placed import generator_maker
+from tramontane.models.loading import load_tokenizer
 from tramontane.placement.seats import seats
+from tramontane.placement.thread import LocalPlacement
 
 
 def run_on(generator: str, trainer: str, workers: int = 1, ranks: int = 1, **more: Any) -> Config:
@@ -60,17 +62,17 @@ def test_every_rank_and_every_generator_has_a_gpu_of_its_own(
     shared: bool,
 ) -> None:
     found = seats(run_on(generator, trainer, workers, ranks), gpus)
-    assert found == (trainers, generators)
-    assert found.beside_trainer(1) == shared
+    assert found == (trainers, generators, 1)
+    assert found.beside_generator(trainers) == shared
 
 
 def test_a_vllm_generator_has_as_many_gpus_as_its_model_is_split_over() -> None:
     vllm = {"kind": "vllm", "vllm": {"tensor_parallel": 2}}
     found = seats(run_on("cuda", "cuda", 3, 2, **vllm), 8)
     assert found.generators == ("cuda:2", "cuda:4", "cuda:6")
-    assert not found.beside_trainer(2)
+    assert not found.beside_generator(found.ranks)
     one = seats(run_on("cuda:3", "cuda:4", **vllm), 8)
-    assert one.beside_trainer(2)
+    assert one.beside_generator(one.ranks)
     with pytest.raises(
         InputError, match=r"2 GPUs each .* from cuda:0 on, and torch sees 7\. Set it to 3"
     ):
@@ -95,7 +97,7 @@ def test_on_ray_each_process_sees_its_own_gpus_alone() -> None:
     config = run_on("cuda", "cuda", 5, 3)
     placement = config.placement.model_copy(update={"kind": "ray"})
     found = seats(config.model_copy(update={"placement": placement}), 1)
-    assert found == (("cuda",) * 3, ("cuda",) * 5)
+    assert found == (("cuda",) * 3, ("cuda",) * 5, 1)
 
 
 @given(st.integers(1, 4), st.integers(1, 8), st.integers(0, 3), st.integers(1, 16))
@@ -111,16 +113,37 @@ def test_no_gpu_is_shared_while_there_are_enough(
     assert len(set(found.generators)) == workers
     assert len(set(found.ranks)) == ranks
     if first + ranks + workers <= gpus:
-        assert not found.beside_trainer(1)
+        assert not found.beside_generator(found.ranks)
 
 
 def test_each_generator_is_loaded_onto_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     started: list[tuple[int, partial[Any]]] = []
-    placement: Any = SimpleNamespace(generator=lambda number, make: started.append((number, make)))
-    encoder: Any = SimpleNamespace(response=None)
-    make = generator_maker(run_on("cuda", "cuda", 6, 2), "tiny", encoder, placement)
+    config, encoder = run_on("cuda", "cuda", 6, 2), PromptEncoder(load_tokenizer("tiny"))
+    placement = LocalPlacement(config, print)
+    monkeypatch.setattr(placement, "generator", lambda *given: started.append(given))
+    make = generator_maker(config, "tiny", encoder, placement)
     for number in (0, 5, 3, 5):  # the last replaces a lost one
         make(number, 4, 64)
     devices = [(number, load.args[1].device) for number, load in started]
     assert devices == [(0, "cuda:2"), (5, "cuda:7"), (3, "cuda:5"), (5, "cuda:7")]
+
+
+@pytest.mark.parametrize(
+    ("generator", "trainer", "teacher", "first"),
+    [
+        ("cuda:0", "cuda", None, True),
+        ("cuda:1", "cuda", None, False),
+        ("cuda:1", "cuda", "cuda:1", True),
+        ("cuda:0", "cpu", "cuda", True),
+        ("cpu", "cpu", "cpu", False),
+    ],
+)
+def test_a_generator_that_shares_its_gpu_starts_first(
+    monkeypatch: pytest.MonkeyPatch, generator: str, trainer: str, teacher: str | None, first: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    config = run_on(generator, trainer)
+    if teacher:
+        config = config.model_copy(update={"teacher": TeacherConfig(model="tiny", device=teacher)})
+    assert LocalPlacement(config, print).generators_first == first

@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import tramontane
 from tests.controller.test_pipeline import rollouts, weights
 from tests.paths import DATA, ROOT
+from tests.run.test_distillation import DISTILL
 from tests.runs import small_config
 from tests.view.reports import answers_of
 from tramontane.config import TrainerConfig, load_config
@@ -53,8 +54,9 @@ def test_two_ranks_train_what_one_does(tmp_path: Path) -> None:
     assert a["completion_tokens"] == b["completion_tokens"]
 
 
-def test_a_trainer_starts_on_a_generators_gpu_after_its_measurement(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("worker", "more"), [("trainer", {}), ("teacher", DISTILL)])
+def test_others_start_on_a_generators_gpu_after_its_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: str, more: dict[str, Any]
 ) -> None:
     """While a trainer loads, a generator would take the trainer's memory for its own."""
     generators: list[bool] = []
@@ -65,14 +67,14 @@ def test_a_trainer_starts_on_a_generators_gpu_after_its_measurement(
         handle.started.add_done_callback(lambda future: generators.append(True))
         return handle
 
-    def trainer(placement: LocalPlacement, make: Any) -> Any:
+    def other(placement: LocalPlacement, *args: Any) -> Any:
         raise InputError(f"{len(generators)} generators have started")
 
     monkeypatch.setattr(LocalPlacement, "generator", generator)
-    monkeypatch.setattr(LocalPlacement, "trainer", trainer)
-    monkeypatch.setattr(Seats, "beside_trainer", lambda seats, each: True)
+    monkeypatch.setattr(LocalPlacement, worker, other)
+    monkeypatch.setattr(Seats, "beside_generator", lambda seats, devices: True)
     with pytest.raises(InputError, match="2 generators have started"):
-        train(small_config(tmp_path, generator={"workers": 2}), QuietScreen())
+        train(small_config(tmp_path, generator={"workers": 2}, **more), QuietScreen())
 
 
 def test_a_trainer_that_cannot_start_ends_the_run_before_anything_is_measured(

@@ -13,9 +13,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from tramontane.config.asking import ModelConfig
 from tramontane.types import PAPER_TAGS, ThinkingTags
 
 
@@ -54,34 +53,6 @@ class Model(Protocol):
         Raises:
             InputError: the model cannot answer any prompt until the user corrects something.
         """
-
-
-def check_model(config: ModelConfig) -> dict[str, Any]:
-    """Check that a model can be asked; returns a fingerprint of its files.
-
-    Raises:
-        InputError: no such checkpoint, device or key.
-    """
-    if config.endpoint:
-        from tramontane.asking.endpoint import authorization
-
-        authorization(config.endpoint)
-        return {}
-    from tramontane.asking.checkpoint import check_checkpoint
-
-    return check_checkpoint(config)
-
-
-def open_model(config: ModelConfig) -> Model:
-    """The model named in a config; a checkpoint is loaded into memory."""
-    # torch takes seconds to import, and an endpoint does not need it.
-    if config.endpoint:
-        from tramontane.asking.endpoint import Endpoint
-
-        return Endpoint(config)
-    from tramontane.asking.checkpoint import Checkpoint
-
-    return Checkpoint(config)
 
 
 def in_paper_tags(text: str, tags: ThinkingTags) -> str:

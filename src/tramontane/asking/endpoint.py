@@ -159,13 +159,6 @@ class Endpoint:
         return json.dumps({k: v for k, v in body.items() if v is not None}).encode()
 
     async def _request(self, body: bytes) -> Answer:
-        """Send one request.
-
-        Raises:
-            Failed: a temporary failure.
-            Refused: a permanent failure of this body.
-            InputError: a permanent failure of every request.
-        """
         seconds = self.endpoint.timeout_s
         try:
             response, content = await asyncio.wait_for(self._post(body), seconds)
@@ -188,7 +181,7 @@ class Endpoint:
         return response, bytes(content)
 
     def _status_error(self, response: httpx.Response, content: bytes) -> Exception:
-        """The exception for a status: `Failed`, `Refused` or `InputError`."""
+        """The exception for a status; an InputError is a permanent failure of every request."""
         code = response.status_code
         detail = content[:500].decode(errors="replace").strip() or response.reason_phrase
         message = self._without_key(f"HTTP {code}: {detail}")[:300]

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tramontane.asking import Answer, Prompt, open_model
+from tramontane.asking import Answer, Prompt
+from tramontane.asking.model import open_model
 from tramontane.config import VerifierConfig
 from tramontane.config.judge import JudgeConfig
 from tramontane.placement.process import serve

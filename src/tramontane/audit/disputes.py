@@ -69,7 +69,6 @@ def find_disputes(
 
 
 def _only_math_verify(config: VerifierConfig) -> VerifierConfig:
-    """The config with math-verify's opinion as the only reward."""
     function = f"{math_verify.__module__}.{math_verify.__name__}"
     opinion = CustomReward(name="math_verify", function=function, weight=1)
     weights = RewardConfig(format=0, correctness=0, length=0, language=0, custom=(opinion,))

@@ -114,7 +114,7 @@ class Conversations:
         replaced: called with each loss of a host, before its replacement starts.
 
     Attributes:
-        reward: `conversation.reward`.
+        converses: False if completions have no environment.
         max_prompt: longest prompt of a first turn, in tokens; a conversation with a longer one ends
             as `context_full`.
         counts: conversations that were `conversations_restarted` and `conversations_replayed`
@@ -131,7 +131,7 @@ class Conversations:
         replaced: Callable[[WorkerLost], None],
     ) -> None:
         self._limits, self._data = config.conversation, config.data
-        self.reward = config.conversation.reward
+        self.converses = config.converses
         self.max_prompt = sys.maxsize
         self.counts = dict.fromkeys(
             ("conversations_restarted", "conversations_replayed", "environment_restarts"), 0
@@ -148,7 +148,7 @@ class Conversations:
 
     def awaits(self, request: Request) -> bool:
         """True if an environment must answer before the request can be generated."""
-        return request.waits or _key(request) not in self._homes
+        return self.converses and (request.waits or _key(request) not in self._homes)
 
     async def answer(self, l_max: int, problem: Problem, request: Request) -> Request | Completion:
         """Begin a conversation, answer its last turn, or rebuild its environment.
@@ -232,6 +232,8 @@ class Conversations:
         Raises:
             InputError: an environment cannot begin.
         """
+        if not self.converses:
+            return longest
         bounds, once, problems = [longest], SamplingParams(1), problems[:BEGUN_FIRST]
         requests = [Request(0, -1 - number, [], 0, once) for number in range(len(problems))]
         found = await asyncio.gather(*map(partial(self.answer, 1), problems, requests))
@@ -287,7 +289,6 @@ class Conversations:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End all processes."""
         for host in self._hosts:
             host.close()
 

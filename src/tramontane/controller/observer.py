@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from tramontane.batches import Batch
-from tramontane.controller.ledger import Snapshot
 from tramontane.types import FilterReason, Group
+
+if TYPE_CHECKING:
+    from tramontane.controller.pipeline import Pipeline
 
 Activity = Literal[
     "step",
@@ -46,29 +46,6 @@ class Update:
     pause_seconds: float
 
 
-class PipelineState(Protocol):
-    """The state of a pipeline that its observer may read."""
-
-    @property
-    def version(self) -> int:
-        """Updates done."""
-        ...
-
-    @property
-    def stopped(self) -> asyncio.Event:
-        """Set once the run is asked to end early."""
-        ...
-
-    def snapshot(self) -> Snapshot:
-        """Everything that a resumed run needs besides the trainer's state."""
-        ...
-
-    def problem_records(self) -> Iterable[dict[str, Any]]:
-        """A JSON-able record of each problem visited so far; empty for a source that keeps none.
-        Any thread may iterate over it."""
-        ...
-
-
 class Observer(Protocol):
     """Receives the events of one run; `run.recorder.Recorder` is one."""
 
@@ -81,12 +58,12 @@ class Observer(Protocol):
         """True if the trainer must not begin its next step before `trained` has returned."""
         ...
 
-    async def trained(self, update: Update, state: PipelineState) -> None:
+    async def trained(self, update: Update, pipeline: Pipeline) -> None:
         """An update is done. The trainer is already computing the next one, unless the observer
         `holds` this one: only then may it take a checkpoint."""
         ...
 
-    async def ended(self, state: PipelineState) -> None:
+    async def ended(self, pipeline: Pipeline) -> None:
         """The last update is done and recorded; no more training follows."""
         ...
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +23,10 @@ from typing import Any
 from tramontane.batches import Batch, TrainBatch
 from tramontane.config import Config, PipelineConfig
 from tramontane.controller.conversations import Conversations
-from tramontane.controller.generators import GeneratorPool, PooledGenerator
-from tramontane.controller.ledger import Ledger, Snapshot
+from tramontane.controller.generators import GeneratorPool
+from tramontane.controller.ledger import Ledger
 from tramontane.controller.observer import Activity, Observer, Update
+from tramontane.controller.pooled import PooledGenerator
 from tramontane.controller.verifiers import Grading, Verifiers
 from tramontane.controller.waits import Waits
 from tramontane.models.weights import Weights
@@ -58,8 +59,6 @@ class Pipeline:
     completions of whole groups; none is dropped for its length; no trained token that was sampled
     here is more than `max_staleness` versions old; every problem handed out is trained on, filtered
     with a recorded reason, or in the ledger's snapshot.
-
-    To its observer, a pipeline is a `PipelineState`.
     """
 
     def __init__(
@@ -84,12 +83,6 @@ class Pipeline:
     @property
     def version(self) -> int:
         return self.ledger.trained_version
-
-    def snapshot(self) -> Snapshot:
-        return self.ledger.snapshot()
-
-    def problem_records(self) -> Iterable[dict[str, Any]]:
-        return self.ledger.problems.records()
 
     async def run(self) -> None:
         """Run all loops until `train` is done; raises the error of the first task that fails."""
@@ -325,11 +318,12 @@ class Pipeline:
 
     async def _grade(self, group: Group) -> None:
         ledger = self.ledger
-        verdicts = await self.grading.verdicts(group, self.sizes, self.version)
+        verdicts = await self.grading.verdicts(
+            group.problem, group.completions, self.sizes, self.version
+        )
         filtered = ledger.grade(group, verdicts)
         self.observer.graded(group, filtered, len(ledger.ready))
         self._notify()
 
     def _notify(self) -> None:
-        """End the waits that a change of state ends."""
         self.waits.notify()

@@ -70,7 +70,6 @@ class Teachers:
     async def _ask(
         self, key: tuple[str, int], share: Sequence[TrainSequence], temperature: float
     ) -> None:
-        """Have a worker score its share."""
         for left in reversed(range(self._tries)):
             handle = self._handles[key]
             try:

@@ -24,7 +24,7 @@ from tramontane.config import (
     VerifierConfig,
 )
 from tramontane.placement.handle import Handle, Limit, WaitTimeout, WorkerLost
-from tramontane.types import Group, Problem, Verdict
+from tramontane.types import Completion, Problem, Verdict
 from tramontane.verifier import custom
 from tramontane.verifier.correctness import group_time_limit
 from tramontane.verifier.custom import NO_PROGRESS, GroupResult, Progress, Response
@@ -70,16 +70,30 @@ class Grading:
         self._limit = Limit.of(timeouts, "verification", "start")
         self._longest = 0.0  # seconds that the verdicts on a group may take
 
-    async def verdicts(self, group: Group, sizes: PipelineConfig, version: int) -> list[Verdict]:
-        """Wait for a group's verdicts; `version` is the number of updates done.
+    async def verdicts(
+        self,
+        problem: Problem,
+        completions: Sequence[Completion],
+        sizes: PipelineConfig | None = None,
+        version: int = 0,
+    ) -> list[Verdict]:
+        """Wait for the verdicts on a problem's completions.
+
+        Args:
+            problem: theirs.
+            completions: all of them.
+            sizes: those of the stage; None: the verifiers' own.
+            version: number of updates done.
 
         Raises:
             WaitTimeout: see `wait`.
         """
-        responses = [Response.of(c, self._reward) for c in group.completions]
-        lengths, progress = (sizes.l_max, sizes.l_cache), (version, sizes.updates)
-        score = self._verifiers.score(group.problem, responses, lengths, progress)
-        return await self.wait(score, group.problem, len(responses))
+        responses = [Response.of(c, self._reward) for c in completions]
+        of_run: tuple[Any, ...] = ()
+        if sizes:
+            of_run = (sizes.l_max, sizes.l_cache), (version, sizes.updates)
+        score = self._verifiers.score(problem, responses, *of_run)
+        return await self.wait(score, problem, len(responses))
 
     async def wait(self, score: Future[T], problem: Problem, completions: int) -> T:
         """Wait for a result as long as the verifiers return any verdict at all.
@@ -205,12 +219,7 @@ class VerifierActors:
         self.close()
 
     def _submit(self, method: str, *arguments: Any) -> Future[Any]:
-        """Have the first free actor make a call.
-
-        Raises:
-            RuntimeError: the pool is closed.
-            Exception: the error with which the replacement of a verifier failed.
-        """
+        """Have the first free actor make a call; raises the error of a failed replacement."""
         if self._closing:
             raise RuntimeError("the verifiers are closed")
         if self._error:

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from tramontane.asking import Answer, Prompt, check_model, open_model
+from tramontane.asking import Answer, Prompt
+from tramontane.asking.model import check_model, open_model
 from tramontane.types import Problem
 
 Verb = Literal["kept", "rewritten", "dropped"]

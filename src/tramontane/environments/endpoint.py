@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from secrets import compare_digest
 from typing import Any, Protocol
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
@@ -23,6 +23,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException as AnyHTTPException
 
+from tramontane import loopback
 from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import wire
@@ -32,6 +33,7 @@ from tramontane.environments.calls import Parser
 from tramontane.environments.chat import Chat, ChatFormat
 from tramontane.environments.mistral import MistralChat, load_mistral
 from tramontane.errors import InputError
+from tramontane.loopback import Address
 from tramontane.types import Completion, SampledTokens, SamplingParams
 from tramontane.types import Request as Unfinished
 
@@ -259,7 +261,22 @@ def make_app(find: Callable[[str], Any]) -> FastAPI:
 
 def key_is(key: str, endpoint: Endpoint) -> Callable[[str], Endpoint | None]:
     """A function that returns the endpoint for this key alone."""
-    return lambda given: endpoint if secrets.compare_digest(given.encode(), key.encode()) else None
+    return lambda given: endpoint if compare_digest(given.encode(), key.encode()) else None
+
+
+@asynccontextmanager
+async def answering(
+    served: Served, address: Address, *, ends_by_signal: bool
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Context manager: an endpoint answers in this event loop, as the task that is returned."""
+    app = make_app(key_is(address.key, Endpoint(served)))
+    server = loopback.server(app, ends_by_signal=ends_by_signal)
+    serving = asyncio.create_task(server.serve(sockets=[address.socket]), name="endpoint")
+    try:
+        yield serving
+    finally:
+        server.should_exit = True
+        await serving
 
 
 def _line(fault: Any) -> str:

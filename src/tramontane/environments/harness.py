@@ -12,7 +12,6 @@ continues the conversation to the token; any other begins a new sequence of it.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -110,13 +109,13 @@ class Switchboard:
     def connect(self, line: Line) -> str:
         """A `base_url` whose requests are this line's."""
         if self._serving is None:
-            listening = self._open.enter_context(loopback.listening(0))
-            self._base = f"http://{loopback.HOST}:{listening.getsockname()[1]}"
+            address = self._open.enter_context(loopback.listening(0))
+            self._base = address.base
             server = loopback.server(
                 make_app(lambda key: self.lines.get(key)), ends_by_signal=False
             )
-            self._serving = asyncio.create_task(server.serve(sockets=[listening]))
-        key = secrets.token_urlsafe(loopback.TOKEN_BYTES)
+            self._serving = asyncio.create_task(server.serve(sockets=[address.socket]))
+        key = loopback.new_key()
         self.lines[key] = line
         return f"{self._base}/{key}/v1"
 

@@ -3,32 +3,62 @@ generate`."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
-from itertools import zip_longest
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tramontane.config import Config
-from tramontane.data.files import PYTHON_ROWS, SCHEMES
+from tramontane.config import Config, Resources, TrainerConfig
+from tramontane.data.files import SCHEMES
 from tramontane.data.load import Split, load_problems
 from tramontane.errors import InputError
 from tramontane.evaluation.basis import basis_of, check_basis, write_basis
 from tramontane.evaluation.conversed import transcript
-from tramontane.evaluation.evaluate import EvaluationResult, Row, summarize
-from tramontane.evaluation.placed import Work, evaluate_work, sample_work
-from tramontane.evaluation.settings import Settings
+from tramontane.evaluation.evaluate import (
+    Complete,
+    Evaluation,
+    EvaluationResult,
+    Row,
+    requests_of,
+    side_by_side,
+    summarize,
+)
+from tramontane.evaluation.settings import Sampling, Settings
 from tramontane.models.names import with_tokenizer
-from tramontane.temporary import temporary_folder
-from tramontane.types import Problem, Prompt
+from tramontane.types import Completion, Problem, Prompt
 from tramontane.workplace import Journal, owned_file
 
 if TYPE_CHECKING:
+    from tramontane.controller.conversations import Conversations
+    from tramontane.controller.generators import GeneratorPool
     from tramontane.data.prompts import PromptEncoder
+    from tramontane.placement import WorkerLost
+    from tramontane.placement.place import Placement
+
+logger = logging.getLogger("tramontane")
 
 ENDLESS_PROBLEMS = 256  # default number of problems from an endless source
+
+
+@dataclass(frozen=True)
+class Work:
+    """The problems of an evaluation, and their sampling settings.
+
+    Args:
+        problems: at least one.
+        sampling: how they are sampled.
+        encoder: makes the prompts.
+        longest_prompt: upper bound of all prompts, in tokens.
+    """
+
+    problems: Sequence[Problem]
+    sampling: Sampling
+    encoder: PromptEncoder
+    longest_prompt: int
 
 
 def evaluate_checkpoint(
@@ -54,7 +84,7 @@ def evaluate_checkpoint(
     with owned_file(write_to, "evaluated") if write_to is not None else nullcontext():
         work = prepare(settings, problems_of(settings, split))
         if write_to is None:
-            return evaluate_work(settings.config, work, None, on_progress)
+            return _evaluate(settings.config, work, None, on_progress)
         return continue_evaluation(settings, work, Path(write_to), on_progress)
 
 
@@ -126,7 +156,7 @@ def continue_evaluation(
         if len(rows) == len(work.problems) * samples:
             result = summarize(rows)
         else:
-            result = evaluate_work(settings.config, work, completions, on_progress)
+            result = _evaluate(settings.config, work, completions, on_progress)
     write_basis(basis, file, {"result": result.to_dict()})
     return result
 
@@ -161,17 +191,8 @@ def sample_checkpoint(settings: Settings, prompt: Prompt, n: int) -> list[str]:
     problem = Problem("prompt", settings.config.data.domain or "math", text, messages=messages)
     asked = settings.config.data.at_efforts([problem], settings.efforts)
     work = prepare(replace(settings, sampling=replace(settings.sampling, samples=n)), asked)
-    found = sample_work(settings.config, work)
+    found = _sample(settings.config, work)
     return [transcript(c) if settings.config.converses else c.text for c in found]
-
-
-@contextmanager
-def as_source(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """A temporary file with these rows."""
-    with temporary_folder("eval") as folder:
-        file = Path(folder) / f"data{PYTHON_ROWS}"
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        yield str(file)
 
 
 def encoder_of(config: Config) -> PromptEncoder:
@@ -181,3 +202,129 @@ def encoder_of(config: Config) -> PromptEncoder:
 
     tokenizer = loading.load_tokenizer(with_tokenizer(config.model, config.tokenizer))
     return PromptEncoder(tokenizer, config.data, config.verifier.thinking_tags, config.data.effort)
+
+
+def _evaluate(
+    config: Config,
+    work: Work,
+    record: Journal | None,
+    on_progress: Callable[[int, int], None] | None,
+) -> EvaluationResult:
+    """Start the config's generators and verifiers, evaluate, and end them. A lost worker is
+    replaced, as in training."""
+    from tramontane.controller.verifiers import Grading, start_verifiers
+    from tramontane.environments.loading import check as check_environments
+    from tramontane.interrupt import Interrupt
+    from tramontane.verifier.pool import try_functions
+
+    verifier = config.verifier.model_copy(update={"thinking_tags": work.encoder.tags})
+    check_environments(config.data, work.problems, config.conversation.reward_is_set)
+    try_functions(verifier, work.problems)
+    config = _sized(config.model_copy(update={"verifier": verifier}), work)
+    with (
+        _workers(config, work.encoder) as (placement, conversations),
+        closing(start_verifiers(config, placement, replaced)) as verifiers,
+        Interrupt() as interrupt,
+    ):
+        evaluation = Evaluation(work.problems, work.sampling, work.encoder, record, on_progress)
+        grading = Grading(verifiers, config.timeouts, config.conversation.reward)
+
+        async def measure() -> None:
+            async with _completing(config, work, placement, conversations) as complete:
+                await evaluation.run(complete, grading)
+
+        interrupt.run(measure())
+        return summarize(evaluation.rows)
+
+
+def _sample(config: Config, work: Work) -> list[Completion]:
+    """All completions, in order, without verdicts."""
+    from tramontane.interrupt import Interrupt
+
+    config = _sized(config, work)
+
+    async def sample() -> list[list[Completion]]:
+        async with _completing(config, work, placement, conversations) as complete:
+            return await side_by_side(
+                complete(problem, requests_of(problem, place, work.sampling, work.encoder))
+                for place, problem in enumerate(work.problems)
+            )
+
+    with (
+        _workers(config, work.encoder) as (placement, conversations),
+        Interrupt() as interrupt,
+    ):
+        return [*chain(*interrupt.run(sample()))]
+
+
+@contextmanager
+def _workers(config: Config, encoder: PromptEncoder) -> Iterator[tuple[Placement, Conversations]]:
+    """The config's placement, and its conversations."""
+    import torch
+
+    from tramontane.controller.conversations import start_conversations
+    from tramontane.placement.place import place
+    from tramontane.placement.thread import torch_threads
+
+    with (
+        torch_threads(max(1, torch.get_num_threads() // config.generator.workers)),
+        closing(place(config, note)) as placement,
+        start_conversations(config, encoder, placement, replaced) as conversations,
+    ):
+        yield placement, conversations
+
+
+@asynccontextmanager
+async def _completing(
+    config: Config, work: Work, placement: Placement, conversations: Conversations
+) -> AsyncIterator[Complete]:
+    """Generators with room for the longest prompt; yields what completes requests with them."""
+    from tramontane.controller.sampling import Sampler
+
+    def encode(problem: Problem) -> list[int]:
+        return work.encoder.at(problem.effort).encode(problem.prompt, problem.where)
+
+    longest = await conversations.fit(work.problems, encode, work.longest_prompt)
+    with closing(generators_of(config, work.encoder, placement, longest)) as generators:
+        await generators.started()
+        async with aclosing(Sampler(generators)) as sampler:
+            yield partial(sampler.complete, conversations=conversations)
+
+
+def _sized(config: Config, work: Work) -> Config:
+    workers, samples = max(1, config.generator.workers), work.sampling.samples
+    n_async = max(samples, min(work.sampling.slots * workers, len(work.problems) * samples))
+    generator = config.generator.model_copy(update={"workers": workers})  # a run may have had none
+    config = config.model_copy(update={"generator": generator})
+    return without_trainer(config, work.sampling.max_tokens, samples, n_async)
+
+
+def without_trainer(config: Config, l_max: int, group_size: int, n_async: int) -> Config:
+    """The config with other sizes, and no memory reserved for a trainer."""
+    sizes = {"l_max": l_max, "l_cache": 0, "group_size": group_size, "n_async": n_async}
+    update = {
+        "pipeline": config.pipeline.model_copy(update=sizes),
+        "placement": config.placement.model_copy(update={"trainer": Resources()}),
+        "trainer": TrainerConfig(device="cpu"),
+    }
+    return config.model_copy(update=update)
+
+
+def generators_of(
+    config: Config, encoder: PromptEncoder, placement: Placement, longest_prompt: int
+) -> GeneratorPool:
+    """The generators of the config's model."""
+    from tramontane.controller.generators import GeneratorPool, generator_maker
+
+    model = with_tokenizer(config.model, config.tokenizer)
+    make = generator_maker(config, model, encoder, placement)
+    return GeneratorPool(make, config, replaced, note, longest_prompt)
+
+
+def replaced(lost: WorkerLost) -> None:
+    """Log the loss of a worker that is replaced."""
+    logger.warning("replaced: %s", lost)
+
+
+def note(worker: str, **facts: Any) -> None:
+    """Ignore facts about workers, which only a run logs."""

@@ -19,9 +19,8 @@ import yaml
 from tramontane.data.files import ENDINGS
 from tramontane.errors import InputError
 from tramontane.evaluation.basis import basis_of, check_basis, write_basis
-from tramontane.evaluation.checkpoint import continue_evaluation, prepare, problems_of
+from tramontane.evaluation.checkpoint import Work, continue_evaluation, prepare, problems_of
 from tramontane.evaluation.evaluate import EvaluationResult, Row, hub_results, summarize
-from tramontane.evaluation.placed import Work
 from tramontane.evaluation.settings import Settings
 from tramontane.pages import render
 from tramontane.statistics import Difference, counts_of, paired_difference

@@ -5,16 +5,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from huggingface_hub import EvalResult
 
 from tramontane.asking import answer_seed
-from tramontane.config import RewardSource
 from tramontane.data.prompts import PromptEncoder
 from tramontane.evaluation.conversed import ConversationFigures, conversation_row
 from tramontane.evaluation.malformed import Malformed
@@ -22,14 +21,15 @@ from tramontane.evaluation.settings import Sampling
 from tramontane.evaluation.thinking import thinking_counters
 from tramontane.statistics import Estimate, maj_at_k, mean_interval, pass_at_k, powers_of_two
 from tramontane.types import Completion, Problem, Request, Verdict
-from tramontane.verifier.custom import Response
 from tramontane.verifier.math.normalize import vote
 from tramontane.workplace import Journal
 
 if TYPE_CHECKING:
-    from tramontane.controller.verifiers import Verifiers
+    from tramontane.controller.verifiers import Grading
 
 Row = dict[str, Any]  # a completion with its verdict
+T = TypeVar("T")
+Complete = Callable[[Problem, list[Request]], Coroutine[Any, Any, list[Completion]]]
 
 
 @dataclass(frozen=True)
@@ -89,96 +89,87 @@ class EvaluationResult:
 
 
 def requests_of(
-    problems: Sequence[Problem], sampling: Sampling, encoder: PromptEncoder, first: int = 0
+    problem: Problem, place: int, sampling: Sampling, encoder: PromptEncoder
 ) -> list[Request]:
-    """The requests of the problems from `first` on. Problem i is group −1 − i: negative numbers
-    distinguish them from training's."""
-    return [
-        Request(-1 - i, j, prompt, answer_seed(sampling.seed, problem.id, j), params)
-        for i, problem in enumerate(problems[first:], first)
-        for prompt in [encoder.at(problem.effort).encode(problem.prompt, problem.where)]
-        for params in [replace(sampling.params, max_tokens=problem.longest(sampling.max_tokens))]
-        for j in range(sampling.samples)
-    ]
+    """The requests of a problem; `place` is its number in the evaluation. Their group is
+    −1 − place: negative numbers distinguish them from training's."""
+    prompt = encoder.at(problem.effort).encode(problem.prompt, problem.where)
+    params = replace(sampling.params, max_tokens=problem.longest(sampling.max_tokens))
+    seeds = [answer_seed(sampling.seed, problem.id, j) for j in range(sampling.samples)]
+    return [Request(-1 - place, j, prompt, seed, params) for j, seed in enumerate(seeds)]
 
 
 class Evaluation:
-    """The completions of an evaluation: being generated, being graded, or finished rows.
+    """The graded completions of an evaluation, as rows.
 
     Args:
         problems: at least one.
         sampling: how they are sampled.
-        pool: grades the completions of a problem together.
         encoder: makes the prompts; its tokenizer counts thinking tokens.
-        record: journal of the completions, all of each problem; its problems are not generated
-            again.
+        record: journal of the rows; its problems are not generated again.
         on_progress: called with (completions graded, completions in all).
 
     Attributes:
-        grading: futures of pending verdicts, each with its problem's index.
         rows: the finished rows, in the order of the problems.
-        reward: `conversation.reward`.
 
     Raises:
         ValueError: no problems.
     """
 
-    reward: RewardSource = "verifier"
-
     def __init__(
         self,
         problems: Sequence[Problem],
         sampling: Sampling,
-        pool: Verifiers,
         encoder: PromptEncoder,
         record: Journal | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
         if not problems:
             raise ValueError("no problems to evaluate")
-        self.problems, self.sampling = problems, sampling
-        self.pool, self.encoder = pool, encoder
+        self.problems, self.sampling, self.encoder = problems, sampling, encoder
         self.on_progress = on_progress or (lambda done, total: None)
         self.record = record
         self.rows: list[Row] = list(record) if record else []
-        self._first = len(self.rows) // sampling.samples  # problems finished by an earlier process
-        self.grading: dict[Future[list[Verdict]], int] = {}
-        self._thinking = thinking_counters(encoder)
-        self._groups: defaultdict[int, list[Completion]] = defaultdict(list)
-        self._graded: dict[int, list[Verdict]] = {}
         self._done = len(self.rows)
+        self._thinking = thinking_counters(encoder)
+        self._graded: dict[int, tuple[list[Completion], list[Verdict]]] = {}
 
-    def requests(self) -> list[Request]:
-        """The requests of all problems that are not finished."""
-        return requests_of(self.problems, self.sampling, self.encoder, self._first)
+    async def run(self, complete: Complete, grading: Grading) -> None:
+        """Have all problems that are not finished completed and graded, side by side.
 
-    def advance(self, completions: Iterable[Completion]) -> None:
-        """Pass a problem's completions to the pool once all of them have ended, and `collect`."""
-        for completion in completions:
-            place = -1 - completion.group
-            group = self._groups[place]
-            group.append(completion)
-            if len(group) == self.sampling.samples:
-                group.sort(key=lambda c: c.index)
-                responses = [Response.of(c, self.reward) for c in group]
-                self.grading[self.pool.score(self.problems[place], responses)] = place
-        self.collect()
+        Args:
+            complete: returns the completions of a problem's requests.
+            grading: has them graded.
 
-    def collect(self) -> bool:
-        """Take the finished verdicts; returns True if there were any."""
-        done = [future for future in self.grading if future.done()]
-        for future in done:
-            self._graded[self.grading.pop(future)] = future.result()
-            self._done += self.sampling.samples
-        # Verdicts arrive in any order; rows are written in the order of the problems.
+        Raises:
+            WaitTimeout: the verifiers returned no verdict within their timeout.
+            Exception: what `complete` raises.
+        """
+        taking = asyncio.Lock()  # rows are made outside the event loop, by one thread at a time
+
+        async def measure(place: int, problem: Problem) -> None:
+            requests = requests_of(problem, place, self.sampling, self.encoder)
+            completions = await complete(problem, requests)
+            verdicts = await grading.verdicts(problem, completions)
+            async with taking:
+                await asyncio.to_thread(self._take, place, completions, verdicts)
+
+        first = len(self.rows) // self.sampling.samples
+        await side_by_side(
+            measure(place, problem) for place, problem in enumerate(self.problems[first:], first)
+        )
+
+    def _take(self, place: int, completions: list[Completion], verdicts: list[Verdict]) -> None:
+        """Take the graded completions of a problem. They arrive in any order; rows are written in
+        the order of the problems."""
+        self._graded[place] = completions, verdicts
+        self._done += len(completions)
         while (i := len(self.rows) // self.sampling.samples) in self._graded:
-            new = self._rows(i, self._groups.pop(i), self._graded.pop(i))
+            new = self._rows(i, *self._graded.pop(i))
             if self.record:
                 self.record.add(*new)
             self.rows += new
-        if done:
-            self.on_progress(self._done, len(self.problems) * self.sampling.samples)
-        return bool(done)
+        self.on_progress(self._done, len(self.problems) * self.sampling.samples)
 
     def _rows(
         self, place: int, completions: list[Completion], verdicts: list[Verdict]
@@ -208,6 +199,18 @@ class Evaluation:
             }
             for completion, verdict in zip(completions, verdicts, strict=True)
         ]
+
+
+async def side_by_side(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of coroutines that run together; when one fails, the others are cancelled, and
+    its error is raised."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def summarize(rows: Sequence[Row]) -> EvaluationResult:

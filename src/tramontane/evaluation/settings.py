@@ -10,16 +10,54 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from tramontane.config import Config, PromptConfig, parse_settings, read_settings
 from tramontane.config.device import dtype_warnings, idle_gpus
 from tramontane.errors import InputError
-from tramontane.evaluation.suites import SUITES
 from tramontane.models.names import find_weights
 from tramontane.types import SamplingParams
 
 CONVERSING = ("environment", "tools")  # keys of `data` that make completions conversations
+
+
+class Suite(NamedTuple):
+    """The protocol of one evaluation, as in `Sampling`. `data.catalog` has its
+    problems under the suite's name."""
+
+    samples: int
+    max_tokens: int = 32_000
+    top_p: float = 1.0
+    temperature: float = 0.7
+
+
+# Evaluations with a fixed protocol by name: `tramontane eval MODEL aime24`. The protocols are those
+# of arXiv 2506.10910, section 5: temperature 0.7; top-p 1.0 for mathematics and GPQA, 0.95 for
+# programs; 40,000 tokens for AIME and LiveCodeBench, 32,000 otherwise; 64 samples of AIME and 16 of
+# LiveCodeBench. It does not give the samples of the other sets: here, sets of a few hundred
+# problems get 4, larger ones 1. Options can replace every part.
+SUITES: dict[str, Suite] = {
+    "aime24": Suite(64, max_tokens=40_000),
+    "aime25": Suite(64, max_tokens=40_000),
+    "aime26": Suite(64, max_tokens=40_000),
+    "math500": Suite(4),
+    "gsm8k": Suite(1),
+    "olympiadbench": Suite(4),
+    "gpqa": Suite(4),
+    "livecodebench_v5": Suite(16, max_tokens=40_000, top_p=0.95),
+    "livecodebench_v6": Suite(16, max_tokens=40_000, top_p=0.95),
+    "humaneval": Suite(4, top_p=0.95),
+    "mbpp": Suite(4, top_p=0.95),
+    # Effects of training on other abilities.
+    "ifeval": Suite(1),
+    "ifeval_loose": Suite(1),
+    "bfcl_simple": Suite(1),
+    "bfcl_multiple": Suite(1),
+    "bfcl_parallel": Suite(1),
+    "bfcl_parallel_multiple": Suite(1),
+    # The results list languages and levels, selected by `data.playground`.
+    "playground": Suite(4, max_tokens=512),
+}
 
 
 class SamplingOptions(TypedDict, total=False):

@@ -13,10 +13,10 @@ import os
 import signal
 import socket
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import ray
 import torch
@@ -29,8 +29,8 @@ from ray.util.scheduling_strategies import (
 
 from tramontane.config import Config, Resources
 from tramontane.errors import InputError
-from tramontane.models.host import HostMemory
-from tramontane.models.weights import Bucket, Part, Weights, on_host
+from tramontane.models.loading import local_folder
+from tramontane.models.weights import Weights
 from tramontane.placement.actor import Actor
 from tramontane.placement.files import Folder, collect, folders_in, send
 from tramontane.placement.handle import (
@@ -48,82 +48,13 @@ from tramontane.placement.ranks import (
     collective_backend,
     joint_result,
 )
+from tramontane.placement.seats import on_gpu, seats
+from tramontane.placement.stored import DirectWeights, StoredWeights
 
 logger = logging.getLogger("tramontane")
 
 CONNECT_SECONDS = 10.0
 EXIT_SECONDS = 2.0  # time for a process to exit after Ray asked it to
-
-
-class StoredWeights(Weights):
-    """Weights in Ray's object store, one object per bucket.
-
-    On the trainer's machine the store is shared memory, which generators map and copy from; other
-    machines fetch each bucket once. A machine's store holds one copy, in the generators' dtype.
-    A trainer rank holds at most one bucket in addition to its share of the model.
-    """
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self._dtype = dtype  # the generators'
-        self._stored: list[tuple[list[_StoredPart], ray.ObjectRef]] = []
-
-    def buckets(self) -> Iterator[Bucket]:
-        for parts, stored in self._stored:
-            bucket = [
-                Part(names, shape, start, self._tensor(found, found_shape))
-                for (names, shape, start, found_shape), found in zip(
-                    parts, ray.get(stored), strict=True
-                )
-            ]
-            yield bucket
-            bucket.clear()
-
-    def _keep(self, bucket: Bucket, memory: HostMemory | None) -> None:
-        parts = [_StoredPart(*part[:3], part.values.shape) for part in bucket]
-        self._stored.append((parts, self._put(bucket, memory)))
-
-    def _merge(self, other: Weights) -> None:
-        assert isinstance(other, StoredWeights)
-        self._stored += other._stored
-
-    def _put(self, bucket: Bucket, memory: HostMemory | None) -> ray.ObjectRef:
-        """Store tensors as bytes, since numpy has no bfloat16; Ray copies them without pickling."""
-        held = bucket if memory is None else on_host(bucket, self._dtype, memory.pass_through)
-        tensors = [part.values.to(self._dtype) for part in held]
-        return ray.put([tensor.flatten().view(torch.uint8).numpy() for tensor in tensors])
-
-    def _tensor(self, found: Any, shape: torch.Size) -> torch.Tensor:
-        with warnings.catch_warnings():  # mapped memory is read only, and only read
-            warnings.filterwarnings("ignore", message="The given .* is not writable")
-            return torch.from_numpy(found).view(self._dtype).view(shape)
-
-
-class _StoredPart(NamedTuple):
-    """A `Part` whose values are in the store."""
-
-    names: tuple[str, ...]
-    shape: torch.Size
-    start: int
-    values_shape: torch.Size
-
-
-class DirectWeights(StoredWeights):
-    """Weights that generators read from the trainer's memory by Ray Direct Transport over NIXL,
-    from GPU to GPU if both are on one.
-
-    Reading involves no other process, so a generator may come or go at any time; with NCCL or gloo
-    all generators and the trainer would have to form a new group. Each trainer rank holds a copy of
-    its share of the newest version, in the generators' dtype.
-    """
-
-    def _put(self, bucket: Bucket, memory: HostMemory | None) -> ray.ObjectRef:
-        copies = [part.values.to(self._dtype, copy=True) for part in bucket]
-        return ray.put(copies, _tensor_transport="nixl")
-
-    def _tensor(self, found: Any, shape: torch.Size) -> torch.Tensor:
-        tensor: torch.Tensor = found
-        return tensor
 
 
 _remote: Any = ray.remote
@@ -167,7 +98,7 @@ class ActorHandle:
 
     def locate(self) -> Future[str]:
         """The node that the actor runs on, once a node has room for it."""
-        return self._mailbox.submit(self._locate)
+        return self._mailbox.submit(lambda: self._locate()[0])
 
     def lost(self) -> WorkerLost | None:
         """The loss of the process, if it is dead or gives no sign of life."""
@@ -197,27 +128,25 @@ class ActorHandle:
             _kill(process, patience=0 if self._silent else EXIT_SECONDS)
         elif self._silent:
             there = NodeAffinitySchedulingStrategy(node, soft=False)
-            task: Any = ray.remote(_kill)
-            task.options(num_cpus=0, scheduling_strategy=there).remote(process)
+            _remote(_kill).options(num_cpus=0, scheduling_strategy=there).remote(process)
 
     def free_address(self) -> str:
         """An address on this actor's machine at which ranks can meet."""
         return str(self._mailbox.submit(ray.get, self._actor.free_address.remote()).result())
 
-    def _locate(self) -> str:
+    def _locate(self) -> tuple[str, int]:
         began = time.monotonic()
         try:
             # Wait until a machine has room for the process, and its imports are done.
-            self._place = ray.get(self._actor.beat.remote())
-            self._process = f"process {self._place[1]}"
+            self._place = place = ray.get(self._actor.beat.remote())
         except RayActorError as error:
             raise self._died("its start", began, error) from None
-        return self._place[0]
+        self._process = f"process {place[1]}"
+        return place
 
     def _start(self, make: Callable[[], Any], membership: Membership | None) -> None:
-        self._locate()
-        assert self._place is not None
-        self._note(self.name, process=self._place[1])
+        _, process = self._locate()
+        self._note(self.name, process=process)
         self._send(make)
         self._call("its start", self._actor.make, make, membership)
 
@@ -297,15 +226,14 @@ class ActorRanks:
         return self._mailbox.submit(self._broadcast, method, args)
 
     def release(self, folder: Folder) -> Future[None]:
-        return self._mailbox.submit(self._release, folder)
+        return self._mailbox.submit(
+            lambda: self._result([rank.release(folder) for rank in self._ranks])
+        )
 
     def close(self) -> None:
         self._mailbox.shutdown(wait=False, cancel_futures=True)
         for rank in self._ranks:
             rank.close()
-
-    def _release(self, folder: Folder) -> None:
-        self._result([rank.release(folder) for rank in self._ranks])
 
     def _broadcast(self, method: str, args: tuple[Any, ...]) -> Any:
         # Serialized once, and shared by the ranks through Ray.
@@ -348,11 +276,11 @@ class Cluster:
         InputError: no cluster at `placement.address`, or too few CPUs or GPUs in it.
     """
 
-    replaces_trainer = True
+    replaces_trainer, generators_first = True, False  # each process sees only its own GPUs
     _trainer_group: PlacementGroup | None = None
 
     def __init__(self, config: Config, note: Callable[..., None]) -> None:
-        self._config, self._note = config, note
+        self._config, self._note, self.seats = config, note, seats(config, None)
         cpus, gpus = self._needs()
         # A cluster that the caller started, e.g. in a notebook, is used and left running.
         self._ours = not ray.is_initialized()
@@ -387,7 +315,7 @@ class Cluster:
         # After the loss of a machine, Ray would cancel the group's actors while it places it again.
         if self._trainer_group is not None:
             remove_placement_group(self._trainer_group)
-        resources = _resources(config.placement.trainer, config.trainer.device)
+        resources = self._resources("trainer")
         bundle = {"CPU": resources["num_cpus"], "GPU": resources["num_gpus"]}
         bundle = {kind: count for kind, count in bundle.items() if count}
         self._trainer_group = placement_group([bundle] * config.trainer.ranks, strategy="PACK")
@@ -398,34 +326,34 @@ class Cluster:
                 f"machines are full with `ray status`"
             )
 
+    def model(self, name: str) -> str | Folder:
+        # A name that is not in this machine's cache is downloaded by each machine.
+        folder = local_folder(name)
+        return name if folder is None else Folder.of(folder, "model")
+
     def generator(self, number: int, make: Callable[[], Any]) -> GeneratorHandle:
-        config = self._config
-        resources = _resources(config.placement.generator, config.generator.device)
-        return self._actor(f"generator {number}", resources).start(make)
+        return self._actor(f"generator {number}", self._resources("generator")).start(make)
 
     def judge(self, name: str, make: Callable[[], Any]) -> Handle:
-        resources = _resources(self._config.placement.verifier, "cpu")
-        return self._actor(name, resources).start(make)
+        return self._actor(name, self._resources("verifier")).start(make)
 
     def trainer(self, make: Callable[[], Any]) -> Handle:
-        config = self._config
-        resources = _resources(config.placement.trainer, config.trainer.device)
+        config, resources = self._config, self._resources("trainer")
         if config.trainer.ranks == 1:
             return self._actor(TRAINER, resources).start(make)
         if self._trainer_group is None:
             self.reserve()
         assert self._trainer_group is not None
-        group = [
-            {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._trainer_group, n)}
-            for n in range(config.trainer.ranks)
+        in_group = partial(PlacementGroupSchedulingStrategy, self._trainer_group)
+        ranks = [
+            resources | {"scheduling_strategy": in_group(n)} for n in range(config.trainer.ranks)
         ]
-        ranks = [resources | place for place in group]
         return self._ranks(TRAINER, make, ranks, config.trainer.device, config.timeouts.training)
 
     def teacher(self, name: str, make: Callable[[], Any]) -> Handle:
         config, limit = self._config.teacher, self._config.timeouts.scoring
         assert config is not None
-        resources = _resources(self._config.placement.teacher, config.device)
+        resources = self._resources("teacher")
         if config.ranks == 1:
             return self._actor(name, resources).start(make)
         return self._ranks(name, make, [resources] * config.ranks, config.device, limit)
@@ -458,23 +386,24 @@ class Cluster:
         return ActorHandle(name, options, self._config.timeouts.heartbeat, self._note)
 
     def _needs(self) -> tuple[float, float]:
-        config, place = self._config, self._config.placement
-        workers = [
-            (config.generator.workers, place.generator, config.generator.device),
-            (config.verifier.workers, place.verifier, "cpu"),
-            (config.conversation.workers * config.converses, place.verifier, "cpu"),
-            (config.trainer.ranks, place.trainer, config.trainer.device),
-        ]
+        """CPUs and GPUs of all workers."""
+        config = self._config
+        workers = {
+            "generator": config.generator.workers,
+            "verifier": config.verifier.workers + config.conversation.workers * config.converses,
+            "trainer": config.trainer.ranks,
+        }
         if teacher := config.teacher:
-            processes = len(config.teachers) * teacher.workers * teacher.ranks
-            workers.append((processes, place.teacher, teacher.device))
-        each = [(n, _resources(resources, device)) for n, resources, device in workers]
+            workers["teacher"] = len(config.teachers) * teacher.workers * teacher.ranks
+        each = [(n, self._resources(kind)) for kind, n in workers.items()]
         return sum(n * r["num_cpus"] for n, r in each), sum(n * r["num_gpus"] for n, r in each)
 
-
-def _resources(resources: Resources, device: str) -> dict[str, float]:
-    gpus = float(device.startswith("cuda")) if resources.gpus is None else resources.gpus
-    return {"num_cpus": resources.cpus, "num_gpus": gpus}
+    def _resources(self, kind: str) -> dict[str, float]:
+        """What Ray gives each worker of a kind."""
+        resources: Resources = getattr(self._config.placement, kind)
+        device = getattr(getattr(self._config, kind), "device", "cpu")
+        gpus = float(on_gpu(device)) if resources.gpus is None else resources.gpus
+        return {"num_cpus": resources.cpus, "num_gpus": gpus}
 
 
 def _kill(process: int, patience: float = 0.0) -> None:

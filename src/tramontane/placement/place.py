@@ -13,17 +13,31 @@ from tramontane.placement.handle import GeneratorHandle, Handle
 
 if TYPE_CHECKING:
     from tramontane.models.weights import Weights
+    from tramontane.placement.files import Folder
+    from tramontane.placement.seats import Seats
 
 
 class Placement(Protocol):
     """Starts workers, each from a function that makes the plain object.
 
     Attributes:
+        seats: the devices of the workers.
         replaces_trainer: True if a lost trainer can be restarted.
+        generators_first: True if a generator shares a GPU with the trainer or a teacher. It
+            measures the GPU's memory at its start, so the others must start later.
     """
 
     @property
+    def seats(self) -> Seats: ...
+
+    @property
     def replaces_trainer(self) -> bool: ...
+
+    @property
+    def generators_first(self) -> bool: ...
+
+    def model(self, name: str) -> str | Folder:
+        """A model as an argument for workers, whose machines may lack its files."""
 
     def reserve(self) -> None:
         """Reserve resources for the trainer's ranks before other workers take them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from tramontane.config import Config
@@ -9,26 +10,29 @@ from tramontane.errors import InputError
 
 
 class Seats(NamedTuple):
-    """The device of each rank of the trainer, and the first device of each generator.
+    """The device of each rank of the trainer, the first device of each generator, and the number of
+    GPUs that each generator has if it is on GPUs.
 
-    Both are names for torch in the process that the worker runs in: two workers of one process
+    Devices are names for torch in the process that the worker runs in: two workers of one process
     share a device if their names are equal.
     """
 
     ranks: tuple[str, ...]
     generators: tuple[str, ...]
+    width: int = 1
 
-    def of_generators(self, each: int) -> list[str]:
-        """All devices of the generators, which have `each` of them if they are on GPUs."""
+    @property
+    def of_generators(self) -> list[str]:
+        """All devices of the generators."""
         return [
             rank_device(first, n)
             for first in self.generators
-            for n in range(each if on_gpu(first) else 1)
+            for n in range(self.width if on_gpu(first) else 1)
         ]
 
-    def beside_trainer(self, each: int) -> bool:
-        """True if one of the generators, of `each` GPUs, shares a GPU with a rank."""
-        return any(on_gpu(device) for device in {*self.ranks} & {*self.of_generators(each)})
+    def beside_generator(self, devices: Iterable[str]) -> bool:
+        """True if one of these devices is a GPU of a generator."""
+        return any(on_gpu(device) for device in {*devices} & {*self.of_generators})
 
 
 def on_gpu(device: str) -> bool:
@@ -75,6 +79,5 @@ def seats(config: Config, gpus: int | None) -> Seats:
             f"and torch sees {gpus}. Set it to {max(1, (gpus - first) // width)}: one generator "
             f"decodes as many completions at once as several on one GPU"
         )
-    return Seats(
-        ranks, tuple(rank_device("cuda", first + width * n) for n in range(generator.workers))
-    )
+    firsts = (rank_device("cuda", first + width * n) for n in range(generator.workers))
+    return Seats(ranks, tuple(firsts), width)

@@ -18,7 +18,7 @@ from tramontane.models.weights import CopiedWeights, LocalWeights, Weights
 from tramontane.placement.files import Folder, on_this_machine
 from tramontane.placement.handle import TRAINER, GeneratorHandle, Handle
 from tramontane.placement.ranks import ProcessRanks
-from tramontane.placement.seats import seats
+from tramontane.placement.seats import rank_device, seats
 
 CLOSE_SECONDS = 30.0
 DECODING = -1  # priority of a generator's CUDA stream: its short kernels go before a trainer's
@@ -34,16 +34,23 @@ class LocalPlacement:
 
     def __init__(self, config: Config, note: Callable[..., None]) -> None:
         self._config, self._note = config, note
-        self._seats = seats(config, torch.cuda.device_count())
+        self.seats = seats(config, torch.cuda.device_count())
+        others = {*self.seats.ranks}
+        if teacher := config.teacher:
+            others |= {rank_device(teacher.device, n) for n in range(teacher.ranks)}
+        self.generators_first = self.seats.beside_generator(others)
         # A thread that hangs cannot be ended.
         self.replaces_trainer = config.trainer_is_apart
 
     def reserve(self) -> None: ...
 
+    def model(self, name: str) -> str:
+        return name
+
     def generator(self, number: int, make: Callable[[], Any]) -> GeneratorHandle:
         # vLLM's engine is in a process of its own, so this one takes no memory of its GPU.
         slots = self._config.generator.kind == "slots"
-        device = self._seats.generators[number] if slots else "cpu"
+        device = self.seats.generators[number] if slots else "cpu"
         return ThreadHandle(f"generator {number}", make, device, DECODING)
 
     def judge(self, name: str, make: Callable[[], Any]) -> Handle:

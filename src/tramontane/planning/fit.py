@@ -214,7 +214,8 @@ def generator_limits(
     if config.placement.kind == "ray":
         fraction = min(1.0, config.placement.generator.gpus or 1.0)
         return {"gpu_memory_utilization": round(GPU_MEMORY_SHARE * fraction, 3)}
-    if not seats(config, devices.gpus).beside_trainer(generator.devices):
+    found = seats(config, devices.gpus)
+    if not found.beside_generator(found.ranks):
         return {"gpu_memory_utilization": GPU_MEMORY_SHARE}
     if memory is None:
         return {"gpu_memory_utilization": GPU_MEMORY_SHARE / 2}
@@ -227,8 +228,8 @@ def generator_limits(
         update = {"generator": generator.model_copy(update=limits)}
         limited = [stage.model_copy(update=update) for stage in stages]
         by_stage = zip(limited, lengths, strict=True)
-        found = _largest(generator_memory(s, shape, n, memory) for s, n in by_stage)
-        limits["kv_cache_mib"] = int(found.cache * generator.workers) >> 20
+        largest = _largest(generator_memory(s, shape, n, memory) for s, n in by_stage)
+        limits["kv_cache_mib"] = int(largest.cache * generator.workers) >> 20
     return limits
 
 
@@ -375,7 +376,7 @@ def _seats(config: Config, kind: Worker, gpus: int | None) -> list[tuple[str, in
     found = seats(config, gpus)
     if kind.name != GENERATOR:
         return [(device, 1) for device in found.ranks]
-    return [(device, 1) for device in found.of_generators(config.generator.devices)]
+    return [(device, 1) for device in found.of_generators]
 
 
 def _alike(by_device: dict[str, list[Worker]]) -> Iterator[tuple[str, list[Worker]]]:

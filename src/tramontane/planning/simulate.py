@@ -24,8 +24,9 @@ import numpy as np
 
 from tramontane.batches import Batch
 from tramontane.config import Config
-from tramontane.controller.generators import AHEAD, Loads, slots
+from tramontane.controller.generators import Loads, slots
 from tramontane.controller.ledger import Ledger
+from tramontane.controller.pooled import AHEAD
 from tramontane.types import Completion, Problem, Request, Verdict, floats, ints
 
 Array = np.ndarray

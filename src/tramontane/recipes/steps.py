@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from tramontane.config import Config, Section, load_section, parse_settings, read_settings
+from tramontane.data.objects import override_texts
 from tramontane.errors import InputError
 from tramontane.evaluation import comparison
 from tramontane.evaluation.checkpoint import problems_of
@@ -24,7 +25,6 @@ from tramontane.recipes.config import MeasuredOn, RunSettings
 from tramontane.run.folder import RunFolder
 from tramontane.run.input import RunInput, read_input
 from tramontane.run.screen import Screen
-from tramontane.run.task import override_texts
 from tramontane.workplace import check_folder, write_whole
 
 RECIPE = "recipe.yaml"  # the resolved settings

@@ -70,14 +70,8 @@ def read_input(config: Config) -> RunInput:
 
 
 def _separate(stream: ProblemStream, measured: list[Problem]) -> str:
-    """Look for evaluation problems in a stream, and treat them as `data.eval_overlap` says.
-
-    Returns:
-        A warning, or an empty text.
-
-    Raises:
-        InputError: there are some and they are refused, or all problems are dropped.
-    """
+    """Treat evaluation problems in a stream as `data.eval_overlap` says; returns a warning, or an
+    empty text."""
     choice, problems = stream.config.eval_overlap, stream.problems
     if problems is None or not measured or choice == "ignore":
         return ""

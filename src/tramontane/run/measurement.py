@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -12,12 +13,12 @@ from typing import NamedTuple
 from tramontane.config import HELD_OUT
 from tramontane.controller.conversations import Conversations
 from tramontane.controller.generators import GeneratorPool
-from tramontane.controller.verifiers import Verifiers
+from tramontane.controller.sampling import Sampler
+from tramontane.controller.verifiers import Grading, Verifiers
 from tramontane.evaluation import EvaluationResult, summarize
 from tramontane.evaluation.evaluate import Evaluation
-from tramontane.evaluation.placed import generate, grade
 from tramontane.run.session import Session
-from tramontane.types import INSERTED, Completion
+from tramontane.types import INSERTED, Completion, Problem, Request
 from tramontane.workplace import Journal, commit, read_log
 
 
@@ -102,24 +103,26 @@ async def _measure(
     name: str,
     version: int,
 ) -> EvaluationResult:
-    problems, rows_file = session.prepared.sets[name], _rows_file(session, when, name)
+    config, rows_file = session.config, _rows_file(session, when, name)
+    problems, encoder = session.prepared.sets[name], session.prepared.encoder
     unfinished = rows_file.with_suffix(".partial")
     title = f"evaluation {when}" if name == HELD_OUT else f"evaluation {when}, {name}"
-    progress, encoder = partial(session.screen.phase, title), session.prepared.encoder
+    progress = partial(session.screen.phase, title)
+    grading = Grading(judges.verifiers, config.timeouts, config.conversation.reward)
 
-    def check_version(completion: Completion) -> None:
-        sampled = {v for sequence in completion.sequences for v in sequence.versions} - {INSERTED}
+    async def complete(problem: Problem, requests: list[Request]) -> list[Completion]:
+        completions = await sampler.complete(problem, requests, judges.conversations)
+        sequences = [sequence for c in completions for sequence in c.sequences]
+        sampled = {v for sequence in sequences for v in sequence.versions} - {INSERTED}
         if sampled - {version}:
             raise AssertionError(f"an evaluation of weights {version} sampled under {sampled}")
+        return completions
 
     with session.folder.writing(unfinished):
         with Journal(unfinished, 0) as record:
-            evaluation = Evaluation(
-                problems.problems, problems.sampling, judges.verifiers, encoder, record, progress
-            )
-            conversations = judges.conversations if session.config.converses else None
-            await generate(evaluation, generators, check_version, conversations)
-            await grade(evaluation, judges.verifiers, session.config.timeouts)
+            evaluation = Evaluation(problems.problems, problems.sampling, encoder, record, progress)
+            async with aclosing(Sampler(generators)) as sampler:
+                await evaluation.run(complete, grading)
             result = await asyncio.to_thread(summarize, evaluation.rows)
         commit(unfinished, rows_file)
     session.log_evaluation({"when": when, "set": name, "version": version} | result.to_dict())

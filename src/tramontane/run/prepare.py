@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from tramontane.config import HELD_OUT, Config, Until
 from tramontane.config.device import dtype_warnings, idle_gpus, number_types
@@ -16,16 +17,16 @@ from tramontane.data.stream import ProblemStream
 from tramontane.environments.loading import described
 from tramontane.errors import InputError
 from tramontane.evaluation.calibration import calibrate, calibration_warnings
+from tramontane.evaluation.checkpoint import encoder_of
 from tramontane.generator.lanes import CacheSize
 from tramontane.generator.vllm import environment
 from tramontane.models import loading
 from tramontane.models.memory import kv_bytes_per_token
-from tramontane.models.names import with_tokenizer
 from tramontane.models.shape import load_shape
 from tramontane.placement.seats import rank_device, seats
 from tramontane.planning.fit import RunMemory, generator_limits, run_memory
 from tramontane.planning.memory import Lengths, cache_size
-from tramontane.run import cold_start, teachers
+from tramontane.run import cold_start
 from tramontane.run.input import EvaluationSet, RunInput, read_input
 from tramontane.run.trajectories import Trajectories, load_trajectories
 from tramontane.trainer import forwards, lora
@@ -111,15 +112,12 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
     """
     given = given or read_input(config)
     _check_machine(config)
-    tokenizer = loading.load_tokenizer(with_tokenizer(config.model, config.tokenizer))
-    encoder = PromptEncoder(
-        tokenizer, config.data, config.verifier.thinking_tags, config.data.effort
-    )
+    encoder = encoder_of(config)
     verifier = config.verifier.model_copy(update={"thinking_tags": encoder.tags})
     config, rates = _with_rates(config.model_copy(update={"verifier": verifier}))
     if config.cold_start:
         cold_start.check(config, encoder)
-    teachers.check(config, tokenizer)
+    _check_teachers(config, encoder.tokenizer)
     stages, problems = config.by_stage(), given.problems
     lengths = [stage.pipeline.l_max for stage in stages]
     lengths += [s.sampling.max_tokens for s in given.sets.values()]
@@ -156,7 +154,6 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
 
 
 def _limit_generators(prepared: Prepared) -> None:
-    """Fill in the keys that limit the generators' memory on a GPU."""
     shape = load_shape(prepared.config.model)
     lengths = [prepared.lengths(stage) for stage in prepared.stages]
     if limits := generator_limits(prepared.stages, shape, lengths):
@@ -209,8 +206,24 @@ def _check_machine(config: Config) -> None:
         lora.check(config.trainer.lora, load_shape(config.model).linear_layers)
 
 
+def _check_teachers(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Reject teachers that do not read the policy's tokens, whose tokenizer is given."""
+    own = tokenizer.get_vocab()
+    for model in config.teachers:
+        try:
+            theirs = loading.load_tokenizer(model).get_vocab()
+        except InputError as error:
+            raise InputError(f"teacher: {error}") from None
+        if theirs != own:
+            different = len(own.items() ^ theirs.items())
+            raise InputError(
+                f"teacher {model!r}: its tokenizer has {len(theirs):,} tokens, and that of "
+                f"{config.model!r} {len(own):,}; {different:,} of them are not the same in both. A "
+                f"teacher scores the policy's own tokens: name one of the same family"
+            )
+
+
 def _first_prompts(problems: Curriculum, encoder: PromptEncoder, count: int) -> list[list[int]]:
-    """Prompts of the first problems, as token ids."""
     found = (p for s in problems.streams for p in (s.problems or _peek(s, count))[:count])
     encoder = next(iter(encoder.levels.values()), encoder)
     return encoder.encode_all([problem.prompt for problem in islice(found, count)])
@@ -280,7 +293,6 @@ def check_devices(prepared: Prepared) -> None:
 
 
 def _memory(prepared: Prepared, gpu: str | None = None, tolerance: float = 0.0) -> RunMemory:
-    """The memory of a prepared run; see `run_memory`."""
     shape = load_shape(prepared.config.model)
     lengths = [prepared.lengths(stage) for stage in prepared.stages]
     return run_memory(prepared.stages, shape, lengths, gpu, tolerance)
@@ -370,13 +382,12 @@ def devices_line(config: Config) -> str:
     if config.teacher:
         devices["teacher"] = (config.teacher.device,)
     lines = [f"{name} on {', '.join(dict.fromkeys(on))}" for name, on in devices.items() if on]
-    used = (*found.of_generators(config.generator.devices), *chain(*devices.values()))
+    used = (*found.of_generators, *chain(*devices.values()))
     on_ray = config.placement.kind == "ray"
     return "; ".join(filter(None, [*lines, "" if on_ray else idle_gpus(*used)]))
 
 
 def _number_types_line(config: Config) -> str:
-    """`number_types` on one line."""
     found = number_types(config)
     if len(set(found.values())) == 1:
         return found["trainer"]

@@ -17,7 +17,8 @@ import torch
 from tramontane.batches import Batch
 from tramontane.controller.conversations import Step
 from tramontane.controller.generators import GeneratorPool
-from tramontane.controller.observer import Activity, PipelineState, Update
+from tramontane.controller.observer import Activity, Update
+from tramontane.controller.pipeline import Pipeline
 from tramontane.controller.verifiers import Verifiers
 from tramontane.evaluation.conversed import ConversationFigures, conversation_row
 from tramontane.evaluation.thinking import ThinkingCounter, thinking_counters
@@ -78,7 +79,7 @@ class Recorder:
     def updates(self) -> int:
         return self.config.pipeline.updates
 
-    async def trained(self, update: Update, state: PipelineState) -> None:
+    async def trained(self, update: Update, pipeline: Pipeline) -> None:
         """Record one update; take a checkpoint and a measurement where due."""
         number, batch = update.number, update.batch
         self._filtered = 0
@@ -106,9 +107,9 @@ class Recorder:
             await check_parity(self.session.prepared, self.generators, self.trainer)
             self._parity_due = False
         if self._saves(number):
-            await self.checkpoint(state)
+            await self.checkpoint(pipeline)
         if self._measures(number):
-            await self._measure_unless_stopped(number, state)
+            await self._measure_unless_stopped(number, pipeline)
             self.throughput.restart(update)  # the measurement's time is not the pipeline's
         self._ended.append(time.monotonic())
 
@@ -133,12 +134,12 @@ class Recorder:
         if number and self._measures(number) and f"update_{number}" not in measured:
             await measure(self.session, self.generators, self.judges, f"update_{number}", number)
 
-    async def _measure_unless_stopped(self, number: int, state: PipelineState) -> None:
+    async def _measure_unless_stopped(self, number: int, pipeline: Pipeline) -> None:
         """Measure the weights; a stopping run does not wait for the result."""
         when = f"update_{number}"
         tasks = [
             asyncio.create_task(measure(self.session, self.generators, self.judges, when, number)),
-            asyncio.create_task(state.stopped.wait()),
+            asyncio.create_task(pipeline.stopped.wait()),
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -185,15 +186,15 @@ class Recorder:
         """Log and show an event of the pipeline."""
         self.session.announce(event, logging.INFO)
 
-    async def ended(self, state: PipelineState) -> None:
+    async def ended(self, pipeline: Pipeline) -> None:
         """Take the last checkpoint; a stopped run has more pending than at the previous one."""
-        if self._saved_version != state.version or state.stopped.is_set():
-            await self.checkpoint(state)
+        if self._saved_version != pipeline.version or pipeline.stopped.is_set():
+            await self.checkpoint(pipeline)
         await self.committed()
         if self._canaries:
             await self._canaries.figures()
 
-    async def checkpoint(self, state: PipelineState) -> None:
+    async def checkpoint(self, pipeline: Pipeline) -> None:
         """Save weights, trainer state and everything pending; the folder will be complete or
         absent.
 
@@ -203,7 +204,7 @@ class Recorder:
         """
         began = time.time()
         await self.committed()
-        version, config = state.version, self.config
+        version, config = pipeline.version, self.config
         dtype = getattr(torch, config.checkpoint.weights_dtype or config.generator.dtype)
         limit = Limit.of(config.timeouts, "training")
         partial = self.folder.checkpoint_dir(version).absolute()
@@ -213,9 +214,10 @@ class Recorder:
             if config.trainer.lora:
                 await call(self.trainer, "save_adapters", files.within("adapter"), limit=limit)
             await call(self.trainer, "save_state", files.within("trainer"), False, limit=limit)
-            pipeline = PipelineCheckpoint(state.snapshot(), self.session.seconds)
-            records = state.problem_records()
-            await asyncio.to_thread(self._write_pending, partial, pipeline, records)
+            ledger = pipeline.ledger
+            pending = PipelineCheckpoint(ledger.snapshot(), self.session.seconds)
+            records = ledger.problems.records()
+            await asyncio.to_thread(self._write_pending, partial, pending, records)
             commit = self._commit(partial, files, stack.pop_all())
             self._committing = asyncio.create_task(commit, name=f"commit {version}")
         self._saved_version = version
@@ -268,7 +270,6 @@ class Recorder:
         return self._metrics(update)
 
     def _metrics(self, update: Update) -> dict[str, Any]:
-        """The update's line in `metrics.jsonl`."""
         batch, filtered = update.batch, update.filtered
         graded = [group for group in batch.groups if group.sampled]
         graded += [group for group, _ in filtered]
@@ -450,14 +451,16 @@ class Throughput:
         }
 
     def _count(self, training: float) -> dict[str, float]:
-        """Totals so far: tokens and verdicts, and seconds; `training` are the trainer's."""
-        verifiers = self.verifiers.stats()
+        """Totals so far: tokens and verdicts, and seconds, those of generators on average;
+        `training` are the trainer's."""
+        verifiers, generators = self.verifiers.stats(), [*self.generators]
+        number = max(1, len(generators))
         return {
-            "generated": self.generators.generated_tokens,
-            "prefilled": sum(g.prefilled_tokens for g in self.generators),
-            "parked": sum(g.parked_tokens for g in self.generators),
-            "generating": self.generators.busy_seconds,
-            "without_work": self.generators.seconds_without_work,
+            "generated": sum(g.generated_tokens for g in generators),
+            "prefilled": sum(g.prefilled_tokens for g in generators),
+            "parked": sum(g.parked_tokens for g in generators),
+            "generating": sum(g.busy_seconds for g in generators) / number,
+            "without_work": sum(g.seconds_without_work for g in generators) / number,
             "training": training,
             "verdicts": verifiers.verdicts,
             "verifying": verifiers.busy_seconds,

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager, contextmanager
 
 from tramontane import loopback
 from tramontane.controller.generators import GeneratorPool
-from tramontane.controller.serving import PoolSampler
+from tramontane.controller.sampling import EndpointSampler
 from tramontane.evaluation.checkpoint import encoder_of
-from tramontane.evaluation.serving import Address, answering
+from tramontane.loopback import Address
 from tramontane.models.loading import context_length, load_config
 from tramontane.run.session import Session
 from tramontane.types import SamplingParams
@@ -30,8 +30,7 @@ def address_of(session: Session) -> Iterator[Address | None]:
         yield None
         return
     loopback.check_installed("generator.serve")
-    with loopback.listening(serve.port, serve.host) as listening:
-        address = Address(listening)
+    with loopback.listening(serve.port, serve.host) as address:
         file = session.folder.write_json(FILE, {"base_url": f"{address.url}/v1"})
         file.chmod(0o600)  # it has the key
         session.announce(f"clients reach the model at {address.url}/v1", logging.INFO)
@@ -50,12 +49,12 @@ async def answered(
     if address is None or serve is None:
         yield
         return
-    from tramontane.environments.endpoint import Served  # needs an extra
+    from tramontane.environments.endpoint import Served, answering  # needs an extra
 
     shape = load_config(config.model)
     vocab, context = int(shape.get_text_config().vocab_size), context_length(shape)
     max_len = min(generators.max_len, context or generators.max_len)
-    sampler = PoolSampler(generators, max_len, vocab, serve.completions)
+    sampler = EndpointSampler(generators, max_len, vocab, serve.completions)
     defaults = SamplingParams(config.pipeline.l_max, config.generator.temperature)
     served = Served(config.name, config, encoder_of(config), defaults, sampler)
     async with answering(served, address, ends_by_signal=False):

@@ -115,11 +115,8 @@ def summarize_run(
 
 
 def _models(measured: Measured) -> dict[str, Any]:
-    """Figures of each model of the run that was measured: `base`, `sft` (after a cold start), `rl`.
-
-    Each has `pass_at_1` and `format_rate` on the held-out problems, and pass@1 on every further
-    set under the set's name.
-    """
+    """Figures of each model that was measured: `base`, `sft` (after a cold start), `rl`. Each has
+    `pass_at_1` and `format_rate` on the held-out problems, and pass@1 on further sets by name."""
     names = {"base": "base", "before": "sft", "after": "rl"}
     if "base" not in measured:
         names["before"] = "base"

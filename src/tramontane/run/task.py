@@ -10,15 +10,15 @@ import copy
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from tramontane.config import Config, parse_settings, read_settings
-from tramontane.data.files import PYTHON_ROWS, name_of
+from tramontane.data.files import PYTHON_ROWS
 from tramontane.data.load import columns_of
-from tramontane.data.values import UnknownType, plain, plain_row
+from tramontane.data.objects import Rows, Settings, override_texts, rows_of
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
 from tramontane.types import Reward
@@ -26,10 +26,8 @@ from tramontane.verifier import custom, functions
 from tramontane.workplace import write_whole
 
 Function: TypeAlias = Callable[..., Any]
-Rows: TypeAlias = Iterable[Mapping[str, Any]]
 Source: TypeAlias = "str | Path | Rows"
 Data: TypeAlias = "Source | Mapping[str, Source]"
-Settings: TypeAlias = "Sequence[str] | Mapping[str, Any]"
 
 TRAIN_SPLITS, EVAL_SPLITS = ("train",), ("eval", "test", "validation")
 NOT_OPENED = "not-opened"  # model or data in a check that reads neither
@@ -176,61 +174,6 @@ def _sources(data: Data | None) -> dict[str, tuple[str, Source]]:
             f"{', '.join(EVAL_SPLITS)}; this one has {', '.join(map(str, data))}"
         )
     return found
-
-
-def rows_of(source: Rows, name: str = f"data{PYTHON_ROWS}") -> list[dict[str, Any]]:
-    """Rows as JSON values.
-
-    Args:
-        source: objects with values by column, or a pandas `DataFrame`.
-        name: name of the file that the rows will be written to (`files.name_of`).
-
-    Raises:
-        InputError: no rows, a row that is not a mapping, or a value of an unsupported type; the
-            message names the row, e.g. `data[3]`, and the field.
-    """
-    given = name_of(name)
-    frame: Any = source
-    rows = []
-    for number, row in enumerate(
-        frame.to_dict("records") if hasattr(source, "iterrows") else source
-    ):
-        where = f"{given}[{number}]"
-        if not isinstance(row, Mapping):
-            raise InputError(
-                f"{where} is of type {type(row).__name__}; give a list of dicts, a "
-                f"datasets.Dataset, a pandas.DataFrame, or the name of a file or dataset"
-            )
-        rows.append(plain_row(row, where))
-    if not rows:
-        raise InputError(f"{given}: no rows")
-    return rows
-
-
-def override_texts(settings: Settings | None) -> list[str]:
-    """`key=value` texts; a function becomes its import path.
-
-    Raises:
-        InputError: a value of a type that a config cannot hold.
-    """
-    if not isinstance(settings, Mapping):
-        return list(settings or ())
-    return [f"{key}={_setting(key, value)}" for key, value in settings.items()]
-
-
-def _setting(key: str, value: Any) -> str:
-    many = isinstance(value, list)
-    found = [_plain(item) for item in (value if many else [value])]
-    try:
-        return json.dumps(plain(found if many else found[0]), ensure_ascii=False)
-    except UnknownType as error:
-        raise InputError(f"{key}: {error}") from None
-
-
-def _plain(value: Any) -> Any:
-    if callable(value):
-        return functions.path_of(value)
-    return str(value) if isinstance(value, Path) else value
 
 
 def _entry(reward: Reward) -> dict[str, Any]:

@@ -9,17 +9,15 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from tramontane.config import HELD_OUT, Config
 from tramontane.config.device import number_types
 from tramontane.controller.conversations import start_conversations
-from tramontane.controller.generators import GeneratorPool
+from tramontane.controller.generators import GeneratorPool, generator_maker
 from tramontane.controller.ledger import Interruption, Ledger
 from tramontane.controller.pipeline import Pipeline, Workers
 from tramontane.controller.replay import Replay
@@ -27,9 +25,9 @@ from tramontane.controller.teachers import Teachers
 from tramontane.controller.verifiers import Verifiers, start_verifiers
 from tramontane.errors import InputError, reading
 from tramontane.evaluation import EvaluationResult
-from tramontane.evaluation.placed import generator_maker, model_for_workers
-from tramontane.evaluation.serving import Address
 from tramontane.interrupt import Interrupt
+from tramontane.loopback import Address
+from tramontane.models.shape import load_shape
 from tramontane.placement import (
     TRAINER,
     Folder,
@@ -42,9 +40,7 @@ from tramontane.placement import (
     started,
 )
 from tramontane.placement.place import Placement, place
-from tramontane.placement.seats import seats
 from tramontane.placement.thread import torch_threads
-from tramontane.run import teachers as run_teachers
 from tramontane.run.card import write_card
 from tramontane.run.checks import check_long_parity, check_parity, evaluation_warnings
 from tramontane.run.cold_start import fine_tune
@@ -60,6 +56,7 @@ from tramontane.run.summary import BeforeAfter, TrainResult, summarize_run
 from tramontane.run.trajectories import targets_of
 from tramontane.trainer import Trainer
 from tramontane.trainer.state import DamagedState
+from tramontane.trainer.teacher import Teacher
 
 Results = dict[str, EvaluationResult]  # by name of the set
 WriteReport = Callable[[Path], Path]
@@ -164,9 +161,7 @@ def _run_session(session: Session, placement: Placement, interrupt: Interrupt) -
     ):
         judges = Judges(verifiers, conversations)
         measured = _start_cold(session, placement, judges, interrupt)
-        with run_teachers.start(last, placement, session.replaced) as teachers:
-            running = _run(session, placement, judges, teachers, interrupt, address)
-            done = interrupt.run(running)
+        done = interrupt.run(_run(session, placement, judges, interrupt, address))
     if done.finished and not done.updates:
         raise InputError(
             f"{session.folder.path}: no update could be made: no problem is left to learn from, "
@@ -236,7 +231,6 @@ async def _run(
     session: Session,
     placement: Placement,
     judges: Judges,
-    teachers: Teachers | None,
     interrupt: Interrupt,
     address: Address | None,
 ) -> _Done:
@@ -251,20 +245,20 @@ async def _run(
         if told := judges.conversations.fate(ledger.outstanding.values()):
             session.announce(told, logging.INFO)
     longest = await _longest_prompt(prepared, judges)
-    stage = ledger.stages.config
-    generators = _generators(session, placement, session.model, stage, longest)
-    updates = config.pipeline.updates
-    model: Any = model_for_workers(config, session.model)
+    updates, limit = config.pipeline.updates, Limit.of(config.timeouts, "start")
+    model: Any = placement.model(session.model)
     make = partial(Trainer.load, model, config.trainer, updates, config.seed)
-    limit = Limit.of(config.timeouts, "start")
-    begun: list[GeneratorPool | Handle] = [generators]
-    found = seats(config, torch.cuda.device_count())
-    try:
-        # A generator measures its GPU's memory while nothing else takes any.
-        if config.placement.kind != "ray" and found.beside_trainer(config.generator.devices):
+    with ExitStack() as ending:
+        stage = ledger.stages.config
+        generators = _generators(session, placement, session.model, stage, longest)
+        ending.callback(generators.close)
+        if placement.generators_first:
             await generators.started()
+        teachers = _teachers(prepared.config, placement, session.replaced)
+        if teachers:
+            ending.enter_context(teachers)
         trainer = placement.trainer(make)
-        begun.append(trainer)
+        ending.callback(trainer.close)
         await generators.started()
         if teachers:
             await teachers.started()
@@ -274,13 +268,12 @@ async def _run(
             for warning in evaluation_warnings(measured["before"][HELD_OUT]):
                 session.announce(warning)
         await generators.resize(ledger.stages.config)
-        conversations = judges.conversations if config.converses else None
         workers = Workers(
             generators,
             judges.verifiers,
             trainer,
             placement.weights,
-            conversations,
+            judges.conversations,
             teachers.score if teachers else None,
             targets_of(config, prepared.encoder),
         )
@@ -306,9 +299,22 @@ async def _run(
             await generators.clear()  # left-over groups of a finished run
             measured["after"] = await _measure_end(session, generators, judges, "after", done)
         return _Done(done, finished, measured)
-    finally:
-        for worker in begun:
-            worker.close()
+
+
+def _teachers(
+    config: Config, placement: Placement, replaced: Callable[[WorkerLost], None]
+) -> Teachers | None:
+    if config.teacher is None:
+        return None
+    teacher, top_k = config.teacher, config.trainer.objective.distill.top_k
+    budget, vocabulary = config.trainer.microbatch_tokens, load_shape(config.model).vocabulary
+
+    def make(name: str, model: str) -> Handle:
+        portable: Any = placement.model(model)
+        load = partial(Teacher.load, portable, teacher, budget, top_k, vocabulary)
+        return placement.teacher(name, load)
+
+    return Teachers(make, config, replaced)
 
 
 async def _replay(prepared: Prepared, verifiers: Verifiers) -> Replay | None:
@@ -329,8 +335,6 @@ def _interruption(prepared: Prepared) -> Interruption | None:
 
 async def _longest_prompt(prepared: Prepared, judges: Judges) -> int:
     """Upper bound of all prompts, in tokens, those that environments begin with included."""
-    if not prepared.config.converses:
-        return prepared.max_prompt
     problems, encode = prepared.sample, prepared.prompts.encode
     return await judges.conversations.fit(problems, encode, prepared.max_prompt)
 
@@ -340,12 +344,9 @@ async def _measure_base(session: Session, placement: Placement, judges: Judges) 
     then has the machine to itself."""
     base, stage = session.base, session.prepared.stages[-1]
     longest = await _longest_prompt(session.prepared, judges)
-    generators = _generators(session, placement, base, stage, longest)
-    try:
+    with closing(_generators(session, placement, base, stage, longest)) as generators:
         await generators.started()
         return await _measure_end(session, generators, judges, "base", 0)
-    finally:
-        generators.close()
 
 
 async def _measure_end(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,11 +34,10 @@ def view(paths: list[Path], port: int = 0, on_address: Callable[[str], None] | N
     threading.Thread(target=_read_rollouts, args=(runs,), daemon=True).start()
     from tramontane.view.app import make_app
 
-    token = secrets.token_urlsafe(loopback.TOKEN_BYTES)
-    with loopback.listening(port) as socket:
+    with loopback.listening(port) as address:
         if on_address:
-            on_address(f"http://{loopback.HOST}:{socket.getsockname()[1]}/{token}/")
-        loopback.server(make_app(runs, token)).run(sockets=[socket])
+            on_address(f"{address.url}/")
+        loopback.server(make_app(runs, address.key)).run(sockets=[address.socket])
 
 
 def _read_rollouts(runs: list[Run]) -> None:

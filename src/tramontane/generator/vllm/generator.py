@@ -220,7 +220,6 @@ class VllmGenerator(AnyGenerator):
             self._load(self._fetched)
 
     def _load(self, version: int) -> float:
-        """Have vLLM load the shared tensors."""
         recompute = self.config.kv_cache == "recompute"
         seconds = self._process.call(
             "load", version, self._shared.path, self._shared.table, recompute

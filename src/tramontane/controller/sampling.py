@@ -1,0 +1,165 @@
+"""Samples that are not training's, on a pool of generators: of evaluations, and of an endpoint's
+clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from tramontane.controller.conversations import Conversations
+from tramontane.controller.generators import GeneratorPool
+from tramontane.controller.pooled import ASKED, EVALUATION, FIRST_ASKED, PooledGenerator
+from tramontane.errors import InputError
+from tramontane.types import Completion, Problem, Request, SamplingParams
+
+
+class Sampler:
+    """Has requests of one kind completed; a lost generator is replaced, and its requests continue.
+
+    Args:
+        generators: have slots for the longest request.
+        kind: of the requests; no other sampler of these generators has it.
+
+    Attributes:
+        failed: holds the error of a generator that cannot be replaced. Whoever waits for a
+            completion gets it, too.
+    """
+
+    def __init__(self, generators: GeneratorPool, kind: int = EVALUATION) -> None:
+        self._generators, self._kind = generators, kind
+        self._waiting: dict[tuple[int, int], asyncio.Future[Completion]] = {}
+        self._polls: dict[PooledGenerator, asyncio.Task[None]] = {}
+        self._report = asyncio.Event()  # of the next poll
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def submit(self, requests: Sequence[Request]) -> list[asyncio.Future[Completion]]:
+        """The completions of requests, as they end."""
+        if self.failed.done():
+            self.failed.result()
+        new = asyncio.get_running_loop().create_future
+        found = {(r.group, r.index): new() for r in requests}
+        self._waiting |= found
+        self._generators.submit([*requests])
+        for generator in self._generators:
+            if generator.has(self._kind) and generator not in self._polls:
+                self._polls[generator] = asyncio.create_task(self._poll(generator))
+        return [*found.values()]
+
+    async def complete(
+        self,
+        problem: Problem,
+        requests: Sequence[Request],
+        conversations: Conversations,
+    ) -> list[Completion]:
+        """The completions of a problem's requests, in order; their environments, if any, begin and
+        answer them.
+
+        Raises:
+            WorkerLost: a generator, or a process of environments, cannot be replaced.
+        """
+        if not conversations.converses:
+            return await asyncio.gather(*self.submit(requests))
+        seed = requests[0].seed  # environments of one problem begin alike
+        begun = (replace(r, prompt_ids=[], seed=seed + r.index) for r in requests)
+        return await asyncio.gather(*(self._converse(problem, r, conversations) for r in begun))
+
+    async def _converse(
+        self, problem: Problem, request: Request, conversations: Conversations
+    ) -> Completion:
+        limit = request.sampling.max_tokens
+        while isinstance(found := await conversations.answer(limit, problem, request), Request):
+            [completion] = self.submit([found])
+            request = found.turn_ended(await completion)
+        return found
+
+    async def _poll(self, generator: PooledGenerator) -> None:
+        """Take what one generator samples while it has requests; the pipeline shares its polls."""
+        try:
+            while generator.has(self._kind):
+                for completion in await generator.poll(self._kind):
+                    waiting = self._waiting.pop((completion.group, completion.index))
+                    if not waiting.done():
+                        waiting.set_result(completion)
+                self._tell()
+        except Exception as error:  # e.g. `WorkerLost`
+            futures: list[asyncio.Future[Any]] = [self.failed, *self._waiting.values()]
+            for future in futures:
+                if not future.done():
+                    future.set_exception(error)
+                    future.exception()  # not all are awaited
+            self._tell()
+        del self._polls[generator]
+
+    def _tell(self) -> None:
+        report, self._report = self._report, asyncio.Event()
+        report.set()
+
+    async def aclose(self) -> None:
+        """End the polls."""
+        polls = [*self._polls.values()]
+        for poll in polls:
+            poll.cancel()
+        await asyncio.gather(*polls, return_exceptions=True)
+
+
+class EndpointSampler(Sampler):
+    """Samples for an endpoint; see `environments.endpoint.Sampler`.
+
+    Args:
+        generators: have slots of `max_len` tokens.
+        max_len: longest prompt plus completion, in tokens.
+        vocab: number of tokens of the model.
+        limit: maximum number of completions sampled at once; further requests wait, in order. None:
+            as many as are asked for.
+    """
+
+    def __init__(
+        self, generators: GeneratorPool, max_len: int, vocab: int, limit: int | None = None
+    ) -> None:
+        super().__init__(generators, ASKED)
+        self.max_len, self.vocab = max_len, vocab
+        self._limit, self._sampled, self._room = limit, 0, asyncio.Condition()
+        self._groups = count(FIRST_ASKED, -1)
+
+    def sample(
+        self, prompt_ids: list[int], n: int, seed: int, sampling: SamplingParams
+    ) -> AsyncGenerator[Sequence[Request | Completion], None]:
+        """See `environments.endpoint.Sampler`.
+
+        Raises:
+            InputError: more completions than are sampled at once.
+        """
+        if self._limit is not None and n > self._limit:
+            raise InputError(
+                f"n: at most {self._limit} completions are sampled at once "
+                f"(generator.serve.completions), not {n}"
+            )
+        return self._sample(prompt_ids, n, seed, sampling)
+
+    async def _sample(
+        self, prompt_ids: list[int], n: int, seed: int, sampling: SamplingParams
+    ) -> AsyncGenerator[Sequence[Request | Completion], None]:
+        limit, group = self._limit, next(self._groups)
+        async with self._room:
+            await self._room.wait_for(lambda: limit is None or self._sampled + n <= limit)
+            self._sampled += n
+        requests = [Request(group, i, prompt_ids, seed + i, sampling) for i in range(n)]
+        try:
+            futures = self.submit(requests)
+            while True:
+                await self._report.wait()
+                pairs = zip(futures, requests, strict=True)
+                found = [f.result() if f.done() else r for f, r in pairs]
+                yield found
+                if all(isinstance(each, Completion) for each in found):
+                    return
+        finally:
+            self._generators.cancel(group)
+            for request in requests:
+                self._waiting.pop((group, request.index), None)
+            self._sampled -= n
+            async with self._room:
+                self._room.notify_all()

@@ -1,0 +1,78 @@
+"""Samples beside training, from generators without a model."""
+
+import asyncio
+from contextlib import aclosing
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.controller.counting import CountingGenerator
+from tests.controller.test_generators import group, pool_of
+from tramontane.controller.sampling import EndpointSampler, Sampler
+from tramontane.errors import InputError
+from tramontane.types import Problem, SamplingParams
+
+PROBLEM = Problem("p", "math", "1 + 1?", "2")
+ALONE: Any = SimpleNamespace(converses=False)
+
+
+def test_completions_come_in_the_order_of_their_requests_whatever_is_trained() -> None:
+    pool = pool_of([CountingGenerator(), CountingGenerator()], [])
+
+    async def use() -> None:
+        pool.submit(group(0, 4, tokens=90))  # training's
+        async with aclosing(Sampler(pool)) as sampler:
+            long, short = await asyncio.gather(
+                sampler.complete(PROBLEM, group(-1, 3, tokens=8), ALONE),
+                sampler.complete(PROBLEM, group(-2, 2, tokens=3), ALONE),
+            )
+        assert [(c.group, c.index, c.n_tokens) for c in long] == [(-1, i, 8) for i in range(3)]
+        assert [(c.group, c.index, c.n_tokens) for c in short] == [(-2, i, 3) for i in range(2)]
+        assert (pool.in_flight, pool.evaluating) == (4, 0)
+        pool.close()
+
+    asyncio.run(use())
+
+
+def test_an_error_of_a_generator_reaches_all_who_wait_and_who_come_later() -> None:
+    class Full(CountingGenerator):
+        def poll(self, *_: Any) -> Any:
+            raise RuntimeError("no memory")
+
+    pool = pool_of([Full()], [])
+
+    async def use() -> None:
+        sampler = Sampler(pool)
+        asked = (sampler.complete(PROBLEM, group(n, 2), ALONE) for n in (-1, -2))
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert [str(error) for error in found] == ["no memory"] * 2
+        with pytest.raises(RuntimeError, match="no memory"):
+            sampler.submit(group(-3, 1))
+        assert sampler.failed.done()
+        pool.close()
+
+    asyncio.run(use())
+
+
+def test_clients_see_tokens_as_they_come_and_wait_for_room() -> None:
+    pool = pool_of([CountingGenerator()], [])
+
+    async def use() -> None:
+        sampler, running = EndpointSampler(pool, max_len=126, vocab=10, limit=2), list[int]()
+
+        async def ask(number: int) -> list[list[int]]:
+            seen = []
+            async for found in sampler.sample([1], 2, 0, SamplingParams(5)):
+                seen.append([len(each.token_ids) for each in found])
+                running.append(number)
+            return seen
+
+        for seen in await asyncio.gather(ask(0), ask(1)):
+            assert seen[-1] == [5, 5] and seen == sorted(seen) and len(seen) > 1
+        assert running == sorted(running)  # one after the other
+        with pytest.raises(InputError, match="at most 2 completions"):
+            sampler.sample([1], 3, 0, SamplingParams(5))
+        pool.close()
+
+    asyncio.run(use())

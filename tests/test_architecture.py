@@ -1,0 +1,82 @@
+"""Which package may import which: docs/architecture.md as a test."""
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from itertools import chain
+
+from tests.paths import ROOT
+
+SOURCE = ROOT / "src" / "tramontane"
+ENTRY = "tramontane"  # the package itself: the functions of `import tramontane`
+
+# From the ground up. A package may import those below its own floor, and none beside it.
+FLOORS = (
+    "errors imports pages statistics temporary types",
+    "batches interrupt loopback plugins workplace",
+    "models",
+    "config",
+    "placement",
+    "generator trainer verifier",  # workers, which know nothing of each other
+    "data",
+    "asking environments",
+    "controller curation doctor sft",
+    "evaluation planning",
+    "run",
+    "audit",
+    "view",
+    "recipes start",
+    "studies",
+    "tramontane",  # the functions of `import tramontane`
+    "cli",
+    "__main__",
+)
+
+
+def room_of(name: str) -> str:
+    """The package, or the module beside the packages, that a module belongs to."""
+    return [*name.split("."), ENTRY][1]
+
+
+def imported(node: ast.AST) -> Iterator[str]:
+    """Modules of ours that code imports when it runs, at once or later."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield from (module_of(f"{node.module}.{alias.name}") for alias in node.names)
+    typing = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    inside = node.orelse if isinstance(node, ast.If) and typing else ast.iter_child_nodes(node)
+    yield from chain.from_iterable(map(imported, inside))
+
+
+def module_of(name: str) -> str:
+    """The module that a name is imported from: itself, or the one that defines it."""
+    path = SOURCE.parent / name.replace(".", "/")
+    return name if path.is_dir() or path.with_suffix(".py").is_file() else name.rpartition(".")[0]
+
+
+def graph() -> dict[str, set[str]]:
+    """The modules that each module imports."""
+    found = {}
+    for path in SOURCE.rglob("*.py"):
+        name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        ours = {module for module in imported(tree) if module.partition(".")[0] == ENTRY}
+        found[name.removesuffix(".__init__")] = ours
+    return found
+
+
+def test_imports_point_down() -> None:
+    floor_of = {room: number for number, floor in enumerate(FLOORS) for room in floor.split()}
+    up = [
+        f"{module} imports {other}"
+        for module, others in graph().items()
+        for other in others
+        if room_of(module) != room_of(other)
+        and floor_of[room_of(module)] <= floor_of[room_of(other)]
+    ]
+    assert not up, "\n".join(up)
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    [*TopologicalSorter(graph()).static_order()]
