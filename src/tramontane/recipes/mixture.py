@@ -12,9 +12,9 @@ from tramontane.data.files import shuffled
 from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import evaluate_checkpoint
 from tramontane.evaluation.settings import Settings, settings_for
-from tramontane.recipes.config import AnswersConfig, GeneralConfig
+from tramontane.recipes.config import AnswersConfig, GeneralConfig, flat
 from tramontane.recipes.harvest import retagged, write_rows
-from tramontane.recipes.steps import Facts, flat
+from tramontane.recipes.steps import Facts
 from tramontane.run.task import override_texts
 from tramontane.sft.examples import generated_chats, pairs_of_rows
 from tramontane.types import ThinkingTags
