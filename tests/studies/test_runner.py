@@ -5,8 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,33 +14,25 @@ from tests.forked import Command
 from tests.run.test_resume import wait_until
 from tests.runs import SMALL
 from tramontane.run.folder import RunFolder
-from tramontane.studies.runner import _Running
+from tramontane.studies.runner import end
 
 SLEEP = "import signal, time; {}; print(flush=True); time.sleep(600)"
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
 
-def start(pids: list[int], what: str = "pass") -> subprocess.Popen[bytes]:
+def start(what: str = "pass") -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", SLEEP.format(what)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline()
-    pids.append(process.pid)
     return process
 
 
-def test_processes_end_in_time_and_no_other_is_started() -> None:
-    running, pids = _Running(), list[int]()
-    with ThreadPoolExecutor(2) as pool:
-        heeds = pool.submit(running.wait, partial(start, pids))
-        deaf = pool.submit(running.wait, partial(start, pids, DEAF))
-        while len(pids) < 2:
-            assert not (heeds.done() or deaf.done())
-            time.sleep(0.01)
-        began = time.monotonic()
-        running.end(0.5)
-        assert (heeds.result(10), deaf.result(10)) == (-signal.SIGTERM, -signal.SIGKILL)
-        assert time.monotonic() - began < 5
-        assert running.wait(partial(start, pids)) == -signal.SIGTERM and len(pids) == 2
+def test_processes_end_in_time() -> None:
+    heeds, deaf = start(), start(DEAF)
+    began = time.monotonic()
+    end([heeds, deaf], 0.5)
+    assert (heeds.wait(10), deaf.wait(10)) == (-signal.SIGTERM, -signal.SIGKILL)
+    assert time.monotonic() - began < 5
 
 
 @pytest.mark.slow

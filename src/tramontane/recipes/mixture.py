@@ -36,10 +36,7 @@ def answer_settings(config: AnswersConfig, teacher: str) -> Settings:
     if config.keep == "well_formed":
         keys[f"verifier.domains.{OPEN}"] = {"format": {"thinking": "required"}}
         keys["data.domain"] = OPEN
-    sampling = {"problems", "samples", "temperature", "top_p", "slots", "seed", "max_tokens"}
-    options: Any = config.model_dump(include=sampling)
-    if config.max_tokens is None:
-        del options["max_tokens"]
+    options: Any = config.model_dump(exclude={"source", "set", "keep"}, exclude_none=True)
     return settings_for(teacher, config.source, None, override_texts(keys), options)
 
 

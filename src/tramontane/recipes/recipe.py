@@ -95,7 +95,9 @@ def steps_of(recipe: Recipe, screens: Screens = QuietScreen) -> list[Step]:
     Raises:
         InputError: an invalid training config, or Medium's without stages.
     """
-    return (_medium if isinstance(recipe, MediumRecipe) else _small)(recipe, screens)
+    if isinstance(recipe, MediumRecipe):
+        return _medium(recipe, screens)
+    return _small(recipe, screens)
 
 
 def _medium(recipe: MediumRecipe, screens: Screens) -> list[Step]:

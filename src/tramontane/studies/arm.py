@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from tramontane.config import Config, parse, read_settings
+from tramontane.config.domains import import_path
 from tramontane.errors import InputError
-from tramontane.imports import import_module
 from tramontane.interrupt import leave
 from tramontane.pages import json_values
 from tramontane.start import train_or_resume
+from tramontane.verifier import functions
 from tramontane.workplace import write_whole
 
 # (the arm's keys, seed, folder) -> the run's measures by name.
@@ -31,17 +32,10 @@ def load_function(path: str) -> RunArm:
     """The function at `package.module:function`, if necessary from the current folder.
 
     Raises:
-        InputError: not such a path, or no such module or function.
+        InputError: no such module or function.
     """
-    module, _, name = path.partition(":")
-    if not module or not name:
-        raise InputError(f"runner {path!r}: write it as package.module:function")
-    try:
-        function: RunArm | None = getattr(import_module(module), name, None)
-    except ModuleNotFoundError as error:
-        raise InputError(f"runner {path!r}: {error}") from error
-    if not callable(function):
-        raise InputError(f"runner {path!r}: the module has no function {name!r}")
+    functions.check(import_path(path), f"runner {path!r}", lambda function: "")
+    function: RunArm = functions.load(import_path(path))
     return function
 
 
