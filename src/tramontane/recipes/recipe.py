@@ -212,14 +212,14 @@ def _train(
 
 
 def _teacher(recipe: SmallRecipe) -> str:
-    """Weights of the teacher's finished run. Distillation needs no run, only a checkpoint.
+    """The teacher: a finished run; for distillation, also a checkpoint.
 
     Raises:
         InputError: not a run, or not finished.
     """
-    if recipe.distill and not RunFolder(recipe.teacher).begun:
-        return recipe.teacher
-    return find_weights(str(finished_run(recipe.teacher).path))
+    if not recipe.distill or RunFolder(recipe.teacher).begun:
+        finished_run(recipe.teacher)
+    return recipe.teacher
 
 
 @dataclass(frozen=True)
