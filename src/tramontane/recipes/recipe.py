@@ -16,14 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from tramontane.config import (
-    Config,
-    PromptConfig,
-    SFTConfig,
-    parse,
-    parse_settings,
-    read_settings,
-)
+from tramontane.config import Config, PromptConfig, SFTConfig, parse, parse_settings, read_settings
 from tramontane.errors import InputError
 from tramontane.evaluation import comparison
 from tramontane.evaluation.checkpoint import encoder_of, problems_of
@@ -33,13 +26,7 @@ from tramontane.evaluation.settings import settings_for
 from tramontane.models.names import find_weights, numbered
 from tramontane.pages import render
 from tramontane.recipes import mixture
-from tramontane.recipes.config import (
-    MeasuredOn,
-    MediumRecipe,
-    RunSettings,
-    SmallRecipe,
-    flat,
-)
+from tramontane.recipes.config import MeasuredOn, MediumRecipe, RunSettings, SmallRecipe, flat
 from tramontane.recipes.harvest import finished_run, harvest
 from tramontane.recipes.steps import Announce, Facts, Step, Stopped, begin, run_steps
 from tramontane.run.folder import RunFolder
@@ -185,12 +172,7 @@ def distillation_config(recipe: SmallRecipe) -> Config:
 
 
 def _train(
-    name: str,
-    title: str,
-    uses: tuple[str, ...],
-    config: Config,
-    screens: Screens,
-    after: str = "",
+    name: str, title: str, uses: tuple[str, ...], config: Config, screens: Screens, after: str = ""
 ) -> Step:
     """A step that trains the result of the step `after`, by default the start."""
 
