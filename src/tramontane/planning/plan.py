@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from tramontane.config import Config, parse_settings
+from tramontane.config import Config, parse
 from tramontane.errors import InputError
 from tramontane.planning.config import PlanConfig
 from tramontane.planning.fit import RunMemory, run_memory
@@ -225,19 +225,18 @@ class Plan:
         }
 
 
-def plan(settings: PlanConfig | Mapping[str, Any], assumptions: list[str] | None = None) -> Plan:
+def plan(settings: PlanConfig | Mapping[str, Any]) -> Plan:
     """Find the best split of GPUs between generators and trainers.
 
     Args:
         settings: a `PlanConfig`, or its keys; `model` and `gpus` are needed.
-        assumptions: `key=value` texts laid over them.
 
     Raises:
         InputError: too few GPUs for the model, or an unknown model, GPU or key.
     """
     config = settings
     if not isinstance(config, PlanConfig):
-        config = parse_settings(PlanConfig, {**config}, assumptions or [], "plan")
+        config = parse(PlanConfig, {**config}, "plan")
     machine = Machine(config)
     splits = list(islice(_fitting(machine), CANDIDATES))
     found = cheapest(machine, 2 * config.n_batch, 0.0)
