@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 
 from tramontane.curation.config import CurateConfig
-from tramontane.curation.pipeline import run_curation as curate
+from tramontane.curation.pipeline import curate
 
 HERE = Path(__file__).parent
 RECENT = 50_000  # rows that a planted row may repeat, which limits this script's memory
@@ -90,7 +90,7 @@ def main() -> None:
             entry["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
             clock.update(wall=time.monotonic(), cpu=time.process_time())
 
-        summary = curate(CurateConfig(inputs=(str(raw),), out=str(out)), show)
+        summary = curate(CurateConfig(inputs=(str(raw),), out=str(out)), progress=show).summary
         show("reports", 0)
         found: dict[str, Counter[str]] = {kind: Counter() for kind in planted}
         with (out / "decisions.jsonl").open(encoding="utf-8") as lines:

@@ -43,7 +43,7 @@ from measure import finish, machine
 import tramontane
 from tramontane.config import Config, load_config
 from tramontane.curation.config import CurateConfig
-from tramontane.curation.pipeline import run_curation as curate
+from tramontane.curation.pipeline import curate
 from tramontane.run.folder import RunFolder
 from tramontane.statistics import student_quantile
 

@@ -171,8 +171,8 @@ def test_generate_prints_a_completion(capsys: pytest.CaptureFixture[str]) -> Non
 def test_eval_measures_and_writes_every_completion(tmp_path: Path) -> None:
     out = tmp_path / "eval.jsonl"
     args = ["eval", "tiny", "playground:", "--problems", "4", "--samples", "2", "--out", str(out)]
-    args += ["--device", "cpu", "--dtype", "float32", "--top-k", "20", "--workers", "2"]
-    result = runner.invoke(app, [*args, "data.playground.levels=[1, 2]"])
+    args += ["--top-k", "20", "data.playground.levels=[1, 2]", "verifier.workers=2"]
+    result = runner.invoke(app, [*args, "generator.device=cpu", "generator.dtype=float32"])
     assert result.exit_code == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(rows) == 8
@@ -204,7 +204,6 @@ def test_score_grades_rows_and_reports_bad_lines(tmp_path: Path) -> None:
         ["eval", "tiny", "playground:", "--slots", "0"],
         ["eval", "tiny", "playground:", "--samples", "0"],
         ["eval", "tiny", "playground:", "--problems", "0"],
-        ["eval", "tiny", "playground:", "--workers", "0"],
         ["generate", "tiny", "1 + 1", "-n", "0"],
     ],
 )
@@ -238,9 +237,9 @@ def test_generate_refuses_no_completions() -> None:
 
 
 def test_eval_checks_device_and_dtype() -> None:
-    result = runner.invoke(app, ["eval", "tiny", "playground:", "--device", "gpu"])
+    result = runner.invoke(app, ["eval", "tiny", "playground:", "generator.device=gpu"])
     assert "eval: generator.device: 'gpu' is not a device" in str(result.exception)
-    result = runner.invoke(app, ["eval", "tiny", "playground:", "--dtype", "float16"])
+    result = runner.invoke(app, ["eval", "tiny", "playground:", "generator.dtype=float16"])
     assert "eval: generator.dtype: Input should be 'auto', 'float32' or 'bfloat16'" in str(
         result.exception
     )

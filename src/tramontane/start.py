@@ -94,6 +94,13 @@ def train(
         return _train(settings, folder, **display)
 
 
+def train_or_resume(config: Config, **display: Unpack[Display]) -> TrainResult:
+    """Train by a config with a `run_dir`, or continue the run there."""
+    if RunFolder(str(config.run_dir)).begun:
+        return train(resume=config.run_dir, **display)
+    return train(config, **display)
+
+
 def _train(
     settings: Config,
     folder: RunFolder,

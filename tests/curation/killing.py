@@ -13,7 +13,7 @@ import torch
 from tests import forked
 from tests.forked import TIMEOUT_S, end
 from tramontane.curation.config import CurateConfig
-from tramontane.curation.pipeline import run_curation as curate
+from tramontane.curation.pipeline import curate
 
 
 def start(config: CurateConfig, killed_at: str | None = None) -> BaseProcess:

@@ -26,7 +26,7 @@ from tramontane.curation.agreement import (
 )
 from tramontane.curation.config import CodeConfig, CurateConfig
 from tramontane.curation.inputs import mutations
-from tramontane.curation.pipeline import run_curation as curate
+from tramontane.curation.pipeline import curate
 from tramontane.data.code import Solution
 from tramontane.types import Problem
 
@@ -256,7 +256,7 @@ def run(folder, rows, settings=PATIENT, **extra):
     config = CurateConfig(
         inputs=(source,), out=str(folder / "out"), stages=("code",), code=settings, **extra
     )
-    return curate(config), folder / "out"
+    return curate(config).summary, folder / "out"
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from tramontane import InputError
 from tramontane.cli import app
 from tramontane.config import DataConfig
 from tramontane.curation.config import CurateConfig
-from tramontane.curation.pipeline import run_curation as curate
+from tramontane.curation.pipeline import curate
 from tramontane.data.load import load_problems
 
 NAMES = ("kept.jsonl", "decisions.jsonl", "report.md", "report.html", "summary.json")
@@ -39,7 +39,7 @@ def write(path, rows):
 
 def run(tmp_path, *inputs, name="out", **settings):
     config = CurateConfig(inputs=inputs, out=str(tmp_path / name), **settings)
-    return curate(config), tmp_path / name
+    return curate(config).summary, tmp_path / name
 
 
 def results(out):

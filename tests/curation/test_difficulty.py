@@ -12,7 +12,7 @@ from tests.paths import ROOT
 from tramontane import InputError
 from tramontane.config import load_section, parse_settings
 from tramontane.curation.config import CurateConfig
-from tramontane.curation.pipeline import run_curation as curate
+from tramontane.curation.pipeline import curate
 
 torch.set_num_threads(1)  # the model is small: a second thread costs more than it brings
 
@@ -33,7 +33,7 @@ def run(tmp_path, rows, server, *stages, name="out", **settings):
         limits = {"timeout_s": 60, "code_timeout_s": 60}
         raw[stage]["verifier"] = limits | raw[stage].get("verifier", {})
     raw |= {"inputs": [str(source)], "out": str(tmp_path / name), "stages": stages} | settings
-    summary = curate(CurateConfig.model_validate(raw))
+    summary = curate(CurateConfig.model_validate(raw)).summary
     decisions = {d["id"]: d for d in lines(tmp_path / name / "decisions.jsonl")}
     return summary, decisions, {k["id"]: k for k in lines(tmp_path / name / "kept.jsonl")}
 
@@ -215,7 +215,7 @@ def test_the_model_may_be_a_checkpoint(tmp_path):
         "difficulty.max_pass_rate=1", "difficulty.model.checkpoint.slots=8",
     ]  # fmt: skip
     config = parse_settings(CurateConfig, {}, overrides, "test")
-    summary = curate(config)
+    summary = curate(config).summary
     assert summary["rows"] == 6
     measured = sum(b["kept"] + b["dropped"] for b in summary["pass_rates"]["difficulty"])
     assert measured == 6

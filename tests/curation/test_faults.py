@@ -20,7 +20,7 @@ from benchmarks.faults import (
     write,
 )
 from tramontane.curation.config import CurateConfig
-from tramontane.curation.pipeline import run_curation as curate
+from tramontane.curation.pipeline import curate
 
 ROWS = list(planted(1000, 3))
 

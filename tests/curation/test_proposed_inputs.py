@@ -18,7 +18,7 @@ from tramontane.asking import Answer
 from tramontane.config import parse_settings
 from tramontane.curation.config import CurateConfig
 from tramontane.curation.inputs import PER_ANSWER, questions, read_inputs
-from tramontane.curation.pipeline import run_curation as curate
+from tramontane.curation.pipeline import curate
 from tramontane.types import Problem
 
 PROBLEM = Problem("p", "code", "Double it.", tests={"type": "stdio", "cases": doubles(3, 5)})

@@ -19,7 +19,7 @@ pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane[vi
 
 SECONDS = 120.0  # limit of a start, and of an answer
 PROMPT = "What is 3 + 4?"
-COMMAND = ["serve", "tiny", "--device", "cpu", "--slots", "8", "--max-tokens", "24"]
+COMMAND = ["serve", "tiny", "generator.device=cpu", "--slots", "8", "--max-tokens", "24"]
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,8 @@ from tramontane.recipes.config import (
     SmallRecipe,
 )
 from tramontane.recipes.mixture import answer_settings, mix
-from tramontane.recipes.recipe import KINDS, run, steps_of
-from tramontane.recipes.steps import begin, training_config
+from tramontane.recipes.recipe import KINDS, PAPER, run, steps_of, training_config
+from tramontane.recipes.steps import begin
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 
@@ -182,8 +182,9 @@ def test_distillation_in_the_place_of_fine_tuning_through_a_kill(tmp_path):
 
 def test_distillation_changes_the_training_config_only_for_its_step(tmp_path):
     recipe = distilling(tmp_path, "tiny", distillation={"updates": 5, "set": {"seed": 3}})
-    trainings = steps_of(recipe).trainings
-    distilled, rl = (trainings[k].config for k in ("distillation", "reinforcement learning"))
+    first, *_ = steps = steps_of(recipe)
+    distilled, rl = first.training, steps[1].training
+    assert distilled and rl and rl == steps[2].training
     assert distilled.teacher.model == "tiny"
     assert distilled.trainer.objective.name == "distill"
     assert distilled.trainer.objective.distill.top_k == 16
@@ -212,13 +213,13 @@ def test_a_teacher_that_cannot_score_the_model_is_refused_before_any_work(tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-def test_the_papers_values_are_defaults_that_the_config_replaces():
-    papers = {"generator.temperature": 1.0, "trainer.objective.magistral.eps_high": 0.3}
-    config = training_config(RunSettings(), papers, {"model": "tiny"})
+def test_the_papers_values_are_defaults_that_the_config_replaces(tmp_path):
+    recipe = small(tmp_path, "tiny")
+    config = training_config(recipe, RunSettings(), PAPER)
     assert config.trainer.objective.magistral.eps_high == 0.3
     settings = RunSettings(config=str(ROOT / "configs/medium.yaml"))
     settings.set = {"data": {"train": "a.jsonl"}, "data.limit": 5, "stages.0.l_max": 9000}
-    config = training_config(settings, papers, {"model": "tiny"})
+    config = training_config(recipe, settings, PAPER)
     assert config.generator.temperature == 0.7  # the file's
     assert config.trainer.objective.magistral.eps_high == 0.28
     assert (config.data.train, config.data.limit) == ("a.jsonl", 5)
@@ -226,7 +227,7 @@ def test_the_papers_values_are_defaults_that_the_config_replaces():
     assert config.stages[0].l_max == 9000
     settings.set["model"] = "other"
     with pytest.raises(InputError, match="rl.set: the recipe decides model"):
-        training_config(settings, papers, {"model": "tiny"})
+        training_config(recipe, settings, PAPER)
 
 
 def test_the_mixture_has_a_tenth_of_general_data_and_a_short_file_is_repeated(tmp_path):
@@ -288,7 +289,7 @@ def test_a_recipe_reads_its_input_before_the_work(part, changed, match, tmp_path
 
 def test_settings_of_steps_to_come_may_change(tmp_path):
     recipe = medium(tmp_path)
-    steps = steps_of(recipe).steps()
+    steps = steps_of(recipe)
     begin(recipe, tmp_path, steps)
     (tmp_path / "1_rl").mkdir()
     (tmp_path / "1_rl/done.json").write_text("{}")
@@ -300,16 +301,16 @@ def test_settings_of_steps_to_come_may_change(tmp_path):
     (tmp_path / "2_compare").mkdir()  # begun: its completions say what they were made with
     compare = recipe.compare.model_copy(update={"samples": 1})
     changed = recipe.model_copy(update={"compare": compare})
-    begin(changed, tmp_path, steps_of(changed).steps())
+    begin(changed, tmp_path, steps_of(changed))
     assert read_settings(tmp_path / "recipe.yaml")["compare"]["samples"] == 1
 
     rl = RunSettings(set=recipe.rl.set | {"seed": 5})
     other = changed.model_copy(update={"rl": rl})
     with pytest.raises(InputError, match=r"already started with different settings \(rl\)"):
-        begin(other, tmp_path, steps_of(other).steps())
+        begin(other, tmp_path, steps_of(other))
     (tmp_path / "2_compare/done.json").write_text("{}")
     with pytest.raises(InputError, match=r"already started with different settings \(compare\)"):
-        begin(recipe, tmp_path, steps_of(recipe).steps())
+        begin(recipe, tmp_path, steps_of(recipe))
     with pytest.raises(InputError, match="recipe.yaml is a file; name a folder"):
         begin(recipe, tmp_path / "recipe.yaml/out", steps)
 
@@ -319,16 +320,16 @@ def test_the_tiny_recipes_are_whole(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     kind = KINDS[name.split("_")[1]]
     steps = steps_of(load_section(kind, f"configs/{name}.yaml"))
-    assert steps.steps()[-1].name.endswith("_compare")
+    assert steps[-1].name.endswith("_compare")
 
 
 def test_the_tiny_recipe_distills_in_four_steps(monkeypatch):
     monkeypatch.chdir(ROOT)
     recipe = load_section(SmallRecipe, "configs/recipe_small_tiny.yaml", ["distill=on_policy"])
-    steps = [step.name for step in steps_of(recipe).steps()]
+    steps = [step.name for step in steps_of(recipe)]
     assert steps == ["1_distill", "2_rl", "3_rl_only", "4_compare"]
     recipe.rl_only = False
-    steps = [step.name for step in steps_of(recipe).steps()]
+    steps = [step.name for step in steps_of(recipe)]
     assert steps == ["1_distill", "2_rl", "4_compare"]
 
 

@@ -10,7 +10,7 @@ from tests.runs import small_config
 from tests.studies.test_plane import SHAPES, write_run
 from tramontane import train
 from tramontane.errors import InputError
-from tramontane.studies.landscape import Grid, study_landscape
+from tramontane.studies.landscape import study_landscape
 
 
 def test_the_plane_of_checkpoints_that_were_since_replaced_is_refused(tmp_path):
@@ -24,11 +24,11 @@ def test_the_plane_of_checkpoints_that_were_since_replaced_is_refused(tmp_path):
     write_run(run, rng.normal(size=(4, size)))
     for _ in range(2):  # the same checkpoints: the plane is kept
         with pytest.raises(KeyboardInterrupt):
-            study_landscape(run, grid=Grid(3), out=out, on_point=stop)
+            study_landscape(run, points=3, out=out, on_point=stop)
     shutil.rmtree(run)
     write_run(run, rng.normal(size=(4, size)))  # trained anew in the same folder
     with pytest.raises(InputError, match="of other checkpoints"):
-        study_landscape(run, grid=Grid(3), out=out, on_point=stop)
+        study_landscape(run, points=3, out=out, on_point=stop)
 
 
 @pytest.mark.slow
@@ -52,11 +52,11 @@ def test_a_run_has_a_landscape_and_a_stopped_one_continues(tmp_path):
         if done == 4:
             raise KeyboardInterrupt
 
-    grid, sampling = Grid(3), {"problems": 4, "samples": 2}
+    sampling = {"problems": 4, "samples": 2}
     with pytest.raises(KeyboardInterrupt):
-        study_landscape(run, grid=grid, sampling=sampling, on_point=stop_after_four)
+        study_landscape(run, points=3, sampling=sampling, on_point=stop_after_four)
     found = study_landscape(
-        run, grid=grid, sampling=sampling, on_point=lambda done, total: seen.append((done, total))
+        run, points=3, sampling=sampling, on_point=lambda done, total: seen.append((done, total))
     )
     assert seen == [(n, 9) for n in (0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 9)]
     assert found.updates == (0, 1, 2, 3)  # the tiny base itself comes first
@@ -72,4 +72,4 @@ def test_a_run_has_a_landscape_and_a_stopped_one_continues(tmp_path):
     assert (run / "landscape/landscape.svg").stat().st_size > 1000
     assert not (run / "landscape/point").exists()
     with pytest.raises(InputError, match="points.jsonl was made with different"):
-        study_landscape(run, grid=Grid(4), sampling=sampling)
+        study_landscape(run, points=4, sampling=sampling)

@@ -5,8 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,34 +14,47 @@ import yaml
 from tests.forked import Command
 from tests.run.test_resume import wait_until
 from tests.runs import SMALL
+from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
-from tramontane.studies.runner import _Running
+from tramontane.studies import runner
+from tramontane.studies.runner import end
 
 SLEEP = "import signal, time; {}; print(flush=True); time.sleep(600)"
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
 
-def start(pids: list[int], what: str = "pass") -> subprocess.Popen[bytes]:
+def start(what: str = "pass") -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", SLEEP.format(what)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline()
-    pids.append(process.pid)
     return process
 
 
-def test_processes_end_in_time_and_no_other_is_started() -> None:
-    running, pids = _Running(), list[int]()
-    with ThreadPoolExecutor(2) as pool:
-        heeds = pool.submit(running.wait, partial(start, pids))
-        deaf = pool.submit(running.wait, partial(start, pids, DEAF))
-        while len(pids) < 2:
-            assert not (heeds.done() or deaf.done())
-            time.sleep(0.01)
-        began = time.monotonic()
-        running.end(0.5)
-        assert (heeds.result(10), deaf.result(10)) == (-signal.SIGTERM, -signal.SIGKILL)
-        assert time.monotonic() - began < 5
-        assert running.wait(partial(start, pids)) == -signal.SIGTERM and len(pids) == 2
+def test_processes_end_in_time() -> None:
+    heeds, deaf = start(), start(DEAF)
+    began = time.monotonic()
+    end([heeds, deaf], 0.5)
+    assert (heeds.wait(10), deaf.wait(10)) == (-signal.SIGTERM, -signal.SIGKILL)
+    assert time.monotonic() - began < 5
+
+
+def test_if_one_process_fails_the_others_end_and_no_other_starts(monkeypatch) -> None:
+    codes = {"fails": "sys.exit(3)", "works": "time.sleep(600)"}
+    started: dict[str, subprocess.Popen[bytes]] = {}
+
+    def begin(files: Sequence[Path], log: Path, cores: int) -> subprocess.Popen[bytes]:
+        code = f"import sys, time; {codes[files[0].name]}"
+        return started.setdefault(files[0].name, subprocess.Popen([sys.executable, "-c", code]))
+
+    def ended(files: Sequence[Path], code: int) -> None:
+        raise InputError(f"{files[0]}: {code}")
+
+    monkeypatch.setattr(runner, "_start", begin)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    jobs = [([Path(name)], Path(f"{name}.log")) for name in ("works", "fails", "waits")]
+    with pytest.raises(InputError, match="fails: 3"):
+        runner._work(jobs, 1, ended)
+    assert started["works"].wait(10) == -signal.SIGTERM and "waits" not in started
 
 
 @pytest.mark.slow

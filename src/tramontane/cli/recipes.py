@@ -14,7 +14,8 @@ from tramontane.cli.training import Gpu, ModelShape, check_assumed, print_sizes
 from tramontane.errors import InputError
 
 if TYPE_CHECKING:
-    from tramontane.recipes.config import MediumRecipe, SmallRecipe
+    from tramontane.config import Config
+    from tramontane.recipes.recipe import Recipe
 
 
 @app.command(rich_help_panel=DATA)
@@ -56,17 +57,13 @@ def recipe(
     model_shape: ModelShape = None,
 ) -> None:
     """Run one of the paper's recipes; the same command resumes an unfinished one."""
-    from tramontane.config import load_section, nearest
+    from tramontane.config import load_section
     from tramontane.recipes.recipe import KINDS, run
     from tramontane.recipes.steps import Stopped
     from tramontane.run.screen import LiveDisplay
 
     if name not in KINDS:
-        hint = nearest(name, KINDS)
-        raise InputError(
-            f"recipe {name!r}: there are medium and small"
-            + (f"; did you mean {hint}?" if hint else "")
-        )
+        raise InputError(f"recipe {name!r}: there are {' and '.join(KINDS)}")
     settings = load_section(KINDS[name], config, overrides)
     if dry_run:
         _print_steps(settings, gpu, model_shape)
@@ -87,18 +84,18 @@ def recipe(
     say(f"the report, and a folder for each step: {settings.out}")
 
 
-def _print_steps(
-    settings: MediumRecipe | SmallRecipe, gpu: str | None, model_shape: str | None
-) -> None:
+def _print_steps(settings: Recipe, gpu: str | None, model_shape: str | None) -> None:
     from tramontane.recipes.recipe import steps_of
     from tramontane.recipes.steps import check
 
-    recipe = steps_of(settings)
-    steps = recipe.steps()
+    steps = steps_of(settings)
     if model_shape is None:
         check(settings, Path(settings.out), steps)
     for number, step in enumerate(steps, 1):
         say(f"{number}  {step.name}: {step.title}")
-    for name, training in recipe.trainings.items():
-        say(f"\n{name}:")
-        print_sizes(tramontane.dry_run(training.config, gpu=gpu, model_shape=model_shape))
+    trainings: list[Config] = []
+    for step in steps:
+        if step.training and step.training not in trainings:
+            trainings.append(step.training)
+            say(f"\n{step.name}:")
+            print_sizes(tramontane.dry_run(step.training, gpu=gpu, model_shape=model_shape))

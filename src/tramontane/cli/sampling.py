@@ -47,8 +47,6 @@ Effort = Annotated[
     list[str] | None,
     typer.Option(help="Level of data.effort; may be repeated. Default: evaluation.effort, or all."),
 ]
-DeviceName = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps")]
-NumberType = Annotated[str | None, typer.Option("--dtype", help="float32 or bfloat16")]
 
 
 @app.command(name="eval", rich_help_panel=MEASURE)
@@ -65,9 +63,6 @@ def evaluate(
     slots: Slots = 128,
     seed: Seed = None,
     effort: Effort = None,
-    device: DeviceName = None,
-    dtype: NumberType = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="verifier.workers")] = None,
     config: ConfigFile = None,
     out: Annotated[
         Path,
@@ -81,12 +76,11 @@ def evaluate(
 
     sampling = _given(
         problems=problems, samples=samples, temperature=temperature, top_p=top_p, top_k=top_k,
-        max_tokens=max_tokens, slots=slots, seed=seed, effort=effort, device=device, dtype=dtype,
+        max_tokens=max_tokens, slots=slots, seed=seed, effort=effort,
     )  # fmt: skip
-    texts = [*(overrides or []), *([] if workers is None else [f"verifier.workers={workers}"])]
     with progress("evaluating") as show:
         result = tramontane.evaluate(
-            model, data, config, texts, write_to=out, on_progress=show, **sampling
+            model, data, config, overrides, write_to=out, on_progress=show, **sampling
         )
     _show_evaluation(result)
     for line in result.malformed.explain(result.n_problems * result.samples):
@@ -156,14 +150,12 @@ def generate(
     max_tokens: MaxTokens = None,
     seed: Seed = None,
     effort: Annotated[str | None, typer.Option(help="Level of data.effort.")] = None,
-    device: DeviceName = None,
-    dtype: NumberType = None,
     config: ConfigFile = None,
 ) -> None:
     """Print completions of a prompt, formatted as in training."""
     sampling = _given(
         temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens, seed=seed,
-        effort=effort, device=device, dtype=dtype,
+        effort=effort,
     )  # fmt: skip
     for text in tramontane.generate(model, prompt, config, overrides, n=n, **sampling):
         print(text)
@@ -183,15 +175,10 @@ def serve(
     top_p: TopP = None,
     max_tokens: MaxTokens = None,
     slots: Annotated[int, typer.Option(min=1, help="Completions at once.")] = 32,
-    device: DeviceName = None,
-    dtype: NumberType = None,
     config: ConfigFile = None,
 ) -> None:
     """Serve a model to OpenAI clients and harnesses, each answer with its tokens."""
-    sampling = _given(
-        temperature=temperature, top_p=top_p, max_tokens=max_tokens, slots=slots, device=device,
-        dtype=dtype,
-    )  # fmt: skip
+    sampling = _given(temperature=temperature, top_p=top_p, max_tokens=max_tokens, slots=slots)
 
     def announce(address: str) -> None:
         say(f"{address}/v1")

@@ -15,6 +15,7 @@ from tramontane.cli.terminal import RESEARCH, app, console, progress, say, show_
 from tramontane.errors import InputError
 
 if TYPE_CHECKING:
+    from tramontane.evaluation.settings import SamplingOptions
     from tramontane.studies.plan import Plan
 
 Runs = Annotated[
@@ -265,16 +266,12 @@ def landscape(
     from tramontane.run.folder import RunFolder
 
     RunFolder(run).check_begun()
-    from tramontane.studies.landscape import Grid, study_landscape
+    from tramontane.studies.landscape import study_landscape
 
-    grid = Grid(points, ranges)
+    sampling: SamplingOptions = {"problems": problems, "samples": samples}
     with progress("points") as show:
         found = study_landscape(
-            run,
-            grid=grid,
-            sampling={"problems": problems, "samples": samples},
-            out=out,
-            on_point=show,
+            run, points=points, ranges=ranges, sampling=sampling, out=out, on_point=show
         )
     first, second = found.plane.explained[:2]
     say(f"the plane holds {first + second:.0%} of the variance ({first:.0%} and {second:.0%})")

@@ -89,7 +89,9 @@ def curate(
         progress: called with (stage, chunks done).
 
     Raises:
-        InputError: before any work is done, except for an evaluation set that cannot be read.
+        InputError: before any work is done, except for an evaluation set that cannot be read: no
+            inputs or output folder, a folder with something else or another curation, or inputs
+            that changed since the start.
     """
     if against and not stages and config is None:
         stages = ("deduplicate", "decontaminate", "filter")
@@ -100,8 +102,11 @@ def curate(
         config = parse_settings(CurateConfig, {}, texts, "curate")
     elif not isinstance(config, CurateConfig):
         config = load_section(CurateConfig, config, texts)
-    summary = run_curation(config, progress)
-    folder = Path(summary.pop("out"))
+    if config.out is None:
+        raise InputError("curate: no output folder; give one with --out, or as `out` in the config")
+    folder = Path(config.out)
+    with owned_folder(folder, "curated"):
+        summary = _curate(config, folder, progress or (lambda stage, chunks: None))
     return CurateResult(
         out=folder,
         problems=folder / "kept.jsonl",
@@ -111,26 +116,6 @@ def curate(
         report=folder / "report.html",
         summary=summary,
     )
-
-
-def run_curation(config: CurateConfig, progress: Progress | None = None) -> dict[str, Any]:
-    """Run or continue a curation.
-
-    Args:
-        config: the curation; `out` is required.
-        progress: called with (stage, number of finished chunks).
-
-    Returns:
-        The content of `summary.json`, and `out`.
-
-    Raises:
-        InputError: no inputs or output folder, a folder with something else or another curation,
-            inputs that changed since the start, an unreadable evaluation set.
-    """
-    if config.out is None:
-        raise InputError("curate: no output folder; give one with --out, or as `out` in the config")
-    with owned_folder(config.out, "curated"):
-        return _curate(config, Path(config.out), progress or (lambda stage, rows: None))
 
 
 def _curate(config: CurateConfig, out: Path, report: Progress) -> dict[str, Any]:
@@ -143,8 +128,8 @@ def _curate(config: CurateConfig, out: Path, report: Progress) -> dict[str, Any]
             _run(name, config, before, folder, report)
         _finish(config, out, folders)
     shutil.rmtree(out / "work", ignore_errors=True)
-    summary = json.loads(done.read_text(encoding="utf-8"))
-    return {**summary, "out": str(out)}
+    summary: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
+    return summary
 
 
 def _open(config: CurateConfig, out: Path) -> None:

@@ -17,12 +17,7 @@ from tramontane.config.generator import GPU_MEMORY_SHARE
 from tramontane.config.judge import JudgeConfig
 from tramontane.controller.generators import slots
 from tramontane.generator.arena import arena_size
-from tramontane.generator.cache import (
-    BLOCK_MEMBERS,
-    SHARING_SLOTS,
-    lane_capacities,
-    lane_size,
-)
+from tramontane.generator.cache import BLOCK_MEMBERS, SHARING_SLOTS, lane_capacities, lane_size
 from tramontane.generator.decoders import TOKEN_STATE
 from tramontane.generator.graphs import recorded_rows
 from tramontane.generator.lanes import CacheSize

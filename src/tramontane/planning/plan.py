@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from tramontane.config import Config, parse_settings
+from tramontane.config import Config, parse
 from tramontane.errors import InputError
 from tramontane.planning.config import PlanConfig
 from tramontane.planning.fit import RunMemory, run_memory
@@ -137,13 +137,11 @@ class Side:
 
     Args:
         generate: GPU-seconds of a completion in generation.
-        seconds: time of an update by the formulas, with GPUs divided without limit.
         split: in whole GPUs.
         simulated: outcome of the simulation of the split.
     """
 
     generate: float
-    seconds: float
     split: Split
     simulated: Outcome
 
@@ -155,8 +153,6 @@ class Plan:
 
     Args:
         machine: the assumptions.
-        train: GPU-seconds of a completion in training.
-        share: the trainer's share θ* by the formula.
         apart: separate GPUs for generators and trainer: asynchronous.
         together: all GPUs in turn: synchronous; None if generators do not fit next to the trainer's
             state.
@@ -164,8 +160,6 @@ class Plan:
     """
 
     machine: Machine
-    train: float
-    share: float
     apart: Side
     together: Side | None
     memory: RunMemory
@@ -198,8 +192,9 @@ class Plan:
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """Rows of a table: (name, value with separate GPUs, value together)."""
-        unit, share = self.machine.unit, self.share
-        yield f"{unit}-seconds a completion, training", f"{self.train:.2f}", f"{self.train:.2f}"
+        unit, train = self.machine.unit, self.machine.train_cost
+        share = best_share(train, self.apart.generate)
+        yield f"{unit}-seconds a completion, training", f"{train:.2f}", f"{train:.2f}"
         best = f"{share:.2f} ({share * self.machine.config.gpus:.0f} {unit}s)"
         yield "trainer's share θ, by the formula", best, ""
         apart, together = self._cells(self.apart), self._cells(self.together)
@@ -209,13 +204,16 @@ class Plan:
     def _cells(self, side: Side | None) -> dict[str, str]:
         if side is None:
             return {}
-        unit, split, found = self.machine.unit, side.split, side.simulated
+        machine, config = self.machine, self.machine.config
+        unit, split, found = machine.unit, side.split, side.simulated
+        # With GPUs divided without limit.
+        seconds = step_seconds(config.n_batch, config.gpus, machine.train_cost, side.generate)
         return {
             f"{unit}-seconds a completion, generation": f"{side.generate:.2f}",
-            "seconds an update, by the formula": f"{side.seconds:,.0f}",
+            "seconds an update, by the formula": f"{seconds:,.0f}",
             "trainer": f"{split.trainer_gpus} {unit}s",
             "generators": f"{split.generators} × {split.generator_gpus} {unit}s",
-            "engine": self.machine.engines[split.generator_gpus].kind,
+            "engine": machine.engines[split.generator_gpus].kind,
             "n_async": f"{split.n_async:,} ({split.slots} slots each)",
             "max_staleness": str(split.max_staleness),
             "seconds an update, simulated": f"{found.seconds_per_update:,.0f}",
@@ -227,38 +225,28 @@ class Plan:
         }
 
 
-def plan(settings: PlanConfig | Mapping[str, Any], assumptions: list[str] | None = None) -> Plan:
+def plan(settings: PlanConfig | Mapping[str, Any]) -> Plan:
     """Find the best split of GPUs between generators and trainers.
 
     Args:
         settings: a `PlanConfig`, or its keys; `model` and `gpus` are needed.
-        assumptions: `key=value` texts laid over them.
 
     Raises:
         InputError: too few GPUs for the model, or an unknown model, GPU or key.
     """
     config = settings
     if not isinstance(config, PlanConfig):
-        config = parse_settings(PlanConfig, {**config}, assumptions or [], "plan")
+        config = parse(PlanConfig, {**config}, "plan")
     machine = Machine(config)
     splits = list(islice(_fitting(machine), CANDIDATES))
     found = cheapest(machine, 2 * config.n_batch, 0.0)
     if not splits or found is None:
         raise InputError(_does_not_fit(machine))
     _, generate, _ = found
-    batch, gpus, train = config.n_batch, config.gpus, machine.train_cost
-    seconds = step_seconds(batch, gpus, train, generate)
     # The formulas ignore length tails, weight transfers and the rounding to whole groups.
-    sides = [Side(generate, seconds, split, _simulate(machine, split)) for split in splits]
+    sides = [Side(generate, split, _simulate(machine, split)) for split in splits]
     apart = min(sides, key=lambda side: side.simulated.seconds_per_update)
-    return Plan(
-        machine=machine,
-        train=train,
-        share=best_share(train, generate),
-        apart=apart,
-        together=_together(machine),
-        memory=_memory_of(machine, apart.split),
-    )
+    return Plan(machine, apart, _together(machine), _memory_of(machine, apart.split))
 
 
 def settings_of(machine: Machine, split: Split) -> dict[str, Any]:
@@ -322,7 +310,7 @@ def _together(machine: Machine) -> Side | None:
         max_staleness=0,
         seconds=step_seconds(config.n_batch, config.gpus, machine.train_cost, cost),
     )
-    return Side(cost, split.seconds, split, _simulate(machine, split))
+    return Side(cost, split, _simulate(machine, split))
 
 
 def _fitting(machine: Machine) -> Iterator[Split]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -32,6 +33,15 @@ class HarvestConfig(Section):
     """Seed of all draws."""
 
 
+def flat(keys: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Keys of a `set` by dotted path: `{data: {train: a}}` and `{data.train: a}` are the same."""
+    found: dict[str, Any] = {}
+    for key, value in keys.items():
+        nested = isinstance(value, Mapping) and value
+        found |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return found
+
+
 class RunSettings(Section):
     """A training config with changed keys."""
 
@@ -58,12 +68,6 @@ class MeasuredOn(Section):
     """Maximum length of a completion, in tokens. null: the suite's protocol."""
     slots: int = Field(128, ge=1)
     """Completions generated at once."""
-
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """Keywords that are not null, of `evaluation.settings.SamplingOptions`."""
-        keys = ("problems", "samples", "temperature", "top_p", "max_tokens", "slots")
-        return {k: v for k in keys if (v := getattr(self, k)) is not None}
 
 
 class AnswersConfig(Section):

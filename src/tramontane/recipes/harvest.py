@@ -91,33 +91,29 @@ def harvest(
     Raises:
         InputError: no finished run, no rollouts, no trace left, or no file can be written there.
     """
+    config, out = config or HarvestConfig(), Path(out)
     with owned_file(out, "harvested"):
-        return _harvest(finished_run(run), Path(out), config or HarvestConfig(), tags)
-
-
-def _harvest(
-    folder: RunFolder, out: Path, config: HarvestConfig, tags: ThinkingTags | None
-) -> Harvest:
-    run_tags = ThinkingTags.of(folder.config().verifier.thinking_tags)
-    found = Harvest()
-    traces, judged = _read(folder.path, found)
-    rates = {problem: len(traces[problem]) / count for problem, count in judged.items()}
-    chosen = _select(traces, config, found)
-    copies = _copies(chosen, rates, config, found)
-    if not copies:
-        raise InputError(
-            f"{folder.path}: no trace is left to learn from ({_counts(found.left_out)}); relax the "
-            f"harvest's keys"
-        )
-    rows = _rows(folder.path, copies, rates, (run_tags, tags or run_tags))
-    random.Random(config.seed).shuffle(rows)
-    write_rows(out, rows)
-    found.kept, found.rows = len(copies), len(rows)
-    found.problems = len({row["problem_id"] for row in rows})
-    found.mean_tokens = float(np.mean([row["tokens"] for row in rows]))
-    found.mean_pass_rate = float(np.mean([row["pass_rate"] for row in rows]))
-    write_whole(out.with_suffix(".summary.json"), json.dumps(asdict(found), indent=2) + "\n")
-    return found
+        folder = finished_run(run)
+        run_tags = ThinkingTags.of(folder.config().verifier.thinking_tags)
+        found = Harvest()
+        traces, judged = _read(folder.path, found)
+        rates = {problem: len(traces[problem]) / count for problem, count in judged.items()}
+        copies = _copies(_select(traces, config, found), rates, config, found)
+        if not copies:
+            counts = ", ".join(f"{why}: {n:,}" for why, n in found.left_out.items()) or "no rows"
+            raise InputError(
+                f"{folder.path}: no trace is left to learn from ({counts}); relax the harvest's "
+                f"keys"
+            )
+        rows = _rows(folder.path, copies, rates, (run_tags, tags or run_tags))
+        random.Random(config.seed).shuffle(rows)
+        write_rows(out, rows)
+        found.kept, found.rows = len(copies), len(rows)
+        found.problems = len({row["problem_id"] for row in rows})
+        found.mean_tokens = float(np.mean([row["tokens"] for row in rows]))
+        found.mean_pass_rate = float(np.mean([row["pass_rate"] for row in rows]))
+        write_whole(out.with_suffix(".summary.json"), json.dumps(asdict(found), indent=2) + "\n")
+        return found
 
 
 def finished_run(path: str | Path) -> RunFolder:
@@ -228,11 +224,7 @@ def _completions(run: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dic
         raise InputError(
             f"{run}: it recorded no rollouts to harvest; train with rollouts: all (the default)"
         )
-    number = 0
-    for file in found:
-        for row in read_rows(file, columns):
-            yield number, row
-            number += 1
+    yield from enumerate(row for file in found for row in read_rows(file, columns))
 
 
 def _rows(
@@ -246,6 +238,8 @@ def _rows(
     columns = ("update", "problem_id", "problem", "text", "version_spans")
     rows = []
     for number, row in _completions(run, columns):
+        if number not in copies:
+            continue
         made = {
             "prompt": row["problem"],
             "response": retagged(row["text"], *tags),
@@ -253,8 +247,8 @@ def _rows(
             "pass_rate": round(rates[row["problem_id"]], 4),
             "update": row["update"],
             "tokens": sum(span["tokens"] for span in row["version_spans"]),
-        } if number in copies else None  # fmt: skip
-        rows += [made] * copies[number] if made else []
+        }
+        rows += [made] * copies[number]
     return rows
 
 
@@ -269,7 +263,3 @@ def retagged(response: str, old: ThinkingTags, new: ThinkingTags) -> str:
     for before, after in zip(old, new, strict=True):
         response = response.replace(before, after)
     return response
-
-
-def _counts(left_out: Mapping[str, int]) -> str:
-    return ", ".join(f"{reason}: {count:,}" for reason, count in left_out.items()) or "no rows"

@@ -13,9 +13,9 @@ from tramontane.data.objects import override_texts
 from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import evaluate_checkpoint
 from tramontane.evaluation.settings import Settings, settings_for
-from tramontane.recipes.config import AnswersConfig, GeneralConfig
+from tramontane.recipes.config import AnswersConfig, GeneralConfig, flat
 from tramontane.recipes.harvest import retagged, write_rows
-from tramontane.recipes.steps import Facts, flat
+from tramontane.recipes.steps import Facts
 from tramontane.sft.examples import generated_chats, pairs_of_rows
 from tramontane.types import ThinkingTags
 from tramontane.workplace import read_log
@@ -36,10 +36,7 @@ def answer_settings(config: AnswersConfig, teacher: str) -> Settings:
     if config.keep == "well_formed":
         keys[f"verifier.domains.{OPEN}"] = {"format": {"thinking": "required"}}
         keys["data.domain"] = OPEN
-    sampling = {"problems", "samples", "temperature", "top_p", "slots", "seed", "max_tokens"}
-    options: Any = config.model_dump(include=sampling)
-    if config.max_tokens is None:
-        del options["max_tokens"]
+    options: Any = config.model_dump(exclude={"source", "set", "keep"}, exclude_none=True)
     return settings_for(teacher, config.source, None, override_texts(keys), options)
 
 

@@ -1,61 +1,56 @@
 """The two recipes of Magistral (arXiv 2506.10910, section 5), as lists of steps.
 
 Medium is reinforcement learning alone, in stages. Small is fine-tuning on a teacher's traces, or
-on-policy distillation from the teacher, then reinforcement learning.
+on-policy distillation from the teacher, then reinforcement learning. Checks before the work use the
+models that exist before the recipe starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import asdict
-from functools import cached_property, partial
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal
+from statistics import fmean
+from typing import Any, Literal
 
-from tramontane.config import PromptConfig, SFTConfig, parse
-from tramontane.data.prompts import PromptEncoder
+from tramontane.config import Config, PromptConfig, SFTConfig, parse, parse_settings, read_settings
+from tramontane.data.objects import override_texts
 from tramontane.errors import InputError
+from tramontane.evaluation import comparison
+from tramontane.evaluation.checkpoint import encoder_of, problems_of
 from tramontane.evaluation.checkpoint import prepare as prepare_evaluation
-from tramontane.evaluation.checkpoint import problems_of
-from tramontane.interrupt import Interrupt
-from tramontane.models.names import numbered, with_tokenizer
+from tramontane.evaluation.comparison import Comparison
+from tramontane.evaluation.settings import settings_for
+from tramontane.models.names import find_weights, numbered
+from tramontane.pages import render
 from tramontane.recipes import mixture
-from tramontane.recipes.config import MediumRecipe, RunSettings, SmallRecipe
+from tramontane.recipes.config import MeasuredOn, MediumRecipe, RunSettings, SmallRecipe, flat
 from tramontane.recipes.harvest import finished_run, harvest
-from tramontane.recipes.page import write_report
-from tramontane.recipes.steps import (
-    Announce,
-    Facts,
-    Measuring,
-    Screens,
-    Step,
-    Training,
-    begin,
-    flat,
-    mean_pass_at_1,
-    newest_weights,
-    run_steps,
-    training_config,
-)
+from tramontane.recipes.steps import Announce, Facts, Step, Stopped, begin, run_steps
 from tramontane.run.folder import RunFolder
-from tramontane.run.screen import QuietScreen
+from tramontane.run.screen import QuietScreen, Screen
 from tramontane.sft.examples import ExampleStream
-from tramontane.sft.sft import KEPT, SFTMetrics, is_unfinished, sft
-from tramontane.workplace import owned_folder
+from tramontane.sft.sft import KEPT, SFTMetrics, is_unfinished
+from tramontane.start import dry_run, sft, train_or_resume
+from tramontane.workplace import owned_folder, write_whole
 
 TRACES = "traces.jsonl"
 EXAMPLES = "examples.jsonl"
+REPORT = "report"  # .md and .html
+# The paper's keys of Small's training, as defaults.
+PAPER = {"generator.temperature": 1.0, "trainer.objective.magistral.eps_high": 0.3}
 
+Recipe = MediumRecipe | SmallRecipe
 RecipeName = Literal["medium", "small"]
-KINDS: dict[RecipeName, type[MediumRecipe] | type[SmallRecipe]] = {
-    "medium": MediumRecipe,
-    "small": SmallRecipe,
-}
+KINDS: dict[RecipeName, type[Recipe]] = {"medium": MediumRecipe, "small": SmallRecipe}
+Screens = Callable[[], Screen]  # opens a screen for one phase of work
 
 
 def run(
-    recipe: MediumRecipe | SmallRecipe,
+    recipe: Recipe,
     screens: Screens = QuietScreen,
     announce: Announce = lambda number, total, title, finished: None,
 ) -> dict[str, Facts]:
@@ -75,293 +70,358 @@ def run(
         InputError: errors that are detectable before any work is done; else see the steps.
         Stopped: training was interrupted.
     """
-    out, steps = Path(recipe.out), steps_of(recipe, screens).steps()
+    out, steps = Path(recipe.out), steps_of(recipe, screens)
     with owned_folder(out, "followed as a recipe"):
         begin(recipe, out, steps)
         return run_steps(out, steps, announce)
 
 
-def steps_of(recipe: MediumRecipe | SmallRecipe, screens: Screens = QuietScreen) -> Medium | Small:
-    """The recipe's steps.
+def steps_of(recipe: Recipe, screens: Screens = QuietScreen) -> list[Step]:
+    """The recipe's steps, in order.
 
     Raises:
-        InputError: an invalid training config.
+        InputError: an invalid training config, or Medium's without stages.
     """
-    return Medium(recipe, screens) if isinstance(recipe, MediumRecipe) else Small(recipe, screens)
+    if isinstance(recipe, MediumRecipe):
+        return _medium(recipe, screens)
+    return _small(recipe, screens)
 
 
-class _Recipe:
-    """What both recipes have: training, and a comparison of models.
+def _medium(recipe: MediumRecipe, screens: Screens) -> list[Step]:
+    rl = training_config(recipe, recipe.rl)
+    if not rl.stages:
+        raise InputError(
+            "rl: the recipe trains in stages (harder data, longer answers, smaller batches); "
+            "give the config a section `stages`, or use `tramontane train`"
+        )
+    return [
+        _train("1_rl", "RL in stages", ("model", "rl"), rl, screens),
+        _compare("2_compare", recipe, rl, {"RL": "1_rl"}, screens),
+    ]
 
-    Checks use the models that exist before the recipe starts.
+
+def _small(recipe: SmallRecipe, screens: Screens) -> list[Step]:
+    rl = training_config(recipe, recipe.rl, PAPER)
+    if recipe.distill:
+        title = f"distillation from {recipe.teacher}"
+        uses = ("model", "teacher", "distillation", "rl")
+        steps = [_train("1_distill", title, uses, distillation_config(recipe), screens)]
+        label = "distillation"
+    else:
+        label, steps = "SFT", _FineTuning(recipe, rl, screens).steps()
+    tuned = steps[-1].name
+    number = int(tuned[0])
+    after, alone = f"{number + 1}_rl", f"{number + 2}_rl_only"
+    steps.append(_train(after, f"RL after {label}", ("rl",), rl, screens, tuned))
+    trained = {label: tuned}
+    if recipe.rl_only:
+        steps.append(_train(alone, "RL alone", ("model", "rl"), rl, screens))
+        trained["RL"] = alone
+    trained[f"{label}+RL"] = after
+    return [*steps, _compare(f"{number + 3}_compare", recipe, rl, trained, screens)]
+
+
+# ------------------------------------------------------------------------------------- training
+
+
+def training_config(
+    recipe: Recipe,
+    settings: RunSettings,
+    defaults: Mapping[str, Any] | None = None,
+    where: str = "rl.set",
+) -> Config:
+    """The config of a training from the recipe's start.
 
     Args:
-        recipe: the settings.
-        screens: opens a screen that shows progress.
-
-    Attributes:
-        trainings: the trainings with different configs, by name.
-
-    Raises:
-        InputError: an invalid training config.
-    """
-
-    paper: ClassVar[dict[str, float]] = {}  # the paper's keys, as defaults
-
-    def __init__(self, recipe: MediumRecipe | SmallRecipe, screens: Screens) -> None:
-        self.start, self.screens, self.out = recipe.model, screens, Path(recipe.out)
-        self.name = recipe.name
-        self.rl = self._training(recipe.rl, "rl.set")
-        self.trainings = {"reinforcement learning": self.rl}
-        self.compared = Measuring(recipe.compare, self.rl.config)
-
-    def _training(self, settings: RunSettings, where: str) -> Training:
-        keys = {"name": self.name, "model": self.start, "run_dir": None}
-        return Training(training_config(settings, self.paper, keys, where))
-
-    def _given(self) -> dict[str, str]:
-        """The compared models that exist before the recipe starts, by label."""
-        return {"start": self.start}
-
-    def _trains(
-        self, name: str, title: str, uses: tuple[str, ...], training: Training, after: str = ""
-    ) -> Step:
-        """A step that trains the result of the step `after`, by default the start."""
-
-        def work(folder: Path, facts: Mapping[str, Facts]) -> Facts:
-            model = facts[after]["weights"] if after else self.start
-            return training.run(model, folder / "run", self.screens)
-
-        return Step(name, title, uses, work, training.read, training.check)
-
-    def _compares(
-        self, name: str, uses: tuple[str, ...], trained: Mapping[str, str], report: str
-    ) -> Step:
-        """A step that compares the given models with the results of other steps, by label; `report`
-        is the title of the recipe's report."""
-
-        def work(folder: Path, facts: Mapping[str, Facts]) -> Facts:
-            models = self._given() | {k: facts[step]["weights"] for k, step in trained.items()}
-            found = self.compared.compare(models, folder, self.screens)
-            write_report(self.out, report, found, facts)
-            return {"pass_at_1": mean_pass_at_1(found, models)}
-
-        return Step(
-            name,
-            "compare the models",
-            uses,
-            work,
-            self.compared.read,
-            lambda: self.compared.check(self._given()),
-            measures=True,
-        )
-
-
-class Medium(_Recipe):
-    """The steps of Medium.
+        recipe: the recipe.
+        settings: its part.
+        defaults: keys that apply if neither the config file nor `set` has them.
+        where: the recipe's key that holds `set`, for errors.
 
     Raises:
-        InputError: an invalid training config, or one without stages.
+        InputError: no such file, an invalid key, or a key in `set` that the recipe sets.
     """
+    keys = {"name": recipe.name, "model": recipe.model, "run_dir": None}
+    raw = read_settings(settings.config) if settings.config else {}
+    changes = flat(settings.set)
+    if taken := sorted(keys.keys() & changes.keys()):
+        raise InputError(f"{where}: the recipe decides {', '.join(taken)}; remove it")
+    present = flat(raw)
+    missing = {key: value for key, value in (defaults or {}).items() if key not in present}
+    texts = override_texts({**missing, **changes, **keys})
+    return parse_settings(Config, raw, texts, settings.config or "rl")
 
-    def __init__(self, recipe: MediumRecipe, screens: Screens) -> None:
-        super().__init__(recipe, screens)
-        if not self.rl.config.stages:
-            raise InputError(
-                "rl: the recipe trains in stages (harder data, longer answers, smaller batches); "
-                "give the config a section `stages`, or use `tramontane train`"
-            )
+
+def distillation_config(recipe: SmallRecipe) -> Config:
+    """The training with the teacher's scores in place of rewards.
+
+    Raises:
+        InputError: see `training_config`.
+    """
+    changes = {
+        **flat(recipe.rl.set),
+        "pipeline.updates": recipe.distillation.updates,
+        "pipeline.diversity": "none",  # rewards do not count
+        "trainer.objective.name": "distill",
+        "trainer.objective.distill.top_k": 16,
+        "teacher.model": recipe.teacher,
+        **flat(recipe.distillation.set),
+    }
+    settings = RunSettings(config=recipe.rl.config, set=changes)
+    return training_config(recipe, settings, PAPER, "distillation.set")
+
+
+def _train(
+    name: str, title: str, uses: tuple[str, ...], config: Config, screens: Screens, after: str = ""
+) -> Step:
+    """A step that trains the result of the step `after`, by default the start."""
+
+    def work(folder: Path, facts: Mapping[str, Facts]) -> Facts:
+        run = RunFolder(folder / "run")
+        if not run.finished:
+            model = facts[after]["weights"] if after else config.model
+            settings = config.model_copy(update={"model": model, "run_dir": str(run.path)})
+            if not train_or_resume(settings, screen=screens()).finished:
+                raise Stopped
+        summary = json.loads((run.path / "summary.json").read_text())
+        keys = ("updates", "minutes", "trained_completion_tokens")
+        return {"weights": find_weights(str(run.path)), **{key: summary[key] for key in keys}}
+
+    return Step(name, title, uses, work, partial(dry_run, config), training=config)
+
+
+# ------------------------------------------------------------------- fine-tuning on traces (Small)
+
+
+def _teacher(recipe: SmallRecipe) -> str:
+    """The teacher: a finished run; for distillation, also a checkpoint.
+
+    Raises:
+        InputError: not a run, or not finished.
+    """
+    if not recipe.distill or RunFolder(recipe.teacher).begun:
+        finished_run(recipe.teacher)
+    return recipe.teacher
+
+
+@dataclass(frozen=True)
+class _FineTuning:
+    """The steps up to the best fine-tuned checkpoint; `rl` is the config of the training after."""
+
+    recipe: SmallRecipe
+    rl: Config
+    screens: Screens
 
     def steps(self) -> list[Step]:
-        """The steps, in order."""
-        report = "Magistral Medium's recipe"
-        return [
-            self._trains("1_rl", "RL in stages", ("model", "rl"), self.rl),
-            self._compares("2_compare", ("compare",), {"RL": "1_rl"}, report),
-        ]
-
-
-class Small(_Recipe):
-    """The steps of Small."""
-
-    paper: ClassVar = {"generator.temperature": 1.0, "trainer.objective.magistral.eps_high": 0.3}
-
-    def __init__(self, recipe: SmallRecipe, screens: Screens) -> None:
-        super().__init__(recipe, screens)
-        self.recipe = recipe
-        self.selected = Measuring(recipe.select, self.rl.config)
-        if recipe.distill:
-            self.trainings = {"distillation": self._distillation(), **self.trainings}
-
-    def _distillation(self) -> Training:
-        """The training with the teacher's scores in place of rewards."""
-        rl, distillation = self.recipe.rl, self.recipe.distillation
-        changes = {
-            **flat(rl.set),
-            "pipeline.updates": distillation.updates,
-            "pipeline.diversity": "none",  # rewards do not count
-            "trainer.objective.name": "distill",
-            "trainer.objective.distill.top_k": 16,
-            "teacher.model": self.recipe.teacher,
-            **flat(distillation.set),
-        }
-        return self._training(RunSettings(config=rl.config, set=changes), "distillation.set")
-
-    def steps(self) -> list[Step]:
-        """The steps, in order."""
-        label = "distillation" if self.recipe.distill else "SFT"
-        steps = [self._distill_step()] if self.recipe.distill else self._sft_steps()
-        tuned = steps[-1].name
-        number = int(tuned.partition("_")[0])
-        rl, rl_only = f"{number + 1}_rl", f"{number + 2}_rl_only"
-        steps.append(self._trains(rl, f"RL after {label}", ("rl",), self.rl, tuned))
-        trained = {label: tuned}
-        if self.recipe.rl_only:
-            steps.append(self._trains(rl_only, "RL alone", ("model", "rl"), self.rl))
-            trained["RL"] = rl_only
-        trained[f"{label}+RL"] = rl
-        report = f"Magistral Small's recipe, {label} and RL"
-        uses = ("compare", "rl_only")
-        return [*steps, self._compares(f"{number + 3}_compare", uses, trained, report)]
-
-    def _distill_step(self) -> Step:
-        title = f"distillation from {self.recipe.teacher}"
-        uses = ("model", "teacher", "distillation", "rl")
-        return self._trains("1_distill", title, uses, self.trainings["distillation"])
-
-    def _sft_steps(self) -> list[Step]:
+        recipe, start = self.recipe, {"start": self.recipe.model}
         harvested, tuned = ("model", "teacher", "harvest", "rl"), ("model", "sft", "rl")
         asked, mixed = ("teacher", "answers"), ("harvest", "answers", "general")
         first, further = "harvest the teacher's traces", "the teacher answers further prompts"
         steps = [
-            Step("1_harvest", first, harvested, self._harvest, self._teacher_weights),
-            Step("2_answers", further, asked, self._answer, check=self._check_answers),
+            Step("1_harvest", first, harvested, self._harvest, lambda: _teacher(recipe)),
+            Step("2_answers", further, asked, self._answer, self._check_answers),
             Step("3_mixture", "mix the examples", mixed, self._mix, self._read_general),
-            Step("4_sft", "fine-tune on them", tuned, self._fine_tune, check=self._check_sft),
+            Step("4_sft", "fine-tune on them", tuned, self._fine_tune, self._check_sft),
             Step(
                 "5_select",
                 "choose the best checkpoint",
                 ("select",),
                 self._select,
-                self.selected.read,
-                partial(self.selected.check, {"start": self.start}),
+                lambda: comparison.prepare_suites(_plan(recipe.select, self.rl, start)),
                 measures=True,
             ),
         ]
-        return steps if self.recipe.answers else [*steps[:1], *steps[2:]]
-
-    def _read_general(self) -> None:
-        if self.recipe.general:
-            mixture.general_pairs(self.recipe.general, 1, 0)
-
-    def _given(self) -> dict[str, str]:
-        return {"start": self.start, "teacher": self._teacher_weights()}
-
-    def _teacher_weights(self) -> str:
-        """Weights of the teacher's finished run. Distillation needs no run, only a checkpoint.
-
-        Raises:
-            InputError: not a run, or not finished.
-        """
-        if self.recipe.distill and not RunFolder(self.recipe.teacher).begun:
-            return self.recipe.teacher
-        return str(newest_weights(finished_run(self.recipe.teacher)))
-
-    @cached_property
-    def _encoder(self) -> PromptEncoder:
-        """Prompts of the model that learns, as in the training config."""
-        from tramontane.models import loading
-
-        config = self.rl.config
-        tokenizer = loading.load_tokenizer(with_tokenizer(config.model, config.tokenizer))
-        return PromptEncoder(
-            tokenizer, config.data, config.verifier.thinking_tags, config.data.effort
-        )
+        return steps if recipe.answers else [*steps[:1], *steps[2:]]
 
     def _harvest(self, folder: Path, facts: Mapping[str, Facts]) -> Facts:
-        recipe = self.recipe
-        found = harvest(recipe.teacher, folder / TRACES, recipe.harvest, self._encoder.tags)
-        return asdict(found)
+        recipe, tags = self.recipe, encoder_of(self.rl).tags
+        return asdict(harvest(recipe.teacher, folder / TRACES, recipe.harvest, tags))
 
     def _check_answers(self) -> None:
         assert self.recipe.answers is not None
-        settings = mixture.answer_settings(self.recipe.answers, self._teacher_weights())
+        settings = mixture.answer_settings(self.recipe.answers, _teacher(self.recipe))
         prepare_evaluation(settings, problems_of(settings, "train"))
 
     def _answer(self, folder: Path, facts: Mapping[str, Facts]) -> Facts:
         config = self.recipe.answers
         assert config is not None
-        settings = mixture.answer_settings(config, self._teacher_weights())
+        settings = mixture.answer_settings(config, _teacher(self.recipe))
         with closing(self.screens()) as screen:
             show = partial(screen.phase, "answers")
-            return mixture.answer(settings, config.keep, folder, self._encoder.tags, show)
+            return mixture.answer(settings, config.keep, folder, encoder_of(self.rl).tags, show)
+
+    def _read_general(self) -> None:
+        if self.recipe.general:
+            mixture.general_pairs(self.recipe.general, 1, 0)
 
     def _mix(self, folder: Path, facts: Mapping[str, Facts]) -> Facts:
-        sources = [self.out / "1_harvest" / TRACES]
-        if self.recipe.answers:
-            sources.append(self.out / "2_answers" / EXAMPLES)
-        seed = self.recipe.harvest.seed
-        return mixture.mix(sources, self.recipe.general, seed, folder / EXAMPLES)
+        recipe, out = self.recipe, folder.parent
+        sources = [out / "1_harvest" / TRACES]
+        sources += [out / "2_answers" / EXAMPLES] if recipe.answers else []
+        return mixture.mix(sources, recipe.general, recipe.harvest.seed, folder / EXAMPLES)
 
     def _check_sft(self) -> None:
         from tramontane.models import loading
 
-        config = self._sft_config(self.out / "4_sft" / "model")
+        config = self._sft_config(Path(self.recipe.out) / "4_sft")
         loading.check_device(config.device, "sft.set.device")
-        _ = self._encoder
+        encoder_of(self.rl)
 
     def _fine_tune(self, folder: Path, facts: Mapping[str, Facts]) -> Facts:
         from tramontane.models import loading
 
-        output = folder / "model"
-        config = self._sft_config(output)
-        context = loading.context_length(loading.load_config(self.start))
-        stream = ExampleStream(config, self._encoder, context)
+        config, asked = self._sft_config(folder), self.recipe.sft
+        output = Path(config.output)
+        context = loading.context_length(loading.load_config(self.recipe.model))
+        stream = ExampleStream(config, encoder_of(self.rl), context)
         epoch = stream.steps_of_epoch(config.batch_tokens)
-        changes = {"steps": self.recipe.sft.epochs * epoch, "keep_every": epoch}
-        if "checkpoint_every" not in self.recipe.sft.set:
+        changes = {"steps": asked.epochs * epoch, "keep_every": epoch}
+        if "checkpoint_every" not in asked.set:
             changes["checkpoint_every"] = epoch
         config = config.model_copy(update=changes)
         if not (output / KEPT / f"step_{config.steps}").is_dir():
-            with (
-                closing(self.screens()) as screen,
-                Interrupt(warn=screen.warn) as interrupt,
-                interrupt.steps() as stopping,
-            ):
+            with closing(self.screens()) as screen:
 
                 def show(metrics: SFTMetrics) -> None:
                     screen.phase("fine-tuning", metrics.step, config.steps)
 
-                sft(config, is_unfinished(output), show, stopping)
-        return {"epochs": self.recipe.sft.epochs, "steps": config.steps}
+                sft(config, resume=is_unfinished(output), on_log=show)
+        return {"epochs": asked.epochs, "steps": config.steps}
 
-    def _sft_config(self, output: Path) -> SFTConfig:
+    def _sft_config(self, folder: Path) -> SFTConfig:
         """The config of the fine-tuning; prompts are written as in reinforcement learning.
 
         Raises:
             InputError: an invalid key of `sft.set`, or one set by the recipe.
         """
-        keys, data = self.recipe.sft.set, self.rl.config.data
+        recipe, data = self.recipe, self.rl.data
         decided = {"steps", "data", "output", "model", "new_model", "keep_every", "name"}
-        if taken := sorted(decided & keys.keys()):
+        if taken := sorted(decided & recipe.sft.set.keys()):
             raise InputError(f"sft.set: the recipe decides {', '.join(taken)}; remove it")
-        prompts = {key: getattr(data, key) for key in PromptConfig.model_fields}
-        tags = self.rl.config.verifier.thinking_tags
-        examples = str(self.out / "3_mixture" / EXAMPLES)
+        examples = {key: getattr(data, key) for key in PromptConfig.model_fields}
+        examples["train"] = str(folder.parent / "3_mixture" / EXAMPLES)
+        examples["thinking_tags"] = self.rl.verifier.thinking_tags
         raw = {
-            **keys,
-            "name": self.name,
-            "model": self.start,
-            "tokenizer": self.rl.config.tokenizer,
-            "output": str(output),
-            "data": prompts | {"train": examples, "thinking_tags": tags},
+            **recipe.sft.set,
+            "name": recipe.name,
+            "model": recipe.model,
+            "tokenizer": self.rl.tokenizer,
+            "output": str(folder / "model"),
+            "data": examples,
         }
         return parse(SFTConfig, raw, "sft.set")
 
     def _select(self, folder: Path, facts: Mapping[str, Facts]) -> Facts:
-        kept = numbered(self.out / "4_sft/model" / KEPT)
+        kept = numbered(folder.parent / "4_sft/model" / KEPT)
         models = {path.name: str(path) for path in kept}
-        found = self.selected.compare(models, folder, self.screens)
-        means = mean_pass_at_1(found, models)
+        plan = _plan(self.recipe.select, self.rl, models)
+        means = _means(_measure(plan, folder, self.screens))
         best = max(means, key=means.__getitem__)  # the earliest in a tie
         return {"best": best, "weights": models[best], "pass_at_1": means}
+
+
+# ----------------------------------------------------------------------------------- comparison
+
+
+def _compare(
+    name: str, recipe: Recipe, rl: Config, trained: Mapping[str, str], screens: Screens
+) -> Step:
+    """A step that compares the models that exist before the recipe starts with the results of other
+    steps, by label, and writes the report."""
+    small = isinstance(recipe, SmallRecipe)
+
+    def given() -> dict[str, str]:
+        teacher = {"teacher": _teacher(recipe)} if isinstance(recipe, SmallRecipe) else {}
+        return {"start": recipe.model} | teacher
+
+    def work(folder: Path, facts: Mapping[str, Facts]) -> Facts:
+        models = given() | {label: facts[step]["weights"] for label, step in trained.items()}
+        found = _measure(_plan(recipe.compare, rl, models), folder, screens)
+        title = f"Magistral {'Small' if small else 'Medium'}'s recipe: {[*trained][-1]}"
+        write_report(folder.parent, title, found, facts)
+        return {"pass_at_1": _means(found)}
+
+    return Step(
+        name,
+        "compare the models",
+        ("compare", "rl_only") if small else ("compare",),
+        work,
+        lambda: comparison.prepare_suites(_plan(recipe.compare, rl, given())),
+        measures=True,
+    )
+
+
+def _plan(on: MeasuredOn, config: Config, models: Mapping[str, str]) -> comparison.Plan:
+    """A comparison of models with the prompts of a training config."""
+    sampling: Any = on.model_dump(exclude={"suites"}, exclude_none=True)
+    return {
+        suite: {
+            label: settings_for(model, source, config, [], sampling)
+            for label, model in models.items()
+        }
+        for suite, source in comparison.suites(on.suites).items()
+    }
+
+
+def _measure(plan: comparison.Plan, folder: Path, screens: Screens) -> Comparison:
+    """Compare models; finished problems in the folder are kept."""
+    with closing(screens()) as screen:
+
+        def show(suite: str, model: str, done: int, total: int) -> None:
+            screen.phase(f"{suite}, {model}", done, total)
+
+        return comparison.compare(plan, folder, on_progress=show)
+
+
+def _means(found: Comparison) -> dict[str, float]:
+    """Each model's mean pass@1 over the suites."""
+    return {
+        model: fmean(suite[model].result.pass_at_1.value for suite in found.values())
+        for model in next(iter(found.values()))
+    }
+
+
+def write_report(out: Path, title: str, found: Comparison, steps: Mapping[str, Facts]) -> None:
+    """Write `report.md` and `report.html`: a table with a column for each model, and a row for each
+    suite's pass@1 and, of several samples whose answers can be equal, majority vote, as in the
+    paper's table 2; and the facts of each step."""
+    for ending in ("md", "html"):
+        text = render(
+            f"recipes/report.{ending}.j2",
+            title=title,
+            columns=list(next(iter(found.values()))),
+            rows=_table(found),
+            steps={name: _sentence(facts) for name, facts in steps.items()},
+        )
+        write_whole(out / f"{REPORT}.{ending}", text)
+
+
+def _table(found: Comparison) -> list[tuple[str, list[str]]]:
+    """(name of the figure, its text for each model) of each row, in per cent with intervals."""
+    rows = []
+    for suite, models in found.items():
+        results = [model.result for model in models.values()]
+        left_out = next(iter(models.values())).left_out
+        note = f" ({left_out} overlong problems skipped)" if left_out else ""
+        rows.append((f"{suite} pass@1{note}", [_percent(r.pass_at_1) for r in results]))
+        k = max(results[0].maj_at_k, default=1)
+        if k > 1:
+            rows.append((f"{suite} maj@{k}", [_percent(r.maj_at_k[k]) for r in results]))
+    return rows
+
+
+def _percent(estimate: Any) -> str:
+    return f"{100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+
+
+def _sentence(facts: Facts) -> str:
+    """A step's facts as text: `name: value` in turn, nested ones in brackets."""
+    return ", ".join(f"{key.replace('_', ' ')}: {_value(value)}" for key, value in facts.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"({_sentence({**value})})"
+    if isinstance(value, float):
+        return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -13,17 +13,16 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tramontane.config import Config, parse, read_settings
+from tramontane.config.domains import import_path
 from tramontane.errors import InputError
-from tramontane.imports import import_module
 from tramontane.interrupt import leave
 from tramontane.pages import json_values
+from tramontane.start import train_or_resume
+from tramontane.verifier import functions
 from tramontane.workplace import write_whole
-
-if TYPE_CHECKING:
-    from tramontane.run.summary import TrainResult
 
 # (the arm's keys, seed, folder) -> the run's measures by name.
 RunArm = Callable[[dict[str, Any], int, Path], Mapping[str, float]]
@@ -33,17 +32,10 @@ def load_function(path: str) -> RunArm:
     """The function at `package.module:function`, if necessary from the current folder.
 
     Raises:
-        InputError: not such a path, or no such module or function.
+        InputError: no such module or function.
     """
-    module, _, name = path.partition(":")
-    if not module or not name:
-        raise InputError(f"runner {path!r}: write it as package.module:function")
-    try:
-        function: RunArm | None = getattr(import_module(module), name, None)
-    except ModuleNotFoundError as error:
-        raise InputError(f"runner {path!r}: {error}") from error
-    if not callable(function):
-        raise InputError(f"runner {path!r}: the module has no function {name!r}")
+    functions.check(import_path(path), f"runner {path!r}", lambda function: "")
+    function: RunArm = functions.load(import_path(path))
     return function
 
 
@@ -56,24 +48,9 @@ def run(file: Path) -> None:
     settings, folder = read_settings(file), file.with_suffix("")
     if "runner" in settings:
         _call(settings, folder)
-    else:
-        _train(settings, folder)
-
-
-def _train(settings: dict[str, Any], folder: Path) -> None:
-    if not start_or_resume(parse(Config, settings, str(folder)), folder).finished:
+    # Without a report, which would take a part of the budget.
+    elif not train_or_resume(parse(Config, settings, str(folder)), report=False).finished:
         sys.exit(130)
-
-
-def start_or_resume(config: Config, folder: Path) -> TrainResult:
-    """Train by a config, or continue its run in the folder; without a report, which would take a
-    part of the budget."""
-    from tramontane.run.folder import RunFolder
-    from tramontane.start import train
-
-    if RunFolder(folder).begun:
-        return train(resume=folder, report=False)
-    return train(config, report=False)
 
 
 def _call(settings: dict[str, Any], folder: Path) -> None:

@@ -93,9 +93,8 @@ def judged(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         except JudgeFooled:
             caught = True
         write_whole(outcome, json.dumps({"caught": caught}))
-    found, updates = FinishedRun(run), RunFolder(run).newest_version
-    weights = RunFolder(run).checkpoint(updates) / "weights"
-    after = _answers(str(weights), keys, folder / "after.jsonl", {"problems": keys["problems"]})
+    found = FinishedRun(run)
+    after = _answers(str(run), keys, folder / "after.jsonl", {"problems": keys["problems"]})
     (good, right), (good_before, right_before) = _shares(after), _shares(before)
     return {
         "good": good,
@@ -105,7 +104,7 @@ def judged(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         "score_gain": found.late("reward_correctness") - found.curve("reward_correctness")[0],
         "refused": json.loads((judge / "calibration.json").read_text())["refused"],
         "caught": json.loads(outcome.read_text())["caught"],
-        "updates": updates,
+        "updates": RunFolder(run).newest_version,
     }
 
 

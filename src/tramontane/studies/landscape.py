@@ -37,41 +37,8 @@ from tramontane.studies.plots import COLOURS, new_figure, save
 from tramontane.workplace import Journal, check_same, owned_folder, read_log, write_whole
 
 MARGIN = 0.25  # of the trajectory's extent, around it on each side
+Ranges = tuple[float, float, float, float]
 OnPoint = Callable[[int, int], None]  # points evaluated, points in all
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Points of the plane that are evaluated.
-
-    Args:
-        points: number of points along each axis.
-        ranges: (α_1 from, to, α_2 from, to) relative to the final checkpoint, in units of the
-            Euclidean norm of weights; None: around the trajectory. The paper: about −0.5 to 1.5,
-            and −0.6 to 0.3, without its unit.
-    """
-
-    points: int = 7
-    ranges: tuple[float, float, float, float] | None = None
-
-    def axes(self, plane: Plane) -> tuple[np.ndarray, np.ndarray]:
-        """Values of α_1 and of α_2: float64, [points] each.
-
-        Raises:
-            InputError: fewer than three points, or an empty range.
-        """
-        if self.points < 3:
-            raise InputError(f"{self.points} points along each axis; contours take 3")
-        if self.ranges is None:
-            low, high = plane.coordinates.min(0), plane.coordinates.max(0)
-            margin = MARGIN * (high - low)
-            low, high = low - margin, high + margin
-        else:
-            low, high = np.array(self.ranges).reshape(2, 2).T
-        if not (low < high).all():
-            raise InputError(f"the range from {low.tolist()} to {high.tolist()} is empty")
-        first, second = (np.linspace(a, b, self.points) for a, b in zip(low, high, strict=True))
-        return first, second
 
 
 @dataclass(frozen=True)
@@ -102,7 +69,8 @@ class Landscape:
 def study_landscape(
     run: str | Path,
     *,
-    grid: Grid = Grid(),
+    points: int = 7,
+    ranges: Ranges | None = None,
     sampling: SamplingOptions | None = None,
     out: str | Path | None = None,
     on_point: OnPoint = lambda done, total: None,
@@ -113,20 +81,28 @@ def study_landscape(
     Args:
         run: a run folder with its checkpoints (`checkpoint.every`, `checkpoint.keep`): three, or
             two and the model that it began with.
-        grid: the points of the plane.
+        points: number of points along each axis.
+        ranges: (α_1 from, to, α_2 from, to) relative to the final checkpoint, in units of the
+            Euclidean norm of weights; None: around the trajectory. The paper: about −0.5 to 1.5,
+            and −0.6 to 0.3, without its unit.
         sampling: sampling of a point, if different from the run's evaluations. The paper uses a
             fixed set of 512 prompts with 16 completions each.
         out: folder of the result; None: `RUN/landscape`. Existing points are kept.
         on_point: called with (points evaluated, points in all).
 
     Raises:
-        InputError: too few checkpoints, an invalid option, or a landscape of other checkpoints or
-            with different settings in `out`.
+        InputError: too few checkpoints, fewer than three points, an empty range, an invalid
+            option, or a landscape of other checkpoints or with different settings in `out`.
     """
     run = Path(run)
     folder = Path(out) if out else run / "landscape"
     with owned_folder(folder, "drawn as a landscape"):
-        found = _evaluate(run, folder, grid, sampling or {}, on_point)
+        checkpoints = trajectory(run)
+        plane = _plane(run, folder, checkpoints)
+        axes = _axes(plane, points, ranges)
+        final = checkpoints[max(checkpoints)]
+        rows = _evaluate(run, folder, final, axes, sampling or {}, on_point)
+        found = _result(tuple(checkpoints), plane, axes, rows)
         _draw(found, folder)
         content = {
             "axes": [axis.tolist() for axis in found.axes],
@@ -142,18 +118,38 @@ def study_landscape(
     return found
 
 
+def _axes(plane: Plane, points: int, ranges: Ranges | None) -> tuple[np.ndarray, np.ndarray]:
+    """Values of α_1 and of α_2: float64, [points] each."""
+    if points < 3:
+        raise InputError(f"{points} points along each axis; contours take 3")
+    if ranges is None:
+        low, high = plane.coordinates.min(0), plane.coordinates.max(0)
+        margin = MARGIN * (high - low)
+        low, high = low - margin, high + margin
+    else:
+        low, high = np.array(ranges).reshape(2, 2).T
+    if not (low < high).all():
+        raise InputError(f"the range from {low.tolist()} to {high.tolist()} is empty")
+    first, second = np.linspace(low, high, points).T
+    return first, second
+
+
 def _evaluate(
-    run: Path, out: Path, grid: Grid, options: SamplingOptions, on_point: OnPoint
-) -> Landscape:
-    found = trajectory(run)
-    plane = _plane(run, out, found)
-    axes = grid.axes(plane)
+    run: Path,
+    out: Path,
+    final: Path,
+    axes: tuple[np.ndarray, np.ndarray],
+    options: SamplingOptions,
+    on_point: OnPoint,
+) -> list[dict[str, Any]]:
+    """A row for each point, α_1 first."""
     settings = {"options": dict(options), "axes": [axis.tolist() for axis in axes]}
     record, remedy = out / "settings.json", "name another folder, or remove both files"
     check_same(out / "points.jsonl", record, settings, remedy)
     write_whole(record, json.dumps(settings, indent=1) + "\n")
     directions = [out / "direction_1", out / "direction_2"]
-    places = [(i, j) for j in range(grid.points) for i in range(grid.points)]
+    numbers = range(len(axes[0]))
+    places = [(i, j) for j in numbers for i in numbers]
     with Journal(out / "points.jsonl") as journal:
         done = {(row["i"], row["j"]): row for row in journal}
         on_point(len(done), len(places))
@@ -161,13 +157,13 @@ def _evaluate(
             if (i, j) in done:
                 continue
             place = (float(axes[0][i]), float(axes[1][j]))
-            write_point(found[max(found)], directions, place, point := out / "point")
+            write_point(final, directions, place, point := out / "point")
             row = {"i": i, "j": j, "place": place, **_measure(run, point, options)}
             journal.add(row)
             done[i, j] = row
             on_point(len(done), len(places))
     shutil.rmtree(out / "point", ignore_errors=True)
-    return _result(tuple(found), plane, axes, [done[place] for place in places])
+    return [done[place] for place in places]
 
 
 def _plane(run: Path, out: Path, found: Mapping[int, Path]) -> Plane:

@@ -25,8 +25,7 @@ from tramontane.recipes.config import HarvestConfig
 from tramontane.recipes.harvest import harvest
 from tramontane.run.folder import RunFolder
 from tramontane.sft.sft import is_unfinished
-from tramontane.start import sft
-from tramontane.studies.arm import start_or_resume
+from tramontane.start import sft, train_or_resume
 from tramontane.studies.plan import check_same, write_settings
 from tramontane.studies.study import base_config
 from tramontane.trainer.collate import collate, padding_fraction
@@ -182,7 +181,7 @@ def explored(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         seed: of the run.
         folder: of the run.
     """
-    from tramontane.studies.landscape import Grid, study_landscape
+    from tramontane.studies.landscape import study_landscape
 
     changes = {
         "pipeline.updates": max(2, keys["updates"]),  # with the start, three checkpoints
@@ -194,7 +193,7 @@ def explored(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
     trained(folder / "run", changes)
     found = study_landscape(
         folder / "run",
-        grid=Grid(keys["points"]),
+        points=keys["points"],
         sampling={"problems": keys["problems"], "samples": keys["samples"]},
         out=folder / "landscape",
     )
@@ -255,7 +254,7 @@ def trained(folder: Path, changes: dict[str, Any]) -> Path:
     check_same(folder, settings)
     write_settings(folder, settings)
     if not run.finished:
-        start_or_resume(config, folder)
+        train_or_resume(config, report=False)
     return run.checkpoint(run.newest_version) / "weights"
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from tramontane.studies.page import Result
 
 LOG_LINES = 12  # shown of a run that failed
-SMOKE_SECONDS = 3600.0  # limit for all arms of the smoke test
+POLL_SECONDS = 0.2  # between two looks at the processes
 Settings = dict[str, Any]  # of a run
 Finished = Callable[[str, int, int], None]  # name of a run, runs finished, runs in all
 
@@ -70,8 +68,8 @@ def run_study(plan: Plan, on_finished: Finished) -> Result:
     """Run every arm with every seed, and write the study's page. Finished runs are skipped, and
     unfinished ones resume.
 
-    As many runs as the cores allow run in parallel. They end with this process: a signal lets each
-    take a checkpoint, for which it has `GRACE_SECONDS`.
+    Runs end with this process: a signal lets each take a checkpoint, for which it has
+    `GRACE_SECONDS`.
 
     Args:
         plan: the runs.
@@ -87,74 +85,69 @@ def run_study(plan: Plan, on_finished: Finished) -> Result:
         for folder, found in settings.items():
             check_same(folder, found)
         register(plan.out, plan.study, config_of(plan.study, plan.base))
-        todo = [folder for folder in settings if not RunFolder(folder).finished]
-        _run_all({folder: settings[folder] for folder in todo}, plan, on_finished)
+        todo = {f: found for f, found in settings.items() if not RunFolder(f).finished}
+        first = {f: todo.pop(f) for f in [plan.trajectories] if f in todo}
+        total = len(plan.study.arms) * plan.seeds
+        done = total - len(todo)
+
+        def ended(files: Sequence[Path], code: int) -> None:
+            nonlocal done
+            folder = files[0].with_suffix("")
+            if code or not RunFolder(folder).finished:
+                log = files[0].with_suffix(".log")
+                tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+                raise InputError(f"{folder}: the run failed ({code}); the end of {log}:\n{tail}")
+            if folder != plan.trajectories:
+                done += 1
+                on_finished(f"{folder.parent.name}, {folder.name}", done, total)
+
+        for runs in (first, todo):
+            files = [write_settings(folder, found) for folder, found in runs.items()]
+            jobs = [([file], file.with_suffix(".log")) for file in files]
+            _work(jobs, plan.study.cores, ended)
         return write_page(plan)
 
 
-def _run_all(todo: dict[Path, Settings], plan: Plan, on_finished: Finished) -> None:
-    cores, total = plan.study.cores, len(plan.study.arms) * plan.seeds
-    running = _Running()
-    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // cores)) as pool:
+def _work(
+    jobs: Iterable[tuple[Sequence[Path], Path]],
+    cores: int,
+    ended: Callable[[Sequence[Path], int], None],
+) -> None:
+    """Run a process for each job, as many in parallel as this machine's cores allow. If one of them
+    fails, or this process is interrupted, the others end.
+
+    Args:
+        jobs: files of the settings of a process's arms, and its log.
+        cores: of each process.
+        ended: called with a job's files and exit code; raises an exception if it failed.
+    """
+    waiting, running = deque(jobs), dict[subprocess.Popen[bytes], Sequence[Path]]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < max(1, (os.cpu_count() or 1) // cores):
+                files, log = waiting.popleft()
+                running[_start(files, log, cores)] = files
+            time.sleep(POLL_SECONDS)
+            for process in [process for process in running if process.poll() is not None]:
+                ended(running.pop(process), process.returncode)
+    finally:
+        end(running, GRACE_SECONDS)
+
+
+def end(processes: Collection[subprocess.Popen[bytes]], seconds: float) -> None:
+    """End processes; one that takes longer is killed."""
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + seconds
+    for process in processes:
         try:
-            if (first := plan.trajectories) and first in todo:
-                pool.submit(_run, first, todo.pop(first), cores, running).result()
-            started = {
-                pool.submit(_run, folder, settings, cores, running): folder
-                for folder, settings in todo.items()
-            }
-            for done, future in enumerate(as_completed(started), total - len(todo) + 1):
-                future.result()
-                folder = started[future]
-                on_finished(f"{folder.parent.name}, {folder.name}", done, total)
-        except BaseException as error:
-            pool.shutdown(wait=False, cancel_futures=True)
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                running.end(GRACE_SECONDS)
-            raise
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
-class _Running:
-    """The processes of runs under way; different threads start them and end them."""
-
-    def __init__(self) -> None:
-        self._processes: set[subprocess.Popen[bytes]] = set()
-        self._lock, self._ended = threading.Lock(), False
-
-    def wait(self, start: Callable[[], subprocess.Popen[bytes]]) -> int:
-        """Start a process, and wait for its end; returns its exit code."""
-        with self._lock:
-            if self._ended:
-                return -signal.SIGTERM
-            self._processes.add(process := start())
-        code = process.wait()
-        self._processes.discard(process)
-        return code
-
-    def end(self, seconds: float) -> None:
-        """Have all processes end, and start no other; one that takes longer is killed."""
-        with self._lock:
-            self._ended, processes = True, [*self._processes]
-        for process in processes:
-            process.terminate()
-        deadline = time.monotonic() + seconds
-        for process in processes:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
-def _run(folder: Path, settings: Settings, cores: int, running: _Running) -> None:
-    """One run in a separate process: an error in one arm does not affect the others."""
-    log = folder.with_name(folder.name + ".log")
-    code = running.wait(partial(_start, [write_settings(folder, settings)], log, cores))
-    if code or not RunFolder(folder).finished:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
-        raise InputError(f"{folder}: the run failed ({code}); the end of {log}:\n{tail}")
-
-
-def _start(files: Iterable[Path], log: Path, cores: int = 1) -> subprocess.Popen[bytes]:
+def _start(files: Iterable[Path], log: Path, cores: int) -> subprocess.Popen[bytes]:
+    """A process for some arms: an error in one does not affect the others."""
     with open(log, "ab") as output:
         return subprocess.Popen(
             command_of("tramontane.studies.arm", *map(str, files)),
@@ -200,9 +193,6 @@ def run_smoke(plans: Mapping[str, Plan], out: Path) -> dict[str, str]:
 
     Returns:
         What failed in a study, by its name; empty if all is well.
-
-    Raises:
-        subprocess.TimeoutExpired: the arms take longer than `SMOKE_SECONDS`.
     """
     from tramontane.studies.page import write_page
 
@@ -230,7 +220,6 @@ def _run_together(runs: Mapping[Path, Settings], log: Path) -> list[Path]:
     files = [write_settings(folder, found) for folder, found in todo.items()]
     count = min(os.cpu_count() or 1, len(files))
     logs = [log.with_name(f"{log.name}_{number}.log") for number in range(count)]
-    workers = [_start(files[number::count], logs[number]) for number in range(count)]
-    for worker in workers:
-        worker.wait(SMOKE_SECONDS)
+    jobs = [(files[number::count], log) for number, log in enumerate(logs)]
+    _work(jobs, 1, lambda files, code: None)
     return logs

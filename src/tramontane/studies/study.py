@@ -175,17 +175,12 @@ def load_study(name: str) -> Study:
     folder = _CATALOG
     if name not in _own():
         if (entry := plugins.offered(plugins.STUDIES).get(name)) is None:
-            raise InputError(_unknown(name))
+            near = nearest(name, names())
+            hint = f"did you mean {near!r}?" if near else f"there are {', '.join(names())}"
+            other = f"study {name!r}: no such study; {hint}, or give the path of a .yaml file"
+            raise InputError(plugins.remedy(plugins.STUDIES, name) or other)
         folder = resources.files(plugins.load(entry))
     return load_section(Study, Path(str(folder / f"{name}.yaml")))
-
-
-def _unknown(name: str) -> str:
-    if remedy := plugins.remedy(plugins.STUDIES, name):
-        return remedy
-    near = nearest(name, names())
-    hint = f"did you mean {near!r}?" if near else f"there are {', '.join(names())}"
-    return f"study {name!r}: no such study; {hint}, or give the path of a .yaml file"
 
 
 def function_name(runner: str | None) -> str | None:

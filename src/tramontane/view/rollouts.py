@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -38,14 +38,6 @@ NEVER = 2**31 - 1  # above all versions
 _TYPES = {field.name: field.type for field in rollouts.COLUMNS}
 
 
-class Key(NamedTuple):
-    """Identity of a file's content: a resumed run rewrites files with the same name."""
-
-    name: str
-    modified: int
-    size: int
-
-
 @dataclass(frozen=True)
 class Part:
     """One file: its path, the narrow columns of its rows, and the error if it could not be read, in
@@ -63,7 +55,8 @@ class Rollouts:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.missing: set[str] = set()  # columns missing from a file of an earlier version
-        self._parts: dict[Key, Part] = {}
+        # By name, time of the last change and size: a resumed run rewrites files.
+        self._parts: dict[tuple[str, int, int], Part] = {}
         self._table: pa.Table | None = None
         self._lock = threading.Lock()
 
@@ -78,7 +71,7 @@ class Rollouts:
             keys = {}
             for path in rollouts.files(self.folder):
                 stat = path.stat()
-                keys[Key(path.name, stat.st_mtime_ns, stat.st_size)] = path
+                keys[path.name, stat.st_mtime_ns, stat.st_size] = path
             new = [(key, path) for key, path in keys.items() if key not in self._parts]
             if new or keys.keys() != self._parts.keys():
                 with ThreadPoolExecutor(THREADS) as pool:
