@@ -39,6 +39,18 @@ def test_a_run_and_its_continuation_learn_from_a_teacher(tmp_path: Path) -> None
     assert 0 < distances[-1] < 0.7 * distances[0]
 
 
+@pytest.mark.slow
+def test_a_stage_of_a_run_learns_from_its_own_teacher(tmp_path: Path) -> None:
+    """First from the weights that it begins with, at a distance of 0, then from the tiny base."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    train(small_config(first, trainer={"learning_rate": 3e-3}), QuietScreen())
+    stages = [{"name": "own", "until": {"updates": 1}, "teacher": str(first)}, {"name": "base"}]
+    changes = DISTILL | {"pipeline": DISTILL["pipeline"] | {"updates": 2}}
+    train(small_config(second, model=str(first), stages=stages, **changes), QuietScreen())
+    own, base = (row["teacher_divergence"] for row in RunFolder(second).metrics())
+    assert own < 1e-4 < 0.02 < base
+
+
 def test_a_teacher_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(resolve("tiny"), other)
