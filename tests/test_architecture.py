@@ -25,7 +25,8 @@ FLOORS = (
     "run",
     "audit",
     "view",
-    "recipes start",
+    "start",
+    "recipes",
     "studies",
     "tramontane",  # the functions of `import tramontane`
     "cli",
