@@ -63,6 +63,21 @@ def test_a_generator_beside_a_trainer_gets_what_its_arithmetic_leaves(device: st
     assert 0 < full["gpu_memory_utilization"] < 0.02
 
 
+def test_a_generator_shares_its_gpu_with_the_teachers_that_are_on_it() -> None:
+    on = {"trainer": {"device": "cuda:1", "objective": {"name": "distill"}}}
+    on |= {"generator": {"device": "cuda:0"}, "pipeline": {"diversity": "none"}}
+    teacher = {"model": SHAPE, "ranks": 2, "dtype": "bfloat16"}
+    elsewhere = limits(**on, teacher=teacher | {"device": "cuda:2"})
+    assert elsewhere == {"gpu_memory_utilization": 0.9}
+    found = limits(**on, teacher=teacher | {"device": "cuda:0"})
+    settings = run_on(**on, teacher=teacher | {"device": "cuda:0"})
+    loads = run_memory([settings], load_shape(SHAPE), [Lengths(512, 7680)], "h100").loads
+    [scoring] = [w.memory for w in loads[0].workers if w.name == "teacher"]
+    overhead = CUDA_CONTEXT + memory_gaps(scoring, on_gpu=True)
+    taken = (scoring.total + overhead) / GPUS["h100"].memory
+    assert found["gpu_memory_utilization"] == pytest.approx(0.9 - taken, abs=2e-3)
+
+
 def test_vllm_beside_a_trainer_gets_the_bytes_of_its_cache() -> None:
     """It would take what other processes allocate meanwhile for its own."""
     vllm = {"kind": "vllm", "slots": 64}

@@ -202,8 +202,8 @@ def generator_limits(
 ) -> dict[str, float]:
     """Values for those keys of `generator` that limit its memory on a GPU and are null.
 
-    A generator beside a trainer gets what the trainer's arithmetic leaves. vLLM would measure what
-    is free while the trainer takes memory, so there the bytes of its cache are computed too.
+    A generator beside other workers gets what the arithmetic of theirs leaves. vLLM would measure
+    what is free while they take memory, so there the bytes of its cache are computed too.
 
     Arguments as of `run_memory`.
     """
@@ -214,14 +214,20 @@ def generator_limits(
     if config.placement.kind == "ray":
         fraction = min(1.0, config.placement.generator.gpus or 1.0)
         return {"gpu_memory_utilization": round(GPU_MEMORY_SHARE * fraction, 3)}
-    found = seats(config, devices.gpus)
-    if not found.beside_generator(found.ranks):
+    of_generators = seats(config, devices.gpus).of_generators
+    beside: dict[str, list[Worker]] = {device: [] for device in of_generators}
+    for worker in _workers(stages, shape, lengths, memory):
+        for device, together in _seats(config, worker, devices.gpus):
+            if device in beside and worker.name != GENERATOR:
+                beside[device].append(worker._replace(together=together))
+    if not any(beside.values()):
         return {"gpu_memory_utilization": GPU_MEMORY_SHARE}
     if memory is None:
         return {"gpu_memory_utilization": GPU_MEMORY_SHARE / 2}
-    workers = _workers(stages, shape, lengths, memory)
-    trainer = [w for w in workers if _on_gpu(w.device) and w.name != GENERATOR]
-    taken = sum(w.memory.total for w in trainer) + _gpu_overhead(config, trainer)
+    taken = max(
+        sum(w.together * w.memory.total for w in workers) + _gpu_overhead(config, workers)
+        for workers in beside.values()
+    )
     share = max(MIN_SHARE, round(GPU_MEMORY_SHARE - taken / memory, 3))
     limits = {"gpu_memory_utilization": share}
     if generator.kind == "vllm" and generator.kv_cache_mib is None:
