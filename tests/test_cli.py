@@ -135,7 +135,7 @@ def test_dry_run_prints_the_arithmetic(config: Path) -> None:
     # 2 (K, V) × 4 layers × 160 × 4 bytes = 5 KiB per token. 64 slots of 256 + 96 tokens, in lanes
     # of 352, 224, 144, 96, 64 and 32 of their own, and as much for prefixes: 2 · 64 · 912 tokens.
     assert (
-        "KV cache: 570 MiB at most (5.0 KiB a token, all sequences at their longest)"
+        "KV cache: 570 MiB at most (5.0 KiB a token, lanes of all lengths, each full)"
         in result.stdout
     )
 

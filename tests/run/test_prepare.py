@@ -48,7 +48,7 @@ def test_slots_follow_from_the_memory_limit(
     lines = resolved(prepare(small_config(tmp_path, generator=generator)))
     assert lines["generators"] == f"1 × {slots} slots"
     assert (
-        lines["KV cache"] == f"{mib} MiB at most (5.0 KiB a token, all sequences at their longest)"
+        lines["KV cache"] == f"{mib} MiB at most (5.0 KiB a token, lanes of all lengths, each full)"
     )
 
 

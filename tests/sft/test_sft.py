@@ -264,16 +264,13 @@ def test_parts_of_the_playground_ask_for_levels_and_answer_in_their_own_way(monk
 def test_rows_ask_for_the_level_that_they_name(form, base, tmp_path):
     row = {"prompt": "1 + 2?", "response": "3"}
     if form == "messages":
-        roles = ("user", "assistant")
-        contents = row.values()
-        row = {
-            "messages": [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
-        }
+        roles = {"user": row["prompt"], "assistant": row["response"]}
+        row = {"messages": [{"role": role, "content": text} for role, text in roles.items()]}
     rows = [row | {"depth": "high"}, row, row | {"depth": "low"}]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"train": str(file), "fields": {"effort": "depth"}, "effort": LEVELS}
-    config = config_of(base, str(file), "out", data=data)
+    config = SFTConfig(output="out", model=base, data=data)
     encoder = PromptEncoder(load_tokenizer(base), None, None, config.data.effort)
     found = {tuple(example.prompt) for example in ExampleStream(config, encoder).take(200)}
     assert found == {tuple(encoder.at(level).encode("1 + 2?")) for level in ("low", "high", None)}

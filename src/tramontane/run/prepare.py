@@ -346,13 +346,15 @@ def resolved(prepared: Prepared) -> dict[str, str]:
         "compile": f"{'on' if compiled.enabled else 'off'} (auto: {compiled.reason})",
     }
     if not config.stages:
+        on_gpu = config.generator.device.startswith("cuda")
+        full = "all sequences at their longest" if on_gpu else "lanes of all lengths, each full"
         return arithmetic | {
             "generators": f"{workers} × {_cache_size(prepared, config).slots} slots",
             **prepared.rates,
             **_prompt_lines(prepared),
             "longest sequence": f"{prepared.max_prompt} + {config.pipeline.l_max} tokens",
             "KV cache": f"{_cache_line(prepared, config)} "
-            f"({_bytes_per_token(config) / 1024:.1f} KiB a token, all sequences at their longest)",
+            f"({_bytes_per_token(config) / 1024:.1f} KiB a token, {full})",
         }
     lines = {"devices": arithmetic["devices"]} | {
         f"stage {stage.name}": f"{_until(stage.until, config)}; "
