@@ -1,13 +1,15 @@
 """Sizes of models from their configs alone."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tramontane.errors import InputError
-from tramontane.models.shape import KNOWN_SHAPES, load_shape
+from tramontane.models import loading
+from tramontane.models.shape import KNOWN_SHAPES, load_shape, shape_of
 
 
 def closed_form(sizes: dict[str, int]) -> tuple[int, int, int]:
@@ -35,6 +37,17 @@ def test_known_shapes_have_the_published_parameters(name: str, billions: float) 
     assert shape.parameters / 1e9 == pytest.approx(billions, abs=0.01)
     assert shape.matrix == shape.hidden * shape.intermediate
     assert not shape.tied
+
+
+def test_no_model_is_built_while_another_thread_loads_one() -> None:
+    """Each would restore the default number type that the other had set."""
+    config = loading.load_config("tiny")
+    with ThreadPoolExecutor(1) as pool:
+        with loading.LOADING:
+            found = pool.submit(shape_of, config, "tiny")
+            with pytest.raises(TimeoutError):
+                found.result(0.5)
+        assert found.result(60).parameters == load_shape("tiny").parameters
 
 
 def test_tied_weights_count_once(tmp_path: Path) -> None:

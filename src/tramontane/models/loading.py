@@ -43,9 +43,10 @@ disable_progress_bar()
 os.environ.setdefault("LRU_CACHE_CAPACITY", "16")
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
 
-# transformers patches torch globally while it loads: two threads that load concurrently leave tied
-# output heads untied, with random weights (seen with 5.23).
-_LOADING = threading.Lock()
+# transformers patches torch globally while it builds a model: two threads that do so concurrently
+# leave tied output heads untied, with random weights (seen with 5.23), or torch's default number
+# type changed.
+LOADING = threading.Lock()
 
 
 def local_folder(model: str) -> Path | None:
@@ -181,7 +182,7 @@ def empty_model(model: str) -> tuple[PreTrainedModel, WeightFiles] | None:
         InputError: no checkpoint there, or an incomplete one.
     """
     config = load_config(model)
-    with _LOADING, _parameters_on_meta():
+    with LOADING, _parameters_on_meta():
         built = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation=PACKED
         )
@@ -284,7 +285,7 @@ def _from_pretrained(auto: Any, model: str, **options: Any) -> Any:
     else:
         check_hub(model)
     try:
-        with _LOADING:
+        with LOADING:
             # Never run code from a checkpoint (`auto_map`); otherwise transformers would ask.
             return auto.from_pretrained(path, trust_remote_code=False, **options)
     except Exception as error:

@@ -137,7 +137,7 @@ def shape_of(config: Any, name: str, *, classifier: bool = False) -> ModelShape:
     kind = "sequence classifier" if classifier else "causal LM"
     auto = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
     try:
-        with torch.device("meta"):
+        with loading.LOADING, torch.device("meta"):
             model = auto.from_config(text)
     except ValueError as error:
         raise InputError(f"model {name!r}: not a {kind} ({error})") from None

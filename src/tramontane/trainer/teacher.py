@@ -27,7 +27,7 @@ class Teacher:
             None: only the sampled tokens.
         vocabulary: entries of the policy's output head. A teacher whose head is padded to more
             never has these tokens sampled.
-        device: that it computes on; None: that of the model.
+        shared: the ranks of the process group share its weights and its sequences.
     """
 
     def __init__(
@@ -36,9 +36,10 @@ class Teacher:
         budget: int,
         top_k: int | None,
         vocabulary: int,
-        device: torch.device | None = None,
+        shared: bool = False,
     ) -> None:
-        self.model, self._device = model.eval(), device or model.device
+        self.model = model.eval()
+        self._rank, self._ranks = (sharding.rank(), sharding.ranks()) if shared else (0, 1)
         self._budget, self._top_k, self._vocabulary = budget, top_k, vocabulary
 
     @classmethod
@@ -64,24 +65,24 @@ class Teacher:
         else:
             model = load_model(path, dtype).requires_grad_(False)
             sharding.shard(model, device, config.dtype)
-        return cls(model, budget, top_k, vocabulary, device)
+        return cls(model, budget, top_k, vocabulary, shared=True)
 
     @torch.no_grad()
     def score(self, sequences: Sequence[TrainSequence], temperature: float) -> list[TeacherScores]:
         """The scores of each sequence, at the temperature that it was sampled with. Inserted tokens
         have scores too, which are not used. Collective: every rank must call it with the same
         sequences, and computes some; rank 0 returns all of them."""
-        layouts, _ = lay_out(sequences, sharding.ranks(), self._budget, together=False)
-        own, found = layouts[sharding.rank()], dict[int, TeacherScores]()
+        layouts, _ = lay_out(sequences, self._ranks, self._budget, together=False)
+        own, found = layouts[self._rank], dict[int, TeacherScores]()
         # A forward pass gathers weights from all ranks: one with nothing left repeats a sequence.
         idle = max(map(len, layouts)) - len(own)
         for indices in [*own, *[[0]] * idle]:
-            row = pack_row([sequences[i] for i in indices], self._device)
+            row = pack_row([sequences[i] for i in indices], self.model.device)
             found |= zip(indices, self._score(row, temperature), strict=True)
         sharding.free_gathered(self.model)
-        if sharding.ranks() > 1:
-            parts: list[dict[int, TeacherScores]] = [{}] * sharding.ranks()
-            dist.gather_object(found, parts if sharding.rank() == 0 else None)
+        if self._ranks > 1:
+            parts: list[dict[int, TeacherScores]] = [{}] * self._ranks
+            dist.gather_object(found, parts if self._rank == 0 else None)
             for part in parts:
                 found |= part
         return [found[i] for i in range(len(sequences)) if i in found]
