@@ -59,7 +59,7 @@ class TrainSequence:
     # int array [T], the weights version that sampled each token, or `ELSEWHERE` or `INSERTED`.
     versions: array[int]
     reward: float = 0.0  # the verdict's reward
-    scored: bool = True  # False if there is no verdict: the sequence is not trained on
+    scored: bool = True  # False without a verdict; the sequence is then left out of training
     answer: int = -1  # equal for equal answers of a group; −1 for none
     # Number of tokens at the end that are a given answer, i.e. the reference answer instead of the
     # sampled one.

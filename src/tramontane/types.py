@@ -448,7 +448,7 @@ class Group:
     verdicts: list[Verdict]  # one per completion; empty until all are graded
     # The trainer's figures of the completions, once they have been trained on.
     learned: TrainedFigures | None = None
-    deadline: int = 0  # the last version at which it may be trained (see `controller.staleness`)
+    deadline: int = 0  # the last version that may train on it (see `controller.staleness`)
     # Unfinished completions, with their tokens so far.
     requests: list[Request] = field(default_factory=list)
 

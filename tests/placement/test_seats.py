@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.runs import small_config
 from tramontane.config import Config, TeacherConfig
 from tramontane.controller.generators import generator_maker
 from tramontane.data.prompts import PromptEncoder
@@ -17,6 +19,7 @@ from tramontane.errors import InputError
 from tramontane.models.loading import load_tokenizer
 from tramontane.placement.seats import seats
 from tramontane.placement.thread import LocalPlacement
+from tramontane.run.prepare import devices_line
 
 
 def run_on(generator: str, trainer: str, workers: int = 1, ranks: int = 1, **more: Any) -> Config:
@@ -62,7 +65,7 @@ def test_every_rank_and_every_generator_has_a_gpu_of_its_own(
     shared: bool,
 ) -> None:
     found = seats(run_on(generator, trainer, workers, ranks), gpus)
-    assert found == (trainers, generators, 1)
+    assert found == (trainers, generators, 1, ())
     assert found.beside_generator(trainers) == shared
 
 
@@ -97,7 +100,7 @@ def test_on_ray_each_process_sees_its_own_gpus_alone() -> None:
     config = run_on("cuda", "cuda", 5, 3)
     placement = config.placement.model_copy(update={"kind": "ray"})
     found = seats(config.model_copy(update={"placement": placement}), 1)
-    assert found == (("cuda",) * 3, ("cuda",) * 5, 1)
+    assert found == (("cuda",) * 3, ("cuda",) * 5, 1, ())
 
 
 @given(st.integers(1, 4), st.integers(1, 8), st.integers(0, 3), st.integers(1, 16))
@@ -147,3 +150,14 @@ def test_a_generator_that_shares_its_gpu_starts_first(
     if teacher:
         config = config.model_copy(update={"teacher": TeacherConfig(model="tiny", device=teacher)})
     assert LocalPlacement(config, print).generators_first == first
+
+
+def test_each_rank_of_a_teacher_has_a_gpu_and_is_named(tmp_path: Path) -> None:
+    config = small_config(
+        tmp_path,
+        teacher={"model": "tiny", "device": "cuda:1", "ranks": 2},
+        trainer={"objective": {"name": "distill"}},
+        pipeline={"diversity": "none"},
+    )
+    assert seats(config, 3).teachers == ("cuda:1", "cuda:2")
+    assert "teacher on cuda:1, cuda:2" in devices_line(config)

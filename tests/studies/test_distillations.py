@@ -1,4 +1,4 @@
-"""Arms of several steps, some of which arms share, at tiny sizes."""
+"""Arms of several steps, which may share some of them, at tiny sizes."""
 
 from __future__ import annotations
 

@@ -218,6 +218,12 @@ class Config(Section):
         general = [stage.teacher or default for stage in self.stages] or [default]
         return [*dict.fromkeys([*general, *self.teacher.domains.values()])]
 
+    @property
+    def teacher_processes(self) -> int:
+        """Processes of all teachers, if they are apart."""
+        each = self.teacher.workers * self.teacher.ranks if self.teacher else 0
+        return len(self.teachers) * each
+
     def by_stage(self) -> tuple[Config, ...]:
         """The config of each stage; only the config itself if it has no stages."""
         return tuple(self._in_stage(stage) for stage in self.stages) or (self,)
@@ -330,7 +336,7 @@ class Config(Section):
             ("teacher", self.teacher, self.placement.teacher.gpus),
         ):
             several = sharded and sharded.ranks > 1 and sharded.device.startswith("cuda")
-            if several and gpus is not None and gpus < 1:
+            if several and gpus and gpus < 1:
                 raise key_error(
                     f"gpus {gpus:g} lets ranks share a GPU, which NCCL cannot do; give each rank "
                     f"of the {key} 1, or leave it out",

@@ -27,8 +27,8 @@ class Record(NamedTuple):
     visits: int = 0  # graded groups
     attempts: int = 0  # judged completions
     solved: int = 0  # right completions
-    all_solved: int = 0  # latest consecutive visits in which all completions were right
-    none_solved: int = 0  # latest consecutive visits in which no completion was right
+    all_solved: int = 0  # latest consecutive visits that were all right
+    none_solved: int = 0  # latest consecutive visits without a right completion
     version: int = 0  # weight version at the last visit
     stage: int = 0  # stage of the last visit
 

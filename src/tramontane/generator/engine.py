@@ -185,7 +185,7 @@ class SlotEngine:
         # A prefix is kept until the last sequence that starts with it is admitted.
         self._sharers: Counter[Key] = Counter()
         self._prefixes: dict[Key, Prefix] = {}
-        self._ahead: set[Key] = set()  # prefixes of which no sequence is admitted yet
+        self._ahead: set[Key] = set()  # prefixes whose sequences all still wait
         self._batch_changed = False  # since the decoder's last `refresh_batch`
         self._parking = Parking(self._decoder.cache, self.slots, self._kv_bytes)
 

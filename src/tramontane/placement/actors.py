@@ -393,8 +393,8 @@ class Cluster:
             "verifier": config.verifier.workers + config.conversation.workers * config.converses,
             "trainer": config.trainer.ranks,
         }
-        if teacher := config.teacher:
-            workers["teacher"] = len(config.teachers) * teacher.workers * teacher.ranks
+        if config.teacher:
+            workers["teacher"] = config.teacher_processes
         each = [(n, self._resources(kind)) for kind, n in workers.items()]
         return sum(n * r["num_cpus"] for n, r in each), sum(n * r["num_gpus"] for n, r in each)
 

@@ -10,8 +10,8 @@ from tramontane.errors import InputError
 
 
 class Seats(NamedTuple):
-    """The device of each rank of the trainer, the first device of each generator, and the number of
-    GPUs that each generator has if it is on GPUs.
+    """The device of each rank of the trainer, the first device of each generator, the number of
+    GPUs that each generator has if it is on GPUs, and the device of each rank of a teacher.
 
     Devices are names for torch in the process that the worker runs in: two workers of one process
     share a device if their names are equal.
@@ -20,6 +20,7 @@ class Seats(NamedTuple):
     ranks: tuple[str, ...]
     generators: tuple[str, ...]
     width: int = 1
+    teachers: tuple[str, ...] = ()
 
     @property
     def of_generators(self) -> list[str]:
@@ -62,12 +63,17 @@ def seats(config: Config, gpus: int | None) -> Seats:
     Raises:
         InputError: too few GPUs for the generators.
     """
-    trainer, generator = config.trainer, config.generator
+    trainer, generator, teacher = config.trainer, config.generator, config.teacher
+    teachers: tuple[str, ...] = ()
     if config.placement.kind == "ray":
-        return Seats((trainer.device,) * trainer.ranks, (generator.device,) * generator.workers)
+        teachers = (teacher.device,) * teacher.ranks if teacher else ()
+        generators = (generator.device,) * generator.workers
+        return Seats((trainer.device,) * trainer.ranks, generators, teachers=teachers)
+    if teacher:
+        teachers = tuple(rank_device(teacher.device, rank) for rank in range(teacher.ranks))
     ranks = tuple(rank_device(trainer.device, rank) for rank in range(trainer.ranks))
     if not on_gpu(generator.device):
-        return Seats(ranks, (generator.device,) * generator.workers)
+        return Seats(ranks, (generator.device,) * generator.workers, teachers=teachers)
     width, first = generator.devices, int(generator.device.partition(":")[2] or 0)
     if generator.device == "cuda" and on_gpu(trainer.device) and gpus is not None:
         behind = 1 + int(ranks[-1].partition(":")[2])
@@ -80,4 +86,4 @@ def seats(config: Config, gpus: int | None) -> Seats:
             f"decodes as many completions at once as several on one GPU"
         )
     firsts = (rank_device("cuda", first + width * n) for n in range(generator.workers))
-    return Seats(ranks, tuple(firsts), width)
+    return Seats(ranks, tuple(firsts), width, teachers)

@@ -18,7 +18,7 @@ from tramontane.models.weights import CopiedWeights, LocalWeights, Weights
 from tramontane.placement.files import Folder, on_this_machine
 from tramontane.placement.handle import TRAINER, GeneratorHandle, Handle
 from tramontane.placement.ranks import ProcessRanks
-from tramontane.placement.seats import rank_device, seats
+from tramontane.placement.seats import seats
 
 CLOSE_SECONDS = 30.0
 DECODING = -1  # priority of a generator's CUDA stream: its short kernels go before a trainer's
@@ -35,9 +35,7 @@ class LocalPlacement:
     def __init__(self, config: Config, note: Callable[..., None]) -> None:
         self._config, self._note = config, note
         self.seats = seats(config, torch.cuda.device_count())
-        others = {*self.seats.ranks}
-        if teacher := config.teacher:
-            others |= {rank_device(teacher.device, n) for n in range(teacher.ranks)}
+        others = (*self.seats.ranks, *self.seats.teachers)
         self.generators_first = self.seats.beside_generator(others)
         # A thread that hangs cannot be ended.
         self.replaces_trainer = config.trainer_is_apart

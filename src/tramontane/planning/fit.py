@@ -376,10 +376,11 @@ def _seats(config: Config, kind: Worker, gpus: int | None) -> list[tuple[str, in
     if config.placement.kind == "ray":  # Ray gives each worker a GPU
         beside = kind.name if kind.name in (GENERATOR, *APART) else RANK
         return [(f"GPU of each {beside}", 1)]
-    if kind.name in APART:
-        ranks = config.teacher.ranks if config.teacher and kind.name == TEACHER else 1
-        return [(rank_device(kind.device, n), kind.number // ranks) for n in range(ranks)]
+    if kind.name == JUDGE:
+        return [(rank_device(kind.device, 0), kind.number)]
     found = seats(config, gpus)
+    if kind.name == TEACHER:
+        return [(device, kind.number // len(found.teachers)) for device in found.teachers]
     if kind.name != GENERATOR:
         return [(device, 1) for device in found.ranks]
     return [(device, 1) for device in found.of_generators]
@@ -439,5 +440,5 @@ def _processes(config: Config) -> int:
     apart = config.trainer_is_apart and not _on_gpu(trainer.device)
     teacher, teachers = config.teacher, 0
     if teacher and not _on_gpu(teacher.device) and config.teachers_are_apart:
-        teachers = len(config.teachers) * teacher.workers * teacher.ranks
+        teachers = config.teacher_processes
     return 1 + generators + (trainer.ranks if apart else 0) + teachers

@@ -380,9 +380,7 @@ def resolved(prepared: Prepared) -> dict[str, str]:
 def devices_line(config: Config) -> str:
     """The devices of all workers, and whether a GPU of this machine is left idle."""
     found = seats(config, torch.cuda.device_count() or None)
-    devices = {"trainer": found.ranks, "generator": found.generators}
-    if config.teacher:
-        devices["teacher"] = (config.teacher.device,)
+    devices = {"trainer": found.ranks, "generator": found.generators, "teacher": found.teachers}
     lines = [f"{name} on {', '.join(dict.fromkeys(on))}" for name, on in devices.items() if on]
     used = (*found.of_generators, *chain(*devices.values()))
     on_ray = config.placement.kind == "ray"

@@ -1,4 +1,4 @@
-"""Arms of several steps, some of which arms share: two specialists distilled into one model, a
+"""Arms of several steps, which may share some of them: two specialists distilled into one model, a
 model's earlier weights into what fine-tuning made of it, and levels of effort.
 """
 
@@ -136,8 +136,7 @@ def restored(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
 def at_levels(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
     """Reinforcement learning at levels of effort, after fine-tuning on traces for each of them.
 
-    The arms of a seed share the fine-tuning, in which the tiny base reads the levels' phrases for
-    the first time.
+    The arms of a seed share the fine-tuning, where the tiny base first reads the levels' phrases.
 
     Args:
         keys: `effort`, the levels `low` and `high` as in `data.effort`; `train_effort`, those that
