@@ -80,7 +80,7 @@ def test_faults_that_need_no_model_are_reported_before_heavy_imports(tmp_path: P
         ("not empty", "train", quickstart, f"run_dir={run}"),
         ("nowhere", "train", quickstart, there, f"verifier.reward.custom=[{REWARD}]"),
         ("nowhere", "train", quickstart, "--dry-run", f"verifier.reward.custom=[{REWARD}]"),
-        ("not a run folder", "train", "--resume", "missing"),
+        ("it does not exist", "train", "--resume", "missing"),
         ("no such file", "sft", tiny_base, f"output={tmp_path / 'o'}", "data.train=missing.jsonl"),
         ("unknown key", "sft", tiny_base, "nokey=1"),
         ("no such file", "eval", "tiny", "missing.jsonl", "--out", str(tmp_path / "e.jsonl")),
@@ -102,7 +102,7 @@ def test_faults_that_need_no_model_are_reported_before_heavy_imports(tmp_path: P
         ("missing", "study", "curve", "missing"),
         ("missing", "study", "landscape", "missing"),
         ("unknown key", "plan", "nokey=1"),
-        ("not a run folder", "view", "missing"),
+        ("it does not exist", "view", "missing"),
     ]
     check(cases, tmp_path)
 

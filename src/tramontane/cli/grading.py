@@ -10,11 +10,13 @@ from rich.markup import escape
 
 import tramontane
 from tramontane.cli.terminal import (
+    CONTINUES,
     DATA,
     LOOK,
     MEASURE,
     app,
     complain,
+    if_stopped,
     progress,
     progress_bar,
     say,
@@ -53,13 +55,9 @@ def score(
     ] = None,
 ) -> None:
     """Grade recorded responses; exit code 1 when rows could not be read."""
-    with progress("grading") as show:
-        try:
-            summary = tramontane.score(path, out, config, overrides, progress=show)
-        except KeyboardInterrupt:
-            kept = f"; {out} has the rows graded so far, and starting again replaces it"
-            complain(f"stopped{kept if out else ''}")
-            raise typer.Exit(130) from None
+    kept = f"{out} has the rows graded so far, and starting again replaces it"
+    with if_stopped(kept if out else "nothing was written"), progress("grading") as show:
+        summary = tramontane.score(path, out, config, overrides, progress=show)
     names = ("right", "wrong", "malformed", "unscorable")
     counts = {name: summary.outcomes[name] for name in names} | {"not read": len(summary.bad_rows)}
     total = sum(counts.values())
@@ -116,7 +114,7 @@ def curate(
     inputs = [s for s in sources if s not in overrides]
     config = inputs.pop(0) if inputs and inputs[0].endswith((".yaml", ".yml")) else None
     chosen: dict[str, Any] = {"stages": stage or (), "against": decontaminate or (), "out": out}
-    with progress_bar() as shown:
+    with if_stopped(CONTINUES), progress_bar() as shown:
         bars: dict[str, Any] = {}
 
         def show(name: str, chunks: int) -> None:

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 import tramontane
-from tramontane.cli.terminal import DATA, TRAIN, Overrides, app, console, say, show_table
+from tramontane.cli.terminal import CONTINUES, DATA, TRAIN, Overrides, app, console, say, show_table
 from tramontane.cli.training import Gpu, ModelShape, check_assumed, print_sizes
 from tramontane.errors import InputError
 
@@ -77,7 +77,7 @@ def recipe(
     try:
         run(settings, LiveDisplay, announce)
     except (Stopped, KeyboardInterrupt):
-        say("stopped; the same command continues")
+        say(f"stopped; {CONTINUES}")
         raise typer.Exit(130) from None
     report = Path(settings.out) / "report.md"
     say(report.read_text(encoding="utf-8").partition("\n## Steps")[0])

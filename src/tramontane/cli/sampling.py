@@ -9,10 +9,12 @@ import typer
 
 import tramontane
 from tramontane.cli.terminal import (
+    CONTINUES,
     MEASURE,
     Overrides,
     app,
     console,
+    if_stopped,
     progress,
     progress_bar,
     say,
@@ -78,7 +80,7 @@ def evaluate(
         problems=problems, samples=samples, temperature=temperature, top_p=top_p, top_k=top_k,
         max_tokens=max_tokens, slots=slots, seed=seed, effort=effort,
     )  # fmt: skip
-    with progress("evaluating") as show:
+    with if_stopped(f"{CONTINUES} ({out})"), progress("evaluating") as show:
         result = tramontane.evaluate(
             model, data, config, overrides, write_to=out, on_progress=show, **sampling
         )
@@ -127,7 +129,7 @@ def compare(
         problems=problems, samples=samples, temperature=temperature, top_p=top_p,
         max_tokens=max_tokens, slots=slots, seed=seed, effort=effort,
     )  # fmt: skip
-    with progress_bar() as shown:
+    with if_stopped(f"{CONTINUES} ({out})"), progress_bar() as shown:
         bar = shown.add_task("starting", total=None)
 
         def show(suite: str, model: str, done: int, total: int) -> None:

@@ -11,7 +11,16 @@ import typer
 from typer.core import TyperGroup
 
 import tramontane
-from tramontane.cli.terminal import RESEARCH, app, console, progress, say, show_table
+from tramontane.cli.terminal import (
+    CONTINUES,
+    RESEARCH,
+    app,
+    console,
+    if_stopped,
+    progress,
+    say,
+    show_table,
+)
 from tramontane.errors import InputError
 
 if TYPE_CHECKING:
@@ -84,9 +93,11 @@ def run(
     if not every and (dry_run or chosen):
         raise InputError("--dry-run and --set belong to --all")
     if name is not None:
-        found = tramontane.study(
-            name, seeds=seeds, budget=budget, base=base, out=out, on_finished=partial(_said, name)
-        )
+        with if_stopped(CONTINUES):
+            found = tramontane.study(
+                name, seeds=seeds, budget=budget, base=base, out=out,
+                on_finished=partial(_said, name),
+            )  # fmt: skip
         for claim, verdict in found.verdicts:
             console.print(f"{claim.text} [bold]{verdict.outcome}[/bold]", highlight=False)
         say(f"the page, its plots and every run: {out / Path(name).stem}")
@@ -105,7 +116,8 @@ def run(
         if every:
             _show_plans(planned)
         if every and not dry_run:
-            failed = run_catalogue(planned, _said)
+            with if_stopped(CONTINUES):
+                failed = run_catalogue(planned, _said)
     if smoke:
         plans = catalogue.smoke_plans(out)
         failed |= run_smoke(plans, out)
@@ -170,7 +182,8 @@ def undecided(
         if each.hours * 3600 > end - time.monotonic():
             say(f"{each.name}: skipped, its next look takes {each.hours:.1f} h")
             continue
-        failed |= run_catalogue({each.name: each.plan}, _said)
+        with if_stopped(CONTINUES):
+            failed |= run_catalogue({each.name: each.plan}, _said)
     _end_with(failed)
 
 

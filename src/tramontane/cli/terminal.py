@@ -77,6 +77,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 console = Console()
+CONTINUES = "the same command continues"
 LINE_SECONDS = 30.0  # between progress lines in a log
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Any config key as key.sub=value.", show_default=False)
@@ -159,6 +160,16 @@ def progress(description: str) -> Iterator[Callable[[int, int], None]]:
     with progress_bar() as shown:
         bar = shown.add_task(description, total=None)
         yield lambda done, total: shown.update(bar, completed=done, total=total)
+
+
+@contextmanager
+def if_stopped(text: str) -> Iterator[None]:
+    """Say after Ctrl-C and SIGTERM what becomes of the work so far."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        complain(f"stopped; {text}")
+        raise
 
 
 def show_table(header: Iterable[str], rows: Iterable[Iterable[str]], **style: Any) -> None:

@@ -49,7 +49,7 @@ MIN_SHARE = 0.01  # of a GPU, for a generator beside a trainer that fills it
 TEACHER, JUDGE, MACHINE = "teacher", "judge", "machine"
 APART = (TEACHER, JUDGE)  # in processes of their own, on their own device
 HOSTS = {STAGED: f"host of each {GENERATOR}", OFFLOADED: f"host of each {RANK}"}  # on a cluster
-PARTS = {"cache": "KV cache", "records": "tokens, texts", "reused": "not at once"}
+PARTS = {"cache": "KV cache", "records": "tokens, texts", "reused": "used in turn"}
 
 
 class Worker(NamedTuple):

@@ -163,7 +163,8 @@ class RunFolder:
             InputError: it does not.
         """
         if not self.begun:
-            raise InputError(f"{self.path}: not a run folder (it has no config.yaml)")
+            lacks = "it has no config.yaml" if self.path.exists() else "it does not exist"
+            raise InputError(f"{self.path}: not a run folder ({lacks})")
 
     def config(self, overrides: list[str] | None = None) -> Config:
         """Load the run's config, with `key.sub=value` overrides.

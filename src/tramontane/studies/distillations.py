@@ -37,8 +37,9 @@ def combined(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
 
     Args:
         keys: `distill`; without it `teachers`, true to spend the teachers' tokens as well as the
-            student's; `updates` of the student, `teacher_updates` of each teacher, `mixed_updates`
-            of the reinforcement learning; and the keys of `_problems` and `_measured`.
+            student's; `updates` of the student and `student`, config keys of its run alone;
+            `teacher_updates` of each teacher, `mixed_updates` of the reinforcement learning; and
+            the keys of `_problems` and `_measured`.
         seed: of all runs.
         folder: of the arm.
 
@@ -57,7 +58,7 @@ def combined(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
     rl = None if keys["distill"] else run("mixed", domains, keys["mixed_updates"], KEEP_ALL)
     teachers = {name: run(name, [name], keys["teacher_updates"], {}) for name in domains}
     of_both = distillation(teachers["maths"], teachers["code"])
-    student = run("student", domains, keys["updates"], of_both)
+    student = run("student", domains, keys["updates"], of_both | keys["student"])
     tokens = _tokens(student)[-1]
     in_all = tokens + sum(_tokens(teacher)[-1] for teacher in teachers.values())
     model = student
@@ -88,10 +89,10 @@ def restored(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
     Args:
         keys: `sft`, false to measure the start; `distill`, the kinds of prompts of a distillation
             after the fine-tuning, if any: on those of `maths` the start is the teacher, on those of
-            `code` the fine-tuned weights; `updates` of it; `model`, and `start`, changed config
-            keys of the run that makes the start (with a `seed`, all arms share it), of
-            `start_updates`; `sft_steps` and `sft_settings` of the fine-tuning; and the keys of
-            `_problems` and `_measured`.
+            `code` the fine-tuned weights; `updates` of it, and `student`, config keys of it alone;
+            `model`, and `start`, changed config keys of the run that makes the start (with a
+            `seed`, all arms share it), of `start_updates`; `sft_steps` and `sft_settings` of the
+            fine-tuning; and the keys of `_problems` and `_measured`.
         seed: of all steps.
         folder: of the arm.
 
@@ -120,7 +121,8 @@ def restored(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
     if prompts := keys["distill"]:
         teachers = distillation(start, narrow if "code" in prompts else None)
         common = {"model": str(narrow), "pipeline.updates": keys["updates"], "seed": seed}
-        model = trained(folder / "run", _problems(keys, prompts) | teachers | common)
+        changes = _problems(keys, prompts) | teachers | common | keys["student"]
+        model = trained(folder / "run", changes)
     maths, code = (_measured(model, name, keys) for name in ("maths", "code"))
     languages = {name: found.pass_at_1.value for name, found in maths.by_language.items()}
     return {

@@ -14,7 +14,7 @@ from tramontane.audit.findings import KINDS
 from tramontane.config import read_settings
 from tramontane.errors import InputError, reading
 from tramontane.pages import json_values
-from tramontane.run.folder import flat
+from tramontane.run.folder import RunFolder, flat
 from tramontane.view.rollouts import Rollouts
 from tramontane.view.search import Searches
 from tramontane.view.tokens import Tokens
@@ -42,8 +42,7 @@ class Run:
         file = path / "config.yaml"
         try:
             with reading(file):
-                if not file.is_file():
-                    raise InputError(f"{path}: not a run folder (it has no config.yaml)")
+                RunFolder(path).check_begun()
                 self.config = read_settings(file)
         except InputError as error:
             self.fault = str(error)
