@@ -10,6 +10,7 @@ import pytest
 
 import tramontane
 from tests.forked import Command
+from tests.run.test_resume import wait_until
 from tramontane.errors import InputError
 from tramontane.evaluation.score import score
 
@@ -162,6 +163,19 @@ def test_a_command_stopped_midway_leaves_whole_rows(tmp_path, how, code):
     ids = [json.loads(line)["id"] for line in text.splitlines()]
     assert text.endswith("\n") and ids == [str(i) for i in range(len(ids))]
     assert 0 < len(ids) < 20_000
+    assert ("starting again replaces it" in printed) == (how is signal.SIGINT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_evaluation_says_that_the_same_command_continues(tmp_path, how, code):
+    out = tmp_path / "eval.jsonl"
+    command = Command("eval", "tiny", "playground:", "--problems", "4000", "--out", str(out))
+    wait_until(lambda: out.exists() and out.stat().st_size > 0, command)
+    os.kill(command.pid, how)
+    printed = command.communicate()
+    assert command.wait() == code, printed
+    assert f"stopped; the same command continues ({out})" in printed
 
 
 def test_ids_that_occur_twice_are_named(tmp_path):

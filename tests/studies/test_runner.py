@@ -84,6 +84,7 @@ def test_ctrl_c_of_a_study_ends_its_arms_with_a_checkpoint_each(tmp_path: Path) 
     began = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     assert process.wait() == 130, process.printed
+    assert "the same command continues" in process.printed
     assert time.monotonic() - began < 30
     for folder in map(RunFolder, begun):
         assert folder.newest_version == len(folder.metrics()) > 0
