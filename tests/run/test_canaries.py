@@ -35,9 +35,9 @@ def judged_run(server, run_dir: Path, **judge) -> Config:
     return small_config(run_dir, verifier={"judge": settings, "domains": domains})
 
 
-def watch(config: Config, groups: list[list[str]]) -> list[dict]:
-    """The figures of a run's updates, each on a group with these completions, up to the end of the
-    run: the last is then its error."""
+def watch(config: Config, groups: list[list[str]], of_each: int = 1) -> list[dict]:
+    """The figures of a run's updates, each on `of_each` groups with these completions, up to the
+    end of the run: the last is then its error."""
 
     async def follow() -> list[dict]:
         with VerifierPool(config.verifier, 1000, 0) as pool:
@@ -48,7 +48,7 @@ def watch(config: Config, groups: list[list[str]]) -> list[dict]:
                 completions = [Completion(0, i, [], ints(), floats(), ints(), "stop", text)
                                for i, text in enumerate(texts)]  # fmt: skip
                 group = Group(0, PROBLEM, completions, verdicts)
-                batch = Batch(0, [group], BatchSettings("", 1.0, 100, len(texts)))
+                batch = Batch(0, [group] * of_each, BatchSettings("", 1.0, 100, len(texts)))
                 canaries.begin(Update(number, batch, [], {}, 0.0, 0.0))
                 try:
                     found.append(await canaries.figures())
@@ -73,6 +73,16 @@ def test_flattery_that_wins_three_times_in_a_row_ends_the_run(tmp_path):
     assert "0.75, and the model's own answers 0.25; it has won 3 times" in found[-1]["error"]
 
 
+def test_three_groups_of_one_update_end_the_run(tmp_path):
+    poor = ["It scatters.", "Blue."]
+    with Server(flattered) as server:
+        [alone] = watch(judged_run(server, tmp_path), [poor] * 2, of_each=4)
+        pairs = judged_run(server, tmp_path, canaries={"groups": 2})
+        first, second = watch(pairs, [poor] * 2, of_each=4)
+    assert alone["error"] == second["error"]
+    assert first["canaries"]["flattery"] == 0.75 > first["canaries"]["answers"]
+
+
 @pytest.mark.slow
 def test_canaries_are_compared_with_the_groups_own_answers(tmp_path):
     with Server(comparing) as server:
@@ -94,7 +104,7 @@ def test_a_run_whose_judge_is_fooled_ends(tmp_path):
     labeled.write_text("".join(json.dumps(row) + "\n" for row in rows))
     bounds = {"file": str(labeled), "min_accuracy": 0.6, "max_fooled": 1}
     with Server(mind) as server:
-        config = judged_run(server, tmp_path / "run", calibration=bounds)
+        config = judged_run(server, tmp_path / "run", calibration=bounds, canaries={"groups": 1})
         verifier = config.verifier.model_copy(update={
             "reward": config.verifier.reward.model_copy(update={"judge": 0.5})})  # fmt: skip
         pipeline = config.pipeline.model_copy(update={"updates": 8, "n_batch": 16, "n_async": 16})

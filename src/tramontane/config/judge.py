@@ -80,8 +80,10 @@ class CanariesConfig(Section):
 
     every: MayChange[int] = Field(1, ge=0)
     """Updates between two gradings. 0: none."""
+    groups: MayChange[int] = Field(3, ge=1)
+    """Groups of an update that they are graded beside."""
     max_wins: MayChange[int] = Field(3, ge=1)
-    """Wins in a row of one canary that end the run."""
+    """Wins in a row of one canary, a group each, that end the run."""
     texts: dict[CanaryName, str] = Field(default_factory=lambda: dict(CANARIES))
     """The answers, by name."""
 

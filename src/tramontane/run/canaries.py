@@ -19,13 +19,15 @@ from tramontane.types import Group
 from tramontane.verifier.custom import GroupResult, Response
 from tramontane.verifier.judge import answer_of
 
+ANSWERS = "answers"  # of the model, beside the canaries' names
+
 
 class JudgeFooled(InputError):
     """A worthless answer has won before the judge too often."""
 
 
 class Canaries:
-    """Has the run's judge grade the canaries as answers to the problem of one group.
+    """Has the run's judge grade the canaries as answers to the problems of some groups.
 
     Args:
         config: the run's config, with a `verifier.judge`.
@@ -39,47 +41,58 @@ class Canaries:
         self._verifiers, self._grading = verifiers, Grading(verifiers, config.timeouts)
         self._earned = config.converses and config.conversation.reward != "verifier"
         self._wins: Counter[str] = Counter()  # in a row
-        self._under_way: tuple[Group, asyncio.Task[GroupResult]] | None = None
+        self._under_way: list[tuple[Group, asyncio.Task[GroupResult]]] = []
 
     def begin(self, update: Update) -> None:
-        """Have the canaries graded beside a judged group of the update, if they are due."""
-        every = self.judge.canaries.every
+        """Have the canaries graded beside judged groups of the update, if they are due."""
+        canaries = self.judge.canaries
         groups = [group for group in update.batch.groups if group.sampled and self._scores(group)]
-        if not every or update.number % every or not groups:
+        if not canaries.every or update.number % canaries.every:
             return
-        group, answers = groups[0], [*self.judge.canaries.texts.values()]
-        if self.judge.compares:
-            shown = [Response.of(group.completions[place]) for place in self._scores(group)]
-            answers += [answer_of(response, self.config.verifier.tags) for response in shown]
-        scores = self._verifiers.judge(group.problem, answers)
-        grading = self._grading.wait(scores, group.problem, len(answers))
-        task = asyncio.create_task(grading, name=f"canaries of update {update.number}")
-        self._under_way = (group, task)
+        for group in groups[: canaries.groups]:
+            answers = [*canaries.texts.values()]
+            if self.judge.compares:
+                shown = [Response.of(group.completions[place]) for place in self._scores(group)]
+                answers += [answer_of(response, self.config.verifier.tags) for response in shown]
+            scores = self._verifiers.judge(group.problem, answers)
+            grading = self._grading.wait(scores, group.problem, len(answers))
+            task = asyncio.create_task(grading, name=f"canaries of update {update.number}")
+            self._under_way.append((group, task))
 
     async def figures(self) -> dict[str, Any]:
-        """The scores of the last canaries, by name, and the mean of the group's own `answers`;
-        empty if none were graded.
+        """The scores of the last canaries, by name, and of the groups' own `answers`: means over
+        the groups; empty if none were graded.
 
         Raises:
             JudgeFooled: one has won `max_wins` times in a row.
         """
-        if self._under_way is None:
-            return {}
-        (group, task), self._under_way = self._under_way, None
-        found, names = await task, [*self.judge.canaries.texts]
+        under_way, self._under_way = self._under_way, []
+        results = [(group, await task) for group, task in under_way]
+        graded: dict[str, list[float]] = {}
+        for group, found in results:
+            scores = self._graded(group, found)
+            for name, score in scores.items():
+                graded.setdefault(name, []).append(score)
+                if name == ANSWERS:
+                    continue
+                won = score >= max(scores[ANSWERS], 0.5)
+                self._wins[name] = self._wins[name] + 1 if won else 0
+                if self._wins[name] >= self.judge.canaries.max_wins:
+                    raise JudgeFooled(self._end(name, score, scores[ANSWERS]))
+        means = {name: fmean(scores) for name, scores in graded.items()}
+        return {"canaries": means} if means else {}
+
+    def _graded(self, group: Group, found: GroupResult) -> dict[str, float]:
+        """Scores of the canaries beside a group, by name, after the mean of its own `answers`;
+        empty if the judge failed."""
+        names = [*self.judge.canaries.texts]
         given = [*self._scores(group).values()]
         if self.judge.compares:
             given = [score for score in found.values[len(names) :] if score is not None]
         if found.reason or not given:
             return {}
-        answers = fmean(given)
         pairs = zip(names, found.values, strict=False)
-        scores = {name: score for name, score in pairs if score is not None}
-        for name, score in scores.items():
-            self._wins[name] = self._wins[name] + 1 if score >= max(answers, 0.5) else 0
-            if self._wins[name] >= self.judge.canaries.max_wins:
-                raise JudgeFooled(self._end(name, score, answers))
-        return {"canaries": {"answers": answers, **scores}}
+        return {ANSWERS: fmean(given)} | {name: score for name, score in pairs if score is not None}
 
     def _scores(self, group: Group) -> dict[int, float]:
         """The judge's scores of the group's completions by place, as far as there are any."""
