@@ -12,12 +12,14 @@ LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)(#[^)]*)?\)")
 CODE_PATH = re.compile(
     r"`((?:src|configs|tests|benchmarks|chaos|fuzz|examples|docs|papers)/[\w./]+\.\w+)`"
 )
+PICTURE = re.compile(r'<img src="([^"]+)"')
 ROOMS = re.compile(r"`((?:[a-z_]+/)+[a-z_]+\.py)`")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_every_relative_link_leads_to_a_file(page: Path) -> None:
-    for target, _ in LINK.findall(page.read_text()):
+    text = page.read_text()
+    for target in [*(target for target, _ in LINK.findall(text)), *PICTURE.findall(text)]:
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
