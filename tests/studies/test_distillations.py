@@ -16,6 +16,7 @@ SMALL = {
     "levels": [1, 1],
     "maths": {"kinds": ["sums", "stories"], "levels": [1, 1]},  # which the tiny base can solve
     "config": {f"pipeline.{key}": value for key, value in SIZES.items()},
+    "student": {"pipeline.n_minibatch": 4},
     "problems": 12,
 }
 
