@@ -19,8 +19,6 @@ from tramontane.types import Group
 from tramontane.verifier.custom import GroupResult, Response
 from tramontane.verifier.judge import answer_of
 
-ANSWERS = "answers"  # of the model, beside the canaries' names
-
 
 class JudgeFooled(InputError):
     """A worthless answer has won before the judge too often."""
@@ -69,30 +67,28 @@ class Canaries:
         under_way, self._under_way = self._under_way, []
         results = [(group, await task) for group, task in under_way]
         graded: dict[str, list[float]] = {}
-        for group, found in results:
-            scores = self._graded(group, found)
+        for answers, scores in [self._graded(group, found) for group, found in results]:
             for name, score in scores.items():
-                graded.setdefault(name, []).append(score)
-                if name == ANSWERS:
-                    continue
-                won = score >= max(scores[ANSWERS], 0.5)
-                self._wins[name] = self._wins[name] + 1 if won else 0
+                self._wins[name] = self._wins[name] + 1 if score >= max(answers, 0.5) else 0
                 if self._wins[name] >= self.judge.canaries.max_wins:
-                    raise JudgeFooled(self._end(name, score, scores[ANSWERS]))
+                    raise JudgeFooled(self._end(name, score, answers))
+            if scores:
+                for name, score in ({"answers": answers} | scores).items():
+                    graded.setdefault(name, []).append(score)
         means = {name: fmean(scores) for name, scores in graded.items()}
         return {"canaries": means} if means else {}
 
-    def _graded(self, group: Group, found: GroupResult) -> dict[str, float]:
-        """Scores of the canaries beside a group, by name, after the mean of its own `answers`;
-        empty if the judge failed."""
+    def _graded(self, group: Group, found: GroupResult) -> tuple[float, dict[str, float]]:
+        """The mean score of a group's own answers, and those of the canaries beside it, by name;
+        no scores if the judge failed."""
         names = [*self.judge.canaries.texts]
         given = [*self._scores(group).values()]
         if self.judge.compares:
             given = [score for score in found.values[len(names) :] if score is not None]
         if found.reason or not given:
-            return {}
+            return 0.0, {}
         pairs = zip(names, found.values, strict=False)
-        return {ANSWERS: fmean(given)} | {name: score for name, score in pairs if score is not None}
+        return fmean(given), {name: score for name, score in pairs if score is not None}
 
     def _scores(self, group: Group) -> dict[int, float]:
         """The judge's scores of the group's completions by place, as far as there are any."""
