@@ -26,8 +26,9 @@ ROW = {
 PICKY = "def picky(problem, text, n_tokens):"
 SUM = Problem("sum", "math", "What is the sum of $2$ and $3$?", "5", language="en")
 MODULE = """
-import numpy, os, time
+import mmap, numpy, os, time
 print("a library may print")
+RESERVED = mmap.mmap(-1, 4 << 30, prot=mmap.PROT_READ)  # as libraries for each of many cores
 
 def brevity(problem, text, n_tokens):
     assert problem.id and problem.answer

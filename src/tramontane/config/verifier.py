@@ -119,7 +119,8 @@ class VerifierConfig(Section):
     """Time limit of one math verdict, in seconds. Time spent waiting for a busy processor does not
     count, up to ten times the limit. The paper does not give it."""
     memory_mb: MayChange[int] = Field(512, ge=256)
-    """Memory limit of a grading process, in MB of address space. The paper does not give it."""
+    """Memory, in MB, that a grading process may take beyond what it has when it is ready. The paper
+    does not give it."""
     code_timeout_s: MayChange[float] = Field(4.0, gt=0)
     """Time limit of one test of a program, in seconds. The paper: 4."""
     code_memory_mb: MayChange[int] = Field(300, ge=16)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
-import resource
 import signal
 import sys
 import tempfile
@@ -19,10 +18,10 @@ import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tramontane.errors import InputError
+from tramontane.placement.process import limit_memory
 from tramontane.temporary import die_with_parent
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def main(descriptor: int) -> None:
     except InputError as error:
         connection.send(str(error))
         return
-    _limit_memory(config.conversation.memory_mb << 20)
+    limit_memory(config.conversation.memory_mb << 20)
     connection.send(READY)
     asyncio.run(serve(connection, worker))
 
@@ -86,18 +85,6 @@ async def serve(connection: Connection, worker: EnvironmentWorker) -> None:
         task = asyncio.create_task(answer(number, method, arguments))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
-
-
-def _limit_memory(beyond: int) -> None:
-    """Limit what the process and each of its children may allocate to what it has now and
-    `beyond` more bytes."""
-    status = Path("/proc/self/status")
-    used = 0
-    if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmData"))
-        used = int(line.split()[1]) << 10
-    resource.setrlimit(resource.RLIMIT_DATA, (used + beyond, used + beyond))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 if __name__ == "__main__":

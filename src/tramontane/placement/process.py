@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 import struct
@@ -127,6 +128,19 @@ class WorkerProcess:
         if status < 0:
             return f"signal {-status} ({signal.strsignal(-status)})"
         return f"exit code {status}"
+
+
+def limit_memory(beyond: int) -> None:
+    """Limit what this process and each of its children may allocate to what it has now and `beyond`
+    more bytes. Address space is no measure of it: a library with a thread for each of many cores
+    reserves gigabytes that nothing uses. Without /proc, the limit is `beyond`."""
+    status = Path("/proc/self/status")
+    used = 0
+    if status.exists():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmData"))
+        used = int(line.split()[1]) << 10
+    resource.setrlimit(resource.RLIMIT_DATA, (used + beyond, used + beyond))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def serve(descriptor: int, prepare: Callable[..., Callable[[Any], Iterable[Any]]]) -> None:

@@ -7,7 +7,6 @@ worker was grading when it is late or dies.
 
 from __future__ import annotations
 
-import resource
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,20 +14,18 @@ from typing import Any
 
 from tramontane.config import VerifierConfig
 from tramontane.errors import InputError
-from tramontane.placement.process import serve
+from tramontane.placement.process import limit_memory, serve
 from tramontane.verifier import code, correctness, functions, language, math
 from tramontane.verifier.custom import GroupCall
 from tramontane.verifier.reward import grade_apart, run_group_call
 
 
 def prepare(config: VerifierConfig, folder: Path) -> Callable[[Any], Iterator[Any]]:
-    """Warm up under the memory limit; see `serve`."""
+    """Warm up, and check the user's functions under the memory limit; see `serve`."""
     functions.leave_trail(folder)
-    limit = config.memory_mb << 20
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     math.warm_up()
     language.warm_up()
+    limit_memory(config.memory_mb << 20)
     try:
         correctness.check(config)
     except InputError as error:  # an import may fail under the memory limit
