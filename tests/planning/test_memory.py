@@ -209,7 +209,7 @@ def test_a_judge_that_is_no_endpoint_has_a_place(small: ModelShape) -> None:
     assert not judges(endpoint={"url": "http://localhost", "model": "m"}, **asked)
 
 
-def test_checkpointing_keeps_the_input_of_each_block(small: ModelShape) -> None:
+def test_checkpointing_keeps_the_input_of_each_block_and_what_attends(small: ModelShape) -> None:
     """In bfloat16 on a GPU: no term grows with the square of the length."""
     keys = {"dtype": "bfloat16", "device": "cuda", "microbatch_tokens": 40960}
     plain = rank_memory(config(trainer=keys), small, LENGTHS)
@@ -217,7 +217,8 @@ def test_checkpointing_keeps_the_input_of_each_block(small: ModelShape) -> None:
     saved = rank_memory(config(trainer=keys), small, LENGTHS)
     block = 16 * 5120 + 4 * (4096 + 1024) + 4 * 32 + 8 * 32768
     assert block_activations(small, "bfloat16") == block
-    assert plain.activations - saved.activations == 40960 * (39 * block - 40 * 2 * 5120)
+    kept = 2 * 5120 + 32 * (2 * 128 + 4)  # and attention's output, with a float32 number a head
+    assert plain.activations - saved.activations == 40960 * (39 * block - 40 * kept)
     # A longer sequence is a microbatch of its own, and costs in proportion.
     long = rank_memory(config(trainer=keys), small, Lengths(2048, 79872))
     assert long.activations == 2 * saved.activations
@@ -231,7 +232,8 @@ def test_offload_moves_the_inputs_of_blocks_to_the_host(small: ModelShape) -> No
     keys |= {"activation_offload": True}
     found = rank_memory(config(trainer=keys), small, LENGTHS)
     inputs = 40960 * 2 * 5120  # of a block
-    assert saved.activations - found.activations == 38 * inputs
+    attention = 40960 * 32 * (2 * 128 + 4)  # its output, and a float32 number of each head
+    assert saved.activations - found.activations == 38 * inputs + 40 * attention
     host = offloaded_memory(config(trainer=keys).trainer, small, LENGTHS)
     assert host.total == 40 * inputs
 

@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from tests.flash_reference import flash_on_cpu
 from tests.trainer.rollouts import batch, equal, model, trainer
 from tramontane.config import TrainerConfig
+from tramontane.models import flash
 from tramontane.trainer.forwards import checkpoint_blocks
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9]])
@@ -41,6 +43,20 @@ def test_checkpointing_and_offload_change_no_bit(offload):
     plain, other = trainer(), trainer(gradient_checkpointing=True, activation_offload=offload)
     for version in range(2):
         assert plain.step(batch(version)) == other.step(batch(version))
+    assert equal(plain.weights(), other.weights())
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_flash_attention_is_computed_once_unless_its_output_is_offloaded(monkeypatch, offload):
+    calls, compute = [], flash._forward
+    monkeypatch.setattr(flash, "_forward", lambda *a, **k: calls.append(a) or compute(*a, **k))
+    plain, other = trainer(), trainer(gradient_checkpointing=True, activation_offload=offload)
+    layers = len(plain.model.model.layers)
+    with flash_on_cpu():
+        wanted, microbatches = plain.step(batch(0)), len(calls) // layers
+        calls.clear()
+        assert other.step(batch(0)) == wanted
+    assert len(calls) == (1 + offload) * microbatches * layers
     assert equal(plain.weights(), other.weights())
 
 

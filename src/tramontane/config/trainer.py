@@ -66,8 +66,8 @@ class NumericsConfig(Section):
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradient norm above which gradients are scaled down to it."""
     gradient_checkpointing: bool = False
-    """Keep one activation per block and recompute the others in the backward pass: less memory,
-    more time."""
+    """Keep one activation per block (with flash attention, its output too) and recompute the others
+    in the backward pass: less memory, more time."""
     activation_offload: bool = False
     """Keep the activations between blocks in host memory until the backward pass. For long
     sequences on a GPU; `gradient_checkpointing` must be true."""

@@ -7,6 +7,9 @@ them, has changed with each.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +18,8 @@ import torch.nn.functional as F
 from tramontane.models.packing import VarlenLayout
 
 # Most keys that one row of a decode step reads in one block of threads. A block reads about 40 GB/s
-# of an H100's 3,350, so 4,096 keys of 128 numbers take 50 µs, about as long as all keys of 64
-# sequences of 2,000 tokens with two key-value heads. Computed, not measured.
+# of an H100's 3,350 (computed), so 4,096 keys of 128 numbers take 50 µs, about as long as all keys
+# of 64 sequences of 2,000 tokens with two key-value heads. docs/gpu.md has measured steps.
 SPAN = 4096
 
 _forward = torch.ops.aten._flash_attention_forward.default
@@ -79,10 +82,16 @@ class _PackedAttention(torch.autograd.Function):
             layout.longest_key,
         )
         ctx.causal, ctx.options = window is None, _options(scale, window)
-        out, log_sum, *random, _ = _forward(
-            q, k, v, *ctx.sequences, 0.0, ctx.causal, False, **ctx.options
-        )
-        ctx.save_for_backward(q, k, v, out, log_sum, *random)
+        if _computed.before is None:
+            out, *others, _ = _forward(
+                q, k, v, *ctx.sequences, 0.0, ctx.causal, False, **ctx.options
+            )
+        else:
+            kept, *others = next(_computed.before)
+            out = kept.detach()  # what is returned becomes a part of this forward's graph
+        if _computed.kept is not None:
+            _computed.kept.append((out.detach(), *others))
+        ctx.save_for_backward(q, k, v, out, *others)
         return out
 
     @staticmethod
@@ -99,6 +108,43 @@ class _PackedAttention(torch.autograd.Function):
             **ctx.options,
         )
         return *grads, None, None, None
+
+
+class _Computed(threading.local):
+    """In this thread: a list to which attention adds what it computes, and an iterator over what it
+    has computed before."""
+
+    kept: list[tuple[torch.Tensor, ...]] | None = None
+    before: Iterator[tuple[torch.Tensor, ...]] | None = None
+
+
+_computed = _Computed()
+
+
+def computed_once() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """The `context_fn` of a `torch.utils.checkpoint.checkpoint` that keeps the results of packed
+    attention: the second forward takes those of the first. At 16,384 tokens attention is half of a
+    small model's work, and its output is no larger than a block's input."""
+    results: list[tuple[torch.Tensor, ...]] = []
+    return _keep(results), _take(results)
+
+
+@contextmanager
+def _keep(results: list[tuple[torch.Tensor, ...]]) -> Iterator[None]:
+    earlier, _computed.kept = _computed.kept, results
+    try:
+        yield
+    finally:
+        _computed.kept = earlier
+
+
+@contextmanager
+def _take(results: list[tuple[torch.Tensor, ...]]) -> Iterator[None]:
+    earlier, _computed.before = _computed.before, iter(results)
+    try:
+        yield
+    finally:
+        _computed.before = earlier
 
 
 def _options(scale: float, window: int | None) -> dict[str, Any]:

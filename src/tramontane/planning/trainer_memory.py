@@ -168,11 +168,14 @@ def _kept(config: TrainerConfig, shape: ModelShape, row: _Row) -> float:
     """Bytes of activations that all blocks keep for the backward pass."""
     if not config.gradient_checkpointing:
         return shape.layers * _block(config, shape, row)
-    inputs = row.tokens * DTYPE_BYTES[config.dtype] * shape.hidden
+    size = DTYPE_BYTES[config.dtype]
+    inputs = row.tokens * size * shape.hidden
     # Of inputs on the host, the one that is copied and the one that is computed with are here. On a
     # CPU they stay where they are.
-    offloads = config.activation_offload and config.device != "cpu"
-    return (2 if offloads else shape.layers) * inputs
+    if config.activation_offload and config.device != "cpu":
+        return 2 * inputs
+    attention = row.tokens * shape.heads * (size * shape.head_dim + 4)
+    return shape.layers * (inputs + attention * _uses_flash(config))
 
 
 def _block(config: TrainerConfig, shape: ModelShape, row: _Row) -> float:
@@ -194,11 +197,14 @@ def _padding(config: TrainerConfig, shape: ModelShape, row: _Row) -> int:
     """Bytes that fused attention in padded blocks keeps: its output once more, and for completions
     that share a prompt a mask of their length by the sequence's. Flash attention of packed rows and
     short sequences on a CPU do without."""
-    flash = config.device.startswith("cuda") and config.dtype == "bfloat16"
-    if flash or (config.device == "cpu" and row.longest <= SHORT):
+    if _uses_flash(config) or (config.device == "cpu" and row.longest <= SHORT):
         return 0
     masks = row.predicted * row.longest if row.copied else 0
     return DTYPE_BYTES[config.dtype] * (row.tokens * shape.heads * shape.head_dim + masks)
+
+
+def _uses_flash(config: TrainerConfig) -> bool:
+    return config.device.startswith("cuda") and config.dtype == "bfloat16"
 
 
 def _norm(shape: ModelShape, size: int) -> int:

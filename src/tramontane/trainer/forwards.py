@@ -16,6 +16,7 @@ from tramontane.config.trainer import NumericsConfig, TrainerConfig
 from tramontane.errors import InputError
 from tramontane.models.attention import PACKED, packed_attention
 from tramontane.models.compiling import compile_module, missing_for_compiling
+from tramontane.models.flash import computed_once
 from tramontane.models.host import Offload
 from tramontane.models.packing import pack
 
@@ -58,11 +59,15 @@ def check_repeatable(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def checkpoint_blocks(model: PreTrainedModel, config: TrainerConfig) -> None:
-    """Keep only each block's input, with `activation_offload` in host memory; the backward pass
-    recomputes the block. The model may be sharded."""
+    """Keep only each block's input, and the output of flash attention; the backward pass recomputes
+    the rest of the block. With `activation_offload` the input is in host memory, and attention is
+    recomputed too. The model may be sharded."""
+    options: dict[str, Any] = {"use_reentrant": False}
+    if not config.activation_offload:
+        options["context_fn"] = computed_once
     # A release of transformers 5 renames the method.
     old = model.gradient_checkpointing_enable
-    getattr(model, "activation_checkpointing_enable", old)()
+    getattr(model, "activation_checkpointing_enable", old)(options)
     if config.activation_offload:
         numbers = config.microbatch_tokens * model.config.hidden_size
         offload = Offload(numbers * getattr(torch, config.dtype).itemsize)
