@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -52,6 +52,7 @@ def fake_cuda() -> Iterator[list[int]]:
         patch("tramontane.models.host.pin", pin),
         patch("tramontane.models.staging.pin", pin),
         patch("torch.cuda.get_device_capability", lambda device=None: (9, 0)),
+        patch("torch.cuda.current_stream", Mock()),
         # A constant on the CPU would otherwise be moved to the GPU with its value.
         patch("torch._subclasses.fake_tensor.CONSTANT_NUMEL_LIMIT", -1),
         _device_guard(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.fake_cuda import Launches, fake_cuda
 from tests.generator.slot_models import make_model
 from tramontane.models.host import ALIGNMENT, PASSING_BYTES, HostMemory, flat, pageable
-from tramontane.models.staging import StagedWeights, collect
+from tramontane.models.staging import SharedMemory, StagedWeights, collect
 from tramontane.models.weights import Bucket, CopiedWeights, LocalWeights, Part, move, on_host
 from tramontane.placement.ranks import ProcessRanks
 
@@ -192,6 +193,28 @@ def test_memory_is_pinned_at_its_own_size_as_long_as_it_is_kept(
         HostMemory().take(5)
 
 
+def test_memory_that_another_process_shares_is_pinned_once_and_let_go_with_its_versions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runtime, kept, pinned = Runtime(), SharedMemory(), []
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    for _ in range(2):  # the second trainer takes the place of one that died
+        memory = HostMemory(lambda size: pageable(size).share_memory_())
+        for version in range(4):
+            weights = CopiedWeights(torch.bfloat16)
+            source = partial(iter, [parts(version)])
+            weights.add_all(source, memory)
+            kept.keep(weights)
+            pinned.append(set(runtime.pinned))
+    assert [len(addresses) for addresses in pinned] == [1, 2, 2, 2, 2, 2, 2, 2]
+    assert pinned[1] == pinned[3]
+    assert pinned[5] == pinned[7] != pinned[3]
+    ours = CopiedWeights(torch.bfloat16)
+    ours.add([*parts(1)])  # of this process alone
+    kept.keep(ours)
+    assert len(runtime.pinned) == 1
+
+
 class Stream:
     def __init__(self, device: torch.device) -> None:
         self.device, self.waits = device, 0
@@ -207,8 +230,8 @@ def test_a_version_staged_on_the_host_is_one_pinned_buffer_and_one_wait(
     current = Stream(torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
     with fake_cuda() as pinned:
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
         with torch.device("cuda"):
             model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.Linear(100, 3))
         staged, weights = StagedWeights(model, on_host=True), LocalWeights()
@@ -241,10 +264,10 @@ def test_on_a_gpu_published_weights_are_in_pinned_memory() -> None:
 def test_on_a_gpu_a_version_is_staged_on_either_side(on_host: bool) -> None:
     model, new = make_model().to("cuda"), make_model(seed=1).to("cuda")
     staged, weights = StagedWeights(model, on_host=on_host), LocalWeights()
-    weights.add([Part.whole([n], p) for n, p in new.named_parameters()])
+    state = new.state_dict()  # a tied head twice
+    weights.add([Part.whole([n], t) for n, t in state.items()])
     staged.fetch(1, weights)
     assert staged.swap(1, in_place=True)
-    state = new.state_dict()
     assert all(torch.equal(t, state[n]) for n, t in model.state_dict().items())
     spare = {n: torch.empty_like(t) for n, t in state.items()}
     collect(weights, spare)

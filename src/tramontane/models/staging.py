@@ -7,15 +7,15 @@ decoding meanwhile. Generation pauses only for the swap.
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
 
 from tramontane.errors import InputError
 from tramontane.models.host import flat, pageable, pin
-from tramontane.models.weights import LocalWeights, Part, Weights, move
+from tramontane.models.weights import CopiedWeights, LocalWeights, Part, Weights, move
 
 
 def collect(weights: Weights, targets: Mapping[str, torch.Tensor]) -> None:
@@ -35,15 +35,22 @@ def collect(weights: Weights, targets: Mapping[str, torch.Tensor]) -> None:
     arrived: Counter[str] = Counter()
     with torch.no_grad():
         for bucket in weights.buckets():
+            names, extremes = list[str](), list[torch.Tensor]()
             for part in bucket:
                 name, count = part.names[0], part.values.numel()
                 target = targets[name]
                 if target.dim():
                     target = target.narrow(0, part.start, len(part.values))
                 moved = move(part.values, target)
-                if count and not _is_finite(moved if moved.is_cuda else target):
-                    raise InputError(f"weights of {name} are not finite")
+                if count:
+                    names.append(name)
+                    # Both are NaN if any value is.
+                    extremes += torch.aminmax(moved if moved.is_cuda else target)
                 arrived.update(dict.fromkeys(part.names, count))
+            # Waits for the copies, once: with the next bucket, this one may be gone.
+            for name, finite in zip(names, _are_finite(extremes), strict=True):
+                if not finite:
+                    raise InputError(f"weights of {name} are not finite")
     for name, shape in weights.shapes().items():
         if arrived[name] != shape.numel():
             raise InputError(
@@ -88,9 +95,44 @@ def _check_shapes(shapes: Mapping[str, torch.Size], targets: Mapping[str, torch.
         raise InputError(f"weights missing from the update: {', '.join(missing)}")
 
 
-def _is_finite(tensor: torch.Tensor) -> bool:
-    lowest, highest = torch.aminmax(tensor)  # both are NaN if any value is
-    return bool(torch.isfinite(lowest) and torch.isfinite(highest))
+def _are_finite(extremes: Sequence[torch.Tensor]) -> list[bool]:
+    """Of pairs of numbers, whether both are finite; on a GPU, read at once."""
+    if not extremes:
+        return []
+    numbers = torch.stack([number.float() for number in extremes])
+    finite: list[bool] = numbers.isfinite().view(-1, 2).all(1).tolist()
+    return finite
+
+
+class _Pinned:
+    """A buffer that is pinned as long as this exists."""
+
+    def __init__(self, buffer: torch.Tensor) -> None:
+        self.buffer = pin(buffer, self)
+
+
+class SharedMemory:
+    """Memory of another process in which weights arrive. It stays mapped, and pinned, for two
+    versions, since they take turns in it (`HostMemory`): to map and pin it takes longer than to
+    copy."""
+
+    def __init__(self) -> None:
+        self._versions = deque[dict[int, _Pinned]](maxlen=2)  # by address
+
+    def keep(self, weights: CopiedWeights) -> None:
+        """Pin what the weights share with another process, and forget the last version but one."""
+        known = {address: held for version in self._versions for address, held in version.items()}
+        found: dict[int, _Pinned] = {}
+        for bucket in weights.buckets():
+            for part in bucket:
+                memory = part.values.untyped_storage()
+                address = memory.data_ptr()
+                if address in known:
+                    found[address] = known[address]
+                elif memory.is_shared() and not part.values.is_pinned():
+                    whole = torch.empty(0, dtype=torch.uint8).set_(memory)
+                    found[address] = known[address] = _Pinned(whole)
+        self._versions.append(found)
 
 
 class StagedWeights:
@@ -113,6 +155,7 @@ class StagedWeights:
             self._used[id(tensor)] = tensor
         self._spare: dict[int, torch.Tensor] = {}  # the next version of each tensor
         self._version: int | None = None  # complete and checked in `_spare`, not yet in use
+        self._shared = SharedMemory()
         self._changing = threading.Lock()  # `_version`, and which tensors are spare
         device = next(model.parameters()).device
         self._on_host = on_host and device.type != "cpu"
@@ -137,6 +180,8 @@ class StagedWeights:
             targets = {n: self._spare[key] for key, names in self._names.items() for n in names}
         # On a GPU the copies use a separate stream, so that decode steps do not wait for them.
         stream = self._stream
+        if stream is not None and isinstance(weights, CopiedWeights):
+            self._shared.keep(weights)
         with nullcontext() if stream is None else torch.cuda.stream(stream):
             collect(weights, targets)
         if stream is not None:

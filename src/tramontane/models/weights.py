@@ -152,13 +152,16 @@ def on_host(bucket: Bucket, dtype: torch.dtype, allocate: Allocate) -> Bucket:
     copies = flat((part.values for part in bucket), allocate, dtype)
     for part, copy in zip(bucket, copies, strict=True):
         move(part.values, copy)
+    for device in {part.values.device for part in bucket if part.values.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
     return [part._replace(values=copy) for part, copy in zip(bucket, copies, strict=True)]
 
 
 def move(values: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Copy values to another device or in place, cast where they are; returns the values as they
-    were copied."""
+    were copied. A copy from or to a GPU may end after this function: it is in the order of the
+    stream."""
     if values.device != target.device:
         values = values.to(target.dtype)
-    target.copy_(values)
+    target.copy_(values, non_blocking=True)
     return values
