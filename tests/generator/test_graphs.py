@@ -414,7 +414,7 @@ def test_graphs_draw_what_lanes_draw_on_a_gpu(family):
     graphs.clear()
     graphs.submit(pending)
     assert_same(done | finish(graphs), whole)
-    graphs.resize(1, 120)
+    graphs.resize(1, 129)
     graphs.submit(requests)
     assert_same(finish(graphs), whole)
 
@@ -449,7 +449,7 @@ def test_engines_of_one_process_record_and_replay_on_a_gpu():
     def work(engine):
         engine.submit(requests)
         done = {(c.group, c.index): c for _ in range(5) for c in engine.step()}
-        probe = SlotEngine(model, 3, 60, record=CudaGraphs(model.device))
+        probe = SlotEngine(model, 3, 70, record=CudaGraphs(model.device))
         probe.submit(make_requests(1, 3, seed=9))
         finish(probe)
         return done | finish(engine)

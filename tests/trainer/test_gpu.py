@@ -75,7 +75,8 @@ def test_training_goes_on_from_a_checkpoint_as_without_one(device, tmp_path):
     other.load_state(tmp_path / "state")
     other.step(batch(1))
     for name, values in one.weights().items():
-        torch.testing.assert_close(other.weights()[name], values, rtol=1e-3, atol=1e-4)
+        # A step moves a weight by 1e-2; a GPU sums in any order.
+        torch.testing.assert_close(other.weights()[name], values, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("staging", ["device", "host"])
