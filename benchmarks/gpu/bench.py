@@ -104,14 +104,9 @@ class Bench(NamedTuple):
         return Generator(model, load_tokenizer("tiny"), config, slots, max_len)
 
     def make_trainer(self, name: str, **keys: Any) -> Trainer:
-        """The trainer, with blocks recomputed in the backward; `keys` are of its config."""
+        """The trainer; `keys` are of its config."""
         config = TrainerConfig.model_validate(
-            {
-                "device": self.device,
-                "learning_rate": 1e-6,
-                "gradient_checkpointing": True,
-                **keys,
-            }
+            {"device": self.device, "learning_rate": 1e-6, **keys}
         )
         frozen = getattr(torch, config.dtype) if config.lora else torch.float32
         return Trainer(self.make_model(name, frozen), config, updates=1000)

@@ -39,7 +39,12 @@ def page(report: Mapping[str, Any]) -> str:
         ceilings=ceilings(found, report.get("machine", {"gpu": EXPECTED}).get("gpu", "")),
         attention=attention(found),
         context=f"{CONTEXT:,}",
-        decoding=[(name, decoding(bench, name, found, rates)) for name in DECODED],
+        decoding=[
+            (name, decoding(bench, name, found, rates))
+            for name in DECODED
+            if not found
+            or any("steps" in found.get(f"decode {name} {m}", {}) for m in bounds.KERNELS)
+        ],
         kernels={m: i for m in bounds.KERNELS if "kernels" in (i := found.get(f"kernels {m}", {}))},
         others=f"{OTHERS:,}",
         mode=best_mode(),
@@ -49,13 +54,19 @@ def page(report: Mapping[str, Any]) -> str:
         weights=weights(bench, found, rates),
         together=together(found),
         runs=runs(bench, found, rates),
-        missing=[
-            (name, f"{state}: {item[state]}")
-            for name, item in found.items()
-            for state in ("failed", "lacks")
-            if state in item
-        ],
+        remarks=remarks(found),
     )
+
+
+def remarks(found: Found) -> dict[str, list[str]]:
+    """What is to be said of items, and of which: what failed, what it lacks, and what their figures
+    do not show. Measured again, an item has no remark."""
+    said: dict[str, list[str]] = {}
+    for name, item in found.items():
+        for state, before in {"failed": "failed: ", "lacks": "lacks ", "remark": ""}.items():
+            if state in item:
+                said.setdefault(before + item[state], []).append(name)
+    return said
 
 
 def measured_rates(found: Found) -> Rates:
@@ -153,11 +164,12 @@ def training(bench: Bench, found: Found, rates: Rates) -> str:
     for setting in SETTINGS:
         item = found.get(setting.label, {})
         speed, bound = item.get("tokens_per_second"), rates.flops / setting.flops(bench)
-        cells = [setting.name, setting.kind, f"{setting.length:,}", f"{bound:,.0f}"]
+        recomputed = "yes" if setting.recomputed else "no"
+        cells = [setting.name, setting.kind, f"{setting.length:,}", recomputed, f"{bound:,.0f}"]
         cells.append(figure(speed, expected=None if found else EXPECTED_MFU * bound))
         cells += [ratio(speed, bound), figure(item.get("peak_gib"), ".1f")]
         rows.append([*cells, figure(setting.published), ratio(speed, setting.published, ".2f")])
-    header = ["model", "trained", "length", "bound", "tokens/s", "share", "peak GiB"]
+    header = ["model", "trained", "length", "recomputed", "bound", "tokens/s", "share", "peak GiB"]
     return table([*header, "prime-rl", "ours to prime-rl's"], rows)
 
 

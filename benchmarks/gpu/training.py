@@ -35,6 +35,7 @@ class Setting(NamedTuple):
         name: of the model's shape.
         kind: `full` (all weights), `lora`, or `sft` (all weights, on given responses).
         published: tokens/s that prime-rl publishes for one H100, or None.
+        recomputed: blocks are recomputed in the backward pass.
     """
 
     name: str
@@ -43,10 +44,12 @@ class Setting(NamedTuple):
     count: int
     microbatch: int
     published: int | None = None
+    recomputed: bool = True
 
     @property
     def label(self) -> str:
-        return f"train {self.name} {self.kind} {self.length}"
+        kept = "" if self.recomputed else " kept"
+        return f"train {self.name} {self.kind} {self.length}{kept}"
 
     def adapters(self, bench: Bench) -> int | None:
         """Parameters of the adapters; None if all weights are trained."""
@@ -62,6 +65,7 @@ class Setting(NamedTuple):
 K16, K64 = 16384, 65536
 SETTINGS = (
     Setting("Qwen2.5-1.5B", "full", 1024, 64, K16),
+    Setting("Qwen2.5-1.5B", "full", 1024, 64, K16, recomputed=False),
     Setting("Qwen3-0.6B", "full", K16, 2, K16, 11896),
     Setting("Qwen3-0.6B", "full", K64, 2, K64, 10147),
     Setting("Qwen3-0.6B", "lora", K16, 2, K16, 13342),
@@ -93,6 +97,7 @@ def make_batch(bench: Bench, setting: Setting) -> TrainBatch:
 
 def make_trainer(bench: Bench, setting: Setting) -> Trainer:
     keys: dict[str, Any] = {"microbatch_tokens": bench.pick(setting.microbatch, 256)}
+    keys["gradient_checkpointing"] = setting.recomputed
     if setting.kind == "lora":
         keys["lora"] = LORA
     if setting.kind == "sft":

@@ -128,7 +128,7 @@ def test_figures_stand_beside_bounds_with_the_measured_rates():
     shape = BENCH.shape("Qwen2.5-1.5B")
     bound = 1e3 * decode_bound(shape, 64, 2000, Rates(5e14, 2e12, 5e10))
     step = {"wanted": 64, "rows": 64.0, "context": 2000.0, "ms": 2 * bound}
-    setting = SETTINGS[1]
+    setting = next(s for s in SETTINGS if s.published)
     speed = 0.25 * 5e14 / setting.flops(BENCH)
     trained = {"tokens_per_second": speed, "seconds": [1.0], "peak_gib": 12.5}
     made = report(
@@ -136,6 +136,7 @@ def test_figures_stand_beside_bounds_with_the_measured_rates():
         tests={"tests": 9, "failures": 1, "errors": 0, "skipped": 2, "failing": ["a::b"]},
         SmolLM2={"lacks": "models/smollm2"},
         quickstart={"failed": "CUDA out of memory"},
+        **{f"weights {name}": {"remark": "measured before"} for name in ("a", "b")},
     )
     text = page(made)
     assert "≈" not in text
@@ -143,12 +144,13 @@ def test_figures_stand_beside_bounds_with_the_measured_rates():
     [row] = rows_of(text, "64", f"{bound:.1f}")
     columns = dict.fromkeys(bounds.KERNELS, "–") | {best_mode(): f"{2 * bound:.1f}, 50%"}
     assert row[2:] == [*columns.values(), f"{64e3 / (2 * bound):,.0f}"]
-    [row] = rows_of(text, "Qwen3-0.6B", "full", "16,384")
-    assert row[3:7] == [f"{4 * speed:,.0f}", f"{speed:,.0f}", "25%", "12.5"]
-    assert row[7:] == ["11,896", f"{speed / 11896:.2f}"]
+    [row] = rows_of(text, "Qwen3-0.6B", "full", "16,384", "yes")
+    assert row[4:8] == [f"{4 * speed:,.0f}", f"{speed:,.0f}", "25%", "12.5"]
+    assert row[8:] == ["11,896", f"{speed / 11896:.2f}"]
     [row] = rows_of(text, "a copy on the device, TB/s read and written")
     assert row[1:] == ["2.00", "3.35", "60%"]
-    assert "- SmolLM2: lacks: models/smollm2" in text
+    assert "- SmolLM2: lacks models/smollm2" in text
+    assert "- weights a; weights b: measured before" in text
     assert "- quickstart: failed: CUDA out of memory" in text
     kept = {promise: kept for promise, _, kept in command.promises(made)}
     assert kept == {
