@@ -224,6 +224,15 @@ def test_checkpointing_keeps_the_input_of_each_block_and_what_attends(small: Mod
     assert long.activations == 2 * saved.activations
 
 
+def test_full_checkpointing_keeps_no_output_of_attention(small: ModelShape) -> None:
+    keys = {"dtype": "bfloat16", "device": "cuda", "microbatch_tokens": 40960}
+    kept, full = (
+        rank_memory(config(trainer=keys | {"gradient_checkpointing": way}), small, LENGTHS)
+        for way in (True, "full")
+    )
+    assert kept.activations - full.activations == 40960 * 40 * 32 * (2 * 128 + 4)
+
+
 def test_offload_moves_the_inputs_of_blocks_to_the_host(small: ModelShape) -> None:
     keys = {"dtype": "bfloat16", "device": "cuda", "microbatch_tokens": 40960}
     keys |= {"gradient_checkpointing": True}

@@ -46,17 +46,21 @@ def test_checkpointing_and_offload_change_no_bit(offload):
     assert equal(plain.weights(), other.weights())
 
 
-@pytest.mark.parametrize("offload", [False, True])
-def test_flash_attention_is_computed_once_unless_its_output_is_offloaded(monkeypatch, offload):
+@pytest.mark.parametrize(
+    ("keys", "times"),
+    [({}, 1), ({"gradient_checkpointing": "full"}, 2), ({"activation_offload": True}, 2)],
+    ids=str,
+)
+def test_flash_attention_is_computed_once_unless_memory_is_to_be_saved(monkeypatch, keys, times):
     calls, compute = [], flash._forward
     monkeypatch.setattr(flash, "_forward", lambda *a, **k: calls.append(a) or compute(*a, **k))
-    plain, other = trainer(), trainer(gradient_checkpointing=True, activation_offload=offload)
+    plain, other = trainer(), trainer(**{"gradient_checkpointing": True} | keys)
     layers = len(plain.model.model.layers)
     with flash_on_cpu():
         wanted, microbatches = plain.step(batch(0)), len(calls) // layers
         calls.clear()
         assert other.step(batch(0)) == wanted
-    assert len(calls) == (1 + offload) * microbatches * layers
+    assert len(calls) == times * microbatches * layers
     assert equal(plain.weights(), other.weights())
 
 

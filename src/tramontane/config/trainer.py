@@ -65,9 +65,9 @@ class NumericsConfig(Section):
     """AdamW's decay rates of first and second moments."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradient norm above which gradients are scaled down to it."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Literal["full"] | bool = False
     """Keep one activation per block (with flash attention, its output too) and recompute the others
-    in the backward pass: less memory, more time."""
+    in the backward pass: less memory, more time. full: recompute attention too."""
     activation_offload: bool = False
     """Keep the activations between blocks in host memory until the backward pass. For long
     sequences on a GPU; `gradient_checkpointing` must be true."""
@@ -80,6 +80,11 @@ class NumericsConfig(Section):
     after each `microbatch`, for which it keeps only its share."""
     lora: Annotated[LoraConfig | None, _ADAPTERS] = None
     """Train low-rank adapters. null: train all weights."""
+
+    @property
+    def keeps_attention(self) -> bool:
+        """Checkpointed blocks keep the output of flash attention."""
+        return self.gradient_checkpointing is True and not self.activation_offload
 
 
 class TrainerConfig(NumericsConfig):

@@ -120,7 +120,8 @@ class Machine:
         keys |= {"gradient_checkpointing": True, "ranks": size}
         if size > 1:  # a rank that sums microbatches by itself has the whole model's gradients
             keys |= {"reduce_gradients": "microbatch"}
-        for changed in (keys, keys | {"activation_offload": True}):
+        full = keys | {"gradient_checkpointing": "full"}
+        for changed in (keys, full, keys | {"activation_offload": True}):
             memory = self._trainer(changed)
             needed = memory.total + memory_gaps(memory, on_gpu=True) + CUDA_CONTEXT + NCCL
             if needed <= self.gpu.memory:

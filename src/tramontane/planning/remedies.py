@@ -101,6 +101,8 @@ def _changes(stages: Sequence[Config], longest: int, workers: Collection[str]) -
         if not trainer.gradient_checkpointing:
             yield Change("trainer.gradient_checkpointing", False, (True,))
         elif not trainer.activation_offload and trainer.device != "cpu":
+            if trainer.keeps_attention:
+                yield Change("trainer.gradient_checkpointing", True, ("full",))
             yield Change("trainer.activation_offload", False, (True,))
         minibatches = [stage.pipeline.minibatch for stage in stages]
         ranks = [trainer.ranks * 2**n for n in range(1, MAX_RANKS.bit_length())]

@@ -175,7 +175,7 @@ def _kept(config: TrainerConfig, shape: ModelShape, row: _Row) -> float:
     if config.activation_offload and config.device != "cpu":
         return 2 * inputs
     attention = row.tokens * shape.heads * (size * shape.head_dim + 4)
-    return shape.layers * (inputs + attention * _uses_flash(config))
+    return shape.layers * (inputs + attention * (config.keeps_attention and _uses_flash(config)))
 
 
 def _block(config: TrainerConfig, shape: ModelShape, row: _Row) -> float:

@@ -59,11 +59,11 @@ def check_repeatable(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def checkpoint_blocks(model: PreTrainedModel, config: TrainerConfig) -> None:
-    """Keep only each block's input, and the output of flash attention; the backward pass recomputes
-    the rest of the block. With `activation_offload` the input is in host memory, and attention is
-    recomputed too. The model may be sharded."""
+    """Keep only each block's input, with `activation_offload` in host memory, and, if neither this
+    nor `full` is asked for, the output of flash attention; the backward pass recomputes the rest of
+    the block. The model may be sharded."""
     options: dict[str, Any] = {"use_reentrant": False}
-    if not config.activation_offload:
+    if config.keeps_attention:
         options["context_fn"] = computed_once
     # A release of transformers 5 renames the method.
     old = model.gradient_checkpointing_enable
