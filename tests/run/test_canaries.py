@@ -12,6 +12,7 @@ from tests.verifier.test_judge import PROBLEM, RUBRIC, comparing, graded_part
 from tramontane import dry_run
 from tramontane.batches import Batch, BatchSettings
 from tramontane.config import Config
+from tramontane.config.judge import CanariesConfig
 from tramontane.controller.observer import Update
 from tramontane.run.canaries import Canaries, JudgeFooled
 from tramontane.run.folder import RunFolder
@@ -81,6 +82,11 @@ def test_three_groups_of_one_update_end_the_run(tmp_path):
         first, second = watch(pairs, [poor] * 2, of_each=4)
     assert alone["error"] == second["error"]
     assert first["canaries"]["flattery"] == 0.75 > first["canaries"]["answers"]
+
+
+def test_no_canary_is_called_as_the_models_own_answers_are():
+    with pytest.raises(ValueError, match="choose another name"):
+        CanariesConfig(texts={"answers": "Yes."})
 
 
 @pytest.mark.slow
