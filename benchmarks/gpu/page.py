@@ -36,6 +36,9 @@ def page(report: Mapping[str, Any]) -> str:
         tiny=bench.tiny,
         measured=bool(found),
         found={"facts": {}, "ceilings": {}, "tests": {}} | found,
+        facts=table(
+            ["", ""], [[k, f"{v}"] for k, v in found.get("facts", {}).items() if k != "took"]
+        ),
         ceilings=ceilings(found, report.get("machine", {"gpu": EXPECTED}).get("gpu", "")),
         attention=attention(found),
         context=f"{CONTEXT:,}",

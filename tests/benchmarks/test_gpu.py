@@ -150,7 +150,7 @@ def test_figures_stand_beside_bounds_with_the_measured_rates():
     [row] = rows_of(text, "a copy on the device, TB/s read and written")
     assert row[1:] == ["2.00", "3.35", "60%"]
     assert "- SmolLM2: lacks models/smollm2" in text
-    assert "- weights a; weights b: measured before" in text
+    assert "- weights a;\n  weights b: measured before" in text
     assert "- quickstart: failed: CUDA out of memory" in text
     kept = {promise: kept for promise, _, kept in command.promises(made)}
     assert kept == {

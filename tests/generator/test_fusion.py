@@ -26,8 +26,11 @@ from tramontane.generator.engine import SlotEngine
 from tramontane.generator.graphs import CudaGraphs, run_directly
 from tramontane.generator.lanes import RecordedCache
 from tramontane.generator.memory import CudaMemory
+from tramontane.generator.sampling import DrawPlan, draw
 from tramontane.models.attention import packed_attention
+from tramontane.models.compiling import compiled
 from tramontane.models.packing import Packing
+from tramontane.types import SamplingParams
 
 aten = torch.ops.aten
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default}
@@ -207,6 +210,23 @@ def test_compiled_steps_draw_what_plain_ones_draw(name):
     torch._dynamo.reset()
     fusion.compile_blocks(model)
     assert_same(completions(model, requests), plain)
+
+
+@cuda
+@pytest.mark.parametrize("rows", [1, 110])
+def test_compiled_draws_from_a_large_vocabulary_on_a_gpu(rows):
+    """For which the compiler sums a row in several blocks of threads."""
+    torch.manual_seed(0)
+    logits = torch.randn(rows, 151936, device="cuda")
+    uniform = torch.rand(rows, dtype=torch.float64, device="cuda")
+    temperature, top_p = (torch.full([rows], x, device="cuda") for x in (0.8, 0.9))
+    top_k = torch.zeros(rows, dtype=torch.int64, device="cuda")
+    for truncated in (0.9, 1.0):
+        plan = DrawPlan.of([SamplingParams(1, top_p=truncated)], static_shapes=True)
+        columns = logits, uniform, temperature, top_p, top_k, plan
+        (token, logprob), (wanted, of_wanted) = compiled(draw)(*columns), draw(*columns)
+        assert (token == wanted).float().mean() > 0.98  # sums differ in their order
+        torch.testing.assert_close(logprob[token == wanted], of_wanted[token == wanted])
 
 
 @cuda
