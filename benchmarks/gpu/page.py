@@ -62,8 +62,8 @@ def page(report: Mapping[str, Any]) -> str:
 
 
 def remarks(found: Found) -> dict[str, list[str]]:
-    """What is to be said of items, and of which: what failed, what it lacks, and what their figures
-    do not show. Measured again, an item has no remark."""
+    """Failures, what is missing, and remarks on figures, each with the items that it is about. An
+    item that is measured again loses its remark."""
     said: dict[str, list[str]] = {}
     for name, item in found.items():
         for state, before in {"failed": "failed: ", "lacks": "lacks ", "remark": ""}.items():

@@ -17,7 +17,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from transformers import AutoModelForCausalLM, Phi3Config
 
 from tests.generator.slot_models import finish, make_requests, make_tokenizer
-from tests.generator.test_graphs import assert_same, cuda
+from tests.generator.test_graphs import assert_same
 from tests.generator.test_on_a_gpu import ARCHITECTURES, SIZES
 from tramontane.config import GeneratorConfig
 from tramontane.generator import Generator, fusion
@@ -32,6 +32,7 @@ from tramontane.models.compiling import compiled
 from tramontane.models.packing import Packing
 from tramontane.types import SamplingParams
 
+cuda = pytest.mark.gpu
 aten = torch.ops.aten
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default}
 ATTENTION = torch.ops.tramontane.write_and_attend.default

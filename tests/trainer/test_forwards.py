@@ -64,6 +64,16 @@ def test_flash_attention_is_computed_once_unless_memory_is_to_be_saved(monkeypat
     assert equal(plain.weights(), other.weights())
 
 
+def test_blocks_are_recomputed_for_each_backward_pass_over_a_graph():
+    net = model().train()
+    checkpoint_blocks(net, TrainerConfig(gradient_checkpointing=True))
+    with flash_on_cpu():
+        loss = net(IDS).logits.logsumexp(-1).mean()
+        weights = [*net.parameters()]
+        first, second = (torch.autograd.grad(loss, weights, retain_graph=True) for _ in range(2))
+    assert all(map(torch.equal, first, second))
+
+
 def test_offload_without_checkpointing_is_refused():
     with pytest.raises(ValueError, match="set gradient_checkpointing to true"):
         TrainerConfig(activation_offload=True)

@@ -36,7 +36,7 @@ def make_trainer(device: str, make=model, **settings) -> Trainer:
 
 
 def gradient(trainer: Trainer) -> torch.Tensor:
-    """Of all weights, from a step of plain descent."""
+    """The gradient of all weights, found by a step of plain descent."""
     before = trainer.weights()
     trainer.optimizer = torch.optim.SGD([p for p in trainer.model.parameters() if p.requires_grad])
     trainer.step(batch())
@@ -49,6 +49,7 @@ def gradient(trainer: Trainer) -> torch.Tensor:
     "settings",
     [
         {},
+        {"gradient_checkpointing": True},
         {"gradient_checkpointing": True, "activation_offload": True},
         {"lora": {"rank": 4}},
         pytest.param({"compile": True}, marks=pytest.mark.slow),

@@ -195,7 +195,7 @@ def invert(mass: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     return (block * _BLOCK_TOKENS + torch.searchsorted(within, rest, right=True))[:, 0]
 
 
-# Not compiled: inductor of torch 2.11 fails at a cumulative sum of some rows of 100,000 numbers.
+# Not compiled: torch 2.11 cannot compile cumulative sums that it splits, as over 152k tokens.
 @torch.compiler.disable
 def _draw_truncated(
     probs: torch.Tensor, uniform: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -123,28 +123,27 @@ _computed = _Computed()
 
 def computed_once() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """The `context_fn` of a `torch.utils.checkpoint.checkpoint` that keeps the results of packed
-    attention: the second forward takes those of the first. At 16,384 tokens attention is half of a
-    small model's work, and its output is no larger than a block's input."""
+    attention: the second forward takes those of the first. In long sequences attention is most of a
+    small model's work, and its output is about as large as a block's input."""
     results: list[tuple[torch.Tensor, ...]] = []
-    return _keep(results), _take(results)
+    return _Using(results, again=False), _Using(results, again=True)
 
 
-@contextmanager
-def _keep(results: list[tuple[torch.Tensor, ...]]) -> Iterator[None]:
-    earlier, _computed.kept = _computed.kept, results
-    try:
-        yield
-    finally:
-        _computed.kept = earlier
+class _Using(AbstractContextManager[None]):
+    """Attention adds its results to a list, or takes them from it `again`. Torch enters it once for
+    each backward pass."""
 
+    def __init__(self, results: list[tuple[torch.Tensor, ...]], again: bool) -> None:
+        self._results, self._again = results, again
 
-@contextmanager
-def _take(results: list[tuple[torch.Tensor, ...]]) -> Iterator[None]:
-    earlier, _computed.before = _computed.before, iter(results)
-    try:
-        yield
-    finally:
-        _computed.before = earlier
+    def __enter__(self) -> None:
+        if self._again:
+            _computed.before = iter(self._results)
+        else:
+            _computed.kept = self._results
+
+    def __exit__(self, *error: object) -> None:
+        _computed.kept = _computed.before = None
 
 
 def _options(scale: float, window: int | None) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def _check_shapes(shapes: Mapping[str, torch.Size], targets: Mapping[str, torch.
 
 
 def _are_finite(extremes: Sequence[torch.Tensor]) -> list[bool]:
-    """Of pairs of numbers, whether both are finite; on a GPU, read at once."""
+    """Whether both numbers of each pair are finite; a GPU is waited for once."""
     if not extremes:
         return []
     numbers = torch.stack([number.float() for number in extremes])
@@ -112,9 +112,9 @@ class _Pinned:
 
 
 class SharedMemory:
-    """Memory of another process in which weights arrive. It stays mapped, and pinned, for two
-    versions, since they take turns in it (`HostMemory`): to map and pin it takes longer than to
-    copy."""
+    """The memory in which another process sends weights, kept mapped and pinned here for two
+    versions: they take turns in it (`HostMemory`), and mapping and pinning takes longer than
+    copying."""
 
     def __init__(self) -> None:
         self._versions = deque[dict[int, _Pinned]](maxlen=2)  # by address

@@ -131,9 +131,9 @@ class WorkerProcess:
 
 
 def limit_memory(beyond: int) -> None:
-    """Limit what this process and each of its children may allocate to what it has now and `beyond`
-    more bytes. Address space is no measure of it: a library with a thread for each of many cores
-    reserves gigabytes that nothing uses. Without /proc, the limit is `beyond`."""
+    """Limit this process, and each of its children, to the memory that it has now and `beyond` more
+    bytes. The limit is on data, not on address space, of which a library may reserve gigabytes on a
+    machine with many cores without using them. Without /proc, the limit is `beyond`."""
     status = Path("/proc/self/status")
     used = 0
     if status.exists():

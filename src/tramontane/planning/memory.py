@@ -268,6 +268,9 @@ def controller_memory(stages: Sequence[Config], shape: ModelShape, lengths: Leng
     )
 
 
+READY_MB = 80  # data of a grading process that is ready, as measured
+
+
 def verifier_memory(config: VerifierConfig) -> Memory:
     """Memory of a grading process and of the program that it runs, by their limits."""
-    return Memory(records=(config.memory_mb + config.code_memory_mb) * 10**6)
+    return Memory(records=(READY_MB + config.memory_mb + config.code_memory_mb) * 10**6)
