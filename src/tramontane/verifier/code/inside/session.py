@@ -66,7 +66,11 @@ class Session(execution.Execution):
             if select.select([link], [], [], processes.POLL_SECONDS)[0]:
                 if os.read(link, 1):
                     processes.pause_rest(self.settings)
-                    self.times.look(self._processes())
+                    pids = self._processes()
+                    self.times.look(pids)
+                    reason = self._excess(pids)  # the code may be faster than the looks below
+                    if reason:
+                        break
                     self.times.processor -= before
                     return None
                 if not processes.has_ended(pid, processes.POLL_SECONDS):
