@@ -293,6 +293,21 @@ def test_a_claim_that_is_changed_after_its_runs_is_not_judged(tmp_path):
     assert registration(slower, slower.claims[0], config_of(study)) not in known
 
 
+def test_an_undecided_claim_says_what_would_decide_it(page, tmp_path):
+    text = (ROOT / "docs/reproduction.md").read_text()
+    needs = dict(re.findall(r"\(#(.*?)\) \|.*\| undecided \((.*)\) \|$", text, re.M))
+    assert "| undecided (" in text and "| undecided |" not in text
+    single = {s.name: s for s in undecided(tmp_path, page) if s.claims == 1}
+    assert len(single) > 3
+    for name, study in single.items():
+        seeds, hours = re.findall(
+            r"[\d.]+", needs[slugify(load_study(name).title, "-")].replace(",", "")
+        )
+        assert int(seeds) in LOOKS or int(seeds) > max(LOOKS)
+        if int(seeds) in LOOKS and study.plan.first:
+            assert float(hours) == pytest.approx(study.decided, abs=0.06)
+
+
 def test_the_most_decidable_studies_come_first(page, tmp_path):
     found = undecided(tmp_path / "studies", page)
     hours = [study.decided for study in found]

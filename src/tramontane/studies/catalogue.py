@@ -126,6 +126,7 @@ def write_report(plans: Mapping[str, Plan], page: Path) -> dict[str, Result]:
             holds=surviving(judged, "holds"),
             fails=surviving(judged, "does not hold"),
             looks=", ".join(map(str, LOOKS)),
+            last=max(LOOKS),
             forests=forests,
             **page_texts(),
         )
@@ -227,12 +228,14 @@ def _entry(
     for number, claim in enumerate(study.claims):
         measure = study.shown[claim.measure]
         row = {"claim": claim.text.strip(), "measure": measure.title, "expected": _expected(claim)}
-        row |= {"difference": "–", "q": "–", "verdict": NOT_RUN}
+        row |= {"difference": "–", "q": "–", "verdict": NOT_RUN, "needs": ""}
         if result:
             _, verdict = result.verdicts[number]
             row["difference"] = difference(verdict, measure)
             row["q"] = f"{next(q):.2g}"
             row["verdict"] = verdict.outcome
+            if verdict.outcome == "undecided":
+                row["needs"] = _needs(study, claim, verdict)
         rows.append(row)
     seeds = f" --seeds {result.seeds}" if result and result.seeds != DEFAULT_SEEDS else ""
     return {
@@ -245,6 +248,17 @@ def _entry(
         "data": f"{data}/{name}.json",
         "plot": f"{data}/{name}_arms.svg",
     }
+
+
+def _needs(study: Study, claim: Claim, verdict: Verdict) -> str:
+    """What would decide an undecided claim: seeds, and the hours of those to come."""
+    needed = seeds_needed(verdict, claim)
+    if not math.isfinite(needed):
+        return "the estimate is on the border"
+    coming = [seeds for seeds in LOOKS if seeds > verdict.seeds and seeds >= needed]
+    seeds = coming[0] if coming else math.ceil(max(needed, verdict.seeds + 1))
+    hours = minutes_of(study, 1) * (seeds - verdict.seeds) / 60
+    return f"{seeds:,} seeds, {hours:,.{1 if hours < 10 else 0}f} h"
 
 
 def _published(name: str, plan: Plan, data: Path) -> Result | None:
