@@ -3,6 +3,7 @@ behind."""
 
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -98,6 +99,24 @@ def test_neither_the_package_nor_the_command_line_imports_heavy_libraries() -> N
     program = f"import sys, tramontane.cli; print({heavy} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "set()\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "used"), [({}, terminal.SPIN_COUNT), ({"GOMP_SPINCOUNT": "7"}, "7")]
+)
+def test_how_long_threads_spin_is_known_before_torch_is_loaded(
+    given: dict[str, str], used: str
+) -> None:
+    program = (
+        "import atexit, os, sys\nfrom tramontane.cli import main\n"
+        "atexit.register(lambda: print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules))\n"
+        "sys.argv = ['tramontane', '--version']\nmain()"
+    )
+    others = {key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=others | given
+    )
+    assert done.stdout.splitlines()[-1] == f"{used} False", done.stderr
 
 
 def test_help_has_the_commands_in_groups(run: Run) -> None:

@@ -140,9 +140,9 @@ def test_memory_and_files_are_limited(tool):
     # The file system of namespaces is full; elsewhere the folder is measured, at the end of a call
     # too: allocation alone is over before the first look.
     for write in ("os.write(f, bytes(15 << 20))", "os.posix_fallocate(f, 0, 15 << 20)"):
-        full = f"import os\nfor n in range(9):\n    f = os.open(str(n), os.O_CREAT | os.O_RDWR); {write}"
+        loop = "for n in range(9):\n    f = os.open(str(n), os.O_CREAT | os.O_RDWR)"
         try:
-            answer = tool.python(full)
+            answer = tool.python(f"import os\n{loop}; {write}")
         except ValueError as error:
             answer = str(error)
         assert "No space left" in answer or "wrote more than 64 MB" in answer
