@@ -2,6 +2,7 @@
 
 import io
 import re
+from typing import Any
 
 import pytest
 from rich.cells import cell_len
@@ -138,6 +139,22 @@ def test_plain_summary() -> None:
         "report: runs/quickstart/report\n"
         "weights: runs/quickstart/weights · metrics: runs/quickstart/metrics\n"
     )
+
+
+def test_summary_of_a_run_with_levels_of_effort() -> None:
+    def measured(value: float, tokens: float) -> dict[str, Any]:
+        estimate = {"value": value, "low": value - 0.1, "high": value + 0.1}
+        return {"pass_at_1": estimate, "mean_completion_tokens": tokens}
+
+    display, file = plain()
+    before = {"by_effort": {"low": measured(0.2, 30.0)}}
+    after = {"by_effort": {"low": measured(0.3, 29.5), "high": measured(0.5, 80.0)}}
+    display.summary(SUMMARY | {"evaluation": {"before": before, "after": after}}, FILES)
+    text = file.getvalue()
+    assert "pass@1, low effort: 0.200 [0.100, 0.300] → 0.300 [0.200, 0.400] (+0.100)" in text
+    assert "tokens, low effort: 30.0 → 29.5 (-0.5)" in text
+    assert "pass@1, high effort: – → 0.500 [0.400, 0.600]\n" in text
+    assert "tokens, high effort: – → 80.0\n" in text
 
 
 def test_summary_of_a_run_that_was_cut_short() -> None:

@@ -405,6 +405,14 @@ def _before_after(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]
     for name in (first | last).keys() - {"pass_at_1", "format_rate"}:  # further sets of problems
         rows.append(_estimates(f"pass@1, {name}", first.get(name), last.get(name)))
     measures = [(name, summary.get(key) or {}, show) for name, key, show in _MEASURES]
+    results = summary.get("evaluation") or {}
+    levels = {when: result.get("by_effort") or {} for when, result in results.items()}
+    for level in dict.fromkeys(name for found in levels.values() for name in found):
+        at = {when: found[level] for when, found in levels.items() if level in found}
+        ends = [at.get(when, {}).get("pass_at_1") for when in ("before", "after")]
+        rows.append(_estimates(f"pass@1, {level} effort", *ends))
+        tokens = {when: part["mean_completion_tokens"] for when, part in at.items()}
+        measures.append((f"tokens, {level} effort", tokens, "{:.1f}".format))
     called = [name for name, made in (summary.get("calls") or {}).items() if any(made.values())]
     for key, title in (("calls", "calls"), ("calls_parsed", "calls that parse")):
         for name in called:
