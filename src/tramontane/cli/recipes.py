@@ -9,7 +9,17 @@ import typer
 from rich.markup import escape
 
 import tramontane
-from tramontane.cli.terminal import CONTINUES, DATA, TRAIN, Overrides, app, console, say, show_table
+from tramontane.cli.terminal import (
+    CONTINUES,
+    DATA,
+    TRAIN,
+    Overrides,
+    app,
+    console,
+    if_stopped,
+    say,
+    show_table,
+)
 from tramontane.cli.training import Gpu, ModelShape, check_assumed, print_sizes
 from tramontane.errors import InputError
 
@@ -59,7 +69,6 @@ def recipe(
     """Run one of the paper's recipes; the same command resumes an unfinished one."""
     from tramontane.config import load_section
     from tramontane.recipes.recipe import KINDS, run
-    from tramontane.recipes.steps import Stopped
     from tramontane.run.screen import LiveDisplay
 
     if name not in KINDS:
@@ -74,11 +83,8 @@ def recipe(
         done = " [dim](done)[/]" if finished else ""
         console.print(f"[bold]{number}/{total}[/]  {escape(title)}{done}", highlight=False)
 
-    try:
+    with if_stopped(CONTINUES):
         run(settings, LiveDisplay, announce)
-    except (Stopped, KeyboardInterrupt):
-        say(f"stopped; {CONTINUES}")
-        raise typer.Exit(130) from None
     report = Path(settings.out) / "report.md"
     say(report.read_text(encoding="utf-8").partition("\n## Steps")[0])
     say(f"the report, and a folder for each step: {settings.out}")

@@ -29,7 +29,7 @@ from tramontane.pages import render
 from tramontane.recipes import mixture
 from tramontane.recipes.config import MeasuredOn, MediumRecipe, RunSettings, SmallRecipe, flat
 from tramontane.recipes.harvest import finished_run, harvest
-from tramontane.recipes.steps import Announce, Facts, Step, Stopped, begin, run_steps
+from tramontane.recipes.steps import Announce, Facts, Step, begin, run_steps
 from tramontane.run.folder import RunFolder
 from tramontane.run.screen import QuietScreen, Screen
 from tramontane.sft.examples import ExampleStream
@@ -68,7 +68,7 @@ def run(
 
     Raises:
         InputError: errors that are detectable before any work is done; else see the steps.
-        Stopped: training was interrupted.
+        KeyboardInterrupt: training was interrupted; the same call continues it.
     """
     out, steps = Path(recipe.out), steps_of(recipe, screens)
     with owned_folder(out, "followed as a recipe"):
@@ -182,7 +182,7 @@ def _train(
             model = facts[after]["weights"] if after else config.model
             settings = config.model_copy(update={"model": model, "run_dir": str(run.path)})
             if not train_or_resume(settings, screen=screens()).finished:
-                raise Stopped
+                raise KeyboardInterrupt
         summary = json.loads((run.path / "summary.json").read_text())
         keys = ("updates", "minutes", "trained_completion_tokens")
         return {"weights": find_weights(str(run.path)), **{key: summary[key] for key in keys}}

@@ -24,10 +24,6 @@ Facts = dict[str, Any]
 Announce = Callable[[int, int, str, bool], object]
 
 
-class Stopped(Exception):
-    """A step was interrupted; the same command continues it."""
-
-
 @dataclass(frozen=True)
 class Step:
     """One step of a recipe.
@@ -99,7 +95,7 @@ def run_steps(out: Path, steps: Sequence[Step], announce: Announce) -> dict[str,
     """Do the unfinished steps, in order; returns the facts of all, by name.
 
     Raises:
-        Stopped: a step was interrupted.
+        KeyboardInterrupt: a step was interrupted; the same call continues it.
     """
     import torch
 
