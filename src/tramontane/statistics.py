@@ -72,10 +72,11 @@ def wilson(p: float, n: float, z: float = Z) -> Estimate:
 
 
 def student_quantile(degrees: float, share: float = 0.975) -> float:
-    """Student's quantile, by default the one of a two-sided 95 % interval."""
+    """Student's quantile, by default that of a two-sided 95 % interval; infinite without degrees of
+    freedom."""
     from scipy.special import stdtrit  # takes 0.2 s to import
 
-    return float(stdtrit(degrees, share))
+    return float(stdtrit(degrees, share)) if degrees else math.inf
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:

@@ -38,7 +38,7 @@ def run_of(folder):
 
 
 def test_the_study_of_a_real_checkpoint_has_the_claims_of_the_catalog():
-    real = load_study(str(ROOT / "examples/restore_smollm2.yaml"))
+    real = load_study("restore_smollm2")
     found = load_study("restore")
     assert (real.claims, real.arms) == (found.claims, found.arms)
     assert real.base.keys() == found.base.keys()

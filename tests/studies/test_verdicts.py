@@ -1,6 +1,7 @@
 """Verdicts by closed forms, and how often they are right."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -65,8 +66,7 @@ def test_what_both_arms_share_by_seed_does_not_widen_the_interval():
 
 def test_no_interval_is_a_point():
     same = {"a": [0.75] * 3, "b": [0.75] * 3}
-    share = 0.75 * 1024 + 2
-    share /= 1028
+    share = (0.75 * 3072 + 2) / 3076  # of all seeds' samples
     found = verdict(same, "equal", measure=MEASURES["pass_at_1"], samples=1024)
     error = math.sqrt(2 * share * (1 - share) / 1024 / 3)
     assert found.high == pytest.approx(stats.norm.ppf(0.99) * error, rel=1e-4)
@@ -160,17 +160,36 @@ def test_looking_at_every_look_costs_nothing():
     assert 0.005 < seen / 2000 < 0.025
 
 
-def test_the_seeds_needed_decide_80_percent_of_studies():
+@pytest.mark.parametrize(("true", "outcome"), [(0.04, "holds"), (0.0, "does not hold")])
+def test_the_seeds_needed_tell_the_margin_from_nothing_in_80_percent_of_studies(true, outcome):
     rng = np.random.default_rng(1)
-    pilot = verdict({"a": [0.06, 0.01, 0.11], "b": [0.0] * 3})  # 0.06, with a deviation of 0.05
-    needed = seeds_needed(pilot, claim())
+    pilot = verdict({"a": [0.06, 0.01, 0.11], "b": [0.0] * 3})  # a deviation of 0.05
+    needed = seeds_needed(pilot, claim(margin=0.04))
     assert needed == pytest.approx(
-        ((stats.norm.ppf(0.995) + stats.norm.ppf(0.8)) * 0.05 / 0.06) ** 2
+        ((stats.norm.ppf(0.995) + stats.norm.ppf(0.8)) * 0.05 / 0.04) ** 2
     )
-    runs = rng.normal(0.06, 0.05, (1000, 12))
-    held = [verdict({"a": list(r), "b": [0.0] * 12}).outcome == "holds" for r in runs]
-    assert needed < 12 and np.mean(held) > 0.8
+    assert 12 < needed < 24
+    runs = rng.normal(true, 0.05, (1000, 24))
+    zeros = {"b": [0.0] * 24}
+    found = [judge({"a": list(r)} | zeros, claim(margin=0.04), PLAIN) for r in runs]
+    if outcome == "holds":  # with an effect of the margin the estimate is below it half the time
+        assert np.mean([v.low > 0 for v in found]) > 0.8
+    else:
+        assert np.mean([v.outcome == outcome for v in found]) > 0.8
     assert seeds_needed(verdict({"a": [0.5], "b": [0.5]}), claim()) == math.inf
+
+
+def test_three_of_three_runs_do_not_prove_a_share():
+    yes_or_no = replace(PLAIN, bounds=(0.0, 1.0), samples=1)
+    values = {"a": [1.0] * 6}
+    outcomes = []
+    for seeds in (3, 6):
+        of = {"a": values["a"][:seeds]}
+        outcomes.append(judge(of, claim(margin=0.4, against=0.5), yes_or_no).outcome)
+    assert outcomes == ["undecided", "holds"]
+    # By hand: Agresti and Coull's 5 of 7 at three seeds.
+    error = judge({"a": [1.0] * 3}, claim(margin=0.4, against=0.5), yes_or_no).error
+    assert error == pytest.approx(math.sqrt(5 / 7 * 2 / 7 / 3))
 
 
 def test_corrections_for_the_number_of_claims():

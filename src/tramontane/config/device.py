@@ -216,6 +216,17 @@ def _cpu_number_type() -> NumberType:
     return NumberType("float32", "this processor has no bfloat16 instructions, which are emulated")
 
 
+def machine() -> str:
+    """The first processor's name and the number of cores, e.g. `AMD EPYC, 2 cores`."""
+    name = platform.processor() or platform.machine()
+    if _CPUINFO.is_file():
+        lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
+        name = next(
+            (x.partition(":")[2].strip() for x in lines if x.startswith("model name")), name
+        )
+    return f"{name}, {os.cpu_count()} cores"
+
+
 def _flags() -> set[str]:
     """Instructions of the first processor; empty where the system does not list them."""
     if not _CPUINFO.is_file():

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tramontane.config import HELD_OUT, Config
-from tramontane.config.device import number_types
+from tramontane.config.device import machine, number_types
 from tramontane.controller.conversations import start_conversations
 from tramontane.controller.generators import GeneratorPool, generator_maker
 from tramontane.controller.ledger import Interruption, Ledger
@@ -196,6 +196,7 @@ def _finish(session: Session, done: _Done, report: WriteReport | None) -> TrainR
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         summary["peak_memory_mib"] = round(peak, 1)
         summary["number_types"] = number_types(session.config)
+        summary["machine"] = machine()
         folder.write_json("summary.json", summary)
         with folder.writing(weights):
             write_card(weights, session.prepared, measured, summary)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tramontane.config import Config, parse, read_settings
+from tramontane.config.device import machine
 from tramontane.config.domains import import_path
 from tramontane.errors import InputError
 from tramontane.interrupt import leave
@@ -61,7 +62,7 @@ def _call(settings: dict[str, Any], folder: Path) -> None:
     if missing := [name for name in settings["measures"] if name not in measures]:
         raise InputError(f"{settings['runner']} returned no {', '.join(missing)}")
     minutes = (time.monotonic() - started) / 60
-    summary = {"measures": json_values(measures), "minutes": minutes}
+    summary = {"measures": json_values(measures), "minutes": minutes, "machine": machine()}
     write_whole(folder / "summary.json", json.dumps(summary, indent=1))
 
 

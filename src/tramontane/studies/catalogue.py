@@ -16,6 +16,7 @@ import yaml
 
 from tramontane.errors import InputError
 from tramontane.pages import render
+from tramontane.studies.measures import Measure
 from tramontane.studies.page import (
     Result,
     difference,
@@ -27,14 +28,15 @@ from tramontane.studies.page import (
 )
 from tramontane.studies.plan import Plan, finished_runs, minutes_of, share_of
 from tramontane.studies.plots import plot_arms, plot_forest, save
-from tramontane.studies.registry import faults
-from tramontane.studies.study import LOOKS, Claim, Study, StudySet, load_study, names, names_in
-from tramontane.studies.verdicts import Verdict, q_values, seeds_needed, surviving
+from tramontane.studies.registry import edited, faults, rule_of
+from tramontane.studies.study import LOOKS, Claim, Study, StudySet, load_study, names_in
+from tramontane.studies.verdicts import ClaimVerdict, q_values, seeds_needed, surviving
 from tramontane.workplace import owned_file, write_whole
 
 SMOKE_SHARE = 0.05  # of the default budget, for arms that are not training runs
 DEFAULT_SEEDS = 3  # of `tramontane study`
 NOT_RUN = "not run yet"
+ON_THE_TINY_BASE: tuple[StudySet, ...] = ("magistral", "siblings")
 
 
 def plan_catalogue(
@@ -46,9 +48,10 @@ def plan_catalogue(
         out: folder of the studies.
         seeds: number of runs of each arm.
         budget: minutes for these studies together; None: the default budget of each.
-        chosen: the set; None: all of them.
+        chosen: the set; None: those that need no checkpoint.
     """
-    studies = {name: load_study(name) for name in names_in(chosen)}
+    found = names_in(chosen) if chosen else names_in(*ON_THE_TINY_BASE)
+    studies = {name: load_study(name) for name in found}
     share = 1.0 if budget is None else share_of(studies.values(), budget, seeds)
     return {name: Plan(study, out / name, seeds, share) for name, study in studies.items()}
 
@@ -56,7 +59,7 @@ def plan_catalogue(
 def default_plans(out: Path, chosen: Iterable[str] | None = None) -> dict[str, Plan]:
     """The plan of each study with its own budget, for the seeds that have a folder."""
     plans = {}
-    for name in chosen or names_in(None):
+    for name in chosen or names_in():
         study = load_study(name)
         folders = [f for arm in study.arms for f in (out / name / arm).glob("seed_*/")]
         found = [int(folder.name.removeprefix("seed_")) for folder in folders] or [-1]
@@ -69,7 +72,7 @@ def smoke_plans(out: Path, chosen: Iterable[str] | None = None) -> dict[str, Pla
     measures: one seed, and runs so small that their results are meaningless."""
     return {
         name: Plan(load_study(name), out / Path(name).stem, 1, SMOKE_SHARE, small=True)
-        for name in chosen or names()
+        for name in chosen or names_in(*ON_THE_TINY_BASE)
     }
 
 
@@ -79,8 +82,8 @@ def write_report(plans: Mapping[str, Plan], page: Path) -> dict[str, Result]:
     `docs/reproduction.md` has `docs/reproduction/NAME.json` and `docs/reproduction/NAME_arms.svg`.
     Runs with settings different from the plan's are skipped. Existing data with a larger share of
     the budget or more seeds than the runs are kept, since they may come from another machine, and
-    runs that begin after their first seeds extend them. Data of arms that have changed since are
-    removed.
+    runs that begin after their first seeds extend them; other runs of as many seeds do not count,
+    so that nobody picks the better ones. Data of arms that have changed since are removed.
 
     Args:
         plans: the plan of each study by its name, in the order of the page.
@@ -90,7 +93,8 @@ def write_report(plans: Mapping[str, Plan], page: Path) -> dict[str, Result]:
         The results of the studies with at least one complete seed, by name.
 
     Raises:
-        InputError: another process writes the page, or no file can be written there.
+        InputError: another process writes the page, no file can be written there, or figures in
+            the data were edited.
     """
     with owned_file(page, "written"):
         data = page.with_suffix("")
@@ -111,10 +115,10 @@ def write_report(plans: Mapping[str, Plan], page: Path) -> dict[str, Result]:
         outcomes = Counter(row["verdict"] for entry in entries for row in entry["rows"])
         forests = {}
         for group in get_args(StudySet):
-            of = {n: result for n, result in results.items() if plans[n].study.set == group}
+            of = [(plans[n].study, r) for n, r in results.items() if plans[n].study.set == group]
             if of:
                 save(
-                    plot_forest({plans[n].study.title: r.verdicts for n, r in of.items()}),
+                    plot_forest([(study.source, r.verdicts) for study, r in of]),
                     data / f"{group}.svg",
                 )
                 forests[f"{data.name}/{group}.svg"] = f"Differences in margins: {group}"
@@ -162,7 +166,7 @@ def undecided(out: Path, page: Path) -> list[Undecided]:
         page: the page whose data say what is undecided; finished runs in `out` count too.
     """
     found = []
-    for name in names_in(None):
+    for name in names_in():
         study = load_study(name)
         result = recorded_result(study, page.with_suffix("") / f"{name}.json")
         plan = default_plans(out, [name])[name]
@@ -211,11 +215,13 @@ def verified(name: str, page: Path) -> tuple[Result, list[str]]:
         )
     data = json.loads(file.read_text("utf-8"))
     wrong = faults(study, data)
-    for (claim, verdict), then in zip(result.verdicts, data["verdicts"], strict=True):
-        if verdict.outcome != then["outcome"]:
+    then = {rule_of(row["claim"]): row["outcome"] for row in data["verdicts"]}
+    for claim, verdict in result.verdicts:
+        outcome = then.get(rule_of(claim.model_dump()), verdict.outcome)
+        if verdict.outcome != outcome:
             wrong.append(
                 f"claim {claim.text.strip()!r}: its data say {verdict.outcome!r}, the file "
-                f"{then['outcome']!r}; write the page anew (--report)"
+                f"{outcome!r}; write the page anew (--report)"
             )
     return result, wrong
 
@@ -235,7 +241,7 @@ def _entry(
             row["q"] = f"{next(q):.2g}"
             row["verdict"] = verdict.outcome
             if verdict.outcome == "undecided":
-                row["needs"] = _needs(study, claim, verdict)
+                row["needs"] = _needs(study, claim, verdict, measure)
         rows.append(row)
     seeds = f" --seeds {result.seeds}" if result and result.seeds != DEFAULT_SEEDS else ""
     return {
@@ -250,27 +256,33 @@ def _entry(
     }
 
 
-def _needs(study: Study, claim: Claim, verdict: Verdict) -> str:
-    """What would decide an undecided claim: seeds, and the hours of those to come."""
+def _needs(study: Study, claim: Claim, verdict: ClaimVerdict, measure: Measure) -> str:
+    """What is known of an undecided claim: the largest effect that its interval leaves, and what
+    would decide it: seeds, and the hours of those to come."""
     needed = seeds_needed(verdict, claim)
     if not math.isfinite(needed):
-        return "the estimate is on the border"
+        return "a single seed"
     coming = [seeds for seeds in LOOKS if seeds > verdict.seeds and seeds >= needed]
     seeds = coming[0] if coming else math.ceil(max(needed, verdict.seeds + 1))
     hours = minutes_of(study, 1) * (seeds - verdict.seeds) / 60
-    return f"{seeds:,} seeds, {hours:,.{1 if hours < 10 else 0}f} h"
+    ends = {"higher": verdict.high, "lower": -verdict.low}
+    largest = ends.get(claim.expect, max(verdict.high, -verdict.low))
+    shown = f"{largest:{measure.format}}"
+    return f"no effect above {shown}; {seeds:,} seeds, {hours:,.{1 if hours < 10 else 0}f} h"
 
 
 def _published(name: str, plan: Plan, data: Path) -> Result | None:
     """The result of a study in the page's folder `data`, brought up to date with its runs."""
     file = data / f"{name}.json"
     result = recorded_result(plan.study, file)
+    if result and (wrong := edited(plan.study, json.loads(file.read_text("utf-8")))):
+        raise InputError(f"{file}: {wrong[0]}")  # to write it anew would seal the edited figures
     runs = finished_runs(plan)
     made = judge_runs(plan, runs) if any(runs.values()) else None
     if made and plan.first:
         extends = result and result.share == made.share and result.seeds >= plan.first
         made = extended(result, plan, made) if result and extends else None
-    if made and (result is None or (made.share, made.seeds) >= (result.share, result.seeds)):
+    if made and (result is None or (made.share, made.seeds) > (result.share, result.seeds)):
         result = made
     if result:
         save(plot_arms(plan.study, result.values), data / f"{name}_arms.svg")

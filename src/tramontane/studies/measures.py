@@ -106,6 +106,7 @@ class Measure:
         format: number format on pages.
         compares: with the evaluation before training, which the run must then make.
         bounds: lowest and highest value of a share; None: not a share.
+        samples: behind each figure of a share; 0: those of the evaluation.
     """
 
     title: str
@@ -113,6 +114,7 @@ class Measure:
     format: str = ".3f"
     compares: bool = False
     bounds: tuple[float, float] | None = None
+    samples: int = 0
 
     def rounding(self, value: float) -> float:
         """Half a unit of the last digit that is shown of a value."""
@@ -137,14 +139,14 @@ def _of_language(code: str) -> Measure:
     return Measure(f"pass@1, {code}", lambda run: run.in_language(code), bounds=SHARE)
 
 
-def returned(name: str, title: str, format: str) -> Measure:
-    """A measure returned by a study's `runner`; NaN if it was not finite."""
+def returned(name: str, title: str, format: str, samples: int = 0) -> Measure:
+    """A measure returned by a study's `runner`, with samples a share; NaN if it was not finite."""
 
     def value(run: FinishedRun) -> float:
         found = run.summary["measures"][name]
         return math.nan if found is None else float(found)
 
-    return Measure(title, value, format)
+    return Measure(title, value, format, bounds=SHARE if samples else None, samples=samples)
 
 
 MEASURES: dict[str, Measure] = {

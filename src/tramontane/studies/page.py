@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tramontane.studies.plan import Plan, finished_runs
 from tramontane.studies.plots import plot_arms, plot_curve, save
 from tramontane.studies.registry import registered, registration, seals
 from tramontane.studies.study import Claim, Study, config_of, function_name
-from tramontane.studies.verdicts import Verdict, error_of, finite, judge, mean_and_interval
+from tramontane.studies.verdicts import ClaimVerdict, error_of, finite, judge, mean_and_interval
 from tramontane.workplace import write_whole
 
 
@@ -32,6 +32,7 @@ class Result:
         minutes: time that the runs took, together.
         values: each measure of each run, by measure and arm.
         verdicts: one for each claim, in order.
+        machines: on which the runs were made; those of before November 27, 2026 do not say.
     """
 
     seeds: int
@@ -39,7 +40,8 @@ class Result:
     lines: tuple[int, int]
     minutes: float
     values: dict[str, dict[str, list[float]]]
-    verdicts: list[tuple[Claim, Verdict]]
+    verdicts: list[tuple[Claim, ClaimVerdict]]
+    machines: list[str] = field(default_factory=list)
 
 
 def judge_runs(plan: Plan, runs: Mapping[str, Sequence[FinishedRun]]) -> Result:
@@ -67,6 +69,7 @@ def judge_runs(plan: Plan, runs: Mapping[str, Sequence[FinishedRun]]) -> Result:
         minutes=sum(run.summary["minutes"] for run in every),
         values=values,
         verdicts=_verdicts(plan.study, values, registered(plan.out), plan.base),
+        machines=sorted({run.summary["machine"] for run in every if "machine" in run.summary}),
     )
 
 
@@ -94,6 +97,7 @@ def extended(earlier: Result, plan: Plan, later: Result) -> Result:
             (claim, replace(verdict, outcome="changed", p=1.0) if was else verdict)
             for (claim, verdict), was in zip(verdicts, changed, strict=True)
         ],
+        machines=sorted({*earlier.machines, *later.machines}),
     )
 
 
@@ -122,6 +126,7 @@ def recorded_result(study: Study, file: Path) -> Result | None:
         minutes=found["minutes"],
         values=values,
         verdicts=_verdicts(study, values, found.get("registered")),
+        machines=found.get("machines", []),
     )
 
 
@@ -130,7 +135,7 @@ def _verdicts(
     values: dict[str, dict[str, list[float]]],
     known: list[str] | None,
     base: Path | None = None,
-) -> list[tuple[Claim, Verdict]]:
+) -> list[tuple[Claim, ClaimVerdict]]:
     """Each claim with its verdict. A claim that is not among the registrations `known` was changed
     after its runs; None: they are older than registrations."""
     verdicts, config = [], config_of(study, base)
@@ -201,7 +206,13 @@ def size_of(study: Study, result: Result) -> str:
     seeds = f"{result.seeds} seed{'s' if result.seeds != 1 else ''}"
     minutes = f"{result.minutes:.0f}" if result.minutes >= 10 else f"{result.minutes:.1f}"
     budget = "" if result.share == 1 else f", {result.share:.2g} of the study's own budget"
-    return f"{seeds}{lines} for each arm; runs of {minutes} minutes in all{budget}"
+    machines = f" on {' and '.join(result.machines)}" if result.machines else ""
+    shared = (
+        f"; all seeds share {study.shared_by_seeds.rstrip('.')}" if study.shared_by_seeds else ""
+    )
+    return (
+        f"{seeds}{lines} for each arm; runs of {minutes} minutes in all{budget}{machines}{shared}"
+    )
 
 
 def _keys(changes: Mapping[str, Any]) -> str:
@@ -217,7 +228,7 @@ def _figure(runs: Sequence[float], form: str) -> str:
     return shown if known == len(runs) else f"{shown} ({known} of {len(runs)} runs)"
 
 
-def difference(verdict: Verdict, measure: Measure) -> str:
+def difference(verdict: ClaimVerdict, measure: Measure) -> str:
     """The difference with its interval, in the measure's format."""
     form = measure.format.replace(",", "")
     if np.isnan(verdict.difference):
@@ -227,13 +238,13 @@ def difference(verdict: Verdict, measure: Measure) -> str:
     return f"{verdict.difference:+{form}} [{verdict.low:+{form}}, {verdict.high:+{form}}]"
 
 
-def detectable(verdict: Verdict, measure: Measure) -> str:
+def detectable(verdict: ClaimVerdict, measure: Measure) -> str:
     """The detectable effect, in the measure's format."""
     form = measure.format.replace(",", "")
     return "–" if np.isinf(verdict.detectable) else f"{verdict.detectable:{form}}"
 
 
-def _sentence(claim: Claim, verdict: Verdict, measure: Measure) -> str:
+def _sentence(claim: Claim, verdict: ClaimVerdict, measure: Measure) -> str:
     pair = f"{claim.arm} − {claim.against}"
     if np.isnan(verdict.difference):
         return f"{pair}: no figure."

@@ -24,7 +24,7 @@ from matplotlib.ticker import MaxNLocator
 
 from tramontane.studies.measures import FinishedRun
 from tramontane.studies.study import Claim, Study
-from tramontane.studies.verdicts import Verdict, mean_and_interval
+from tramontane.studies.verdicts import ClaimVerdict, mean_and_interval
 
 FOREST = 6  # margins
 MEASURES_SHOWN = 3  # in the plot of arms, side by side
@@ -119,14 +119,16 @@ def _smooth(curve: np.ndarray, window: int = 3) -> np.ndarray:
     return np.convolve(padded, np.ones(window) / window, mode="valid")
 
 
-def plot_forest(studies: Mapping[str, Sequence[tuple[Claim, Verdict]]]) -> Figure:
+def plot_forest(studies: Sequence[tuple[str, Sequence[tuple[Claim, ClaimVerdict]]]]) -> Figure:
     """The difference of every claim with its interval, in margins, so that all share an axis; those
     beyond `FOREST` margins are drawn at its end.
 
     Args:
-        studies: claims with their verdicts, by the study's title.
+        studies: of each study the paper's arXiv number and the claims with their verdicts. A
+            paper's claims stand together, under its number.
     """
-    rows = [(title, *pair) for title, pairs in studies.items() for pair in pairs]
+    papers = sorted(studies, key=lambda study: study[0])
+    rows = [(paper, *pair) for paper, pairs in papers for pair in pairs]
     figure = Figure(figsize=(9, 0.6 + 0.2 * len(rows)), layout="constrained")
     axes = figure.subplots()
     colors = {"holds": COLOURS[2], "does not hold": COLOURS[4]}
@@ -138,10 +140,17 @@ def plot_forest(studies: Mapping[str, Sequence[tuple[Claim, Verdict]]]) -> Figur
         axes.plot([center], [place], "D", color=color, markersize=3)
     for line in (-1, 0, 1):
         axes.axvline(line, color=COLOURS[5], linewidth=0.8, linestyle="-" if not line else ":")
-    axes.set_yticks(range(len(rows)), [claim.text.strip() for _, claim, _ in reversed(rows)])
+    first = {paper: n for n, (paper, *_) in reversed([*enumerate(rows)])}
+    names = [
+        f"{paper and f'arXiv {paper}: '}{claim.text.strip()}"
+        if n == first[paper]
+        else claim.text.strip()
+        for n, (paper, claim, _) in enumerate(rows)
+    ]
+    axes.set_yticks(range(len(rows)), names[::-1])
     axes.tick_params(axis="y", labelsize=6, length=0)
     axes.set_ylim(-0.8, len(rows) - 0.2)
     axes.set_xlim(-FOREST - 0.2, FOREST + 0.2)
-    axes.set_xlabel("difference in margins; green holds, red does not hold, grey undecided")
+    axes.set_xlabel("difference in margins: green holds, red does not")
     axes.spines[["top", "right", "left"]].set_visible(False)
     return figure

@@ -67,13 +67,13 @@ def seals(study: Study, values: Values, seeds: int) -> dict[str, list[str]]:
     }
 
 
-def faults(study: Study, data: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a study's recorded data; empty if nothing is.
+def rule_of(claim: Mapping[str, Any]) -> str:
+    """What a claim says, but for its wording: the same text for the same rule."""
+    return json.dumps({key: claim[key] for key in sorted(claim) if key != "text"})
 
-    Args:
-        study: as it is today.
-        data: a file of docs/reproduction, as parsed.
-    """
+
+def edited(study: Study, data: Mapping[str, Any]) -> list[str]:
+    """The runs in a study's recorded data whose seals do not match; arguments as of `faults`."""
     found = []
     expected = seals(study, data["values"], data["seeds"])
     for arm, marks in expected.items():
@@ -82,8 +82,19 @@ def faults(study: Study, data: Mapping[str, Any]) -> list[str]:
             if seed >= len(recorded) or recorded[seed] != mark:
                 found.append(
                     f"arm {arm!r}, seed {seed}: the figures or the arm's keys are not those of the "
-                    f"run that was recorded; run the study again"
+                    f"run that was recorded; restore the file, or delete it and run the study again"
                 )
+    return found
+
+
+def faults(study: Study, data: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a study's recorded data; empty if nothing is.
+
+    Args:
+        study: as it is today.
+        data: a file of docs/reproduction, as parsed.
+    """
+    found = edited(study, data)
     if data["seeds"] not in LOOKS:
         found.append(
             f"{data['seeds']} seeds: studies are judged at {', '.join(map(str, LOOKS))}, and seeds "
@@ -94,6 +105,13 @@ def faults(study: Study, data: Mapping[str, Any]) -> list[str]:
             found.append(
                 f"claim {claim.text.strip()!r}: it was changed after its data had been seen; run "
                 f"the study in another folder (--out)"
+            )
+    today = {rule_of(claim.model_dump()) for claim in study.claims}
+    for claim in data["study"]["claims"]:
+        if rule_of(claim) not in today:
+            found.append(
+                f"claim {claim['text'].strip()!r}: it was judged, and the study no longer has it; "
+                f"put it back, or run the study in another folder (--out)"
             )
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -16,7 +17,7 @@ from tramontane.studies.measures import MEASURES, Measure, returned
 _CATALOG = resources.files("tramontane.studies") / "catalog"  # with those of installed packages
 LOOKS = {3: 0.02, 6: 0.01, 12: 0.01, 24: 0.01}  # by number of seeds: the error that a look spends
 Expectation = Literal["higher", "lower", "equal"]
-StudySet = Literal["magistral", "siblings"]
+StudySet = Literal["magistral", "siblings", "checkpoints"]
 
 
 class Claim(Section):
@@ -45,6 +46,9 @@ class ReturnedMeasure(Section):
     """Name on the study's page, with the unit."""
     format: str = ".3f"
     """Number format on the page, as in Python's format specification."""
+    samples: int = Field(0, ge=0)
+    """Samples behind a figure that is a share of them, 1 for yes or no: its interval is never
+    narrower than their error. 0: not a share."""
 
 
 class Study(Section):
@@ -57,7 +61,8 @@ class Study(Section):
     paper: str
     """The paper's statement, with its figures and section."""
     set: StudySet = "magistral"
-    """The study's set: the paper that this project implements, or its sibling papers."""
+    """The study's set: the paper that this project implements, its sibling papers, or studies on a
+    checkpoint that is fetched first, which `--all` leaves out."""
     base: dict[str, Any] = Field(default_factory=dict)
     """Keys of the base config that all arms change, as `key.sub: value`."""
     arms: dict[str, dict[str, Any]]
@@ -65,6 +70,9 @@ class Study(Section):
     trajectories: dict[str, Any] = Field(default_factory=dict)
     """Keys of the base config for a run before the arms. The arms learn from its rollouts if their
     `data.trajectories.sources` names `trajectories`."""
+    shared: str = ""
+    """What all seeds share, e.g. a model that is trained once: intervals do not include its
+    randomness."""
     runner: str | None = None
     """Function that runs an arm, as `package.module:function`; by default, an arm is a run of
     `tramontane train`. The function takes the arm's keys (`base` with the arm's changes), the seed
@@ -129,11 +137,26 @@ class Study(Section):
         return self
 
     @property
+    def source(self) -> str:
+        """The paper: the first arXiv number in `paper`; empty without one."""
+        found = re.search(r"arXiv (\d+\.\d+)", self.paper)
+        return found[1] if found else ""
+
+    @property
+    def shared_by_seeds(self) -> str:
+        """What all seeds share; empty if nothing but the base."""
+        rollouts = "the recorded rollouts that the arms learn from." if self.trajectories else ""
+        return self.shared or rollouts
+
+    @property
     def shown(self) -> dict[str, Measure]:
         """Measures on the page: all that `runner` returns, or those that the claims compare and
         those in `also`."""
         if self.runner:
-            return {name: returned(name, m.title, m.format) for name, m in self.measures.items()}
+            return {
+                name: returned(name, m.title, m.format, m.samples)
+                for name, m in self.measures.items()
+            }
         found = [*(claim.measure for claim in self.claims), *self.also]
         return {name: MEASURES[name] for name in found}
 
@@ -147,9 +170,9 @@ def _own() -> list[str]:
     return [file.name.removesuffix(".yaml") for file in _CATALOG.iterdir()]
 
 
-def names_in(chosen: StudySet | None) -> list[str]:
-    """Names of the studies of a set; of all sets, one after the other, without one."""
-    sets = (chosen,) if chosen else get_args(StudySet)
+def names_in(*sets: StudySet) -> list[str]:
+    """Names of the studies of some sets, one after the other; of all without one."""
+    sets = sets or get_args(StudySet)
     return [name for group in sets for name in names() if load_study(name).set == group]
 
 

@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
+from tramontane.statistics import student_quantile
 from tramontane.studies.measures import Measure
 from tramontane.studies.study import LOOKS, Claim
 
@@ -25,7 +26,7 @@ FALSE_DISCOVERIES = 0.05  # share of false ones among verdicts with a q-value of
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """The difference between two arms, and what it says about the claim.
 
     Args:
@@ -70,7 +71,7 @@ def mean_and_interval(runs: Sequence[float]) -> tuple[float, float]:
     found = finite(runs)
     if not len(found):
         return math.nan, math.inf
-    half = _quantile(0.975, len(found) - 1) * _error(found)
+    half = student_quantile(len(found) - 1) * _error(found)
     return float(found.mean()), half
 
 
@@ -87,7 +88,7 @@ def error_of(seeds: int) -> float:
 
 def judge(
     values: Mapping[str, Sequence[float]], claim: Claim, measure: Measure, samples: int = 0
-) -> Verdict:
+) -> ClaimVerdict:
     """The verdict on one claim, by the differences of its arms' runs with the same seed, which
     start from the same weights and see the same data in the same order.
 
@@ -112,17 +113,17 @@ def judge(
     both = np.isfinite(first) & np.isfinite(control)
     first, control = first[both], control[both]
     if not len(first):
-        return Verdict("undecided", math.nan, -math.inf, math.inf, math.inf, 1.0, math.inf, 0)
+        return ClaimVerdict("undecided", math.nan, -math.inf, math.inf, math.inf, 1.0, math.inf, 0)
     differences = first - control
     difference, degrees = float(differences.mean()), len(first) - 1
     spread, floor = _error(differences), _least_error(first, control, claim, measure, samples)
     if floor > spread:
         spread, degrees = floor, 10**6  # the samples' error is known, and not estimated
-    half = _quantile(1 - error_of(used) / 2, degrees) * spread
+    half = student_quantile(degrees, 1 - error_of(used) / 2) * spread
     outcome = _outcome(difference, half, claim) if used in LOOKS else "undecided"
     if isinstance(claim.against, str) and not _has_room(float(control.mean()), claim, measure):
         outcome = "no room"
-    return Verdict(
+    return ClaimVerdict(
         outcome=outcome,
         difference=difference,
         low=difference - half,
@@ -130,20 +131,20 @@ def judge(
         error=spread,
         p=_p_value(outcome, difference, spread, degrees, claim) if degrees else 1.0,
         detectable=half
-        + _quantile(POWER, degrees) * spread
+        + student_quantile(degrees, POWER) * spread
         + (claim.margin if claim.expect == "equal" else 0),
         seeds=used,
     )
 
 
-def q_values(verdicts: Sequence[Verdict]) -> list[float]:
+def q_values(verdicts: Sequence[ClaimVerdict]) -> list[float]:
     """For each verdict, the share of false ones to expect among those at least as clear (Benjamini
     and Hochberg, over all claims of a page)."""
     p = [verdict.p for verdict in verdicts]
     return [float(q) for q in stats.false_discovery_control(p)] if p else []
 
 
-def surviving(verdicts: Sequence[Verdict], outcome: Outcome) -> dict[str, int]:
+def surviving(verdicts: Sequence[ClaimVerdict], outcome: Outcome) -> dict[str, int]:
     """Verdicts of one outcome that survive a correction for the number of all claims: none of them
     false with a probability of 95 % (`Holm`), or 5 % of them (`Benjamini–Hochberg`)."""
     order = np.argsort([v.p for v in verdicts], kind="stable")
@@ -157,19 +158,12 @@ def surviving(verdicts: Sequence[Verdict], outcome: Outcome) -> dict[str, int]:
     return {"Holm": len(holm & of), "Benjamini–Hochberg": len(small & of)}
 
 
-def seeds_needed(verdict: Verdict, claim: Claim) -> float:
-    """Seeds at which 80 % of studies with this estimate and this spread would be decided, for or
-    against the claim; infinite without a spread, or with an estimate on the border."""
-    if not verdict.seeds or not math.isfinite(verdict.error):
-        return math.inf
-    if claim.expect == "equal":
-        distance = abs(claim.margin - abs(verdict.difference))
-    else:
-        estimate = verdict.difference * (-1 if claim.expect == "lower" else 1)
-        distance = estimate if estimate >= claim.margin else claim.margin - estimate
+def seeds_needed(verdict: ClaimVerdict, claim: Claim) -> float:
+    """Seeds at which 80 % of studies with this spread would tell an effect as large as the margin
+    from none; infinite without a spread."""
     spread = verdict.error * math.sqrt(verdict.seeds)
     clear = stats.norm.ppf(1 - min(LOOKS.values()) / 2) + stats.norm.ppf(POWER)
-    return float((clear * spread / distance) ** 2) if distance else math.inf
+    return float((clear * spread / claim.margin) ** 2) if math.isfinite(spread) else math.inf
 
 
 def _error(runs: np.ndarray) -> float:
@@ -183,18 +177,13 @@ def _least_error(
     """Standard error below which the difference cannot be known: that of the samples behind each
     figure of a share, or of rounding to the digits shown."""
     arms = [first, control] if isinstance(claim.against, str) else [first]
-    if measure.bounds == (0.0, 1.0) and samples:
+    drawn = (measure.samples or samples) * len(first)
+    if measure.bounds == (0.0, 1.0) and drawn:
         # Agresti and Coull's two successes and two failures: no variance is 0.
-        shares = [(float(arm.mean()) * samples + 2) / (samples + 4) for arm in arms]
-        squares = [share * (1 - share) / samples for share in shares]
-    else:
-        squares = [measure.rounding(float(arm.mean())) ** 2 for arm in arms]
+        shares = [(float(arm.mean()) * drawn + 2) / (drawn + 4) for arm in arms]
+        return math.sqrt(sum(share * (1 - share) / drawn for share in shares))
+    squares = [measure.rounding(float(arm.mean())) ** 2 for arm in arms]
     return math.sqrt(sum(squares) / len(first))
-
-
-def _quantile(share: float, degrees: float) -> float:
-    """Student's quantile; 1 without degrees of freedom, where the standard error is infinite."""
-    return float(stats.t.ppf(share, degrees)) if degrees else 1.0
 
 
 def _has_room(control: float, claim: Claim, measure: Measure) -> bool:
