@@ -12,6 +12,7 @@ from tramontane.config.judge import RewardModelConfig
 from tramontane.models.loading import load_tokenizer
 from tramontane.models.names import resolve
 from tramontane.types import Problem
+from tramontane.verifier.judge import Spending
 
 PROBLEM = Problem("p", "open", "Say something nice.")
 
@@ -68,3 +69,4 @@ def test_a_checkpoint_is_asked(tmp_path):
     found = judged(config, ["You are kind.", "No."], tmp_path, PROBLEM)
     assert found.values == [None, None]  # it has not learned to judge
     assert all(found.fault(i).startswith("judge: its answer cannot be read") for i in range(2))
+    assert Spending(tmp_path, None).requests == 2

@@ -14,6 +14,7 @@ from tramontane.config.judge import CANARIES, JudgeConfig
 from tramontane.types import Problem
 from tramontane.verifier import judge
 from tramontane.verifier.custom import JudgeCall
+from tramontane.verifier.judge import Spending
 from tramontane.verifier.pool import VerifierPool
 
 PROBLEM = Problem("p", "open", "Say why the sky is blue.", "Scattering of light.")
@@ -33,7 +34,7 @@ def config(server, reward=None, **keys):
 def judged(verifier, texts, tmp_path, problem=PROBLEM):
     """What a judge's process would answer, in this one."""
     call = JudgeCall("correctness", texts)
-    [result] = prepare(verifier, tmp_path)((problem, [call], 0, 0))
+    [result] = prepare(verifier, tmp_path / "judge")((problem, [call], 0, 0))
     return result
 
 
@@ -60,7 +61,7 @@ def test_scores_parts_and_limits_in_a_pool():
     maths = Problem("q", "math", "What is 1 + 1?", "2")
     with Server(literal_judge) as server:
         verifier = config(
-            server, {"judge": 0.4, "language": 0}, timeout_s=1.5, workers=2, max_requests=8
+            server, {"judge": 0.4, "language": 0}, timeout_s=1.5, workers=2, max_requests=9
         )
         with VerifierPool(verifier, 1000, 0) as pool:
 
@@ -77,8 +78,10 @@ def test_scores_parts_and_limits_in_a_pool():
             late, prompt = score(PROBLEM, ["slow"]), score(PROBLEM, ["scatters."])
             [late], [prompt] = late.result(), prompt.result()
             [_] = score(PROBLEM, ["scatters"]).result()
-            with pytest.raises(InputError, match=r"8 requests were made.*max_requests"):
+            # The request that was answered too late counts.
+            with pytest.raises(InputError, match=r"9 requests were made.*max_requests"):
                 score(PROBLEM, ["more"]).result()
+            assert len(server.requests) == 9
     assert [v.parts["correctness"] for v in verdicts] == pytest.approx(
         [0.9, 0.9 * 0.75, 0.9 * 0.25, 0, 0.9]
     )
@@ -96,6 +99,23 @@ def test_scores_parts_and_limits_in_a_pool():
     assert prompt.verdict == "right"
 
 
+@pytest.mark.parametrize("code", [503, 401])
+def test_requests_without_an_answer_count_towards_the_bound(code):
+    """Retries and, where the judge cannot go on, its only request."""
+    with Server(lambda *_: status(code)) as server:
+        verifier = config(server, max_requests=4)
+        verifier.judge.endpoint.retries = 2
+        with VerifierPool(verifier, 1000, 0) as pool:
+            found = pool.judge(PROBLEM, ["Blue."]).result()
+            made = pool.stats().judge_requests
+            if code == 503:
+                with pytest.raises(InputError, match=r"4 requests were made.*max_requests"):
+                    pool.judge(PROBLEM, ["Blue."]).result()
+        sent = len(server.requests)
+    assert found.fault(0)
+    assert (made, sent) == ((3, 4) if code == 503 else (1, 1))
+
+
 @pytest.mark.parametrize(
     ("mind", "reason", "requests"),
     [
@@ -109,7 +129,7 @@ def test_scores_parts_and_limits_in_a_pool():
 def test_a_judge_without_an_answer_is_a_fault(mind, reason, requests, tmp_path):
     with Server(mind) as server:
         found = judged(config(server), ["Blue."], tmp_path)
-        assert len(server.requests) == found.requests == requests
+        assert len(server.requests) == Spending(tmp_path, None).requests == requests
     assert found.values == [None]
     assert reason in found.fault(0)
 
@@ -149,11 +169,12 @@ def test_comparisons_swap_positions(method, requests, tmp_path):
     with Server(comparing) as server:
         answers = ["aa", "bb", None, "cccc", "aa"]  # the third one is not to be graded
         found = judged(config(server, method=method), answers, tmp_path)
+        made = len(server.requests)
         once = judged(config(server, method=method, swap=False), ["aa", "bb"], tmp_path)
         alone = judged(config(server, method=method), ["aa"], tmp_path)
     # "aa" and "bb" each win when they are shown first.
     assert found.values == pytest.approx([0.25, 0.25, None, 1, 0.25])
-    assert found.requests == requests
+    assert made == requests
     assert once.values == [1.0, 0.0] and alone.values == [0.5]
 
 

@@ -15,7 +15,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, as_completed
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -57,14 +57,15 @@ class Endpoint:
 
     Args:
         config: its `endpoint` is set.
+        sending: called before each request, also before a retry; its InputError ends the requests.
 
     Raises:
         InputError: the variable for the key is not set.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, sending: Callable[[], None] = lambda: None) -> None:
         assert config.endpoint is not None
-        self.config, self.endpoint = config, config.endpoint
+        self.config, self.endpoint, self._sending = config, config.endpoint, sending
         self.tags = ThinkingTags.of(config.thinking_tags)
         url = self.endpoint.url.rstrip("/")
         self.url = url if url.endswith("/chat/completions") else f"{url}/chat/completions"
@@ -160,6 +161,7 @@ class Endpoint:
 
     async def _request(self, body: bytes) -> Answer:
         seconds = self.endpoint.timeout_s
+        self._sending()
         try:
             response, content = await asyncio.wait_for(self._post(body), seconds)
         except asyncio.TimeoutError:

@@ -20,7 +20,7 @@ from tramontane.placement.process import serve
 from tramontane.types import Problem
 from tramontane.verifier import judge
 from tramontane.verifier.custom import GroupResult
-from tramontane.verifier.judge import Question, Reading
+from tramontane.verifier.judge import Question, Reading, Spending
 
 Score = Callable[[Problem, list[str]], GroupResult]
 
@@ -28,7 +28,7 @@ Score = Callable[[Problem, list[str]], GroupResult]
 def prepare(config: VerifierConfig, folder: Path) -> Callable[[Any], Iterator[GroupResult]]:
     """Load the model; see `serve`."""
     assert config.judge
-    score = _opened(config.judge)
+    score = _opened(config.judge, Spending(folder.parent, config.judge.max_requests))
 
     def results(task: Any) -> Iterator[GroupResult]:
         problem, calls, *_ = task
@@ -48,22 +48,23 @@ def prepare(config: VerifierConfig, folder: Path) -> Callable[[Any], Iterator[Gr
     return results
 
 
-def _opened(config: JudgeConfig) -> Score:
+def _opened(config: JudgeConfig, spending: Spending) -> Score:
     if config.reward_model:
         from tramontane.asking.classifier import Classifier
 
         return Classifier(config.reward_model).score
-    model = open_model(config)
+    model = open_model(config, spending.add)
 
     def ask(prompts: list[Prompt]) -> list[Answer]:
+        if config.checkpoint:
+            spending.add(len(prompts))
         with tempfile.TemporaryDirectory() as folder:
             found = dict(model.answers(prompts, 1, Path(folder) / "answers.jsonl"))
         return [found[place][0] for place in range(len(prompts))]
 
     def score(problem: Problem, answers: list[str]) -> GroupResult:
         asked = judge.questions(problem, answers, config)
-        found, requests = _readings(problem, asked, config.tries, ask)
-        return judge.result(asked, found, len(answers))._replace(requests=requests)
+        return judge.result(asked, _readings(problem, asked, config.tries, ask), len(answers))
 
     return score
 
@@ -73,15 +74,14 @@ def _readings(
     asked: Sequence[Question],
     tries: int,
     ask: Callable[[list[Prompt]], list[Answer]],
-) -> tuple[list[Reading | str], int]:
-    """What the judge says to each question, or why it says nothing; and the number of requests."""
+) -> list[Reading | str]:
+    """What the judge says to each question, or why it says nothing."""
     found: dict[int, Reading | str] = {}
-    pending, requests = list(range(len(asked))), 0
+    pending = list(range(len(asked)))
     for attempt in range(tries):
         texts = [asked[i].text + judge.REMINDER * bool(attempt) for i in pending]
         # The key is of the problem alone: a greedy judge grades equal answers alike.
         prompts = [Prompt(f"{problem.id}/{attempt}", text) for text in texts]
-        requests += len(prompts)
         unread = []
         for i, answer in zip(pending, ask(prompts) if prompts else [], strict=True):
             if answer.fault:  # after the endpoint's own retries
@@ -93,7 +93,7 @@ def _readings(
                 shown = " ".join(answer.text.split())[-80:]
                 found[i] = f"judge: its answer cannot be read: {shown!r}"
         pending = unread
-    return [found[i] for i in range(len(asked))], requests
+    return [found[i] for i in range(len(asked))]
 
 
 if __name__ == "__main__":

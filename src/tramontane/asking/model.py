@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tramontane.asking import Model
@@ -23,11 +24,12 @@ def check_model(config: ModelConfig) -> dict[str, Any]:
     return check_checkpoint(config)
 
 
-def open_model(config: ModelConfig) -> Model:
-    """The model named in a config; a checkpoint is loaded into memory."""
+def open_model(config: ModelConfig, sending: Callable[[], None] = lambda: None) -> Model:
+    """The model named in a config; a checkpoint is loaded into memory. `sending` is called before
+    each request to an endpoint."""
     # torch takes seconds to import, and an endpoint does not need it.
     if config.endpoint:
-        return Endpoint(config)
+        return Endpoint(config, sending)
     from tramontane.asking.checkpoint import Checkpoint
 
     return Checkpoint(config)

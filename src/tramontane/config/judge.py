@@ -132,8 +132,9 @@ class JudgeConfig(ModelConfig):
     """Time limit of judging one group, with all retries, in seconds. Its completions are then
     unscorable."""
     max_requests: MayChange[int | None] = Field(None, ge=1)
-    """Bound on the cost: number of requests after which the run ends. A resumed run counts anew.
-    null: unlimited."""
+    """Bound on the cost: number of requests after which the run ends, retries and those of a judge
+    that was late included. Calibration before the run, and a resumed run, count anew. null:
+    unlimited."""
     calibration: MayChange[CalibrationConfig | None] = None
     """Grade labeled answers before the run. null: the run begins with a warning."""
     canaries: CanariesConfig = Field(default_factory=CanariesConfig)

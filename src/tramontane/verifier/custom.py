@@ -106,7 +106,6 @@ class GroupResult(NamedTuple):
     reason: str = ""  # why the call failed as a whole; there are then no values
     # What the judge says of each: why it could not be graded, or criteria that it misses.
     notes: Sequence[str] = ()
-    requests: int = 0  # number of requests to the judge's model
 
     def fault(self, place: int) -> str:
         """Why a completion cannot be graded; empty if it can."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import combinations
+from pathlib import Path
 from typing import NamedTuple
 
 from tramontane.config.judge import JudgeConfig, RubricItem
@@ -53,6 +54,42 @@ class Question(NamedTuple):
         if self.config.method == "rank":
             return _read_order(said, len(self.shown))
         return _read_grades(said, self.items, self.config.scale)
+
+
+class Spending:
+    """Counts the requests of a pool's judges when they are sent: the size of a file, since a judge
+    may be killed before it answers.
+
+    Args:
+        folder: the pool's.
+        most: the bound on the requests; None: unlimited.
+    """
+
+    def __init__(self, folder: Path, most: int | None) -> None:
+        self._file, self._most = folder / "requests", most
+
+    @property
+    def requests(self) -> int:
+        """The number of requests, refused ones included."""
+        return self._file.stat().st_size if self._file.exists() else 0
+
+    def add(self, requests: int = 1) -> None:
+        """Count requests that are about to be sent.
+
+        Raises:
+            InputError: see `check`.
+        """
+        with self._file.open("ab", buffering=0) as file:  # appends whole, beside other processes
+            file.write(bytes(requests))
+            self.check(file.tell())
+
+    def check(self, requests: int) -> None:
+        """Raises InputError if these are more than the bound allows."""
+        if self._most and requests > self._most:
+            raise InputError(
+                f"verifier.judge: {self._most:,} requests were made, as many as max_requests "
+                f"allows; raise it to continue"
+            )
 
 
 def answer_of(response: Response, tags: ThinkingTags) -> str:

@@ -38,6 +38,7 @@ from tramontane.verifier.custom import (
     Response,
 )
 from tramontane.verifier.format import sample
+from tramontane.verifier.judge import Spending
 from tramontane.verifier.reward import group_calls, unscorable, with_group_rewards
 
 CLOCK = 10  # limit by the clock, as a multiple of a task's limit of processor time
@@ -87,6 +88,8 @@ class VerifierPool:
         self._closing = False
         self._folder = temporary_folder("verifier")
         os.chmod(self._folder.name, 0o711)  # programs may run as a user of their own
+        most = config.judge.max_requests if config.judge else None
+        self._spending = Spending(Path(self._folder.name), most)
         self._workers = [_Worker(self, str(number)) for number in range(config.workers)]
         if config.judge:
             judges = range(config.judge.workers)
@@ -197,13 +200,9 @@ class VerifierPool:
         return group.future
 
     def _queue(self, group: _Group, tasks: list[_Task]) -> None:
-        judge = self.config.judge
         for task in tasks:
             judged = group.is_judged(task.pending[0])
             (self._to_judge if judged else self._tasks).put(task)
-            most = judge.max_requests if judge and judged else None
-            if most and self.stats().judge_requests >= most:
-                self._fail(group, _spent(most))
         if self._closing:  # the workers may have taken their last task
             self._fail(group, _closed())
 
@@ -250,8 +249,10 @@ class VerifierPool:
                 self._stats.unscorable += result.verdict == "unscorable"
             elif group.is_judged(index):
                 self._stats.judged += 1
-                self._stats.judge_requests += result.requests
+                self._stats.judge_requests = self._spending.requests
             complete = len(group.results) == len(group.items)
+        if group.is_judged(index):
+            self._spending.check(self._stats.judge_requests)
         if complete and not self._call_on_group(group):
             group.complete()
 
@@ -290,13 +291,6 @@ def try_functions(config: VerifierConfig, problems: Sequence[Problem]) -> None:
     if any(correctness.has_functions(config, domain) for domain in domains):
         with VerifierPool(config.model_copy(update={"workers": 1}), sys.maxsize, 0) as pool:
             pool.try_functions(problems)
-
-
-def _spent(requests: int) -> InputError:
-    return InputError(
-        f"verifier.judge: {requests:,} requests were made, as many as max_requests allows; raise "
-        f"it to continue"
-    )
 
 
 def _closed() -> RuntimeError:
