@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-
-import numpy as np
 
 from tramontane.audit.findings import Audit, Finding, clip
 from tramontane.audit.recorded import Rollout
 from tramontane.audit.suspicion import describe_cheat, describe_hedge, occurs_in
 from tramontane.config import VerifierConfig
-from tramontane.config.domains import JUDGE
-from tramontane.statistics import Estimate, Z
+from tramontane.run.flattery import flattered, score_of
 from tramontane.verifier.format import boxes, check_format, fences, last_box, thinking_text
 from tramontane.verifier.math.grade import is_unevaluated
 from tramontane.verifier.math.normalize import vote
@@ -82,9 +78,9 @@ class Collector:
         )
         self.verdicts[row.verdict] += 1
         self._by_problem[row.problem_id][row.verdict] += 1
-        weight = self.config.reward.judge if verifier not in (None, JUDGE) else 0.0
-        if weight and row.judged is not None and row.verdict in ("right", "wrong"):
-            self._judged.append((row.judged / weight, graded))
+        score = score_of(self.config, row.domain, row.verdict, row.judged)
+        if score is not None:
+            self._judged.append((score, graded))
         if row.verdict == "unscorable":
             self.findings.append(graded.finding("unscorable", row.reason or "no reason"))
         if verifier == "math":
@@ -134,7 +130,8 @@ class Collector:
         result.totals = dict.fromkeys(kinds, right)
         result.totals["program"] = (self._right["code"], "right programs")
         result.totals["judge"] = (len(self._judged), "completions judged twice")
-        result.findings += _flattered(self._judged)
+        liked, detail = flattered(self._judged)
+        result.findings += [g.finding("judge", f"score {s:.2f}; {detail}") for s, g in liked]
         result.totals["unscorable"] = (n, "completions")
         result.totals["majority"] = (len(self._groups), "groups")
         result.findings += [f for g in self._groups.values() if (f := _majority(g)) is not None]
@@ -142,41 +139,6 @@ class Collector:
         worst = sorted(rates.items(), key=lambda item: -item[1][0] / item[1][1])
         result.unscorable_rates = {problem: rate for problem, rate in worst if rate[0]}
         return result
-
-
-def _flattered(judged: list[tuple[float, Graded]]) -> list[Finding]:
-    """The completions of the last third that are wrong by their verifier and at least half good by
-    the judge, if the judge's scores rise from the first third to the last, and the verdicts do
-    not."""
-    third = len(judged) // 3
-    first, last = judged[:third], judged[len(judged) - third :]
-    scores = _rise(*([(g, score) for score, g in part] for part in (first, last)))
-    rights = _rise(*([(g, float(g.verdict == "right")) for _, g in part] for part in (first, last)))
-    if scores is None or rights is None or scores.low <= 0 or rights.low > 0:
-        return []
-    detail = f"from the first third to the last, judge {scores}, verdicts {rights}"
-    return [
-        graded.finding("judge", f"score {score:.2f}; {detail}")
-        for score, graded in last
-        if score >= 0.5 and graded.verdict == "wrong"
-    ]
-
-
-def _rise(*parts: list[tuple[Graded, float]]) -> Estimate | None:
-    """The difference of two means and its 95 % interval, each problem of a part counting as one
-    observation; None with fewer than two problems."""
-    means = []
-    for part in parts:
-        by_problem = defaultdict(list)
-        for graded, value in part:
-            by_problem[graded.problem_id].append(value)
-        means.append(np.array([np.mean(values) for values in by_problem.values()]))
-    first, last = means
-    if min(len(first), len(last)) < 2:
-        return None
-    value = float(last.mean() - first.mean())
-    half = Z * math.sqrt(sum(x.var(ddof=1) / len(x) for x in means))
-    return Estimate(value, value - half, value + half)
 
 
 def _majority(group: list[tuple[str | None, Graded]]) -> Finding | None:

@@ -44,6 +44,7 @@ from tramontane.placement.thread import torch_threads
 from tramontane.run.card import write_card
 from tramontane.run.checks import check_long_parity, check_parity, evaluation_warnings
 from tramontane.run.cold_start import fine_tune
+from tramontane.run.flattery import flattery_warning
 from tramontane.run.folder import RunFolder
 from tramontane.run.input import RunInput
 from tramontane.run.measurement import Judges, measure, recorded
@@ -200,6 +201,8 @@ def _finish(session: Session, done: _Done, report: WriteReport | None) -> TrainR
         folder.write_json("summary.json", summary)
         with folder.writing(weights):
             write_card(weights, session.prepared, measured, summary)
+        if warning := flattery_warning(folder.path, session.config.verifier):
+            session.announce(warning)
     report_file = None
     if report:
         with folder.writing(folder.path / "report.html"):
