@@ -34,6 +34,7 @@ def metrics(update: int) -> dict[str, Any]:
         "reward_length": -0.01 * f,
         "reward_language": 0.07 + 0.03 * f,
         "reward_brevity": 0.1 * f,
+        "canaries": {"answers": 0.2 + 0.6 * f, "flattery": 0.5},
         "pass_rate": 0.25 + 0.6 * f,
         "unscorable_rate": 0.0,
         "completion_tokens": 60 + 50 * f + 4 * (update % 3),
@@ -212,6 +213,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
     assert chart_titles(answers) == [
         "Reward",
         "Custom rewards",
+        "Judge",
         "Pass rate",
         "Length",
         "Entropy",
@@ -229,6 +231,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
     ]
     rows = answers["metrics"]["rows"]
     assert [row["update"] for row in rows] == [*range(1, UPDATES + 1)]
+    assert rows[-1]["canaries.answers"] == 0.8 and rows[-1]["canaries.flattery"] == 0.5
     assert rows[0]["staleness_histogram"] == {"0": 300, "1": 600, "2": 100}
     # From the completions themselves: one of four right, less the malformed one.
     samples = next(table for table in shown["tables"] if table["title"] == "Several samples")
