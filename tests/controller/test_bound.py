@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 
 from tests.controller.counting import CountingGenerator
 from tests.controller.driven import config, verdict
-from tramontane.batches import TrainBatch
+from tramontane.batches import Batch, TrainBatch
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.ledger import Ledger
 from tramontane.controller.observer import Update
@@ -87,7 +89,9 @@ class HalfRight:
 
 
 class Updates(list[Update]):
-    """An observer that keeps the updates."""
+    """An observer that keeps the updates, and counts the groups that were graded."""
+
+    groups = 0
 
     def holds(self, update: int) -> bool:
         return False
@@ -97,13 +101,22 @@ class Updates(list[Update]):
 
     async def ended(self, pipeline: Pipeline) -> None: ...
 
-    def graded(self, *_: Any) -> None: ...
+    def graded(self, *_: Any) -> None:
+        self.groups += 1
 
-    spent = happened = graded
+    def spent(self, *_: Any) -> None: ...
+
+    happened = spent
 
 
-def run(train: Path, trainer: CountingTrainer, **sizes: Any) -> Updates:
+Annotate = Callable[[Updates, Batch, TrainBatch], Awaitable[None]]
+
+
+def run(
+    train: Path, trainer: CountingTrainer, annotate: Annotate | None = None, **sizes: Any
+) -> Updates:
     settings, updates = config(train, pipeline=sizes), Updates()
+    annotated = partial(annotate, updates) if annotate else None
 
     def never(lost: WorkerLost) -> None:
         raise lost
@@ -120,7 +133,7 @@ def run(train: Path, trainer: CountingTrainer, **sizes: Any) -> Updates:
         await generators.started()
         await asyncio.wrap_future(handle.started)
         ledger = Ledger(settings, Curriculum(settings.by_stage()), lambda problem: [1])
-        workers = Workers(generators, HalfRight(), handle, Copies)
+        workers = Workers(generators, HalfRight(), handle, Copies, annotate=annotated)
         try:
             await Pipeline(settings, ledger, workers, updates).run()
         finally:
@@ -144,6 +157,28 @@ def test_no_trained_token_is_older_than_the_bound_while_weights_travel(
     ]
     assert len(ages) == 12 * 8 * 10
     assert 0 <= min(ages) and max(ages) == most
+
+
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_a_batch_that_waits_for_its_annotation_holds_up_no_generator(
+    forty: Path, most: int
+) -> None:
+    """While the first batch waits, the generators complete all that the staleness bound admits:
+    at `most` 2 the batch's own 8 completions, and `n_async` (16) more."""
+    admitted = (most + 1) * 4  # groups
+    reached = []
+
+    async def hang(updates: Updates, batch: Batch, made: TrainBatch) -> None:
+        if batch.version == 0:
+            deadline = time.monotonic() + 20
+            while updates.groups < admitted and time.monotonic() < deadline:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            reached.append((updates.groups, len(updates)))
+
+    updates = run(forty, CountingTrainer(), hang, max_staleness=most)
+    assert reached == [(admitted, 0)]
+    assert len(updates) == 12
 
 
 def test_a_trainer_that_counts_other_updates_than_the_controller_ends_the_run(forty: Path) -> None:
