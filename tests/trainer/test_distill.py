@@ -22,6 +22,7 @@ STALE = torch.stack([logits([0.2, 0.8]), logits([0.5, 0.5]), logits([0.5, 0.5])]
 TEACHER = torch.tensor([[0.3, -0.4], [1.5, -0.5], [0.9, 0.2]], dtype=torch.float64)
 PAIRS = [*product(range(2), repeat=2)]
 WHOLE = [{"top_k": 0, "divergence": d} for d in ("reverse", "forward", "js")]
+WHOLE += [{"top_k": 0, "divergence": "js", "js_beta": 0.3}, {"top_k": 1}]  # of two: 1 and the rest
 SAMPLED = [{"baseline": False}, {"baseline": True}]
 
 
@@ -42,31 +43,33 @@ def distilled(policy, groups, **options):
     return -descent(trainer(policy, {"name": "distill", "distill": options}), groups)
 
 
-def draws(behavior, baseline=False, **_):
+def draws(behavior, baseline=False, top_k=None, **_):
     """Groups in all combinations, as often as `behavior` draws them: of two completions where one
     is the other's baseline."""
+    top_k = top_k or None
     first, second = behavior[2].softmax(0), behavior[:2].softmax(1)
     counts = [round(20 * float(first[a] * second[a, b])) for a, b in PAIRS]
-    return [[scored(behavior, PAIRS[i]) for i in g] for g in every_group(counts, 1 + baseline)]
+    groups = every_group(counts, 1 + baseline)
+    return [[scored(behavior, PAIRS[i], top_k=top_k) for i in group] for group in groups]
 
 
-def local(table, name="reverse", beta=0.5):
+def local(table, divergence="reverse", js_beta=0.5, **_):
     """The divergence from the teacher at each state: [3]."""
     q, p = table.log_softmax(-1), TEACHER.log_softmax(-1)
 
     def kl(a, b):
         return (a.exp() * (a - b)).sum(-1)
 
-    mixture = (beta * p.exp() + (1 - beta) * q.exp()).log()
-    js = beta * kl(p, mixture) + (1 - beta) * kl(q, mixture)
-    return {"reverse": kl(q, p), "forward": kl(p, q), "js": js}[name]
+    mixture = (js_beta * p.exp() + (1 - js_beta) * q.exp()).log()
+    js = js_beta * kl(p, mixture) + (1 - js_beta) * kl(q, mixture)
+    return {"reverse": kl(q, p), "forward": kl(p, q), "js": js}[divergence]
 
 
-def expected(policy, visits, name="reverse"):
+def expected(policy, visits, **options):
     """The gradient of Σ visits · d; `visits` is how often each state is visited, a function of the
     table."""
     table = policy.clone().requires_grad_()
-    return torch.autograd.grad((visits(table) * local(table, name)).sum(), table)[0]
+    return torch.autograd.grad((visits(table) * local(table, **options)).sum(), table)[0]
 
 
 def visits(table):
@@ -77,31 +80,45 @@ def visits(table):
 @pytest.mark.parametrize("options", [*SAMPLED, *WHOLE])
 def test_with_what_follows_it_is_the_gradient_of_the_divergence_of_whole_completions(options):
     got = distilled(POLICY, draws(POLICY, **options), discount=1, **options)
-    torch.testing.assert_close(got, expected(POLICY, visits, options.get("divergence", "reverse")))
+    torch.testing.assert_close(got, expected(POLICY, visits, **options))
 
 
 @pytest.mark.parametrize("options", [*SAMPLED, *WHOLE])
 def test_without_it_is_the_part_in_which_prefixes_are_given(options):
     got = distilled(POLICY, draws(POLICY, **options), **options)
-    part = expected(POLICY, lambda t: visits(t).detach(), options.get("divergence", "reverse"))
+    part = expected(POLICY, lambda t: visits(t).detach(), **options)
     torch.testing.assert_close(got, part)
-    whole = expected(POLICY, visits, options.get("divergence", "reverse"))
+    whole = expected(POLICY, visits, **options)
     assert (part - whole).abs().max() > 0.01
 
 
+@pytest.mark.parametrize("discount", [0, 1])
 @pytest.mark.parametrize("staleness", [0, 2, 8])
 @pytest.mark.parametrize("options", [*SAMPLED, *WHOLE])
 def test_samples_of_an_older_policy_give_the_divergence_of_the_policy_that_is_trained(
-    options, staleness
+    options, staleness, discount
 ):
-    """After the prefixes that the older policy wrote, some steps of the trainer before."""
+    """After the prefixes that the older policy wrote, some steps of the trainer before.
+
+    With discount 1, a token is charged for what follows it as often as the policy that is trained
+    takes it, since its weight π_θ/μ is not truncated here. What follows is the divergence after
+    that token, exactly; of sampled tokens, the log-ratio of those that the older policy drew.
+    """
+    options = options | {"discount": discount}
     table, groups, given = POLICY, draws(POLICY, **options), visits(POLICY)
     for _ in range(staleness):
         table = table - distilled(table, groups, **options)
-    name = options.get("divergence", "reverse")
+    follows = local(table, **options)[:2]
+    if "top_k" not in options:
+        ratios = table.log_softmax(-1) - TEACHER.log_softmax(-1)
+        follows = (POLICY.softmax(-1) * ratios).sum(-1)[:2]
+    policy = table.clone().requires_grad_()
+    taken = policy[2].softmax(0)
+    (charged,) = torch.autograd.grad(discount * (taken * follows).sum(), policy)
     got = distilled(table, groups, **options)
-    torch.testing.assert_close(got, expected(table, lambda _: given, name))
-    before, after = ((given * local(t, name)).sum() for t in (POLICY, table))
+    torch.testing.assert_close(got, expected(table, lambda _: given, **options) + charged)
+    counted = visits if discount else lambda _: given
+    before, after = ((counted(t) * local(t, **options)).sum() for t in (POLICY, table))
     assert after < before or not staleness
 
 
@@ -110,9 +127,33 @@ def test_without_importance_weights_older_samples_give_another_gradient():
     assert (right - wrong).abs().max() > 0.01
 
 
+@pytest.mark.parametrize("rho", [1e9, 1.2, 0.5])
+def test_what_follows_a_stale_token_counts_by_its_truncated_weight(rho):
+    """The divergence at a prefix has no weight: it does not depend on the token drawn there."""
+    policy, drawn = POLICY.clone().requires_grad_(), STALE[2].softmax(0)
+    weighted = drawn * (POLICY[2].softmax(0) / drawn).clamp(max=rho)
+    follows = (weighted * local(POLICY)[:2] * policy[2].log_softmax(0)).sum()
+    part = (visits(STALE) * local(policy)).sum()
+    (gradient,) = torch.autograd.grad(part + follows, policy)
+    got = distilled(POLICY, draws(STALE), top_k=0, discount=1, rho=rho)
+    torch.testing.assert_close(got, gradient)
+
+
 def test_truncated_weights_bound_the_gradient():
     a, b = (distilled(POLICY, draws(STALE), baseline=False, rho=rho) for rho in (1e9, 0.5))
     assert b.abs().max() < a.abs().max()
+
+
+def test_a_generalized_js_by_hand():
+    """0.3 KL(teacher ‖ m) + 0.7 KL(policy ‖ m) of (½, ½) and (0.2, 0.8), m = (0.29, 0.71); with 0.3
+    and 0.7 swapped it would be 0.0415."""
+    policy, teacher = (torch.stack([logits(p)] * 3) for p in ([0.2, 0.8], [0.5, 0.5]))
+    options = {"top_k": 0, "divergence": "js", "js_beta": 0.3}
+    t = trainer(policy, {"name": "distill", "distill": options})
+    step = descent(t, [[scored(policy, [0], teacher)]])
+    assert t.metrics["teacher_divergence"] == pytest.approx(0.043925, abs=1e-6)
+    # The policy times 0.7 ln(policy / m), less its mean.
+    assert step[2].tolist() == pytest.approx([0.054982, -0.054982], abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["reverse", "forward", "js"])
@@ -130,17 +171,21 @@ def test_all_other_tokens_count_as_one(name):
     assert divergence(p, p, whole) == pytest.approx(0, abs=1e-12)
 
 
-def test_a_step_compares_the_teachers_likeliest_tokens_of_each_place():
+@pytest.mark.parametrize("discount", [0, 1])
+def test_a_step_compares_the_teachers_likeliest_tokens_of_each_place(discount):
     torch.manual_seed(0)
     policy, teacher = torch.randn(2, 4, 3, dtype=torch.float64)
     groups = [[scored(policy, a, teacher, top_k=1)] for a in ([0, 2], [1, 0], [2, 2])]
-    got = distilled(policy, groups, top_k=1, loss_normalization="minibatch_tokens")
+    options = {"top_k": 1, "discount": discount, "loss_normalization": "minibatch_tokens"}
+    got = distilled(policy, groups, **options)
     table = policy.clone().requires_grad_()
     states = [3, 0, 3, 1, 3, 2]
     q, p = table.softmax(-1)[states], teacher.softmax(-1)[states]
     best = p.argmax(-1, keepdim=True)
     q, p = (torch.cat([x.gather(1, best), 1 - x.gather(1, best)], 1) for x in (q, p))
-    (gradient,) = torch.autograd.grad((q * (q / p).log()).sum() / 6, table)
+    found = (q * (q / p).log()).sum(1)
+    follows = found[1::2].detach() * table[3].log_softmax(0)  # after the tokens 0, 1 and 2
+    (gradient,) = torch.autograd.grad((found.sum() + discount * follows.sum()) / 6, table)
     torch.testing.assert_close(got, gradient)
 
 
