@@ -1,9 +1,13 @@
 """Which package may import which: docs/architecture.md as a test."""
 
 import ast
+import re
+import tokenize
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from itertools import chain
+
+import pytest
 
 from tests.paths import ROOT
 
@@ -81,3 +85,11 @@ def test_imports_point_down() -> None:
 
 def test_no_module_imports_itself_through_others() -> None:
     [*TopologicalSorter(graph()).static_order()]
+
+
+@pytest.mark.parametrize("module", ["controller/pipeline", "controller/ledger", "trainer/trainer"])
+def test_the_loop_knows_no_feature_by_name(module: str) -> None:
+    with (SOURCE / f"{module}.py").open("rb") as file:
+        names = {t.string for t in tokenize.tokenize(file.readline) if t.type == tokenize.NAME}
+    assert len(names) > 100
+    assert not [n for n in names if re.search("teacher|distill|judge|canar|effort", n, re.I)]
