@@ -228,19 +228,21 @@ def test_an_evaluation_measures_the_levels_that_are_chosen(tmp_path: Path) -> No
 
 
 def test_a_run_records_and_measures_each_level(tmp_path: Path) -> None:
-    levels = {"low": {**LOW, "l_max": 20, "share": 1.0}, "high": LEVELS["high"]}
+    medium = {"phrase": "Effort: medium.", "l_max": 40, "l_cache": 8}
+    levels = {"low": {**LOW, "l_max": 20, "share": 1.0}, "medium": medium, "high": LEVELS["high"]}
     run = small_config(
         tmp_path / "run",
         data={"effort": levels, "eval": "playground:"},
         evaluation={"problems": 2, "samples": 2, "before": False},
-        pipeline={"updates": 1, "l_max": 64, "diversity": "none"},
+        pipeline={"updates": 1, "group_size": 2, "l_max": 64, "diversity": "none"},
     )
     result = train(run, QuietScreen())
     rows = list(read_run(RunFolder(tmp_path / "run").path))
-    tokens: dict[str, list[int]] = {"low": [], "high": []}
+    tokens: dict[str, list[int]] = {name: [] for name in levels}
     for row in rows:
         tokens[row["effort"]].append(len(row["token_ids"]))
-    assert max(tokens["low"]) == 20 < max(tokens["high"]) <= 64
+    longest = [max(found) for found in tokens.values()]
+    assert longest[:2] == [20, 40] and 40 < longest[2] <= 64
     for metrics in read_log(RunFolder(tmp_path / "run").metrics_file):
         own = [row for row in rows if row["update"] == metrics["update"]]
         for level, mean in metrics["effort_completion_tokens"].items():
@@ -248,8 +250,9 @@ def test_a_run_records_and_measures_each_level(tmp_path: Path) -> None:
             assert mean == pytest.approx(sum(found) / len(found))
         assert metrics["effort_pass_rate"].keys() == {r["effort"] for r in own}
     by_effort = result.summary["evaluation"]["after"]["by_effort"]
-    assert [part["n_problems"] for part in by_effort.values()] == [2, 2]
-    assert by_effort["low"]["mean_completion_tokens"] <= 20
+    assert [part["n_problems"] for part in by_effort.values()] == [2, 2, 2]
+    means = [by_effort[name]["mean_completion_tokens"] for name in levels]
+    assert means[0] <= 20 and means[1] <= 40
 
 
 def test_accuracy_over_tokens_is_the_share_that_is_right_by_then() -> None:
