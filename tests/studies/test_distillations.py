@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.paths import ROOT
 from tramontane.run.folder import RunFolder
 from tramontane.studies.distillations import at_levels, combined, restored
 from tramontane.studies.study import load_study
