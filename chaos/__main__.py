@@ -6,7 +6,7 @@
 The run is the quickstart with all its updates, under Ray, with two generators and two verifiers.
 Every few seconds a random generator or verifier gets SIGKILL, or SIGSTOP, which only the heartbeat
 can find; every sixth update the trainer or the controller gets SIGKILL. The trainer starts again by
-itself; after the controller's death the run goes on with `--resume`. At random moments between, a
+itself; after the controller's death the run resumes with `--resume`. At random moments between, a
 second process begins or resumes the same run, and must be refused. The number of signals follows
 the updates, so that a slow machine gets as many as a fast one. Processes are found by the run's
 workers.jsonl. Then two short runs show that interrupted completions are as long as others

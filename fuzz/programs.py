@@ -377,7 +377,7 @@ PYTHON = {
         def stops(x): raise Stop(x)
         globals().update(echo=stops)
     """,
-    "mends the runner": """
+    "repairs the runner": """
         import sys
         for module in list(sys.modules.values()):
             for name in ("exit_code", "shut_down", "send_record", "run_python"):

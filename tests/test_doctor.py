@@ -17,7 +17,7 @@ from tramontane.verifier.code import sandbox
 def test_every_part_is_reported():
     names = {finding.name for finding in tramontane.doctor()}
     assert {"torch", "sandbox", *sandbox.RUNGS[:-1], "g++", "ray", "reasoning-gym"} <= names
-    assert all(finding.mend for finding in tramontane.doctor() if finding.state != "ok")
+    assert all(finding.remedy for finding in tramontane.doctor() if finding.state != "ok")
 
 
 def test_without_a_sandbox(monkeypatch):
@@ -54,13 +54,13 @@ def test_a_gpu_that_cannot_be_used_is_a_missing_part(changes, name, said):
     findings = gpu_findings(BUILD, [replace(H100, **changes)])
     (missing,) = [finding for finding in findings if finding.state == "missing"]
     assert missing.name == name
-    assert said in missing.mend
+    assert said in missing.remedy
 
 
 def test_without_a_gpu_the_reason_is_said():
     (found,) = gpu_findings(replace(BUILD, driver="550.54"), [])
     assert (found.name, found.state) == ("cuda", "optional")
-    assert "needs driver 580" in found.mend
+    assert "needs driver 580" in found.remedy
     older = gpu_findings(replace(BUILD, kernels=("sm_75",)), [replace(H100, capability=(7, 5))])
     assert "without flash attention" in older[-1].found
 

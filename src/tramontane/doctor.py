@@ -25,7 +25,7 @@ class Finding(NamedTuple):
     name: str
     state: State
     found: str
-    mend: str = ""
+    remedy: str = ""
 
 
 def doctor(chat: str | None = None) -> list[Finding]:
@@ -137,8 +137,8 @@ def _attention_finding(name: str, gpu: GpuFacts) -> Finding:
         return Finding(name, "missing", "fails", gpu.attention)
     error = f"differs from float32 by {gpu.attention:.1e}"
     if not gpu.attention <= ATTENTION_ERROR:  # or it is not a number
-        mend = "its results cannot be used: try another release of torch, or another driver"
-        return Finding(name, "missing", error, mend)
+        remedy = "its results cannot be used: try another release of torch, or another driver"
+        return Finding(name, "missing", error, remedy)
     if gpu.capability < (8, 0):
         return Finding(name, "ok", f"{error}; without flash attention, which needs capability 8.0")
     return Finding(name, "ok", error)
@@ -162,8 +162,8 @@ def _sandbox() -> list[Finding]:
         used = sandbox.probe()
     found = [Finding("sandbox", "ok", used)]
     if used == "rlimits":
-        mend = "code problems are unscorable unless verifier.allow_unsandboxed=true: fix one below"
-        found = [Finding("sandbox", "missing", "none: rlimits alone", mend)]
+        remedy = "no code is graded unless verifier.allow_unsandboxed=true: fix one below"
+        found = [Finding("sandbox", "missing", "none: rlimits alone", remedy)]
     for rung in sandbox.RUNGS[:-1]:
         remedy, why = _MEND[rung], sandbox.why_not(rung)
         found.append(
@@ -172,12 +172,12 @@ def _sandbox() -> list[Finding]:
     return found
 
 
-def _tool(name: str, mend: str) -> Finding:
+def _tool(name: str, remedy: str) -> Finding:
     import shutil
     import subprocess
 
     if shutil.which(name) is None:
-        return Finding(name, "missing", "not found", mend)
+        return Finding(name, "missing", "not found", remedy)
     answer = subprocess.run(
         [name, "--version"], capture_output=True, text=True, timeout=TOOL_SECONDS
     ).stdout
@@ -193,8 +193,8 @@ def _vllm() -> Finding:
     except InputError as error:
         if environment.expected():
             return Finding("vllm", "missing", "does not work", str(error))
-        mend = f"generators that run vLLM (generator.kind: vllm): {environment.SETUP}"
-        return Finding("vllm", "optional", f"no {environment.interpreter(None)}", mend)
+        remedy = f"generators that run vLLM (generator.kind: vllm): {environment.SETUP}"
+        return Finding("vllm", "optional", f"no {environment.interpreter(None)}", remedy)
 
 
 def _plugins() -> Finding:
@@ -208,10 +208,10 @@ def _plugins() -> Finding:
     return Finding("plugins", "optional", "none", "commands and studies of further packages")
 
 
-def _package(name: str, mend: str) -> Finding:
+def _package(name: str, remedy: str) -> Finding:
     import importlib.metadata
 
     try:
         return Finding(name, "ok", importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, "optional", "not installed", mend)
+        return Finding(name, "optional", "not installed", remedy)

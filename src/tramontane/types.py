@@ -230,7 +230,7 @@ class Request(SampledTokens):
             generated.
         turns: the turns that were answered; not sent to generators.
         earlier: earlier sequences of a forked conversation; not sent to generators.
-        keep_kv: keep its keys and values at its end, where there is room: it may go on.
+        keep_kv: keep its keys and values at its end, where there is room: it may continue.
         generator: number of the generator that had it last.
     """
 

@@ -18,7 +18,7 @@ def test_the_report_says_what_a_run_would_do(shape):
         ("both, then a message", shape in ("qwen3", "gpt-oss", "numbered")),
     ):
         assert traits[name].found == ("rewritten" if rewritten else "appended")
-        assert ("conversation.history" in traits[name].mend) == rewritten
+        assert ("conversation.history" in traits[name].remedy) == rewritten
     assert traits["several calls a turn"].state == "ok"
     own = shape in ("gemma-3", "base")
     assert ("of the user" in traits["tools answer in"].found) == own
@@ -30,4 +30,4 @@ def test_a_key_that_keeps_thoughts_is_named():
         "loop.index0 > ns.last", "(preserve_thinking is defined or loop.index0 > ns.last)"
     )
     traits = {trait.name: trait for trait in examined(PromptEncoder(tokenizer))}
-    assert "set preserve_thinking in" in traits["thoughts, then a message"].mend
+    assert "set preserve_thinking in" in traits["thoughts, then a message"].remedy

@@ -211,4 +211,4 @@ def test_prompts_that_are_too_long_for_one_model_are_left_out_for_all(tmp_path):
     assert found["small"].difference.n_problems == 2
     assert len((tmp_path / "out/sums/tiny.jsonl").read_text().splitlines()) == 3  # all are kept
     for page in ("comparison.md", "comparison.html"):
-        assert "1 problems are left out: their" in (tmp_path / "out" / page).read_text()
+        assert "1 problems are skipped: their" in (tmp_path / "out" / page).read_text()

@@ -66,7 +66,7 @@ def test_calls_run_in_order_waits_are_bounded_and_errors_reach_the_caller(kind) 
         short = Limit(0.05, "timeouts.training")
         with pytest.raises(WaitTimeout, match=r"worker\.slow .* 0\.05 s \(timeouts\.training\)"):
             await call(handle, "slow", 0.5, limit=short)
-        with pytest.raises(InputError, match="mend this"):
+        with pytest.raises(InputError, match="fix this"):
             await call(handle, "wrong", limit=LIMIT)
 
     asyncio.run(use())
@@ -85,7 +85,7 @@ def test_background_calls_run_in_order_next_to_the_others(kind, tmp_path) -> Non
     assert not first.done() and not second.done()
     handle.submit("make", tmp_path / "first").result()
     assert first.result(PATIENCE) == second.result(PATIENCE) == [1, 2]
-    with pytest.raises(InputError, match="mend this"):
+    with pytest.raises(InputError, match="fix this"):
         handle.submit_background("wrong").result()
     handle.close()
 

@@ -45,7 +45,7 @@ class Worker:
         return {*names} & {*sys.modules}
 
     def wrong(self) -> None:
-        raise InputError("mend this")
+        raise InputError("fix this")
 
     def save_weights(self, path: Path) -> None:
         """Write weights where no file may be larger than a byte."""

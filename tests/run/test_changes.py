@@ -79,7 +79,7 @@ def test_changes_take_effect_are_recorded_and_shown(tmp_path: Path) -> None:
     assert f"changed from update {second + 1} on: trainer.learning_rate 0.0001 → 1e-05" in events
     check_ledger(run, changed)
 
-    # A finished run goes on when it gets more updates.
+    # A finished run continues when it gets more updates.
     with pytest.raises(InputError, match=r"finished.*pipeline\.updates=8"):
         train(resume=run)
     result = tramontane.train(resume=run, overrides=["pipeline.updates=5"], quiet=True)

@@ -118,7 +118,7 @@ def test_training_problems_that_are_evaluation_problems_are_dropped_or_refused(
 ) -> None:
     given = overlap(tmp_path, "drop")
     assert statements(given) == TRAINED[2:]
-    assert "left out of training" in given.warnings[0]
+    assert "dropped from training" in given.warnings[0]
     with pytest.raises(InputError, match="2 of 3 training problems are also.*or give other data"):
         overlap(tmp_path, "refuse")
     with pytest.raises(InputError, match="2 of 2 .*none is left"):

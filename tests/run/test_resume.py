@@ -114,7 +114,7 @@ def test_asynchronous_run_killed_and_resumed_loses_no_group_and_no_token(tmp_pat
 
 
 def test_ctrl_c_ends_with_a_checkpoint_and_the_run_goes_on(tmp_path: Path) -> None:
-    """With ranks in processes, which get the signal too; the run goes on with one rank."""
+    """With ranks in processes, which get the signal too; the run resumes with one rank."""
     sizes = {"updates": 6, "n_batch": 16}
     config = small_config(tmp_path / "run", pipeline=sizes, trainer={"ranks": 2})
     process = start(config, tmp_path)

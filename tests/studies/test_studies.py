@@ -1,4 +1,4 @@
-"""Studies: every shipped one is valid, a small one runs, and an interrupted one goes on."""
+"""Studies: every shipped one is valid, a small one runs, and an interrupted one resumes."""
 
 import importlib
 import json
@@ -162,7 +162,7 @@ def test_a_study_runs_and_an_interrupted_one_goes_on(files, tmp_path):
     assert "# Two learning rates" in page and "`trainer.learning_rate: 1e-06`" in page
     assert "Undecided.*" in page and (out / "reward.svg").stat().st_size > 1000
 
-    # As if killed in the last run: that run alone goes on, and the page is the same.
+    # As if killed in the last run: that run alone resumes, and the page is the same.
     finished.clear()
     (out / "slow/seed_1/summary.json").unlink()
     assert run().values == result.values

@@ -237,7 +237,7 @@ def test_code_is_quoted_as_it_is():
         ({"judge": {"rubric": ["a"], "reward_model": "m"}}, "reads no rubric"),
         ({"judge": {"rubric": ["a"]}}, "give one of checkpoint, endpoint and reward_model"),
         ({"judge": {"endpoint": ENDPOINT}}, "name the criteria"),
-        ({"judge": {"endpoint": ENDPOINT, "rubric": ["a"]}}, "nobody asks"),
+        ({"judge": {"endpoint": ENDPOINT, "rubric": ["a"]}}, "nothing uses it"),
     ],
 )
 def test_contradictory_settings_are_refused(keys, message):

@@ -154,7 +154,7 @@ def longest_prompt(config: ModelConfig) -> int:
 
 
 def _resumed(request: Request, tokens: list[int]) -> Request:
-    # A request's tokens need log-probs and versions, which nobody reads here.
+    # A request's tokens need log-probs and versions, which are not read here.
     n = len(tokens)
     return replace(
         request, token_ids=ints(tokens), logprobs=floats([0.0] * n), versions=ints([0] * n)

@@ -120,8 +120,8 @@ def doctor(
     findings = tramontane.doctor(chat)
     show_table(("", "", "found"), ((f.name, marks[f.state], escape(f.found)) for f in findings))
     for finding in findings:
-        if finding.mend:
-            say(f"{finding.name}: {finding.mend}")
+        if finding.remedy:
+            say(f"{finding.name}: {finding.remedy}")
     if any(finding.state == "missing" for finding in findings):
         raise typer.Exit(1)
 

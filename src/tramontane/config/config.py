@@ -282,7 +282,7 @@ class Config(Section):
         if self.generator.serve and self.stages:
             raise key_error(
                 "requests of clients may be under way when a stage ends and the generators' slots "
-                "change: leave out either",
+                "change: remove one of the two",
                 "generator.serve",
                 "stages",
             )

@@ -46,7 +46,7 @@ class ConversationConfig(Section):
     """Memory that the environments of one process may allocate together, in MB."""
     replay: bool = False
     """All environments and tools are deterministic: after a kill, or the loss of a worker, an
-    unfinished conversation goes on from its recorded turns, whose steps are repeated. false: only
+    unfinished conversation resumes from its recorded turns, whose steps are repeated. false: only
     where its environment and tools have an attribute `deterministic = True`; others start again."""
 
     @property

@@ -23,10 +23,10 @@ _LOSS = Fixed("a different loss is a different run")
 
 
 class Charge(NamedTuple):
-    """A distance to another policy, the `reference` or the `teacher`, of which `coef` times is
-    subtracted from the advantages of sampled tokens: each one's own (scope `token`), also that of
-    the `rest` of its sequence, or that of the whole `sequence`; less its `baseline`, the mean of
-    the group's other completions at the same position."""
+    """A distance to another policy, the `reference` or the `teacher`. `coef` times it is subtracted
+    from the advantages of sampled tokens: each one's own (scope `token`), also that of the `rest`
+    of its sequence, or that of the whole `sequence`; less its `baseline`, the mean of the group's
+    other completions at the same position."""
 
     policy: Literal["reference", "teacher"]
     coef: float

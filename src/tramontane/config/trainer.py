@@ -120,7 +120,7 @@ class TrainerConfig(NumericsConfig):
     gradients and moments over them."""
     max_restarts: int = Field(3, ge=0)
     """Restarts of a lost trainer from one checkpoint before the run fails. No effect with
-    `placement.kind: thread` and one rank, where the trainer is no process of its own."""
+    `placement.kind: thread` and one rank, where the trainer shares the controller's process."""
     parity_tolerance: float | None = Field(None, gt=0)
     """Largest mean |Δ log-prob| between generator and trainer, in nats, for a run to start. null:
     1e-3, or 0.05 if either uses bfloat16."""

@@ -174,7 +174,7 @@ class VerifierConfig(Section):
             raise key_error("no judge is configured; give verifier.judge a model", keys[0], "judge")
         if self.judge is not None and not keys:
             raise key_error(
-                "nobody asks it; give a domain `verifier: judge`, or set reward.judge", "judge"
+                "nothing uses it; give a domain `verifier: judge`, or set reward.judge", "judge"
             )
         return self
 

@@ -1,9 +1,9 @@
 """Conversations with environments, which run in processes of their own.
 
 A conversation that waits for its environment holds no slot of a generator. `answer` returns the
-request that goes on behind what the environment said, in any generator, or the completion that has
-ended. Its group was handed out, and its deadline set, when it began, so the staleness bound holds
-however long steps take.
+next turn's request, behind what the environment said, for any generator, or the completion that
+has ended. Its group was handed out, and its deadline set, when it began, so the staleness bound
+holds however long steps take.
 
 An environment whose process was lost, or whose run was resumed, is rebuilt from the recorded turns
 if it and its tools are `deterministic`; otherwise its conversation starts again. One whose own
@@ -60,7 +60,7 @@ Key = tuple[int, int]  # group and index of a conversation
 
 
 def following(request: Request, answer: Continued) -> Request | Completion:
-    """What follows a turn: the request that goes on, in the same sequence or in a new one, or the
+    """What follows a turn: the next turn's request, in the same sequence or in a new one, or the
     whole conversation if it has ended."""
     request = replace(request, turns=[*request.turns, answer.turn])
     if answer.ending is not None:
@@ -159,7 +159,7 @@ class Conversations:
             request: the conversation so far.
 
         Returns:
-            The request that a generator can go on with, or the conversation that has ended.
+            The request that a generator can continue, or the conversation that has ended.
 
         Raises:
             InputError: the environments or tools of the config cannot be used.
@@ -382,8 +382,8 @@ def _key(request: Request) -> Key:
 
 
 def _begun(request: Request, started: Started) -> Request:
-    """The request of a conversation that has begun. A first turn that was under way goes on if its
-    environment begins as before."""
+    """The request of a conversation that has begun. A first turn that was under way continues if
+    its environment begins as before."""
     if not request.turns and request.prompt_ids != started.prompt_ids:
         request = Request(*_key(request), started.prompt_ids, request.seed, request.sampling)
     return replace(request, keep_kv=True)

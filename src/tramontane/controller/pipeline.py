@@ -1,6 +1,6 @@
 """The controller: Magistral's asynchronous loop (arXiv 2506.10910, section 3, figure 3) as code.
 
-Four small loops around three kinds of workers, none of which waits for another:
+Four small loops around three kinds of workers; no worker waits for another:
 
     feed ──requests──▶ generators ──completions──▶ collect ──groups──▶ verifiers
       ▲                    ▲                                               │
@@ -129,7 +129,8 @@ class Pipeline:
 
     async def collect(self, generator: PooledGenerator) -> None:
         """Take one generator's completions as they end, and have each complete group graded. Waits
-        for the generator; unblocked by `feed` (new requests) and `_converse` (requests that go on).
+        for the generator; unblocked by `feed` (new requests) and `_converse` (requests of next
+        turns).
 
         A generator waits for requests only while no group may be handed out: a group that may be
         handed out is in the generator's mailbox before its next poll.

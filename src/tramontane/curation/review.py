@@ -23,8 +23,8 @@ proof: it asks for a proof or an explanation, and not for an answer
 multi_part: it asks for several separate answers
 incomplete: something that it needs is not there, such as a figure, a table, a definition or the \
 end of the statement
-multiple_choice: without options to choose from it is no question
-unverifiable: the reference answers something else, or is no answer that could be compared
+multiple_choice: it cannot be answered without options to choose from
+unverifiable: the reference answers something else, or is not an answer that can be compared
 ok: none of these
 
 <problem>

@@ -86,7 +86,7 @@ class EnvironmentHost:
                 connection.send((call.number, call.method, (call.key, *call.arguments)))
             while len(answers) < READ_AT_ONCE and connection.poll(0 if answers else seconds):
                 number, result = connection.recv()
-                if self._unanswered.pop(number, None):  # nobody waits for a `close`
+                if self._unanswered.pop(number, None):  # nothing waits for a `close`
                     answers.append((number, result))
         except (EOFError, OSError):  # the process is gone
             answers += self._lose(self._process.stop())

@@ -121,7 +121,7 @@ def check(data: DataConfig, problems: Iterable[Problem] = (), reward_is_set: boo
             loopback.check_installed(f"{key}: a harness")
             if data.tools:
                 raise InputError(
-                    f"{key}: {path} is a harness with tools of its own; leave out data.tools"
+                    f"{key}: {path} is a harness with tools of its own; remove data.tools"
                 )
         elif kind != "environment":
             if kind == "trl" and hasattr(loaded, "get_reward") and not reward_is_set:

@@ -45,7 +45,7 @@ class Trait(NamedTuple):
     name: str
     state: Literal["ok", "missing", "optional"]
     found: str
-    mend: str = ""
+    remedy: str = ""
 
 
 def examine(model: str, config: PromptConfig | None = None) -> list[Trait]:
@@ -116,19 +116,19 @@ def _followed(new_chat: _New, encoder: PromptEncoder, keys: Sequence[str]) -> li
         "thoughts, then a message": ((thought("3", []), _NEXT),),
         "both, then a message": (called, (Message("3", "", "3", []), _NEXT)),
     }
-    mend = (
+    remedy = (
         "a run begins a new sequence there, whose prompt is the rewritten conversation; with "
         "conversation.history: keep it appends all the same"
     )
     if keys:
-        mend += f"; or set {', '.join(keys)} in data.chat_template_kwargs"
+        remedy += f"; or set {', '.join(keys)} in data.chat_template_kwargs"
     traits = []
     for name, turns in tried.items():
         following = _follow(new_chat, encoder, *turns)
         if isinstance(following, InputError):
             traits.append(Trait(name, "missing", str(following), _OTHER_TEMPLATE))
         elif following.rewritten:
-            traits.append(Trait(name, "optional", "rewritten", mend))
+            traits.append(Trait(name, "optional", "rewritten", remedy))
         else:
             traits.append(Trait(name, "ok", "appended"))
     return traits

@@ -77,8 +77,8 @@ def score(
 
     Args:
         path: rows of `id`, `domain`, `problem`, `answer` or `tests`, `response`, and optionally
-            `language` (ISO 639-1) and `response_tokens`. A conversation has `messages` (the chat,
-            of which the assistant's are graded) or `turns` (as `eval` writes them) instead of the
+            `language` (ISO 639-1) and `response_tokens`. A conversation has `messages` (the chat;
+            the assistant's are graded) or `turns` (as `eval` writes them) instead of the
             response, and is unscorable if its `ending` is a failure of its environment. For rewards
             of a whole group, consecutive rows with the same id are a group.
         out: file for rows of `id`, `reward`, `parts`, `verdict`, `reason`, `seconds` and `answer`

@@ -488,7 +488,7 @@ class SlotEngine:
     @torch.inference_mode()
     def recompute(self) -> None:
         """Rebuild the keys and values of live slots and kept prefixes under the current weights."""
-        self._parking.forget()  # prefilled again when they go on
+        self._parking.forget()  # prefilled again when they resume
         contexts = {slot: Context.of(self._snapshot(slot)) for slot in self._flights}
         prefilled = self._prefills([*contexts.values()])
         self._decoder.cache.rewrite(zip(contexts, prefilled, strict=True))

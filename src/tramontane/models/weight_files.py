@@ -70,7 +70,7 @@ class WeightFiles:
             try:
                 file = safe_open(path, framework="pt")
             except SafetensorError as error:
-                raise InputError(f"{path}: damaged, no safetensors file ({error})") from None
+                raise InputError(f"{path}: damaged, not a safetensors file ({error})") from None
             self._names[path.name] = list(file.keys())
             self._files |= dict.fromkeys(self._names[path.name], file)
 
@@ -196,7 +196,7 @@ def listed_files(index: Path) -> list[str]:
     try:
         return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise InputError(f"{index}: damaged, no index of safetensors files ({error!r})") from None
+        raise InputError(f"{index}: damaged, not a safetensors index ({error!r})") from None
 
 
 def _write_header(file: IO[bytes], entries: Mapping[str, Entry]) -> None:

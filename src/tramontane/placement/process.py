@@ -59,7 +59,7 @@ class WorkerProcess:
         return self.process is not None and self.process.poll() is not None
 
     def start(self, settings: Any) -> None:
-        """Start a process, and send it `settings`; it warms up while the caller goes on."""
+        """Start a process, and send it `settings`; it warms up in the background."""
         ours, theirs = Pipe()
         # A plain interpreter, not multiprocessing: the caller's __main__ is not imported again.
         self.process = subprocess.Popen(
@@ -132,7 +132,7 @@ class WorkerProcess:
 
 def limit_memory(beyond: int) -> None:
     """Limit this process, and each of its children, to the memory that it has now and `beyond` more
-    bytes. The limit is on data, not on address space, of which a library may reserve gigabytes on a
+    bytes. The limit is on data, not on address space: a library may reserve gigabytes on a
     machine with many cores without using them. Without /proc, the limit is `beyond`."""
     status = Path("/proc/self/status")
     used = 0

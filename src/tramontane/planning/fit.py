@@ -149,7 +149,7 @@ class RunMemory:
         for load in self.loads:
             line = f"{load.device}: {load.needed / GIB:,.1f} GiB for {load.names}"
             if load.overhead:
-                line += f", of which {load.overhead / GIB:,.1f} for libraries"
+                line += f", including {load.overhead / GIB:,.1f} for libraries"
             if load.growing:
                 line += f", and what grows as needed, up to {load.growing / GIB:,.1f} GiB"
             if load.capacity is None:

@@ -154,7 +154,7 @@ def generator_memory(
 
 
 def _step(stage: Config, shape: ModelShape, rows: int) -> float:
-    """Bytes of a decode step of `rows` rows: the logits, of which a part is in float32, on a GPU
+    """Bytes of a decode step of `rows` rows: the logits, partly in float32, on a GPU
     sorted for top-k and top-p."""
     config = stage.generator
     drawn = SORTED_BYTES if config.device.startswith("cuda") else DRAWN_BYTES

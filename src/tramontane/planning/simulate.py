@@ -143,7 +143,7 @@ class Simulation:
         self.trainer = _Trainer(self)
 
     def run(self, skip: int = 3, until: int | None = None) -> Outcome:
-        """Simulate all updates, or the first `until`; figures leave out the first `skip`."""
+        """Simulate all updates, or the first `until`; figures exclude the first `skip`."""
         self._settle()
         while len(self.ages) < (until or self.config.pipeline.updates):
             self.now, _, act = heapq.heappop(self._events)

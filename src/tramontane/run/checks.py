@@ -37,19 +37,19 @@ PATIENCE = 4  # factor on `max_groups_without_signal` for a run that has had gro
 ADVICE: dict[Fate, tuple[str, ...]] = {
     "cut off": (
         "raise pipeline.l_max: completions reach it before they have given an answer",
-        "if the model has answered and then goes on, it does not know how to end: name what ends "
+        "if the model keeps writing after its answer, it does not know how to end: name what ends "
         "its turns in generator.stop, or begin with supervised training on complete responses "
         "(tramontane sft, cold_start)",
     ),
     "wrong": (
-        "give easier problems (data.train), or leave out those that are never solved "
+        "give easier problems (data.train), or drop those that are never solved "
         "(data.min_pass_rate, by the pass rates of tramontane curate)",
         "raise pipeline.group_size: a problem that is rarely solved is solved by one of many",
         "raise pipeline.l_max, or begin with supervised training on worked solutions (tramontane "
         "sft, cold_start)",
     ),
     "right": (
-        "give harder problems (data.train), or leave out those that are solved "
+        "give harder problems (data.train), or drop those that are solved "
         "(data.max_pass_rate, data.curriculum.retire_after)",
     ),
     "failed": (
@@ -65,7 +65,7 @@ ADVICE: dict[Fate, tuple[str, ...]] = {
         "verifier.memory_mb",
         "for `completed, without a reward`, let the environment give one by its last turn",
         "for `judge: …`, see that its model answers, and in the form asked for (verifier.judge)",
-        "a reference that cannot be read must be corrected in the data, or its row left out",
+        "a reference that cannot be read must be corrected in the data, or its row removed",
     ),
 }
 

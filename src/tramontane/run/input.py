@@ -90,8 +90,8 @@ def _separate(stream: ProblemStream, measured: list[Problem]) -> str:
         if len(copies) == len(problems):
             raise InputError(f"{source}: {found}: dropped (data.eval_overlap), none is left")
         stream.keep([p for number, p in enumerate(problems) if number not in copies])
-        return f"{source}: {found}; they are left out of training"
-    remedy = "set data.eval_overlap to `drop` to leave them out of training"
+        return f"{source}: {found}; they are dropped from training"
+    remedy = "set data.eval_overlap to `drop` to exclude them from training"
     if choice == "refuse":
         raise InputError(f"{source}: {found}; {remedy}, or give other data")
     return f"{source}: {found}: evaluations will flatter the model; {remedy}, or to `ignore`"

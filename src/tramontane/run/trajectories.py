@@ -202,9 +202,9 @@ def load_trajectories(
         "trajectories": f"{len(fitting):,} from {', '.join(settings.sources)}; "
         f"{settings.share:.0%} of each batch, for which the staleness bound says nothing"
     }
-    if left_out := len(found) - len(fitting):
-        lines["trajectories left out"] = (
-            f"{left_out:,}, longer than pipeline.l_max {longest:,}, data.max_prompt_tokens or the "
+    if skipped := len(found) - len(fitting):
+        lines["skipped trajectories"] = (
+            f"{skipped:,}, longer than pipeline.l_max {longest:,}, data.max_prompt_tokens or the "
             f"model's context"
         )
     if not fitting:

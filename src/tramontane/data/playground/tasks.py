@@ -157,7 +157,7 @@ def _article(rng: Random, lang: Language, level: int) -> Task:
 
 
 def _session(rng: Random, lang: Language, level: int) -> Task:
-    """A power, and something about it that nobody sees without a computer."""
+    """A power, and something about it that needs a computer."""
     base, exponent = 3 + int(rng.random() * 10 * level), 7 + int(rng.random() * 6 * level)
     modulus = _number(rng, 2 + level // 3)
     code, n = f"n = {base} ** {exponent}", base**exponent

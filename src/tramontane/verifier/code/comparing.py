@@ -29,7 +29,7 @@ def fault_of(tests: Any) -> str:
     cases = tests.get("cases")
     if kind == "python_assert":
         if not isinstance(cases, list | None):
-            return "have cases that are no list"
+            return "have cases that are not a list"
         return "" if isinstance(tests.get("code"), str) else "need code"
     if (
         not isinstance(cases, list)

@@ -41,7 +41,7 @@ def choice(gold: str, pred: str) -> bool | None:
 
 def chosen(gold: str, pred: str) -> str:
     """The letter that a prediction chooses: `(C)` and `C) 12` are one answer. The prediction as it
-    is where the reference is no letter, or none is chosen."""
+    is where the reference is not a letter, or none is chosen."""
     pred_bare = _without_name(pred)
     if not _LETTER.fullmatch(_without_name(gold)):
         return pred

@@ -25,7 +25,7 @@ export async function show(theMain, theValues, thePage) {
   form = filters(facets);
   const damaged = Object.values(facets.damaged);
   replace(main, form, notice(facets.missing.filter((name) => name === "advantage" || name === "log_ratios")),
-    damaged.map((reason) => h("p", { class: "error" }, `Left out: ${reason}`)),
+    damaged.map((reason) => h("p", { class: "error" }, `Not shown: ${reason}`)),
     facets.total ? [status, h("div", { class: "scroll" }, h("table", { class: "rows" }, head(), list)), pager]
       : h("p", { class: "empty" }, "This run has recorded no rollouts yet, or was told to record none (rollouts: none)."));
   if (facets.total) await run();
@@ -93,7 +93,7 @@ function head() {
     h("th", { scope: "col" }, "Language"), h("th", { scope: "col", class: "n" }, "Versions")));
 }
 
-// The server answers within half a second with what it has; the same request goes on from there.
+// The server answers within half a second with what it has; the same request continues from there.
 async function run() {
   if (controller) controller.abort();
   controller = new AbortController();
@@ -115,7 +115,7 @@ async function run() {
 function draw(answer) {
   const all = answer.total.toLocaleString("en"), count = answer.count.toLocaleString("en");
   status.textContent = answer.done ? `${count} of ${all} completions` : `${count} found in ${answer.scanned} of ${answer.files} updates …`;
-  if (answer.unreadable.length) status.textContent += `; damaged, and left out: ${answer.unreadable.join(", ")}`;
+  if (answer.unreadable.length) status.textContent += `; damaged files, not shown: ${answer.unreadable.join(", ")}`;
   const focused = [...list.children].indexOf(document.activeElement.closest && document.activeElement.closest("tr"));
   replace(list, answer.rows.map(row));
   if (focused >= 0 && list.children[focused]) list.children[focused].querySelector("a").focus();

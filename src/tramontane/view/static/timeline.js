@@ -34,7 +34,7 @@ export async function show(main, theValues, thePage) {
     h("div", { class: "legend" }, KINDS.filter(([kind]) => used(kind)).map(([kind, text]) => h("span", {}, h("i", { "data-kind": kind }), text)),
       h("span", {}, h("i", { class: "tick" }), "new weights"), h("span", {}, h("b", { class: "death" }, "✕"), "lost"))),
     data.missing.length ? h("p", { class: "notice" }, "Not in this run: ", data.missing.join("; "), ".") : null,
-    data.left_out ? h("p", { class: "notice" }, `The ${data.left_out.toLocaleString("en")} oldest activities are left out.`) : null,
+    data.left_out ? h("p", { class: "notice" }, `The ${data.left_out.toLocaleString("en")} oldest activities are not shown.`) : null,
     whole ? [box, readout, h("div", { class: "two" }, shares(), happenings())] : h("p", { class: "empty" }, "Nothing is recorded yet."));
   if (!whole) return;
   observer = new ResizeObserver(draw);

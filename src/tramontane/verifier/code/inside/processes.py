@@ -217,7 +217,7 @@ def pause_rest(settings: dict[str, Any]) -> None:
 
 
 def resume_rest(settings: dict[str, Any]) -> None:
-    """Let the processes of an execution that was paused go on."""
+    """Resume the processes of a paused execution."""
     for pid in ["-1"] if _together(settings) else descendants(False):
         kill_quietly(os.kill, int(pid), signal.SIGCONT)
 

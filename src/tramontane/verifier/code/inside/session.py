@@ -46,7 +46,7 @@ class Session(execution.Execution):
         self.end(pid, 0)
 
     def _run(self, pid: int, link: int, code: bytes) -> int | None:
-        """Run a piece of code; returns why the session ended, None if it goes on."""
+        """Run a piece of code; returns why the session ended, None if it has not."""
         for stream in self.streams:  # the session has the same places in them
             os.ftruncate(stream, 0)
             os.lseek(stream, 0, os.SEEK_SET)
@@ -120,5 +120,5 @@ def run_piece(source: str, names: dict[str, Any]) -> None:
         exec(compile(tree, place, "exec", dont_inherit=True), names)
         if last:  # printed like at the prompt of an interpreter
             exec(compile(_ast.Interactive(last), place, "single", dont_inherit=True), names)
-    except BaseException:  # SystemExit too: the session goes on
+    except BaseException:  # SystemExit too: the session continues
         execution.show_error()
