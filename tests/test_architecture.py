@@ -14,14 +14,14 @@ from tests.paths import ROOT
 SOURCE = ROOT / "src" / "tramontane"
 ENTRY = "tramontane"  # the package itself: the functions of `import tramontane`
 
-# From the ground up. A package may import those below its own floor, and none beside it.
-FLOORS = (
+# From the ground up. A package may import those below its own layer, and none beside it.
+LAYERS = (
     "errors imports pages statistics temporary types",
     "batches interrupt loopback plugins workplace",
     "models",
     "config",
     "placement",
-    "generator trainer verifier",  # workers, which know nothing of each other
+    "generator trainer verifier",  # workers, which do not import each other
     "data",
     "asking environments",
     "controller curation doctor sft",
@@ -38,7 +38,7 @@ FLOORS = (
 )
 
 
-def room_of(name: str) -> str:
+def package_of(name: str) -> str:
     """The package, or the module beside the packages, that a module belongs to."""
     return [*name.split("."), ENTRY][1]
 
@@ -72,13 +72,13 @@ def graph() -> dict[str, set[str]]:
 
 
 def test_imports_point_down() -> None:
-    floor_of = {room: number for number, floor in enumerate(FLOORS) for room in floor.split()}
+    layer_of = {name: number for number, layer in enumerate(LAYERS) for name in layer.split()}
     up = [
         f"{module} imports {other}"
         for module, others in graph().items()
         for other in others
-        if room_of(module) != room_of(other)
-        and floor_of[room_of(module)] <= floor_of[room_of(other)]
+        if package_of(module) != package_of(other)
+        and layer_of[package_of(module)] <= layer_of[package_of(other)]
     ]
     assert not up, "\n".join(up)
 

@@ -268,7 +268,8 @@ def landscape(
     ranges: Annotated[
         tuple[float, float, float, float] | None,
         typer.Option(
-            "--range", help="Ends of the axes around the final checkpoint; default: the trajectory."
+            "--range",
+            help="Ends of the axes around the final checkpoint; default: the checkpoints' path.",
         ),
     ] = None,
     problems: Annotated[int, typer.Option(min=1, help="Problems; the paper: 512.")] = 128,

@@ -1,4 +1,4 @@
-"""The cache of keys and values of all sequences in flight, for decode steps over lanes.
+"""The cache of keys and values of all decoding sequences, for decode steps over lanes.
 
 A sequence's keys and values have two parts. The part it was admitted with is its *prefix*: the
 members of a group share the prefix of their prompt, and up to 16 members read it together, as one

@@ -1,8 +1,9 @@
 """The slot engine: continuous batching over a model's own forward.
 
-One decode step feeds each sequence in flight its newest token, whose keys and values are not cached
-yet, and samples the next one. So *every* generated token comes from a decode step, whose weights
-are its version; prefill only fills caches, with all of a sequence but its last token.
+One decode step feeds each decoding sequence, which holds a slot, its newest token, whose keys and
+values are not cached yet, and samples the next one. So *every* generated token comes from a decode
+step, whose weights are its version; prefill only fills caches, with all of a sequence but its last
+token.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A conversation whose turn has ended is *parked*: its slot is free for others, but its keys and
 values stay in the cache while no other sequence needs the room. When it continues, only the tokens
-of its environment's answer are prefilled. Like those of sequences in flight, its keys and values
+of its environment's answer are prefilled. Like those of decoding sequences, its keys and values
 may have been computed under earlier weights.
 """
 

@@ -42,7 +42,7 @@ class Memory:
         gradients: sums over microbatches, and the gradient being added.
         activations: kept by a forward for the backward, and temporaries of both.
         logits: temporaries of the output head and of sampling.
-        cache: keys and values of the sequences in flight.
+        cache: keys and values of the decoding sequences.
         records: of controller and verifiers: tokens, texts, programs under test.
         reused: bytes used by two parts at different times, which count once.
     """
