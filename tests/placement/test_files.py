@@ -72,7 +72,7 @@ def test_a_model_is_sent_to_a_machine_once_and_its_path_becomes_text(
     second = Machine()
     assert files.send(folder, "node", second.ask) == 0
     assert second.messages == ["lacks"]
-    files.collect(folder, machine.ask)
+    files.retrieve(folder, machine.ask)
     assert "written" not in machine.messages
 
 
@@ -111,7 +111,7 @@ def test_what_a_worker_writes_comes_to_the_controller_and_leaves_nothing_behind(
         # On the controller's disk, it is the folder itself.
         path = machine.copies.located(folder.within("weights"))
         assert path == tmp_path / "checkpoint/weights"
-        files.collect(folder, machine.ask)
+        files.retrieve(folder, machine.ask)
     expected = {
         f"{part}/{name}": c for part in ("weights", "trainer") for name, c in CONTENT.items()
     }
@@ -129,9 +129,9 @@ def test_processes_of_a_machine_share_a_copy_until_it_is_released(
         second = Machine()
         assert files.send(folder, "node", second.ask) == 0
         assert content(second.copies.located(elsewhere(folder))) == CONTENT
-        files.collect(folder, second.ask)
+        files.retrieve(folder, second.ask)
     assert content(machine.copies.located(elsewhere(folder))) == CONTENT
-    files.collect(folder, machine.ask)
+    files.retrieve(folder, machine.ask)
     assert machine.copies.lacks(elsewhere(folder))
 
 

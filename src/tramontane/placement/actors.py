@@ -32,7 +32,7 @@ from tramontane.errors import InputError
 from tramontane.models.loading import local_folder
 from tramontane.models.weights import Weights
 from tramontane.placement.actor import Actor
-from tramontane.placement.files import Folder, collect, folders_in, send
+from tramontane.placement.files import Folder, folders_in, retrieve, send
 from tramontane.placement.handle import (
     TRAINER,
     GeneratorHandle,
@@ -94,7 +94,7 @@ class ActorHandle:
         return self._mailbox.submit(self._call_worker, method, *args)
 
     def release(self, folder: Folder) -> Future[None]:
-        return self._mailbox.submit(collect, folder, self._files)
+        return self._mailbox.submit(retrieve, folder, self._files)
 
     def locate(self) -> Future[str]:
         """The node that the actor runs on, once a node has room for it."""

@@ -2,8 +2,8 @@
 
 A worker gets a path on its own machine. On a machine that sees the controller's folder (the same
 machine, or a shared file system) this is the folder itself. On any other machine it is a copy: a
-folder to read is sent there before the call (`send`), and a folder to write is collected afterwards
-(`collect`). Neither torch nor Ray is imported here: the caller gives the functions with which one
+folder to read is sent there before the call (`send`), and a folder to write is retrieved afterwards
+(`retrieve`). Neither torch nor Ray is imported here: the caller gives the functions with which one
 machine asks the other. A message holds at most `CHUNK_BYTES`, and one is in transfer at a time, so
 neither side holds more.
 """
@@ -212,7 +212,7 @@ def send(folder: Folder, node: str, ask: Ask) -> int:
     return sum(size for _, size in folder.files)
 
 
-def collect(folder: Folder, ask: Ask) -> None:
+def retrieve(folder: Folder, ask: Ask) -> None:
     """Write the files that an actor wrote for a folder into the folder, and delete its copy.
 
     Raises:

@@ -249,8 +249,8 @@ class _Worker:
 
 
 @dataclass
-class _Flight:
-    """One request in a generator; `left` is the number of tokens still to be generated."""
+class _Decoding:
+    """One request in a slot; `left` is the number of tokens still to be generated."""
 
     request: Request
     left: int
@@ -269,7 +269,7 @@ class _Generator(_Worker):
         self._unsent: list[Request] = []
         self._mail: deque[list[Request]] = deque()  # submitted polls that have not begun
         self._waiting: deque[Request] = deque()  # for a slot
-        self._flights: list[_Flight] = []
+        self._decoding: list[_Decoding] = []
         self._left = self._cached = np.zeros(0)
 
     def submit(self, requests: list[Request]) -> None:
@@ -316,12 +316,12 @@ class _Generator(_Worker):
     def _admit(self) -> float:
         """Move requests into free slots; returns the seconds of their prefill."""
         simulation, waiting = self.simulation, self._waiting
-        free = slots(simulation.config) - len(self._flights)
+        free = slots(simulation.config) - len(self._decoding)
         requests = [waiting.popleft() for _ in range(min(free, len(waiting)))]
         if not requests:
             return 0.0
         lengths = [simulation.lengths(random.Random(r.seed)) for r in requests]
-        self._flights += [_Flight(r, n) for r, n in zip(requests, lengths, strict=True)]
+        self._decoding += [_Decoding(r, n) for r, n in zip(requests, lengths, strict=True)]
         self._left = np.append(self._left, lengths)
         self._cached = np.append(self._cached, [simulation.prompt_tokens] * len(requests))
         # Completions of a group share their prompt.
@@ -329,7 +329,7 @@ class _Generator(_Worker):
 
     def _decode(self, count: int) -> float:
         """Seconds of the next `count` steps, as far as there are live sequences."""
-        if not self._flights:
+        if not self._decoding:
             return 0.0
         steps, order = np.arange(count), np.argsort(self._left)
         gone = np.searchsorted(self._left[order], steps, side="right")  # before each step
@@ -342,18 +342,18 @@ class _Generator(_Worker):
 
     def _finish(self, steps: int, version: int) -> None:
         """Count the tokens of `steps` steps, and hand over the completions that ended."""
-        for flight in self._flights:
-            n = min(steps, flight.left)
-            flight.left -= n
-            flight.versions[version] += n
-        done = [f for f in self._flights if not f.left]
-        self._flights = [f for f in self._flights if f.left]
+        for sequence in self._decoding:
+            n = min(steps, sequence.left)
+            sequence.left -= n
+            sequence.versions[version] += n
+        done = [s for s in self._decoding if not s.left]
+        self._decoding = [s for s in self._decoding if s.left]
         self._cached = (self._cached + steps)[self._left > steps]
         self._left = (self._left - steps)[self._left > steps]
         self._count(-len(done))
-        for flight in done:
-            r = flight.request
-            self.simulation.versions[r.group, r.index] = flight.versions
+        for sequence in done:
+            r = sequence.request
+            self.simulation.versions[r.group, r.index] = sequence.versions
             empty = ints(), floats(), ints()
             self.simulation.take(Completion(r.group, r.index, r.prompt_ids, *empty, "stop"))
 

@@ -39,8 +39,8 @@ _TYPES = {field.name: field.type for field in rollouts.COLUMNS}
 
 
 @dataclass(frozen=True)
-class Part:
-    """One file: its path, the narrow columns of its rows, and the error if it could not be read, in
+class UpdateFile:
+    """The path, the narrow columns of the rows, and the error if the file could not be read, in
     which case it has no rows."""
 
     path: Path
@@ -56,7 +56,7 @@ class Rollouts:
         self.folder = folder
         self.missing: set[str] = set()  # columns missing from a file of an earlier version
         # By name, time of the last change and size: a resumed run rewrites files.
-        self._parts: dict[tuple[str, int, int], Part] = {}
+        self._parts: dict[tuple[str, int, int], UpdateFile] = {}
         self._table: pa.Table | None = None
         self._lock = threading.Lock()
 
@@ -65,8 +65,8 @@ class Rollouts:
         """What is wrong with each damaged file, by its name."""
         return {part.path.name: part.damage for part in self.refresh() if part.damage}
 
-    def refresh(self) -> Sequence[Part]:
-        """The current parts, in the order of updates."""
+    def refresh(self) -> Sequence[UpdateFile]:
+        """The current files, in the order of updates; a row's `part` is its file's place."""
         with self._lock, reading(self.folder):
             keys = {}
             for path in rollouts.files(self.folder):
@@ -91,7 +91,7 @@ class Rollouts:
                 self._table = pa.concat_tables([_placed(_empty(), 0), *tables])
             return self._table
 
-    def _read(self, path: Path) -> Part:
+    def _read(self, path: Path) -> UpdateFile:
         update = 0
         try:
             with opened(path) as file:
@@ -106,17 +106,17 @@ class Rollouts:
                     called = file.read([_CALLED], use_threads=False)["turns"].to_pylist()
                     columns["tools"] = pa.array(map(_tools, called), pa.string())
         except InputError as error:
-            return Part(path, update, _empty(), str(error))
+            return UpdateFile(path, update, _empty(), str(error))
         absent = {*NARROW} - {*present} - {"ending"}
         self.missing |= absent | ({"log_ratios"} - {*present})
         columns |= {name: pa.nulls(len(table), _TYPES[name]) for name in {*NARROW} - {*present}}
-        return Part(path, update, pa.table(columns).select(_schema().names))
+        return UpdateFile(path, update, pa.table(columns).select(_schema().names))
 
-    def wide(self, part: Part, row: int, columns: Sequence[str]) -> Row:
+    def wide(self, part: UpdateFile, row: int, columns: Sequence[str]) -> Row:
         """Columns of one row; those that the file lacks are None."""
         return self.wide_rows(part, [row], columns)[0]
 
-    def wide_rows(self, part: Part, rows: Sequence[int], columns: Sequence[str]) -> list[Row]:
+    def wide_rows(self, part: UpdateFile, rows: Sequence[int], columns: Sequence[str]) -> list[Row]:
         """Columns of some rows; only the pages that hold them are read.
 
         Raises:
@@ -135,7 +135,7 @@ class Rollouts:
                 found |= dict(zip(inside, taken, strict=True))
         return [{name: found[row].get(name) for name in columns} for row in rows]
 
-    def at(self, update: int, row: int) -> tuple[Part, Row]:
+    def at(self, update: int, row: int) -> tuple[UpdateFile, Row]:
         """A row by the number of its update and its place in the file.
 
         Raises:
@@ -147,8 +147,8 @@ class Rollouts:
             raise KeyError((update, row))
         return part, part.table.slice(row, 1).to_pylist()[0]
 
-    def of(self, update: int) -> Part | None:
-        """The part of an update, if it is there.
+    def of(self, update: int) -> UpdateFile | None:
+        """The file of an update, if it is there.
 
         Raises:
             InputError: it is damaged.
@@ -158,7 +158,7 @@ class Rollouts:
             raise InputError(part.damage)
         return part
 
-    def texts(self, part: Part, row: int) -> Row:
+    def texts(self, part: UpdateFile, row: int) -> Row:
         """The wide columns of one row, with `versions` instead of `version_spans`."""
         names = [
             "problem", "reference", "text", "answer", "filtered_detail", "parts",

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tramontane.errors import InputError
-from tramontane.view.rollouts import THREADS, Part, Rollouts, opened
+from tramontane.view.rollouts import THREADS, Rollouts, UpdateFile, opened
 
 Row = dict[str, Any]
 SECONDS = 0.5  # per response
@@ -113,7 +113,7 @@ class Search:
                 hits = list(pool.map(lambda item: self._scan(self.parts[item[0]], item[1]), taken))
                 self.found = np.concatenate([self.found, *hits])
 
-    def _scan(self, part: Part, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _scan(self, part: UpdateFile, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         columns = ["text"] * bool(self.query.text) + ["problem"] * bool(self.query.problem)
         try:
             with opened(part.path) as file:

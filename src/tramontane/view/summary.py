@@ -14,7 +14,7 @@ from tramontane.run.folder import RunFolder, read_log
 from tramontane.run.screen import clock, facts
 from tramontane.types import ThinkingTags
 from tramontane.verifier.format import split_response
-from tramontane.view.rollouts import Part
+from tramontane.view.rollouts import UpdateFile
 from tramontane.view.runs import Run
 from tramontane.view.timeline import events_of
 
@@ -255,7 +255,7 @@ def traces(run: Run) -> list[Row]:
     return [{"update": update, "row": row} for update, row in found if row is not None]
 
 
-def _most_versions(part: Part) -> int | None:
+def _most_versions(part: UpdateFile) -> int | None:
     """The row of the trained completion sampled by the most versions, the first of several."""
     spans = [
         (len({*row["versions"]}), -number)

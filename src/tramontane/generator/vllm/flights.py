@@ -24,7 +24,7 @@ class Gained(NamedTuple):
 
 
 @dataclass
-class _Flight:
+class _Pending:
     """An unfinished request with its tokens so far.
 
     Attributes:
@@ -50,7 +50,7 @@ class Flights:
         self._endings, self._vocab = endings, vocab
         # vLLM rejects token ids beyond the vocabulary, which some tokenizers have.
         self._stop_ids = sorted(id_ for id_ in endings.ids if id_ < vocab)
-        self._flights: dict[str, _Flight] = {}
+        self._flights: dict[str, _Pending] = {}
         self._serial = 0
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class Flights:
             check_request(request, self._vocab, limit, "the generator's length")
         for request in requests:
             count = len(request.token_ids)
-            self._flights[str(self._serial)] = _Flight(request.copy(), count, version, probe=probe)
+            self._flights[str(self._serial)] = _Pending(request.copy(), count, version, probe=probe)
             self._serial += 1
 
     def take_unsent(self) -> list[dict[str, Any]]:
@@ -129,7 +129,7 @@ class Flights:
             del self._flights[name]
         return [name for name, flight in gone.items() if flight.sent]
 
-    def _message(self, name: str, flight: _Flight) -> dict[str, Any]:
+    def _message(self, name: str, flight: _Pending) -> dict[str, Any]:
         request = flight.request
         sampling, begun = request.sampling, len(request.token_ids)
         params: dict[str, Any] = {
