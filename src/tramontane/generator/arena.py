@@ -242,10 +242,12 @@ class ArenaCache(WrittenCache):
         return self._step
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Cache the newest step's keys and values of a layer, [B, kv_heads, 1, d] each."""
         assert self._step is not None, "ArenaCache.write outside a step"
         self._step.write(layer, key, value)
 
     def write_pair(self, layer: int, pair: torch.Tensor) -> None:
+        """`write` with both in one tensor, [B, 1, 2, kv_heads, d]."""
         assert self._step is not None, "ArenaCache.write_pair outside a step"
         self._step.write_pair(layer, pair)
 

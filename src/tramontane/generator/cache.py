@@ -56,7 +56,7 @@ class UnsharedPart:
         self._bias: dict[int | None, torch.Tensor] = {}
 
     def queries(self, query: torch.Tensor) -> torch.Tensor:
-        """[B, Hq, 1, d] → [entries, members, Hq, d]."""
+        """[B, Hq, 1, d] → [entries, 1, Hq, d]."""
         return query[self.first : self.last].transpose(1, 2)
 
     def rows(self, heads: int) -> torch.Tensor:
@@ -68,8 +68,8 @@ class UnsharedPart:
         return self._rows[heads]
 
     def bias(self, window: int | None) -> torch.Tensor:
-        """Added to scores: 0 at visible positions, very low elsewhere; [entries, 1, members or 1,
-        capacity]. With a sliding `window`, a token sees the last `window` positions."""
+        """Added to scores: 0 at visible positions, very low elsewhere; [entries, 1, 1, capacity].
+        With a sliding `window`, a token sees the last `window` positions."""
         if window not in self._bias:
             position = torch.arange(self.lane.capacity, device=self._lengths.device)
             distance = self._lengths[:, None] - position
@@ -95,14 +95,16 @@ class PrefixPart:
         self._unshared = torch.empty(0)
 
     def begin(self, unshared: torch.Tensor) -> None:
-        """Set the step's `unshared` positions, [B]; biases that depend on them are recomputed."""
+        """Set the step's `unshared` positions, [B] int64; biases that depend on them are renewed."""
         self._unshared = unshared
         self._bias = {window: bias for window, bias in self._bias.items() if window is None}
 
     def queries(self, query: torch.Tensor) -> torch.Tensor:
+        """[B, Hq, 1, d] → [blocks, members, Hq, d]."""
         return query[:, :, 0].index_select(0, self._batch.view(-1)).unflatten(0, self._batch.shape)
 
     def bias(self, window: int | None) -> torch.Tensor:
+        """As of `UnsharedPart`: [blocks, 1, members or 1, capacity]."""
         if window not in self._bias:
             hidden = (self._offset >= 0)[:, None]
             if window is not None:

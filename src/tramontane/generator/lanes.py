@@ -84,6 +84,8 @@ class WrittenCache(Cache):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """For transformers: write a layer's new keys and values, [B, kv_heads, N, d] each, and
+        return them as they are."""
         if not torch.compiler.is_dynamo_compiling():  # else attention writes them
             self.write(index(layer_idx), key_states, value_states)
         return key_states, value_states
@@ -97,6 +99,7 @@ class RecordedCache(WrittenCache):
         self.recorded: dict[tuple[int, int], torch.Tensor] = {}
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Keep a layer's keys and values, [1, kv_heads, N, d] each, without a copy."""
         self.recorded[layer, 0], self.recorded[layer, 1] = key, value
 
 
@@ -150,6 +153,7 @@ class PackedCache(WrittenCache):
         ]
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Copy a layer's keys and values, [1, kv_heads, N, d] each, into its planes."""
         for which, new in enumerate((key, value)):
             stack, plane = self._plane_index[layer, which]
             self.stacks[stack][plane] = new[0]

@@ -100,7 +100,8 @@ def draw(
     top_k: torch.Tensor,
     plan: DrawPlan,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`sample` for all rows at once."""
+    """`sample` for all rows at once: `logits` [B, V], all other tensors [B]; returns the tokens and
+    their log-probs in nats, [B] each."""
     greedy = temperature == 0
     logits = logits.float()
     if plan.scaled:

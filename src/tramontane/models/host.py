@@ -22,12 +22,12 @@ Allocate = Callable[[int], torch.Tensor]  # bytes, as uint8, by their number
 def flat(
     tensors: Iterable[torch.Tensor], allocate: Allocate, dtype: torch.dtype | None = None
 ) -> list[torch.Tensor]:
-    """Uninitialized tensors of the same shapes, in one buffer.
+    """Uninitialized contiguous tensors of the same shapes, in one buffer.
 
     Args:
         tensors: on any device, with any strides.
-        allocate: makes the buffer.
-        dtype: number type; None: of each tensor its own.
+        allocate: makes the buffer, [bytes] uint8; what it raises is passed on.
+        dtype: dtype of all; None: each keeps its own.
     """
     like = [(tensor.shape, dtype or tensor.dtype) for tensor in tensors]
     places, end = [], 0

@@ -64,8 +64,8 @@ def from_state(
     """Weights given as one dictionary, for `collect`.
 
     Args:
-        state: tensors by name; tied weights once or twice.
-        targets: see `collect`; they are not written.
+        state: whole weights by name, with the shapes of `targets`; tied weights once or twice.
+        targets: see `collect`, which checks the shapes; they are not written.
 
     Raises:
         InputError: tensors that `targets` ties differ.

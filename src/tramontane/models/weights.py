@@ -23,6 +23,7 @@ class Part(NamedTuple):
 
     @classmethod
     def whole(cls, names: Iterable[str], values: torch.Tensor) -> Part:
+        """A whole weight, of any shape."""
         return cls(tuple(names), values.shape, 0, values)
 
 

@@ -395,6 +395,8 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(
         ctx: Any, grad_logprobs: torch.Tensor | None, grad_entropy: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, None, None]:
+        """The gradients of log-probs and entropies, [N] each or None, as that of the logits, [N, V]
+        in their dtype."""
         probabilities, targets, logprobs, entropy = ctx.saved_tensors
         scale = 1.0 / ctx.temperature
         grad = torch.zeros_like(probabilities) if grad_logprobs is None else None

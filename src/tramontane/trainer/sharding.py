@@ -95,7 +95,8 @@ def reduce_gradients(model: PreTrainedModel, reduce: bool) -> None:
 
 
 def skeleton(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Copy a model without its weights: frozen parameters of `dtype` on the meta device."""
+    """Copy a model without its weights: frozen parameters of the same shapes in `dtype` on the meta
+    device; `model` must not be sharded yet. Not collective."""
     parameters = {
         id(p): torch.nn.Parameter(
             torch.empty_like(p, dtype=dtype, device="meta"), requires_grad=False
