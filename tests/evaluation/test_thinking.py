@@ -20,7 +20,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
 def count(
     tokenizer: PreTrainedTokenizerBase, parts: list[str], tags: ThinkingTags, prefix: str = ""
 ) -> int:
-    """The count for parts that are tokenised one by one, as sampled tokens may be."""
+    """The count for parts that are tokenized one by one, as sampled tokens may be."""
     ids = [i for part in parts for i in tokenizer(part, add_special_tokens=False)["input_ids"]]
     zeros = [0] * len(ids)
     completion = Completion(0, 0, [1], ids, zeros, zeros, "stop")

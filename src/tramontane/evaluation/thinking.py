@@ -1,4 +1,4 @@
-"""Counts the thinking tokens of completions from their token ids, without retokenising text."""
+"""Counts the thinking tokens of completions from their token ids, without retokenizing text."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class PrefixPart:
         self._unshared = torch.empty(0)
 
     def begin(self, unshared: torch.Tensor) -> None:
-        """Set the step's `unshared` positions, [B] int64; biases that depend on them are renewed."""
+        """Set the step's `unshared` positions, [B] int64; biases that depend on them change."""
         self._unshared = unshared
         self._bias = {window: bias for window, bias in self._bias.items() if window is None}
 
