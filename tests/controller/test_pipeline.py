@@ -262,6 +262,12 @@ def test_a_wait_that_lasts_too_long_ends_the_run_and_is_named(tmp_path: Path) ->
         assert raised.value.__notes__ == ["raised in the task 'train'"]
 
 
+def test_the_parity_check_has_its_own_limit(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run", timeouts={"control": 0.001})
+    with pytest.raises(WaitTimeout, match=r"\(timeouts\.control\)"):
+        train(config, QuietScreen())
+
+
 def test_each_task_is_named_after_its_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names: set[str] = set()
 

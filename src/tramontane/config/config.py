@@ -99,9 +99,11 @@ class TimeoutsConfig(Section):
     batch: float = Field(7200.0, gt=0)
     """Limit of the wait for a full batch, or for room in a queue, in seconds."""
     start: float = Field(600.0, gt=0)
-    """Limit of starting a worker, and of every call between sampling and training: the parity
-    check, resizing a generator's cache, cancelling its requests, restoring the trainer's state, in
-    seconds."""
+    """Limit of starting a worker, and of each exchange with an environment's process, which starts
+    with its first, in seconds."""
+    control: float = Field(600.0, gt=0)
+    """Limit of every other call: the parity check, resizing a generator's cache, cancelling its
+    requests, restoring the trainer's state, in seconds."""
     heartbeat: float = Field(30.0, gt=0)
     """Longest silence of a Ray worker's or vLLM's process before the worker counts as hung, in
     seconds."""

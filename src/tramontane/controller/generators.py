@@ -166,7 +166,7 @@ class GeneratorPool:
         size = count, max(length, self._max_prompt + longest)
         if size != self._size:
             self._size = size
-            await asyncio.gather(*(m.ask("start", "resize", *size) for m in self._members))
+            await asyncio.gather(*(m.ask("control", "resize", *size) for m in self._members))
 
     async def clear(self) -> None:
         """Drop all unfinished requests."""

@@ -158,7 +158,7 @@ class PooledGenerator:
         self.requests, self._unsent, self._ended = {}, [], [[], [], []]
         self.unfinished = [0, 0, 0]
         self.changed()
-        await self.ask("start", "cancel_all")
+        await self.ask("control", "cancel_all")
 
     async def _next_poll(self) -> None:
         """Take the answer of the oldest of `AHEAD` polls."""

@@ -314,7 +314,7 @@ async def check_parity(prepared: Prepared, generators: GeneratorPool, trainer: H
             first part of the model that differs.
     """
     config = prepared.config
-    limit = Limit.of(config.timeouts, "start")
+    limit = Limit.of(config.timeouts, "control")
     tokens = min(PROBE_TOKENS, config.pipeline.l_max)
     for generator in generators:
         completions = await _probe(prepared, generator, prepared.probes, tokens)
@@ -323,10 +323,10 @@ async def check_parity(prepared: Prepared, generators: GeneratorPool, trainer: H
         if mismatch.mean <= tolerance:
             continue
         ids = [*completions[0].prompt_ids, *completions[0].token_ids]
-        weights = await generator.ask("start", "weights")
+        weights = await generator.ask("control", "weights")
         trained = await call(trainer, "weights", limit=limit)
         # vLLM exposes no hidden states, and its weights only as far as they can be determined.
-        hidden = await generator.ask("start", "hidden_states", ids)
+        hidden = await generator.ask("control", "hidden_states", ids)
         computed = await call(trainer, "hidden_states", ids, limit=limit) if hidden else []
         trained = {name: tensor for name, tensor in trained.items() if name in weights}
         parity.check(
@@ -367,7 +367,7 @@ async def _probe(
 ) -> list[Completion]:
     config = prepared.config
     completions: list[Completion] = await generator.ask(
-        "start", "probe", prompts, tokens, config.seed, config.generator.temperature
+        "control", "probe", prompts, tokens, config.seed, config.generator.temperature
     )
     return completions
 
@@ -381,6 +381,6 @@ async def _compare(
         "logprobs",
         [TrainSequence.of(c) for c in completions],
         config.generator.temperature,
-        limit=Limit.of(config.timeouts, "start"),
+        limit=Limit.of(config.timeouts, "control"),
     )
     return parity.compare([c.logprobs for c in completions], logprobs)

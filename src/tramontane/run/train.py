@@ -249,7 +249,7 @@ async def _run(
         if told := judges.conversations.fate(ledger.outstanding.values()):
             session.announce(told, logging.INFO)
     longest = await _longest_prompt(prepared, judges)
-    updates, limit = config.pipeline.updates, Limit.of(config.timeouts, "start")
+    updates, limit = config.pipeline.updates, Limit.of(config.timeouts, "control")
     model: Any = placement.model(session.model)
     make = partial(Trainer.load, model, config.trainer, updates, config.seed)
     with ExitStack() as ending:
@@ -266,7 +266,8 @@ async def _run(
         await generators.started()
         if teachers:
             await teachers.started()
-        await started(trainer, limit)  # so that it raises errors before anything is measured
+        # So that it raises errors before anything is measured.
+        await started(trainer, Limit.of(config.timeouts, "start"))
         measured = {"before": await _measure_end(session, generators, judges, "before", 0)}
         if HELD_OUT in measured["before"] and not session.version:
             for warning in evaluation_warnings(measured["before"][HELD_OUT]):
