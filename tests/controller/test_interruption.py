@@ -61,7 +61,7 @@ def test_open_thoughts_are_closed_and_an_answer_follows(
     assert rule.following(stopped(following, answer, "length"), following, l_max) is None
 
 
-def test_closed_thoughts_go_on_and_completions_that_ended_do_not() -> None:
+def test_closed_thoughts_continue_and_completions_that_ended_do_not() -> None:
     rule = interruption(4, 4, 6)
     request = Request(0, 0, [3], 1, SamplingParams(4, 1.0))
     closed = rule.following(stopped(request, 4, "length", f"a{CLOSING}b"), request, 32)

@@ -340,7 +340,7 @@ def test_an_interrupted_run(tmp_path: Path) -> None:
     answers = answers_of(write_report(tmp_path))
     ((heading, text),) = answers["summary"]["notes"]
     assert "has not ended" in heading
-    assert "after update 5 of 12" in text
+    assert "newest update is 5 of 12" in text
     assert "Pass rate" in chart_titles(answers)
     # Seven problems, each right once in four samples, but for the first: (6 · 1/4) / 7.
     ((when, passed),) = answers["summary"]["passed"]

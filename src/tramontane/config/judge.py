@@ -71,7 +71,7 @@ class CalibrationConfig(Section):
     """JSONL file (also gzip) of rows with `problem`, `response` and `label`: true, false, or a
     number from 0 to 1."""
     pass_mark: float = Field(0.5, gt=0, le=1)
-    """Label, and score, from which on an answer counts as good."""
+    """Lowest label, and lowest score, with which an answer counts as good."""
     min_accuracy: float = Field(0.7, ge=0, le=1)
     """Lowest accuracy, for the lower end of its 95 % interval."""
     min_agreement: float = Field(0.8, ge=0, le=1)

@@ -257,7 +257,7 @@ class TargetOptions(ObjectiveOptions):
     def _holds_the_answer(self) -> TargetOptions:
         if "{answer}" not in self.target_text:
             raise key_error(
-                f"{self.target_text!r} does not say where the answer stands: it must contain "
+                f"{self.target_text!r} does not say where the answer is: it must contain "
                 f"{{answer}}",
                 "target_text",
             )

@@ -90,7 +90,7 @@ class Pipeline:
         # Restored from a snapshot: groups that were in flight first.
         restored = self.ledger.outstanding.values()
         for group in sorted(restored, key=lambda g: not any(r.token_ids for r in g.requests)):
-            self._go_on(group.requests)
+            self._send_on(group.requests)
         for group in self.ledger.ungraded():
             self._start(self._grade(group), f"grade group {group.id}")
         self._hand_out()
@@ -141,7 +141,7 @@ class Pipeline:
                     await self.waits.end_of(generator.wait_for_work(), "collect: new requests")
             if not (completions := await generator.poll()):
                 continue  # no other loop waits for these
-            steps = [self._go_on([self.ledger.following(c)]) for c in completions]
+            steps = [self._send_on([self.ledger.following(c)]) for c in completions]
             if self.ledger.synchronous:  # the next poll must not depend on their time
                 await asyncio.gather(*filter(None, steps))
             self._hand_out()
@@ -270,9 +270,9 @@ class Pipeline:
             whole = self.ledger.synchronous
             groups = self.ledger.open(room if whole else min(room, HANDFUL))
             for together in [groups] if whole else [[group] for group in groups]:
-                self._go_on([request for group in together for request in group.requests])
+                self._send_on([request for group in together for request in group.requests])
 
-    def _go_on(self, sequences: Sequence[Request | Completion]) -> asyncio.Task[None] | None:
+    def _send_on(self, sequences: Sequence[Request | Completion]) -> asyncio.Task[None] | None:
         """Have requests generated, and groups graded whose last completion is here; returns the
         task of requests whose environments must answer first."""
         for completion in sequences:
@@ -291,7 +291,7 @@ class Pipeline:
         problems = [self.ledger.outstanding[r.group].problem for r in requests]
         limits = (problem.longest(self.sizes.l_max) for problem in problems)
         answers = map(self.conversations.answer, limits, problems, requests)
-        self._go_on([*map(self.ledger.replace, await asyncio.gather(*answers))])
+        self._send_on([*map(self.ledger.replace, await asyncio.gather(*answers))])
         self._hand_out()
         self._notify()
 

@@ -52,7 +52,7 @@ class Teachers:
 
     async def score(self, batch: Batch, made: TrainBatch) -> None:
         """Have the sequences `made` of a batch scored, except for trajectories that the term
-        `distill` leaves out. Waits for the slowest worker.
+        `distill` skips. Waits for the slowest worker.
 
         Raises:
             WorkerLost: a worker was lost `MAX_TRIES` times with the same share, or cannot be

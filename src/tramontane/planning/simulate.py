@@ -239,13 +239,13 @@ class _Worker:
 
     def wake(self) -> None:
         if self._waits:
-            self._go_on()
+            self._resume()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         seconds = next(self._life)
         self._waits = math.isinf(seconds)
         if not self._waits:
-            self.simulation.after(seconds, self._go_on)
+            self.simulation.after(seconds, self._resume)
 
 
 @dataclass

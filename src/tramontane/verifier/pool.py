@@ -70,7 +70,7 @@ class VerifierPool:
 
     Args:
         config: workers, limits and reward weights.
-        l_max: completion length in tokens from which on the length penalty is full.
+        l_max: completion length in tokens at which the length penalty reaches its maximum.
         l_cache: number of tokens below `l_max` at which the penalty starts.
 
     Raises:

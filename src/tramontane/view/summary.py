@@ -91,7 +91,7 @@ def _notes(run: Run, updates: list[int], *, finished: bool) -> list[tuple[str, s
         notes.append(
             (
                 "This run has not ended.",
-                f"It stands after update {max(updates, default=0)}{of}: there is no measurement "
+                f"Its newest update is {max(updates, default=0)}{of}; there is no measurement "
                 "after training yet. tramontane train --resume with this folder continues it.",
             )
         )
