@@ -3,6 +3,7 @@ import os
 import re
 import signal
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -422,6 +423,31 @@ def test_a_killed_and_resumed_run_equals_one_never_interrupted(base, data, tmp_p
 
     assert curve("whole") == curve("killed")
     assert not (tmp_path / "killed" / "resume").exists()
+
+
+def test_a_run_is_resumed_with_the_same_settings_only(base, data, tmp_path):
+    output = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        sft(config_of(base, data, output), stopping=lambda: True)
+
+    def assert_refused(key, source=data, **changes):
+        refusal = rf"made with different {key}; resume with the same, or delete .*out and start"
+        with pytest.raises(InputError, match=refusal):
+            sft(config_of(base, source, output, **changes), resume=True)
+
+    assert_refused("batch_tokens", batch_tokens=200)
+    assert_refused("steps, learning_rate", steps=9, learning_rate=1e-3)
+    assert_refused(r"data\.train", "playground:")
+    moved, other = tmp_path / "moved.jsonl", tmp_path / "other.jsonl"
+    moved.write_bytes(Path(data).read_bytes())
+    other.write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS[1:]))
+    assert_refused(r"data\.train", str(other))
+
+    log, before = output / "sft_metrics.jsonl", tmp_path / "before.jsonl"
+    os.link(log, before)
+    sft(config_of(base, str(moved), output, log_every=2, microbatch_tokens=100), resume=True)
+    assert [json.loads(line)["step"] for line in log.open()] == [1, 2, 4, 6, 8]
+    assert len(before.read_text().splitlines()) == 1  # replaced, not truncated and written again
 
 
 def test_weights_of_some_steps_and_of_the_last_are_kept(base, data, tmp_path):

@@ -6,6 +6,7 @@ RL with any file of prompts and responses, as for Magistral Small (arXiv 2506.10
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import shutil
@@ -27,9 +28,17 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.models.names import numbered, with_tokenizer
 from tramontane.sft.conversations import Example
-from tramontane.sft.examples import ExampleStream, generated_chats, read_examples
+from tramontane.sft.examples import ExampleStream, Rows, generated_chats, read_examples
 from tramontane.types import INSERTED
-from tramontane.workplace import commit, disk_faults, owned_folder, read_log, sync_all
+from tramontane.workplace import (
+    check_same,
+    commit,
+    disk_faults,
+    owned_folder,
+    read_log,
+    sync_all,
+    write_whole,
+)
 
 # Imported in functions, since they take seconds, and errors in the examples should come first.
 if TYPE_CHECKING:
@@ -43,6 +52,13 @@ LOG = "sft_metrics.jsonl"
 STATES = "resume"  # folder with the state to resume from, in one `step_N`
 KEPT = "checkpoints"  # folder with the weights of `keep_every`, in `step_N`
 PROGRESS = "progress.json"  # in `step_N`: position in the examples, step, seconds
+SETTINGS = "settings.json"  # in `step_N`: what the state depends on
+# These affect speed, or what is written. As in a training run, `dtype` may change with the machine.
+FREE = {
+    *("name", "output", "save_dtype", "checkpoint_every", "keep_every", "log_every"),
+    *("device", "dtype", "ranks", "threads", "microbatch_tokens", "gradient_checkpointing"),
+    *("activation_offload", "compile", "reduce_gradients"),
+}
 
 Call = Callable[..., Any]  # calls a trainer's method by name
 
@@ -78,13 +94,18 @@ def sft(
     Raises:
         KeyboardInterrupt: `stopping()` was true.
         InputError: not exactly one of `model` and `new_model`; rows without the fields; a prompt
-            that does not fit; an `output` that already holds a checkpoint, or nothing to resume
-            from; a missing device or compiler.
+            that does not fit; an `output` that already holds a checkpoint; nothing to resume from,
+            or a run with different settings; a missing device or compiler.
     """
     output = Path(config.output)
     with owned_folder(output, "fine-tuned"):
         _check_output(output, resume)
         rows = read_examples(config)
+        settings = _settings(config, rows)
+        state = _newest_state(output) if resume else None
+        if state is not None:
+            remedy = f"resume with the same, or delete {output} and start without --resume"
+            check_same(state / PROGRESS, state / SETTINGS, settings, remedy, levels=2)
         for warning in filter(None, (idle_gpus(config.device), *dtype_warnings(config))):
             warnings.warn(warning, stacklevel=2)
         architecture, tokenizer = _prepare(config)
@@ -98,7 +119,6 @@ def sft(
         data = config.data
         encoder = PromptEncoder(tokenizer, data, data.thinking_tags, data.effort)
         stream = ExampleStream(config, encoder, context_length(architecture), rows)
-        state = _newest_state(output) if resume else None
         with _trainer(config, architecture) as call:
             progress: dict[str, Any] = {"step": 0, "seconds": 0.0}
             if state is not None:
@@ -112,7 +132,7 @@ def sft(
                 stop = stopping() and step < config.steps
                 if (step % config.checkpoint_every == 0 or stop) and step < config.steps:
                     progress = {"step": step, "seconds": log.seconds, "position": stream.position}
-                    _save_state(call, output, progress)
+                    _save_state(call, output, progress, settings)
                     _save_result(call, tokenizer, config)
                 if stop:
                     raise KeyboardInterrupt
@@ -136,7 +156,7 @@ class _Log:
     ) -> None:
         self._file, self._config, self._on_log = file, config, on_log
         rows = list(read_log(file)) if step else []
-        file.write_text("".join(json.dumps(x) + "\n" for x in rows if x["step"] <= step))
+        write_whole(file, "".join(json.dumps(x) + "\n" for x in rows if x["step"] <= step))
         self._began = time.monotonic() - seconds
         self._since = time.monotonic()
         self._window: list[dict[str, float]] = []  # metrics of the steps since the last line
@@ -296,7 +316,20 @@ def _keep(call: Call, tokenizer: PreTrainedTokenizerBase, config: SFTConfig, ste
     commit(partial_folder, folder)
 
 
-def _save_state(call: Call, output: Path, progress: dict[str, Any]) -> None:
+def _settings(config: SFTConfig, rows: Rows | None) -> dict[str, Any]:
+    """What a state depends on, in JSON types. Rows count by their content, wherever they lie."""
+    settings = config.model_dump(mode="json", exclude=FREE)
+    if rows is not None:
+        content = hashlib.sha256()
+        for _, *fields in rows:
+            content.update(repr(fields).encode())
+        settings["data"]["train"] = content.hexdigest()
+    return settings
+
+
+def _save_state(
+    call: Call, output: Path, progress: dict[str, Any], settings: dict[str, Any]
+) -> None:
     """Write a new state beside the old one, and delete the old one once the new one is complete."""
     folder = output / STATES / f"step_{progress['step']}"
     partial_folder = folder.with_suffix(".partial")
@@ -304,6 +337,7 @@ def _save_state(call: Call, output: Path, progress: dict[str, Any]) -> None:
     with disk_faults(partial_folder):
         call("save_state", partial_folder)
         (partial_folder / PROGRESS).write_text(json.dumps(progress))
+        (partial_folder / SETTINGS).write_text(json.dumps(settings, indent=1))
         commit(partial_folder, folder)
     for other in folder.parent.iterdir():
         if other != folder:
