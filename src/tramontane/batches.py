@@ -4,7 +4,7 @@ numbers only. Plain data, like `types`."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tramontane.statistics import merged
 from tramontane.types import Completion, EarlierSequence, Group, TrainedFigures, Verdict, ints
+
+Vote = Callable[[str], str | None]  # the key under which an answer counts
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ class Batch:
             )
             sequence, token = sequence + lasts[-1], tokens
 
-    def train_batch(self) -> TrainBatch:
+    def train_batch(self, vote: Vote) -> TrainBatch:
         """The same groups as tokens, rewards and versions only."""
         groups = []
         for group in self.groups:
@@ -144,7 +147,7 @@ class Batch:
             shared = array("i", prompt)  # environments may begin a problem differently
             sequences = []
             for completion, verdict, answer in zip(
-                group.completions, group.verdicts, _answers(group.verdicts), strict=True
+                group.completions, group.verdicts, _answers(group, vote), strict=True
             ):
                 for number, part in enumerate(completion.sequences):
                     ids = shared if part.prompt_ids == prompt else ints(part.prompt_ids)
@@ -155,14 +158,12 @@ class Batch:
         return TrainBatch(self.version, groups, self.settings)
 
 
-def _answers(verdicts: Sequence[Verdict]) -> Iterator[int]:
-    """A number for each verdict's answer, −1 without one. All right answers count as the same
-    answer, however they are written."""
-    numbers: dict[str, int] = {}
-    for verdict in verdicts:
-        if verdict.answer is None:
-            yield -1
-        elif verdict.verdict == "right":
-            yield 0
-        else:
-            yield numbers.setdefault(verdict.answer.strip(), len(numbers) + 1)
+def _answers(group: Group, vote: Vote) -> Iterator[int]:
+    """A number for each verdict's answer, by its vote as in maj@k: 0 if right, −1 without one.
+    Programs count as written."""
+    key = vote if group.problem.tests is None else str.strip
+    answers = [verdict.answer for verdict in group.verdicts]
+    votes = [None if answer is None else key(answer) for answer in answers]
+    numbers: dict[str | bool, int] = {True: 0}
+    for voted in merged(votes, [verdict.verdict == "right" for verdict in group.verdicts]):
+        yield -1 if voted is None else numbers.setdefault(voted, len(numbers))

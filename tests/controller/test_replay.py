@@ -21,6 +21,7 @@ from tramontane.placement import Limit
 from tramontane.placement.thread import ThreadHandle
 from tramontane.trainer.microbatch import cut_batch
 from tramontane.types import ELSEWHERE, Completion, Group, Problem, floats, ints
+from tramontane.verifier.math.normalize import vote
 
 
 def groups(sizes: list[int]) -> list[Group]:
@@ -104,9 +105,9 @@ def test_computed_log_probs_are_computed_again_after_so_many_updates() -> None:
     replay = Replay(found, ReplayRules(refresh_every=2))
     for version in range(3):
         batch = Batch(version, replay.take(version, 3, 3), settings)
-        made = batch.train_batch()
+        made = batch.train_batch(vote)
         asyncio.run(replay.refresh(batch, handle, limit))
-        assert made == batch.train_batch()  # which also holds of one that waits in the queue
+        assert made == batch.train_batch(vote)  # which also holds of one that waits in the queue
         computed, kept = found[0].completions[0].logprobs, found[1].completions[0].logprobs
         assert list(kept) == [-1.0, -2.0]
         current = worker.logprobs([TrainSequence.of(found[0].completions[0])], rollouts.TEMPERATURE)

@@ -25,6 +25,7 @@ from tramontane.placement.thread import LocalPlacement, ThreadHandle
 from tramontane.trainer import sharding
 from tramontane.trainer.teacher import Teacher
 from tramontane.types import Completion, Group, Problem, Verdict
+from tramontane.verifier.math.normalize import vote
 
 SETTINGS = BatchSettings("", 0.9, 32, 8)
 MODELS = {"general": model(seed=1), "coder": model(seed=2)}
@@ -84,7 +85,7 @@ def made_here(name: str, model_name: str) -> Handle:
 def test_each_group_is_scored_by_the_teacher_of_its_domain(tmp_path: Path, workers: int) -> None:
     scored = batch()
     with Teachers(made_here, config(tmp_path, "thread", workers), pytest.fail) as teachers:
-        made = scored.train_batch()
+        made = scored.train_batch(vote)
         asyncio.run(teachers.score(scored, made))
     want = expected(scored)
     assert len(want) == 12
@@ -102,10 +103,10 @@ def test_a_stage_has_a_teacher_of_its_own(tmp_path: Path) -> None:
         for name in ("first", "second"):
             found = batch()
             found.settings = replace(SETTINGS, stage=name)
-            made = found.train_batch()
+            made = found.train_batch(vote)
             asyncio.run(teachers.score(found, made))
             scores[name] = given(made)
-    sequences = batch().train_batch().sequences
+    sequences = batch().train_batch(vote).sequences
     for name, model_name in (("first", "coder"), ("second", "general")):
         want = teacher(model_name).score(sequences, SETTINGS.temperature)
         for got, values in zip(scores[name], want, strict=True):
@@ -123,7 +124,7 @@ def test_the_added_term_asks_about_sampled_groups_alone(tmp_path: Path) -> None:
     trainer = settings.trainer.model_copy(update={"objective": objective})
     asked = []
     for each in (settings, settings.model_copy(update={"trainer": trainer})):
-        made = found.train_batch()
+        made = found.train_batch(vote)
         with Teachers(made_here, each, pytest.fail) as teachers:
             asyncio.run(teachers.score(found, made))
         asked.append([s.teacher is not None for s in made.sequences])
@@ -169,19 +170,19 @@ def test_a_teacher_on_several_ranks_holds_shards_and_scores_as_one(
 
     scored = batch()
     with Teachers(make, settings, lost.append) as teachers:
-        made = scored.train_batch()
+        made = scored.train_batch(vote)
         asyncio.run(teachers.score(scored, made))
         assert handles[0].submit("held").result() < 0.6 * MODELS["general"].num_parameters()
         few = replace(batch(), groups=batch().groups[1:2])  # one sequence, so a rank has none
         few.groups[0].completions.pop()
         few.groups[0].verdicts.pop()
-        one = few.train_batch()
+        one = few.train_batch(vote)
         asyncio.run(teachers.score(few, one))
         for found, of in ((made, batch()), (one, few)):
             for got, values in zip(given(found), expected(of), strict=True):
                 assert got == pytest.approx(values, abs=1e-5)
         os.kill(handles[0].processes[1], signal.SIGKILL)  # type: ignore[attr-defined]
-        again = batch().train_batch()
+        again = batch().train_batch(vote)
         asyncio.run(teachers.score(batch(), again))
     assert [error.worker for error in lost] == ["teacher 0"]
     assert given(again) == given(made)
@@ -206,7 +207,7 @@ def test_a_teacher_that_is_killed_is_replaced_and_asked_again(tmp_path: Path) ->
     threading.Thread(target=kill, daemon=True).start()
     scored = batch()
     with Teachers(make, settings, lost.append) as teachers:
-        made = scored.train_batch()
+        made = scored.train_batch(vote)
         asyncio.run(teachers.score(scored, made))
     assert [error.worker for error in lost] == ["teacher 1"]
     for got, values in zip(given(made), expected(scored), strict=True):

@@ -14,6 +14,7 @@ from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 from tramontane.run.trajectories import Targets
 from tramontane.types import ELSEWHERE, Completion, Group, Outcome, Problem, Verdict
+from tramontane.verifier.math.normalize import vote
 
 SETTINGS = BatchSettings(stage="", temperature=1.0, l_max=64, n_minibatch=2)
 
@@ -40,7 +41,7 @@ def targets(context: int | None = None, **options: str) -> Targets:
 
 
 def completed(targets: Targets, given: Batch) -> TrainBatch:
-    made = given.train_batch()
+    made = given.train_batch(vote)
     targets(given, made)
     return made
 
@@ -87,7 +88,7 @@ def test_other_groups_stay_as_they_were_sampled(
 ) -> None:
     given = batch(WRONG, outcomes, answer)
     made = completed(targets(context, targets=which), given)
-    assert made == given.train_batch()
+    assert made == given.train_batch(vote)
     assert made.sequences[0].target == 0
 
 

@@ -10,6 +10,7 @@ from tramontane.audit.recorded import Rollout
 from tramontane.audit.suspicion import describe_cheat, describe_hedge, occurs_in
 from tramontane.config import VerifierConfig
 from tramontane.run.flattery import flattered, score_of
+from tramontane.statistics import majority, merged
 from tramontane.verifier.format import boxes, check_format, fences, last_box, thinking_text
 from tramontane.verifier.math.grade import is_unevaluated
 from tramontane.verifier.math.normalize import vote
@@ -143,11 +144,12 @@ class Collector:
 
 def _majority(group: list[tuple[str | None, Graded]]) -> Finding | None:
     """A finding if more than half of three or more completions agree on a wrong answer."""
-    votes = Counter(answer for answer, _ in group if answer is not None)
-    if len(group) < 3 or not votes:
+    answers, graded = zip(*group, strict=True)
+    votes = merged(answers, [completion.verdict == "right" for completion in graded])
+    winner = majority(votes)
+    if len(group) < 3 or not isinstance(winner, str):
         return None
-    winner, count = votes.most_common(1)[0]
-    first = next(graded for answer, graded in group if answer == winner)
-    if 2 * count <= len(group) or first.verdict != "wrong":
+    if 2 * (count := votes.count(winner)) <= len(group):
         return None
+    first = graded[votes.index(winner)]
     return first.finding("majority", f"{count} of {len(group)} answer {clip(winner)}")

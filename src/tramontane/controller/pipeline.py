@@ -32,6 +32,7 @@ from tramontane.controller.waits import Waits
 from tramontane.models.weights import Weights
 from tramontane.placement import TRAINER, Handle, Limit, call
 from tramontane.types import Completion, Group, Request
+from tramontane.verifier.math.normalize import vote
 
 HANDFUL = 32  # groups handed out in one turn of the event loop: encoding prompts takes time
 
@@ -157,7 +158,7 @@ class Pipeline:
             )
             batch = self.ledger.batch()
             self._notify()  # there may be room for more groups, even while the queue is full
-            made = batch.train_batch()
+            made = batch.train_batch(vote)
             if self.annotate:
                 await self.annotate(batch, made)
             await self.batches.put((batch, made))

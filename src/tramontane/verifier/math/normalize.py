@@ -12,6 +12,7 @@ import unicodedata
 from fractions import Fraction
 
 from tramontane.verifier.math.numbers import DECIMAL, to_number
+from tramontane.verifier.math.structure import MAX_LENGTH
 from tramontane.verifier.math.wording import same_phrase
 
 _RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱˣʸᶻᵃᵇᶜᵈᵏᵐᵖʳˢᵗ"
@@ -354,9 +355,10 @@ def _apply_rules(text: str) -> str:
 
 
 def vote(answer: str | None) -> str | None:
-    """The key for counting an answer: `0.5` and `\\frac{1}{2}` are the same vote."""
-    if answer is None:
-        return None
+    """The key for counting an answer, everywhere: `0.5` and `\\frac{1}{2}` are the same vote. What
+    is too long to be judged counts as written."""
+    if answer is None or len(answer) > MAX_LENGTH:
+        return answer
     normalized = normalize(answer)
     number = to_number(normalized)
     return normalized if number is None else str(number)
