@@ -11,6 +11,7 @@ def test_most_votes_decide(tmp_path):
         "fine": ["Verdict: ok"] * 3,
         "outvoted": ["**Verdict:** proof", "verdict: OK", "I think so. Verdict: ok."],
         "proof": ["<think>Verdict: ok?</think>Verdict: proof", "Verdict: ok", "Verdict: proof"],
+        "reopened": ["<think>Hm.</think>Verdict: ok<think>Or not? Verdict: proof"] * 3,
         "parts": ["Is it proof? Verdict: multi_part"] * 3,
         "divided": ["Verdict: proof", "Verdict: incomplete", "Verdict: ok"],
         "rambling": ["Perhaps.", "Verdict: unknown", "Verdict: proof"],
@@ -34,6 +35,7 @@ def test_most_votes_decide(tmp_path):
         "fine": ("kept", ""),
         "outvoted": ("kept", ""),
         "proof": ("dropped", "proof"),
+        "reopened": ("kept", ""),
         "parts": ("dropped", "multi_part"),
         "divided": ("kept", ""),
         "rambling": ("kept", "unreviewed"),
@@ -42,4 +44,4 @@ def test_most_votes_decide(tmp_path):
     }
     assert decisions["proof"]["detail"] == "votes: proof 2, ok 1"
     assert decisions["dead"]["detail"] == "votes: HTTP 500: down (tried 2 times) 3"
-    assert set(kept) == {"fine", "outvoted", "divided", "rambling", "dead", "code"}
+    assert set(kept) == {"fine", "outvoted", "reopened", "divided", "rambling", "dead", "code"}

@@ -9,11 +9,12 @@ import yaml
 
 from papers.oversight.tests.staged import ARTICLE, questions
 from tramontane import InputError
+from tramontane.asking import conclusion
 from tramontane_oversight.config import Rules
 from tramontane_oversight.figures import figures_of
 from tramontane_oversight.protocols import PROTOCOLS, Episode
 from tramontane_oversight.questions import two_choices
-from tramontane_oversight.responses import conclusion, letter_of, number_of
+from tramontane_oversight.responses import letter_of, number_of
 from tramontane_oversight.transcript import Call, Question, Reply, Transcript
 from tramontane_oversight.wording import WORDINGS, load_wording
 

@@ -61,8 +61,18 @@ def in_paper_tags(text: str, tags: ThinkingTags) -> str:
 
 
 def conclusion(text: str) -> str:
-    """The part of an answer after its thoughts."""
-    return text.rpartition(PAPER_TAGS.closing)[2].strip()
+    """The part of an answer after its thoughts, up to any further thoughts; empty if there are only
+    thoughts."""
+    start, end = conclusion_span(text)
+    return text[start:end].strip()
+
+
+def conclusion_span(text: str) -> tuple[int, int]:
+    """Where the conclusion of an answer begins and ends, white space included."""
+    closing = text.rfind(PAPER_TAGS.closing)
+    start = closing + len(PAPER_TAGS.closing) if closing >= 0 else 0
+    opening = text.find(PAPER_TAGS.opening, start)
+    return start, opening if opening >= 0 else len(text)
 
 
 def answer_seed(seed: int, key: str, index: int) -> int:

@@ -13,14 +13,9 @@ from collections.abc import Callable, Generator
 from random import Random
 from typing import Any, TypeAlias
 
+from tramontane.asking import conclusion
 from tramontane_oversight.config import Rules
-from tramontane_oversight.responses import (
-    check_quotes,
-    conclusion,
-    letter_of,
-    number_of,
-    without_marks,
-)
+from tramontane_oversight.responses import check_quotes, letter_of, number_of, without_marks
 from tramontane_oversight.transcript import Call, Question, Reply, Role, Task, Transcript, Turn
 
 Moves: TypeAlias = Generator[list[Call], list[Reply], None]

@@ -18,7 +18,7 @@ from functools import lru_cache
 from itertools import pairwise
 from string import ascii_uppercase
 
-from tramontane.types import PAPER_TAGS
+from tramontane.asking import conclusion, conclusion_span
 from tramontane_oversight.transcript import LETTERS
 
 # Emphasis, quotation marks and brackets before a letter.
@@ -39,13 +39,6 @@ _MARK = re.compile(
 _INVISIBLE = ("Cf", "Cc")  # Unicode categories: format and control characters
 
 
-def conclusion(text: str) -> str:
-    """The part of a response after its thoughts, up to any further thoughts; empty if there are
-    only thoughts."""
-    start, end = _conclusion(text)
-    return text[start:end].strip()
-
-
 def letter_place(text: str, choices: Sequence[str] = ()) -> tuple[int, int] | None:
     r"""(side, position in the text) of a response's answer: the last `Answer: A`, `The answer is A`
     or `\boxed{A}` after the thoughts, or a letter alone; None without an answer.
@@ -57,7 +50,7 @@ def letter_place(text: str, choices: Sequence[str] = ()) -> tuple[int, int] | No
         text: the response.
         choices: texts of the answers, if known; otherwise there are two.
     """
-    start, end = _conclusion(text)
+    start, end = conclusion_span(text)
     shown = text[start:end]
     start += len(shown) - len(shown.lstrip())
     shown = shown.strip()
@@ -81,13 +74,6 @@ def number_of(text: str, count: int) -> int | None:
     """The last number from 1 to `count` in a response's conclusion, as an index from 0."""
     numbers = [int(found) for found in _NUMBER.findall(conclusion(text))]
     return next((n - 1 for n in reversed(numbers) if 1 <= n <= count), None)
-
-
-def _conclusion(text: str) -> tuple[int, int]:
-    closing = text.rfind(PAPER_TAGS.closing)
-    start = closing + len(PAPER_TAGS.closing) if closing >= 0 else 0
-    opening = text.find(PAPER_TAGS.opening, start)
-    return start, opening if opening >= 0 else len(text)
 
 
 def _is_answer(kind: str, rest: str, choice: str) -> bool:
