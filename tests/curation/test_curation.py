@@ -212,6 +212,22 @@ def test_a_curation_killed_repeatedly_ends_with_the_same_results(tmp_path):
     assert results(out) == results(whole)
 
 
+def test_a_damaged_row_of_an_unfinished_curation_is_named(tmp_path):
+    source = write(tmp_path / "raw.jsonl", sums(20))
+    config = CurateConfig(inputs=(source,), out=str(tmp_path / "out"))
+
+    def stop(stage, chunks):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        curate(config, progress=stop)
+    [part] = (tmp_path / "out/work").rglob("part-*.jsonl")
+    whole = part.read_bytes().splitlines(keepends=True)
+    part.write_bytes(b"".join([whole[0], whole[1][:20], *whole[2:]]))
+    with pytest.raises(InputError, match=r"part-000000\.jsonl:2: not JSON"):
+        curate(config)
+
+
 def test_a_finished_curation_is_not_repeated(tmp_path):
     source = write(tmp_path / "raw.jsonl", sums(20))
     summary, out = run(tmp_path, source)

@@ -268,6 +268,18 @@ def test_memory_survives_a_restart_without_uncommitted_rows(tmp_path):
     ).read_bytes()
 
 
+def test_a_damaged_line_of_the_memory_is_named(tmp_path):
+    decide(tmp_path, [rows("Is 7 prime?", TRAIN)])
+    seen = tmp_path / "seen.jsonl"
+    first, second = seen.read_bytes().splitlines(keepends=True)
+    seen.write_bytes(first + bytes(len(second)))
+    stage = Deduplicate(DeduplicateConfig(), tmp_path)
+    stage.restore(1)
+    with pytest.raises(InputError, match=r"seen\.jsonl:2: damaged .*; remove the folder"):
+        stage.decide(rows(TRAIN, first=2))
+    stage.close()
+
+
 # Contamination
 
 

@@ -83,7 +83,9 @@ class Code(ModelStage):
         programs = {_key(row): row for row in rows if verifier_of(row.task.domain) == "code"}
         proposals = self._proposals(rows, programs)
         with Journal(self.record(rows, "finished")) as journal:
-            finished = {key: [Row.parse(text) for text in decided] for key, decided in journal}
+            finished = {
+                key: [Row.load(json.loads(text)) for text in decided] for key, decided in journal
+            }
             running = {
                 self.threads.submit(self._curate, row, proposals.get(key, NO_PROPOSAL)): key
                 for key, row in programs.items()

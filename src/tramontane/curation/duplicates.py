@@ -168,7 +168,13 @@ class Deduplicate(Stage):
 
     def _read(self, item: int) -> Seen:
         self.reader.seek(self.offsets[item])
-        return Seen(*json.loads(self.reader.readline()))
+        try:
+            return Seen(*json.loads(self.reader.readline()))
+        except (ValueError, TypeError) as error:
+            raise InputError(
+                f"{self.reader.name}:{item + 1}: damaged ({error}); remove the folder "
+                f"{self.folder}, and its stage is repeated"
+            ) from None
 
     def _decide(self, row: Row, new: Seen, old: Sequence[Seen]) -> Row:
         same = next((o for o in old if o.spelt == new.spelt), None)

@@ -34,6 +34,7 @@ from tramontane.curation.report import Tally, write_report
 from tramontane.curation.review import Review
 from tramontane.curation.rows import Row, Stage
 from tramontane.curation.translate import Translate
+from tramontane.data.files import read_rows
 from tramontane.data.load import RowRules
 from tramontane.errors import InputError
 from tramontane.workplace import HIDDEN, owned_folder, whole_file, write_whole
@@ -241,8 +242,9 @@ def _finished(folder: Path) -> int:
 
 
 def _rows(folder: Path, chunk: int) -> Iterator[Row]:
-    with _part(folder, chunk).open(encoding="utf-8") as lines:
-        yield from map(Row.parse, lines)
+    part = _part(folder, chunk)
+    if part.stat().st_size:  # else an earlier stage dropped all rows
+        yield from (Row.load(fields) for _, fields in read_rows(str(part)))
 
 
 def _write_rows(folder: Path, chunk: int, rows: Iterable[Row]) -> None:

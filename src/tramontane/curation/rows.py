@@ -73,8 +73,8 @@ class Row:
         return self.problem
 
     @classmethod
-    def parse(cls, line: str) -> Row:
-        fields = json.loads(line)
+    def load(cls, fields: dict[str, Any]) -> Row:
+        """The row of a line from `dump`."""
         problem = fields.pop("problem")
         return cls(problem=problem and Problem(**problem), **fields)
 
