@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-
+from tramontane.pages import render
 from tramontane.workplace import write_whole
 from tramontane_oversight.config import OversightConfig, cast_of
 from tramontane_oversight.figures import Comparison
@@ -17,12 +15,9 @@ from tramontane_oversight.transcript import LETTERS, Transcript
 
 def write_page(config: OversightConfig, comparison: Comparison, path: Path) -> None:
     """Write the page as one HTML file without scripts."""
-    source = resources.files("tramontane_oversight").joinpath("page.html.j2").read_text("utf-8")
-    environment = Environment(
-        undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    page = environment.from_string(source).render(
-        name=config.name,
+    page = render(
+        Path(__file__).with_name("page.html.j2"),
+        title=config.name,
         source=config.questions.source,
         permutations=config.permutations,
         rows=[_row(config, comparison, name) for name in comparison.figures],
