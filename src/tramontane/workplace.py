@@ -355,7 +355,8 @@ class Journal:
                 yield item
 
     def add(self, *items: Any) -> int:
-        """Write items; returns the file's new length in bytes. A killed process loses none."""
+        """Write items; returns the file's new length in bytes. A killed process loses none. They
+        are not flushed to disk: a power failure may cost the last ones, to be computed again."""
         for item in items:
             text = json.dumps(item, ensure_ascii=False) + "\n"
             # Half a surrogate pair becomes a JSON escape.

@@ -68,7 +68,9 @@ class RunFolder:
     """Paths and files of one run.
 
     Files and checkpoints are written under a temporary name and renamed: they are complete or
-    absent. Only logs grow line by line; `read_log` and `rewind` ignore a truncated last line.
+    absent. Only logs grow line by line; `read_log` and `rewind` ignore a truncated last line. They
+    are not flushed to disk: a power failure may lose lines since the last checkpoint, from which
+    the run continues in any case.
     """
 
     def __init__(self, path: str | Path) -> None:
