@@ -7,7 +7,9 @@ import pytest
 from tests.asking.server import Server
 from tests.verifier.test_judge import comparing, config, graded_part, literal_judge
 from tramontane import InputError
-from tramontane.evaluation.calibration import calibrate
+from tramontane.config.judge import CalibrationConfig
+from tramontane.evaluation.calibration import Calibration, calibrate
+from tramontane.statistics import Estimate
 
 GOOD, BAD = "It scatters.", "It is a mirror. Really."
 
@@ -34,6 +36,17 @@ def test_a_judge_that_follows_its_labels_passes(tmp_path):
     assert (found.position_bias, found.length_bias) == (0, 0)
     assert found.fooled == {"empty": 0, "injection": 0, "flattery": 0}
     assert requests == 20 * 3 + 10 * 3 * 2 == len(seen)
+
+
+def test_a_judge_fails_the_bounds_that_it_does_not_keep():
+    judge = Calibration(50, Estimate(0.8, 0.7, 0.9), 0.85, 0.15, -0.25, {"empty": 0.05})
+    bounds = {"min_accuracy": 0.7, "min_agreement": 0.85, "max_position_bias": 0.15,
+              "max_length_bias": 0.25, "max_fooled": 0.05}  # fmt: skip
+    assert judge.failings(CalibrationConfig(file="any", **bounds)) == []
+    for key, bound in bounds.items():
+        stricter = round(bound + (0.01 if key.startswith("min") else -0.01), 2)
+        found = judge.failings(CalibrationConfig(file="any", **bounds | {key: stricter}))
+        assert found == [f"{key} {stricter:g}"]
 
 
 @pytest.mark.slow

@@ -93,24 +93,29 @@ def test_a_microbatch_without_a_token_to_learn_from_has_loss_and_gradient_zero()
 
 
 @pytest.mark.parametrize(
-    ("correction", "weights"),
-    [("truncated", [2.0, 1.5, 0.25]), ("clipped", [2.0, 1.5, 0.5])],
+    ("correction", "cap", "weights", "capped"),
+    [
+        ("truncated", 2.0, [2.0, 1.5, 0.25], 1),
+        ("clipped", 2.0, [2.0, 1.5, 0.5], 2),
+        ("truncated", 5.0, [4.0, 1.5, 0.25], 0),
+        ("clipped", 3.5, [3.5, 1.5, 1 / 3.5], 2),
+    ],
 )
-def test_importance_corrections(correction, weights):
+def test_importance_corrections(correction, cap, weights, capped):
     # π_old/μ = 4, 1.5, 0.25, and π_θ/π_old = 1.1, 0.9, 1.5: the last is clipped at A = 1.
     drift = torch.tensor([4.0, 1.5, 0.25], dtype=torch.float64)
     ratio = torch.tensor([1.1, 0.9, 1.5], dtype=torch.float64)
     t = tokens((drift * ratio).tolist(), [1.0, -1.0, 1.0])
     t = Tokens(**{**vars(t), "proximal": t.logprobs.detach() - ratio.log()})
-    loss, gradient, metrics = loss_and_gradient(t, importance_correction=correction)
+    loss, gradient, metrics = loss_and_gradient(
+        t, importance_correction=correction, importance_cap=cap
+    )
     surrogates = [1.1, -0.9, 1.28]
     assert -loss == pytest.approx(sum(w * s for w, s in zip(weights, surrogates, strict=True)))
     # The weight is a constant: the gradient is w · ρ · A where not clipped.
     assert [-g for g in gradient] == pytest.approx([weights[0] * 1.1, weights[1] * -0.9, 0.0])
     assert metrics["importance_weight"] == pytest.approx(sum(weights) / 3)
-    assert metrics["importance_capped"] == pytest.approx(
-        (1 if correction == "truncated" else 2) / 3
-    )
+    assert metrics["importance_capped"] == pytest.approx(capped / 3)
 
 
 def test_without_correction_the_behavior_is_the_old_policy():

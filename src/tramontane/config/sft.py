@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -32,6 +32,11 @@ class NewModelConfig(Section):
 class MixtureConfig(Section):
     """Frequencies of styles and flaws in generated traces. The paper has no such data."""
 
+    removed: ClassVar = {
+        "wrong_call": (0.2, "it is WRONG_CALL in data/playground/traces.py"),
+        "ignored_answer": (0.1, "it is IGNORED_ANSWER in data/playground/traces.py"),
+    }
+
     work: float = 0.35
     """Relative weight of traces that show their steps."""
     guess: float = 0.57
@@ -53,10 +58,6 @@ class MixtureConfig(Section):
     """Share of guesses that are correct."""
     broken_call: float = 0.1
     """Share of traces for a tool whose call does not parse; they then guess."""
-    wrong_call: float = 0.2
-    """Share of traces for a tool that call it with wrong arguments."""
-    ignored_answer: float = 0.1
-    """Share of traces for a tool that call it, and then answer something else."""
     needless_call: float = 0.0
     """Share of traces for sums and stories that call the calculator, and then guess."""
 

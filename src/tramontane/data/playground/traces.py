@@ -23,6 +23,8 @@ Manner = Literal["work", "guess", "ramble"]
 Tags = Literal["ok", "unclosed", "unopened"]
 Use = Literal["right", "broken", "wrong", "ignored", "needless"]
 DRILL_PROMPT = "Practise mental arithmetic."
+# Shares of the traces for a tool that call it with wrong arguments, and that answer something else.
+WRONG_CALL, IGNORED_ANSWER = 0.2, 0.1
 
 
 @dataclass(frozen=True)
@@ -167,8 +169,8 @@ def _sample_use(problem: Problem, rng: Random, mixture: MixtureConfig) -> Use:
     roll = rng.random()
     shares: tuple[tuple[Use, float], ...] = (
         ("broken", mixture.broken_call),
-        ("wrong", mixture.wrong_call),
-        ("ignored", mixture.ignored_answer),
+        ("wrong", WRONG_CALL),
+        ("ignored", IGNORED_ANSWER),
     )
     for use, share in shares:
         if roll < share:
