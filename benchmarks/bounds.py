@@ -10,7 +10,7 @@ per parameter; its bound is the rate of matrix products. Parameters are those of
 and the output head. Attention is not part of the bounds, so long sequences stay further below them.
 
 Rates are measured in the same run, in the same dtype, on a CPU in processor time. The script prints
-a table and writes bounds.json next to this file, from which `tramontane plan --gpu` can plan.
+a table and writes bounds.json next to this file, from which `tramontane plan gpu=FILE` can plan.
 """
 
 from __future__ import annotations

@@ -272,16 +272,15 @@ def test_score_help_names_the_fields() -> None:
 
 def test_a_plan_names_its_assumptions_and_both_ways(run: Run, tmp_path: Path) -> None:
     done = run(
-        *["plan", "--model", "llama-3.1-8b", "--gpus", "8", "--n-batch", "64"],
-        *["--length-mean", "400", "--length-max", "2000", "train_mfu=0.31"],
-        *["--out", "plan.yaml"],
+        *["plan", "model=llama-3.1-8b", "gpus=8", "n_batch=64", "length_mean=400"],
+        *["length_max=2000", "train_mfu=0.31", "--out", "plan.yaml"],
     )
     assert done.code == 0, done.stderr
     assert "train_mfu=0.31" in done.stdout and "79.1 GiB" in done.stdout
     for row in ("trainer", "generators", "n_async", "staleness", "synchronous, together"):
         assert row in done.stdout
     assert done.stdout.endswith((tmp_path / "plan.yaml").read_text())
-    refused = run("plan", "--gpus", "8", "--gpu", "abacus")
+    refused = run("plan", "gpus=8", "gpu=abacus")
     assert refused.code == 2
     assert "plan: gpu: no data sheet for the GPU 'abacus'; choose from a100" in refused.stderr
 

@@ -89,7 +89,7 @@ def test_faults_that_need_no_model_are_reported_before_heavy_imports(tmp_path: P
         ("no such config file", "generate", "tiny", "1+1?", "--config", "missing.yaml"),
         ("no such file", "score", "missing.jsonl"),
         ("no such file", "audit", "missing"),
-        ("no such file", "curate", "missing.jsonl", "--out", str(tmp_path / "curated")),
+        ("no such file", "curate", "missing.jsonl", f"out={tmp_path / 'curated'}"),
         ("unknown key", "recipe", "small", small, "nokey=1"),
         ("missing", "recipe", "small", small, f"out={tmp_path / 'r'}", "teacher=missing"),
         (
@@ -101,7 +101,7 @@ def test_faults_that_need_no_model_are_reported_before_heavy_imports(tmp_path: P
         ("no such study", "study", "nosuch"),
         ("missing", "study", "curve", "missing"),
         ("missing", "study", "landscape", "missing"),
-        ("unknown key", "plan", "nokey=1"),
+        ("unknown key", "plan", "model=tiny", "gpus=2", "nokey=1"),
         ("it does not exist", "view", "missing"),
     ]
     check(cases, tmp_path)
@@ -129,7 +129,7 @@ def test_every_command_that_writes_is_refused_at_once_where_another_process_work
         (f"{new}/s", "followed", "recipe", "small", yaml["recipe_small_tiny"], f"out={new}/s"),
         (f"{new}/m", "followed", "recipe", "medium", yaml["recipe_medium_tiny"], f"out={new}/m"),
         (f"{new}/st/group_size", "studied", "study", "group_size", "--out", f"{new}/st"),
-        (f"{new}/curated", "curated", "curate", "playground:", "--out", f"{new}/curated"),
+        (f"{new}/curated", "curated", "curate", "playground:", f"out={new}/curated"),
         (f"{new}/e.jsonl", "evaluated", "eval", "tiny", "playground:", "--out", f"{new}/e.jsonl"),
         (f"{new}/c", "compared", "compare", "tiny", "--on", "playground:", "--out", f"{new}/c"),
         (f"{new}/sft", "fine-tuned", "sft", yaml["tiny_base"], f"output={new}/sft"),

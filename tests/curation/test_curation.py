@@ -284,7 +284,7 @@ def test_the_command(tmp_path):
     source = write(tmp_path / "raw.jsonl", sums(30))
     test = write(tmp_path / "test.jsonl", sums(3))
     out = tmp_path / "out"
-    args = ["curate", source, "chunk_rows=10", "--out", str(out), "--decontaminate", test]
+    args = ["curate", source, "chunk_rows=10", f"out={out}", f"decontaminate.against=[{test}]"]
     result = runner.invoke(app, args)
     assert result.exit_code == 0, result.output
     reasons = Counter(d["reason"] for d in lines(out / "decisions.jsonl"))
@@ -292,9 +292,7 @@ def test_the_command(tmp_path):
     assert "decontaminate" in result.output and "contaminated 3" in result.output
     with open(source, "a") as file:
         file.write("nonsense\n")
-    result = runner.invoke(
-        app, ["curate", source, "--stage", "filter", "--out", str(tmp_path / "f")]
-    )
+    result = runner.invoke(app, ["curate", source, "stages=[filter]", f"out={tmp_path / 'f'}"])
     assert result.exit_code == 1
     assert f"{source}:31: not JSON" in result.stderr
     summary = json.loads((tmp_path / "f/summary.json").read_text())
@@ -312,14 +310,11 @@ def test_a_config_and_its_errors(tmp_path):
             {"overrides": ["filter.rewrit=false"]},
             "filter.rewrit: unknown key; did you mean 'rewrite'",
         ),
-        ({"stages": ["fliter"]}, "no stage 'fliter'; did you mean 'filter'"),
+        ({"overrides": ["stages=[fliter]"]}, "no stage 'fliter'; did you mean 'filter'"),
         ({"overrides": ["fields.anwser=x"]}, "no such field; did you mean 'answer'"),
         ({"inputs": [str(tmp_path / "rw.jsonl")]}, "no such file; did you mean"),
         ({"inputs": ["playground:"]}, "has no end"),
-        (
-            {"overrides": ["inputs=[]"], "against": [source], "stages": ["decontaminate"]},
-            "no inputs",
-        ),
+        ({"overrides": ["inputs=[]"]}, "no inputs"),
         ({"inputs": [str(tmp_path / "empty")], "out": tmp_path / "n"}, "cannot be loaded"),
         ({"overrides": ["out=null"]}, "no output folder"),
     ]:

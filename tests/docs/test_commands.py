@@ -185,7 +185,7 @@ def shortened(words: list[str], desk: Path) -> list[str]:
         "eval": ["--problems", "2", "--samples", "1", "--max-tokens", "16", "--out", own],
         "compare": ["--problems", "2", "--samples", "1", "--max-tokens", "16", "--out", "compared"],
         "generate": ["--max-tokens", "8"],
-        "plan": ["--n-batch", "256"],
+        "plan": ["n_batch=256"],
         "oversight": ["questions.limit=1", f"out=overseen/{Path(args[-1]).stem}"],
         "oversight-data": ["--lessons=2", "--drills=2", "--problems=2", "--held-out=2"],
         "sft": ["steps=1", "batch_tokens=512", f"output=made/{Path(args[-1]).stem}"]

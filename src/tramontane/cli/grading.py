@@ -99,21 +99,15 @@ def audit(
 def curate(
     sources: Annotated[
         list[str],
-        typer.Argument(help="A YAML file, or files and datasets; then any key.sub=value."),
+        typer.Argument(
+            help="A YAML file, or files and datasets; then any key.sub=value, e.g. out=FOLDER."
+        ),
     ],
-    out: Annotated[Path | None, typer.Option(help="Folder of the result.")] = None,
-    stage: Annotated[
-        list[str] | None, typer.Option(help="Only this stage; several are run in the order given.")
-    ] = None,
-    decontaminate: Annotated[
-        list[str] | None, typer.Option(help="An evaluation set that no problem may come from.")
-    ] = None,
 ) -> None:
     """Turn raw problem sets into one to train on; exit code 1 when rows could not be read."""
     overrides = [s for s in sources if "=" in s and not Path(s).exists()]
     inputs = [s for s in sources if s not in overrides]
     config = inputs.pop(0) if inputs and inputs[0].endswith((".yaml", ".yml")) else None
-    chosen: dict[str, Any] = {"stages": stage or (), "against": decontaminate or (), "out": out}
     with if_stopped(CONTINUES), progress_bar() as shown:
         bars: dict[str, Any] = {}
 
@@ -122,7 +116,7 @@ def curate(
                 bars[name] = shown.add_task(name, total=None)
             shown.update(bars[name], completed=chunks)
 
-        result = tramontane.curate(config, overrides, inputs=inputs, progress=show, **chosen)
+        result = tramontane.curate(config, overrides, inputs=inputs, progress=show)
     rows = []
     for step in result.summary["stages"]:
         dropped = ", ".join(f"{reason} {count:,}" for reason, count in step["dropped"].items())

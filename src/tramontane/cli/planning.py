@@ -19,30 +19,20 @@ from tramontane.workplace import check_file, write_whole
 
 @app.command(rich_help_panel=LOOK)
 def plan(
-    model: Annotated[
-        str, typer.Option(help="A known shape, e.g. llama-3.1-8b, a config.json, or a model.")
-    ] = "mistral-small-24b",
-    gpus: Annotated[
-        int, typer.Option(help="Number of GPUs for generators and trainer together.")
-    ] = 64,
-    assumptions: Annotated[
-        list[str] | None, typer.Argument(help="Any printed assumption as key=value.")
+    keys: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="model=MODEL gpus=NUMBER, and any printed assumption, as key=value.",
+            show_default=False,
+        ),
     ] = None,
-    gpu: Annotated[
-        str, typer.Option(help="a100, b200, h100, h200, l40s, or a report of benchmarks.bounds.")
-    ] = "h100",
-    n_batch: Annotated[int, typer.Option(help="Completions an update.")] = 2048,
-    length_mean: Annotated[int, typer.Option(help="Mean tokens per completion.")] = 6000,
-    length_max: Annotated[int, typer.Option(help="Tokens of the longest completion.")] = 32000,
     out: Annotated[Path | None, typer.Option(help="Also write the config to this file.")] = None,
 ) -> None:
     """Split GPUs between generators and trainers by calculation, and print a config."""
-    sizes = {"gpu": gpu, "n_batch": n_batch, "length_mean": length_mean, "length_max": length_max}
     from tramontane.config import parse_settings
     from tramontane.planning.config import PlanConfig
 
-    settings = sizes | {"model": model, "gpus": gpus}
-    config = parse_settings(PlanConfig, settings, assumptions or [], "plan")
+    config = parse_settings(PlanConfig, {}, keys or [], "plan")
     if out is not None:
         check_file(out)
     found = tramontane.plan(config)

@@ -188,7 +188,8 @@ class CurateConfig(Section):
     chunk_rows: int = Field(2000, ge=1)
     """Number of rows decided and written at once."""
     stages: tuple[str, ...] = ("deduplicate", "filter")
-    """Stages, in order: names of the sections below, each at most once."""
+    """Stages, in order: names of the sections below, each at most once. With evaluation sets in
+    `decontaminate.against`, the default has decontaminate in the middle."""
     deduplicate: DeduplicateConfig = Field(default_factory=DeduplicateConfig)
     """Removal of exact and near duplicates."""
     decontaminate: DecontaminateConfig = Field(default_factory=DecontaminateConfig)
@@ -214,6 +215,8 @@ class CurateConfig(Section):
 
     @model_validator(mode="after")
     def _stages(self) -> CurateConfig:
+        if self.decontaminate.against and "stages" not in self.model_fields_set:
+            self.stages = ("deduplicate", "decontaminate", "filter")
         known = [n for n, f in type(self).model_fields.items() if _is_section(f.annotation)]
         for name in self.stages:
             if name not in known:

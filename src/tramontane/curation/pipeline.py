@@ -72,8 +72,6 @@ def curate(
     overrides: list[str] | None = None,
     *,
     inputs: Sequence[str] = (),
-    stages: Sequence[str] = (),
-    against: Sequence[str] = (),
     out: str | Path | None = None,
     progress: Progress | None = None,
 ) -> CurateResult:
@@ -84,8 +82,6 @@ def curate(
             None means the defaults.
         overrides: `key.sub=value` overrides.
         inputs: files or datasets that replace the config's.
-        stages: stages that replace the config's.
-        against: evaluation sets that no problem may come from.
         out: folder of the result; an unfinished curation in it is resumed.
         progress: called with (stage, chunks done).
 
@@ -94,17 +90,15 @@ def curate(
             inputs or output folder, a folder with something else or another curation, or inputs
             that changed since the start.
     """
-    if against and not stages and config is None:
-        stages = ("deduplicate", "decontaminate", "filter")
-    asked = {"inputs": list(inputs), "stages": list(stages), "decontaminate.against": list(against)}
-    texts = [f"{key}={json.dumps(value)}" for key, value in asked.items() if value]
-    texts = [*(overrides or []), *texts, *([] if out is None else [f"out={out}"])]
+    texts = list(overrides or [])
+    texts += [f"inputs={json.dumps(list(inputs))}"] if inputs else []
+    texts += [] if out is None else [f"out={out}"]
     if config is None:
         config = parse_settings(CurateConfig, {}, texts, "curate")
     elif not isinstance(config, CurateConfig):
         config = load_section(CurateConfig, config, texts)
     if config.out is None:
-        raise InputError("curate: no output folder; give one with --out, or as `out` in the config")
+        raise InputError("curate: no output folder; give one as out=FOLDER")
     folder = Path(config.out)
     with owned_folder(folder, "curated"):
         summary = _curate(config, folder, progress or (lambda stage, chunks: None))
