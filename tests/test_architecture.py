@@ -12,6 +12,7 @@ import pytest
 from tests.paths import ROOT
 
 SOURCE = ROOT / "src" / "tramontane"
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 ENTRY = "tramontane"  # the package itself: the functions of `import tramontane`
 
 # From the ground up. A package may import those below its own layer, and none beside it.
@@ -93,3 +94,19 @@ def test_the_loop_knows_no_feature_by_name(module: str) -> None:
         names = {t.string for t in tokenize.tokenize(file.readline) if t.type == tokenize.NAME}
     assert len(names) > 100
     assert not [n for n in names if re.search("teacher|distill|judge|canar|effort", n, re.I)]
+
+
+def test_the_page_counts_the_packages() -> None:
+    packages = {path.parent for path in SOURCE.glob("*/*.py")}
+    assert f"there are {len(packages)}." in PAGE
+
+
+def test_papers_import_the_public_modules_and_no_others() -> None:
+    public = {ENTRY, *re.findall(rf"`({ENTRY}\.[\w.]+)`", PAGE)}
+    used = {ENTRY}
+    for path in ROOT.glob("papers/*/src/**/*.py"):
+        found = set(imported(ast.parse(path.read_text(encoding="utf-8"))))
+        ours = {module for module in found if module.partition(".")[0] == ENTRY}
+        assert ours <= public, f"{path} imports {ours - public}"
+        used |= ours
+    assert used == public

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tramontane.config import parse
-from tramontane.config.sft import SFTConfig
+from tramontane.config import SFTConfig, parse
 from tramontane.errors import InputError
 from tramontane.sft.sft import is_unfinished, sft
 from tramontane.workplace import owned_file, write_whole
