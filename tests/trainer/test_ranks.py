@@ -91,6 +91,27 @@ def check_publishing(t, weights, ranks):
     assert equal(targets, weights)
 
 
+def counted_logprobs(t, sequences, ranks):
+    """Log-probs of sequences, each computed by one of the ranks, which all compute some."""
+    computed, forward = [], t._forward
+    with pytest.MonkeyPatch.context() as patch:
+
+        def counted(model, row, temperature):
+            found = forward(model, row, temperature)
+            computed.append(len(found.logprobs))
+            return found
+
+        patch.setattr(t, "_forward", counted)
+        logprobs = t.logprobs(sequences, 0.8)
+    everywhere = [computed]
+    if ranks > 1:
+        everywhere = [None] * ranks
+        dist.all_gather_object(everywhere, computed)
+    assert all(everywhere)
+    assert sum(map(sum, everywhere)) == sum(len(sequence.token_ids) for sequence in sequences)
+    return logprobs
+
+
 def run(rank, ranks, folder):
     torch.set_num_threads(1)
     if ranks > 1:
@@ -102,7 +123,7 @@ def run(rank, ranks, folder):
         metrics = [t.step(some(version)) for version in range(3)]
         learned = t.learned()
         # A forward without backward leaves FSDP's root gathered: saving must work all the same.
-        logprobs = t.logprobs(batch(9).sequences[:3], 0.8)
+        logprobs = counted_logprobs(t, batch(9).sequences[:3], ranks)
         t.save_state(folder / name)
         t.save_weights(folder / f"{name}-weights")
         t.save_adapters(folder / f"{name}-adapters")
