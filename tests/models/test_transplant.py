@@ -204,10 +204,14 @@ def test_refusals(save, tmp_path):
     for header in (b"[1]", b'{"a": {"dtype": "F32"}}', b'{"a": 3}', b"{"):
         content = len(header).to_bytes(8, "little") + header
         (damaged / "model.safetensors").write_bytes(content)
-        refused(lm, "damaged/model.safetensors: damaged, no safe", parent=str(damaged))
+        refused(lm, "damaged/model.safetensors: damaged, not a safe", parent=str(damaged))
     for index in ('{"weight_map": {"a"', "{}", "[]", '{"weight_map": 3}'):
         (damaged / "model.safetensors.index.json").write_text(index)
-        refused(lm, "model.safetensors.index.json: damaged, no index", parent=str(damaged))
+        refused(
+            lm,
+            "model.safetensors.index.json: damaged, not a safetensors index",
+            parent=str(damaged),
+        )
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
     with pytest.raises(InputError, match="not empty"):
