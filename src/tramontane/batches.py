@@ -112,7 +112,7 @@ class TrainBatch:
 @dataclass
 class Batch:
     """`n_batch` completions in whole graded groups, to train on at weights version `version`. The
-    controller keeps it for the records, and the trainer receives `train_batch()`. After training,
+    controller keeps it for the records, and the trainer receives its `train_batch`. After training,
     `learned` has the trainer's figures of all completions, in order.
     """
 
