@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import random
 import sys
 import threading
@@ -19,6 +18,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
+from tramontane.config.device import processor
 
 # Hidden size, layers, intermediate size, heads. 1.8M is the Llama of `vs_trl.py`.
 SIZES = {
@@ -167,12 +167,8 @@ def _own_memory() -> int:
 
 def machine(device: str = "cpu") -> dict[str, Any]:
     """Description of the machine that a benchmark ran on."""
-    cpu = platform.processor()
-    if (info := Path("/proc/cpuinfo")).is_file():
-        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        cpu = names[0].partition(":")[2].strip() if names else cpu
     gpu = {"gpu": torch.cuda.get_device_name()} if device.startswith("cuda") else {}
-    return {"cpu": cpu, "cores": os.cpu_count(), "torch": torch.__version__} | gpu
+    return {"cpu": processor(), "cores": os.cpu_count(), "torch": torch.__version__} | gpu
 
 
 def finish(script: str | Path, report: dict[str, Any], promises: Sequence[Promise] = ()) -> None:

@@ -11,7 +11,6 @@ already are not made again.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure import finish, machine
+from tramontane.workplace import read_log
 
 LATE = 4.5  # updates; the last quarter of 18
 
@@ -32,15 +32,14 @@ def outcomes(folder: Path, seed: int) -> np.ndarray:
     if not (run / "summary.json").is_file():
         keys = [f"run_dir={run}", f"seed={seed}", "evaluation.every=2", "evaluation.before=false"]
         subprocess.run([sys.executable, "-m", "tramontane", "train", str(base), *keys], check=True)
-    updates = len((run / "metrics.jsonl").read_text().splitlines())
+    updates = len([*read_log(run / "metrics.jsonl")])
     late = [f"update_{n}" for n in range(2, updates, 2) if n > updates - LATE] + ["after"]
     return np.array([_grid(run / f"evaluation_{when}.jsonl") for when in late])
 
 
 def _grid(file: Path) -> list[list[float]]:
     problems: dict[int, list[float]] = {}
-    for line in file.read_text("utf-8").splitlines():
-        row = json.loads(line)
+    for row in read_log(file):
         problems.setdefault(row["group"], []).append(float(row["parts"]["correctness"] > 0))
     return [problems[number] for number in sorted(problems)]
 
@@ -78,15 +77,18 @@ def main() -> None:
     print(f"pass@1 {found.mean():.3f}; (seeds, updates, problems, samples) {found.shape}")
     for name, part in parts.items():
         print(f"{name:9} {math.sqrt(part):.4f} (standard deviation of a run's figure)")
-    kinds = {
-        "as it is": parts,
-        f"mean of {updates} late updates": parts
-        | {name: parts[name] / updates for name in ("updates", "samples")},
-        "four times the problems": parts
-        | {name: parts[name] / 4 for name in ("problems", "samples")},
-        "four times the samples": parts | {"samples": parts["samples"] / 4},
+    # By how much each part is divided.
+    kinds: dict[str, dict[str, float]] = {
+        "as it is": {},
+        f"mean of {updates} late updates": {"updates": updates, "samples": updates},
+        "four times the problems": {"problems": 4, "samples": 4},
+        "both": {"updates": updates, "problems": 4, "samples": 4 * updates},
+        "four times the samples": {"samples": 4},
     }
-    errors = {kind: math.sqrt(sum(of.values())) for kind, of in kinds.items()}
+    errors = {
+        kind: math.sqrt(sum(part / by.get(name, 1) for name, part in parts.items()))
+        for kind, by in kinds.items()
+    }
     for kind, error in errors.items():
         print(f"{kind:24} {error:.4f} ({error / errors['as it is']:.2f} of it)")
     finish(__file__, {"machine": machine(), "components": parts, "errors": errors})

@@ -20,7 +20,7 @@ def judged_config(run_dir, url: str = "http://x", **sections) -> Config:
 
 
 def write_update(folder: RunFolder, config: Config, update: int, score: float, right: int) -> None:
-    """Eight groups of one completion each, of which the first `right` are right."""
+    """Eight groups of one completion each; the first `right` of them are right."""
     groups = []
     for number in range(8):
         problem = Problem(f"{update}/{number}", "math", "?", "1")

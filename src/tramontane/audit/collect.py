@@ -149,7 +149,7 @@ def _majority(group: list[tuple[str | None, Graded]]) -> Finding | None:
     winner = majority(votes)
     if len(group) < 3 or not isinstance(winner, str):
         return None
-    if 2 * (count := votes.count(winner)) <= len(group):
+    count, first = votes.count(winner), graded[votes.index(winner)]
+    if 2 * count <= len(group) or first.verdict != "wrong":
         return None
-    first = graded[votes.index(winner)]
     return first.finding("majority", f"{count} of {len(group)} answer {clip(winner)}")

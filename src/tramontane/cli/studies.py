@@ -71,7 +71,7 @@ def run(
         bool, typer.Option("--all", help="Run the whole catalogue; resumable.")
     ] = False,
     chosen: Annotated[
-        str | None, typer.Option("--set", help="With --all: only magistral or siblings.")
+        str | None, typer.Option("--set", help="With --all: magistral, siblings or checkpoints.")
     ] = None,
     dry_run: Annotated[bool, typer.Option(help="With --all: print the plan, and stop.")] = False,
     smoke: Annotated[

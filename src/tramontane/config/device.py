@@ -218,23 +218,27 @@ def _cpu_number_type() -> NumberType:
 
 def machine() -> str:
     """The first processor's name and the number of cores, e.g. `AMD EPYC, 2 cores`."""
-    name = platform.processor() or platform.machine()
-    if _CPUINFO.is_file():
-        lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
-        name = next(
-            (x.partition(":")[2].strip() for x in lines if x.startswith("model name")), name
-        )
-    return f"{name}, {os.cpu_count()} cores"
+    return f"{processor()}, {os.cpu_count()} cores"
+
+
+def processor() -> str:
+    """The name of the first processor."""
+    names = [x.partition(":")[2].strip() for x in _cpuinfo() if x.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _cpuinfo() -> list[str]:
+    """The lines of the system's list of processors; empty where there is none."""
+    if not _CPUINFO.is_file():
+        return []
+    return _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
 def _flags() -> set[str]:
     """Instructions of the first processor; empty where the system does not list them."""
-    if not _CPUINFO.is_file():
-        return set()
-    lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
     return {
         flag
-        for line in lines
+        for line in _cpuinfo()
         if line.lower().startswith(("flags", "features"))
         for flag in line.partition(":")[2].split()
     }

@@ -104,7 +104,7 @@ class PrefixPart:
         return query[:, :, 0].index_select(0, self._batch.view(-1)).unflatten(0, self._batch.shape)
 
     def bias(self, window: int | None) -> torch.Tensor:
-        """As of `UnsharedPart`: [blocks, 1, members or 1, capacity]."""
+        """Biases of scores as in `UnsharedPart.bias`, [blocks, 1, members or 1, capacity]."""
         if window not in self._bias:
             hidden = (self._offset >= 0)[:, None]
             if window is not None:

@@ -147,8 +147,8 @@ class Undecided:
         claims: number of its undecided claims.
         plan: up to its next look.
         hours: of the seeds that the next look adds, on two cores.
-        decided: hours until half of its undecided claims are decided with a probability of 80 %, if
-            their estimates and spreads stay; infinite if more seeds than the last look has.
+        decided: hours until half of its undecided claims have the seeds of `seeds_needed`; infinite
+            if these are more than the last look has.
     """
 
     name: str
@@ -166,7 +166,7 @@ def undecided(out: Path, page: Path) -> list[Undecided]:
         page: the page whose data say what is undecided; finished runs in `out` count too.
     """
     found = []
-    for name in names_in():
+    for name in names_in(*ON_THE_TINY_BASE):
         study = load_study(name)
         result = recorded_result(study, page.with_suffix("") / f"{name}.json")
         plan = default_plans(out, [name])[name]
@@ -257,8 +257,8 @@ def _entry(
 
 
 def _needs(study: Study, claim: Claim, verdict: ClaimVerdict, measure: Measure) -> str:
-    """What is known of an undecided claim: the largest effect that its interval leaves, and what
-    would decide it: seeds, and the hours of those to come."""
+    """What is known of an undecided claim: the largest effect that its interval allows, and the
+    seeds that would decide it, with the hours of the missing ones."""
     needed = seeds_needed(verdict, claim)
     if not math.isfinite(needed):
         return "a single seed"
@@ -267,8 +267,8 @@ def _needs(study: Study, claim: Claim, verdict: ClaimVerdict, measure: Measure) 
     hours = minutes_of(study, 1) * (seeds - verdict.seeds) / 60
     ends = {"higher": verdict.high, "lower": -verdict.low}
     largest = ends.get(claim.expect, max(verdict.high, -verdict.low))
-    shown = f"{largest:{measure.format}}"
-    return f"no effect above {shown}; {seeds:,} seeds, {hours:,.{1 if hours < 10 else 0}f} h"
+    cost = f"{seeds:,} seeds, {hours:,.{1 if hours < 10 else 0}f} h"
+    return f"no effect above {largest:{measure.format}}; {cost}"
 
 
 def _published(name: str, plan: Plan, data: Path) -> Result | None:

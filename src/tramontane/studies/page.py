@@ -32,7 +32,7 @@ class Result:
         minutes: time that the runs took, together.
         values: each measure of each run, by measure and arm.
         verdicts: one for each claim, in order.
-        machines: on which the runs were made; those of before November 27, 2026 do not say.
+        machines: on which the runs were made; empty if the runs are older than this field.
     """
 
     seeds: int
@@ -207,9 +207,7 @@ def size_of(study: Study, result: Result) -> str:
     minutes = f"{result.minutes:.0f}" if result.minutes >= 10 else f"{result.minutes:.1f}"
     budget = "" if result.share == 1 else f", {result.share:.2g} of the study's own budget"
     machines = f" on {' and '.join(result.machines)}" if result.machines else ""
-    shared = (
-        f"; all seeds share {study.shared_by_seeds.rstrip('.')}" if study.shared_by_seeds else ""
-    )
+    shared = f"; all seeds share {study.shared_by_seeds}" if study.shared_by_seeds else ""
     return (
         f"{seeds}{lines} for each arm; runs of {minutes} minutes in all{budget}{machines}{shared}"
     )

@@ -140,13 +140,10 @@ def plot_forest(studies: Sequence[tuple[str, Sequence[tuple[Claim, ClaimVerdict]
         axes.plot([center], [place], "D", color=color, markersize=3)
     for line in (-1, 0, 1):
         axes.axvline(line, color=COLOURS[5], linewidth=0.8, linestyle="-" if not line else ":")
-    first = {paper: n for n, (paper, *_) in reversed([*enumerate(rows)])}
-    names = [
-        f"{paper and f'arXiv {paper}: '}{claim.text.strip()}"
-        if n == first[paper]
-        else claim.text.strip()
-        for n, (paper, claim, _) in enumerate(rows)
-    ]
+    names, before = [], ""
+    for paper, claim, _ in rows:
+        names.append(f"arXiv {paper}: " * (paper != before) + claim.text.strip())
+        before = paper
     axes.set_yticks(range(len(rows)), names[::-1])
     axes.tick_params(axis="y", labelsize=6, length=0)
     axes.set_ylim(-0.8, len(rows) - 0.2)

@@ -73,7 +73,7 @@ def rule_of(claim: Mapping[str, Any]) -> str:
 
 
 def edited(study: Study, data: Mapping[str, Any]) -> list[str]:
-    """The runs in a study's recorded data whose seals do not match; arguments as of `faults`."""
+    """The runs in a study's recorded data whose seals do not match; see `faults`."""
     found = []
     expected = seals(study, data["values"], data["seeds"])
     for arm, marks in expected.items():

@@ -145,7 +145,7 @@ class Study(Section):
     @property
     def shared_by_seeds(self) -> str:
         """What all seeds share; empty if nothing but the base."""
-        rollouts = "the recorded rollouts that the arms learn from." if self.trajectories else ""
+        rollouts = "the recorded rollouts that the arms learn from" if self.trajectories else ""
         return self.shared or rollouts
 
     @property

@@ -159,8 +159,8 @@ def surviving(verdicts: Sequence[ClaimVerdict], outcome: Outcome) -> dict[str, i
 
 
 def seeds_needed(verdict: ClaimVerdict, claim: Claim) -> float:
-    """Seeds at which 80 % of studies with this spread would tell an effect as large as the margin
-    from none; infinite without a spread."""
+    """Number of seeds with which 80 % of studies with this spread would distinguish an effect of
+    the margin's size from no effect; infinite without a spread."""
     spread = verdict.error * math.sqrt(verdict.seeds)
     clear = stats.norm.ppf(1 - min(LOOKS.values()) / 2) + stats.norm.ppf(POWER)
     return float((clear * spread / claim.margin) ** 2) if math.isfinite(spread) else math.inf
