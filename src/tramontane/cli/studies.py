@@ -68,7 +68,7 @@ def run(
     base: Annotated[Path | None, typer.Option(help="The config that the arms change.")] = None,
     out: Out = STUDIES,
     every: Annotated[
-        bool, typer.Option("--all", help="Run the whole catalogue; resumable.")
+        bool, typer.Option("--all", help="Run all shipped studies; resumable.")
     ] = False,
     chosen: Annotated[
         str | None, typer.Option("--set", help="With --all: magistral, siblings or checkpoints.")
@@ -89,7 +89,7 @@ def run(
             "--smoke"
         )
     if every and base is not None:
-        raise InputError("--base belongs to a single study; the catalogue runs on its own base")
+        raise InputError("--base belongs to a single study; --all runs on the studies' own base")
     if not every and (dry_run or chosen):
         raise InputError("--dry-run and --set belong to --all")
     if name is not None:
@@ -102,27 +102,27 @@ def run(
             console.print(f"{claim.text} [bold]{verdict.outcome}[/bold]", highlight=False)
         say(f"the page, its plots and every run: {out / Path(name).stem}")
         return
-    from tramontane.studies import catalogue
+    from tramontane.studies import reproduction
     from tramontane.studies.plan import other_runs
-    from tramontane.studies.runner import run_catalogue, run_smoke
+    from tramontane.studies.runner import run_all, run_smoke
     from tramontane.studies.study import StudySet
 
     if chosen is not None and chosen not in get_args(StudySet):
         raise InputError(f"--set {chosen}: there are {' and '.join(get_args(StudySet))}")
-    plans, failed = catalogue.default_plans(out), {}
+    plans, failed = reproduction.default_plans(out), {}
     if every or budget is not None:
-        planned = catalogue.plan_catalogue(out, seeds, budget, cast("StudySet | None", chosen))
+        planned = reproduction.plan_all(out, seeds, budget, cast("StudySet | None", chosen))
         plans |= planned
         if every:
             _show_plans(planned)
         if every and not dry_run:
             with if_stopped(CONTINUES):
-                failed = run_catalogue(planned, _said)
+                failed = run_all(planned, _said)
     if smoke:
-        plans = catalogue.smoke_plans(out)
+        plans = reproduction.smoke_plans(out)
         failed |= run_smoke(plans, out)
     if report and not dry_run:
-        results = catalogue.write_report(plans, page)
+        results = reproduction.write_report(plans, page)
         for folder in [folder for plan in plans.values() for folder in other_runs(plan)]:
             say(f"skipped: {folder} has different settings from the study")
         say(f"{page}: {len(results)} studies with results")
@@ -144,7 +144,7 @@ def verify(
 ) -> None:
     """`study NAME --verify`: recompute its verdicts from the page's data; code 2 if the data were
     changed."""
-    from tramontane.studies.catalogue import verified
+    from tramontane.studies.reproduction import verified
 
     result, wrong = verified(name, page)
     for claim, verdict in result.verdicts:
@@ -165,10 +165,10 @@ def undecided(
 ) -> None:
     """`study --undecided --hours H`: add seeds to studies with undecided claims, the most decidable
     first."""
-    from tramontane.studies import catalogue
-    from tramontane.studies.runner import run_catalogue
+    from tramontane.studies import reproduction
+    from tramontane.studies.runner import run_all
 
-    found = catalogue.undecided(out, page)
+    found = reproduction.undecided(out, page)
     rows = [
         (u.name, str(u.claims), str(u.plan.seeds), f"{u.hours:.1f}", f"{u.decided:.1f}")
         for u in found
@@ -183,7 +183,7 @@ def undecided(
             say(f"{each.name}: skipped, its next look takes {each.hours:.1f} h")
             continue
         with if_stopped(CONTINUES):
-            failed |= run_catalogue({each.name: each.plan}, _said)
+            failed |= run_all({each.name: each.plan}, _said)
     _end_with(failed)
 
 

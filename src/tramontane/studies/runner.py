@@ -158,7 +158,7 @@ def _start(files: Iterable[Path], log: Path, cores: int) -> subprocess.Popen[byt
         )
 
 
-def run_catalogue(
+def run_all(
     plans: Mapping[str, Plan],
     on_finished: Callable[[str, str, int, int], None] = lambda study, run, done, total: None,
 ) -> dict[str, str]:
@@ -188,7 +188,7 @@ def run_smoke(plans: Mapping[str, Plan], out: Path) -> dict[str, str]:
     The arms share a process for each core, since importing torch takes longer than an arm.
 
     Args:
-        plans: those of `catalogue.smoke_plans`.
+        plans: those of `reproduction.smoke_plans`.
         out: folder of the studies.
 
     Returns:

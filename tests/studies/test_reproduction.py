@@ -1,4 +1,4 @@
-"""The whole catalogue: its plan, its page, and its smoke test."""
+"""All shipped studies: their plans, their page, and their smoke test."""
 
 import inspect
 import json
@@ -18,16 +18,6 @@ from tramontane.cli.studies import study as study_commands
 from tramontane.config import DataConfig
 from tramontane.data.load import load_problems
 from tramontane.errors import InputError
-from tramontane.studies.catalogue import (
-    DEFAULT_SEEDS,
-    default_plans,
-    page_texts,
-    plan_catalogue,
-    smoke_plans,
-    undecided,
-    verified,
-    write_report,
-)
 from tramontane.studies.measures import MEASURES
 from tramontane.studies.plan import (
     GROUP_SHARE,
@@ -38,7 +28,17 @@ from tramontane.studies.plan import (
     write_settings,
 )
 from tramontane.studies.registry import register, registered, registration
-from tramontane.studies.runner import run_catalogue, run_smoke
+from tramontane.studies.reproduction import (
+    DEFAULT_SEEDS,
+    default_plans,
+    page_texts,
+    plan_all,
+    smoke_plans,
+    undecided,
+    verified,
+    write_report,
+)
+from tramontane.studies.runner import run_all, run_smoke
 from tramontane.studies.study import LOOKS, Claim, config_of, load_study, names, names_in
 from tramontane.studies.verdicts import judge
 
@@ -53,7 +53,7 @@ def test_no_study_has_the_name_of_a_command_on_runs():
 
 @pytest.mark.parametrize("chosen", ["magistral", "siblings"])
 def test_the_default_budgets_of_a_set_take_at_most_six_hours(chosen, tmp_path):
-    planned = plan_catalogue(tmp_path, seeds=3, chosen=chosen)
+    planned = plan_all(tmp_path, seeds=3, chosen=chosen)
     assert {plan.study.set for plan in planned.values()} == {chosen}
     assert sum(plan.minutes for plan in planned.values()) <= 360
     assert {plan.finished for plan in planned.values()} == {0}
@@ -61,7 +61,7 @@ def test_the_default_budgets_of_a_set_take_at_most_six_hours(chosen, tmp_path):
 
 
 def test_a_budget_is_shared_by_all_studies(tmp_path):
-    planned = plan_catalogue(tmp_path, seeds=2, budget=250)
+    planned = plan_all(tmp_path, seeds=2, budget=250)
     assert {*names()} - {*planned} == {*names_in("checkpoints")} == {"restore_smollm2"}
     assert sum(plan.minutes for plan in planned.values()) == pytest.approx(250)
     shares = {plan.share for plan in planned.values()}
@@ -133,12 +133,12 @@ def test_results_of_other_arms_leave_the_page(page, tmp_path):
 
 @pytest.mark.slow
 def test_results_with_another_base_do_not_stay_on_the_page(page, tmp_path):
-    file = page.with_suffix("") / "advantage_normalisation.json"
+    file = page.with_suffix("") / "advantage_normalization.json"
     found = json.loads(file.read_text())
-    assert "advantage_normalisation" in write_report(default_plans(tmp_path / "studies"), page)
+    assert "advantage_normalization" in write_report(default_plans(tmp_path / "studies"), page)
     found["config"]["pipeline"]["updates"] += 1
     file.write_text(json.dumps(found))
-    assert "advantage_normalisation" not in write_report(default_plans(tmp_path / "studies"), page)
+    assert "advantage_normalization" not in write_report(default_plans(tmp_path / "studies"), page)
 
 
 def finish_runs(out, seeds):
@@ -401,7 +401,7 @@ def test_studies_run_on_after_a_failure_and_the_smoke_test_finds_it(tmp_path):
         path.stem: Plan(load_study(str(path)), tmp_path / path.stem, 1) for path in (bad, good)
     }
     finished = []
-    failed = run_catalogue(plans, lambda *facts: finished.append(facts))
+    failed = run_all(plans, lambda *facts: finished.append(facts))
     assert list(failed) == ["bad"] and "unsupported operand" in failed["bad"]
     assert [facts[0] for facts in finished].count("good") == 2
 

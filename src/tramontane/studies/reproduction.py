@@ -1,4 +1,4 @@
-"""The whole catalogue of studies: the plans of its runs, and the page of all results."""
+"""All shipped studies: the plans of their runs, and the page of their results."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ NOT_RUN = "not run yet"
 ON_THE_TINY_BASE: tuple[StudySet, ...] = ("magistral", "siblings")
 
 
-def plan_catalogue(
+def plan_all(
     out: Path, seeds: int, budget: float | None = None, chosen: StudySet | None = None
 ) -> dict[str, Plan]:
-    """The plan of each study of the catalogue, or of one of its sets, by its name.
+    """The plan of each shipped study, or of those of one set, by its name.
 
     Args:
         out: folder of the studies.
