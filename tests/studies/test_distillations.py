@@ -7,6 +7,7 @@ import pytest
 
 from tramontane.run.folder import RunFolder
 from tramontane.studies.distillations import at_levels, combined, restored
+from tramontane.studies.procedures import started
 from tramontane.studies.study import load_study
 
 SIZES = {"n_async": 16, "n_batch": 8, "group_size": 4, "l_max": 128, "l_cache": 16}
@@ -20,12 +21,13 @@ SMALL = {
 }
 
 
-def arms(study, run, folder, **sizes):
-    """The figures of each arm of a study of the catalog, at tiny sizes."""
+def arms(study, run, folder, some=(), **sizes):
+    """The figures of each arm of a study of the catalog, or of some, at tiny sizes."""
     found = load_study(study)
     return {
         arm: run(found.base | SMALL | sizes | changes, 0, folder / arm / "seed_0")
         for arm, changes in found.arms.items()
+        if arm in (some or found.arms)
     }
 
 
@@ -98,3 +100,18 @@ def test_arms_of_one_level_begin_where_the_arm_of_both_does(tmp_path):
         assert run.config().model == str(tmp_path / "sft_0" / "sft")
         assert found[arm]["effort_tokens"] == found[arm]["tokens_low"] / found[arm]["tokens_high"]
         assert 0 < found[arm]["effort_obeyed"] < 1
+
+
+@pytest.mark.slow
+def test_the_arms_of_a_checkpoint_begin_with_the_same_cold_start(tmp_path):
+    sizes = {
+        "model": "tiny",
+        "playground": {"levels": [1, 1], "languages": ["en"]},
+        "cold_start": {"steps": 1, "batch_tokens": 2048},
+    }
+    trained = ("SFT + RL", "no language reward")
+    found = arms("smollm2", started, tmp_path, ("SFT", *trained), **sizes)
+    assert np.isnan(found["SFT"]["late_entropy"]) and found["SFT + RL"]["late_entropy"] > 0
+    configs = [run_of(tmp_path / arm / "seed_0")[0] for arm in trained]
+    assert {config.model for config in configs} == {str(tmp_path / "start/sft")}
+    assert [config.verifier.reward.language for config in configs] == [0.1, 0.0]

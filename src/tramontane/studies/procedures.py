@@ -1,5 +1,6 @@
 """Arms other than single runs, as functions for a study's `runner`: fine-tuning or curation before
-reinforcement learning, distillation from other runs, the landscape of a run, and collation alone.
+reinforcement learning, a real checkpoint's cold start, distillation from other runs, the landscape
+of a run, and collation alone.
 
 Every step keeps its result in the arm's folder, so that a killed call can be resumed.
 """
@@ -26,6 +27,7 @@ from tramontane.recipes.harvest import harvest
 from tramontane.run.folder import RunFolder
 from tramontane.sft.sft import is_unfinished
 from tramontane.start import sft, train_or_resume
+from tramontane.studies.measures import FinishedRun
 from tramontane.studies.plan import check_same, write_settings
 from tramontane.studies.study import base_config
 from tramontane.trainer.collate import collate, padding_fraction
@@ -233,6 +235,42 @@ def collated(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
     microbatches = collate(lengths, keys["budget"])
     greedy = padding_fraction([sum(lengths[i] for i in m) for m in microbatches], keys["budget"])
     return {"saved": fixed - greedy, "fixed": fixed, "collated": greedy}
+
+
+def started(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
+    """Reinforcement learning of a checkpoint, after a cold start that all arms and seeds share.
+
+    Args:
+        keys: `model`; `playground`, the problems of all steps; `cold_start`, settings of the
+            fine-tuning, and `mixture` of its traces; `updates` of the reinforcement learning, 0 to
+            measure the cold start; `config`, config keys of all arms, and `changes`, those of one;
+            `problems` of the evaluation.
+        seed: of the reinforcement learning.
+        folder: of the arm.
+
+    Returns:
+        Of held-out problems, pass@1, the share of completions in one language, and the tokens of a
+        completion; and `late_entropy` (nats), a mean over the last quarter of the updates, NaN
+        without any.
+    """
+    shared = folder.parents[1] / "start"
+    with owned_folder(shared, "trained", wait=SHARED_SECONDS):
+        data = {"playground": [keys["playground"]], "mixture": keys["mixture"]}
+        settings = {"model": keys["model"], "data": data, **keys["cold_start"]}
+        model = supervised(shared / "sft", settings)
+    config = keys["config"] | {"data.playground": keys["playground"]}
+    entropy = math.nan
+    if keys["updates"]:
+        changes = {"model": str(model), "pipeline.updates": keys["updates"], "seed": seed}
+        model = trained(folder / "run", config | changes | keys["changes"])
+        entropy = FinishedRun(folder / "run").late("entropy")
+    found = evaluate(model, None, base_config(), config, problems=keys["problems"], seed=0)
+    return {
+        "pass_at_1": found.pass_at_1.value,
+        "language_rate": found.language_rate,
+        "completion_tokens": found.mean_completion_tokens,
+        "late_entropy": entropy,
+    }
 
 
 def _on(train: Path, keys: dict[str, Any], seed: int) -> dict[str, Any]:
