@@ -1,9 +1,9 @@
 """Conversations with environments, which run in processes of their own.
 
-A conversation that waits for its environment holds no slot of a generator. `answer` returns the
-next turn's request, behind what the environment said, for any generator, or the completion that
-has ended. Its group was handed out, and its deadline set, when it began, so the staleness bound
-holds however long steps take.
+A conversation that waits for its environment holds no generator slot. `answer` returns the next
+turn's request, with the environment's answer appended, for any generator to continue; or the
+completion if the conversation has ended. Its group was handed out, and its deadline set, when it
+began, so the staleness bound holds however long steps take.
 
 An environment whose process was lost, or whose run was resumed, is rebuilt from the recorded turns
 if it and its tools are `deterministic`; otherwise its conversation starts again. One whose own
@@ -50,11 +50,11 @@ from tramontane.types import (
 if TYPE_CHECKING:
     from tramontane.placement.place import Placement
 
-EXCHANGE_SECONDS = 0.02  # longest time for which a new call waits while others are not answered
+EXCHANGE_SECONDS = 0.02  # longest wait of a new call while earlier ones are unanswered
 CLOSE_SECONDS = 10.0  # limit for a process to end
-BEGUN_FIRST = 64  # conversations begun before any is generated, for their prompts' length
-MAX_DEATHS = 3  # deaths of its process during a conversation's steps, after which it is blamed
-FORK = 0x9E3779B97F4A7C15  # added to the seed, so that a new sequence draws other random numbers
+BEGUN_FIRST = 64  # conversations begun before anything is generated, to measure their prompts
+MAX_DEATHS = 3  # process deaths during a conversation's steps, after which it is blamed
+FORK = 0x9E3779B97F4A7C15  # added to the seed, so a new sequence draws different random numbers
 NO_CALL = ToolCall("", {}, "")
 Key = tuple[int, int]  # group and index of a conversation
 
@@ -119,9 +119,9 @@ class Conversations:
             as `context_full`.
         counts: conversations that were `conversations_restarted` and `conversations_replayed`
             after the loss of their environment, and `environment_restarts` of processes.
-        steps: of the conversations of each group that is not yet recorded, the times at which each
-            step began and ended, and its longest tool.
-        tools: names of the tools that the model may call, of each group that is not yet graded.
+        steps: for each group not yet recorded, when each step of its conversations began and ended,
+            and the step's slowest tool.
+        tools: for each group not yet graded, names of the tools that the model may call.
     """
 
     def __init__(
@@ -205,8 +205,8 @@ class Conversations:
         return request
 
     def fate(self, groups: Iterable[Group]) -> str:
-        """What becomes of the conversations in a resumed run's groups whose environments have
-        answered; empty without any."""
+        """How many conversations under way a resumed run replays and how many it restarts, in
+        words; empty if none are under way."""
         begun = [self._replays(g.problem) for g in groups for r in g.requests if r.turns]
         again = len(begun) - sum(begun)
         told = f"{len(begun)} conversations under way: {sum(begun)} replayed, {again} restarted"
@@ -221,7 +221,7 @@ class Conversations:
         """Begin conversations about the first `BEGUN_FIRST` problems, to see what environments and
         tools add to a prompt; returns and sets `max_prompt`.
 
-        An environment that begins with a prompt of its own may exceed what it began here by a
+        An environment that writes its own first prompt may later exceed the one seen here by a
         quarter.
 
         Args:
@@ -324,7 +324,7 @@ class _Host:
         return number
 
     async def _exchange(self) -> None:
-        """Send calls and take answers until none is waited for; an error fails those that wait."""
+        """Send calls and take answers until no call is waiting; an error fails all that are."""
         try:
             while self._waiting or self._unsent:
                 for number, result in await self._answers():
@@ -351,7 +351,7 @@ class _Host:
             self._restarts_before = self.restarts + 1
             self._handle.close()
             self._handle, restarts = self._make(), 0
-            unsent = {each.number for each in self._unsent}  # of meanwhile: the new one gets them
+            unsent = {each.number for each in self._unsent}  # queued meanwhile, for the new process
             answers = [(n, Lost(str(lost))) for n in self._waiting if n not in unsent]
         self.restarts = self._restarts_before + restarts
         return list(answers)
@@ -371,8 +371,8 @@ def start_conversations(
     placement: Placement,
     replaced: Callable[[WorkerLost], None],
 ) -> Conversations:
-    """The conversations of a run, whose processes run where `placement` says, none before the first
-    of them; `replaced` is called with every worker that was lost."""
+    """The conversations of a run. `placement` starts each process when it is first needed;
+    `replaced` is called with every worker that was lost."""
     make = partial(EnvironmentHost, config, encoder)
     return Conversations(config, lambda n: placement.judge(f"environment {n}", make), replaced)
 

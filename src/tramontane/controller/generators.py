@@ -25,7 +25,7 @@ class Loads:
 
     Attributes:
         total: unfinished requests of all generators.
-        others: how many of these are not of training.
+        others: how many of these are not training requests.
     """
 
     def __init__(self, generators: int) -> None:
@@ -149,7 +149,7 @@ class GeneratorPool:
         return request.generator if request.keep_kv and request.token_ids else None
 
     def cancel(self, group: int) -> None:
-        """Drop the unfinished requests of a group of clients; no other may have its number."""
+        """Drop the unfinished requests of a client's group; no other group may have its number."""
         for member in self._members:
             if any(key[0] == group for key in member.requests):
                 member.cancel(group)

@@ -1,6 +1,6 @@
-"""The groups of a run, and the rules by which they are handed out and trained on.
+"""The groups of a run, and the rules for handing them out and training on them.
 
-Each group is in exactly one place: outstanding (in generators or environments, before verifiers, or
+Each group is in exactly one place: outstanding (with generators, environments or verifiers, or
 ready), batched, trained on, or filtered with a reason. Nothing here waits; `pipeline` does that.
 """
 
@@ -311,7 +311,7 @@ class Ledger:
         return self.replace(following) if following else completion
 
     def replace(self, sequence: Request | Completion) -> Request | Completion:
-        """Let a request take the place of the one that it continues; returns what was given."""
+        """Put a request in place of the one that it continues; returns its argument."""
         if isinstance(sequence, Request):
             group, i = self.outstanding[sequence.group], sequence.index
             group.requests = [sequence if r.index == i else r for r in group.requests]

@@ -1,4 +1,4 @@
-"""The interface by which the run folder and the display follow a pipeline."""
+"""The interface through which the run folder and the display follow a pipeline."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Activity = Literal[
     "evaluation",
     "checkpoint",
 ]
-"""What a worker did. The trainer waits for a batch (of the generators and verifiers), for the
-generators to take the weights of the update before, or for the record of an update (a checkpoint or
-a measurement). A generator waits for requests while the staleness bound allows none."""
+"""What a worker did. The trainer waits for a batch (from the generators and verifiers), for the
+generators to take the previous update's weights, or for the record of an update (a checkpoint or a
+measurement). A generator waits for requests while the staleness bound allows none."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Update:
     Args:
         number: updates done, this one included.
         batch: the completions that it trained on.
-        filtered: groups filtered since the update before, each with its reason.
+        filtered: groups filtered since the previous update, each with its reason.
         metrics: the trainer's metrics, and counts of problems.
         busy_seconds: seconds that the trainer has worked since it was started.
         pause_seconds: the longest pause of a generator to take the new weights.
@@ -68,7 +68,7 @@ class Observer(Protocol):
         ...
 
     def spent(self, worker: str, activity: Activity, began: float) -> None:
-        """A worker has ended an activity that it `began` at this `time.time()`."""
+        """A worker has ended an activity; `began` is the `time.time()` of its start."""
         ...
 
     def happened(self, event: str) -> None:

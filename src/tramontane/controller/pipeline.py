@@ -39,10 +39,13 @@ HANDFUL = 32  # groups handed out in one turn of the event loop: encoding prompt
 
 @dataclass(frozen=True)
 class Workers:
-    """The workers that a pipeline connects. `new_weights` makes an empty container for one version
-    of the weights, which carries it from the trainer to the generators; `conversations` have turns
-    answered by environments, if any; `annotate` adds to a batch's tokens what the trainer needs
-    besides, such as another model's scores, and `finish` has the last word on them."""
+    """The workers that a pipeline connects.
+
+    `new_weights` makes an empty container that carries one version of the weights from the trainer
+    to the generators. `conversations`, if any, have environments answer turns. `annotate` adds what
+    else the trainer needs to a batch's tokens, such as another model's scores; `finish` may change
+    them just before the step.
+    """
 
     generators: GeneratorPool
     verifiers: Verifiers
@@ -225,7 +228,7 @@ class Pipeline:
             self._notify()
 
     def check_trainer(self, stats: Mapping[str, Any]) -> None:
-        """Check that the trainer's `stats` count the same updates.
+        """Check that the trainer's `stats` count as many updates as the ledger.
 
         Raises:
             RuntimeError: the counts differ: the trainer's weights are not those of the ledger's
@@ -234,7 +237,7 @@ class Pipeline:
         if stats["version"] != self.ledger.trained_version:
             raise RuntimeError(
                 f"the trainer has made {stats['version']} updates, the controller "
-                f"{self.ledger.trained_version}: its state and the pipeline's are of two runs"
+                f"{self.ledger.trained_version}: their states come from two different runs"
             )
 
     async def send_weights(self) -> float:
@@ -274,8 +277,8 @@ class Pipeline:
                 self._send_on([request for group in together for request in group.requests])
 
     def _send_on(self, sequences: Sequence[Request | Completion]) -> asyncio.Task[None] | None:
-        """Have requests generated, and groups graded whose last completion is here; returns the
-        task of requests whose environments must answer first."""
+        """Have requests generated, and groups graded once they are complete; returns the task that
+        waits for environments, if any must answer first."""
         for completion in sequences:
             if isinstance(completion, Completion) and (group := self.ledger.take(completion)):
                 self._start(self._grade(group), f"grade group {group.id}")

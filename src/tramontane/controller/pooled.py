@@ -39,8 +39,8 @@ AHEAD = 2  # polls in a worker's mailbox: it runs the next while the controller 
 # in total. One call of a Ray actor takes 0.8 ms of its CPU time.
 POLLS_PER_SECOND = 250
 FEW = 64  # generators whose polls may all be as short as `steps_per_call`
-# Kinds of requests, by the numbers of their groups: from 0 on of training, below of an evaluation,
-# from FIRST_ASKED down of an endpoint's clients.
+# Kinds of requests, by group number: training's from 0 up, an evaluation's below 0, those of an
+# endpoint's clients from FIRST_ASKED down.
 TRAINING, EVALUATION, ASKED = range(3)
 FIRST_ASKED = -(1 << 30)  # group numbers have 32 bits
 STARTS = 5  # starts of one generator without a poll in between, after which a run gives up
@@ -128,8 +128,8 @@ class PooledGenerator:
 
     async def poll(self, kind: int = TRAINING) -> list[Completion]:
         """Return the completions of a kind that ended; if there are none yet, wait for the next few
-        decode steps. May return none, also if the worker was lost. One kind may be waited for while
-        another is: each poll of the worker serves all.
+        decode steps. May return none, e.g. if the worker was lost. Several kinds may be waited for
+        at once: each poll of the worker serves all.
 
         Raises:
             WorkerLost: the worker cannot be replaced.
@@ -140,7 +140,7 @@ class PooledGenerator:
         return ended
 
     def cancel(self, group: int) -> None:
-        """Drop the unfinished requests of a group of clients; no other may have its number."""
+        """Drop the unfinished requests of a client's group; no other group may have its number."""
         keys = [key for key in self.requests if key[0] == group]
         for key in keys:
             del self.requests[key]
@@ -321,7 +321,7 @@ def poll_seconds(config: Config) -> float:
 
 
 def kind_of(item: Request | Completion) -> int:
-    """The kind that a request is of."""
+    """The kind of a request."""
     return (item.group < 0) + (item.group <= FIRST_ASKED)
 
 

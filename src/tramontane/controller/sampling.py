@@ -1,5 +1,4 @@
-"""Samples that are not training's, on a pool of generators: of evaluations, and of an endpoint's
-clients."""
+"""Sampling for evaluations and for an endpoint's clients, on a pool of generators."""
 
 from __future__ import annotations
 
@@ -17,15 +16,15 @@ from tramontane.types import Completion, Problem, Request, SamplingParams
 
 
 class Sampler:
-    """Has requests of one kind completed; a lost generator is replaced, and its requests continue.
+    """Completes requests of one kind; a lost generator is replaced, and its requests continue.
 
     Args:
         generators: have slots for the longest request.
-        kind: of the requests; no other sampler of these generators has it.
+        kind: the kind of its requests; each sampler of these generators has a different one.
 
     Attributes:
-        failed: holds the error of a generator that cannot be replaced. Whoever waits for a
-            completion gets it, too.
+        failed: holds the error of a generator that cannot be replaced. It is also raised wherever a
+            completion is awaited.
     """
 
     def __init__(self, generators: GeneratorPool, kind: int = EVALUATION) -> None:
@@ -36,7 +35,7 @@ class Sampler:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def submit(self, requests: Sequence[Request]) -> list[asyncio.Future[Completion]]:
-        """The completions of requests, as they end."""
+        """Submit requests; returns a future for each one's completion."""
         if self.failed.done():
             self.failed.result()
         new = asyncio.get_running_loop().create_future

@@ -79,8 +79,8 @@ class Stages:
         """Add an update to the stage's metric, and fix the stage's end if the limit is reached.
 
         Args:
-            groups: the groups that the update trained on, and those filtered since the update
-                before.
+            groups: the groups that the update trained on, and those filtered since the previous
+                update.
             next_version: the version that the next batch will be trained at.
             outstanding: number of groups handed out, neither batched nor filtered.
         """

@@ -1,4 +1,4 @@
-"""Teachers: workers that score each batch before it is trained on, while the batch before it is.
+"""Teachers: workers that score each batch while the trainer works on the previous one.
 
 A batch that is being scored is still in the ledger's snapshot as groups, so a resumed run asks the
 teachers again.
@@ -22,7 +22,7 @@ class Teachers:
     teacher of their domain, or of their stage, shared equally among its workers.
 
     Args:
-        make: starts a worker, by its name and the model.
+        make: starts a worker with a given name and model.
         config: `teacher`, `stages`, `trainer.objective`, `placement` and `timeouts` are read.
         replaced: called with each loss before the replacement starts.
     """

@@ -163,7 +163,7 @@ class VerifierActors:
         self._start, self._limit = (Limit.of(timeouts, key) for key in ("start", "verification"))
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._handles = [make(number) for number in range(workers)]
-        self._stats: dict[Handle, PoolStats] = {}  # the newest of each actor, also of lost ones
+        self._stats: dict[Handle, PoolStats] = {}  # the newest from each actor, lost ones included
         self._losses, self._closing = 0, False
         self._error: Exception | None = None  # of a failed replacement; no caller awaits it
         self._threads = [
