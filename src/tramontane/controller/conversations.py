@@ -197,6 +197,7 @@ class Conversations:
             self._forget(key)
             self._deaths[key] += bool(answer.how)
             if answer.late:
+                del self._deaths[key]
                 return ended(request, "step_timeout", f"its environment was {answer.how}")
             if self._deaths[key] == MAX_DEATHS:
                 del self._deaths[key]
