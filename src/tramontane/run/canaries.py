@@ -1,5 +1,5 @@
-"""Canaries: worthless answers that the judge grades during a run. Where they win, the reward no
-longer measures what it should, and the run ends."""
+"""Canaries: worthless answers that the judge grades during a run. If they win, the reward no longer
+measures what it should, and the run ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tramontane.verifier.judge import answer_of
 
 
 class JudgeFooled(InputError):
-    """A worthless answer has won before the judge too often."""
+    """The judge has preferred a worthless answer too often."""
 
 
 class Canaries:
@@ -42,7 +42,7 @@ class Canaries:
         self._under_way: list[tuple[Group, asyncio.Task[GroupResult]]] = []
 
     def begin(self, update: Update) -> None:
-        """Have the canaries graded beside judged groups of the update, if they are due."""
+        """Have the canaries graded along with judged groups of the update, if they are due."""
         canaries = self.judge.canaries
         groups = [group for group in update.batch.groups if group.sampled and self._scores(group)]
         if not canaries.every or update.number % canaries.every:
@@ -79,8 +79,8 @@ class Canaries:
         return {"canaries": means} if means else {}
 
     def _graded(self, group: Group, found: GroupResult) -> tuple[float, dict[str, float]]:
-        """The mean score of a group's own answers, and those of the canaries beside it, by name;
-        no scores if the judge failed."""
+        """The mean score of a group's own answers, and the canaries' scores by name; no scores if
+        the judge failed."""
         names = [*self.judge.canaries.texts]
         given = [*self._scores(group).values()]
         if self.judge.compares:
@@ -91,7 +91,7 @@ class Canaries:
         return fmean(given), {name: score for name, score in pairs if score is not None}
 
     def _scores(self, group: Group) -> dict[int, float]:
-        """The judge's scores of the group's completions by place, as far as there are any."""
+        """The judge's scores by place in the group, of those completions that have one."""
         weights = self.config.verifier.reward
         part, weight = "judge", weights.judge
         if self.config.verifier.verifier_of(group.problem.domain) == JUDGE:

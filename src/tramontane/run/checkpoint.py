@@ -45,7 +45,7 @@ SCHEMA = pa.schema(
         pa.field("index", pa.int32()),
         *TOKEN_FIELDS,
         pa.field("text", pa.string()),  # null for an unfinished completion
-        # Of an unfinished completion, why a turn ended that its environment is to answer.
+        # For an unfinished completion: why the turn that awaits its environment ended.
         pa.field("finish_reason", pa.string()),
         pa.field("prompt_ids", pa.list_(pa.int32())),  # null: the group's
         pa.field("conversation", pa.string()),  # JSON; null without an environment
@@ -164,8 +164,8 @@ def read_pipeline(folder: Path) -> PipelineCheckpoint:
 
 
 def _table(group: Group) -> pa.Table:
-    """The rows of one group: the finished completions, then the unfinished; of a forked
-    conversation the earlier sequences first."""
+    """The rows of one group: the finished completions, then the unfinished ones. A forked
+    conversation's earlier sequences come before its last."""
     whole: list[Completion | Request] = [*group.completions, *group.requests]
     owners, prompt = [s for s in whole for _ in s.sequences], _prompt(group)
     sequences: list[EarlierSequence | Completion | Request]
@@ -190,7 +190,7 @@ def _prompt(group: Group) -> list[int]:
 
 
 def _json(sequence: Completion | Request) -> str | None:
-    """What a conversation has beside its tokens."""
+    """What a conversation has besides its tokens."""
     fields = {"turn_start": sequence.turn_start, "turns": [asdict(t) for t in sequence.turns]}
     if isinstance(sequence, Completion) and sequence.ending:
         fields |= {"ending": sequence.ending, "ending_reason": sequence.ending_reason}
@@ -198,7 +198,7 @@ def _json(sequence: Completion | Request) -> str | None:
 
 
 def _conversation(rows: list[Row], prompt: list[int]) -> dict[str, Any]:
-    """The fields that a completion and an unfinished one have in common, from the rows of its
+    """The fields that a `Completion` and a `Request` have in common, from the rows of its
     sequences."""
     *earlier, last = rows
     fields = json.loads(last.get("conversation") or "{}")

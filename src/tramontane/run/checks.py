@@ -325,7 +325,7 @@ async def check_parity(prepared: Prepared, generators: GeneratorPool, trainer: H
         ids = [*completions[0].prompt_ids, *completions[0].token_ids]
         weights = await generator.ask("control", "weights")
         trained = await call(trainer, "weights", limit=limit)
-        # vLLM exposes no hidden states, and its weights only as far as they can be determined.
+        # vLLM exposes no hidden states, and only some of its weights.
         hidden = await generator.ask("control", "hidden_states", ids)
         computed = await call(trainer, "hidden_states", ids, limit=limit) if hidden else []
         trained = {name: tensor for name, tensor in trained.items() if name in weights}

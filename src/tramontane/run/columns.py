@@ -29,7 +29,7 @@ ROWS_READ = 64  # rows held in memory while a file is read
 
 
 def warm_up() -> None:
-    """Do the first conversion, which imports pandas if installed. In mid-run it would block every
+    """Do the first conversion, which imports pandas if installed. During a run it would block every
     thread for 0.3 s."""
     pa.array([0])
 

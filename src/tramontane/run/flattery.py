@@ -1,5 +1,5 @@
-"""A judge that is flattered: its scores rise in a run, and the verdicts of a verifier beside it do
-not."""
+"""Detects a flattered judge: its scores rise during a run, and the verdicts of a verifier on the
+same completions do not."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class _Recorded(NamedTuple):
 
 
 def score_of(config: VerifierConfig, domain: str, verdict: str, part: float | None) -> float | None:
-    """The judge's score, by its part of the reward, of a completion that another verifier has
-    graded; None without either."""
+    """The judge's score, from its part of the reward, of a completion that another verifier has
+    graded too; None if either is missing."""
     weight = 0.0 if config.verifier_of(domain) in (None, JUDGE) else config.reward.judge
     graded = verdict in ("right", "wrong")
     return part / weight if weight and graded and part is not None else None
 
 
 def flattered(judged: Sequence[tuple[float, G]]) -> tuple[list[tuple[float, G]], str]:
-    """The completions of the last third that are wrong by their verifier and at least half good by
-    the judge, if the judge's scores rise from the first third to the last, and the verdicts do
-    not; and both rises in words.
+    """Find the completions of the last third that their verifier calls wrong and the judge gives at
+    least 0.5. None are returned unless the judge's scores rise from the first third to the last and
+    the verdicts do not. Also returns both rises in words.
 
     Args:
         judged: the judge's score and the completion, in the order of the run.
@@ -63,7 +63,7 @@ def flattered(judged: Sequence[tuple[float, G]]) -> tuple[list[tuple[float, G]],
 
 
 def flattery_warning(run: Path, config: VerifierConfig) -> str:
-    """A warning if the judge of a run was flattered, by its rollouts; otherwise empty."""
+    """A warning if a run's rollouts show that its judge was flattered; otherwise empty."""
     found, detail = flattered([*_judged(run, config)] if config.reward.judge else [])
     if not found:
         return ""

@@ -84,7 +84,7 @@ class RunFolder:
     @classmethod
     @contextmanager
     def owned(cls, path: str | Path, *, new: bool = False) -> Iterator[RunFolder]:
-        """Own a run's folder; for errors too, see `workplace.owned_folder`."""
+        """Own a run's folder; see `workplace.owned_folder`, also for errors."""
         folder = cls(path)
         with owned_folder(path, "trained", new=new, then=folder._then) as before:
             if before and folder.begun:
@@ -269,7 +269,7 @@ class RunFolder:
         return self._write(name, json.dumps(value, indent=2) + "\n")
 
     def checkpoint(self, update: int) -> Path:
-        """The folder of the checkpoint of an update, taken or not."""
+        """The folder of an update's checkpoint, whether or not it was taken."""
         taken = {_version(path): path for path in self._committed()}
         return taken.get(update, self.checkpoints / f"update_{update}")
 

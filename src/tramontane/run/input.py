@@ -41,8 +41,7 @@ class RunInput:
 
     Args:
         problems: the training problems.
-        sets: problems that the run is measured on, by name; `held_out` for `data.eval`. Their plans
-            have no prompts yet.
+        sets: problems that the run is measured on, by name; `held_out` for `data.eval`.
         warnings: warnings about them for the user.
     """
 

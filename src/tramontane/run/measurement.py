@@ -23,7 +23,7 @@ from tramontane.workplace import Journal, commit, read_log
 
 
 class Judges(NamedTuple):
-    """What decides a completion's course and its reward, beside the generators."""
+    """What determines a completion's course and reward, besides the generators."""
 
     verifiers: Verifiers
     conversations: Conversations

@@ -36,7 +36,7 @@ from tramontane.types import Problem
 from tramontane.verifier.pool import try_functions
 
 PROBE_PROMPTS, PROBE_TOKENS = 8, 32
-MIN_PROMPT = 32  # approximate tokens of a prompt, for combining prompts to a long probe
+MIN_PROMPT = 32  # approximate tokens of a prompt, for combining prompts into a long probe
 SAMPLE = 256  # problems of an endless source whose prompts are measured
 MEMORY_TOLERANCE = 0.15  # relative error of the memory table
 ENDLESS_PROMPT = 256  # lower bound of the prompt limit of an endless source, in tokens
@@ -207,7 +207,7 @@ def _check_machine(config: Config) -> None:
 
 
 def _check_teachers(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Reject teachers that do not read the policy's tokens, whose tokenizer is given."""
+    """Reject teachers whose tokens differ from the policy's; `tokenizer` is the policy's."""
     own = tokenizer.get_vocab()
     for model in config.teachers:
         try:

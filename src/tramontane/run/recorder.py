@@ -36,7 +36,7 @@ from tramontane.workplace import read_log
 
 SAMPLE_EVERY = 5  # updates between sample completions on the screen
 PACE = 6  # recent updates whose mean time predicts the end of the next
-# Seconds between checks whether the trainer's state is written: the first, and the longest.
+# Seconds between checks that the trainer's state is written: at first, and at most.
 POLL_SECONDS = (0.01, 0.5)
 
 
@@ -86,7 +86,7 @@ class Recorder:
         await self.committed()
         metrics = await asyncio.to_thread(self._record, update)
         if self._canaries:
-            metrics |= await self._canaries.figures()  # those of the update before
+            metrics |= await self._canaries.figures()  # those of the previous update
             self._canaries.begin(update)
         self.folder.log(metrics)
         self.session.trackers.log_update(metrics)
@@ -354,9 +354,9 @@ def effort_metrics(
 
 
 def conversation_metrics(groups: Sequence[Group]) -> dict[str, Any]:
-    """Figures of the conversations of all groups graded since the last update: means, shares of
-    the endings, and by tool the mean and the longest seconds of a call, under `environment` of
-    whole steps; empty without groups.
+    """Figures of the conversations of all groups graded since the last update: means, shares of the
+    endings, and each tool's mean and longest call in seconds; `environment` stands for whole steps.
+    Empty without groups.
     """
     conversations = [c for group in groups for c in group.completions]
     found = ConversationFigures.of([conversation_row(c) for c in conversations])
@@ -451,8 +451,8 @@ class Throughput:
         }
 
     def _count(self, training: float) -> dict[str, float]:
-        """Totals so far: tokens and verdicts, and seconds, those of generators on average;
-        `training` are the trainer's."""
+        """Totals so far: tokens, verdicts, and seconds (the generators' mean; `training` is the
+        trainer's)."""
         verifiers, generators = self.verifiers.stats(), [*self.generators]
         number = max(1, len(generators))
         return {

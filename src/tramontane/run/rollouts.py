@@ -219,8 +219,7 @@ def _sequence(sequence: EarlierSequence) -> Row:
 
 
 def _log_ratios(group: Group) -> pa.Array:
-    """log π_θ/μ of each of `token_ids`, of the trainer against the generator; null if not trained
-    on."""
+    """log π_θ/μ of each of `token_ids`, trainer against generator; null if not trained on."""
     kind = pa.list_(pa.float32())
     if group.learned is None:
         return pa.nulls(len(group.completions), kind)

@@ -219,8 +219,8 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
             self._line(f"  {flat}")
 
     def summary(self, summary: Mapping[str, Any], files: Mapping[str, str | Path]) -> None:
-        """Close the page and print the before/after table, and which files the run made, by what
-        they hold; `summary` is summary.json's content."""
+        """Close the page, and print the before/after table and the run's `files`, by what they
+        hold; `summary` is summary.json's content."""
         self.close()
         rows = _before_after(summary)
         if self.live and rows:

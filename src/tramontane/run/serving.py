@@ -20,8 +20,9 @@ FILE = "endpoint.json"  # in the run's folder while the run is served
 
 @contextmanager
 def address_of(session: Session) -> Iterator[Address | None]:
-    """The address of a session's endpoint, announced, and in the run's folder until the session
-    ends; None if the config has no endpoint. Requests wait until it is `answered`.
+    """Context manager: opens a session's endpoint, announces its address, and keeps it in the run's
+    folder until the session ends. Yields the address; None if the config has no endpoint. Requests
+    wait until it is `answered`.
 
     Raises:
         InputError: the extra `view` is not installed, or the port is taken.

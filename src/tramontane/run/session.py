@@ -1,5 +1,5 @@
-"""The session: the state shared by all parts of a run, from its start, resume or loss of its
-trainer to the next of these or its end."""
+"""The session: the state that the parts of a run share. A session begins when the run is started or
+resumed, or has lost its trainer; it lasts until the next of these, or the run's end."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Restored:
 
 @dataclass
 class Session:
-    """One part of a run: all of it, or the part after a checkpoint that a resume or the loss of the
-    trainer continues from.
+    """A run, or the part of it that continues from a checkpoint after a resume or the loss of the
+    trainer.
 
     Args:
         prepared: the config with everything loaded and checked for it.
@@ -64,7 +64,7 @@ class Session:
         restored: the checkpoint to continue from; None at the start of a run.
 
     Attributes:
-        trackers: also get the metrics.
+        trackers: receive the metrics too.
     """
 
     prepared: Prepared
@@ -222,7 +222,7 @@ class Session:
         self.trackers.log_evaluation(figures)
 
     def spent(self, worker: str, activity: Activity, began: float) -> None:
-        """Log an activity of a worker that `began` at this `time.time()` and has ended."""
+        """Log an activity of a worker that has ended; `began` is the `time.time()` of its start."""
         seconds = time.time() - began
         if seconds >= SHORTEST_ACTIVITY:
             self.folder.log_activity(worker, activity, began, seconds)

@@ -93,8 +93,9 @@ def config_of(
 def settings_without_sources(
     config: Config | str | Path | None, settings: Settings | None, on_gpus: bool
 ) -> list[str]:
-    """Settings that also fill in what a config file leaves to the user, for a check that reads
-    neither model nor data: both, and the devices `on_gpus` that this machine may lack."""
+    """The settings, preceded by values for what a config file leaves to the user: the model, the
+    data and, if `on_gpus`, CUDA devices. For a check that reads neither model nor data, even on a
+    machine without a GPU."""
     texts = override_texts(settings)
     if config is None or isinstance(config, Config):
         return texts
@@ -124,8 +125,8 @@ def _only_rewards_grade(rows: Mapping[str, list[dict[str, Any]]], config: Config
 def new_run(
     config: Config, rows: Mapping[str, list[dict[str, Any]]]
 ) -> Iterator[tuple[RunFolder, Config]]:
-    """Own the folder of a new run, with `rows` written into it, for resumed runs too, and a config
-    that names them.
+    """Own the folder of a new run, and write `rows` into it, where a resumed run finds them; yields
+    the folder, and a config that names them.
 
     If the run does not start, nothing is left behind.
 

@@ -87,8 +87,9 @@ def check_trackers(config: Config) -> None:
 
 
 class Tracker(Protocol):
-    """One tracker's part of a run. Its constructor takes the run's folder, config and the tracker's
-    id of the run, if it has one from an earlier session; it raises what the library raises."""
+    """One tracker's part of a run. Its constructor takes the run's folder and config, the tracker's
+    id of the run (None without an earlier session) and the number of updates done; it raises
+    whatever the library raises."""
 
     run_id: str
 

@@ -339,7 +339,7 @@ def _interruption(prepared: Prepared) -> Interruption | None:
 
 
 async def _longest_prompt(prepared: Prepared, judges: Judges) -> int:
-    """Upper bound of all prompts, in tokens, those that environments begin with included."""
+    """Upper bound of all prompts, in tokens, including those that environments begin with."""
     problems, encode = prepared.sample, prepared.prompts.encode
     return await judges.conversations.fit(problems, encode, prepared.max_prompt)
 
@@ -384,8 +384,8 @@ def _generators(
 @contextmanager
 def _frozen() -> Iterator[None]:
     """Exclude the objects loaded so far from garbage collection: libraries have a few hundred
-    thousand, and a full collection stops every worker in this process for 0.2 s. A caller that has
-    frozen its own keeps them so."""
+    thousand, and a full collection stops every worker in this process for 0.2 s. If the caller has
+    already frozen objects, nothing is changed."""
     if gc.get_freeze_count():
         yield
         return

@@ -109,7 +109,7 @@ class Trajectories:
         return Replay(groups, rules)
 
     async def regrade(self, verifiers: Verifiers) -> None:
-        """Replace the rewards by this run's verifiers' verdicts, if the config says so."""
+        """Replace the rewards with the verdicts of this run's verifiers, if the config says so."""
         if not _settings(self.config).regrade:
             return
         lengths = self.config.pipeline.l_max, self.config.pipeline.l_cache
@@ -439,7 +439,7 @@ def _group(number: int, members: Sequence[Trajectory]) -> Group:
 
 
 def targets_of(config: Config, encoder: PromptEncoder) -> Targets | None:
-    """What puts reference answers into a batch, if the objective learns from them."""
+    """What puts reference answers into a batch; None if the objective does not learn from them."""
     options = config.trainer.objective.options
     if not isinstance(options, TargetOptions):
         return None
