@@ -158,7 +158,7 @@ class ArenaCache(WrittenCache):
     def release(self, slots: Iterable[int]) -> None:
         """Free the extents of finished sequences."""
         for slot in slots:
-            self._extents.pop(slot, None)  # that of a parked sequence is not the slot's any more
+            self._extents.pop(slot, None)  # a parked sequence's extent is no longer the slot's
 
     def park(self, key: Hashable, slot: int, length: int) -> None:
         """Keep the extent of a sequence beyond its end."""
@@ -282,7 +282,7 @@ class ArenaStep:
             self._plane(which).index_copy_(0, self._places, new[:, :, 0])
 
     def write_pair(self, layer: int, pair: torch.Tensor) -> None:
-        """`write` with both in one tensor, [B, 1, 2, heads, d], by one kernel."""
+        """`write` with both in one tensor, [B, 1, 2, heads, d], with one kernel."""
         self._layer = layer
         stack, plane = self._plane_index[layer, 0]  # planes of one shape are neighbors
         planes = self._arenas[stack][plane : plane + 2]
@@ -311,7 +311,7 @@ class ArenaStep:
         visible = position < self._used[:, None]
         if window is not None:
             visible = visible & (position >= self._used[:, None] - window)
-        # Positions behind a row's extent are hidden, but must exist.
+        # Positions beyond a row's extent are hidden, but must exist.
         places = (self._starts[:-1, None] + position).clamp_max(self._plane(0).shape[0] - 1)
         keys, values = (
             self._plane(which)[places].transpose(1, 2)  # [B, heads, span, d]

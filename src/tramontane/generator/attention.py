@@ -142,7 +142,7 @@ def _compiled_attention(
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     parts = [x.transpose(1, 2) for x in (query, key, value)]
     if len({(x.shape[3], x.dtype) for x in parts}) == 1:
-        # Of this and the rotation of queries and keys, a compiler makes one kernel.
+        # A compiler fuses this and the rotation of queries and keys into one kernel.
         parts = [torch.cat(parts, 2)]
     layer: torch.Tensor = module.layer_idx.tensor  # type: ignore[union-attr, assignment]
     out: torch.Tensor = _write_and_attend(parts, key.shape[1], layer, scale, window)
@@ -168,7 +168,7 @@ def _write_and_attend(
         parts: queries [B, N, Hq, d], keys and values [B, N, Hkv, d]; or one tensor with the heads
             of all three.
         kv_heads: Hkv.
-        layer: [] int64 on the CPU; blocks would be compiled for each value of a number.
+        layer: [] int64 on the CPU; with a plain number, blocks would be compiled for each value.
         scale: factor of the scores.
         window: see `slot_attention`.
 

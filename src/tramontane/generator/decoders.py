@@ -33,8 +33,8 @@ TOKEN_STATE = 12  # bytes of a generated token in a slot: id, version, log-prob
 class SlotState:
     """The state of the slots, which stays on the device while decoding.
 
-    Few tensors, so that a step gathers a slot's numbers, and writes its token, by one kernel each,
-    and a slot is written or read by one copy.
+    Few tensors, so that a step gathers a slot's numbers and writes its token with one kernel each,
+    and a slot is written or read with one copy.
 
     Attributes:
         progress: [slots, 2] int64: newest token, not cached yet; number of tokens generated.
@@ -177,7 +177,7 @@ class _Decoder:
 
 
 class _Rows(NamedTuple):
-    """What a step reads of its rows' slots, [B] each: see `SlotState`."""
+    """What a step reads from its rows' slots, [B] each: see `SlotState`."""
 
     last: torch.Tensor
     counts: torch.Tensor

@@ -65,7 +65,7 @@ class Detokenizer:
         known = (self.response.prefix, *self.response.others)
         if len(known) == 1:
             return known[0]
-        longest = max(len(prefix.encode()) for prefix in known)  # a token has a byte at least
+        longest = max(len(prefix.encode()) for prefix in known)  # a token has at least one byte
         end = str(self.tokenizer.decode(prompt_ids[-longest:], clean_up_tokenization_spaces=False))
         return max((prefix for prefix in known if end.endswith(prefix)), key=len, default=known[0])
 

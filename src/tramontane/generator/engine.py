@@ -1,9 +1,8 @@
 """The slot engine: continuous batching over a model's own forward.
 
-One decode step feeds each decoding sequence, which holds a slot, its newest token, whose keys and
-values are not cached yet, and samples the next one. So *every* generated token comes from a decode
-step, whose weights are its version; prefill only fills caches, with all of a sequence but its last
-token.
+Each decoding sequence holds a slot. A decode step feeds every such sequence its newest token, which
+is not cached yet, and samples the next one. So *every* generated token comes from a decode step,
+whose weights are its version; prefill only fills caches, with all of a sequence but its last token.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class SlotEngine:
 
     Args:
         model: a causal LM whose attention goes through transformers' attention interface; its
-            attention implementation is set to `slots`, which serves other forwards as `packed`.
+            attention implementation is set to `slots`, which acts as `packed` in other forwards.
         slots: maximum number of sequences decoded at once.
         max_len: longest prompt plus completion, in tokens.
         eos_ids: tokens that end a completion.
@@ -458,7 +457,7 @@ class SlotEngine:
         self._prefixes |= prefilled
 
     def _contexts(self, flights: Iterable[_Flight]) -> dict[Key, Context]:
-        """What must be cached for sequences, and is not there as a prefix."""
+        """What must be cached for sequences and is not yet there as a prefix."""
         found = dict[Key, Context]()
         for flight in flights:
             if flight.key not in self._prefixes and flight.key not in found:

@@ -31,7 +31,7 @@ def prefill(
     Args:
         model: prepared by `examine_model`.
         layout: layout of its keys and values.
-        contexts: what to compute; of known tokens nothing.
+        contexts: what to compute; nothing is computed for known tokens.
         most: maximum number of tokens, known ones included, that are prefilled at once; a longer
             context gets its own forward.
     """
@@ -123,7 +123,7 @@ def _filler(model: PreTrainedModel, rows: int) -> int:
 def examine_model(model: PreTrainedModel, max_len: int) -> tuple[Layout, bool]:
     """Set the model's attention to `slots`, and test one prefill and one decode step.
 
-    An unsuitable model fails here, not in mid-run.
+    An unsuitable model fails here, not in the middle of a run.
 
     Returns:
         The layout of the model's keys and values, and whether a decode step can be recorded, i.e.

@@ -51,8 +51,8 @@ def compiled_like(model: PreTrainedModel, function: Callable[..., Any]) -> Calla
 
 @contextmanager
 def uncompiled(model: PreTrainedModel) -> Iterator[None]:
-    """Context manager: the model's blocks run as they are written. Torch never compiles code again
-    that it has met under a dispatch mode, as in an examination."""
+    """Context manager: the model's blocks run as they are written. Needed under a dispatch mode, as
+    in `examine_model`: code that torch meets there is never compiled afterwards."""
     calls = {m: m._compiled_call_impl for m in model.modules() if m._compiled_call_impl}
     for module in calls:
         module._compiled_call_impl = None
@@ -124,8 +124,8 @@ def merge_products(model: PreTrainedModel) -> None:
 
 
 class _LayerIndex:
-    """An attention layer's number in a form whose value the compiler ignores: it would compile
-    every layer for its own number, and give up after eight."""
+    """An attention layer's number in a form whose value the compiler ignores: otherwise it would
+    compile each layer separately, and give up after eight."""
 
     def __init__(self, number: int) -> None:
         self._number, self.tensor = number, torch.tensor(number, device="cpu")
@@ -135,8 +135,8 @@ class _LayerIndex:
 
 
 def compile_blocks(model: PreTrainedModel, backend: str | Callable[..., Any] = "inductor") -> None:
-    """Compile each block when it first runs, once for all layers and numbers of rows, and what
-    stands beside the blocks: the rotary embeddings and the last norm.
+    """Compile each block when it first runs, once for all layers and numbers of rows; likewise the
+    rotary embeddings and the last norm.
 
     In a block, attention with its writes is one operation, which is not compiled.
 

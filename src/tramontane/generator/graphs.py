@@ -40,8 +40,8 @@ def run_directly(step: Callable[[], T]) -> Callable[[], T]:
 
 @cache
 def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-    """The device's streams for running and for recording steps: torch has 32 of a device, which it
-    hands out in turn. Their kernels go before those of a trainer on the same GPU."""
+    """The device's streams for running and for recording steps, made once, since torch has only 32
+    per device and reuses them. Their kernels go before those of a trainer on the same GPU."""
     # Two streams: workspaces that a library allocates in the warm-up are not the graph's.
     return torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device, priority=-1)
 
@@ -87,8 +87,8 @@ class CudaGraphs:
 
 class ValueReadDetector(TorchDispatchMode):
     """Context manager that notes operations which read values of tensors, move tensors between
-    devices or make tensors of Python's values. A graph would replay the values read in recording,
-    and CUDA refuses to record moves.
+    devices or make tensors from Python values. A graph would replay the values read while it was
+    recorded, and CUDA refuses to record moves.
 
     Attributes:
         operations: names of the operations noted.

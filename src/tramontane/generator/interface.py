@@ -110,12 +110,12 @@ class AnyGenerator(Protocol):
     def probe(
         self, prompts: list[list[int]], tokens: int, seed: int, temperature: float
     ) -> list[Completion]:
-        """Complete `prompts` by exactly `tokens` tokens each, ignoring EOS; requests in flight are
-        not affected. The log-probs are compared with the trainer's."""
+        """Complete `prompts` with exactly `tokens` tokens each, ignoring EOS; requests in flight
+        are not affected. The log-probs are compared with the trainer's."""
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The weights that the generator computes with, by name, on the CPU, as far as they can be
-        determined; for the diagnosis of a parity mismatch."""
+        """The weights that the generator computes with, by name, on the CPU, to diagnose a parity
+        mismatch; those that cannot be determined are missing."""
 
     def hidden_states(self, ids: list[int]) -> list[torch.Tensor]:
         """Embeddings, then each layer's output, of one sequence: [len(ids), hidden] float32; empty

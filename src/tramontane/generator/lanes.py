@@ -53,7 +53,7 @@ class Prefix:
         return Prefix(length, first), Prefix(self.length - length, rest)
 
     def joined(self, rest: Prefix) -> Prefix:
-        """A copy with the positions of `rest` behind its own."""
+        """A copy with the positions of `rest` after its own."""
         if not self.length or not rest.length:
             whole = self if self.length else rest
             return Prefix(whole.length, [planes.clone() for planes in whole.planes])

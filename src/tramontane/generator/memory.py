@@ -1,5 +1,5 @@
-"""Memory of a generator on a GPU: what is left for keys and values is measured, before they are
-allocated, in the order of vLLM and nano-vllm."""
+"""Memory of a generator on a GPU: measures how much is left for keys and values before they are
+allocated, in the same order as vLLM and nano-vllm."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CudaMemory:
         return allowance(self.free(), limit, self._weights, self._pending())
 
     def peak(self, work: Callable[[], object]) -> int:
-        """Run `work`; the most bytes that were allocated at once, beyond those before."""
+        """Run `work`; returns the most bytes allocated at once, beyond those before it."""
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         work()
@@ -59,11 +59,11 @@ def cache_room(
     works: Iterable[Callable[[], object]],
     recordings: Sequence[Callable[[], object]],
 ) -> int:
-    """Bytes that are left for keys and values beside everything that comes and goes.
+    """Bytes that are left for keys and values besides everything else.
 
-    First the peak of the largest work, then what recordings keep, of which two are made: all share
-    one pool of memory, so the first, the largest, takes the pool, and the second what each further
-    one adds.
+    Measures first the peak of the largest work, then what recordings keep. Two recordings are made,
+    since all share one pool of memory: the first and largest takes the pool, and the second shows
+    what each further one adds.
 
     Args:
         memory: the allocator; weights are loaded, keys and values not yet allocated.

@@ -136,7 +136,8 @@ class Parking:
             self._tokens[key] = tokens
 
     def context(self, request: Request) -> Context:
-        """What is to be cached for a request, which takes what is parked if it continues that."""
+        """What is to be cached for a request; includes what is parked if the request continues
+        it."""
         context, key = Context.of(request), (request.group, request.index)
         if (parked := self._tokens.get(key)) is None:
             return context

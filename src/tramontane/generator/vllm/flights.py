@@ -44,7 +44,7 @@ class _Pending:
 
 
 class Flights:
-    """Unfinished requests by the names that vLLM knows them by, in order of submission."""
+    """Unfinished requests by their names in vLLM, in order of submission."""
 
     def __init__(self, endings: Endings, vocab: int) -> None:
         self._endings, self._vocab = endings, vocab

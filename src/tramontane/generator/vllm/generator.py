@@ -91,7 +91,7 @@ class VllmGenerator(AnyGenerator):
 
     @property
     def pid(self) -> int:
-        """Number of vLLM's process."""
+        """Process id of vLLM."""
         return self._process.pid
 
     def resize(self, slots: int, max_len: int) -> None:
@@ -192,8 +192,8 @@ class VllmGenerator(AnyGenerator):
         return []
 
     def stats(self) -> dict[str, Any]:
-        """See `AnyGenerator`; since the start of vLLM's process, whose reserved memory is
-        `cache_bytes`."""
+        """See `AnyGenerator`; counted since the start of vLLM's process. `cache_bytes` is the
+        memory that it has reserved for keys and values."""
         self._advance(0, ahead=False)
         slots, steps = self._capacity[0], int(self._counts["decode_steps"])
         generated = self._counts["generated_tokens"]
@@ -271,7 +271,7 @@ class SharedTensors:
     def _allocate(self, size: int) -> torch.Tensor:
         file = os.memfd_create("tramontane weights")
         weakref.finalize(self, os.close, file)
-        os.posix_fallocate(file, 0, size)  # a full machine refuses here, not amid a copy
+        os.posix_fallocate(file, 0, size)  # fails here, not in a copy, if memory is full
         self.path = f"/proc/{os.getpid()}/fd/{file}"
         self._memory = mmap.mmap(file, size)
         return torch.frombuffer(self._memory, dtype=torch.uint8)

@@ -124,7 +124,7 @@ class Worker:
             recompute: recompute the keys and values of all requests under the new weights.
 
         Returns:
-            Seconds that generation stood still.
+            Seconds for which generation paused.
         """
         began = time.perf_counter()
         engine = self._engine
