@@ -3,9 +3,9 @@
 A worker gets a path on its own machine. On a machine that sees the controller's folder (the same
 machine, or a shared file system) this is the folder itself. On any other machine it is a copy: a
 folder to read is sent there before the call (`send`), and a folder to write is retrieved afterwards
-(`retrieve`). Neither torch nor Ray is imported here: the caller gives the functions with which one
-machine asks the other. A message holds at most `CHUNK_BYTES`, and one is in transfer at a time, so
-neither side holds more.
+(`retrieve`). Neither torch nor Ray is imported here: the caller provides the function that calls
+the other machine (`Ask`). A message holds at most `CHUNK_BYTES`, and one is in transfer at a time,
+so neither side holds more.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Folder:
 @contextmanager
 def written(path: Path) -> Iterator[Folder]:
     """A folder that workers write within this block. Meanwhile it holds a file with a unique name,
-    from which workers recognize the controller's disk.
+    by which workers recognize the controller's disk.
     """
     mark = path / f"{MARK}{uuid4().hex}"
     mark.touch()

@@ -54,8 +54,8 @@ class Limit(NamedTuple):
 class Handle(Protocol):
     """A worker in any placement, called by method name; calls run in order, one at a time.
 
-    A `Folder` among the arguments of a call is a path on the worker's machine for the worker.
-    `started` is done once the worker can be called.
+    The worker gets each `Folder` among a call's arguments as a path on its own machine. `started`
+    is done once the worker can be called.
     """
 
     name: str

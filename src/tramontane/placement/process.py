@@ -35,7 +35,7 @@ MARK = "TRAMONTANE_WORKER"  # in the environment of a worker and of all that it 
 
 
 class WorkerProcess:
-    """One process that runs `python -m MODULE FD`, replaced by another after `stop`.
+    """One process that runs `python -m MODULE FD`; after `stop`, another takes its place.
 
     Its first answer is an empty text if it is ready, otherwise what is wrong with its settings.
     Only one thread may use it, apart from `kill`.
@@ -55,7 +55,7 @@ class WorkerProcess:
 
     @property
     def died(self) -> bool:
-        """True if it ended by itself, or was killed by somebody else."""
+        """True if it ended by itself, or something else killed it."""
         return self.process is not None and self.process.poll() is not None
 
     def start(self, settings: Any) -> None:
@@ -83,7 +83,7 @@ class WorkerProcess:
         Raises:
             RuntimeError: MAX_STARTS processes in a row died before they were ready, or this is
                 closing.
-            InputError: what a process says of its settings.
+            InputError: what a process reports about its settings.
         """
         for _ in range(MAX_STARTS):
             if self.died:
@@ -131,9 +131,9 @@ class WorkerProcess:
 
 
 def limit_memory(beyond: int) -> None:
-    """Limit this process, and each of its children, to the memory that it has now and `beyond` more
-    bytes. The limit is on data, not on address space: a library may reserve gigabytes on a
-    machine with many cores without using them. Without /proc, the limit is `beyond`."""
+    """Limit this process, and each of its children, to the memory that it has now plus `beyond`
+    bytes. The limit is on data, not on address space: a library may reserve gigabytes on a machine
+    with many cores without using them. Without /proc, the limit is `beyond`."""
     status = Path("/proc/self/status")
     used = 0
     if status.exists():
@@ -175,7 +175,7 @@ def serve(descriptor: int, prepare: Callable[..., Callable[[Any], Iterable[Any]]
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):  # nothing of it is left
+    with contextlib.suppress(ProcessLookupError):  # the whole group has ended
         os.killpg(process.pid, signal.SIGKILL)
 
 

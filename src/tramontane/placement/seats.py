@@ -53,7 +53,7 @@ def seats(config: Config, gpus: int | None) -> Seats:
 
     On one machine every rank and every generator has a GPU of its own (with vLLM,
     `tensor_parallel` of them), from its `device` on. Generators on `cuda`, without a number, begin
-    behind the trainer's GPUs if there are enough for all, else at GPU 0, which one of them then
+    after the trainer's GPUs if there are enough for all, else at GPU 0, which one of them then
     shares with the trainer. On Ray, each process sees only its own GPUs.
 
     Args:

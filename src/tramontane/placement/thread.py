@@ -1,5 +1,5 @@
-"""Workers on one machine: threads of the controller's process, and a process for each rank of a
-trainer that is not one of them."""
+"""Workers on one machine: threads of the controller's process, and processes for the ranks of a
+trainer or teacher that is not such a thread."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ DECODING = -1  # priority of a generator's CUDA stream: its short kernels go bef
 
 
 class LocalPlacement:
-    """Workers as threads of the controller's process; the ranks of the trainer and of teachers as
-    processes if there are several, and with `placement.kind: process`.
+    """Workers as threads of the controller's process. The ranks of the trainer and of teachers are
+    processes if there are several, or with `placement.kind: process`.
 
     Raises:
         InputError: too few GPUs; see `seats`.
