@@ -274,5 +274,5 @@ def test_a_run_whose_model_never_calls_the_tools_of_its_environment_ends(tmp_pat
         pipeline={"diversity": "none", "l_max": 192, "max_groups_without_signal": 2},
         conversation={"reward": "last"},
     )
-    with pytest.raises(NoSignal, match=r"call of a tool that can be read \(look\); 0 calls"):
+    with pytest.raises(NoSignal, match=r"tool call that can be read \(look\); 0 calls"):
         train(config, QuietScreen())

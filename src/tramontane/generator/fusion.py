@@ -30,7 +30,7 @@ def fuse(model: PreTrainedModel) -> None:
     if missing := missing_for_compiling("cuda"):
         logger.warning(
             "decode steps are not compiled, so they take about three times as many kernels: there "
-            "is %s. generator.compile=false avoids this line",
+            "is %s. generator.compile=false silences this warning",
             missing,
         )
     else:

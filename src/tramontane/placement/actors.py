@@ -297,8 +297,8 @@ class Cluster:
                 )
         if has.get("GPU") and not gpus:
             logger.warning(
-                "the Ray cluster has %g GPUs, and no worker of the run asks for one; with "
-                "generator.device=cuda trainer.device=cuda they do",
+                "the Ray cluster has %g GPUs, and no worker of the run asks for one; to use them, "
+                "set generator.device=cuda trainer.device=cuda",
                 has["GPU"],
             )
 
@@ -438,5 +438,5 @@ def _start(address: str | None, cpus: float) -> None:
             ) from None
         raise InputError(
             f"placement.address {address!r}: no Ray cluster answers there ({error}); start one "
-            f"with `ray start --head`, or leave the address out"
+            f"with `ray start --head`, or remove the address"
         ) from None

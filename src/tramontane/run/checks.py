@@ -44,7 +44,7 @@ ADVICE: dict[Fate, tuple[str, ...]] = {
     "wrong": (
         "give easier problems (data.train), or drop those that are never solved "
         "(data.min_pass_rate, by the pass rates of tramontane curate)",
-        "raise pipeline.group_size: a problem that is rarely solved is solved by one of many",
+        "raise pipeline.group_size: a larger group is more likely to solve a hard problem once",
         "raise pipeline.l_max, or begin with supervised training on worked solutions (tramontane "
         "sft, cold_start)",
     ),
@@ -205,8 +205,8 @@ class SignalMonitor:
         if self._uncalled.groups == self.limit:
             raise NoSignal(
                 f"{self.folder}: none of the first {self.limit} groups "
-                f"(pipeline.max_groups_without_signal) has a call of a tool that can be read "
-                f"({', '.join(tools)}); {self._uncalled.unread_calls:,} calls could not be\n"
+                f"(pipeline.max_groups_without_signal) has a tool call that can be read "
+                f"({', '.join(tools)}); {self._uncalled.unread_calls:,} calls could not be read\n"
                 f"{self._uncalled.diagnosis()}\n"
                 f"Name the form in which the model writes calls (conversation.calls), begin with "
                 f"supervised training on traces with calls (tramontane sft, cold_start), or remove "
@@ -221,7 +221,7 @@ class SignalMonitor:
             environment = load(environment_of(self._data, group.problem) or "")
             self.warn(
                 f"{environment.__qualname__} gives rewards, which do not count: "
-                f"set conversation.reward to last or sum, or to verifier to say so"
+                f"set conversation.reward to last or sum, or to verifier to ignore them"
             )
 
     def _judge_window(self) -> None:

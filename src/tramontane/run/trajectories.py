@@ -146,8 +146,8 @@ class Trajectories:
         if options.of_sampler and any(math.isnan(item.completion.logprobs[0]) for item in kept):
             raise InputError(
                 f"data.trajectories: some have no logprobs of the policy that sampled them, which "
-                f"objective {self.config.trainer.objective.name!r} weighs them by; add them to the "
-                f"rows, or set its initial_value to group"
+                f"objective {self.config.trainer.objective.name!r} needs; add them to the rows, or "
+                f"set its initial_value to group"
             )
         if settings.standardize:
             kept = _standardized(kept)
@@ -200,7 +200,7 @@ def load_trajectories(
     fitting = [item for item in found if fits(item.completion)]
     lines = {
         "trajectories": f"{len(fitting):,} from {', '.join(settings.sources)}; "
-        f"{settings.share:.0%} of each batch, for which the staleness bound says nothing"
+        f"{settings.share:.0%} of each batch, to which the staleness bound does not apply"
     }
     if skipped := len(found) - len(fitting):
         lines["skipped trajectories"] = (

@@ -149,7 +149,9 @@ def set_up(
     base = python or sys.executable
     if not _recent(base):
         oldest = ".".join(map(str, OLDEST_PYTHON))
-        raise InputError(f"vLLM needs Python {oldest}, and {base} is older; give another, --python")
+        raise InputError(
+            f"vLLM needs Python {oldest} or newer, and {base} is older; name another with --python"
+        )
     folder = FOLDER if folder is None else Path(folder)
     with owned_folder(folder, "set up"):
         return _set_up(folder, on_command, base)

@@ -286,7 +286,7 @@ class SharedTensors:
             if not 0 <= offset < len(self._memory) or not tensor.is_contiguous():
                 raise InputError(
                     f"generator.kind vllm: {model.config.model_type} models cannot be sent to "
-                    f"vLLM, since {name} of a checkpoint is not part of a parameter; take slots"
+                    f"vLLM, since {name} of a checkpoint is not part of a parameter; use slots"
                 )
             dtype = str(tensor.dtype).removeprefix("torch.")
             rows.append((name, dtype, tuple(tensor.shape), offset))
