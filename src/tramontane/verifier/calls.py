@@ -177,7 +177,8 @@ def _item_type(parameter: Mapping[str, Any]) -> str:
 
 
 def _has_items(value: Any, kind: str, accepted: Sequence[Any]) -> bool:
-    """The same for all items. As on the leaderboard, not if the argument may be omitted."""
+    """True if all items have the described type, or that of the accepted items. As on the
+    leaderboard, the items of an argument that may be omitted are not checked."""
     return not isinstance(value, list) or any(
         not isinstance(choice, list)
         or all(type(item) in (_TYPES[kind], _first_type(choice)) for item in value)

@@ -78,7 +78,7 @@ def has_functions(config: VerifierConfig, domain: str) -> bool:
 
 
 def judge(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgment:
-    """Judge the answer of a well-formed response by its domain's verifier, which is not None.
+    """Judge the answer of a well-formed response with its domain's verifier, which is not None.
 
     Raises:
         FunctionFailed: the user's function failed; the message names the domain.

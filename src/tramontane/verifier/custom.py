@@ -36,13 +36,14 @@ NO_PROGRESS: Progress = (0, 1)
 
 
 class Response(NamedTuple):
-    """What is graded of a completion.
+    """The part of a completion that is graded.
 
     Args:
-        text: its text; of a conversation, what the model wrote.
+        text: its text; for a conversation, what the model wrote.
         n_tokens: its length in tokens.
         token_ids: its tokens if known.
-        turns: of a conversation, the text of each turn of the model, and whether it makes calls.
+        turns: for a conversation, the text of each of the model's turns, and whether it makes
+            calls.
         earned: the environment's reward, which replaces the verifier's judgment; None without one.
         failure: why the environment failed, so that nothing can be judged; empty if it did not.
     """
@@ -56,7 +57,7 @@ class Response(NamedTuple):
 
     @classmethod
     def of(cls, completion: Completion, reward: RewardSource = "verifier") -> Response:
-        """`reward` is `conversation.reward`."""
+        """The graded part of a completion; `reward` is `conversation.reward`."""
         turns, ending, earned = completion.turns, completion.ending, None
         rewards = [turn.reward for turn in turns if turn.reward is not None]
         failure = failure_of(ending, completion.ending_reason)
@@ -75,7 +76,7 @@ class Response(NamedTuple):
 
 
 def failure_of(ending: Any, reason: Any) -> str:
-    """Why nothing can be judged of a conversation with this ending; empty if it can."""
+    """Why a conversation with this ending cannot be judged; empty if it can."""
     return f"{ending}: {reason}" if ending in tuple(FAILED) else ""
 
 
@@ -90,8 +91,8 @@ class GroupCall:
 
 @dataclass(frozen=True)
 class JudgeCall:
-    """Answers to a problem that the judge grades, in the place of each completion; None for those
-    that it is not asked about. `name` is the reward's part."""
+    """Answers for the judge to grade, one per completion of a problem; None for those that it is
+    not asked about. `name` is the reward's part."""
 
     name: str
     answers: Sequence[str | None]
@@ -103,7 +104,7 @@ class GroupResult(NamedTuple):
     # One for each completion. None: the function gives this one no reward, or the judge could not
     # grade it.
     values: list[float | None]
-    reason: str = ""  # why the call failed as a whole; there are then no values
+    reason: str = ""  # why the whole call failed; `values` is then empty
     # What the judge says of each: why it could not be graded, or criteria that it misses.
     notes: Sequence[str] = ()
 
@@ -266,7 +267,7 @@ def check_columns(rewards: Iterable[CustomReward], problems: Iterable[Problem]) 
             place = functions.defined_at(functions.load(reward.function))
             raise InputError(
                 f"{_what(reward)} ({place}) takes {', '.join(missing)}, and no row of the data has "
-                f"such a column; there are {', '.join(sorted(known))}"
+                f"such a column; the columns are {', '.join(sorted(known))}"
             )
 
 

@@ -2,9 +2,10 @@ r"""The format that a response must have before it is graded (arXiv 2506.10910, 
 
 It starts with the opening thinking tag, has exactly one pair of thinking tags, and its answer part
 (the text after the closing tag) has a balanced `\boxed{}` (math) or a fenced block with a language
-tag (code). The tags are `<think>` and `</think>` in the paper, and a setting here. White space
-before the opening tag is ignored, since chat templates differ in who writes it. Other domains may
-require a regular expression, JSON with a schema, or nothing (`config.FormatConfig`).
+tag (code). The tags are `<think>` and `</think>` in the paper, and configurable here. White space
+before the opening tag is ignored, since some chat templates write it and others leave it to the
+model. Other domains may require a regular expression, JSON with a schema, or nothing
+(`config.FormatConfig`).
 
 Every scan is a single pass over the text, since a response may be long and hostile.
 """
@@ -83,7 +84,7 @@ def split_thoughts(response: str, tags: ThinkingTags, *, required: bool) -> Pars
 
 
 def _extract(answer: str, form: FormatConfig) -> tuple[str, Any]:
-    """The failed condition on an answer part (empty if none), and what its verifier receives."""
+    """The condition that an answer part fails (empty if none), and what its verifier receives."""
     if form.regex is not None:
         match = None
         for match in re.finditer(form.regex, answer):  # noqa: B007 (the last one counts)
@@ -107,7 +108,7 @@ def _extract(answer: str, form: FormatConfig) -> tuple[str, Any]:
 
 
 def _read_json(text: str, schema: dict[str, Any]) -> tuple[str, Any]:
-    """The failed condition of a JSON schema on a text (empty if none), and the parsed value.
+    """The condition of a JSON schema that a text fails (empty if none), and the parsed value.
 
     The reason names the place and the schema's keyword, not the value, so that equal errors of
     different completions can be counted together.

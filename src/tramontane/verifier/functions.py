@@ -52,7 +52,7 @@ class FunctionFailed(Exception):
 
 
 def path_of(function: Callable[..., Any]) -> str:
-    """The path that worker processes load a function by.
+    """The path from which worker processes load a function.
 
     Raises:
         InputError: the function must be pickled, but cannot be, or holds too much data.
@@ -66,7 +66,7 @@ def path_of(function: Callable[..., Any]) -> str:
         # With the file name, for messages, since a pickled function does not know its file.
         code = _code(function)
         pickled = zlib.compress(cloudpickle.dumps((function, code.co_filename if code else "")))
-    except Exception as error:  # any library's object may refuse in its own way
+    except Exception as error:  # an object of any library may fail in its own way
         raise InputError(
             f"function {name or function!r} cannot be sent to worker processes "
             f"({type(error).__name__}: {error}); {remedy}"
@@ -118,7 +118,7 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def accepted(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that a function takes, of those that there are."""
+    """Those of the given arguments that a function takes."""
     parameters = parameters_of(function)
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return given
@@ -126,7 +126,8 @@ def accepted(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, A
 
 
 def check(path: str, key: str, call: Callable[[Callable[..., Any]], str]) -> None:
-    """Load a function, and check that it takes its arguments: `call` returns the fault in them.
+    """Load a function, and check that it takes its arguments: `call` returns what is wrong, if
+    anything.
 
     Raises:
         InputError: it cannot be loaded, is not callable, or has a fault; the message

@@ -113,7 +113,7 @@ def follows(answer: str, kind: str, kwargs: Kwargs) -> bool:
 
 def count_sentences(text: str) -> int:
     """Number of sentences: a full stop, exclamation or question mark before white space ends one,
-    except after abbreviations and single letters, and an ellipsis before a small letter."""
+    except after abbreviations and single letters, and an ellipsis before a lowercase letter."""
     text = text.strip()
     count, start = int(bool(text)), 0
     for match in _SENTENCE_END.finditer(text):

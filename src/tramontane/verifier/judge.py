@@ -32,7 +32,7 @@ REMINDER = "\n\nYour last answer could not be read. Keep to the form above."
 
 
 class Reading(NamedTuple):
-    """Scores from 0 to 1 of the answers shown, in their order, and what there is to say of them."""
+    """Scores from 0 to 1 of the answers shown, in their order, and a note about them."""
 
     scores: list[float]
     note: str = ""
@@ -57,12 +57,12 @@ class Question(NamedTuple):
 
 
 class Spending:
-    """Counts the requests of a pool's judges when they are sent: the size of a file, since a judge
-    may be killed before it answers.
+    """Counts the requests of a pool's judges as they are sent. The count is the size of a file,
+    since a judge may be killed before it answers.
 
     Args:
-        folder: the pool's.
-        most: the bound on the requests; None: unlimited.
+        folder: the pool's folder.
+        most: maximum number of requests; None: unlimited.
     """
 
     def __init__(self, folder: Path, most: int | None) -> None:
@@ -79,7 +79,7 @@ class Spending:
         Raises:
             InputError: see `check`.
         """
-        with self._file.open("ab", buffering=0) as file:  # appends whole, beside other processes
+        with self._file.open("ab", buffering=0) as file:  # each write appends as a whole
             file.write(bytes(requests))
             self.check(file.tell())
 
@@ -93,7 +93,7 @@ class Spending:
 
 
 def answer_of(response: Response, tags: ThinkingTags) -> str:
-    """What the judge sees of a response: the text behind its thoughts, of the last turn."""
+    """What the judge sees of a response: the text after the thoughts, of the last turn."""
     text = response.turns[-1][0] if response.turns else response.text
     return split_response(text, tags)[1].strip()
 
@@ -124,9 +124,9 @@ def _items(problem: Problem, config: JudgeConfig) -> Sequence[RubricItem]:
 
 
 def result(asked: Sequence[Question], found: Sequence[Reading | str], count: int) -> GroupResult:
-    """The scores of `count` answers, each the mean over the questions that show it; None, with the
-    reason, if one of these has a fault (a text) in place of a reading. An answer that nothing was
-    asked about, since all of its group are the same, has the score ½."""
+    """The scores of `count` answers: each is the mean over the questions that show the answer, or
+    None, with the reason, if one of these has a fault (a text) in place of a reading. An answer
+    that no question shows, since all answers of its group are the same, scores ½."""
     scores: list[list[float]] = [[] for _ in range(count)]
     notes = [""] * count
     faults: dict[int, str] = {}

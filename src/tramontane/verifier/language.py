@@ -1,7 +1,8 @@
 r"""Language consistency of problem, thoughts and answer (arXiv 2506.10910, section 2.2).
 
-LaTeX and code are stripped, then each text is judged by segment, since a text judged as a whole may
-be one fifth foreign unnoticed. A segment is a sentence, split further where the script changes.
+LaTeX and code are stripped, then each text is judged by segment: judged as a whole, a text could be
+one fifth in another language unnoticed. A segment is a sentence, split further where the script
+changes.
 Chinese is recognized by its script, Russian by its script and fastText, other languages by fastText
 among the candidates. Segments too short to identify are pooled, and are neutral if the pool cannot
 be identified either. A text agrees when at least 0.9 of its identified letters are in the target
@@ -29,7 +30,7 @@ SHORT = 20  # below this many letters only a confident guess counts
 LONG = 40  # from this many letters on, languages outside the candidates are accepted
 HAN_WEIGHT = 2  # a Han character counts as two letters
 FUNCTION_WORD_ODDS = 8.0
-GIBBERISH = {24: 0.2, LONG: 0.45}  # less likely prose of so many letters is gibberish
+GIBBERISH = {24: 0.2, LONG: 0.45}  # from so many letters, less likely prose is gibberish
 UNCERTAIN = 0.25  # prose is off target only if the candidates together are more likely than this
 _WORDS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 _ORDINARY_WORDS = _WORDS.pop("ordinary").split()

@@ -2,9 +2,9 @@
 
 Each worker has one socket and one supervising thread. Verdicts travel one at a time, so that the
 completion that hangs or kills its worker is named `unscorable` and its siblings keep their
-verdicts. Rewards of a whole group are called once all of its verdicts are there, each function for
-itself. When a worker dies without being late (killed from outside, say), it is replaced, and the
-completion that it was grading is tried once more before it is blamed.
+verdicts. Rewards of a whole group are called once all of its verdicts are in, each function
+separately. When a worker dies without being late (killed from outside, say), it is replaced, and
+the completion that it was grading is tried once more before it is blamed.
 """
 
 from __future__ import annotations
@@ -346,7 +346,7 @@ class _Task:
 
     @property
     def pending_items(self) -> list[Item]:
-        """What a worker is sent: tokens only travel to functions that may ask for them."""
+        """The items as sent to a worker: tokens are sent only to functions that may use them."""
         items = (self.group.items[index] for index in self.pending)
         return [i._replace(token_ids=None) if isinstance(i, Response) else i for i in items]
 
@@ -367,7 +367,7 @@ class _Worker:
         self.pool, self.judges = pool, judges
         self.folder = Path(pool._folder.name) / name
         self.tasks = pool._to_judge if judges else pool._tasks
-        # By its name: the judge's process knows the verifier, which does not know it.
+        # Named by a string: the judge's module imports the verifier, not the other way around.
         module = "tramontane.asking.judge" if judges else "tramontane.verifier.worker"
         self.child = WorkerProcess("judge" if judges else "verifier worker", module)
         self.thread = threading.Thread(target=self._serve, name=f"verifier-{name}", daemon=True)
@@ -379,7 +379,7 @@ class _Worker:
             try:
                 self._run(task)
             except Exception as error:
-                # Only this thread can complete the group: hand the error on to its future.
+                # Only this thread can complete the group: pass the error on to its future.
                 self.pool._fail(task.group, error)
             if not self.judges:
                 self.pool._count(busy=time.perf_counter() - started)

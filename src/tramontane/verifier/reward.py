@@ -2,8 +2,8 @@
 
 Format comes first: a malformed completion gets 0 and is not graded further. A well-formed one gets
 +0.1, +0.9 for a right answer, up to −0.1 for its length, and +0.1 when problem, thoughts and answer
-are in the same language: at most 1.1. User-defined rewards (`custom`) are added. Format and
-verifier are the problem's domain's (`correctness`).
+are in the same language: at most 1.1. User-defined rewards (`custom`) are added. The problem's
+domain determines the format and the verifier (`correctness`).
 
 Rewards of a whole group come last: `group_calls` says which functions to call once all completions
 of a problem have been graded individually, and `with_group_rewards` adds their results.
@@ -44,8 +44,8 @@ def grade(
 ) -> Verdict:
     """Grade one completion of `n_tokens` tokens; lengths are in tokens.
 
-    For rewards of a whole group, it is a group of one. Never raises: an exception makes the
-    completion `unscorable`. Time and memory are bounded in `VerifierPool`, not here.
+    For rewards of a whole group, the completion is a group of one. Never raises: an exception makes
+    the completion `unscorable`. Time and memory are bounded in `VerifierPool`, not here.
     """
     response = Response(response_text, n_tokens)
     verdicts = [grade_apart(problem, response, config, l_max, l_cache)]
@@ -81,8 +81,8 @@ def group_calls(
     config: VerifierConfig,
     progress: Progress = NO_PROGRESS,
 ) -> list[GroupCall | JudgeCall]:
-    """The functions to call on a whole group, and the judge if it is to be asked: those that count
-    for any of its completions."""
+    """The functions to call on a whole group, and the judge if needed: those that count for at
+    least one of its completions."""
     calls: list[GroupCall | JudgeCall] = []
     for reward in _group_rewards(problem, config):
         counts = [_counts(reward, verdict) for verdict in verdicts]
@@ -113,13 +113,13 @@ def with_group_rewards(
 ) -> list[Verdict]:
     """The verdicts on a group with the rewards of the whole group.
 
-    A function that failed makes every completion that it counts for unscorable, and a judge that
-    could not grade one, that one.
+    If a function failed, every completion that it counts for is unscorable. If the judge could not
+    grade a completion, only that one is.
 
     Args:
         problem: the problem that all completions answer.
-        verdicts: those of `grade_apart`.
-        results: what each function of `group_calls`, or the judge, returned, by the reward's name.
+        verdicts: the results of `grade_apart`.
+        results: what each function of `group_calls` or the judge returned, by the reward's name.
         config: weights, and the domains.
     """
     return [_added(problem, v, i, results, config) for i, v in enumerate(verdicts)]
@@ -229,8 +229,8 @@ def _grade(
 
 
 def _parse(response: Response, form: FormatConfig, tags: ThinkingTags) -> Parsed:
-    """The parts of a response; of a conversation, those of its last turn, not ok if an earlier turn
-    lacks its thoughts."""
+    """The parts of a response, or of a conversation's last turn; not ok if an earlier turn lacks
+    its thoughts."""
     parsed = check_format(response.turns[-1][0] if response.turns else response.text, form, tags)
     for number, (turn, _) in enumerate(response.turns[:-1], 1):
         earlier = split_thoughts(turn, tags, required=form.needs_thoughts)
@@ -240,7 +240,7 @@ def _parse(response: Response, form: FormatConfig, tags: ThinkingTags) -> Parsed
 
 
 def _spoken(response: Response, parsed: Parsed, tags: ThinkingTags) -> tuple[str, str]:
-    """All thoughts, and all answers except those that hold calls, which have no language."""
+    """All thoughts, and all answers except those that contain calls, which have no language."""
     thoughts, answers = [], []
     for turn, makes_calls in response.turns[:-1]:
         parts = split_thoughts(turn, tags, required=False)

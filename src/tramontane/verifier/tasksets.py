@@ -1,5 +1,5 @@
-"""Sets of single-turn tasks of verifiers (0.4): a source of problems, `verifiers:NAME`, whose
-rubrics judge the answers.
+"""Single-turn task sets of the package `verifiers` (0.4), as a source of problems,
+`verifiers:NAME`. Their rubrics judge the answers.
 
 A row has a task's prompt and data, and names the task by its set (`taskset`) and index (`idx`); the
 worker that judges loads the set again. Sets whose tasks have tools, a container or a user of their
@@ -25,7 +25,7 @@ def task_rows(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
     Raises:
         InputError: the package is not installed; or the set cannot be loaded, is empty or endless,
-            or its tasks need more than a turn, or a container.
+            or its tasks need more than one turn, or a container.
     """
     name = source.removeprefix(SCHEME)
     try:
@@ -55,8 +55,8 @@ def _chat(data: Any) -> list[Message]:
 
 
 async def score(problem: Problem, answer: str) -> tuple[float, str]:
-    """The task's rewards of an answer, functions and judges, as a share of the sum of their
-    weights; and each of them."""
+    """The sum of the task's rewards for an answer (by functions and judges) as a share of their
+    weights, and the rewards by name."""
     import verifiers.v1 as vf
 
     task = _tasks(problem.metadata["taskset"])[problem.metadata["idx"]]
