@@ -87,9 +87,9 @@ _APPROXIMATION = re.compile(
 
 
 def exact(text: str) -> str:
-    r"""An answer without its approximations: `\frac13` of `\frac13 \approx 0.33`.
+    r"""An answer without its approximations: `\frac13` for `\frac13 \approx 0.33`.
 
-    The value of a mere name is the approximation: `x = 0.33` of `x \approx 0.33`.
+    The value of a mere name is the approximation: `x = 0.33` for `x \approx 0.33`.
     """
     if not _APPROXIMATION.search(text):
         return text

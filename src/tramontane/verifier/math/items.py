@@ -32,7 +32,7 @@ _RELATION = re.compile(r"\\(?:in|cup|cap|setminus|neq?|[lg]e|mathbb)(?![A-Za-z])
 
 
 def same_structure(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool | None:
-    """Compare lists, sets, tuples and intervals item by item, each pair by `equal`.
+    """Compare lists, sets, tuples and intervals item by item, each pair with `equal`.
 
     None if neither side has several items, or if one is an expression of sets.
 
@@ -136,7 +136,7 @@ def _labels(shape: Shape) -> list[tuple[str, str]] | None:
 
 
 def _solutions(names: tuple[str, ...], values: tuple[str, ...]) -> list[str] | None:
-    """`(5,2)` and `(7,2)` of `p=5, q=2, p=7, q=2`; None unless the names recur in order."""
+    """`(5,2)` and `(7,2)` for `p=5, q=2, p=7, q=2`; None unless the names recur in order."""
     period = next((k for k in range(1, len(names)) if names[k] == names[0]), len(names))
     repeats = len(names) // period
     if period < 2 or repeats < 2 or names != names[:period] * repeats:
@@ -240,7 +240,7 @@ def _condition(m: re.Match[str]) -> str:
 
 
 def _counted(name: str, condition: str) -> str:
-    """The integers between two bounds, `\\{0, 1\\}` of `-1 < n < 2`; empty for other conditions."""
+    """The integers between two bounds, `\\{0, 1\\}` for `-1 < n < 2`; empty for any other text."""
     match = _COUNTED.fullmatch(condition)
     if match is None or match[3] != name:
         return ""
@@ -305,7 +305,7 @@ def _is_regular(rows: list[list[str]]) -> bool:
 
 
 def same_vector(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool | None:
-    """Compare matrices and vectors entry by entry; None where no side is a matrix or in angle
+    """Compare matrices and vectors entry by entry; None if neither side is a matrix or in angle
     brackets, or one of them is neither a matrix nor a tuple."""
     if not re.search(r"matrix|array|\\langle|<", gold + pred):
         return None

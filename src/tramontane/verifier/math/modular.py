@@ -52,9 +52,9 @@ def same_remainder(gold: str, pred: str) -> bool | None:
     r"""Compare classes of remainders with each other, and with numbers.
 
     A reference's class equals its written number and its remainder: `10 \pmod 7` is 10 and 3. A
-    prediction's class is only its least remainder, and must name it, or it would be two answers. An
-    operation equals only its remainder. None if no side has a modulus, or a side with one cannot be
-    evaluated.
+    prediction's class equals only its least remainder, and must name it, or it would be two
+    answers. An operation equals only its remainder. None if neither side has a modulus, or a side
+    with one cannot be evaluated.
 
     Raises:
         Refused: the prediction contradicts itself, as `18 \equiv 3 \pmod 7` does.
@@ -102,7 +102,7 @@ def _classes(text: str) -> tuple[int, set[int]] | None:
 
 
 def _written(text: str) -> tuple[set[int], set[int]] | None:
-    """An integer, possibly with a name: ({5}, {5}) of `x = 5`."""
+    """An integer, possibly with a name, as `_remainders` has it: ({5}, set()) for `x = 5`."""
     number = to_number((split(text, "=") or [""])[-1])
     if number is None or number.denominator > 1:
         return None

@@ -190,7 +190,7 @@ _ARC = re.compile(r"a(?=(?:sin|cos|tan)$)")
 
 
 def _command(m: re.Match[str]) -> str:
-    """`\\sin ` of `sin` before its argument, `\\theta ` of `theta`."""
+    """`\\sin ` for `sin` before its argument, `\\theta ` for `theta`."""
     if m["greek"]:
         return f"\\{m['greek']} "
     if not m["function"]:
@@ -276,7 +276,7 @@ def with_counts(text: str, other: str) -> str:
     `{}_5C_2` and `5C2`; 20 for `P(5,2)`, `5P2` and `A_5^2`, which must stand alone.
 
     `C_5^2` may be the square of a constant, so it is left where the answer has other letters. If
-    the `other` side shows a binomial coefficient, `C(n,k)` is one, too.
+    the `other` side shows a binomial coefficient, `C(n,k)` is one too.
     """
     if not re.search("[ACP]", text):
         return text
@@ -355,8 +355,8 @@ def _apply_rules(text: str) -> str:
 
 
 def vote(answer: str | None) -> str | None:
-    """The key for counting an answer, everywhere: `0.5` and `\\frac{1}{2}` are the same vote. What
-    is too long to be judged counts as written."""
+    """The key by which answers are counted everywhere: `0.5` and `\\frac{1}{2}` are the same vote.
+    An answer too long to be judged counts as written."""
     if answer is None or len(answer) > MAX_LENGTH:
         return answer
     normalized = normalize(answer)

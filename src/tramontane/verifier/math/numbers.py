@@ -1,7 +1,7 @@
 r"""Plain numbers, read and compared exactly.
 
 `to_number` reads integers, decimals, fractions, mixed numbers, powers and repeating decimals as
-fractions. Ratios have their own rule, and so have numerals with a base: `52_8`, `(52)_{8}`,
+fractions. Ratios have their own rule, and so do numerals with a base: `52_8`, `(52)_{8}`,
 `52_{\text{eight}}`, `52 (base 8)`, `0x2A`.
 """
 
@@ -186,7 +186,7 @@ def read_numeral(text: str, *, lower: bool = False) -> Numeral | None:
     """Read a numeral whose digits exist in its base; None for any other text.
 
     A letter with an index is a name (`A_{12}`, `ab_{16}`); several capitals are digits, and with
-    `lower`, so are small letters.
+    `lower`, so are lowercase letters.
     """
     bare = re.sub(r"[\s{}()]", "", _FONT.sub("", text))
     bare = _LABEL.sub("", bare, count=1) if "=" in bare else bare

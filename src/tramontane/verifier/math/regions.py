@@ -119,7 +119,7 @@ def _before(a: Any, b: Any) -> bool:
 
 def _read_relation(e: Any, solved: bool) -> Region | None:
     """`x < 3`, `3 > x`, `x ≠ 3`, with a letter or `f(x)` alone on one side; with `solved`, also
-    polynomials of a letter, and absolute values of them."""
+    polynomials in one letter, and their absolute values."""
     for variable, bound, sign in ((e.rhs, e.lhs, -1), (e.lhs, e.rhs, 1)):
         is_variable = variable.is_Symbol or isinstance(variable, AppliedUndef)
         if not is_variable or (isinstance(e, Equality) and not solved):
@@ -162,7 +162,7 @@ def _where(e: Any, coefficients: list[Any], roots: list[Any], name: str) -> Regi
 
 
 def _polynomial(e: Any, letter: Any) -> list[Any] | None:
-    """The coefficients, the constant first; None if not a polynomial of a low degree."""
+    """The coefficients, the constant first; None if it is not a polynomial of low degree."""
     if not e.has(letter):
         value = values.number(e) if isinstance(e, sympy.Expr) else None
         return None if value is None or mpmath.isinf(value) else [value]

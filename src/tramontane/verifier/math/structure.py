@@ -1,4 +1,4 @@
-r"""The outer form of a math answer: its size, its brackets, items and labels, and what is rejected
+r"""The outer form of a math answer: its size, brackets, items and labels, and the answers rejected
 for it.
 
 The size is limited before any parsing, in one pass over the text. The LaTeX parser drops unknown
@@ -139,7 +139,7 @@ def balanced(text: str) -> bool:
 
 
 def label(item: str) -> tuple[str, str] | None:
-    """("x", "5") of `x = 5`; None without exactly one `=`."""
+    """("x", "5") for `x = 5`; None without exactly one `=`."""
     parts = split(item, "=")
     return (parts[0].replace(" ", ""), parts[1]) if len(parts) == 2 else None
 

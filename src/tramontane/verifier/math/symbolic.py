@@ -223,7 +223,7 @@ def _difference(e: Any) -> Any:
 
 
 def _same_equation(gold: Any, pred: Any) -> bool:
-    """Compare up to a constant factor; if a side is not an expression, left sides as written."""
+    """Compare up to a constant factor, or left sides as written and right sides by value."""
     sides = (gold.lhs, gold.rhs, pred.lhs, pred.rhs)
     numeric = all(isinstance(side, sympy.Expr) for side in sides)
     if numeric and values.proportional(_difference(gold), _difference(pred)):

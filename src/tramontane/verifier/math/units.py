@@ -118,7 +118,7 @@ class _Unit(NamedTuple):
 
 
 def split_unit(text: str, *, attached: bool = False, named: str = "") -> tuple[str, str]:
-    r"""Split a unit off a normalized answer: ("15", "cm") of `15\text{ cm}`; ("x", "") of `x`.
+    r"""Split a unit off a normalized answer: ("15", "cm") for `15\text{ cm}`; ("x", "") for `x`.
 
     Letters outside of text are units only after a number, as words, or as symbols that are not read
     as variables. Anything that is not a unit (`5 \text{ or not}`) stays in the answer, to be
@@ -154,7 +154,7 @@ def split_unit(text: str, *, attached: bool = False, named: str = "") -> tuple[s
 
 
 def _may_follow(unit: _Unit, body: str, spaced: bool, attached: bool) -> bool:
-    """True if a unit after `body` is one, and no variables."""
+    """True if a unit after `body` is one, and not a product of variables."""
     if unit.name in _AMBIGUOUS:
         return False
     if not unit.letters:

@@ -120,7 +120,7 @@ class _Evaluation:
             terms = [self(a) for a in e.args]
             total = mpmath.fsum(terms)
             largest = max(map(mpmath.mag, terms))
-            # What is left of terms that cancel is noise at the last digits.
+            # What is left of terms that cancel is noise in the last digits.
             is_noise = total and mpmath.mag(total) < largest - mpmath.mp.prec + NOISE_BITS
             return mpmath.mpf(0) if is_noise else total
         if isinstance(e, sympy.Mul):
@@ -299,7 +299,7 @@ def _evaluate(
             after = max(run.digits_after for run in runs)
             before = max(run.digits_before for run in runs)
             if tolerance == 0:
-                # Far points only tell what near ones cannot, such as |x - 100| from 100 - x.
+                # Far points only distinguish what near ones cannot: |x - 100| from 100 - x.
                 least = after if is_far else CANCELLATION * (after + before)
                 tolerance = mpmath.mpf(10) ** -(DIGITS - SLACK + least)
         needed = DIGITS + least + before
@@ -355,7 +355,7 @@ def proportional(a: Any, b: Any) -> int:
 
 
 def number(e: Any) -> Any:
-    """The real value of a constant (an mpf, infinities included); None of any other object."""
+    """The real value of a constant (an mpf, infinities included); None for any other object."""
     if e.free_symbols:
         return None
     with mpmath.workdps(DIGITS):

@@ -40,8 +40,8 @@ def choice(gold: str, pred: str) -> bool | None:
 
 
 def chosen(gold: str, pred: str) -> str:
-    """The letter that a prediction chooses: `(C)` and `C) 12` are one answer. The prediction as it
-    is where the reference is not a letter, or none is chosen."""
+    """The letter that a prediction chooses: `(C)` and `C) 12` are one answer. The unchanged
+    prediction if the reference is not a letter, or no letter is chosen."""
     pred_bare = _without_name(pred)
     if not _LETTER.fullmatch(_without_name(gold)):
         return pred
@@ -56,7 +56,7 @@ def _without_name(text: str) -> str:
 
 
 def _option(text: str) -> tuple[str, str] | None:
-    """A letter and its option's text, of `C) 12`, `(C) Cecile`, `C Cecile`; None of `C + 12`."""
+    """A letter and its option's text, for `C) 12`, `(C) Cecile`, `C Cecile`; None for `C + 12`."""
     match = _LETTER_WITH_TEXT.fullmatch(text)
     if match is None or match[3][0] in "+*/^_=,;" or not (match[2] or _is_words(match[3])):
         return None
@@ -86,7 +86,7 @@ _OPERATORS = re.compile(r"^\s*-|[|+*/^<>=~]|!\s*[\w=]")  # -abc and |abc| are no
 
 
 def same_text(gold: str, pred: str) -> bool | None:
-    """Compare with a reference in words, case aside; None where the reference is not words."""
+    """Compare with a reference in words, ignoring case; None if the reference is not words."""
     bare = unwrap(gold)
     if not _is_words(bare) or bare.startswith("("):
         return None
@@ -147,14 +147,14 @@ _REASON = re.compile(
 
 
 def without_reason(gold: str, pred: str) -> str:
-    """`Yes` of `Yes, because 7 is prime`, if the reference is one word."""
+    """`Yes` for `Yes, because 7 is prime`, if the reference is one word."""
     is_word = _PLAIN_WORDS.fullmatch(unwrap(gold)) and len(_words(unwrap(gold))) == 1
     match = _REASON.fullmatch(pred) if is_word else None
     return match[1] if match else pred
 
 
 def unwrap(text: str) -> str:
-    """Replace text commands such as `\\text{…}` by their content."""
+    """Replace text commands such as `\\text{…}` with their content."""
     return WRAPPER.sub(r" \1 ", text).strip()
 
 
