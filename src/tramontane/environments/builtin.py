@@ -37,7 +37,7 @@ def calculator(expression: str) -> str:
     """
     if len(expression) > EXPRESSION_CHARACTERS:
         raise ValueError(f"the expression is longer than {EXPRESSION_CHARACTERS} characters")
-    text = expression.translate(_SIGNS).replace("**", "^").replace("^", "**").strip()
+    text = expression.translate(_SIGNS).strip()
     if not _EXPRESSION.fullmatch(text):
         raise ValueError(f"{expression!r}: only numbers, + - * / // % ** and parentheses")
     try:

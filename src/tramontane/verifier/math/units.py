@@ -190,7 +190,7 @@ class _Reader:
         self.letters: list[str] = []
         self.is_written = self.qualified = self.of = False
         self.is_attachable = True
-        self.brackets: list[tuple[int, list[str]]] = []  # the sign outside, the factors inside
+        self.brackets: list[int] = []  # the sign outside each
         self.sign = self.outer = 1
         self.square = 1  # the power that "square" and "cubic" announce
         self.last = ""  # the factor that a power belongs to
@@ -238,13 +238,13 @@ class _Reader:
         return True
 
     def _open(self, sign: int) -> None:
-        self.brackets.append((self.outer, []))
+        self.brackets.append(self.outer)
         self.outer, self.sign = self.outer * sign, 1
 
     def _close(self) -> bool:
         if not self.brackets:
             return False
-        self.outer, _ = self.brackets.pop()
+        self.outer = self.brackets.pop()
         self.last = ""
         return True
 
