@@ -25,7 +25,7 @@ def fault_of(tests: Any) -> str:
     if kind not in _TYPES:
         return f"need a type, one of {', '.join(_TYPES)}"
     if (rules := tests.get("rules")) not in (None, *_RULES):
-        return f"have unknown rules {rules!r}; there are {', '.join(_RULES)}"
+        return f"have unknown rules {rules!r}; known rules: {', '.join(_RULES)}"
     cases = tests.get("cases")
     if kind == "python_assert":
         if not isinstance(cases, list | None):
@@ -48,7 +48,7 @@ def _checker_fault(tests: dict[str, Any]) -> str:
     checker = checker_of(tests)
     if checker not in (*_CHECKERS, "program"):
         known = ", ".join([*_CHECKERS, "program"])
-        return f"name an unknown checker {checker!r}; there are {known}"
+        return f"name an unknown checker {checker!r}; choose from {known}"
     tolerance = tests.get("float_tolerance")
     if tolerance is not None and not (
         isinstance(tolerance, int | float)

@@ -1,9 +1,9 @@
 """Function tests: the program in one sandbox, its tests in another, joined by a socket.
 
 Expected values and comparisons exist only in the tests' process. It calls the program's process
-with plain values (`inside.program_side`), through the names that are the program's (`names`). The
-program can neither see the tests nor end them as passed: the verdict is how the tests' process
-ended.
+with plain values (`inside.program_side`), through the names that belong to the program
+(`names_of`). The program can neither see the tests nor end them as passed: the verdict is how the
+tests' process ended.
 
 A test compares what the program returns, so the program must not supply what it is compared with.
 The program owns the entry point and the names that the statement asks for. The tests own built-ins,
@@ -153,7 +153,7 @@ def names_of(code: str, statement: str, entry_point: str) -> Names:
 
     Args:
         code: the tests. If they do not parse, no name has an owner.
-        statement: of the problem.
+        statement: the problem's text.
         entry_point: the function that the problem asks for, or an expression that names it
             (`Solution().add`); may be empty.
     """

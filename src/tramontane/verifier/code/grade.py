@@ -59,8 +59,8 @@ class _Run:
 def judge(answer_part: str, problem: Problem, config: VerifierConfig) -> Judgment:
     """Run the first fenced block of the answer part on the problem's tests; all must pass.
 
-    `share` is the share of the tests that it passed, known for a wrong program only if all tests
-    are run (`reward.code: fraction`).
+    `share` is the share of the tests passed, known for a wrong program only if all tests are run
+    (`reward.code: fraction`).
     """
     blocks = fences(answer_part)
     if not blocks:
@@ -118,7 +118,7 @@ def draw_tests(problem: Problem, n: int) -> list[tuple[int, dict[str, Any]]]:
     return sorted(random.Random(f"tests of {problem.id}").sample(cases, n), key=lambda c: c[0])
 
 
-@lru_cache(maxsize=1)  # the pool hands equal answers of a group to one worker, in a row
+@lru_cache(maxsize=1)  # the pool sends equal answers of a group to one worker, in a row
 def _run_tests(run: _Run) -> Judgment:
     tests = run.problem.tests or {}
     with temporary_folder("code") as folder:
@@ -187,12 +187,12 @@ def _run_checker(
     config: VerifierConfig,
     folder: Path,
 ) -> list[str] | str:
-    """A failure, "" if there is none, for each (input, output, answer), by the row's own checker.
+    """The failure of each (input, output, answer) under the row's own checker, "" if accepted.
 
-    The checker is called as testlib's are, `checker input output answer`, with names of files; it
-    accepts by exit code 0, and refuses by 1 or 2. If it ends in another way, the output is refused
-    if the checker accepts the answer in its place; else the checker is at fault, and the reason is
-    returned.
+    The checker is called like testlib's, `checker input output answer`, with file names. Exit code
+    0 accepts the output, 1 and 2 reject it. If the checker ends in any other way, it is also run on
+    the answer: if it accepts that, the output is rejected; else the checker is at fault, and the
+    reason is returned.
     """
     if not triples:
         return []

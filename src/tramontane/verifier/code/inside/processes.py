@@ -93,7 +93,7 @@ def _has_running_thread(pid: str) -> bool:
 
 
 def excess_time(times: Times, limits: dict[str, float]) -> int:
-    """LATE, ASLEEP or BUSY if an execution has had its time, else 0.
+    """LATE, ASLEEP or BUSY if an execution has used up its time, else 0.
 
     The limit is for processor time. A sleeping program is stopped once it has slept and run for
     `asleep_seconds`; a program that waits for a processor is stopped at `clock_seconds`, and then
@@ -173,7 +173,7 @@ def tasks_of(pid: str) -> list[str]:
 
 
 def memory_of(pids: list[str]) -> int:
-    """Memory of the processes without files on a disk, in bytes.
+    """Memory of the processes in bytes, not counting pages of files on disk.
 
     Pages that processes share are divided among them. For a process that hides its map, all its
     resident pages count.
@@ -245,7 +245,7 @@ def _stop_each() -> set[str]:
 def kill_quietly(
     kill: Callable[[int, int], None], target: int, number: int = signal.SIGKILL
 ) -> None:
-    """Send a signal by `os.kill` or `os.killpg`; the target may already be gone."""
+    """Send a signal with `os.kill` or `os.killpg`; the target may already be gone."""
     try:  # noqa: SIM105 - contextlib would be one more import
         kill(target, number)
     except ProcessLookupError:
@@ -267,8 +267,9 @@ def reap() -> bool:
 def size_of(folder: str) -> int:
     """Bytes of the files under a folder, at least 4096 for each.
 
-    More than `MAX_FILES` entries count as `sys.maxsize`, before they are looked at: a program makes
-    more meanwhile. So does a folder that cannot be read, since its content could be of any size.
+    More than `MAX_FILES` entries count as `sys.maxsize`, before they are measured: a program could
+    make more meanwhile. So does a folder that cannot be read, since its content could be of any
+    size.
     """
     total, seen, folders = 0, 0, [folder]
     while folders:
@@ -295,10 +296,10 @@ def inodes_of(folder: str) -> int:
 
 
 class Held:
-    """What processes hold open: bytes of files that have no name any more, and sockets.
+    """What processes hold open: sockets, and bytes of files that no longer have a name.
 
-    `hidden` are the processes that do not show it. Without `with_maps` files that are only mapped
-    are not found.
+    `hidden` has the processes that do not show this. Without `with_maps`, files that are only
+    mapped are not found.
     """
 
     def __init__(self, pids: list[str], with_maps: bool) -> None:
@@ -368,7 +369,7 @@ def empty(box: str, keep: list[str] | None) -> None:
             if not entry.is_dir(follow_symlinks=False):
                 os.unlink(entry)
                 continue
-            if not os.access(entry, os.R_OK | os.W_OK | os.X_OK):  # each change goes to the disk
+            if not os.access(entry, os.R_OK | os.W_OK | os.X_OK):  # a change is written to the disk
                 os.chmod(entry, 0o700)
             for inner in list(os.scandir(entry)):
                 if inner.is_dir(follow_symlinks=False):

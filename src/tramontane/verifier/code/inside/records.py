@@ -18,9 +18,9 @@ RECORD = struct.Struct("!iIIddd")
 # clock, the end of the other half of its function test, or a process that hides what it holds.
 LATE, MEMORY, DISK, CROWD, ASLEEP, BUSY, ALONE, HIDDEN = -1, -2, -3, -4, -5, -6, -7, -8
 HOST = -9  # the execution was never begun: the host had no process or memory left
-READY = -10  # the runner's first record: a sandbox that ends before it was ended by no program
+READY = -10  # the runner's first record: if a sandbox ends before it, no program is to blame
 ENDED = -11  # a session ended itself
-ERROR_BYTES = 4000  # length of standard error's end that is kept
+ERROR_BYTES = 4000  # kept of the end of standard error
 MAX_PROCESSES = 256  # per execution; more end it with CROWD
 MAX_FILES = 20_000  # per execution; more end it with DISK
 MAX_SOCKETS = 256  # per execution, each with 0.2 MB of the kernel's memory; more end it with MEMORY
@@ -67,8 +67,8 @@ def memory_file() -> int:
 
 
 def sealed_file(path: str) -> int | None:
-    """A copy of a program in memory, which no execution can change, and which runs wherever files
-    may not be executed. None on systems that cannot execute such a file."""
+    """A copy of a program in memory, which no execution can change, and which runs even where files
+    may not be executed. None on systems that cannot execute such a copy."""
     if not hasattr(os, "memfd_create"):
         return None
     import fcntl

@@ -20,7 +20,7 @@ from typing import Any
 
 from . import execution, lockdown, processes, records
 
-CHECKER_FAILED = 3  # testlib's exit code, to be distinguished from the rejection of an output
+CHECKER_FAILED = 3  # testlib's exit code, distinct from those that reject an output
 
 
 def main() -> None:
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def confine(settings: dict[str, Any]) -> None:
-    """Become the sandbox's own user, unreachable for the programs; die when the judge dies."""
+    """Become the sandbox's own user, out of the programs' reach; die when the judge dies."""
     if settings["uid"]:
         os.setgroups([])
         os.setresgid(*[settings["uid"]] * 3)
@@ -89,7 +89,7 @@ def kill_rest_and_exit(settings: dict[str, Any]) -> None:
 
 
 def execute(command: list[str], program: int | None = None) -> int:
-    """Replace this process by a compiler, or by a compiled program, whose file is then at
+    """Replace this process with a compiler, or with a compiled program, whose file is then at
     `records.CHANNEL`."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)

@@ -1,7 +1,7 @@
 """A Python session: an execution that runs one piece of code after another and keeps variables.
 
-Between two pieces all its processes are stopped, so the limits of time hold for each piece, and a
-session that waits for the next one uses no processor time.
+Between two pieces all its processes are stopped, so the time limits apply to each piece by itself,
+and a session that waits for the next one uses no processor time.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 from . import execution, processes, records
 
-_UNLIMITED = 1e6  # seconds; the system's limit of processor time is of a process's whole life
-_GO = b"."  # what passes between the two sides: run the code; it has ended
+_UNLIMITED = 1e6  # seconds; the system's limit of processor time covers a process's whole life
+_GO = b"."  # sent to a session: run the code; sent back: it has ended
 
 
 class Session(execution.Execution):
@@ -47,7 +47,7 @@ class Session(execution.Execution):
 
     def _run(self, pid: int, link: int, code: bytes) -> int | None:
         """Run a piece of code; returns why the session ended, None if it has not."""
-        for stream in self.streams:  # the session has the same places in them
+        for stream in self.streams:  # the session shares the positions in them
             os.ftruncate(stream, 0)
             os.lseek(stream, 0, os.SEEK_SET)
         os.pwrite(self.streams[0], code, 0)
@@ -68,7 +68,7 @@ class Session(execution.Execution):
                     processes.pause_rest(self.settings)
                     pids = self._processes()
                     self.times.look(pids)
-                    reason = self._excess(pids)  # the code may be faster than the looks below
+                    reason = self._excess(pids)  # the code may end before the checks below
                     if reason:
                         break
                     self.times.processor -= before

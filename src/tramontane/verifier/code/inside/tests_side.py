@@ -16,8 +16,9 @@ def run_tests(settings: dict[str, Any]) -> int:
     """Run the tests' code against the program; returns the exit code.
 
     Args:
-        settings: `code` (the tests); whose names it uses: `program` (names) and `library` (modules
-            by name); and `helpers` (source of the statement's functions).
+        settings: `code` (the tests); the names in it that belong to the `program`, and those that
+            belong to the `library` (modules by name); and `helpers` (source of the statement's
+            functions).
     """
     module = ModuleType("__main__")
     space = module.__dict__
@@ -207,7 +208,7 @@ class Tests(Peer):
         return super().as_error((message[0], names, message[2]))
 
     def bind(self, names: list[str]) -> dict[str, Any]:
-        """The program's values of the names that it defines."""
+        """The program's values for those of the names that it defines."""
         found: dict[str, Any] = {}
         (defined,) = self.ask("names")
         for name in sorted(set(names) & set(defined)):

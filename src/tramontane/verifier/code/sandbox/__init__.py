@@ -1,10 +1,10 @@
 """Run a program on its inputs in the best sandbox that works on this machine.
 
-The rungs of the ladder, best first: `bubblewrap`; `namespaces`, the same by `unshare`, `mount` and
-`setpriv`; `landlock`, for machines that allow no namespaces; `rlimits`, which is not a sandbox: it
-only limits accidents, and requires the user's consent. In the first three a program can read the
-system's programs and libraries and its own source, and write to a small private directory. It has
-no network, cannot reach other processes, and gains no capabilities. If the judge is root, the
+The rungs of the ladder, best first: `bubblewrap`; `namespaces`, the same with `unshare`, `mount`
+and `setpriv`; `landlock`, for machines that allow no namespaces; `rlimits`, which is not a sandbox:
+it only limits accidents, and requires the user's consent. In the first three a program can read
+the system's programs and libraries and its own source, and write to a small private directory. It
+has no network, cannot reach other processes, and gains no capabilities. If the judge is root, the
 program runs as a user reserved for it.
 
 One sandbox serves all inputs of a program (`inside.runner`). The judge outside receives the output

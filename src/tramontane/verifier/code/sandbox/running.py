@@ -1,5 +1,6 @@
-"""A running sandbox: starts the runner on a rung of the ladder, reads the results of the executions
-from its records, and kills everything at the end; and the best rung that works, by trying each."""
+"""A running sandbox: starts the runner on a rung of the ladder, reads the results of executions
+from its records, and kills everything at the end. Also finds the best rung that works, by trying.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +51,8 @@ class Times(NamedTuple):
 class Result(NamedTuple):
     """The end of one execution: its output, or in `failure` why the output is not used.
 
-    With `is_unjudged` the failure is the host's fault, which was too busy or had no process left.
-    With `is_clock` the execution was stopped while asleep, or by the clock.
+    If `is_unjudged`, the failure is the host's fault: it was too busy or had no process left. If
+    `is_clock`, the execution was stopped while asleep, or by the clock.
     """
 
     output: bytes
@@ -83,7 +84,7 @@ class Results(Iterator[Result]):
         return self.wait(self._limits[0].clock_seconds + ANSWER_SECONDS)
 
     def expect(self, limits: Limits) -> None:
-        """One more result will come."""
+        """Expect one more result."""
         self._limits.append(limits)
 
     def wait(self, seconds: float) -> Result:
@@ -207,7 +208,7 @@ def _counts_by_namespace() -> bool:
 
 
 def _threads_of_user() -> int:
-    """Outside namespaces the limit of the system counts all threads of the user."""
+    """Number of the user's threads: outside namespaces, the system's limit counts all of them."""
     if sys.platform != "linux":
         return 4096  # unknown there; more than a user runs
     total, uid = 0, os.geteuid()
@@ -253,7 +254,7 @@ class Sandbox:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(GRACE_SECONDS)
-        with contextlib.suppress(ProcessLookupError):  # nothing is left of it
+        with contextlib.suppress(ProcessLookupError):  # already gone
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         # The namespaces' first process dies a moment after its parent; the pipe closes with it.
@@ -267,7 +268,7 @@ class Sandbox:
             processes.empty(str(self.box), keep=None)
 
     def run(self, code: bytes) -> Result:
-        """Run code in a session; its output includes errors. A result with a failure ends it."""
+        """Run code in a session; the output includes errors. A failure ends the session."""
         assert self._input is not None
         self.results.expect(self.job.limits)
         with contextlib.suppress(BrokenPipeError):  # the result says that the sandbox has ended
