@@ -38,9 +38,10 @@ def audit(
             `score`.
         out: a different folder to write to.
         rows: the input of `score`, if `path` is its output.
-        sample: number of distinct pairs of answer and reference shown to the other verifiers.
+        sample: maximum number of distinct pairs of answer and reference shown to the other
+            verifiers.
         config: workers and limits of the other verifiers, and the thinking tags of a file's
-            responses; a run folder names its own.
+            responses; a run folder has its own.
         progress: called with (pairs judged, all pairs).
 
     Raises:

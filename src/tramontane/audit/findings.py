@@ -1,5 +1,5 @@
-"""Findings, completions that look like reward hacking or verifier errors, and their page. None is
-proof."""
+"""Findings (completions that look like reward hacking or verifier errors) and their page. None of
+them is proof."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = {
     "not in thoughts": "right, but the answer does not occur in the thoughts",
     "program": "right, but the program looks as if it cheats its tests",
     "disputed": "right or wrong, and another verifier says the opposite",
-    "judge": "wrong, but the judge likes it, whose scores rise in the run while verdicts do not",
+    "judge": "wrong, but the judge likes it, and its scores rise in the run while verdicts do not",
     "unscorable": "no judgment could be made",
     "majority": "most of the group give one answer, and it is not the label",
 }
@@ -30,8 +30,8 @@ SHOWN = 50  # findings of each kind on the page; the JSONL file has all
 class Finding:
     """One suspicious completion; for the kind `majority`, one completion of the group.
 
-    `answer` is the content of the completion's box; `ending` and `calls` (their number) are those
-    of a conversation.
+    `answer` is the content of the completion's box; `ending` and `calls` (their number) are set for
+    a conversation.
     """
 
     kind: str

@@ -25,10 +25,12 @@ AUDITED = [
 
 @dataclass(frozen=True)
 class Rollout:
-    """One completion and its verdict; `tests` is None if they were not recorded. `line` is the
-    line of a JSONL file, or the row of a Parquet file. Of a conversation, `text` is the last turn,
-    and `before` what was said in and to earlier ones. `judged` is the judge's part of the reward,
-    beside that of another verifier; None without one. `calls` is the number of calls of tools."""
+    """One completion and its verdict; `tests` is None if they were not recorded.
+
+    `line` is the line of a JSONL file, or the row of a Parquet file. For a conversation, `text` is
+    the last turn, and `before` the earlier turns with the messages that answered them. `judged` is
+    the judge's part of the reward beside another verifier's; None without one. `calls` is the
+    number of tool calls."""
 
     file: str
     line: int
@@ -87,7 +89,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _recorded(file: Path, broken: list[str]) -> Iterator[Rollout]:
-    """The rollouts of one update, as far as the file is readable."""
+    """The rollouts of one update, up to where the file is damaged."""
     try:
         for number, row in enumerate(rollouts.read_rollouts(file, AUDITED), 1):
             yield _rollout(row, str(file), number, None)
