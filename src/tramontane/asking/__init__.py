@@ -4,8 +4,8 @@
     for place, answers in model.answers(prompts, n, record):
         ...  # the n answers to prompts[place], as soon as the last of them has arrived
 
-Every answer is written to the file `record` when it arrives, so that another process that asks the
-same requests only the others.
+Every answer is written to the file `record` when it arrives, so another process that asks the same
+prompts requests only the missing ones.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class Classifier:
-    """Scores answers by a classifier's probability of its last label: of one label, the logistic
-    function of its logit.
+    """Scores answers with a classifier: the probability of its last label or, if it has only one,
+    the logistic function of its logit.
 
     Raises:
         InputError: no such checkpoint or device, or one with more than two labels.

@@ -36,7 +36,7 @@ MAX_RETRY_AFTER_S = 600.0  # maximum pause at a server's request
 MAX_BYTES = 2**24  # maximum size of a response
 TEMPORARY = frozenset({408, 409, 425, 429})  # in addition to 5xx
 FATAL = frozenset({401, 402, 404, 405})  # a wrong key, no credit, a wrong address
-# Errors of reading a response of another form.
+# Errors from reading a response of a different form.
 _MALFORMED = ValueError, RecursionError, LookupError, TypeError, OverflowError, AttributeError
 
 
@@ -57,7 +57,8 @@ class Endpoint:
 
     Args:
         config: its `endpoint` is set.
-        sending: called before each request, also before a retry; its InputError ends the requests.
+        sending: called before each request, retries included; if it raises InputError, no more
+            requests are sent.
 
     Raises:
         InputError: the variable for the key is not set.
@@ -196,7 +197,7 @@ class Endpoint:
         return Refused(message)
 
     def _without_key(self, text: str) -> str:
-        """A server's message without the key, which some repeat."""
+        """A server's message without the key, which some servers repeat."""
         return text.replace(self._key, "[key]") if self._key else text
 
 

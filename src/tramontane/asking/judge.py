@@ -1,7 +1,7 @@
 """A judge's process: `python -m tramontane.asking.judge FD`.
 
-Started by the verifiers' pool like a grading process, it answers one group at a time: an endpoint
-gets all requests of a group at once, a checkpoint or a reward model all its answers as batches.
+Started by the verifiers' pool like a grading process, it answers one group at a time. An endpoint
+gets all requests of a group at once; a checkpoint or reward model gets them in batches.
 """
 
 from __future__ import annotations
