@@ -1,7 +1,8 @@
-"""Answers of the endpoint: of the token route, and to chat completions, whole and streamed.
+"""The endpoint's answers: those of the token route, and chat completions, whole or streamed.
 
-Thoughts are streamed as they are sampled, and so is the content if the request has no tools: what
-begins like a call is known to be none only at the end. A stream adds up to the whole answer.
+Thoughts are streamed as they are sampled. So is the content if the request has no tools; with
+tools, only the end shows whether a text that begins like a call is one. A stream adds up to the
+whole answer.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ A tokenizer's own `response_template` comes first (`Parser`); the forms below ar
 - `mistral`: `[TOOL_CALLS][{"name": …, "arguments": {…}}]`, since v11 `[TOOL_CALLS]NAME[ARGS]{…}`
 - `code`: the last fenced block, for the tool `python`
 
-What looks like a call but cannot be read is a call without a name, whose answer says why. Thoughts
-hold no calls. No text makes the parser fail.
+A text that looks like a call but cannot be read becomes a call without a name; its answer says why.
+Thoughts contain no calls. No text makes the parser fail.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PYTHON = "python"  # the tool that runs code, whose argument is `code`
 MAX_CALLS = 64  # of one turn; further ones are not read
 MAX_DEPTH = 32  # of nested arguments
 
-# Texts in chat templates that tell the form of calls, the most specific first.
+# Texts in chat templates that identify the form of calls, the most specific first.
 _SIGNS: tuple[tuple[str, Form], ...] = (
     ("<function=", "qwen_xml"),
     ("[TOOL_CALLS]", "mistral"),
@@ -53,8 +53,7 @@ _PYTHON_TAG = "<|python_tag|>"
 
 
 class Message(NamedTuple):
-    """A model's message: its text, which holds its thoughts, the rest without its calls, and the
-    calls."""
+    """A model's message: its whole text, its thoughts, the rest without calls, and the calls."""
 
     text: str
     thoughts: str
@@ -122,7 +121,7 @@ def form_of(tokenizer: PreTrainedTokenizerBase) -> Form:
 
 
 def outside_thoughts(text: str, tags: ThinkingTags) -> tuple[str, str]:
-    """(thoughts, the rest) of a message. Thoughts that are not closed last to its end."""
+    """(thoughts, the rest) of a message. Unclosed thoughts extend to its end."""
     thoughts = answer = ""
     while True:
         head, closed, rest = text.partition(tags.closing)
@@ -160,7 +159,7 @@ def _call(value: Any) -> ToolCall:
 
 
 def _clean(value: Any, depth: int = 0) -> Any:
-    """A value from JSON without halves of characters, which no text can hold."""
+    """A value from JSON without unpaired surrogates, which cannot be encoded."""
     if depth > MAX_DEPTH:
         raise ValueError("nested too deeply")
     if isinstance(value, str):

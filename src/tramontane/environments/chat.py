@@ -1,14 +1,14 @@
 """The tokens of a conversation: what was sampled stays, and only what is new is rendered.
 
 The chat template is applied to the whole conversation, with a sign in place of each message of the
-model. The text behind the last sign is the end of the model's turn, the new messages and the start
+model. The text after the last sign is the end of the model's turn, the new messages and the start
 of the next turn; its tokens are appended to those so far, without the end of the turn if the model
-has sampled one. So the tokens of a turn extend those before, to the token, whatever the model wrote
-and however it would be rendered.
+has sampled one. So the tokens of a turn extend the earlier ones exactly, whatever the model wrote
+and however the template would render it.
 
 A template may rewrite what it wrote earlier: drop the thoughts of earlier turns, or number the
-turns. This is seen by comparing its text before the last sign with that of the turn before. The
-conversation then continues as a new sequence (`history: fork`), or as if the template had only
+turns. This is detected by comparing its text before the last sign with that of the previous turn.
+The conversation then continues as a new sequence (`history: fork`), or as if the template had only
 appended (`keep`).
 """
 
@@ -32,7 +32,7 @@ _ENDS = (
     "<turn|>", "</s>", "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>",
     "<|END_OF_TURN_TOKEN|>",
 )  # fmt: skip
-_MARK = "\ufdd0"  # not a character, as the next; see `Marks`
+_MARK = "\ufdd0"  # a noncharacter, like the next; see `Marks`
 _NEW = "\ufdd1"  # at the start of the first new message
 
 
@@ -68,8 +68,8 @@ class ChatFormat:
 
     @cached_property
     def tool_role(self) -> bool:
-        """True if the template takes messages of tools; otherwise they are the user's, between
-        `<tool_response>` tags."""
+        """True if the template takes messages of tools; otherwise they are put into the user's,
+        between `<tool_response>` tags."""
         answer = "zq0qz"
         call = {"name": "probe", "arguments": {}}
         calls = [{"id": call_id(0, 0), "type": "function", "function": call}]
@@ -108,16 +108,16 @@ def call_id(turn: int, number: int) -> str:
 class Following:
     """What follows a message of the model."""
 
-    # Text behind the message: the end of its turn, the new messages, the start of the next turn.
+    # Text after the message: the end of its turn, the new messages, the start of the next turn.
     text: str
     new: int  # place of the new messages' first text in it
     in_call: bool  # True if the message ended with calls, so that the text begins within one
-    rewritten: bool  # True if the template writes the conversation before it otherwise than so far
+    rewritten: bool  # True if the template now writes the conversation before it differently
     # Makes the tokens of the whole conversation, as the template writes it.
     whole: Callable[[], list[int]]
 
     def behind(self, ends: Iterable[str]) -> tuple[str, str]:
-        """(end of the model's turn, text behind it); the end is the first of `ends` in it."""
+        """(end of the model's turn, text after it); the end is the first of `ends` in the text."""
         places = {end: place for end in ends if (place := self.text.find(end, 0, self.new)) >= 0}
         if not places:
             return "", self.text
@@ -190,7 +190,7 @@ class Chat:
         return Following(text, place, in_call, rewritten, self._whole)
 
     def _rendered_behind(self, sign: str) -> str:
-        """Render the conversation; returns its text behind a sign."""
+        """Render the conversation; returns its text after a sign."""
         self._render()
         _, found, text = self._text.rpartition(sign)
         if not found or _NEW not in text:
@@ -209,10 +209,10 @@ class Chat:
         """
         encoder, sampled = self._form.encoder, self._form.special.get(last)
         end, text = following.behind([sampled] if sampled else ())
-        if not end:  # the template ends turns otherwise
+        if not end:  # the template ends turns differently
             end, text = following.behind(self._form.ends)
         if not end and following.in_call:
-            raise InputError("the chat template does not end a message with calls by a token")
+            raise InputError("the chat template has no token that ends a message with calls")
         if sampled is None:
             return encoder.encode_marked(end + text, self._marks)
         ids = encoder.encode_marked(sampled + text, self._marks)

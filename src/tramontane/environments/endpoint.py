@@ -1,9 +1,9 @@
-"""An endpoint: a model that outside harnesses talk to over HTTP.
+"""An endpoint: a model that external harnesses talk to over HTTP.
 
 `/v1/chat/completions` and `/v1/models` are OpenAI's, `/inference/v1/generate` is vLLM's, token ids
 in and out. Every path begins with the key, `/KEY/v1/…`; a client that sends it as its API key may
-leave it out. Prompts are written and answers read as in training (`chat`, `calls`), and each answer
-has its tokens, their log-probs and versions: whoever trains on it tokenizes nothing again.
+omit it there. Prompts are written and answers read as in training (`chat`, `calls`), and each
+answer has its tokens, their log-probs and versions, so a trainer need not tokenize anything again.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Sampler(Protocol):
     def sample(
         self, prompt_ids: list[int], n: int, seed: int, sampling: SamplingParams
     ) -> AsyncGenerator[Sequence[Sampled], None]:
-        """The `n` completions so far, each time that there are new tokens, until all have ended.
-        Closed earlier, it drops them."""
+        """Yield the `n` completions so far whenever there are new tokens, until all have ended.
+        Closing the generator earlier drops them."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Served:
     name: str  # in `/v1/models`
     config: Config  # of its prompts and calls
     encoder: PromptEncoder  # makes its prompts
-    defaults: SamplingParams  # for what a request does not say
+    defaults: SamplingParams  # for what a request omits
     sampler: Sampler  # samples from it
 
 
@@ -88,7 +88,7 @@ class Endpoint:
         return {"object": "list", "data": [model | {"max_model_len": served.sampler.max_len}]}
 
     async def chat(self, body: wire.ChatRequest, gone: Callable[[], Awaitable[bool]]) -> Response:
-        """`/v1/chat/completions`; `gone` is true once nobody waits for the answer."""
+        """`/v1/chat/completions`; `gone` is true once the client has disconnected."""
         self._check_model(body.model)
         loop = asyncio.get_running_loop()
         prompt, prefix = await loop.run_in_executor(self._writer, self._write, body)
@@ -148,7 +148,7 @@ class Endpoint:
     def _sample(
         self, body: wire.SamplingRequest, prompt: list[int]
     ) -> AsyncGenerator[list[Choice], None]:
-        """The choices so far, each time that there are new tokens, until all have ended."""
+        """Yield the choices so far whenever there are new tokens, until all have ended."""
         served, sampler = self._served, self._served.sampler
         room = sampler.max_len - len(prompt)
         asked = body.max_tokens or max(1, min(served.defaults.max_tokens, room))
@@ -205,7 +205,7 @@ class SampledPart(SampledTokens):
 async def _last(
     choices: AsyncGenerator[list[Choice], None], gone: Callable[[], Awaitable[bool]]
 ) -> list[Choice]:
-    """The finished choices; they are dropped when nobody waits for them any more."""
+    """The finished choices; they are dropped once the client has disconnected."""
     found: list[Choice] = []
     async with aclosing(choices):
         async for report in choices:
@@ -216,7 +216,7 @@ async def _last(
 
 
 def make_app(find: Callable[[str], Any]) -> FastAPI:
-    """The application that serves endpoints; `find` returns that of a key, or None."""
+    """The application that serves endpoints; `find` returns the endpoint of a key, or None."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
     def found(request: Request) -> Any:
@@ -268,7 +268,7 @@ def key_is(key: str, endpoint: Endpoint) -> Callable[[str], Endpoint | None]:
 async def answering(
     served: Served, address: Address, *, ends_by_signal: bool
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """Context manager: an endpoint answers in this event loop, as the task that is returned."""
+    """Context manager: serve an endpoint in this event loop; gives the task that serves it."""
     app = make_app(key_is(address.key, Endpoint(served)))
     server = loopback.server(app, ends_by_signal=ends_by_signal)
     serving = asyncio.create_task(server.serve(sockets=[address.socket]), name="endpoint")

@@ -1,12 +1,12 @@
-"""Outside harnesses: programs that talk to the model over HTTP, and whose conversations are trained
+"""Harnesses: external programs that talk to the model over HTTP, in conversations that are trained
 on.
 
 A harness is a class with `run(problem, base_url)`, sync or async, which talks to the model at
 `base_url` as to OpenAI's API and returns a reward or None. It may start a program of any kind that
 does the talking. Each conversation has an address of its own, served by the process of its
 environment. A request is answered by the next turn of its conversation, in whichever generator,
-with the run's own sampling. One that extends the chat so far, or whose tokens extend those so far,
-continues the conversation to the token; any other begins a new sequence of it.
+with the run's own sampling. A request that extends the chat so far, or its tokens, continues the
+conversation token for token; any other begins a new sequence of it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Asked:
 
 
 class Line:
-    """A conversation's end of the wire: an endpoint whose requests wait for turns."""
+    """The endpoint of one conversation, where requests wait for turns."""
 
     def __init__(self, encoder: PromptEncoder) -> None:
         self._tags, self._tokenizer = encoder.tags, encoder.tokenizer
@@ -107,7 +107,7 @@ class Switchboard:
         self._serving: asyncio.Task[None] | None = None
 
     def connect(self, line: Line) -> str:
-        """A `base_url` whose requests are this line's."""
+        """A `base_url` whose requests reach this line."""
         if self._serving is None:
             address = self._open.enter_context(loopback.listening(0))
             self._base = address.base
@@ -130,9 +130,9 @@ class HarnessHost:
 
     Attributes:
         asked: messages of its last request.
-        posted: its tokens, if it was one of tokens.
+        posted: the tokens of its last request, if that was a token request.
         tools: those of its last request.
-        restarted: the request does not continue the conversation so far.
+        restarted: True if that request does not continue the conversation so far.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class HarnessHost:
             waiting.cancel()
 
     async def final_reward(self) -> float | None:
-        """None: a conversation that ends otherwise has no reward."""
+        """None: a conversation that ends before its harness returns has no reward."""
         return None
 
     async def close(self) -> None:

@@ -2,8 +2,8 @@
 replaced when it dies.
 
 The process answers a late step itself, if it can. It is killed when it does not, e.g. because a
-step holds the interpreter lock. What it knew of its conversations is then lost, and each of them is
-told so.
+step holds the interpreter lock. Its conversations are then lost, and their calls are answered with
+`Lost`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Lost:
-    """The answer to a call whose conversation the process does not know any more."""
+    """The answer to a call whose conversation the process no longer knows."""
 
     how: str = ""  # what happened to the process; empty if it happened before the call
-    late: bool = False  # the call itself took too long, and was the reason for it
+    late: bool = False  # True if the call itself took too long, and was the reason
 
 
 class EnvironmentHost:
@@ -53,13 +53,13 @@ class EnvironmentHost:
         self._config, self._encoder = config, encoder
         self._process = WorkerProcess("environment worker", "tramontane.environments.process")
         self._begun: set[Key] = set()  # conversations that the process knows
-        self._unanswered: dict[int, tuple[Call, float]] = {}  # with the time of each
+        self._unanswered: dict[int, tuple[Call, float]] = {}  # by number, with the time it was sent
         self._folder = temporary_folder("environments")
         self.restarts = 0
 
     def exchange(self, calls: Sequence[Call], seconds: float) -> tuple[list[tuple[int, Any]], int]:
-        """Send calls, and return the numbers and results of calls that were answered, at the latest
-        after `seconds`; and how often the process was replaced.
+        """Send calls, and wait at most `seconds` for answers; returns (number, result) of each call
+        answered, and how often the process was replaced.
 
         A result is that of the `EnvironmentWorker`, or an exception that it raised, or `Lost`.
 

@@ -1,6 +1,6 @@
 """Finds environments, toolboxes and tools by import path, and puts all kinds behind one interface.
 
-Told apart by their methods:
+Their methods determine the kind:
 
 - an *environment* has `step` (and usually `start`)
 - a *harness* has `run(problem, base_url)`: it talks to the model over HTTP (`harness`)
@@ -37,9 +37,9 @@ from tramontane.verifier.functions import defined_at
 
 Kind = Literal["environment", "harness", "trl", "toolbox", "tool"]
 FIELD = "environment"  # of a row
-ROW = f"field {FIELD!r} of a row"  # as a key, for messages; others are those of the config
+ROW = f"field {FIELD!r} of a row"  # in messages about a row, in place of a config key
 ROLES = ("user", "tool", "system")
-# Of what a method returns: far more than any context takes, and rendered within seconds.
+# Limits of what a method returns: far more than any context takes, yet rendered within seconds.
 MAX_MESSAGES, MAX_CHARACTERS = 1000, 4_000_000
 
 
@@ -72,7 +72,7 @@ def harness_of(data: DataConfig, problem: Problem) -> Callable[..., Any] | None:
 
 
 def deterministic(data: DataConfig, problem: Problem) -> bool:
-    """True if the environment and all tools of a problem say so: `deterministic = True`."""
+    """True if the environment and all tools of a problem have `deterministic = True`."""
     loaded = [load(path, "data.tools") for path in data.tools]
     if environment := environment_of(data, problem):
         loaded.append(load(environment))
@@ -86,12 +86,12 @@ def check(data: DataConfig, problems: Iterable[Problem] = (), reward_is_set: boo
     Args:
         data: names environments and tools.
         problems: rows that may name others.
-        reward_is_set: the config has `conversation.reward`, so a `get_reward` is not overlooked.
+        reward_is_set: True if the config has `conversation.reward`; a `get_reward` requires it.
 
     Raises:
-        InputError: one cannot be imported, a tool cannot be described, or it is not said which
-            reward counts; the message names the key, or the row and its field, and the file and
-            line.
+        InputError: one cannot be imported, a tool cannot be described, or the config does not say
+            which reward counts; the message names the key, or the row and its field, and the file
+            and line.
     """
     keys = [("data.tools", path) for path in data.tools]
     if data.environment not in (None, "row"):
@@ -191,7 +191,7 @@ def kind_of(loaded: Callable[..., Any]) -> Kind:
 class Reply:
     """What the environment and the tools answer to a message of the model."""
 
-    # Put in behind the message; those of the role `tool` answer its calls, in order.
+    # Put in after the message; those of the role `tool` answer its calls, in order.
     messages: list[Message] = field(default_factory=list)
     reward: float | None = None  # of the turn; None if there is none
     done: bool = False  # True if the conversation has ended
@@ -206,9 +206,10 @@ class Host:
         runner: calls what the user wrote.
     """
 
-    asked: Sequence[ChatMessage] = ()  # the whole chat, of a harness alone
-    posted: Sequence[int] = ()  # its tokens instead
-    restarted = False  # neither continues the conversation so far
+    # Only a harness has these; see `harness.HarnessHost`.
+    asked: Sequence[ChatMessage] = ()
+    posted: Sequence[int] = ()
+    restarted = False
 
     def __init__(self, data: DataConfig, answer_bytes: int, runner: Runner) -> None:
         self._data, self._answer_bytes, self._runner = data, answer_bytes, runner
@@ -309,7 +310,7 @@ class Host:
         return found
 
     async def final_reward(self) -> float | None:
-        """The reward of the whole conversation, of TRL's `get_reward`; None if there is none."""
+        """The reward of the whole conversation, from TRL's `get_reward`; None if there is none."""
         get = getattr(self._environment, "get_reward", None)
         if self._kind != "trl" or get is None:
             return None

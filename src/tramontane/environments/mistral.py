@@ -1,8 +1,8 @@
-"""Conversations in Mistral's own tokens, by `mistral-common` (an extra; Python ≥ 3.11).
+"""Conversations in Mistral's own tokens, with `mistral-common` (an extra; Python ≥ 3.11).
 
 Mistral's models are trained on the tokens that its library makes of messages; Jinja templates only
-come close. Messages are encoded one by one there, so what follows a turn is the encoding of the new
-messages, token for token, and nothing in a text can become a control token.
+come close. The library encodes messages one by one, so what follows a turn is the encoding of the
+new messages, token for token, and nothing in a text can become a control token.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class MistralFollowing:
     """What follows a message of the model; see `chat.Following`."""
 
     put: list[int]  # tokens of the new messages
-    # True if the messages before are written otherwise than so far, e.g. because v7 describes the
-    # tools before the user's last message.
+    # True if the earlier messages are now written differently, e.g. because v7 describes the tools
+    # before the user's last message.
     rewritten: bool
     whole: Callable[[], list[int]]  # makes the tokens of the whole conversation
 
@@ -70,7 +70,7 @@ def load_mistral(encoder: PromptEncoder) -> MistralTokenizer:
     ids = tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
     same = own.encode(_PROBE, bos=False, eos=False) == ids and own.eos_id == tokenizer.eos_token_id
     if not same:
-        raise InputError(f"{key}: {found[0].name} has other tokens than tokenizer.json")
+        raise InputError(f"{key}: {found[0].name} has different tokens than tokenizer.json")
     return mistral
 
 
@@ -187,7 +187,7 @@ class MistralChat:
 
 
 def _plain_tool(tool: Tool) -> dict[str, Any]:
-    """A description without what the library does not know, e.g. the kind of the result."""
+    """A description without keys that the library does not know, e.g. the type of the result."""
     function = tool["function"]
     known = {key: function[key] for key in ("name", "description", "parameters") if key in function}
     return {"type": "function", "function": known}

@@ -1,9 +1,9 @@
 """A process that runs environments: `python -m tramontane.environments.process FD`.
 
 Requests arrive over the socket FD as pickled (number, method of `EnvironmentWorker`, arguments),
-and are answered in any order with (number, result); a result that is an exception is a fault of
-ours, for the pool to raise. Steps that are late are answered by the worker itself; the pool kills
-the process, with its group, if it does not answer, and starts another.
+and are answered in any order with (number, result). An exception as a result is a bug in this
+package, and the pool raises it. Late steps are answered by the worker itself; if it does not
+answer, the pool kills the process, with its group, and starts another.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def main(descriptor: int) -> None:
 
 
 async def serve(connection: Connection, worker: EnvironmentWorker) -> None:
-    """Answer requests side by side, until the socket is closed.
+    """Answer requests concurrently, until the socket is closed.
 
     Requests are read while answers wait for room in the socket: the pool sends a burst of requests
-    before it reads, and would wait for this process as this process waits for it.
+    before it reads, so the two could otherwise wait for each other.
     """
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
@@ -96,6 +96,6 @@ if __name__ == "__main__":
         status = 0
     except (EOFError, BrokenPipeError, ConnectionResetError):  # the pool is gone
         status = 0
-    except BaseException:  # of an environment that harmed the event loop
+    except BaseException:  # from an environment that broke the event loop
         traceback.print_exc()
     os._exit(status)  # a thread with a step that does not end must not keep the process

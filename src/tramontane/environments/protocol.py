@@ -1,4 +1,4 @@
-"""What environments and their workers answer."""
+"""What environments and their workers return."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Turn:
 
 @dataclass
 class Started:
-    """A conversation that may be generated: the tokens of its prompt, or why there is none, and the
-    names of the tools that the model may call."""
+    """A conversation ready for its first turn: the tokens of its prompt, or why there is none, and
+    the names of the tools that the model may call."""
 
     prompt_ids: list[int]
     ending: Ending | None = None
@@ -41,13 +41,13 @@ class Continued:
     """What follows a turn of the model."""
 
     turn: TurnRecord  # record of the turn
-    # Tokens to put in behind the sequence's; empty if the conversation ended, or forked.
+    # Tokens to append to the sequence; empty if the conversation ended or forked.
     put: Sequence[int] = field(default_factory=list)
     # If not None, the template rewrote history: a new sequence of the conversation begins with this
     # prompt.
     prompt_ids: list[int] | None = None
-    # Limit of the following request's tokens (`SamplingParams.max_tokens`), those that it already
-    # has included.
+    # Limit of the next request's tokens (`SamplingParams.max_tokens`), including those that it
+    # already has.
     max_tokens: int = 0
     ending: Ending | None = None  # not None if the conversation has ended
     reason: str = ""  # details of the ending, e.g. the error of an environment that failed

@@ -12,7 +12,7 @@ from tramontane.temporary import temporary_folder
 from tramontane.verifier.code import sandbox
 
 CODE_BYTES = 32_768  # longest code of a call
-ANSWER_CHARACTERS = 4_000  # of a longer output its beginning and its end are kept
+ANSWER_CHARACTERS = 4_000  # a longer output keeps its beginning and its end
 CLOCK_FACTOR = 5.0  # time by the clock of a call on a busy host, as a multiple of its limit
 
 

@@ -117,8 +117,8 @@ def _followed(new_chat: _New, encoder: PromptEncoder, keys: Sequence[str]) -> li
         "both, then a message": (called, (Message("3", "", "3", []), _NEXT)),
     }
     remedy = (
-        "a run begins a new sequence there, whose prompt is the rewritten conversation; with "
-        "conversation.history: keep it appends all the same"
+        "a run begins a new sequence there, with the rewritten conversation as its prompt; with "
+        "conversation.history: keep, it appends anyway"
     )
     if keys:
         remedy += f"; or set {', '.join(keys)} in data.chat_template_kwargs"

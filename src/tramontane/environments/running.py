@@ -21,7 +21,7 @@ class EnvironmentFailed(Exception):
 
 
 def said(error: BaseException) -> str:
-    """The type and text of an exception, which may be unable to tell."""
+    """The type and text of an exception, even if making its text fails."""
     try:
         text = str(error)
     except Exception:  # of a user's class

@@ -63,7 +63,7 @@ class Toolset:
             self.schemas.append(described)
 
     async def answer(self, calls: Sequence[ToolCall], runner: Runner) -> None:
-        """Answer the calls of a turn side by side; those that did not parse have their answer.
+        """Answer the calls of a turn concurrently; those that did not parse already have an answer.
 
         Raises:
             EnvironmentFailed: a failure of a tool.
@@ -97,7 +97,7 @@ class Toolset:
             known = ", ".join(self._tools) or "none"
             raise _Misuse(f"there is no tool {call.name[:80]!r}; the tools are: {known}")
         tool = self._tools[call.name]
-        function = getattr(tool, "__func__", tool)  # of all conversations
+        function = getattr(tool, "__func__", tool)  # the same for all conversations
         schema = _schema(function)["function"]["parameters"]
         known = schema.get("properties", {})
         if extra := [name for name in call.arguments if name not in known]:
@@ -175,8 +175,8 @@ def _standard(schema: Any) -> Any:
 
 
 def coerced(value: Any, schema: dict[str, Any]) -> Any:
-    """A value of the type that a schema asks for, where it was written as a text ("7"), or as a
-    number with a fraction of 0; others unchanged."""
+    """The value in the type that a schema asks for, if it was written as text ("7") or as a float
+    without a fraction; any other value is unchanged."""
     wanted = schema.get("type")
     kinds = wanted if isinstance(wanted, list) else [wanted]
     if isinstance(value, float) and "integer" in kinds and value.is_integer():

@@ -1,5 +1,5 @@
-"""Requests and answers of the endpoint, as OpenAI's chat completions and vLLM's token route have
-them.
+"""The endpoint's requests and answers, in the form of OpenAI's chat completions and vLLM's token
+route.
 
 A key that would change the answer and is not supported is refused, never ignored.
 """
@@ -42,7 +42,7 @@ class Call(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """A message of a chat. Keys of other uses, such as `refusal`, may be there."""
+    """A message of a chat. Keys with other uses, such as `refusal`, are accepted and not read."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str = ""
@@ -82,7 +82,7 @@ class ChatMessage(BaseModel):
 
 
 class SamplingRequest(BaseModel):
-    """What both routes read. Values that are not given are the server's."""
+    """The parameters of both routes. The server's values replace omitted ones."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -194,10 +194,10 @@ class TokenRequest(BaseModel):
 
 
 def readable(message: Parsed, tags: ThinkingTags) -> Parsed:
-    """A message of the model as it is answered.
+    """A message of the model as clients receive it.
 
-    Only the first thoughts are set apart, and a call that does not parse stays in the content, so
-    that what is read of a part of a message is the start of what is read of the whole.
+    Only the first thoughts are set apart, and a call that does not parse stays in the content.
+    Reading the beginning of a message thus gives the beginning of what reading all of it gives.
     """
     thoughts, content, calls = message.thoughts, message.content, message.calls
     if tags.opening in message.text or tags.closing in message.text:
@@ -237,7 +237,7 @@ def write(chat: Any, messages: Sequence[ChatMessage], tags: ThinkingTags) -> lis
 
 
 def answers(said: ChatMessage, new: Sequence[ChatMessage]) -> list[Chatted]:
-    """Messages behind one of the assistant, those of tools in the order of its calls."""
+    """The messages after one of the assistant's, those of tools in the order of its calls."""
     order = {call.id: number for number, call in enumerate(said.tool_calls or ())}
     ordered = sorted(new, key=lambda message: order.get(message.tool_call_id or "", len(order)))
     return [message.plain() for message in ordered]
@@ -259,8 +259,8 @@ def logprobs(tokens: SampledTokens, shown: Sequence[str]) -> dict[str, Any]:
 
 
 def truth(tokens: SampledTokens) -> dict[str, Any]:
-    """What a trainer needs of a choice: token ids, their log-probs, and the versions of the weights
-    that sampled them."""
+    """What a trainer needs from a choice: token ids, their log-probs, and the versions of the
+    weights that sampled them."""
     return {
         "token_ids": tokens.token_ids.tolist(),
         "token_logprobs": tokens.logprobs.tolist(),

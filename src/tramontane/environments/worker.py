@@ -38,8 +38,7 @@ class _Conversation:
     """A conversation under way."""
 
     host: Host | HarnessHost  # its environment and tools
-    # Its messages.
-    chat: Any  # `Chat` or `MistralChat`
+    chat: Any  # its messages, a `Chat` or `MistralChat`
     prompt_ids: list[int]  # the prompt of its first sequence
     effort: str | None  # level of effort of its problem
     turns: int = 0  # number of turns so far
@@ -67,7 +66,7 @@ class EnvironmentWorker:
 
     @property
     def stuck(self) -> int:
-        """Number of threads that still run a step which its conversation has given up on."""
+        """Number of threads still running a step that its conversation has given up on."""
         return self._runner.stuck
 
     async def start(self, key: Key, problem: Problem, seed: int) -> Started:
@@ -79,7 +78,7 @@ class EnvironmentWorker:
             seed: for environments whose `start` takes one. Conversations of one group are compared
                 with each other, so they should have the same.
         """
-        await self.close(key)  # what is left of it, if it starts again
+        await self.close(key)  # if it starts again
         host = self._host(problem)
         try:
             conversation = await asyncio.wait_for(
@@ -125,7 +124,7 @@ class EnvironmentWorker:
     ) -> Started:
         """Begin a conversation, and repeat the turns of its completion so far.
 
-        A conversation whose environment answers otherwise than recorded has failed.
+        If the environment answers differently than recorded, the conversation has failed.
         """
         started = await self.start(key, problem, seed)
         if started.ending is not None:
@@ -238,7 +237,7 @@ class EnvironmentWorker:
         completion: Completion,
         l_max: int,
     ) -> Continued:
-        """What follows a turn, if there is room for it and for a token of the model behind it."""
+        """What follows a turn, if there is room for it and for one more token of the model."""
         tokens, sampled = conversation.tokens, len(completion.token_ids)
         assert tokens is not None
         put, forked, posted = list[int](), None, self._posted(conversation)
@@ -287,7 +286,7 @@ class EnvironmentWorker:
 
 
 def _turn_of(completion: Completion, record: TurnRecord) -> Completion:
-    """A turn as a completion of its own, whose prompt is all before it in its sequence."""
+    """A turn as a completion of its own; its prompt is everything before it in its sequence."""
     sequence, own = completion.sequences[record.sequence], slice(record.start, record.end)
     return replace(
         completion,

@@ -15,7 +15,7 @@ from tramontane.types import Problem
 
 
 def adapted(path: str, key: str) -> type[Any]:
-    """The environment class of a name in another package.
+    """The class of an environment that another package knows by name.
 
     Args:
         path: a scheme in `SCHEMES`, a colon, and a name that the package knows.

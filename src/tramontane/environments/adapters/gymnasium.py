@@ -30,7 +30,7 @@ class Gymnasium:
         """Make the environment once.
 
         Raises:
-            InputError: it cannot be made, or has other spaces.
+            InputError: it cannot be made, or its spaces are not texts.
         """
         try:
             made: Any = gymnasium.make(name)

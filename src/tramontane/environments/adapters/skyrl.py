@@ -1,7 +1,7 @@
 """Environments of skyrl-gym, as `skyrl:gsm8k_multi_turn`.
 
 - seed: skyrl-gym has none.
-- reward: of each turn; `conversation.reward` is `last` or `sum`, as the environment means it.
+- reward: of each turn; set `conversation.reward` to `last` or `sum`, as the environment intends.
 - ending: `completed` when the environment is done.
 
 Its `extras` are the row's fields; `reward_model` and `reward_spec` hold the problem's answer unless

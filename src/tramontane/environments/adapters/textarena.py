@@ -1,7 +1,7 @@
 """Games of TextArena for one player, as `textarena:GuessTheNumber-v0`.
 
-- seed: the games draw from Python's and NumPy's global generators. Each conversation has states of
-  its own, which are swapped in for its calls, so games neither see nor disturb others.
+- seed: the games draw from Python's and NumPy's global generators. Each conversation has its own
+  states, which are swapped in for its calls, so games do not affect one another.
 - reward: of the last turn, TextArena's own: usually 1 if won, else the share that was achieved.
 - ending: `completed` when the game is over, also by its own limit of turns or invalid moves.
 
