@@ -289,7 +289,7 @@ class Host:
         return [*offered, self._environment] if self._kind == "trl" else offered
 
     async def step(self, message: Parsed, turn: Completion | None = None) -> Reply:
-        """Answer a message of the model: its calls side by side, then the environment's step. Only
+        """Answer a message of the model: its calls concurrently, then the environment's step. Only
         a harness reads the tokens of the turn.
 
         Raises:
