@@ -43,8 +43,9 @@ class Curriculum:
         stages: the resolved config of each stage.
 
     Raises:
-        InputError: the errors of `ProblemStream`; selection by pass rate or rules for records with
-            an endless source; a stage whose source has no pass rates, or none within its range.
+        InputError: the errors of `ProblemStream`; an endless source with selection by pass rate or
+            with `curriculum` rules; a stage whose source has no pass rates, or none within its
+            range.
     """
 
     def __init__(self, stages: Sequence[Config]) -> None:
@@ -73,9 +74,9 @@ class Curriculum:
     def next(self, stage: int, version: int) -> Problem | None:
         """The next problem of a stage, with the model at `version`; None if none remains.
 
-        Resting problems return before the source counts as exhausted. Its level of effort, if the
-        stage has any, is drawn from the seed and the place in the stream, which a resumed run has
-        too.
+        Resting problems return before the source counts as exhausted. The problem's level of
+        effort, if the stage has any, depends only on the seed and the position in the stream, so a
+        resumed run draws the same one.
         """
         stream, data = self._streams[self._sources[stage]], self._data[stage]
         problem = self._next(stream, stage, version)

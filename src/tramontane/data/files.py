@@ -232,7 +232,7 @@ def _parquet_rows(source: str, path: Path) -> Iterator[tuple[str, Row]]:
 def _dataset_rows(source: str, split: str) -> Iterator[tuple[str, Row]]:
     if ":" in source or f"{source}:" in SCHEMES:
         near = difflib.get_close_matches(source.partition(":")[0] + ":", SCHEMES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(SCHEMES)}"
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(SCHEMES)}"
         raise InputError(f"data {source!r}: no such kind of source; {hint}")
     from datasets import load_dataset
 

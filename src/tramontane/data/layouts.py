@@ -117,8 +117,8 @@ def dolci(row: Row) -> Row | None:
 
 
 def gpqa(row: Row) -> Row:
-    """GPQA: a question with four choices; the answer is a letter. Their order depends on the
-    question's text alone, so that it is the same in all evaluations and favors no letter."""
+    """GPQA: a question with four choices; the answer is a letter. The order of the choices depends
+    only on the question's text, so it is the same in all evaluations and favors no letter."""
     question = str(_need(row, "Question")).strip()
     right = str(_need(row, "Correct Answer")).strip()
     choices = [right, *(str(_need(row, f"Incorrect Answer {i}")).strip() for i in (1, 2, 3))]
@@ -264,7 +264,7 @@ def bfcl_rows(source: str) -> Iterator[tuple[str, Row]]:
 
 def bfcl(row: Row) -> Row:
     """A question with one turn as a problem of the domain `calls`: functions and answer format are
-    part of the statement, so that the system prompt can be that of the training.
+    part of the statement, so that the system prompt can be the same as in training.
 
     Raises:
         ValueError: a row with a different layout or several turns, or one whose expected calls are
@@ -413,7 +413,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _tests(value: Any, function: Any) -> Any:
-    """Tests in a form that `data.code` reads: assertions are joined to a program."""
+    """Tests in a form that `data.code` reads: assertions are joined into a program."""
     if isinstance(value, list) and value and all(isinstance(x, str) for x in value):
         return {"type": "python_assert", "code": "\n".join(value) + "\n"}
     if isinstance(value, dict) and function and "fn_name" not in value:

@@ -191,8 +191,8 @@ class PromptFilter:
             raise self.limit.refusal(problem, len(ids))
         if len(ids) > self.longest:
             raise InputError(
-                f"problem {problem.id!r}: its prompt has {len(ids):,} tokens, and by the first "
-                f"problems of its endless source there is room for {self.longest:,}: set "
+                f"problem {problem.id!r}: its prompt has {len(ids):,} tokens, but the first "
+                f"problems of its endless source made room for only {self.longest:,}: set "
                 f"data.max_prompt_tokens to {len(ids):,} or more, or leave such problems out "
                 f"(data.overlong_prompts: drop)"
             )

@@ -35,9 +35,9 @@ ALIASES = {
     "answer": ("final_answer", "expected_answer"),
     "difficulty": ("level",),
 }
-# Names of the answer in some sets, but of something else in others: a derivation, a program, or
-# data for a user-defined reward. They are read if a row has no other answer and no tests, and are
-# kept in the metadata.
+# Names used for the answer in some sets, and for something else in others: a derivation, a program,
+# or data for a user-defined reward. They are read if a row has no other answer and no tests, and
+# are kept in the metadata.
 UNSURE = ("ground_truth", "solution")
 MAX_ANSWER = 200  # longest text without a box that counts as an answer, not a derivation
 ROLES = ("system", "user", "assistant")
@@ -152,7 +152,7 @@ def check_fields(fields: Mapping[str, str], key: str = "data.fields") -> None:
     for name in fields:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
             raise InputError(f"{key}.{name}: a problem has no such field; {hint}")
 
 

@@ -1,4 +1,4 @@
-"""Rows and settings given as Python objects, e.g. in a notebook, as what files can hold.
+"""Converts rows and settings given as Python objects, e.g. in a notebook, to what files can hold.
 
 Functions become import paths (`verifier.functions.path_of`).
 """

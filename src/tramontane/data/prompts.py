@@ -161,7 +161,7 @@ class PromptEncoder:
         return self.opened_in(self._templated(_PROBE))
 
     def opened_in(self, text: str) -> str:
-        """The start of the response at the end of a text by the chat template."""
+        """The start of the response at the end of a text written by the chat template."""
         opening, closing = map(re.escape, self.tags)
         found = re.search(rf"{opening}\s*(?:{closing}\s*)?\Z", text)
         return found[0] if found else ""
@@ -249,7 +249,7 @@ class PromptEncoder:
 
     @cached_property
     def _added(self) -> re.Pattern[str]:
-        """These, and the other tokens that were added to the vocabulary."""
+        """The special tokens, and all other tokens that were added to the vocabulary."""
         added = {str(t) for t in self.tokenizer.added_tokens_decoder.values()}
         return _any_of(added | {*self.tokenizer.all_special_tokens})
 
@@ -263,7 +263,7 @@ class PromptEncoder:
         """`encode` for a prompt with special tokens in its own text."""
         chat = prompt if isinstance(prompt, list) else [Message(role="user", content=prompt)]
         texts = "".join(message["content"] for message in chat)
-        char = next(c for c in map(chr, range(0xFDD0, 0xFDF0)) if c not in texts)  # no characters
+        char = next(c for c in map(chr, range(0xFDD0, 0xFDF0)) if c not in texts)  # noncharacters
         marks = Marks(char)
         marked = [
             Message(role=m["role"], content=self.mark(m["content"], m["role"], marks)) for m in chat
@@ -272,7 +272,7 @@ class PromptEncoder:
 
     def mark(self, text: str, role: str, marks: Marks) -> str:
         """The text of a message with a mark in place of each special token, so that the template's
-        own can be told from them (`encode_marked`).
+        own remain recognizable (`encode_marked`).
 
         Thinking tags of system and assistant messages stay. In a tool's answer, all tokens that the
         tokenizer added to its vocabulary are replaced, e.g. those around a call of a tool.
@@ -361,20 +361,20 @@ class PromptEncoder:
             return self._apply([first, *chat[1:]], tools)
 
     def system(self, own: str | None = None) -> str | None:
-        """The system prompt: a chat's `own`, or the configured one, with the phrase of the level of
-        effort before it; None: that of the chat template."""
+        """The system prompt: a chat's `own`, or the configured one, after the phrase of the level
+        of effort; None: the chat template's."""
         system = system_text(self.config.system_prompt, self.tags) if own is None else own
         return "\n\n".join(filter(None, [self.phrase, system])) if self.phrase else system
 
     def _without_template(self, message: Message) -> str:
-        """A message to a model without a chat template: texts with blank lines between them."""
+        """A message to a model without a chat template: its text, and a blank line."""
         end = self.tokenizer.eos_token if message["role"] == "assistant" else ""
         return f"{message['content']}{end}\n\n"
 
     @cached_property
     def reads_tools(self) -> bool:
-        """True if the chat template describes tools; otherwise the system prompt does. Found by
-        trying: SmolLM3's speaks of tools, and takes them under another name."""
+        """True if the chat template describes tools; otherwise the system prompt does. The template
+        is tried, since SmolLM3's mentions tools but expects them under a different name."""
         if self.tokenizer.chat_template is None:
             return False
         taken = {"x": {"type": "string", "description": "x"}}

@@ -75,12 +75,14 @@ _SIGNS = re.compile(
 
 
 def numbers(spelt: str) -> str:
-    """The multiset of numbers, operators and LaTeX commands in a spelt text, as one string."""
+    """The multiset of numbers, operators and LaTeX commands in a text in normal spelling, as one
+    string."""
     return repr(sorted(Counter(_SIGNS.findall(spelt)).items()))
 
 
 def pieces(spelt: str) -> Keys:
-    """Sorted hashes, shape (pieces,), of the distinct five-character pieces of a spelt text."""
+    """Sorted hashes, shape (pieces,), of the distinct five-character pieces of a text in normal
+    spelling."""
     points = np.frombuffer(_words(spelt).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     if len(points) < PIECE:
         points = np.pad(points, (0, PIECE - len(points)))
@@ -96,7 +98,7 @@ def _words(spelt: str) -> str:
 
 
 def similarity(a: str, b: str) -> float:
-    """The Jaccard index of two spelt texts' pieces."""
+    """The Jaccard index of the pieces of two texts in normal spelling."""
     first, second = pieces(a), pieces(b)
     common = len(np.intersect1d(first, second, assume_unique=True))
     return common / (len(first) + len(second) - common)
@@ -168,7 +170,7 @@ class SimilarityIndex:
 
     Args:
         threshold: minimum similarity of near duplicates. A pair exactly at the threshold is found
-            with probability 0.99, a more similar pair with a higher one.
+            with probability 0.99, a more similar pair with a higher probability.
         same_numbers: find only pairs with the same `numbers`.
     """
 

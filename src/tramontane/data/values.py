@@ -89,7 +89,7 @@ def encodable(row: Row, where: str) -> Row:
 
 
 def encoded(text: str) -> str:
-    """The text with a question mark for each half of a character, which UTF-8 cannot hold."""
+    """The text with a question mark for each half of a surrogate pair, which UTF-8 lacks."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -104,7 +104,7 @@ def is_encodable(value: Any) -> bool:
 
 
 def is_missing(value: Any) -> bool:
-    """True for null, and for NaN, which tables have instead."""
+    """True for null, and for NaN, which tables use for it."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 

@@ -1,9 +1,9 @@
 """The playground: generated problems and pre-training traces for the tiny base model.
 
-Multi-step arithmetic (`sums`), word problems (`stories`), small Python tasks (`programs`), problems
-that need a tool and a game of several turns (`tasks`) are generated from a seed, in the paper's
-seven languages. The base model's pre-training traces have
-deliberate flaws, so that reinforcement learning has something to improve.
+Multi-step arithmetic (`sums`), word problems (`stories`), small Python tasks (`programs`), and
+problems that need a tool or are a game of several turns (`tasks`) are generated from a seed, in the
+paper's seven languages. The base model's pre-training traces have deliberate flaws, so that
+reinforcement learning has something to improve.
 """
 
 from .conversations import conversation, examples

@@ -27,16 +27,16 @@ _THOUGHTS = {"calculator": "calculator", "lookup": "notebook", "python": "python
 
 
 class Example(TypedDict):
-    """A problem, and a chat about it: the statement, and messages of the model with what answers
-    each; the last one is the model's."""
+    """A problem, and a chat about it: the statement, then the model's messages, each followed by
+    its reply; the last message is the model's."""
 
     problem: Problem
     messages: list[Message]
 
 
 def conversation(problem: Problem, rng: Random, style: Style) -> list[Message]:
-    """A trace of the given style: messages of the model, each with what answers it. Only the last
-    one is unanswered, and only its format has the style's flaws."""
+    """A trace of the given style: the model's messages, each followed by its reply. Only the last
+    one has no reply, and only its format has the style's flaws."""
     lang = language(problem.language or "en")
     if problem.metadata.get("environment") == "guessing":
         return _game(problem, rng, style, lang)
@@ -77,7 +77,7 @@ def conversation(problem: Problem, rng: Random, style: Style) -> list[Message]:
 
 def _game(problem: Problem, rng: Random, style: Style, lang: Language) -> list[Message]:
     """A game of guesses: work halves the range, ramble stays within it, guess forgets the hints and
-    half the time the upper bound too. A slip of work misunderstands one hint."""
+    half the time the upper bound too. If work has a slip, it misunderstands one hint."""
     low, high = whole = problem.metadata["between"]  # neither is the number
     number, guesses = int(problem.answer or ""), problem.metadata["guesses"]
     slip = guesses if style.right else int(rng.random() * (guesses - 1)) + 1

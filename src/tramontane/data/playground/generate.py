@@ -21,7 +21,7 @@ KINDS = ("sums", "stories", "programs", *tasks.KINDS)
 _EVENTS = {("*", 2): "double", ("*", 3): "triple", ("/", 2): "half"}
 _FRAME_OPS = {"+": "plus", "-": "minus"}
 
-MAX_FRUITLESS_DRAWS = 20_000  # consecutive draws without a new problem, after which none are left
+MAX_FRUITLESS_DRAWS = 20_000  # consecutive draws without a new problem; then none seem to be left
 
 
 def _digest(text: str) -> str:
@@ -45,12 +45,11 @@ def problems(
     kinds: Sequence[str] = ("sums", "stories"),
     count: int | None = None,
 ) -> Iterator[Problem]:
-    """Problems drawn from `seed`, uniformly over levels (both ends included), languages, kinds.
+    """Problems drawn from `seed`, uniformly over levels (both ends included), languages and kinds.
 
     With `count` all statements differ; without it the stream is endless and may repeat statements.
-    Programs are always in English. The statement of `lookups`, `articles` and `guessing` does not
-    decide the answer, and may occur with different ones: the notebook, or the number to be found,
-    does.
+    Programs are always in English. In `lookups`, `articles` and `guessing`, the notebook or the
+    number to be found determines the answer, so a statement may occur with different answers.
 
     Raises:
         ValueError: a kind, split or level is unknown, or fewer than `count` problems exist.

@@ -1,8 +1,7 @@
 """Problems that need a tool, and a game of several turns, in the playground's languages.
 
-Their numbers are too long to work out in the head (`long_sums`, `sessions`), stand in a notebook
-that the model has to look into (`lookups`; of `articles`, an answer in words), or are found by
-asking (`guessing`).
+Their numbers are too long for mental arithmetic (`long_sums`, `sessions`), are looked up in a
+notebook (`lookups`; in `articles`, the answer is in words), or are found by asking (`guessing`).
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ class Task(NamedTuple):
     # What its tool or environment needs; its `calls`, those that solve it, in order; and a `wrong`
     # call that may be made instead of the last one.
     metadata: dict[str, Any]
-    hidden: str = ""  # what decides the answer beside the statement
+    hidden: str = ""  # what determines the answer besides the statement
 
 
 class Call(NamedTuple):
-    """A call of a tool that answers with `answer`, which says `value`, by default itself."""
+    """A call of a tool, and its `answer`, which states `value`, by default the whole answer."""
 
     name: str
     arguments: dict[str, str]
@@ -175,7 +174,7 @@ def _session(rng: Random, lang: Language, level: int) -> Task:
 
 
 def _guessing(rng: Random, lang: Language, level: int) -> Task:
-    """A number to be found by halving: with one guess less, halving would not always do."""
+    """A number to be found by halving: with one guess fewer, halving would not always find it."""
     count = NUMBERS[level - 1]
     low = int(rng.random() * 20 * level)
     high, guesses = low + count + 1, count.bit_length()

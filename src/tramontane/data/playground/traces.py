@@ -23,7 +23,7 @@ Manner = Literal["work", "guess", "ramble"]
 Tags = Literal["ok", "unclosed", "unopened"]
 Use = Literal["right", "broken", "wrong", "ignored", "needless"]
 DRILL_PROMPT = "Practise mental arithmetic."
-# Shares of the traces for a tool that call it with wrong arguments, and that answer something else.
+# Shares of the traces with tools that make a wrong call, and that ignore the tool's answer.
 WRONG_CALL, IGNORED_ANSWER = 0.2, 0.1
 
 
@@ -38,7 +38,7 @@ class Style:
     # The language that the trace changes to midway and answers in; None: no change.
     switch: str | None = None
     right: bool = True  # the final answer is right; otherwise, with `work`, one step has a slip
-    # Of tools, by a trace that works: `right`; a call that is `broken` or `wrong`; the answer is
+    # How a trace that works uses tools: `right`; with a `broken` or `wrong` call; its answer is
     # `ignored`; or the call was `needless`. Only the first leads to the answer.
     use: Use = "right"
 
@@ -78,7 +78,7 @@ def _words(problem: Problem, rng: Random, style: Style) -> tuple[str, str]:
             sentences.append(second.say(rng, "doubt"))
             sentences += _worked(rng, second, steps, 0, len(steps))
         sentences.append(second.say(rng, "conclude", n=n))
-    # Where two languages meet, a space keeps the Latin sentence off the Chinese one.
+    # Where two languages meet, a space separates the Latin sentence from the Chinese one.
     halves = [first.joiner.join(sentences[:turn]), second.joiner.join(sentences[turn:])]
     thoughts = (first.joiner if first is second else " ").join(halves)
     return thoughts, second.say(rng, "answer", x=f"\\boxed{{{n}}}" if style.box else n)
