@@ -240,7 +240,7 @@ def test_a_finished_curation_is_not_repeated(tmp_path):
 def test_a_folder_of_another_curation_is_refused(tmp_path):
     source = write(tmp_path / "raw.jsonl", sums(20))
     run(tmp_path, source)
-    with pytest.raises(InputError, match="holds a curation with other stages;"):
+    with pytest.raises(InputError, match="holds a curation with different stages;"):
         run(tmp_path, source, stages=("filter",))
     write(tmp_path / "raw.jsonl", sums(21))
     with pytest.raises(InputError, match="an input has changed since"):

@@ -56,7 +56,7 @@ def test_a_killed_evaluation_continues_and_another_is_refused(model, tmp_path):
     rows = [json.loads(line) for line in lines]
     rows[4]["problem_id"] = "data-9"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(InputError, match=r"eval.jsonl:5: .* problem 'data-9', but due is one of"):
+    with pytest.raises(InputError, match=r"eval.jsonl:5: .* problem 'data-9', but expected one of"):
         tramontane.evaluate(model, ROWS, write_to=file, **OPTIONS)
 
 

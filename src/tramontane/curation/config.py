@@ -221,7 +221,7 @@ class CurateConfig(Section):
         for name in self.stages:
             if name not in known:
                 near = nearest(name, known)
-                hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
+                hint = f"did you mean {near!r}?" if near else f"choose from {', '.join(known)}"
                 raise key_error(f"no stage {name!r}; {hint}", "stages")
         if len(set(self.stages)) < len(self.stages):
             raise key_error("a stage is named twice; run it a second time by itself", "stages")

@@ -343,7 +343,7 @@ def _missing(statement: str) -> Finding | None:
 
 
 def _shown_only(statement: str) -> Finding | None:
-    """A statement about objects that nothing in it introduces."""
+    """The finding for a statement about objects that it never introduces, if it is one."""
     if _HAS_TABLE.search(statement):
         return None
     match = _ONLY_SHOWN.search(statement)

@@ -1,4 +1,4 @@
-"""The verifiers of training, for a curation: in the paper's format, with no regard to length and
+"""The verifiers of training, for a curation: in the paper's format, ignoring length and
 language."""
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def _open(config: CurateConfig, out: Path) -> None:
         )
         if differing := [key for key in wanted if wanted[key] != held[key]]:
             raise InputError(
-                f"{out}: holds a curation with other {', '.join(differing)}; to continue that "
+                f"{out}: holds a curation with different {', '.join(differing)}; to continue that "
                 f"curation, give the same settings; else name another folder, or remove this one"
             )
         if json.loads((out / "inputs.json").read_text(encoding="utf-8")) != prints:

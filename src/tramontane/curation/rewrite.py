@@ -49,7 +49,7 @@ _ABOUT_OPTIONS = re.compile(
     r"|\bfolgenden?\b|以下|下列|следующ",
     re.IGNORECASE | re.DOTALL,
 )
-# Rounded to the options: without them, the precision is unknown.
+# The answer is rounded to fit the options: without them, the precision is unknown.
 _ROUNDED = re.compile(
     r"\bapproximat|\bclosest\b|\bnearest\s+to\b|\broughly\b|\bestimate\b|\babout\s+(?:how|what)\b"
     r"|\benviron\b|\baproximad|\bungefähr\b|\bcirca\b|大约|约为|примерно",

@@ -107,7 +107,7 @@ def read_translation(old: str, answer: Answer, lang: str) -> tuple[str, str]:
             return "", f"its {what} differ (lost: {lost or 'none'}; new: {added or 'none'})"[:300]
     share = language.on_target_share(new, lang)
     if share < language.THRESHOLD or language.detect(new) not in (lang, None):
-        return "", f"it is not in {NAMES[lang]}, as far as can be told"
+        return "", f"it does not seem to be in {NAMES[lang]}"
     return new, ""
 
 

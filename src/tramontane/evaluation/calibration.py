@@ -1,5 +1,5 @@
 """Calibration of a judge on labeled answers, before it rewards any: is it right, does it agree with
-itself, and what else than the answer moves it?"""
+itself, and what sways it other than the answer?"""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VARIANTS = ("", "again", "reversed")  # how each answer, or pair, is graded
 
 @dataclass(frozen=True)
 class Calibration:
-    """How a judge graded labeled answers; of one that compares, pairs of answers to one problem.
+    """How a judge graded labeled answers or, if it compares, pairs of answers to the same problem.
 
     Args:
         n: number of answers, or pairs.
@@ -39,9 +39,9 @@ class Calibration:
         agreement: share that it grades alike when asked again.
         position_bias: mean change of a score when criteria or answers are in the opposite order.
         length_bias: its mean error, score − label, on the longer half of the answers, minus that
-            on the shorter half; of pairs, the share won by the longer answer, minus the share in
-            which that is the better one.
-        fooled: by canary, the share of problems on which it counts as good.
+            on the shorter half; for pairs, the share won by the longer answer, minus the share in
+            which the longer answer is the better one.
+        fooled: by canary, the share of problems on which the canary counts as good.
         fault: why an answer has no grade; empty if all have one.
     """
 
@@ -65,7 +65,7 @@ class Calibration:
         )
 
     def failings(self, bounds: CalibrationConfig) -> list[str]:
-        """The bounds that the judge does not keep, as texts."""
+        """The bounds that the judge violates, as texts."""
         kept = {
             "min_accuracy": self.accuracy.low >= bounds.min_accuracy,
             "min_agreement": self.agreement >= bounds.min_agreement,
@@ -87,15 +87,15 @@ def calibrate(
         progress: called with (gradings done, all gradings).
 
     Raises:
-        InputError: the judge does not keep the bounds of `judge.calibration`; or rows that are
-            missing, are not labeled, or do not differ in their labels.
+        InputError: the judge violates a bound of `judge.calibration`; or rows that are missing, are
+            not labeled, or do not differ in their labels.
     """
     judge = config.judge
     assert judge
     assert judge.calibration
     bounds, path = judge.calibration, Path(judge.calibration.file)
     items = _items(path, judge)
-    # Each question is asked in one order, of criteria too, which are read from the row.
+    # Each question fixes the order of answers and criteria; the criteria are read from the row.
     asked = judge.model_copy(update={"rubric_field": RUBRIC, "swap": False})
     config = config.model_copy(update={"workers": 1, "judge": asked})
     with VerifierPool(config, sys.maxsize, 0) as pool:
@@ -135,8 +135,8 @@ def calibration_warnings(config: VerifierConfig) -> list[str]:
     if config.judge is None or config.judge.calibration:
         return []
     return [
-        "verifier.judge is not calibrated: whether its scores mean anything is not known; name "
-        "labeled answers in verifier.judge.calibration (docs/judges.md)"
+        "verifier.judge is not calibrated, so its scores may be meaningless; name labeled answers "
+        "in verifier.judge.calibration (docs/judges.md)"
     ]
 
 
@@ -149,7 +149,7 @@ class _Item(NamedTuple):
 
 
 class _Grade(NamedTuple):
-    """The judge's scores of an item's answers, that of its first answer at `place`."""
+    """The judge's scores of an item's answers; `place` is where its first answer has its score."""
 
     future: Future[GroupResult]
     place: int
@@ -278,7 +278,7 @@ def _summary(
 
 
 def _halves(errors: Sequence[tuple[int, float]]) -> float:
-    """The mean error of the longer half minus that of the shorter half, by (length, error)."""
+    """The mean error of the longer half minus that of the shorter half, from (length, error)."""
     ordered = [error for _, error in sorted(errors)]
     half = len(ordered) // 2
     return fmean(ordered[-half:]) - fmean(ordered[:half]) if half else 0.0

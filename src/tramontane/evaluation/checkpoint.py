@@ -168,15 +168,15 @@ def _check_rows(file: Path, rows: Sequence[Row], work: Work) -> None:
             return
         if problem is None or (row["problem_id"], row["problem"]) != (problem.id, problem.problem):
             raise InputError(
-                f"{file}:{number}: a completion of problem {row['problem_id']!r}, but due is "
-                f"{f'one of {problem.id!r}' if problem else 'no further one'}; name another place "
+                f"{file}:{number}: a completion of problem {row['problem_id']!r}, but expected "
+                f"{f'one of {problem.id!r}' if problem else 'no more rows'}; name another place "
                 f"(--out), or remove the file"
             )
 
 
 def sample_checkpoint(settings: Settings, prompt: Prompt, n: int) -> list[str]:
-    """Complete one prompt `n` times. The texts are whole responses, as verifiers read them; of
-    conversations, all messages behind the prompt, each below its role.
+    """Complete one prompt `n` times. The texts are whole responses, as verifiers read them; for
+    conversations, all messages after the prompt, each below its role.
 
     Raises:
         InputError: no such model, a prompt that does not fit its context, `n` below 1, or several
@@ -210,7 +210,7 @@ def _evaluate(
     record: Journal | None,
     on_progress: Callable[[int, int], None] | None,
 ) -> EvaluationResult:
-    """Start the config's generators and verifiers, evaluate, and end them. A lost worker is
+    """Start the config's generators and verifiers, evaluate, and stop them. A lost worker is
     replaced, as in training."""
     from tramontane.controller.verifiers import Grading, start_verifiers
     from tramontane.environments.loading import check as check_environments
@@ -278,7 +278,8 @@ def _workers(config: Config, encoder: PromptEncoder) -> Iterator[tuple[Placement
 async def _completing(
     config: Config, work: Work, placement: Placement, conversations: Conversations
 ) -> AsyncIterator[Complete]:
-    """Generators with room for the longest prompt; yields what completes requests with them."""
+    """Start generators with room for the longest prompt; yields a function that completes requests
+    with them."""
     from tramontane.controller.sampling import Sampler
 
     def encode(problem: Problem) -> list[int]:
@@ -300,7 +301,7 @@ def _sized(config: Config, work: Work) -> Config:
 
 
 def without_trainer(config: Config, l_max: int, group_size: int, n_async: int) -> Config:
-    """The config with other sizes, and no memory reserved for a trainer."""
+    """The config with these sizes, and no memory reserved for a trainer."""
     sizes = {"l_max": l_max, "l_cache": 0, "group_size": group_size, "n_async": n_async}
     update = {
         "pipeline": config.pipeline.model_copy(update=sizes),

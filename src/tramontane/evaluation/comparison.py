@@ -150,15 +150,16 @@ def _load(suite: str, models: Mapping[str, Settings]) -> dict[str, list[Problem]
     for model in others:
         if [(problem.id, problem.problem) for problem in found[model]] != texts:
             raise InputError(
-                f"{suite}: {first} and {model} would be measured on other problems, by the configs "
-                f"of their runs; give all models one config, or one seed and number of problems"
+                f"{suite}: {first} and {model} would be measured on different problems, since the "
+                f"configs of their runs differ; give all models one config, or one seed and number "
+                f"of problems"
             )
     return found
 
 
 def labels(models: Sequence[str]) -> dict[str, str]:
-    """Models by label. `LABEL=MODEL` sets the label; the default is the end of the path, or, for a
-    run's checkpoint, the run and the step.
+    """Models by label. `LABEL=MODEL` sets the label; the default is the end of the path or, for a
+    run's checkpoint, the run and the update.
 
     Raises:
         InputError: two models with the same label.

@@ -32,7 +32,7 @@ class ConversationFigures:
     Args:
         mean_turns: turns of the model.
         mean_calls: calls of tools.
-        mean_inserted_tokens: tokens that environments and tools put in.
+        mean_inserted_tokens: tokens inserted by environments and tools.
         parsed_rate: share of calls that could be parsed; 1 without calls.
         failed_rate: share of calls that were answered with an error; 0 without calls.
         endings: share of each ending that occurred.
@@ -65,8 +65,8 @@ class ConversationFigures:
 
 
 def transcript(completion: Completion) -> str:
-    """All messages of a conversation behind its prompt, each below its role, the time of each
-    answer, and its ending."""
+    """All messages of a conversation after its prompt, each below its role, with the time of each
+    answer, and how the conversation ended."""
     blocks = []
     for turn in completion.turns:
         blocks.append(f"[assistant]\n{turn.text}")

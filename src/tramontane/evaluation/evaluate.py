@@ -135,11 +135,11 @@ class Evaluation:
         self._graded: dict[int, tuple[list[Completion], list[Verdict]]] = {}
 
     async def run(self, complete: Complete, grading: Grading) -> None:
-        """Have all problems that are not finished completed and graded, side by side.
+        """Complete and grade all unfinished problems, side by side.
 
         Args:
             complete: returns the completions of a problem's requests.
-            grading: has them graded.
+            grading: grades them.
 
         Raises:
             WaitTimeout: the verifiers returned no verdict within their timeout.

@@ -1,4 +1,4 @@
-"""Models measured, compared, sampled and served: `tramontane.evaluate`, `compare`, `generate` and
+"""Measures, compares, samples and serves models: `tramontane.evaluate`, `compare`, `generate` and
 `serve`."""
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def evaluate(
 ) -> EvaluationResult:
     """Measure pass@1, pass@k and maj@k of a model, with 95 % intervals; see `evaluation`.
 
-    Prompts and grading are as in training: by the given config, or, for a checkpoint in a run's
-    folder, by the run's.
+    Prompts and grading are as in training: as the given config says or, for a checkpoint in a run's
+    folder, the run's config.
 
     Args:
         model: `tiny`, a checkpoint folder, or a Hugging Face name.
@@ -60,7 +60,7 @@ def evaluate(
             settings, problems and weights is continued.
         on_progress: called with (completions graded, completions in all).
         sampling: `problems`, `samples`, `temperature`, `top_p`, `top_k`, `max_tokens`, `slots`,
-            `seed`, `device`, `dtype`; see `evaluation.settings.Sampling`.
+            `seed`, `device`, `dtype`, `effort`; see `evaluation.settings.SamplingOptions`.
 
     Raises:
         InputError: no such model or data, a prompt that does not fit, an invalid setting, or a file
@@ -130,7 +130,7 @@ def generate(
 
     The settings are those of the config, or, for a checkpoint in a run's folder, the run's. The
     texts are whole responses, as verifiers read them; with environments or tools, all messages of
-    a conversation behind the prompt, each below its role.
+    a conversation after the prompt, each below its role.
 
     Args:
         model: `tiny`, a checkpoint folder, or a Hugging Face name.

@@ -22,8 +22,8 @@ CONVERSING = ("environment", "tools")  # keys of `data` that make completions co
 
 
 class Suite(NamedTuple):
-    """The protocol of one evaluation, as in `Sampling`. `data.catalog` has its
-    problems under the suite's name."""
+    """The protocol of one evaluation, as in `Sampling`. `data.catalog` has its problems under the
+    suite's name."""
 
     samples: int
     max_tokens: int = 32_000
@@ -180,7 +180,7 @@ def settings_for(
         options = {"problems": raw.get("evaluation", {}).get("problems"), **options}
     named = find_weights(str(model))
     if find_weights(str(raw.get("model"))) != named:
-        raw["tokenizer"] = None  # the config's model's; a run's checkpoints have their own
+        raw["tokenizer"] = None  # it is for the config's model; a run's checkpoints have their own
     raw["model"] = named
     if effort := options.get("effort"):
         raw["evaluation"] = raw.get("evaluation", {}) | {"effort": effort}

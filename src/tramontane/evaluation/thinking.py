@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
 
 class TagFinder:
-    """Finds a tag among token ids, whether it is one token of the vocabulary or spelt by several.
+    """Finds a tag among token ids, whether it is one token or spelled with several.
 
     Every spelling of the tag has a token with a given character of the tag, so only the
     surroundings of such tokens are decoded.
@@ -33,7 +33,7 @@ class TagFinder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tag: str) -> None:
         self._tokenizer, self._tag = tokenizer, tag
         self._reach = len(tag.encode())  # a tag has at most this many tokens
-        # Vocabularies spell non-ASCII characters as bytes, and white space by special signs.
+        # Vocabularies spell non-ASCII characters as bytes, and white space with special characters.
         # Punctuation is rarer than letters.
         marks = sorted((c for c in tag if c.isascii() and not c.isspace()), key=str.isalnum)
         pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
@@ -102,8 +102,8 @@ class ThinkingCounter:
 
 
 def thinking_counters(encoder: PromptEncoder) -> dict[str | None, ThinkingCounter]:
-    """The counter of completions at each level of effort; None: of those without one. Counters of
-    responses that begin alike are the same."""
+    """The counter for completions at each level of effort; None: for those without a level. Levels
+    whose responses begin alike share a counter."""
     encoders = {None: encoder} | encoder.levels
     prefixes = {name: each.response.prefix for name, each in encoders.items()}
     counters = {
