@@ -54,7 +54,7 @@ def score(
         ),
     ] = None,
 ) -> None:
-    """Grade recorded responses; exit code 1 when rows could not be read."""
+    """Grade recorded responses; exit code 1 if rows could not be read."""
     kept = f"{out} has the rows graded so far, and starting again replaces it"
     with if_stopped(kept if out else "nothing was written"), progress("grading") as show:
         summary = tramontane.score(path, out, config, overrides, progress=show)
@@ -76,11 +76,13 @@ def score(
 def audit(
     path: Annotated[Path, typer.Argument(help="A run folder, or a JSONL of rollouts.")],
     out: Annotated[Path | None, typer.Option(help="Folder for audit.md and audit.jsonl.")] = None,
-    rows: Annotated[Path | None, typer.Option(help="Input of `score` that gave PATH.")] = None,
-    sample: Annotated[int, typer.Option(min=0, help="Answers that other verifiers check.")] = 1000,
+    rows: Annotated[Path | None, typer.Option(help="Input of the `score` that wrote PATH.")] = None,
+    sample: Annotated[
+        int, typer.Option(min=0, help="Answers to check with other verifiers.")
+    ] = 1000,
 ) -> None:
-    """Find signs of reward hacking and verifier error in recorded rollouts; exit code 1 when
-    rows could not be read."""
+    """Find signs of reward hacking and verifier error in recorded rollouts; exit code 1 if rows
+    could not be read."""
     with progress("asking other verifiers") as show:
         found = tramontane.audit(path, out, rows=rows, sample=sample, progress=show)
     table = []
@@ -104,7 +106,7 @@ def curate(
         ),
     ],
 ) -> None:
-    """Turn raw problem sets into one to train on; exit code 1 when rows could not be read."""
+    """Turn raw problem sets into one to train on; exit code 1 if rows could not be read."""
     overrides = [s for s in sources if "=" in s and not Path(s).exists()]
     inputs = [s for s in sources if s not in overrides]
     config = inputs.pop(0) if inputs and inputs[0].endswith((".yaml", ".yml")) else None

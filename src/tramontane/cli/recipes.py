@@ -72,7 +72,7 @@ def recipe(
     from tramontane.run.screen import LiveDisplay
 
     if name not in KINDS:
-        raise InputError(f"recipe {name!r}: there are {' and '.join(KINDS)}")
+        raise InputError(f"recipe {name!r}: choose from {', '.join(KINDS)}")
     settings = load_section(KINDS[name], config, overrides)
     if dry_run:
         _print_steps(settings, gpu, model_shape)

@@ -29,21 +29,27 @@ ConfigFile = Annotated[
     Path | None,
     typer.Option(
         help="A YAML with prompts, verifier and generator, such as a training config; by default "
-        "that of the run whose checkpoint the model is."
+        "that of the run that the checkpoint belongs to."
     ),
 ]
 Problems = Annotated[
     int | None,
-    typer.Option(min=1, help="At most; all of a file or dataset, 256 of a source without end."),
+    typer.Option(min=1, help="Maximum; default: all of a finite source, 256 of an endless one."),
 ]
 # Without the options below, a suite's protocol applies, else the config, else the number here.
-Samples = Annotated[int | None, typer.Option(min=1, help="Completions of each problem, else 4.")]
-Temperature = Annotated[float | None, typer.Option(help="A suite's or config's, else 0.7.")]
-TopP = Annotated[float | None, typer.Option(help="A suite's or config's, else 1.")]
-MaxTokens = Annotated[
-    int | None, typer.Option(min=1, help="A suite's, or the config's l_max, else 512.")
+Samples = Annotated[
+    int | None,
+    typer.Option(min=1, help="Completions per problem; default: the suite's or config's, or 4."),
 ]
-Seed = Annotated[int | None, typer.Option(help="The config's, else 0.")]
+Temperature = Annotated[
+    float | None, typer.Option(help="Default: the suite's or config's, or 0.7.")
+]
+TopP = Annotated[float | None, typer.Option(help="Default: the suite's or config's, or 1.")]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(min=1, help="Default: the suite's, or the config's l_max, or 512."),
+]
+Seed = Annotated[int | None, typer.Option(help="Default: the config's, or 0.")]
 Slots = Annotated[int, typer.Option(min=1, help="Completions at once.")]
 Effort = Annotated[
     list[str] | None,

@@ -108,7 +108,7 @@ def run(
     from tramontane.studies.study import StudySet
 
     if chosen is not None and chosen not in get_args(StudySet):
-        raise InputError(f"--set {chosen}: there are {' and '.join(get_args(StudySet))}")
+        raise InputError(f"--set {chosen}: choose from {', '.join(get_args(StudySet))}")
     plans, failed = reproduction.default_plans(out), {}
     if every or budget is not None:
         planned = reproduction.plan_all(out, seeds, budget, cast("StudySet | None", chosen))

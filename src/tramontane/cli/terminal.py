@@ -81,7 +81,8 @@ console = Console()
 CONTINUES = "the same command continues"
 LINE_SECONDS = 30.0  # between progress lines in a log
 # Rounds that an idle thread of GNU's OpenMP spins before it sleeps. By default it spins for
-# milliseconds: of two runs on the same cores each had 4 % of its speed, and with this value 45 %.
+# milliseconds: two runs on the same cores then had 4 % of their speed each, and 45 % with this
+# value.
 SPIN_COUNT = "3000"
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Any config key as key.sub=value.", show_default=False)

@@ -174,7 +174,7 @@ def transplant(
         prefixes[old] = new
     found = run(language_model, parent, out, prefixes)
     say(
-        f"{found.replaced} tensors are the language model's (behind {found.prefix!r}), "
+        f"{found.replaced} tensors are the language model's (under {found.prefix!r}), "
         f"{found.kept} the parent's"
     )
     if found.rounded:

@@ -52,7 +52,7 @@ class RunSettings(Section):
 
 
 class MeasuredOn(Section):
-    """Problems to evaluate models on, with the prompts of the training config."""
+    """Problems on which to evaluate models, with the prompts of the training config."""
 
     suites: tuple[str, ...] = Field(("playground",), min_length=1)
     """Suites (`aime24`), or sources of problems as in `data.eval`."""
@@ -115,7 +115,7 @@ class FineTuning(Section):
 
 
 class Distillation(Section):
-    """On-policy distillation from the teacher, with the training config `rl` in all else."""
+    """On-policy distillation from the teacher, otherwise with the training config `rl`."""
 
     updates: int = Field(12, ge=1)
     """Number of weight updates."""
@@ -136,7 +136,7 @@ class MediumRecipe(Section):
     rl: RunSettings
     """The training config; it must have `stages`."""
     compare: MeasuredOn = Field(default_factory=MeasuredOn)
-    """Problems to compare start and result on."""
+    """Problems on which to compare the starting checkpoint with the result."""
 
 
 class SmallRecipe(Section):
@@ -175,4 +175,4 @@ class SmallRecipe(Section):
     rl_only: bool = True
     """Also train without the fine-tuning, with the same config, for comparison."""
     compare: MeasuredOn = Field(default_factory=MeasuredOn)
-    """Problems to compare all models on."""
+    """Problems on which to compare all models."""

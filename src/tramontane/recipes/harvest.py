@@ -187,8 +187,9 @@ def _copies(
     config: HarvestConfig,
     found: Harvest,
 ) -> dict[int, int]:
-    """Copies of each trace, by its number in the run. With a limit, traces are drawn by systematic
-    sampling over their mean numbers of copies, in a random order."""
+    """Copies of each trace, by its number in the run. With a limit, traces are drawn with weights
+    proportional to their mean numbers of copies. Systematic sampling in a random order rounds
+    these means."""
     pairs = [(trace, problem) for problem, texts in chosen.items() for trace in texts]
     draw = random.Random(f"{config.seed}/copies")
     draw.shuffle(pairs)

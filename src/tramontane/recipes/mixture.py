@@ -82,7 +82,7 @@ def general_pairs(config: GeneralConfig, count: int, seed: int) -> list[Row]:
     """
     if config.train == "playground:":
         if any(part.effort for part in config.playground):
-            raise InputError("general.playground: a recipe's examples ask for no level of effort")
+            raise InputError("general.playground: a recipe's examples cannot have levels of effort")
         chats = [chat for chat, _ in generated_chats(config, seed, count)[:count]]
         if any(len(chat) > 2 for chat in chats):
             raise InputError("general.playground: kinds for tools and games are conversations")

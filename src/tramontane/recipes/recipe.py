@@ -382,9 +382,9 @@ def _means(found: Comparison) -> dict[str, float]:
 
 
 def write_report(out: Path, title: str, found: Comparison, steps: Mapping[str, Facts]) -> None:
-    """Write `report.md` and `report.html`: a table with a column for each model, and a row for each
-    suite's pass@1 and, of several samples whose answers can be equal, majority vote, as in the
-    paper's table 2; and the facts of each step."""
+    """Write `report.md` and `report.html`: a table with a column for each model, and rows for each
+    suite's pass@1 and, with several samples whose answers can be equal, its majority vote, as in
+    the paper's table 2; and the facts of each step."""
     for ending in ("md", "html"):
         text = render(
             f"recipes/report.{ending}.j2",
@@ -397,7 +397,7 @@ def write_report(out: Path, title: str, found: Comparison, steps: Mapping[str, F
 
 
 def _table(found: Comparison) -> list[tuple[str, list[str]]]:
-    """(name of the figure, its text for each model) of each row, in per cent with intervals."""
+    """(name of the figure, its text for each model) of each row, in percent with intervals."""
     rows = []
     for suite, models in found.items():
         results = [model.result for model in models.values()]
