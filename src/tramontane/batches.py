@@ -26,8 +26,8 @@ class BatchSettings:
     temperature: float  # the sampling temperature
     l_max: int  # longest completion allowed, in tokens
     n_minibatch: int  # completions per optimizer step
-    # The objective's section of the config, which a stage may change; None: that of the trainer's
-    # config.
+    # The objective's section of the config, which a stage may change; None: the trainer's own
+    # config has it.
     options: Any = None
     # The same batches give the same bits; False: the trainer's threads share its work as they
     # become free.

@@ -117,10 +117,10 @@ def _attention_error(device: str) -> float:
 
 
 def gpu_findings(build: Build, gpus: Sequence[GpuFacts]) -> list[Finding]:
-    """What is said of the NVIDIA GPUs, as torch sees them, and their driver."""
+    """Findings on the NVIDIA GPUs, as torch sees them, and their driver."""
     if not gpus:
         return [Finding("cuda", "optional", "no device", build.why_no_gpu())]
-    found = [Finding("driver", "ok", build.driver or "not known")]
+    found = [Finding("driver", "ok", build.driver or "unknown")]
     found.append(Finding("kernels", "ok", " ".join(build.kernels)))
     for number, gpu in enumerate(gpus):
         name, lacks = f"cuda:{number}", build.lacks(gpu.capability)

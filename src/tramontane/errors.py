@@ -19,7 +19,7 @@ def reading(file: Path) -> Iterator[None]:
     """
     try:
         yield
-    except InputError:  # which names it
+    except InputError:  # already names it
         raise
     except Exception as error:  # of any library, or from an unexpected value
         raise InputError(

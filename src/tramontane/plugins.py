@@ -46,7 +46,7 @@ def load(entry: EntryPoint) -> Any:
 
 
 def remedy(group: str, name: str) -> str | None:
-    """How to install the package of the clone's `papers/` that has an entry; None if none has."""
+    """How to install the package in the clone's `papers/` that has an entry; None if none has."""
     for project in sorted(_CLONE.glob("papers/*/pyproject.toml")):
         _, _, rest = project.read_text(encoding="utf-8").partition(f'."{group}"]')
         if f"\n{name} = " in rest.partition("\n[")[0]:

@@ -64,7 +64,7 @@ def process_folder() -> Path:
 
 @atexit.register
 def remove_own() -> None:
-    """Delete the folders of this process, if it ends without running exit handlers."""
+    """Delete the folders of this process: at exit, and before an end that skips exit handlers."""
     for (process, _), folder in list(_own.items()):
         if process == os.getpid():
             _remove(folder)
@@ -74,7 +74,7 @@ def _remove_abandoned(temporary: Path) -> None:
     for folder in temporary.glob(f"{PREFIX}*"):
         try:
             held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:  # another process was faster, or another user owns this
+        except OSError:  # another process deleted it first, or another user owns it
             continue
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

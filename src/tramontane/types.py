@@ -22,7 +22,7 @@ Ending = Literal[
     "step_timeout",
     "environment_failed",
     "unparsed_call",
-    "context_full",  # no room for an answer and a token of the model behind it
+    "context_full",  # no room for an answer and another token of the model
 ]
 FAILED: frozenset[Ending] = frozenset({"step_timeout", "environment_failed"})  # unscorable
 
@@ -93,7 +93,7 @@ class Problem:
     Args:
         id: unique within its source.
         domain: name in `verifier.domains`; decides the verifier and the format of responses.
-        problem: the statement that the model reads; of a chat, the last message of the user.
+        problem: the statement that the model reads; for a chat, the user's last message.
         answer: the reference answer (math), LaTeX or plain text without `$`.
         tests: the tests (code), e.g. `{"type": "stdio", "cases": [{"input", "output"}],
             "checker": "tokens"}`.
@@ -184,7 +184,7 @@ class TurnRecord:
     end: int
     sequence: int  # number of the conversation's sequence that holds the turn, from 0
     text: str  # the model's message, without special tokens that end it
-    messages: list[Message] = field(default_factory=list)  # what the environment put in behind it
+    messages: list[Message] = field(default_factory=list)  # what the environment inserted after it
     calls: list[ToolCall] = field(default_factory=list)  # the tool calls of the turn, in order
     reward: float | None = None  # the environment's reward of the turn; None if it gives none
     seconds: float = 0.0  # time of the environment's step
@@ -307,7 +307,7 @@ class Completion(SampledTokens):
             `INSERTED`.
         finish_reason: `stop` (EOS) or `length` (l_max reached).
         text: the decoded response without special tokens. From a generator, the text from
-            `turn_start` on; of a whole conversation, the texts of its turns, with a blank line
+            `turn_start` on; for a whole conversation, the texts of its turns, with a blank line
             between them.
         turn_start: the place in `token_ids` where the last turn begins.
         turns: the turns of a conversation with an environment; empty without one.
@@ -337,7 +337,7 @@ class Completion(SampledTokens):
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of the whole conversation behind its prompts, sampled and inserted."""
+        """Tokens of the whole conversation after its prompts, sampled and inserted."""
         return sum(len(sequence.token_ids) for sequence in self.sequences)
 
 
@@ -388,7 +388,7 @@ class Progress:
     grown: Growth  # the new tokens of unfinished requests
     busy_seconds: float  # time that the generator has worked since it was started
     prefilled_tokens: int = 0  # tokens prefilled for the requests that were admitted
-    parked_tokens: int = 0  # tokens of them that were not, since their keys and values were kept
+    parked_tokens: int = 0  # their tokens that need no prefill: their keys and values were kept
 
 
 class Judgment(NamedTuple):
@@ -423,7 +423,7 @@ class Verdict:
 class TrainedFigures:
     """The trainer's figures of sequences that it trained on, for the records."""
 
-    # float64 array [S]; of a group of conversations, one for each.
+    # float64 array [S]; for a group of conversations, one for each.
     advantages: array[float] = field(default_factory=lambda: array("d"))
     # float32 array [N], sequence after sequence, earlier ones included: log π_θ of each generated
     # token, under the weights before the optimizer step of its minibatch; NaN for a token that was

@@ -169,8 +169,8 @@ def _owned(
             if error.errno not in _NO_LOCKS:
                 raise
             logger.warning(
-                f"{place}: its file system has no locks ({error.strerror}); a second process is "
-                f"only found by {lease.lock_file}"
+                f"{place}: its file system has no locks ({error.strerror}); only "
+                f"{lease.lock_file} can reveal a second process"
             )
         try:
             before = Owner.read(path)

@@ -1,4 +1,4 @@
-"""`tramontane view`: a local page over the folders of runs; see docs/view.md.
+"""`tramontane view`: a local page that shows run folders; see docs/view.md.
 
 `server` runs the page, `app` answers its requests, and the other modules read one kind of data
 each: `runs` configs and logs, `rollouts` and `search` the narrow columns and texts of rollouts,

@@ -21,7 +21,7 @@ def rollout(run: Run, update: int, row: int) -> Row:
     """A completion with its tokens, and the completions of its group.
 
     `tokens_text` is None without a tokenizer; it, `logprobs`, `log_ratios` and `versions` have an
-    entry per token. Of a conversation, each of its `turns` has its own.
+    entry per token. In a conversation, each of its `turns` has its own.
 
     Raises:
         KeyError: no such completion.

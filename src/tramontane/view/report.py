@@ -1,7 +1,7 @@
 """The report of a run: the page of `tramontane view` in one file, `report.html`, with its data.
 
-It answers the page's requests from the file, so it needs neither a server nor a network. Of the
-rollouts, it has a sample: some groups of three updates.
+It answers the page's requests from the file, so it needs neither a server nor a network. It holds
+only a sample of the rollouts: some groups of three updates.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_TOKENS = 4_000  # of an update's completions that are shown with their token
 MAX_COMPLETION = 2_000  # tokens shown of one of them
 MAX_GROUPS = 6  # shown of an update
 MAX_ACTIVITIES = 4_000  # of the timeline; the newest
-POLICY = (  # as the server's, but for what is inside the page
+POLICY = (  # like the server's, except for what is inside the page
     "default-src 'none'; script-src {scripts}; style-src {styles}; img-src data:; "
     "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
@@ -115,8 +115,8 @@ def _completions(run: Run, update: int, rows: list[int]) -> Iterator[tuple[int, 
 def page(found: Row) -> str:
     """The page with its styles, scripts and answers inside.
 
-    Nothing of the answers can end their element, since they contain no `<`, and no script but the
-    page's own may run, by its policy.
+    The answers cannot close their element, since they contain no `<`, and the page's policy lets no
+    script but its own run.
     """
     html = (STATIC / "index.html").read_text("utf-8")
     styles, scripts = list[str](), list[str]()
@@ -151,7 +151,7 @@ def _hashes(texts: list[str]) -> str:
 
 
 def _bundle(name: str, modules: dict[str, str] | None = None) -> str:
-    """A module and those that it imports as one script, each a function of its own.
+    """A module and those that it imports as one script, each in its own function.
 
     Modules inside one page cannot import each other by name.
     """
@@ -174,7 +174,7 @@ def _bundle(name: str, modules: dict[str, str] | None = None) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    """Numbers with six digits, which no chart shows more of; times since the epoch keep theirs."""
+    """Numbers with six digits, since no chart shows more; times since the epoch are unchanged."""
     if isinstance(value, dict):
         return {key: _rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

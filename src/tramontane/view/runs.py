@@ -120,7 +120,7 @@ class Run:
         return found
 
     def findings(self) -> Row:
-        """The findings of `tramontane audit`, those in rollouts with the place of their row."""
+        """The findings of `tramontane audit`; those in rollouts have the place of their row."""
         file = self.path / "audit.jsonl"
         with reading(file):
             rows = [_located(row) for row in read_log(file)]

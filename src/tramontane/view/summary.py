@@ -1,4 +1,4 @@
-"""What a run comes to: results before and after with their intervals, facts, examples, changes."""
+"""A run's summary: results before and after with their intervals, facts, examples, changes."""
 
 from __future__ import annotations
 
@@ -180,8 +180,8 @@ def _tokens_table(results: Results) -> list[Row]:
 
 
 def accuracy_over_tokens(when: str, rows: Sequence[Row]) -> list[Row]:
-    """For each level of effort, the curve of an evaluation: the share of completions that are right
-    within so many tokens; none without levels.
+    """For each level of effort, a curve of an evaluation: by number of tokens, the share of
+    completions that are right and no longer than that; none without levels.
 
     Returns:
         `name` and `points` [(tokens, share)], at most `MAX_POINTS`.

@@ -18,9 +18,9 @@ EVENT = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (.*)$")
 def timeline(run: Path, longest: int = LONGEST) -> Row:
     """The lanes of a run's workers, its events, and what the run did not record.
 
-    Of the activities, the newest `longest` are
-    shown. Times are seconds since the epoch. A lane has `activities` (activity, began, seconds),
-    `versions` (time, version), `losses` (time, reason) and `starts` (times of its processes).
+    Only the newest `longest` activities are shown. Times are seconds since the epoch. A lane has
+    `activities` (activity, began, seconds), `versions` (time, version), `losses` (time, reason) and
+    `starts` (times of its processes).
     """
     lanes: dict[str, Row] = {}
 

@@ -40,8 +40,8 @@ class Tokens:
         return f"no tokenizer.json in a checkpoint of this run, or in the model {self.model}"
 
     def texts(self, token_ids: Sequence[int]) -> list[str] | None:
-        """The text of each token; None without a tokenizer. A character spelt by several tokens is
-        the text of the last, and the texts join to the decoded text.
+        """The text of each token; None without a tokenizer. A character spelled with several tokens
+        is the text of the last. Joined, the texts are the decoded text.
 
         Raises:
             InputError: the tokenizer is damaged.

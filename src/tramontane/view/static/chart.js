@@ -10,7 +10,7 @@ const WHOLE = [0, 1, 2, 3, 4, 5].flatMap((power) => [1, 2, 5].map((n) => n * 10 
 function smoothed(ys, weight) {
   let mean = 0, total = 0;
   return ys.map((y) => {
-    mean = weight * mean + (1 - weight) * y; // with the bias of the first points taken out
+    mean = weight * mean + (1 - weight) * y; // corrected below for the bias of the first points
     total = weight * total + (1 - weight);
     return mean / total;
   });
@@ -74,7 +74,7 @@ export class Chart {
     const data = uPlot.join(tables);
     this.xs = data[0];
     if (!this.bars) return data;
-    // Each stands on those before it, so that the last is drawn first.
+    // Each bar is stacked on those before it, so the last is drawn first.
     for (let i = 2; i < data.length; i++) data[i] = data[i].map((y, at) => (y || 0) + (data[i - 1][at] || 0));
     this.top = Math.max(...data.at(-1));
     return [data[0], ...data.slice(1).reverse()];

@@ -1,4 +1,4 @@
-// The charts of some runs: which there are, and what they show.
+// The charts of some runs: which charts there are, and what they show.
 
 import { clock } from "./dom.js";
 import { Chart } from "./chart.js";
@@ -14,8 +14,8 @@ export function metricsOf(runs) {
     Object.keys(row).filter((name) => typeof row[name] === "number" || name.endsWith("_histogram")))));
 }
 
-// [title, charts] of each section: those of `specs`, and one for each further metric. Of several
-// runs, each metric has a chart of its own, with a line for each run.
+// [title, charts] of each section: those of `specs`, and one for each further metric. With several
+// runs, each metric has its own chart, with a line for each run.
 export function sections(runs, specs) {
   const names = metricsOf(runs);
   const used = new Set(["update", "wall_seconds", ...specs.flatMap(({ charts }) => charts.flatMap((spec) => Object.keys(spec.keys)))]);
@@ -49,7 +49,7 @@ function made(spec, keys, runs) {
   }));
 }
 
-// Give charts what the runs have recorded.
+// Fill charts with what the runs have recorded.
 export function fill(charts, runs, { time = false, smooth = 0 } = {}) {
   const xFormat = time ? (x) => clock(60 * x) : (x) => String(Math.round(x * 100) / 100);
   const view = { smooth, xLabel: time ? "after" : "update", xFormat };
@@ -68,7 +68,7 @@ export function fill(charts, runs, { time = false, smooth = 0 } = {}) {
   }
 }
 
-// What share of all that was counted has each number.
+// For each number, its share of all counts.
 function shares(rows, name) {
   const counts = new Map();
   for (const row of rows) {

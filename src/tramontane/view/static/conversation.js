@@ -1,4 +1,4 @@
-// A conversation: what the model wrote in each turn, its calls, and what it was answered.
+// A conversation: what the model wrote in each turn, its calls, and the answers to it.
 
 import { h, clock, number } from "./dom.js";
 import { tokens } from "./shading.js";

@@ -26,7 +26,7 @@ export async function show(main, theValues, thePage) {
           updates.map((u) => h("option", { value: u, selected: u === update }, u)))),
         step(1)),
       h("p", { class: "count" }, found.left_out ? `${found.groups.length} of ${found.groups.length + found.left_out} groups: ` : "", `${kept.length} groups trained on, ${found.groups.length - kept.length} filtered`)),
-    notice(found.missing.map((name) => `${name} (shown is the reward less the group’s mean)`)),
+    notice(found.missing.map((name) => `${name} (shown instead: the reward minus the group’s mean)`)),
     found.groups.length ? h("div", { class: "cards" }, found.groups.map(card))
       : h("p", { class: "empty" }, "No rollouts are recorded for this update."));
 }

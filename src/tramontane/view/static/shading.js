@@ -48,7 +48,7 @@ export function legend(kind, data) {
     : h("div", { class: "scale" }, data.filtered ? "This completion was filtered: the trainer never saw it." : "The ratio was not recorded by this run.");
   if (kind === "advantage") return h("div", { class: "scale" }, available(kind, data)
     ? `All its tokens have the advantage ${signed(data.advantage)}.` : data.filtered ? "This completion was filtered, so it has no advantage."
-      : `The advantage was not recorded by this run; shown is the reward less the mean of its group, ${signed(data.centered)}.`);
+      : `The advantage was not recorded by this run; shown instead: the reward minus its group’s mean, ${signed(data.centered)}.`);
   if (kind === "version") {
     const order = [...new Set(data.versions)].sort((a, b) => a - b);
     return h("div", { class: "scale" }, "sampled by the weights of version ", order.map((v, n) => [h("i", { "data-v": n % 6 }), `${UNSAMPLED[v] || v} `]));

@@ -1,4 +1,4 @@
-// What a run comes to: results before and after, how it learned, examples, what changed.
+// A run's summary: results before and after, how it learned, examples, what changed.
 
 import { h, replace, badge, number } from "./dom.js";
 import { get, holds, measured } from "./api.js";

@@ -5,7 +5,7 @@ import { get, isReport } from "./api.js";
 
 export const SHORTCUTS = [["+ −", "zoom in, zoom out"], ["← →", "earlier, later"], ["0", "the whole run"]];
 const POLL = 3000; // milliseconds
-const GENERATES = "generates"; // what a living generator does while it does not wait
+const GENERATES = "generates"; // what a running generator does when it does not wait
 const KINDS = [["step", "trains"], [GENERATES, "generates"], ["wait for a batch", "waits for a batch"], ["wait for the generators", "waits for the generators"],
   ["wait for the record", "waits for the record"], ["wait for requests", "waits for requests"], ["evaluation", "evaluates"], ["checkpoint", "writes a checkpoint"]];
 const WAITED_FOR = { "wait for a batch": "generators and verifiers", "wait for the generators": "generators, to take weights",
