@@ -20,7 +20,7 @@ from tramontane.data.playground import (
     Style,
     examples,
     problems,
-    sample_trace,
+    sample_style,
     split_of,
     trace,
 )
@@ -272,7 +272,7 @@ def test_the_steps_after_a_slip_are_consistent():
 
 def test_styles_are_drawn_with_the_mixture_s_frequencies():
     rng = Random(0)
-    drawn = [sample_trace(p, rng, MixtureConfig())[1] for p in POOL * 50]
+    drawn = [sample_style(p, rng, MixtureConfig()) for p in POOL * 50]
     share = lambda test: sum(map(test, drawn)) / len(drawn)  # noqa: E731
     assert share(lambda s: s.manner == "work") == pytest.approx(0.35, abs=0.03)
     assert share(lambda s: s.manner == "guess") == pytest.approx(0.57, abs=0.03)

@@ -9,4 +9,4 @@ reinforcement learning has something to improve.
 from .conversations import conversation, examples
 from .generate import KINDS, problems, split_of
 from .language import LANGUAGES
-from .traces import Style, drills, sample_style, sample_trace, trace
+from .traces import Style, drills, sample_style, trace

@@ -188,12 +188,6 @@ def _sample_switch(problem: Problem, rng: Random, mixture: MixtureConfig) -> str
     return pick(rng, [code for code in LANGUAGES if code not in ("en", problem.language)])
 
 
-def sample_trace(problem: Problem, rng: Random, mixture: MixtureConfig) -> tuple[str, Style]:
-    """A trace of a style drawn from the mixture, and that style."""
-    style = sample_style(problem, rng, mixture)
-    return trace(problem, rng, style), style
-
-
 def drills(
     seed: int, count: int, levels: tuple[int, int], equations: int
 ) -> Iterator[tuple[str, str]]:
