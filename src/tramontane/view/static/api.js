@@ -13,7 +13,7 @@ function place(path, params) {
 export const holds = (path, params = {}) => !isReport || place(path, params) in answers;
 
 // A file of a run is damaged; the message names it.
-export class Damaged extends Error {}
+class Damaged extends Error {}
 
 export async function get(path, params = {}, signal = undefined) {
   if (isReport) {

@@ -6,7 +6,7 @@ import { Chart } from "./chart.js";
 const COLORS = ["var(--run0)", "var(--run1)", "var(--run2)", "var(--run3)", "var(--run4)", "var(--run5)"];
 const HELD_OUT = "held_out";
 
-export const rowsOf = (run) => [...run.tail.rows.values()].sort((a, b) => a.update - b.update);
+const rowsOf = (run) => [...run.tail.rows.values()].sort((a, b) => a.update - b.update);
 
 // Names of the metrics that at least one update has.
 export function metricsOf(runs) {

@@ -17,7 +17,7 @@ function strength(kind, data, i) {
   return 0;
 }
 
-export function available(kind, data) {
+function available(kind, data) {
   if (kind === "ratio") return data.log_ratios !== null && data.log_ratios !== undefined;
   if (kind === "advantage") return data.advantage !== null && data.advantage !== undefined;
   return true;
