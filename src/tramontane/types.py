@@ -205,7 +205,7 @@ class SampledTokens:
 
 @dataclass
 class EarlierSequence(SampledTokens):
-    """An earlier sequence of a forked conversation, whose tokens are a prefix of no later one."""
+    """An earlier sequence of a forked conversation; its tokens are not a prefix of a later one."""
 
     prompt_ids: list[int]
     token_ids: array[int]

@@ -174,8 +174,7 @@ class CurateConfig(Section):
     """A curation, as `tramontane curate` reads it; see docs/curation.md."""
 
     inputs: tuple[str, ...] = ()
-    """Sources: files (.jsonl, .jsonl.gz, .parquet) or Hugging Face datasets (`NAME` or
-    `NAME#SUBSET`)."""
+    """Sources: files (JSON, CSV or Parquet) or Hugging Face datasets (`NAME` or `NAME#SUBSET`)."""
     out: str | None = None
     """Folder of the result."""
     fields: dict[str, str] = Field(default_factory=dict)
