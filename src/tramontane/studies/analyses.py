@@ -61,7 +61,7 @@ def study_curve(
     """
     for key, value, known in (("over", over, COMPUTES), ("of", of, PERFORMANCES)):
         if value not in known:
-            raise InputError(f"{key} is {value!r}; there are {', '.join(known)}")
+            raise InputError(f"{key} is {value!r}; choose from {', '.join(known)}")
     points: dict[str, list[Series]] = {}
     fits = {}
     for path in runs:
@@ -126,7 +126,9 @@ def _until(series: Series, until: float | None, label: str) -> Series:
         return series
     kept = series.x <= until
     if kept.sum() < LEAST_POINTS:
-        raise InputError(f"{label}: {kept.sum()} points up to {until:g}; a curve takes 5")
+        raise InputError(
+            f"{label}: {kept.sum()} points up to {until:g}; a curve takes {LEAST_POINTS}"
+        )
     return Series(series.x[kept], series.y[kept])
 
 

@@ -97,7 +97,7 @@ def interval(
     once, and the standard error of these estimates takes Student's t with one degree of freedom
     less than there are runs.
 
-    Runs of one recipe differ by more than the noise within them, so the unit is the run. Of a
+    Runs of one recipe differ by more than the noise within them, so the unit is the run. For a
     single run it is one of `PARTS` consecutive parts, since neighboring points are alike.
 
     Args:
@@ -203,7 +203,7 @@ def compute_series(
 def fit_curve(series: Sequence[Series], start: float | None = None) -> CurveFit:
     """Fit one curve to a run or to several runs of one recipe.
 
-    The interval of the asymptote is that of `interval`. It goes up to the ceiling if a curve
+    The interval of the asymptote is that of `interval`. It extends to the ceiling if a curve
     that ends there fits the points about as well (F test): parts of a curve that has hardly begun
     to rise may agree by chance.
 

@@ -92,7 +92,7 @@ def study_landscape(
 
     Raises:
         InputError: too few checkpoints, fewer than three points, an empty range, an invalid
-            option, or a landscape of other checkpoints or with different settings in `out`.
+            option, or a landscape of different checkpoints or settings in `out`.
     """
     run = Path(run)
     folder = Path(out) if out else run / "landscape"

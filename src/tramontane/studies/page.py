@@ -102,9 +102,10 @@ def extended(earlier: Result, plan: Plan, later: Result) -> Result:
 
 
 def recorded_result(study: Study, file: Path) -> Result | None:
-    """The result that was written to a file as `plain` gives it, by the study's claims of today.
+    """The result that `write_data` wrote to a file, judged by the study's current claims.
 
-    None without the file, or if its arms or their config had other keys, or a measure is missing.
+    None without the file, or if its arms or their config had different keys, or a measure is
+    missing.
     """
     if not file.is_file():
         return None
@@ -199,8 +200,8 @@ def _markdown(study: Study, result: Result) -> str:
 
 def size_of(study: Study, result: Result) -> str:
     """`3 seeds of 12 to 48 updates for each arm; runs of 20 minutes in all`, and the share of the
-    budget if it is not the study's own. The log has a line for each update; those of anything else
-    (`over`) may stand for any number of it, so that they are not counted."""
+    budget if it is not the study's own. The log has a line for each update. With a different
+    `over`, a line may stand for any number of steps, so lines are not counted."""
     low, high = result.lines if study.over == "update" else (0, 0)
     lines = f" of {low if low == high else f'{low} to {high}'} updates" if high else ""
     seeds = f"{result.seeds} seed{'s' if result.seeds != 1 else ''}"

@@ -50,7 +50,7 @@ def trajectory(run: Path) -> dict[int, Path]:
     no cold start followed.
 
     Raises:
-        InputError: not a run, too few checkpoints, or other tensors in one of them.
+        InputError: not a run, too few checkpoints, or different tensors in one of them.
     """
     RunFolder(run).check_begun()
     found = {
@@ -77,7 +77,7 @@ def trajectory(run: Path) -> dict[int, Path]:
 
 def files_of(folder: Path) -> list[list[int]]:
     """[bytes, time of the last change in ns] of each of a checkpoint's weight files: a run that is
-    trained anew in the same folder has other ones."""
+    repeated in the same folder has different ones."""
     stats = [file.stat() for file in sorted(folder.glob("*.safetensors"))]
     return [[found.st_size, found.st_mtime_ns] for found in stats]
 

@@ -106,7 +106,7 @@ def supervised(output: Path, settings: dict[str, Any]) -> Path:
 
 
 def distillation(teacher: Path, of_code: Path | None = None) -> dict[str, Any]:
-    """The config keys that make a run distillation; `of_code`: another teacher for programs."""
+    """The config keys that make a run distillation; `of_code`: a separate teacher for programs."""
     domains = {"code": str(of_code)} if of_code else {}
     return {
         "teacher": {"model": str(teacher), "domains": domains},
@@ -118,8 +118,8 @@ def distillation(teacher: Path, of_code: Path | None = None) -> dict[str, Any]:
 def curated(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
     """Training on problems selected by one or two difficulty passes.
 
-    The first pass measures the problems by the tiny base. The second measures all of them again, by
-    a model trained on the result of the first.
+    The first pass measures the problems with the tiny base. The second measures all of them again,
+    with a model trained on the result of the first.
 
     Args:
         keys: `passes` (0, 1 or 2), `pool` (number of problems), `levels` of the problems, `samples`
@@ -167,8 +167,8 @@ def curated(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
 
 
 def _recovered(folder: Path, train: Path) -> float:
-    """Share of the problems that the first pass never solved which are trained on; NaN if it solved
-    all."""
+    """Of the problems that the first pass never solved, the share that is trained on; NaN if it
+    solved all."""
     decisions = read_rows(str(folder / "pass_1/decisions.jsonl"))
     unsolved = {row["id"] for _, row in decisions if row["reason"] == "unsolved"}
     kept = {row["id"] for _, row in read_rows(str(train))}

@@ -1,8 +1,8 @@
 """What was settled before a study's runs, and the seals of their figures.
 
 A claim's registration is a hash of everything that decides it: its arms' keys, the config that they
-change, measure, expectation, margin, and the looks. It is written before the first run. A claim
-that has another one when it is judged was changed after its data could be seen.
+change, measure, expectation, margin, and the looks. It is written before the first run. If it is
+different when the claim is judged, the claim was changed after its data could be seen.
 
 A run's seal is a hash of its arm's keys, its seed and its figures, so that figures which are edited
 or moved to another arm no longer match.
@@ -68,7 +68,7 @@ def seals(study: Study, values: Values, seeds: int) -> dict[str, list[str]]:
 
 
 def rule_of(claim: Mapping[str, Any]) -> str:
-    """What a claim says, but for its wording: the same text for the same rule."""
+    """What a claim says, apart from its wording: the same text for the same rule."""
     return json.dumps({key: claim[key] for key in sorted(claim) if key != "text"})
 
 
@@ -117,7 +117,7 @@ def faults(study: Study, data: Mapping[str, Any]) -> list[str]:
 
 
 def _keys(study: Study, arm: str) -> list[Any]:
-    """Everything that determines an arm's runs, but for the config that it changes and the seed."""
+    """Everything that determines an arm's runs, except the config that it changes and the seed."""
     return [study.base, study.arms[arm], study.trajectories, function_name(study.runner)]
 
 

@@ -204,7 +204,7 @@ def verified(name: str, page: Path) -> tuple[Result, list[str]]:
     """A study's result as its recorded data give it today, and what is wrong with them.
 
     Raises:
-        InputError: no data of the study beside the page, or other arms than today's.
+        InputError: no data of the study beside the page, or its arms have changed since.
     """
     study, file = load_study(name), page.with_suffix("") / f"{name}.json"
     result = recorded_result(study, file)
@@ -221,7 +221,7 @@ def verified(name: str, page: Path) -> tuple[Result, list[str]]:
         if verdict.outcome != outcome:
             wrong.append(
                 f"claim {claim.text.strip()!r}: its data say {verdict.outcome!r}, the file "
-                f"{outcome!r}; write the page anew (--report)"
+                f"{outcome!r}; rewrite the page (--report)"
             )
     return result, wrong
 
@@ -276,7 +276,7 @@ def _published(name: str, plan: Plan, data: Path) -> Result | None:
     file = data / f"{name}.json"
     result = recorded_result(plan.study, file)
     if result and (wrong := edited(plan.study, json.loads(file.read_text("utf-8")))):
-        raise InputError(f"{file}: {wrong[0]}")  # to write it anew would seal the edited figures
+        raise InputError(f"{file}: {wrong[0]}")  # rewriting it would seal the edited figures
     runs = finished_runs(plan)
     made = judge_runs(plan, runs) if any(runs.values()) else None
     if made and plan.first:

@@ -62,7 +62,7 @@ class Study(Section):
     """The paper's statement, with its figures and section."""
     set: StudySet = "magistral"
     """The study's set: the paper that this project implements, its sibling papers, or studies on a
-    checkpoint that is fetched first, which `--all` leaves out."""
+    checkpoint that is fetched first, which `--all` skips."""
     base: dict[str, Any] = Field(default_factory=dict)
     """Keys of the base config that all arms change, as `key.sub: value`."""
     arms: dict[str, dict[str, Any]]
@@ -109,7 +109,7 @@ class Study(Section):
         for name in self.also:
             if self.runner or name not in MEASURES:
                 raise key_error(
-                    f"{name!r} is not a measure of a run; there are {', '.join(MEASURES)}", "also"
+                    f"{name!r} is not a measure of a run; choose from {', '.join(MEASURES)}", "also"
                 )
         if self.runner and self.trajectories:
             raise key_error("trajectories belong to a study without a runner", "trajectories")
@@ -125,12 +125,12 @@ class Study(Section):
                 name = getattr(claim, key)
                 if isinstance(name, str) and name not in self.arms:
                     raise key_error(
-                        f"{name!r} is not an arm of the study; there are {', '.join(self.arms)}",
+                        f"{name!r} is not an arm of the study; choose from {', '.join(self.arms)}",
                         f"claims.{i}.{key}",
                     )
             if claim.measure not in (known := self.measures or MEASURES):
                 near = nearest(claim.measure, known)
-                hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
+                hint = f"did you mean {near!r}?" if near else f"choose from {', '.join(known)}"
                 raise key_error(
                     f"{claim.measure!r} is not a measure of a run; {hint}", f"claims.{i}.measure"
                 )
@@ -171,7 +171,7 @@ def _own() -> list[str]:
 
 
 def names_in(*sets: StudySet) -> list[str]:
-    """Names of the studies of some sets, one after the other; of all without one."""
+    """Names of the studies of some sets, one set after the other; without one, of all sets."""
     sets = sets or get_args(StudySet)
     return [name for group in sets for name in names() if load_study(name).set == group]
 
@@ -199,7 +199,7 @@ def load_study(name: str) -> Study:
     if name not in _own():
         if (entry := plugins.offered(plugins.STUDIES).get(name)) is None:
             near = nearest(name, names())
-            hint = f"did you mean {near!r}?" if near else f"there are {', '.join(names())}"
+            hint = f"did you mean {near!r}?" if near else f"choose from {', '.join(names())}"
             other = f"study {name!r}: no such study; {hint}, or give the path of a .yaml file"
             raise InputError(plugins.remedy(plugins.STUDIES, name) or other)
         folder = resources.files(plugins.load(entry))

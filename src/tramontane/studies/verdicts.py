@@ -31,8 +31,8 @@ class ClaimVerdict:
 
     Args:
         outcome: `holds`, `does not hold` or `undecided`, by the interval and the estimate; `no
-            room` if the arm compared with is closer to the measure's bound than the margin, so that
-            the claim could not show; `changed` if the claim is not the one that its runs were made
+            room` if the arm compared with is closer to the measure's bound than the margin, so the
+            claim could not be shown; `changed` if the claim is not the one that its runs were made
             for.
         difference: mean over seeds of `arm` less that of `against`, or less the number; NaN if no
             seed has both.
@@ -82,7 +82,7 @@ def look(seeds: int) -> int:
 
 
 def error_of(seeds: int) -> float:
-    """The error that the look at a number of seeds spends, before the first look that of it."""
+    """The error that the look at a number of seeds spends; before the first look, that look's."""
     return LOOKS.get(seeds, LOOKS[min(LOOKS)])
 
 
@@ -167,7 +167,7 @@ def seeds_needed(verdict: ClaimVerdict, claim: Claim) -> float:
 
 
 def _error(runs: np.ndarray) -> float:
-    """Standard error of the mean; infinite of a single figure."""
+    """Standard error of the mean; infinite for a single figure."""
     return float(runs.std(ddof=1)) / math.sqrt(len(runs)) if len(runs) > 1 else math.inf
 
 
