@@ -52,7 +52,7 @@ class Agent(Protocol):
             examples: worked examples for a judge.
 
         Raises:
-            InputError: the model refused all calls before.
+            InputError: the model has refused all earlier calls.
         """
 
     def poll(self, seconds: float) -> list[tuple[int, Reply]]:
@@ -147,7 +147,7 @@ class RemoteAgent:
         """See `Agent`.
 
         Raises:
-            InputError: the server refused all requests before.
+            InputError: the server has refused all earlier requests.
         """
         prompt = Prompt(key, self.wording.prompt(call, examples))
         self._calls[self._endpoint.ask(prompt)] = ticket

@@ -200,7 +200,7 @@ class OversightConfig(Section):
     def _check_model(self, model: str, key: str) -> None:
         if model not in self.models:
             near = nearest(model, self.models)
-            hint = f"did you mean {near!r}?" if near else f"there are {list(self.models)}"
+            hint = f"did you mean {near!r}?" if near else f"choose from {', '.join(self.models)}"
             raise key_error(f"no model {model!r} in `models`; {hint}", key)
 
 

@@ -53,7 +53,7 @@ def source_of(config: QuestionsConfig) -> str:
 
 def _read(config: QuestionsConfig) -> list[Question]:
     name = config.source.partition("@")[0]
-    # A misspelt known name would query the hub for half a minute.
+    # A misspelled known name would query the hub for half a minute.
     path = Path(name)
     bare = name not in CATALOG and path.name == name and not path.suffix and not path.exists()
     if bare and (near := nearest(name, [GENERATED, *CATALOG])):
@@ -64,7 +64,7 @@ def _read(config: QuestionsConfig) -> list[Question]:
     layout = config.layout or known.layout
     if layout not in LAYOUTS:
         near = nearest(layout, LAYOUTS)
-        hint = f"did you mean {near!r}?" if near else f"there are {', '.join(LAYOUTS)}"
+        hint = f"did you mean {near!r}?" if near else f"choose from {', '.join(LAYOUTS)}"
         raise InputError(f"questions.layout: no layout {layout!r}; {hint}")
     questions: dict[str, Question] = {}
     for place, row in read_rows(source_of(config), known.split):

@@ -153,7 +153,7 @@ def _pairs(text: str, tags: list[re.Match[str]]) -> list[re.Match[str]]:
 
 
 def _cleaned(text: str, *, quotes: bool) -> str:
-    """The text without marks, but for the tags of its `quotes`.
+    """The text without marks, except the tags of its `quotes`.
 
     Repeated, since the remaining text may form another mark.
     """

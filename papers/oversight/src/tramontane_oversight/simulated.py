@@ -96,6 +96,6 @@ def _letter(call: Call, accuracy: float, rng: Random) -> str:
     if right is None:
         raise InputError(
             f"question {call.question.id!r}: simulated agents need the right answer, which is "
-            f"unknown; take models"
+            f"unknown; use models instead"
         )
     return f"Answer: {LETTERS[right if rng.random() < accuracy else 1 - right]}"

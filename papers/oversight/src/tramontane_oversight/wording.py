@@ -123,7 +123,7 @@ def load_wording(name: str) -> Wording:
     raw = read_settings(Path(str(source)))
     try:
         wording = Wording.model_validate(raw)
-        for task in get_args(Task):  # with all that fills in a template
+        for task in get_args(Task):  # with everything that a template may show
             wording.prompt(replace(_FULL_CALL, task=task), [_EXAMPLE])
     except ValidationError as error:
         faults = "; ".join(f"{e['loc'][0]}: {e['msg']}" for e in error.errors())
@@ -131,6 +131,7 @@ def load_wording(name: str) -> Wording:
     except (LookupError, AttributeError, TypeError, ValueError) as error:
         raise InputError(
             f"wording {name!r}: a template with an unknown slot ({error}); "
-            f"oversight/wordings/default.yaml has the slots of each, and a brace itself is doubled"
+            f"tramontane_oversight/wordings/default.yaml has the slots of each; double a literal "
+            f"brace"
         ) from None
     return wording

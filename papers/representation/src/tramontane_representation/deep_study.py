@@ -79,7 +79,7 @@ class DeepSettings(Section):
         for label in self.tasks:
             if not TASK_LABEL.fullmatch(label):
                 raise key_error(
-                    f"{label!r} cannot name a task and its file; take another name, of letters, "
+                    f"{label!r} cannot name a task and its file; choose a name of letters, "
                     "digits, _ and -",
                     "tasks",
                 )

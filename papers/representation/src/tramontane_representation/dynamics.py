@@ -31,7 +31,7 @@ def draw_dynamics(
     - `involutions`: a random convex combination of three random involutions (permutations that are
       their own inverse), so that each action has few successors.
     - `commuting`: one random orthonormal eigenbasis for all actions, with eigenvalues uniform in
-      [-1, 1]. Not stochastic, but all maximisers are known exactly.
+      [-1, 1]. Not stochastic, but all maximizers are known exactly.
     - `gaussian`: symmetric Gaussian entries (spectral radius near 1). Not stochastic.
 
     Raises:

@@ -69,7 +69,7 @@ class Solution:
 def solutions(
     encoder: PromptEncoder, split: Split, seed: int, *, levels: tuple[int, int], p: float
 ) -> Iterator[Solution]:
-    """Solutions by the behavior policy of English problems, without end.
+    """An endless stream of the behavior policy's solutions to English problems.
 
     Args:
         encoder: makes prompts, and has the tokenizer.
@@ -119,7 +119,7 @@ def step_ends(text: str, steps: list[Step]) -> list[int]:
 
 
 def take_tokens(stream: Iterator[Solution], tokens: int) -> list[Solution]:
-    """The next solutions, as many as reach `tokens` tokens with their prompts."""
+    """The next solutions, until they have at least `tokens` tokens with their prompts."""
     taken: list[Solution] = []
     used = 0
     while used < tokens:

@@ -111,7 +111,7 @@ def _fine_tune(
 
 
 def probe_latents(model: Any, unseen: list[Solution], p: float, seed: int) -> dict[str, float]:
-    """R² of linear probes of V, Q and advantage, beyond what the number of steps tells.
+    """R² of linear probes of V, Q and advantage, beyond what the number of steps explains.
 
     V is fitted from the latent of a state. Q and the advantage are fitted from the latent of a
     state, the vector of the action and products of both, without the state after the action, since

@@ -2,10 +2,10 @@
 and how well the result fits the dynamics and value functions.
 
 A representation Φ is `[draws, states, width]`; `dynamics` is `[draws, actions, states, states]`,
-symmetric (`representation.dynamics`). States and actions are uniform. All functions work on all
+symmetric (module `dynamics`). States and actions are uniform. All functions work on all
 draws at once. Source: arXiv 2406.02035.
 
-BYOL-AC predicts Φᵀy from Φᵀx by one matrix P_a for each action, BYOL-Π by one matrix P for all of
+BYOL-AC predicts Φᵀy from Φᵀx with a matrix P_a for each action, BYOL-Π with one matrix P for all of
 them. BYOL-Π is therefore BYOL-AC on dynamics with the single action T = mean T_a, and BYOL-VAR is
 the difference AC − Π of the two.
 """

@@ -154,7 +154,7 @@ def limits(
 def best_start(method: Method, dynamics: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """The end with the highest objective of the method, for each draw: [draws, states, width].
 
-    A trace objective has local maxima, at other spans of eigenvectors than the named ones.
+    A trace objective has local maxima, at spans of eigenvectors other than the named ones.
 
     Args:
         method: the objective.

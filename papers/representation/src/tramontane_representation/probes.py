@@ -67,7 +67,7 @@ def probe(features: np.ndarray, targets: Targets, seed: int = 0) -> dict[str, fl
 def held_out_r2(features: np.ndarray, targets: np.ndarray, fitted: np.ndarray) -> float:
     """R² of ridge regression on the states that were not fitted.
 
-    A feature that is constant in the fitted states up to rounding (`LEAST_DEVIATION`) is left out.
+    A feature that is constant in the fitted states up to rounding (`LEAST_DEVIATION`) is excluded.
     Scaled up to unit variance, it would move the prediction at a held-out state by any amount.
 
     Args:
@@ -86,7 +86,7 @@ def held_out_r2(features: np.ndarray, targets: np.ndarray, fitted: np.ndarray) -
 
 
 def residual(x: np.ndarray, cells: np.ndarray, fitted: np.ndarray) -> np.ndarray:
-    """What is left of x when its fitted mean in each cell is subtracted: [N, width].
+    """x minus its fitted mean in each cell: [N, width].
 
     R² between residuals is that of a probe beyond a table of the cells.
 
@@ -121,7 +121,7 @@ def _components(x: np.ndarray, fitted: np.ndarray) -> np.ndarray:
 
 
 def _ridge(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Ridge regression by the penalty of `RIDGES` with the least leave-one-out error."""
+    """Ridge regression with the penalty of `RIDGES` that has the least leave-one-out error."""
     u, singular, v = np.linalg.svd(x, full_matrices=False)
     projected = u.T @ y
     found: list[tuple[float, np.ndarray]] = []

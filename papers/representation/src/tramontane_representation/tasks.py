@@ -19,7 +19,7 @@ from tramontane.errors import InputError
 from tramontane_representation.probes import Targets
 
 LEAST_STATES = 100  # of a task, for a probe
-VISITS = 20  # of the uniform policy, for each state that is asked for
+VISITS = 20  # of the uniform policy, for each requested state
 WAVES = 256  # of a random reward
 SIZES = (len(OBJECT_TO_IDX), len(COLOR_TO_IDX), max(len(STATE_TO_IDX), 4))  # 4: directions
 ONE_HOT = tuple(np.eye(n, dtype=np.float32) for n in SIZES)
@@ -31,9 +31,9 @@ class Task(Section):
     name: str
     """Gymnasium's name."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Arguments that `gymnasium.make` hands to the task; a list arrives as a tuple."""
+    """Arguments that `gymnasium.make` passes to the task; a list arrives as a tuple."""
     actions: tuple[int, ...] = ()
-    """The actions that the agent has; all of the task's, unless some are named."""
+    """The agent's actions; by default, all of the task's."""
     repeat: int = Field(1, ge=1)
     """Steps of the task for which an action is repeated."""
     frequency: float = Field(1.0, gt=0)

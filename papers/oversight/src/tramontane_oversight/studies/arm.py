@@ -27,7 +27,7 @@ SFT: dict[str, Any] = {
     "checkpoint_every": 100,
 }
 SHARED_SECONDS = 24 * 3600.0  # time limit for the run that trains the shared model
-# Keys behind the model.
+# Keys that determine the model.
 TAUGHT = ("extractive", "lessons", "drills", "drill_steps", "lesson_steps", "wording")
 
 
