@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-LETTERS = "AB"  # the labels of the two answers, first shown first
+LETTERS = "AB"  # the labels of the two answers, in the order shown
 Role = Literal["judge", "agent", "opponent", "preference"]
 Task = Literal["answer", "argue", "ask", "judge", "prefer"]
 
@@ -145,13 +145,6 @@ class Transcript:
     def won(self) -> bool | None:
         """True if the judge chose the agent's side; None without an agent."""
         return None if self.side is None else self.verdict == self.side
-
-    @property
-    def probability_right(self) -> float | None:
-        """The judge's probability of the right answer."""
-        if self.probability is None or self.question.right is None:
-            return None
-        return self.probability if self.question.right == 0 else 1 - self.probability
 
     def to_dict(self) -> dict[str, Any]:
         """The transcript in JSON types."""
