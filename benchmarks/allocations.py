@@ -1,4 +1,4 @@
-"""Accounting of the memory that a process has in use, from malloc's own books."""
+"""The memory that a process has in use, from malloc's own accounting."""
 
 import ctypes
 import gc

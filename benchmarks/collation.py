@@ -14,9 +14,8 @@ Lengths are uniform from 1 to 5 times the shortest; lognormal, with the longest 
 the lengths of completions by the tiny base, at most 512 tokens. `padding` is the share of padding
 in the batches of the first two. For collation, it is the unfilled share of the budgets, as the
 paper counts; packed rows do not compute unfilled places, so `computed` counts real tokens only.
-Seconds are of forward and backward of all microbatches in the machine's number type, of one
-thread's CPU time (of the clock on a GPU); the three take turns. Writes collation.json next to this
-file.
+Seconds are one thread's CPU time (wall time on a GPU) for forward and backward of all microbatches,
+in the machine's number type; the three take turns. Writes collation.json next to this file.
 
 The paper says that its collation lowers padding by 19 %, but names neither its baseline nor its
 lengths. Here the promise is that collation has at least 19 % less padding than `unsorted` for each

@@ -6,19 +6,19 @@ The controller is real: pipeline, ledger, pool of generators, staleness bound, p
 and the recorder with its rollouts, metrics and checkpoints. So are its messages, which are pickled
 and unpickled as on their way to and from another process. Generators, verifiers and the trainer are
 clocks: a generator adds a token to each of its `--live` sequences every `--step` seconds, and the
-trainer takes `--train` of the time that the generators take for a batch. The groups of the start
-have an age, as if the run had begun long before.
+trainer takes `--train` of the time that the generators take for a batch. The initial groups have
+an age, as if the run had begun long before.
 
 The event loop runs in virtual time: where it would sleep, its clock jumps to the next event. So any
 number of generators runs on one core, and the CPU seconds of the controller for each virtual second
-are its load in cores. The work of the simulated workers is measured and left out. `stall` is the
+are its load in cores. The work of the simulated workers is measured and excluded. `stall` is the
 CPU time of the longest pass of the loop over the callbacks that are due, in milliseconds; what
 threads do meanwhile counts as CPU of the controller, and `python -m benchmarks.recording` measures
-by how much they hold up the loop. `memory` is that of the whole process at its highest, in MiB,
-with its libraries and the simulated workers' copies of their requests.
+by how much they hold up the loop. `memory` is the peak of the whole process, in MiB, with its
+libraries and the simulated workers' copies of their requests.
 
 `--thin N` makes every completion N times shorter and every step N times longer: the same groups and
-messages, with an Nth of the tokens, where the memory of this machine does not hold all of them.
+messages, with an Nth of the tokens, for when all of them do not fit into this machine's memory.
 
 Prints a table, writes controller.json next to this file, and exits with 1 if a promise is broken.
 """
@@ -390,7 +390,7 @@ class World:
         self.length = lambda seed: lengths(random.Random(seed))
 
     def age(self, group: int) -> int:
-        """Tokens that the sequences of a group have before the start, which are left out."""
+        """Tokens that the sequences of a group have before the start, which are not sampled."""
         return random.Random(group).randrange(self._oldest) if group < self._first else 0
 
 
@@ -419,7 +419,7 @@ def config_of(args: argparse.Namespace, generators: int, folder: Path) -> Any:
 
 
 async def measure(args: argparse.Namespace, generators: int, folder: Path) -> dict[str, float]:
-    """The figures of `args.seconds` virtual seconds, after as many that fill the generators."""
+    """The figures of `args.seconds` virtual seconds, after `args.warm_up` of warm-up."""
     from tramontane.controller.generators import GeneratorPool
     from tramontane.controller.ledger import Ledger
     from tramontane.controller.pipeline import Pipeline, Workers
@@ -507,7 +507,7 @@ async def until(seconds: float, running: asyncio.Task[None]) -> None:
 
 
 def resident() -> int:
-    """Memory of this process at its highest, in bytes."""
+    """Peak memory of this process, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 

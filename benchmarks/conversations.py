@@ -12,7 +12,8 @@ range over windows, `--warm-up` seconds after all have begun.
 
 Then a generator of 1.8 M parameters samples `--turns` turns of `--tokens` tokens of `--parked`
 conversations, `--repeats` times with the keys and values of those that wait parked, and as often
-prefilled again, in turns. A tool's answer of 60 tokens comes 40 decode steps after the turn.
+with all tokens prefilled again; the two take turns. A tool's answer of 60 tokens comes 40 decode
+steps after the turn.
 
 Prints lines, writes conversations.json next to this file, and exits with 1 if a promise is broken.
 """

@@ -107,7 +107,9 @@ def planted(
     if unknown := set(shares) - set(REASONS):
         raise ValueError(f"unknown faults {sorted(unknown)}: choose from {tuple(REASONS)}")
     if (total := sum(shares.values()) + PROGRAMS) > 1:
-        raise ValueError(f"shares of {total:g} in all ({PROGRAMS:g} are sound programs), 1 is all")
+        raise ValueError(
+            f"shares add up to {total:g} ({PROGRAMS:g} are sound programs), more than 1"
+        )
     kinds = [fault for fault, share in shares.items() for _ in range(round(share * count))]
     kinds += ["program"] * round(PROGRAMS * count)
     kinds += ["sound"] * (count - len(kinds))

@@ -11,17 +11,17 @@ its mean (`variable`: mean 24, longest 120, present in every cell). All systems 
 requests, one system after the other: 64 more than there are slots. `generate` runs in batches of
 `slots`, left-padded, each to its longest completion; continuous batching runs as `paged|sdpa`, with
 at most `slots` requests per batch. Only requested tokens count. vLLM, in its own environment
-(`make vllm`; its column is left out without one), runs as `generator.kind: vllm` runs it: one step
+(`make vllm`; without one its column is missing), runs as `generator.kind: vllm` runs it: one step
 after another, with a log-prob and a version of each token, and a seed for each request. On a CPU,
 seconds are CPU time, of vLLM's process too, so that other load on the machine has little effect.
 Each repeat measures all systems; medians and ranges are printed.
 
-Utilization is the engine's, measured while requests wait: the tail after the last admission is left
-out, since a pipeline has none. `GEMM peak` is the share that the engine reaches of the rate of a
-large square matrix product, measured in the same run and dtype: two operations per parameter and
-token, and four per layer, channel and attended position. On a GPU the engine replays CUDA graphs
-(unless `--eager`), and its share of the bandwidth of a large copy is printed too: each step reads
-all weights, and the keys and values that each token attends to.
+Utilization is the engine's, measured while requests wait: the tail after the last admission does
+not count, since a pipeline has none. `GEMM peak` is the share that the engine reaches of the rate
+of a large square matrix product, measured in the same run and dtype: two operations per parameter
+and token, and four per layer, channel and attended position. On a GPU the engine replays CUDA
+graphs (unless `--eager`), and its share of the bandwidth of a large copy is printed too: each step
+reads all weights, and the keys and values that each token attends to.
 
 Prints a table, writes generation.json next to this file, and exits non-zero if the engine is not
 faster than both of transformers' in every cell, or has under 85 % utilization on variable lengths.
@@ -159,7 +159,7 @@ def run_batching(manager: Any, requests: list[Request]) -> None:
 
 
 def bytes_read(size: str, requests: list[Request], steps: int, dtype: str) -> float:
-    """Minimum of bytes read by `steps` decode steps that generate the tokens of `requests`."""
+    """Least number of bytes that `steps` decode steps read to generate the tokens of `requests`."""
     hidden, layers, intermediate, _ = SIZES[size]
     weights = layers * (4 * hidden**2 + 3 * hidden * intermediate) + VOCAB * hidden
     cached = 2 * layers * hidden * sum(map(attended, requests))
@@ -173,7 +173,7 @@ def attended(request: Request) -> float:
 
 
 def operations(size: str, requests: list[Request]) -> float:
-    """Minimum of floating-point operations for the tokens of `requests`."""
+    """Minimum number of floating-point operations for the tokens of `requests`."""
     hidden, layers, intermediate, _ = SIZES[size]
     weights = layers * (4 * hidden**2 + 3 * hidden * intermediate) + VOCAB * hidden
     total = 0.0

@@ -4,10 +4,10 @@
 
 Each worker runs in a process of its own, and with several ranks rank 0 counts. Its peak is the most
 that the process has allocated after a warm-up with a model of a few numbers, in which libraries are
-loaded: by malloc's own books (`allocations.py`), since the pages that malloc holds without using
-them depend on the machine and its load. Those are in the report too, as `resident_mib`. The table's
-figure is the sum of its formulas (docs/planning.md). FOLDER is a checkpoint, e.g. of `tramontane
-fetch smollm2`; without it, only the 25 M model is measured. Linux with glibc only.
+loaded: by malloc's own accounting (`allocations.py`), since the pages that malloc holds without
+using them depend on the machine and its load. Those are in the report too, as `resident_mib`. The
+table's figure is the sum of its formulas (docs/planning.md). FOLDER is a checkpoint, e.g. of
+`tramontane fetch smollm2`; without it, only the 25 M model is measured. Linux with glibc only.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ A synchronous run (bound 0) is the baseline.
 `idle` is the share of time in which the generator did nothing. `held` is the part in which it had
 no requests, because the bound, or the end of the run, let no group be handed out. `waits` is the
 difference: time spent waiting for others. `dropped` counts groups that were generated and thrown
-away. The first three updates, in which the pipeline fills, are left out. The script prints a table
+away. The first three updates, in which the pipeline fills, are skipped. The script prints a table
 and writes overlap.json next to this file.
 """
 

@@ -5,7 +5,7 @@
 
 An update of `--completions` completions of `--tokens` tokens, in groups of 16, goes through the
 recorder of a run: rollouts, metrics, and a checkpoint with as many completions again pending, half
-of them unfinished. The trainer's part of the checkpoint is left out. A task that wakes every
+of them unfinished. The trainer's part of the checkpoint is excluded. A task that wakes every
 millisecond measures how long the event loop stands still (`stall`, milliseconds); `record` and
 `checkpoint` are seconds, and the sizes of their files megabytes. Then the same script measures the
 commit `--against`, in a temporary checkout, where tokens were lists and rows were made on the
@@ -101,7 +101,7 @@ async def measure(completions: int, tokens: int, folder: Path) -> dict[str, floa
 
         def submit(self, method: str, *args: Any) -> Future[Any]:
             if args:
-                # The commit that this is compared with gives paths.
+                # The commit `--against` passes paths.
                 path = args[0].path / args[0].part if hasattr(args[0], "part") else args[0]
                 path.mkdir(parents=True)
                 (path / "file").write_bytes(b"x")

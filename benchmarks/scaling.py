@@ -6,10 +6,10 @@ The calibration is made for few slots and for many (`calibration.py`). The engin
 alone are measured in CPU time: a decode step, for groups that come and go and for groups that begin
 together, and an update. Two runs of the pipeline on Ray, one of them synchronous, show how much
 longer both take there and next to each other (texts, verdicts, records and the controller have no
-cores of their own), and what they wait for. A run that goes far ahead of its trainer shows, by the
-trainer's idle time, what publishing weights takes; this is an upper bound if batches come late
-after all. The check uses other settings than the calibration: synchronous and asynchronous runs
-with another n_async, n_batch, group size, staleness bound and spread of lengths.
+cores of their own), and what they wait for. In a run that goes far ahead of its trainer, the
+trainer's idle time shows how long publishing weights takes; this is an upper bound if batches come
+late after all. The check uses different settings from the calibration: synchronous and asynchronous
+runs with a different n_async, n_batch, group size, staleness bound and spread of lengths.
 
 All runs take turns, `--repeats` times, since the speed of the machine varies; medians count. Models
 and lengths come from `workload.py`. The script prints a table and writes scaling.json next to this
@@ -36,9 +36,9 @@ from tramontane.models.loading import load_tokenizer
 from tramontane.planning.simulate import Costs, Outcome, simulate
 
 # Sequences in flight with which the engine is measured; below 48 slots the layout of keys and
-# values is another.
+# values is different.
 FEW, MANY = (8, 16, 24, 40), (8, 24, 56, 96, 160)
-# First updates left out: with a staleness bound of 8 the pipeline needs some more than 8 to fill.
+# First updates skipped: with a staleness bound of 8 the pipeline needs a few more than 8 to fill.
 SKIP = 12
 # Processes, since threads of one process slow each other down, most with few sequences.
 PLACEMENT = {"kind": "ray"}

@@ -3,9 +3,9 @@
     python -m benchmarks.variance [--seeds 4] [--runs FOLDER]
 
 Trains the base of the studies with several seeds, measures each run at its last updates on the same
-problems, and splits the variance of such a figure. It tells what a smaller interval costs: more
-seeds, the mean over several updates, more problems, or more samples of each. Runs that FOLDER holds
-already are not made again.
+problems, and splits the variance of such a figure. This shows what a smaller interval costs: more
+seeds, the mean over several updates, more problems, or more samples of each. Runs already in FOLDER
+are not repeated.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def components(found: np.ndarray) -> dict[str, float]:
         found: of 0 and 1, by seed, update, problem and sample, all of the same problems.
 
     Returns:
-        `samples`: of the completions drawn; `problems`: of a run's ability by problem, which other
-        problems would show otherwise (what all runs find easy cancels between arms); `updates`: of
-        a run's ability from one late update to another; `seeds`: between runs.
+        `samples`: of the completions drawn; `problems`: of a run's ability from problem to problem,
+        since other problems give another mean (what all runs find easy cancels between arms);
+        `updates`: of a run's ability from one late update to another; `seeds`: between runs.
     """
     seeds, updates, problems, samples = found.shape
     shares = found.mean(3)

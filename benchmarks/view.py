@@ -7,7 +7,7 @@ Makes a run of `--updates` files, each with `--groups` groups of `--size` comple
 `--tokens` tokens and about 900 characters on average; with `--folder`, the run stays there for the
 next time. Then each repeat starts the command and measures, in seconds: `command`, until it prints
 the address, which is mostly Python's imports; `open`, from there until the page, the run's
-description, all narrow columns of the rollouts and the first 50 rows with their texts have come;
+description, all narrow columns of the rollouts and the first 50 rows with their texts have arrived;
 and each search, until it has seen all files (`answer` is the longest that a single answer took).
 Prints a table, writes view.json next to this file, and exits with 1 if a promise is broken.
 """

@@ -7,7 +7,7 @@
 A model is a size of `measure.SIZES` or a checkpoint's folder. For each model and placement, one
 trainer and two generators, with `kv_cache: keep` and `recompute`; each generator has 128 sequences
 in flight, with prompts of 100 tokens in groups of 16. In an update, the generators decode, the
-trainer publishes, and both generators fetch the weights while they go on decoding; then they swap
+trainer publishes, and both generators fetch the weights while they keep decoding; then they swap
 them in, one after the other.
 
 `publish`: milliseconds until the controller has the published weights. `arrive`: milliseconds from

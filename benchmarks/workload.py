@@ -2,7 +2,7 @@
 
 The model is a random Llama (1.8M of `measure.SIZES`, the tiny base's vocabulary) with `eos` EOS
 tokens. All tokens are about equally likely, so lengths are geometric, cut at the longest. The
-learning rate is close to zero, so the distribution stays. No group is filtered.
+learning rate is close to zero, so the distribution does not change. No group is filtered.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Lengths:
         return (1 - (1 - p) ** self.longest) / p
 
 
-# Equal means, as far as whole tokens allow; the longest is 1, 2 and 5 times the mean.
+# Means are equal up to whole tokens; the longest is 1, 2 and 5 times the mean.
 FIXED, TWICE, FIVEFOLD = Lengths("fixed", 62, 1), Lengths("2x", 124, 26), Lengths("5x", 310, 33)
 
 

@@ -75,7 +75,7 @@ SETTINGS = (
     Setting("Qwen3-0.6B", "sft", 8192, 4, 8192, 26005),
     Setting("Qwen2.5-1.5B", "full", 32768, 2, 32768),
 )
-TIMED = 3, 15.0  # at most so many steps, fewer after so many seconds
+TIMED = 3, 15.0  # steps at most, and the seconds after which none is begun
 # Weights of these shapes, by these placements.
 TRANSFERS = ("Qwen3-0.6B", "thread"), ("Qwen3-0.6B", APART), ("Qwen2.5-1.5B", "thread")
 TOGETHER = Setting("Qwen2.5-1.5B", "full", 1024, 16, K16)
