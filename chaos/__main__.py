@@ -5,9 +5,9 @@
 
 The run is the quickstart with all its updates, under Ray, with two generators and two verifiers.
 Every few seconds a random generator or verifier gets SIGKILL, or SIGSTOP, which only the heartbeat
-can find; every sixth update the trainer or the controller gets SIGKILL. The trainer starts again by
-itself; after the controller's death the run resumes with `--resume`. At random moments between, a
-second process begins or resumes the same run, and must be refused. The number of signals follows
+can find; every sixth update the trainer or the controller gets SIGKILL. The trainer restarts by
+itself; after the controller's death the run is resumed with `--resume`. At random moments, a second
+process begins or resumes the same run, and must be refused. The number of signals follows
 the updates, so that a slow machine gets as many as a fast one. Processes are found by the run's
 workers.jsonl. Then two short runs show that interrupted completions are as long as others
 (`lengths.py`). Results go to chaos.json; the exit code is 1 if a promise broke.
@@ -101,7 +101,7 @@ def harass(
         if run.owns and done and not intruder and killer.random.random() < INTRUDE_SHARE:
             intruder = Intruder(run, *killer.random.choice([run.begins, run.resumes]))
         if done // UPDATES_BETWEEN_ENDS > struck and done < updates:
-            # An heir that begins just when the controller dies would rightly own the folder.
+            # An intruder that begins just when the controller dies would rightly own the folder.
             targets = tuple(name for name in ENDS if not intruder or name != "controller")
         elif len(killer.kills) * updates < SURPLUS * kills * (done + 1):
             targets = workers

@@ -105,7 +105,7 @@ class Site:
         """Wait for a condition, as long as the controller runs.
 
         Raises:
-            SystemExit: the controller ended, or the time is over.
+            SystemExit: the controller ended, or the time limit has passed.
         """
         while not condition():
             if self.controller.poll() is not None or time.monotonic() - self.began > 60 * MINUTES:

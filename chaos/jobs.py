@@ -34,7 +34,7 @@ exec sleep infinity
 
 
 def slurm() -> list[Promise]:
-    """`slurm.sh` is interrupted before its time is over, and submitted again."""
+    """`slurm.sh` is interrupted before its time limit, and submitted again."""
     with Network() as network:
         site = Site(network, "slurm")
         program = site.on_head(BIN) / "srun"

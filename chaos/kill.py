@@ -29,7 +29,7 @@ class Killer:
         """Kill, or stop, a random live worker among `names`; returns None if there is none."""
         processes = workers(self.folder)
         live = [n for n in names if n in processes and not self._was_struck(processes[n])]
-        # Not twice in a row while it starts: a generator that never comes to work ends a run.
+        # Not twice in a row while it starts: a generator that never gets to work ends a run.
         in_start = starting(self.folder)
         live = [n for n in live if n not in in_start or not self._last_struck_in_start(n)]
         if not live:

@@ -4,7 +4,7 @@ Two runs have the same problems, the same seed and constant weights (a learning 
 in one of them generators are killed. No group is filtered, so both train on the same completions,
 which are compared one by one. Their lengths are equal up to rounding, since random numbers
 belong to requests. With vLLM, an interrupted completion continues with different random numbers,
-and lengths are equal on average. If long completions were lost, cut or begun again more often than
+and lengths are equal on average. If long completions were lost, cut or restarted more often than
 short ones, lengths would differ in one direction.
 """
 

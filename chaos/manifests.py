@@ -64,7 +64,7 @@ def kuberay_faults(job: Mapping[str, Any]) -> list[str]:
     """Faults in the fields of KubeRay's own resource."""
     faults = []
     if (job.get("apiVersion"), job.get("kind")) != ("ray.io/v1", "RayJob"):
-        faults.append(f"no RayJob of ray.io/v1: {job.get('apiVersion')} {job.get('kind')}")
+        faults.append(f"not a RayJob of ray.io/v1: {job.get('apiVersion')} {job.get('kind')}")
     spec = job["spec"]
     faults += _field_faults("spec", spec, JOB_FIELDS, JOB_NEEDS)
     if spec.get("submissionMode", SUBMISSION_MODES[0]) not in SUBMISSION_MODES:
@@ -81,7 +81,9 @@ def kuberay_faults(job: Mapping[str, Any]) -> list[str]:
             faults.append(f"workerGroupSpecs: replicas of {group['groupName']}")
     for group in (head, *cluster["workerGroupSpecs"]):
         parameters = group["rayStartParams"].items()
-        faults += [f"rayStartParams: {k} is no text" for k, v in parameters if type(v) is not str]
+        faults += [
+            f"rayStartParams: {k} is not a text" for k, v in parameters if type(v) is not str
+        ]
     return faults
 
 
@@ -116,10 +118,10 @@ def _kubernetes_resources() -> Iterator[dict[str, Any]]:
 def _field_faults(
     where: str, found: Mapping[str, Any], fields: Mapping[str, type], needs: set[str]
 ) -> list[str]:
-    unknown = [f"{where}.{name} is no field" for name in found if name not in fields]
+    unknown = [f"{where}.{name} is not a field" for name in found if name not in fields]
     missing = [f"{where}.{name} is missing" for name in sorted(needs - found.keys())]
     wrong = [
-        f"{where}.{name}: {value!r} is no {fields[name].__name__}"
+        f"{where}.{name}: {value!r} is not of type {fields[name].__name__}"
         for name, value in found.items()
         if name in fields and type(value) is not fields[name]
     ]

@@ -1,11 +1,11 @@
-"""A run on machines that share no disk, of which one is switched off; and the controller is killed.
+"""A run on machines that share no disk: one machine is switched off, and the controller is killed.
 
     make nodes            or: python -m chaos.nodes      (needs root)
 
 The machines are Linux namespaces (`machines.py`), joined to one Ray cluster. Only the controller's
 machine has the model and the run's folder. The two ranks of the trainer are on two machines. After
 some updates the machine without the controller is switched off, without closing a connection, and
-another takes its place: the run must go on by itself. Later the controller gets SIGKILL, and the
+another takes its place: the run must continue by itself. Later the controller gets SIGKILL, and the
 run is resumed. The promises are checked from the run's folder. Then the job files of
 `configs/cluster` are run on such machines (`jobs.py`). The exit code is 1 if a promise broke.
 """

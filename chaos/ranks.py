@@ -4,10 +4,10 @@
 
 In each placement, a short run with two ranks takes a checkpoint after every update. A random rank
 gets SIGKILL, at a random time or a few milliseconds after a checkpoint was begun. Each time the
-trainer must start again by itself from the newest checkpoint, and every folder that has the name of
-a checkpoint must be whole. At most two kills fall on the same checkpoint, which `trainer.
-max_restarts` allows. The other promises are checked from the run's folder (`proof.py`). Results go
-to ranks.json; the exit code is 1 if a promise broke.
+trainer must restart by itself from the newest checkpoint, and every folder that has the name of a
+checkpoint must be complete. At most two kills fall on the same checkpoint, as many as
+`trainer.max_restarts` allows. The other promises are checked from the run's folder (`proof.py`).
+Results go to ranks.json; the exit code is 1 if a promise broke.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BUILD = Path(__file__).parents[1] / "build" / "ranks"
 RANKS = 2
 KILLS_PER_CHECKPOINT = 2
 AIMED_SHARE = 0.75  # of kills: at a rank that writes a checkpoint
-WRITE_SECONDS = 0.05  # range of the delay between the begin of a checkpoint and an aimed kill
+WRITE_SECONDS = 0.05  # range of the delay between the start of a checkpoint and an aimed kill
 WORK_SECONDS = 5.0  # range of the delay of any other kill
 MINUTES = 20.0  # limit for one run
 
@@ -126,7 +126,7 @@ class Harm:
         """Wait until `found` returns something; None once the run has ended.
 
         Raises:
-            SystemExit: the time is over.
+            SystemExit: the time limit has passed.
         """
         while not (value := found()):
             if time.monotonic() > self._deadline:

@@ -107,7 +107,7 @@ class Run:
 
 
 class Intruder:
-    """A second command on the folder of a living run, which has to leave it alone.
+    """A second command on the folder of a live run, which it has to leave alone.
 
     Args:
         run: the run, whose controller nobody kills while the command runs.
@@ -124,8 +124,8 @@ class Intruder:
             )
 
     def ended(self) -> dict[str, Any] | None:
-        """How the command ended, and whether it was refused by the name of the owner; None while it
-        runs, or if the run ended before, so that nothing was to be refused. An owner that has
+        """How the command ended, and whether it was refused with the owner's name; None while it
+        runs, or if the run ended first, so that there was nothing to refuse. An owner that has
         written the summary gives the folder up before its process ends."""
         if self.running or self._owner.poll() is not None or self._run.summarized:
             return None
@@ -143,7 +143,7 @@ class Intruder:
         return self._process.poll() is None
 
     def wait(self) -> None:
-        """Wait for the end, which a refusal at once makes short."""
+        """Wait for the end, which comes soon: the command is refused at once."""
         self._process.wait(GONE_SECONDS)
 
 

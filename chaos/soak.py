@@ -1,13 +1,13 @@
 """Measures the growth of a long run: `make soak`, or `python -m chaos.soak --minutes 60`.
 
-The tiny base trains on small batches until the time is over, under Ray with a worker killed every
+The tiny base trains on small batches until the time is up, under Ray with a worker killed every
 half minute (`--kind ray`, the default), or in one process (`--kind thread`), with slots or with
 vLLM (`--generator vllm`). Memory, files and threads of all its processes are sampled every five
 seconds. Generator 0, verifier 0, the trainer and the controller live as long as the run. In the
 pipeline's state of the newest checkpoint, unfinished groups are counted, and the size of the rest
 is measured (`ledger`). The learning rate is close to zero, so that an hour's last update does the
-same work as its first. Results go to
-soak.json (soak_thread.json, soak_vllm.json); the exit code is 1 if something grows.
+same work as its first. Results go to soak.json (soak_thread.json, soak_vllm.json); the exit code
+is 1 if something grows.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def judge(rows: list[dict[str, float]]) -> tuple[dict[str, dict[str, float]], li
 def watch(
     run: subprocess.Popen[bytes], folder: Path, killer: Killer, seconds: float, kill: bool
 ) -> tuple[list[dict[str, float]], bool]:
-    """Sample until the time or the run is over; returns the samples, and True if the run lasted."""
+    """Sample until the time is up or the run ends; returns the samples, and True if it lasted."""
     rows: list[dict[str, float]] = []
     began = time.monotonic()
     next_kill = began + 2 * KILL_SECONDS

@@ -13,7 +13,7 @@ SECONDS = 0.02  # the median of a step
 
 
 class Talk:
-    """Says the same in every replay; only its steps' time differs."""
+    """Says the same in every replay; only the duration of its steps differs."""
 
     def start(self, problem: Problem, seed: int) -> None:
         self.left, self.random = Random(seed).randint(0, 3), Random()

@@ -1,6 +1,6 @@
 """Fuzz the parsers, coverage-guided: `make fuzz`, or `python -m fuzz --seconds 600 [TARGET …]`.
 
-Each target runs in a process of its own (libFuzzer, by atheris) for its share of the time. Its
+Each target runs in its own process (libFuzzer, through atheris) for its share of the time. Its
 corpus stays in build/fuzz/TARGET, and the next run starts from it. An input that breaks a check, or
 takes too long, is a finding: it is written to build/fuzz/findings, one for each place in the code,
 and the run continues. The exit code is 1 if there are findings.

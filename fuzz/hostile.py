@@ -111,7 +111,7 @@ class World:
     def leftovers(self, name: str = "", patience: float = GONE_SECONDS) -> list[str]:
         """Everything that is new since the last call, and still exists after `patience` seconds.
 
-        Processes among it are killed, and the rest counts as known from then on, so that each
+        New processes are killed, and everything else counts as known from then on, so that each
         program answers only for its own leftovers.
         """
         end = time.monotonic() + patience
@@ -230,7 +230,7 @@ def main() -> int:
     programs = [p for p in programs if not args.only or args.only in p.act]
     rows: defaultdict[str, Row] = defaultdict(Row)
     with tempfile.TemporaryDirectory(prefix="tramontane-hostile-") as name:
-        os.chmod(name, 0o711)  # programs may run as a user of their own
+        os.chmod(name, 0o711)  # programs may run as a separate user
         tempfile.tempdir = name
         header = "```cpp\n#include <bits/stdc++.h>\n```\n"
         judge(header, PROBLEMS["stdio"], CONFIG)  # compiles it once, outside the measurements

@@ -128,8 +128,8 @@ def check_same(text: str) -> None:
 
 
 def check_variation(text: str) -> None:
-    """What makes another answer of one is refused: a factor that might be read as a unit, an
-    alternative, a word. A wrong answer is unscorable only where every wrong answer is."""
+    """An addition that changes an answer is not accepted: a factor that might be read as a unit,
+    an alternative, a word. A wrong answer is unscorable only where every wrong answer is."""
     if not (text.strip() and len(text) < 200) or judge_answer(text, text).outcome != "right":
         return
     known = judge_answer("\\zeta + 2.71", text).outcome != "unscorable"
@@ -302,7 +302,7 @@ def check_wire(text: str) -> None:
 
 
 def check_growth(before: str, repeated: str, after: str) -> None:
-    """Scans of a response of the greatest length, full of repetition, take PARSE_SECONDS."""
+    """Scans of a response of maximum length, full of repetition, take PARSE_SECONDS at most."""
     repeated = repeated or " "
     text = before + repeated * (RESPONSE_LENGTH // len(repeated)) + after
     response = f"<think></think>{text}"

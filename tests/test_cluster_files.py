@@ -20,8 +20,8 @@ def test_the_rayjob_has_the_fields_of_kuberay():
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"backoff": 3}, "spec.backoff is no field"),
-        ({"backoffLimit": "3"}, "spec.backoffLimit: '3' is no int"),
+        ({"backoff": 3}, "spec.backoff is not a field"),
+        ({"backoffLimit": "3"}, "spec.backoffLimit: '3' is not of type int"),
         ({"submissionMode": "Job"}, "spec.submissionMode: Job"),
         ({"shutdownAfterJobFinishes": False}, "ttlSecondsAfterFinished without"),
     ],
@@ -39,9 +39,9 @@ def test_wrong_fields_of_a_group_of_workers_are_found():
     group |= {"maxReplicas": group["replicas"] - 1, "rayStartParams": {"num-gpus": 8}}
     group["name"] = "gpus"
     assert kuberay_faults(job) == [
-        "workerGroupSpecs.name is no field",
+        "workerGroupSpecs.name is not a field",
         "workerGroupSpecs: replicas of gpus",
-        "rayStartParams: num-gpus is no text",
+        "rayStartParams: num-gpus is not a text",
     ]
 
 
