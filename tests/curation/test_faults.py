@@ -85,7 +85,7 @@ def test_programs_have_wrong_labels_if_the_truth_says_so():
     ("arguments", "message"),
     [
         ({"shares": {"wrong_lable": 0.1}}, "unknown faults"),
-        ({"shares": {"proof": 0.99}}, "shares of 1.04"),
+        ({"shares": {"proof": 0.99}}, "shares add up to 1.04"),
         ({"shares": {"duplicate": 0.95}}, "too few sound rows"),
     ],
 )
