@@ -215,8 +215,8 @@ def test_seconds_of_training_do_not_count_the_start(run):
     ("arguments", "message"),
     [
         (["curve", "nowhere"], "neither a run nor a folder of runs"),
-        (["curve", "arm", "--over", "hours"], "there are seconds, tokens, updates"),
-        (["curve", "arm", "--of", "reward"], "there are held_out, pass_rate"),
+        (["curve", "arm", "--over", "hours"], "choose from seconds, tokens, updates"),
+        (["curve", "arm", "--of", "reward"], "choose from held_out, pass_rate"),
         (["curve", "arm", "--until", "50"], "a curve takes 5"),
     ],
 )
