@@ -49,7 +49,7 @@ def lay_out(
 
 
 def _as_one(sequences: Sequence[TrainSequence]) -> TrainSequence:
-    """A conversation's sequences as one that shares no prompt; its arrays of figures are not
+    """A conversation's sequences as one that shares no prompt; its other per-token arrays are not
     used."""
     if len(sequences) == 1:
         return sequences[0]

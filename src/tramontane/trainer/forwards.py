@@ -20,7 +20,7 @@ from tramontane.models.flash import computed_once
 from tramontane.models.host import Offload
 from tramontane.models.packing import pack
 
-SAME = 1e-3  # logits of the same tokens, computed twice; on a GPU sums may differ in their order
+SAME = 1e-3  # largest difference of logits computed twice; a GPU may sum in a different order
 
 
 def disable_dropout(model: PreTrainedModel) -> None:
@@ -59,9 +59,9 @@ def check_repeatable(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def checkpoint_blocks(model: PreTrainedModel, config: TrainerConfig) -> None:
-    """Keep only each block's input, with `activation_offload` in host memory, and, if neither this
-    nor `full` is asked for, the output of flash attention; the backward pass recomputes the rest of
-    the block. The model may be sharded."""
+    """Keep only each block's input, in host memory with `activation_offload`; the backward pass
+    recomputes the rest of the block. The output of flash attention is kept too, unless
+    `activation_offload` or `gradient_checkpointing: full` is set. The model may be sharded."""
     options: dict[str, Any] = {"use_reentrant": False}
     if config.keeps_attention:
         options["context_fn"] = computed_once
@@ -90,8 +90,8 @@ def _offloaded(
 
 
 def use_expandable_segments(device: torch.device) -> None:
-    """Let torch's allocator on a GPU grow its segments, unless the environment has settings of its
-    own: rows of ever new lengths would leave gaps in segments of fixed sizes."""
+    """Let torch's allocator on a GPU grow its segments, unless the environment configures it: rows
+    of ever-changing lengths would leave gaps in segments of fixed sizes."""
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     if device.type == "cuda" and not any(name in os.environ for name in names):
         # Unlike a variable, this also counts after CUDA has started, and child processes, such as
@@ -107,8 +107,8 @@ class Compilation(NamedTuple):
 
 
 def compilation(config: NumericsConfig) -> Compilation:
-    """What `compile` stands for on this machine: `auto` compiles on a CUDA device, where a step
-    takes longer between the matrix products than in them, if there is what compiling needs.
+    """Resolve `compile` on this machine. `auto` compiles on a CUDA device, where a step takes
+    longer between the matrix products than in them, if all that compiling needs is installed.
 
     Raises:
         InputError: `compile` is true, and something that it needs is missing.

@@ -2,15 +2,14 @@
 vocabulary at a time.
 
 At a vocabulary of 50,000 or 150,000 the logits of a microbatch are larger than all its other
-activations. Here no tensor of [tokens, vocabulary] exists. Up to a fixed number of bytes of logits
-is kept for the backward pass; it computes the others again, for which it keeps one number per token
-(log Σ exp z).
+activations. Here no tensor of [tokens, vocabulary] exists. Logits are kept for the backward pass up
+to a fixed number of bytes; it recomputes the others, using one number kept per token (log Σ exp z).
 
-What is left between the matrix products reads the logits of a part, in float32. Compiled, it writes
-nothing of their size but the gradient in the model's dtype: on a GPU, whose memory such passes
-wait for, they take several times as long otherwise.
+The operations between the matrix products read the logits of a part, in float32. Compiled, the only
+thing of that size that they write is the gradient, in the model's dtype. Uncompiled, they take
+several times as long on a GPU, where memory bandwidth limits them.
 
-Models whose logits are not a linear function of the hidden states keep them: `plain_predictions`.
+If the logits are not a linear function of the hidden states, all are kept: `plain_predictions`.
 """
 
 from __future__ import annotations
@@ -89,10 +88,10 @@ def fused_predictions(
         temperature: T, with which the tokens were sampled.
         scale: factor c of the logits.
         entropy_grad: let gradients flow through the entropy too.
-        compiled: compile what is between the matrix products.
+        compiled: compile the operations between the matrix products.
 
     Returns:
-        Predictions of the N targets, with `top1`. In a model in float64 they are float64.
+        Predictions of the N targets, with `top1`; float64 for a model in float64.
     """
     head = model.get_output_embeddings()
 
@@ -123,7 +122,7 @@ def fused_predictions(
 def plain_predictions(
     model: PreTrainedModel, row: PackedRow, temperature: float, entropy_grad: bool = False
 ) -> Predictions:
-    """The same from the logits, of any model, and for the row's `candidates`."""
+    """The same for any model, computed from its logits."""
     logits = model(**row.inputs).logits[0, : len(row.targets)]
     logprobs, entropy = token_logprobs(logits, row.targets, temperature, entropy_grad)
     top1 = (logits.detach().argmax(-1) == row.targets).to(logprobs.dtype)
@@ -158,9 +157,9 @@ class _HeadLogprobs(torch.autograd.Function):
         divisor: float,
         compiled: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Arguments: h [K, d], W [V, d], b [V] or None, targets [K, J] int64, t, and whether what
-        is between the matrix products is compiled. Returns log-probs [K, J], and entropies and
-        `top1` of the first target, [K] each."""
+        """Arguments: h [K, d], W [V, d], b [V] or None, targets [K, J] int64, t, and whether the
+        operations between the matrix products are compiled. Returns log-probs [K, J], and entropies
+        and `top1` of the first target, [K] each."""
         found: list[tuple[torch.Tensor, ...]] = []
         kept: list[torch.Tensor] = []
         summarize = compiling.compiled(_summarize) if compiled else _summarize
@@ -240,12 +239,12 @@ class _HeadLogprobs(torch.autograd.Function):
 
 
 class _Rows(NamedTuple):
-    """What the gradient of the logits takes from each token, [K, 1] each: log Σ exp z, the entropy,
-    and the gradients of log-prob and entropy over t, or None."""
+    """Inputs of the logits' gradient from each token, [K, 1] each: log Σ exp z, the entropy, and
+    the gradients of log-prob and entropy divided by t, or None."""
 
     total: torch.Tensor
     entropy: torch.Tensor
-    slope: torch.Tensor | None  # the sum of those of a token's J targets
+    slope: torch.Tensor | None  # summed over a token's J targets
     entropy_slope: torch.Tensor | None
 
 
@@ -395,8 +394,8 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(
         ctx: Any, grad_logprobs: torch.Tensor | None, grad_entropy: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, None, None]:
-        """The gradients of log-probs and entropies, [N] each or None, as that of the logits, [N, V]
-        in their dtype."""
+        """The gradient of the logits, [N, V] in their dtype, from those of log-probs and entropies,
+        [N] each or None."""
         probabilities, targets, logprobs, entropy = ctx.saved_tensors
         scale = 1.0 / ctx.temperature
         grad = torch.zeros_like(probabilities) if grad_logprobs is None else None

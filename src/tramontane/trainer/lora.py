@@ -25,7 +25,7 @@ from tramontane.models.shape import LinearLayer, linear_layers
 from tramontane.trainer import sharding
 
 ADAPTER = "default"  # peft's name of the only adapter
-# In the names of a layer's own weights, and of the adapter's, once peft has wrapped the layer.
+# Parts of the names of a layer's own weights and of its adapter's, once peft has wrapped the layer.
 BASE, PARTS = ".base_layer.", {"lora_A", "lora_B"}
 
 
@@ -183,14 +183,14 @@ def disabled(model: PreTrainedModel) -> Iterator[None]:
 
 
 class _Dropout(torch.nn.Dropout):
-    """Dropout where gradients are computed. The trainer's model is always in training mode."""
+    """Dropout only where gradients are computed: the trainer's model is always in training mode."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return F.dropout(input, self.p, training=self.p > 0 and torch.is_grad_enabled())
 
 
 def _shortest_names(chosen: Sequence[LinearLayer], layers: Sequence[LinearLayer]) -> list[str]:
-    """The last parts of the chosen layers' names if they mean no other layers, else all names."""
+    """The last parts of the chosen layers' names, or the full names if other layers share these."""
     last = {layer.name.rpartition(".")[2] for layer in chosen}
     meant = [layer for layer in layers if layer.name.rpartition(".")[2] in last]
     return sorted(last) if len(meant) == len(chosen) else [layer.name for layer in chosen]

@@ -159,7 +159,7 @@ class Minibatch:
             and `proximal` stay fixed during the update, `policy` during an optimizer step; and
             `teacher`, whose log-probs come with the batch.
         baselines: of the charges, by the name of the policy, for each microbatch [N].
-        trained: log-probs under which each microbatch was trained on, [N] float32 by its number.
+        trained: by a microbatch's number, [N] float32, the log-probs that it was trained with.
     """
 
     def __init__(
@@ -223,8 +223,8 @@ class Minibatch:
         return microbatches, used
 
     def row(self, index: int, trained: bool = False) -> PackedRow:
-        """Pack microbatch `index`; one that is trained on, with the teacher's likeliest tokens if
-        they are needed."""
+        """Pack microbatch `index`. With `trained`, the row includes the teacher's likeliest tokens
+        if the objective needs them."""
         indices = self.microbatches[index].indices
         row = pack_row([self.completions[i] for i in indices], self.device)
         if trained and "teacher_top" in self.needs:
@@ -344,7 +344,7 @@ class Minibatch:
 
     def _teacher(self, index: int) -> TeacherScores:
         """The teacher's scores of the N tokens of microbatch `index`, one sequence after another;
-        zeros for those that it was not asked about, which have no weight in the term."""
+        zeros for tokens that it did not score, which have no weight in the term."""
         sequences = [self.completions[i] for i in self.microbatches[index].indices]
         assert all(s.teacher or max(s.versions) < 0 for s in sequences)  # others are all scored
         like = next((s.teacher for s in sequences if s.teacher), NO_SCORES)
@@ -376,8 +376,8 @@ class Minibatch:
         return upload(torch.from_numpy(values), self.device)
 
     def tokens(self, index: int, predictions: Predictions) -> Tokens:
-        """Build the loss's input for microbatch `index`: its tokens with a weight. On a GPU this
-        waits for nothing, since which tokens these are is decided on the CPU."""
+        """Build the loss's input for microbatch `index`: the tokens that have a weight. It never
+        waits for a GPU, since the CPU decides which tokens these are."""
         micro, dtype = self.microbatches[index], predictions.logprobs.dtype
         sequences = [self.completions[i] for i in micro.indices]
         rows = np.repeat(np.arange(len(sequences)), [len(s.token_ids) for s in sequences])

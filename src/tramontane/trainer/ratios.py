@@ -49,7 +49,7 @@ def returns(log_ratio: torch.Tensor, sequence: torch.Tensor, charge: Charge) -> 
 
 def totals(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
     """Sum of each sequence's values, 0 for a number without values: [N], since there are at most as
-    many sequences as values, and how many is not known without waiting for a GPU."""
+    many sequences as values, and counting them would mean waiting for a GPU."""
     return torch.zeros_like(values).index_add(0, sequence, values)
 
 

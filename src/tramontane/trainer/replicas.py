@@ -1,11 +1,12 @@
-"""The models that compute for the float32 weights: a bfloat16 copy, and replicas for threads.
+"""The models that run forward and backward passes for the float32 weights: a bfloat16 copy, and
+replicas for threads.
 
 In bfloat16 the whole forward runs in bfloat16, as in the generator, without autocast's casts at
 every matrix product. Gradients of microbatches are summed in float32.
 
 On a CPU, microbatches may be computed side by side, a thread each. Each thread has a *replica*: a
 model that shares the weights and has gradients of its own. So no thread waits for another before
-the end of a minibatch, unlike threads inside a matrix product. Beside generators, all threads but
+the end of a minibatch, unlike threads inside a matrix product. Next to generators, all threads but
 the first run at the lowest priority, so they use cores only while generators leave them idle.
 """
 
@@ -38,7 +39,7 @@ def to_bfloat16(model: PreTrainedModel) -> None:
 
 
 def working_model(master: PreTrainedModel, dtype: str) -> PreTrainedModel:
-    """Return the model that computes for `master`.
+    """Return the model that runs forward and backward passes for `master`.
 
     In float32, and under FSDP (which casts itself), it is `master`. Otherwise it is a bfloat16
     copy, whose gradients are added to the master's and which `refresh` updates. Frozen parameters
@@ -81,9 +82,9 @@ class Replicas:
 
     Args:
         master: the model with the float32 weights.
-        working: the model that computes for `master`, which is the first replica.
+        working: `working_model` of `master`; it is the first replica.
         count: number of replicas. Each further one takes memory for float32 gradients.
-        alone: no generator wants the cores.
+        alone: no generator shares the cores.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ WRITE_SECONDS = 3600.0  # longest time to write a state, and to wait for the oth
 
 
 class DamagedState(InputError):
-    """A file of a trainer's state is not what was written."""
+    """A file of a trainer's state differs from what was written."""
 
 
 class StateFiles:
@@ -130,7 +130,7 @@ class StateFiles:
         every rank must call it.
 
         Raises:
-            InputError: no state there, or of another model.
+            InputError: no state there, or one of another model.
             DamagedState: a file is missing, truncated or changed; the tensors may be overwritten.
         """
         self.release_tensors()
@@ -231,8 +231,8 @@ def _state(
     model: PreTrainedModel, optimizer: torch.optim.Optimizer, version: int
 ) -> dict[str, Any]:
     """The live tensors by name, so that loading fills them in place, however they are sharded."""
-    # Asking FSDP for the state puts the sharded parameters in place, by which the optimizer finds
-    # its moments.
+    # `state_dict` makes FSDP put the sharded parameters in place; the optimizer's moments are keyed
+    # by these.
     weights = model.state_dict()
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if not parameter.requires_grad:  # the adapters' base, loaded unchanged

@@ -25,8 +25,8 @@ class Teacher:
         budget: tokens per forward pass.
         top_k: number of likeliest tokens that are reported for each place; 0: the whole vocabulary;
             None: only the sampled tokens.
-        vocabulary: entries of the policy's output head. A teacher whose head is padded to more
-            never has these tokens sampled.
+        vocabulary: entries of the policy's output head. If the teacher's head is padded to more
+            entries, these are ignored.
         shared: the ranks of the process group share its weights and its sequences.
     """
 
@@ -74,7 +74,7 @@ class Teacher:
         sequences, and computes some; rank 0 returns all of them."""
         layouts, _ = lay_out(sequences, self._ranks, self._budget, together=False)
         own, found = layouts[self._rank], dict[int, TeacherScores]()
-        # A forward pass gathers weights from all ranks: one with nothing left repeats a sequence.
+        # A forward pass gathers weights from all ranks, so a rank with nothing left repeats one.
         idle = max(map(len, layouts)) - len(own)
         for indices in [*own, *[[0]] * idle]:
             row = pack_row([sequences[i] for i in indices], self.model.device)

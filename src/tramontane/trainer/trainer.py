@@ -52,7 +52,7 @@ class Trainer:
         updates: number of updates of the run, for the learning-rate schedule.
         files: the files that the weights of a model on the meta device are read from.
         seed: the run's, for the initial weights of adapters.
-        alone: no generator wants the cores, so that all `threads` have ordinary priority.
+        alone: no generator shares the cores, so all `threads` run at normal priority.
 
     Raises:
         InputError: an objective that needs what the trainer does not provide, a `ranks` other than
@@ -123,7 +123,7 @@ class Trainer:
             trained(model), self._peak_rate, config.betas, config.weight_decay
         )
         self._state_files = StateFiles(model, self.optimizer)
-        self._states = {"": self._state_files}  # by their folder in the state's
+        self._states = {"": self._state_files}  # by subfolder of the state's folder
         if self._values:
             self._states["value"] = self._values.state_files
         self._host_memory = HostMemory() if self.device.type == "cuda" else None
@@ -286,7 +286,7 @@ class Trainer:
 
         Args:
             sequences: without given answers; at least one.
-            temperature: that the tokens were sampled with.
+            temperature: the one that the tokens were sampled with.
 
         Returns:
             For each sequence, a log-prob in nats for each of its tokens.
@@ -314,7 +314,7 @@ class Trainer:
         its shards.
 
         Args:
-            folder: is made if it is not there.
+            folder: created if missing.
             wait: return when all ranks have written. Otherwise return immediately: a thread writes
                 from the trainer's own tensors while the next update computes its gradients; only an
                 optimizer step waits for it. `state_saved` tells when the state is complete.

@@ -134,8 +134,8 @@ class Objective(Protocol):
         sampled tokens, and for the tokens of its given answer."""
 
     def loss(self, tokens: Tokens, options: Any) -> tuple[torch.Tensor, Metrics]:
-        """The microbatch's share of the loss, and metrics. It should read no values of tensors (as
-        `item`, masks as indices and `nonzero` do), for which a GPU would run out of work.
+        """The microbatch's share of the loss, and metrics. It should not read values of tensors (as
+        `item`, `nonzero` and indexing with a mask do), since a GPU would run out of work meanwhile.
 
         Args:
             tokens: the microbatch's N tokens; its fields are [N].

@@ -39,8 +39,8 @@ def advantages(sequences: Sequences, options: DistillOptions) -> torch.Tensor:
 
 
 def loss(tokens: Tokens, options: DistillOptions) -> tuple[torch.Tensor, Metrics]:
-    """Σ w d, or its gradient by sampled tokens; the metric `teacher_divergence` is the mean of d,
-    of the sampled token alone its k3 estimate."""
+    """Σ w d, or its gradient by sampled tokens. The metric `teacher_divergence` is the mean of d,
+    or of its k3 estimate from the sampled token alone."""
     if tokens.teacher is not None:  # the options' charge is in the advantages
         loss, metrics = truncated_gradient(tokens, options.rho)
         divergences = estimate((tokens.logprobs - tokens.teacher).detach(), "k3")
@@ -55,7 +55,7 @@ def loss(tokens: Tokens, options: DistillOptions) -> tuple[torch.Tensor, Metrics
             after = sums_to_end(divergences, tokens.sequence) - divergences
             added, metrics = truncated_gradient(replace(tokens, advantages=-after), options.rho)
             loss = loss + added
-    used = (tokens.weights > 0).to(divergences.dtype)  # as an added term: not all
+    used = (tokens.weights > 0).to(divergences.dtype)  # in an added term, some have no weight
     return loss, metrics | {"teacher_divergence": ((divergences * used).sum(), used.sum())}
 
 

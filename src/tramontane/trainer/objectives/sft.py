@@ -20,6 +20,6 @@ def advantages(sequences: Sequences, options: SFTOptions) -> torch.Tensor:
 def loss(tokens: Tokens, options: SFTOptions) -> tuple[torch.Tensor, Metrics]:
     """−Σ w log π_θ; `accuracy` is the share of tokens that are the model's first choice."""
     assert tokens.top1 is not None  # requested by the options' `needs`
-    used = (tokens.weights > 0).to(tokens.top1.dtype)  # as an added term: not all
+    used = (tokens.weights > 0).to(tokens.top1.dtype)  # in an added term, some have no weight
     metrics = {"accuracy": ((tokens.top1 * used).sum(), used.sum())}
     return -(tokens.weights * tokens.logprobs).sum(), metrics

@@ -21,8 +21,8 @@ from tramontane.config.objectives import SPOOptions
 from tramontane.trainer.objectives import Metrics, Sequences, Tokens, count
 from tramontane.trainer.ratios import last_tokens, sums_from_start, totals
 
-# Upper bound of the log probability of success. At 0, the paper's bound, the loss of a failure is
-# infinite. And the smallest reward whose logarithm is taken. Both are ours.
+# Upper bound of the log probability of success (at 0, the paper's bound, the loss of a failure is
+# infinite), and the smallest reward whose logarithm is taken. Both are ours.
 SUCCESS_MAX, REWARD_MIN = -0.01, 1e-3
 
 
@@ -74,7 +74,7 @@ def prefix_values(tokens: Tokens, options: SPOOptions) -> torch.Tensor:
 def _cross_entropy(
     q_final: torch.Tensor, rewards: torch.Tensor, options: SPOOptions
 ) -> torch.Tensor:
-    """[S]. Above `SUCCESS_MAX` a success teaches nothing more, and a failure still does."""
+    """[S]. Above `SUCCESS_MAX`, a success has no gradient; a failure still has one."""
     log_success = q_final / (options.beta if options.success == "beta" else 1.0)
     clipped = log_success.clamp(max=SUCCESS_MAX)
     # The value of the clipped Q, with the gradient of Q itself.
