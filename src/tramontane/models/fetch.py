@@ -78,7 +78,7 @@ def fetch(name: str, out: str | Path | None = None) -> Fetched:
     """
     source = SOURCES.get(name)
     if source is None:
-        raise InputError(f"no checkpoint {name!r} to fetch; there are: {', '.join(SOURCES)}")
+        raise InputError(f"no checkpoint {name!r} to fetch; choose from {', '.join(SOURCES)}")
     out = Path("models") / name if out is None else Path(out)
     fetched = Fetched(out, source.title, source.license)
     if (out / "config.json").is_file():

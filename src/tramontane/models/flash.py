@@ -147,7 +147,7 @@ class _Using(AbstractContextManager[None]):
 
 
 def _options(scale: float, window: int | None) -> dict[str, Any]:
-    """Causal, as far as `window` reaches."""
+    """The kernel's options for causal attention within `window`."""
     left = -1 if window is None else window - 1
     return {"scale": scale, "window_size_left": left, "window_size_right": 0}
 

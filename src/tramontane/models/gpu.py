@@ -21,7 +21,7 @@ _SMI_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Build:
-    """A build of torch, and the driver that it meets."""
+    """A build of torch, and the machine's driver."""
 
     torch: str  # version of torch
     cuda: str | None  # version of CUDA that it is built for; None for other builds
@@ -91,7 +91,7 @@ def _major(version: str) -> int:
 
 
 def _driver() -> str | None:
-    """Version of NVIDIA's driver, from the kernel module, or nvidia-smi where that is not seen."""
+    """Version of NVIDIA's driver, from the kernel module, or from nvidia-smi if that is hidden."""
     if _DRIVER_FILE.is_file():
         text = _DRIVER_FILE.read_text()
     elif shutil.which("nvidia-smi"):  # Windows' subsystem for Linux

@@ -16,7 +16,7 @@ PASSING_BYTES = 64 << 20  # least size of the buffer of `pass_through`
 
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every GPU of the process
 
-Allocate = Callable[[int], torch.Tensor]  # bytes, as uint8, by their number
+Allocate = Callable[[int], torch.Tensor]  # a number of bytes → a buffer of that size, uint8
 
 
 def flat(
@@ -48,7 +48,7 @@ def pageable(size: int) -> torch.Tensor:
 
 
 def pin(buffer: torch.Tensor, owner: object) -> torch.Tensor:
-    """Pin a buffer, as long as its `owner` exists, which also keeps the buffer.
+    """Pin a buffer and keep it for as long as its `owner` exists.
 
     Raises:
         RuntimeError: CUDA cannot pin so much memory.
@@ -65,10 +65,10 @@ def _unpin(buffer: torch.Tensor) -> None:
 
 
 class Offload(torch.autograd.graph.saved_tensors_hooks):
-    """Context manager: what is saved on a GPU for the backward pass is in pinned memory until then.
-    Nothing waits for the copies: both are in the order of the GPU's stream.
+    """Context manager: tensors on a GPU that are saved for the backward pass are in pinned memory
+    until then. Nothing waits for the two copies, which run in the order of the GPU's stream.
 
-    Its buffers are kept for the next context, since to pin one takes longer than to fill it.
+    Its buffers are kept for the next context, since pinning one takes longer than filling it.
 
     Args:
         size: bytes of a buffer; a larger tensor has a buffer of its own size.
@@ -92,7 +92,7 @@ class Offload(torch.autograd.graph.saved_tensors_hooks):
 
 
 class _Offloaded:
-    """A tensor's copy in a buffer, which is free again with it."""
+    """A tensor's copy in a buffer; the buffer is free again once the copy is deleted."""
 
     def __init__(
         self, tensor: torch.Tensor, buffer: torch.Tensor, free: list[torch.Tensor]
@@ -142,7 +142,7 @@ class HostMemory:
         return buffers[self._used - 1]
 
     def pass_through(self, size: int) -> torch.Tensor:
-        """A buffer for what is copied elsewhere at once: each call returns the same memory."""
+        """A buffer for values that are copied on immediately: each call returns the same memory."""
         if self._passing.nbytes < size:
             self._passing = (self._allocate or self._shared)(max(size, PASSING_BYTES))
         return self._passing[:size]

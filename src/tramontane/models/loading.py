@@ -123,7 +123,7 @@ def _check_vocabulary(model: str, tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def token_id(tokenizer: PreTrainedTokenizerBase, text: str) -> int | None:
-    """The id of the token spelt exactly `text`, or None."""
+    """The id of the token spelled exactly `text`, or None."""
     found = tokenizer.convert_tokens_to_ids(text)  # None or the unknown token's id otherwise
     return found if isinstance(found, int) and tokenizer.decode([found]) == text else None
 

@@ -47,7 +47,7 @@ def kv_bytes_per_token(model_config: Any, dtype: str) -> int:
         getattr(model_config, "head_dim", None)
         or model_config.hidden_size // model_config.num_attention_heads
     )
-    import torch  # takes a second, and a machine's memory is asked for before
+    import torch  # takes a second, which callers of `machine_memory` need not wait for
 
     itemsize: int = getattr(torch, dtype).itemsize
     return int(2 * model_config.num_hidden_layers * heads * width * itemsize)

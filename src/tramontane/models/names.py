@@ -101,7 +101,7 @@ def folder_of(name: str, files: Sequence[str] | None = None, what: str = "model"
     except Exception as error:
         # The hub's client raises many types; all mean that the files are not available.
         raise InputError(
-            f"{what} {name!r}: no such folder, and nothing of the hub that can be fetched "
+            f"{what} {name!r}: no such folder, and it cannot be fetched from the hub "
             f"({type(error).__name__}: {error})"
         ) from error
 
@@ -167,8 +167,8 @@ def numbered(folder: Path) -> list[Path]:
     """The folders of checkpoints (a run's `update_20`, fine-tuning's `step_20`) in a folder, oldest
     first; other names, such as `update_x`, are skipped.
 
-    A run's were called `step_N` once: they are read with a warning, before an `update_N` of the
-    same number.
+    A run's used to be called `step_N`: these are read too, with a warning, and sort before an
+    `update_N` of the same number.
     """
     names = re.compile(r"[a-z]+_[0-9]{1,18}")
     found = [f for f in folder.glob("*_*") if names.fullmatch(f.name) and f.is_dir()]

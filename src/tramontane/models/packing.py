@@ -23,7 +23,7 @@ BLOCK_MULTIPLE = 32
 
 
 def recurring(n: int, per_octave: int = 32) -> int:
-    """Round up to a recurring size: one of `per_octave` to twice as many in an octave.
+    """Round up to one of a few sizes that recur: in each octave, `per_octave` to twice as many.
 
     On a CPU, kernels for bfloat16 are built per shape, in a millisecond each: building them took a
     tenth of a trainer's step, and an eighth of a decode step, when every row had its own size.

@@ -47,7 +47,7 @@ def collect(weights: Weights, targets: Mapping[str, torch.Tensor]) -> None:
                     # Both are NaN if any value is.
                     extremes += torch.aminmax(moved if moved.is_cuda else target)
                 arrived.update(dict.fromkeys(part.names, count))
-            # Waits for the copies, once: with the next bucket, this one may be gone.
+            # Waits for the copies, once a bucket: the next request may free it.
             for name, finite in zip(names, _are_finite(extremes), strict=True):
                 if not finite:
                     raise InputError(f"weights of {name} are not finite")
@@ -96,7 +96,7 @@ def _check_shapes(shapes: Mapping[str, torch.Size], targets: Mapping[str, torch.
 
 
 def _are_finite(extremes: Sequence[torch.Tensor]) -> list[bool]:
-    """Whether both numbers of each pair are finite; a GPU is waited for once."""
+    """Whether both numbers of each pair are finite; waits for a GPU only once."""
     if not extremes:
         return []
     numbers = torch.stack([number.float() for number in extremes])

@@ -53,8 +53,8 @@ class Weights(ABC):
         self._shapes: dict[str, torch.Size] = {}
 
     def add(self, bucket: Bucket, memory: HostMemory | None = None) -> None:
-        """Keep a bucket, at least until the trainer's next step; copies of it in the host's memory
-        may be in `memory`."""
+        """Keep a bucket, at least until the trainer's next step; copies of it on the host may use
+        `memory`."""
         self._note_shapes(bucket)
         self._keep(bucket, memory)
 
@@ -160,7 +160,7 @@ def on_host(bucket: Bucket, dtype: torch.dtype, allocate: Allocate) -> Bucket:
 
 def move(values: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Copy values to another device or in place, cast where they are; returns the values as they
-    were copied. A copy from or to a GPU may end after this function: it is in the order of the
+    were copied. A copy from or to a GPU may finish after this function returns, in the order of the
     stream."""
     if values.device != target.device:
         values = values.to(target.dtype)

@@ -41,7 +41,7 @@ class Conversation(NamedTuple):
         its `reasoning_content`.
 
         Raises:
-            InputError: not a chat with messages of the model, each behind others.
+            InputError: not a chat in which the model replies, or with two replies in a row.
         """
         if isinstance(tools, str):
             tools = json.loads(tools)
@@ -49,7 +49,7 @@ class Conversation(NamedTuple):
         if "assistant" not in roles[1:] or not {*roles} <= {*ROLES}:
             raise InputError(
                 f"{where}: field 'messages' must be a chat with roles {', '.join(ROLES)} and a "
-                f"message of the assistant behind others (it has {roles})"
+                f"message of the assistant after others (it has {roles})"
             )
         last = len(roles) - roles[::-1].index("assistant")
         if any(pair == ("assistant", "assistant") for pair in pairwise(roles)):
@@ -58,7 +58,7 @@ class Conversation(NamedTuple):
 
 
 class ConversationEncoder:
-    """Makes examples of conversations.
+    """Makes examples from conversations.
 
     Args:
         encoder: makes the model's prompts.
