@@ -122,7 +122,7 @@ def test_text_keys_keep_values_that_yaml_reads_as_other_types(load):
         ),
         (
             "trainer: {objective: {name: xyz}}",
-            r"trainer\.objective\.name: no objective 'xyz', .* of that name; there are: magistral",
+            r"trainer\.objective\.name: no objective 'xyz', .* of that name; choose from magistral",
         ),
         (
             "trainer: {objective: {name: aipo}}\nstages: [{name: a, eps_high: 0.3}]",

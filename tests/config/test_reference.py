@@ -113,7 +113,7 @@ def test_every_section_is_found_by_its_title() -> None:
         ("pipelin", "no section 'pipelin'; did you mean 'pipeline'"),
         ("curat", "no section 'curat'; did you mean 'curate'"),
         ("trainer.objectiv", "no section 'objectiv' in trainer; did you mean 'objective'"),
-        ("curate.xyz", "no section 'xyz' in curate; there are: deduplicate, "),
+        ("curate.xyz", "no section 'xyz' in curate; choose from deduplicate, "),
     ],
 )
 def test_an_unknown_section_is_refused_with_the_nearest_name(path: str, message: str) -> None:

@@ -70,12 +70,12 @@ def test_a_teacher_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"teacher": None}, "null, and the objective is distilled"),
+        ({"teacher": None}, "null, but the objective distills"),
         ({"pipeline": {}}, "drops groups that objective 'distill' learns from"),
         ({"trainer": {}}, "'magistral' has no use for a teacher"),
         (
             {"teacher": {"model": "tiny", "domains": {"x": "tiny"}}},
-            "no such domain; known are math",
+            "no such domain; choose from math",
         ),
         (
             {"trainer": {"objective": {"name": "jepo", "add": {"distill": 1.0}}}},

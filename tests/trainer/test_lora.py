@@ -241,7 +241,7 @@ def test_dropout_touches_gradients_alone():
 def test_names_that_no_layer_has_are_refused_with_those_there_are():
     with pytest.raises(InputError, match=r"target_modules: no linear layer has the name 'query'"):
         lora_trainer(target_modules=("q_proj", "query"))
-    with pytest.raises(InputError, match="there are " + ", ".join(LAYERS)):
+    with pytest.raises(InputError, match="choose from " + ", ".join(LAYERS)):
         lora_trainer(target_modules=("proj",))
 
 

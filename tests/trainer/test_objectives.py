@@ -106,7 +106,7 @@ def test_an_unknown_objective_is_an_error_that_lists_the_known_ones():
     names = ", ".join(BUILT_IN_OBJECTIVES)
     assert refused(name="zzz.yyy") == (
         "run.yaml: objective.name: no objective 'zzz.yyy', and no module of that name; "
-        f"there are: {names}"
+        f"choose from {names}"
     )
     assert "did you mean 'magistral'? " in refused(name="magistrale")
     assert "no objective '../loss'" in refused(name="../loss")

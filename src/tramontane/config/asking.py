@@ -39,7 +39,7 @@ class CheckpointModel(Section):
         return with_tokenizer(self.path, self.tokenizer)
 
 
-# Names of what no config holds.
+# Names of secrets, which no config may hold.
 _SECRETS = {"key", "api_key", "apikey", "authorization", "token", "access_token", "password"}
 
 

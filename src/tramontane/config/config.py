@@ -56,8 +56,8 @@ class PlacementConfig(Section):
     """Where workers run, and how weights travel between them; see docs/placement.md."""
 
     kind: Literal["thread", "process", "ray"] = "thread"
-    """`thread`: workers are threads of the controller's process; `process`: generators are, and the
-    trainer is a process of its own; `ray`: workers are Ray actors."""
+    """`thread`: workers are threads of the controller's process; `process`: generators are too, but
+    the trainer has its own process; `ray`: workers are Ray actors."""
     address: str | None = Field(None, pattern=r"^(auto|[^:/]+:\d+)$")
     """Ray cluster to join: HOST:PORT, or auto for the one that Ray finds. null: start a cluster for
     the run."""
@@ -99,8 +99,8 @@ class TimeoutsConfig(Section):
     batch: float = Field(7200.0, gt=0)
     """Limit of the wait for a full batch, or for room in a queue, in seconds."""
     start: float = Field(600.0, gt=0)
-    """Limit of starting a worker, and of each exchange with an environment's process, which starts
-    with its first, in seconds."""
+    """Limit of starting a worker, and of each exchange with an environment's process (the first one
+    starts it), in seconds."""
     control: float = Field(600.0, gt=0)
     """Limit of every other call: the parity check, resizing a generator's cache, cancelling its
     requests, restoring the trainer's state, in seconds."""
@@ -175,7 +175,7 @@ class Config(Section):
 
     @property
     def trainer_is_apart(self) -> bool:
-        """True if the trainer is in other processes than the controller."""
+        """True if the trainer runs outside the controller's process."""
         return self.placement.kind != "thread" or self.trainer.ranks > 1
 
     @property
@@ -402,8 +402,7 @@ class Config(Section):
         learns = self.trainer.objective.needs & {"teacher", "teacher_top"}
         if learns and teacher is None:
             raise key_error(
-                "null, and the objective is distilled from a teacher: name one, teacher: {model: "
-                "PATH}",
+                "null, but the objective distills from a teacher: name one, teacher: {model: PATH}",
                 "teacher",
                 "trainer.objective.name" if name == "distill" else "trainer.objective.add.distill",
             )
@@ -425,7 +424,7 @@ class Config(Section):
         for domain in teacher.domains if teacher else ():
             if domain not in self.verifier.domains:
                 raise key_error(
-                    f"no such domain; known are {', '.join(self.verifier.domains)}",
+                    f"no such domain; choose from {', '.join(self.verifier.domains)}",
                     f"teacher.domains.{domain}",
                 )
         return self

@@ -17,12 +17,12 @@ class ConversationConfig(Section):
     docs/environments.md."""
 
     turns: int = Field(8, ge=1)
-    """Most turns of the model in a conversation."""
+    """Maximum number of turns of the model in a conversation."""
     step_timeout: float = Field(30.0, gt=0)
-    """Limit of one step of an environment, i.e. of all calls of a turn, and of its start, in
-    seconds. A late step ends the conversation as `step_timeout`, unscorable."""
+    """Time limit of one step of an environment (all calls of a turn), and of its start, in seconds.
+    A late step ends the conversation as `step_timeout`, unscorable."""
     answer_bytes: int = Field(8192, ge=64)
-    """Longest answer of a tool, in bytes of UTF-8; a longer one is cut, with a mark."""
+    """Longest answer of a tool, in bytes of UTF-8; a longer one is truncated, with a mark."""
     reward: RewardSource = "verifier"
     """Source of the correctness reward: the `verifier` of the problem's domain on the whole
     conversation, or the environment: the reward of its `last` turn that has one, or the `sum` of
@@ -31,10 +31,10 @@ class ConversationConfig(Section):
     """What follows a call that does not parse: an error that the model reads as the tool's
     `answer`, or the `end` of the conversation as `unparsed_call`."""
     calls: Literal["auto", "hermes", "qwen_xml", "llama", "mistral", "code"] = "auto"
-    """Form of the model's calls. auto: the tokenizer's own `response_template`, else the form that
+    """Format of the model's calls. auto: the tokenizer's own `response_template`, else the one that
     its chat template writes, else `hermes`."""
     tokens: Literal["template", "mistral"] = "template"
-    """What makes tokens of messages: the chat `template`, or `mistral`: Mistral's own library
+    """What turns messages into tokens: the chat `template`, or `mistral`: Mistral's own library
     (`mistral-common`, an extra), for a model whose folder has its `tekken.json`."""
     history: Literal["fork", "keep"] = "fork"
     """What happens where the chat template rewrites earlier turns, e.g. drops their thoughts:

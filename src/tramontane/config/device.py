@@ -1,7 +1,7 @@
 """Names of models and devices: what `device: auto` and `dtype: auto` stand for.
 
-Nothing here imports torch, except to measure a processor that is not known: that takes seconds, and
-a wrong key is to be refused at once.
+Nothing here imports torch, which takes seconds, except to measure an unknown processor: a wrong key
+should be refused immediately.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _torch_cuda() -> int | None:
 
 
 def idle_gpus(*devices: str) -> str:
-    """What to say of this machine's GPUs that none of a run's `devices` is; empty without any.
+    """A notice about this machine's GPUs that are not among a run's `devices`, or an empty text.
     `cuda`, without a number, may be all of them."""
     found, used = _nvidia(), {device for device in devices if device.startswith("cuda")}
     idle = found.gpus - len(used)
@@ -162,8 +162,8 @@ def number_types(config: Any) -> dict[str, str]:
 
 
 def dtype_warnings(config: Any, prefix: str = "") -> list[str]:
-    """Warnings about every number type in a config, or a mapping of configs, that is slow on the
-    device beside it.
+    """Warnings about every number type in a config, or a mapping of configs, that is slow on its
+    section's device.
 
     Args:
         config: the section or sections.

@@ -47,7 +47,7 @@ class FormatConfig(Section):
 
     @property
     def has_conditions(self) -> bool:
-        """True if a response can be malformed in other ways than by an open thinking tag."""
+        """True if a response can be malformed in other ways than an open thinking tag."""
         forms = self.regex, self.json_schema
         return self.needs_thoughts or self.answer != "none" or any(f is not None for f in forms)
 
@@ -98,8 +98,8 @@ class DomainConfig(Section):
     verifier: str | None = None
     """What decides correctness: one of the built-in verifiers `math`, `code`, `instructions`
     (IFEval's), `calls` (function calls) and `judge` (the model in `verifier.judge`), or the import
-    path of a function of (problem, answer), e.g. `my_task.check`. null: nothing is judged but
-    `verifier.reward.custom`; see `pass_mark`."""
+    path of a function of (problem, answer), e.g. `my_task.check`. null: only the custom rewards
+    (`verifier.reward.custom`) decide; see `pass_mark`."""
     format: FormatConfig = Field(default_factory=FormatConfig)
     """Format of the responses: `boxed`, `fenced`, `none`, `{regex: …}` or `{json_schema: …}`."""
     needs: tuple[Column, ...] = ()
@@ -126,9 +126,9 @@ def checked_path(path: str) -> str:
     """
     if path.startswith("pickle:") and path not in pickled_here and os.environ.get(CONSENT) != "1":
         raise ValueError(
-            f"a pickled function, and to load it runs whatever its author put there; if you trust "
-            f"whoever made this config, allow it with the environment variable {CONSENT}=1, or "
-            f"else name the function as module.function (docs/trust.md)"
+            f"a pickled function, and loading it runs whatever its author put there; if you trust "
+            f"whoever made this config, allow it with the environment variable {CONSENT}=1; "
+            f"otherwise name the function as module.function (docs/trust.md)"
         )
     if not re.fullmatch(IMPORT_PATH, path):
         raise ValueError(f"{path!r} is not an import path; name the function as module.function")
@@ -146,7 +146,7 @@ def checked_path(path: str) -> str:
 
 
 def import_path(path: str) -> str:
-    """An import path in the form `module.Name`, given as `module:Name` or so."""
+    """An import path in the form `module.Name`, from that form or from `module:Name`."""
     return path if path.startswith("pickle:") else path.replace(":", ".", 1)
 
 

@@ -23,7 +23,7 @@ CANARIES = {
 
 def _not_answers(name: str) -> str:
     if name == "answers":
-        raise ValueError("metrics call the model's own answers so; choose another name")
+        raise ValueError("metrics use it for the model's own answers; choose another name")
     return name
 
 
@@ -91,16 +91,16 @@ class CanariesConfig(Section):
     every: MayChange[int] = Field(1, ge=0)
     """Updates between two gradings. 0: none."""
     groups: MayChange[int] = Field(3, ge=1)
-    """Groups of an update that they are graded beside."""
+    """Number of groups of an update that they are graded with."""
     max_wins: MayChange[int] = Field(3, ge=1)
-    """Wins in a row of one canary, a group each, that end the run."""
+    """Consecutive wins of one canary, one per group, that end the run."""
     texts: dict[CanaryName, str] = Field(default_factory=lambda: dict(CANARIES))
     """The answers, by name."""
 
 
 class JudgeConfig(ModelConfig):
     """A model that grades answers: exactly one of `checkpoint`, `endpoint` and `reward_model`. It
-    is asked in domains with `verifier: judge`, and everywhere with a weight `reward.judge`."""
+    is asked in domains with `verifier: judge`, and everywhere if `reward.judge` is above 0."""
 
     reward_model: RewardModelConfig | None = None
     """A sequence classifier, whose probability of the last label is the score; it reads no
@@ -108,7 +108,7 @@ class JudgeConfig(ModelConfig):
     rubric: tuple[RubricItem, ...] = ()
     """Criteria. The score is the weighted share of those that an answer satisfies."""
     rubric_field: str | None = None
-    """Field of rows that have a rubric of their own, a list like `rubric`, in place of it."""
+    """Field with a row's own rubric, in place of `rubric` and of the same form."""
     scale: int = Field(1, ge=1, le=100)
     """Highest grade of a criterion, as a whole number; 1: yes or no."""
     reference: bool = True
@@ -124,7 +124,8 @@ class JudgeConfig(ModelConfig):
     max_tokens: int = Field(1024, ge=1)
     """Maximum length of the judge's answer, in tokens."""
     tries: int = Field(3, ge=1)
-    """How often an answer that cannot be read is asked for. The completion is then unscorable."""
+    """Maximum number of requests for an answer that can be read. Without one, the completion is
+    unscorable."""
     workers: MayChange[int] = Field(2, ge=1)
     """Number of groups judged at once, each by a process of its own, which holds the model if it is
     not behind an endpoint."""
@@ -132,8 +133,8 @@ class JudgeConfig(ModelConfig):
     """Time limit of judging one group, with all retries, in seconds. Its completions are then
     unscorable."""
     max_requests: MayChange[int | None] = Field(None, ge=1)
-    """Bound on the cost: number of requests after which the run ends, retries and those of a judge
-    that was late included. Calibration before the run, and a resumed run, count anew. null:
+    """Limit on the cost: number of requests after which the run ends, including retries and those
+    of a judge that was late. Calibration before the run and a resumed run start new counts. null:
     unlimited."""
     calibration: MayChange[CalibrationConfig | None] = None
     """Grade labeled answers before the run. null: the run begins with a warning."""

@@ -35,7 +35,7 @@ _LOSS = Fixed("a different loss is a different run")
 
 
 class Term(NamedTuple):
-    """What is added to an objective's loss, `weight` times, with a charge of its own or None."""
+    """A term added to an objective's loss, times `weight`, with its own charge or None."""
 
     weight: float
     options: ObjectiveOptions
@@ -132,7 +132,7 @@ class ObjectiveConfig(Section):
             hint = f"did you mean {near!r}? " if near else ""
             raise key_error(
                 f"no objective {self.name!r}, and no module of that name; "
-                f"{hint}there are: {', '.join(BUILT_IN_OBJECTIVES)}",
+                f"{hint}choose from {', '.join(BUILT_IN_OBJECTIVES)}",
                 "name",
             ) from None
         if missing := [name for name in INTERFACE if not hasattr(module, name)]:

@@ -23,10 +23,11 @@ _LOSS = Fixed("a different loss is a different run")
 
 
 class Charge(NamedTuple):
-    """A distance to another policy, the `reference` or the `teacher`. `coef` times it is subtracted
-    from the advantages of sampled tokens: each one's own (scope `token`), also that of the `rest`
-    of its sequence, or that of the whole `sequence`; less its `baseline`, the mean of the group's
-    other completions at the same position."""
+    """A distance to another policy, the `reference` or the `teacher`, which is subtracted, times
+    `coef`, from the advantages of sampled tokens. `scope` is what a token is charged for: its own
+    distance (`token`), also that of the `rest` of its sequence, or that of the whole `sequence`.
+    With `baseline`, the mean of the group's other completions at the same position is subtracted
+    from the distance first."""
 
     policy: Literal["reference", "teacher"]
     coef: float
@@ -93,7 +94,7 @@ class KLOptions(ObjectiveOptions):
     kl_as: Annotated[Literal["reward", "loss", "both"], _LOSS] = "reward"
     """Where the estimate enters: subtracted from the advantage as a constant (`reward`), added to
     the `loss` and differentiated, or `both`. Not every combination with `kl_estimator` has the
-    gradient of KL(π_θ ‖ π_ref), see docs/kl.md; the default has."""
+    gradient of KL(π_θ ‖ π_ref), see docs/kl.md; the default does."""
     kl_level: Annotated[Literal["token", "sequence"], _LOSS] = "token"
     """Ratio used for the estimate: each `token`'s, where a reward counts for the token and those
     before it, or the whole `sequence`'s."""
@@ -265,8 +266,8 @@ class TargetOptions(ObjectiveOptions):
 
 
 class JEPOOptions(TargetOptions):
-    """JEPO (arXiv 2503.19618): learns chains of thought without a verifier, by a lower bound of the
-    reference answer's likelihood."""
+    """JEPO (arXiv 2503.19618): learns chains of thought without a verifier, from a lower bound on
+    the reference answer's likelihood."""
 
     removed: ClassVar = {
         "format_reward": (-10.0, "it is FORMAT_REWARD in trainer/objectives/jepo.py")
@@ -281,8 +282,8 @@ class JEPOOptions(TargetOptions):
     """Gradient of the thoughts under `n_sample`: the `sum` over the completions, which is exact, or
     their `mean`, 1/n of it."""
     baseline: Annotated[Literal["leave_one_out", "none"], _LOSS] = "leave_one_out"
-    """Baseline of the thoughts' advantage. Without the answer of another completion of the group,
-    `leave_one_out` has an advantage of 0."""
+    """Baseline of the thoughts' advantage. If no other completion of the group has the answer,
+    `leave_one_out` gives an advantage of 0."""
     supervised_coef: float = Field(0.01, ge=0)
     """β_sup: coefficient of the gradient of the answer itself. The paper: 0 to 0.01 on verifiable
     data, 1 on data that no verifier can check."""
@@ -388,8 +389,8 @@ class DistillOptions(ObjectiveOptions):
     """Divisor of summed token losses. `minibatch_tokens` gives the mean over all tokens."""
     top_k: Annotated[int | None, Field(ge=0), _LOSS] = None
     """Tokens whose probabilities are compared: null, the sampled one alone; K, the teacher's K
-    likeliest, with all others as one; 0, the whole vocabulary, for which V numbers per token travel
-    to the trainer."""
+    likeliest, with all others as one; 0, the whole vocabulary, for which V numbers per token are
+    sent to the trainer."""
     divergence: Annotated[Literal["reverse", "forward", "js"], _LOSS] = "reverse"
     """KL(π_θ ‖ π_T) (`reverse`), KL(π_T ‖ π_θ) (`forward`), or the generalized Jensen-Shannon
     divergence (`js`, arXiv 2306.13649). The sampled token alone gives only `reverse`."""

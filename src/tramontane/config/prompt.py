@@ -91,9 +91,9 @@ class EffortConfig(Section):
     run's value."""
 
     phrase: str = ""
-    """Text before the system prompt, the problem's own included, e.g. `Effort: low.`"""
+    """Text before the system prompt, also before a problem's own, e.g. `Effort: low.`"""
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
-    """Variables of the chat template at this level, beside `data.chat_template_kwargs`, e.g.
+    """Variables of the chat template at this level, added to `data.chat_template_kwargs`, e.g.
     `{enable_thinking: false}` or `{reasoning_effort: low}`."""
     share: float = Field(1.0, gt=0)
     """Share of the training groups, relative to those of the other levels."""

@@ -151,7 +151,7 @@ def find(roots: Mapping[str, type[Section]], path: str) -> Entry:
         if part not in below:
             names = [*below, *(name for name in roots if name and not entry.title)]
             near = nearest(part, names)
-            hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(names)}"
+            hint = f"did you mean {near!r}?" if near else f"choose from {', '.join(names)}"
             where = f" in {entry.title}" if entry.title else ""
             raise InputError(f"config: no section {part!r}{where}; {hint}")
         entry = below[part]

@@ -104,7 +104,7 @@ class ExamplesConfig(Section):
     """Frequencies of styles and flaws in generated traces."""
 
     def efforts(self, key: str) -> dict[str, list[str]]:
-        """The levels of effort that parts of the playground, which is at `key`, ask for, by key."""
+        """The levels of effort that parts of the playground, at `key`, ask for, by key."""
         parts = enumerate(self.playground)
         return {f"{key}.{i}.effort": [part.effort] for i, part in parts if part.effort}
 
@@ -141,7 +141,7 @@ class SupervisedConfig(NumericsConfig):
     """CPU threads that compute microbatches in parallel, each with its own gradients. 1: one
     microbatch at a time, on all cores."""
     ranks: int = Field(1, ge=1)
-    """Processes that share the work and, by FSDP2, the weights and moments."""
+    """Processes that share the work and, with FSDP2, the weights and moments."""
     checkpoint_every: int = Field(200, ge=1)
     """Steps between checkpoints to resume from."""
     keep_every: int | None = Field(None, ge=1)

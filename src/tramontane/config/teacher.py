@@ -15,15 +15,15 @@ class TeacherConfig(Section):
     model: Model
     """The teacher, named like `model`: e.g. a larger model, or a run, for its newest weights."""
     domains: dict[str, Model] = Field(default_factory=dict)
-    """Teachers of single domains in its place, by the domain's name."""
+    """Other teachers for single domains, by the domain's name."""
     workers: int = Field(1, ge=1)
     """Workers of each teacher, which share its batches."""
     ranks: int = Field(1, ge=1)
     """Processes of each worker, which share its weights (FSDP2) and its sequences: for a teacher
     that does not fit one GPU."""
     device: Device = "auto"
-    """Device of the teachers: auto, cpu, cuda, cuda:N or mps; the ranks of a worker have this GPU
-    and those behind it. On Ray each process has its own, see `placement.teacher`."""
+    """Device of the teachers: auto, cpu, cuda, cuda:N or mps; the ranks of a worker use this GPU
+    and the next ones. On Ray each process has its own, see `placement.teacher`."""
     dtype: Dtype = "auto"
     """Number type of the teachers; auto: as for `trainer.dtype`."""
 

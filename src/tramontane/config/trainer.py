@@ -51,7 +51,7 @@ class LoraConfig(Section):
 
 
 class NumericsConfig(Section):
-    """Keys that training by reinforcement learning and by supervision share."""
+    """Keys shared by reinforcement learning and supervised fine-tuning."""
 
     dtype: Dtype = "auto"
     """Number type of forward and backward. `bfloat16` computes in a copy of the weights; weights,
@@ -73,7 +73,7 @@ class NumericsConfig(Section):
     sequences on a GPU; `gradient_checkpointing` must be true."""
     compile: Literal["auto"] | bool = "auto"
     """Compile each block and the output head with torch.compile, which needs a compiler and
-    Python's headers. auto: on CUDA devices, if they are there."""
+    Python's headers. auto: on CUDA devices, if both are installed."""
     reduce_gradients: Literal["step", "microbatch"] = "step"
     """When gradients are reduced over the ranks: once per optimizer `step`, for which each rank
     keeps the whole model's gradients (4 bytes per parameter) if it has several microbatches, or
@@ -83,7 +83,7 @@ class NumericsConfig(Section):
 
     @property
     def keeps_attention(self) -> bool:
-        """Checkpointed blocks keep the output of flash attention."""
+        """True if checkpointed blocks keep the output of flash attention."""
         return self.gradient_checkpointing is True and not self.activation_offload
 
 

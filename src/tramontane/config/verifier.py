@@ -111,8 +111,8 @@ class VerifierConfig(Section):
 
     thinking_tags: TagPair | None = None
     """Texts before and after the thoughts of a response, e.g. `["[THINK]", "[/THINK]"]`. The
-    system prompt `magistral` names the same tags. null: the pair that is a pair of tokens of the
-    model's tokenizer (`<think>`, `[THINK]` and others), otherwise `<think>` and `</think>`."""
+    system prompt `magistral` names the same tags. null: the pair that the model's tokenizer has as
+    tokens (`<think>`, `[THINK]` and others), otherwise `<think>` and `</think>`."""
     workers: MayChange[int] = Field(1, ge=1)
     """Number of grading processes."""
     timeout_s: MayChange[float] = Field(3.0, gt=0)
@@ -156,8 +156,8 @@ class VerifierConfig(Section):
         return bool(self.reward.judge) or self.verifier_of(domain) == JUDGE
 
     def share(self) -> VerifierConfig:
-        """The part of one of `workers` verifiers in processes of their own: one worker, one judge,
-        and its share of the bound on requests."""
+        """The config of one of `workers` verifiers that each have their own process: one worker,
+        one judge, and its share of the limit on requests."""
         judge = self.judge
         if judge is not None:
             bound = judge.max_requests and max(1, judge.max_requests // self.workers)

@@ -56,7 +56,7 @@ def targets(layers: Sequence[LinearLayer], config: LoraConfig) -> list[LinearLay
         if not any(_matches(layer, name) for layer in layers):
             there = ", ".join(dict.fromkeys(layer.name.rpartition(".")[2] for layer in layers))
             raise InputError(
-                f"lora.target_modules: no linear layer has the name {name!r}; there are {there}"
+                f"lora.target_modules: no linear layer has the name {name!r}; choose from {there}"
             )
     found = [layer for layer in layers if any(_matches(layer, name) for name in wanted)]
     if tied := [layer.name for layer in found if layer.tied]:
