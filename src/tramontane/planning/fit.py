@@ -202,10 +202,10 @@ def generator_limits(
 ) -> dict[str, float]:
     """Values for those keys of `generator` that limit its memory on a GPU and are null.
 
-    A generator beside other workers gets what the arithmetic of theirs leaves. vLLM would measure
-    what is free while they take memory, so there the bytes of its cache are computed too.
+    A generator on the GPU of other workers gets what their computed memory leaves. vLLM would
+    measure free memory while they still allocate, so the size of its cache is computed too.
 
-    Arguments as of `run_memory`.
+    Arguments as for `run_memory`.
     """
     config, devices = stages[0], _Devices.of(stages[0], gpu, 0.0)
     generator, memory = config.generator, devices.gpu_memory

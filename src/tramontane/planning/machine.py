@@ -171,7 +171,7 @@ class Machine:
 
     @property
     def shared(self) -> float:
-        """Bytes of the trainer's weights, gradients and moments in each GPU if they are spread over
+        """Bytes of the trainer's weights, gradients and moments on each GPU if they are spread over
         all GPUs."""
         return (2 * MASTER + MOMENTS) * self.parameters / self.config.gpus
 

@@ -154,8 +154,8 @@ def generator_memory(
 
 
 def _step(stage: Config, shape: ModelShape, rows: int) -> float:
-    """Bytes of a decode step of `rows` rows: the logits, partly in float32, on a GPU
-    sorted for top-k and top-p."""
+    """Bytes of a decode step of `rows` rows: the logits, partly in float32, on a GPU sorted for
+    top-k and top-p."""
     config = stage.generator
     drawn = SORTED_BYTES if config.device.startswith("cuda") else DRAWN_BYTES
     entries = rows * shape.vocabulary
@@ -173,8 +173,8 @@ def _prefill(stage: Config, shape: ModelShape, longest: int) -> float:
 
 
 def _layer(shape: ModelShape, dtype: str, scores: int = 0) -> float:
-    """Bytes of a token in the tensors of one layer, with its scores of so many tokens, and their
-    softmax."""
+    """Bytes of a token in the tensors of one layer, including its attention scores of `scores`
+    tokens and their softmax."""
     size = DTYPE_BYTES[dtype]
     attention = 2 * size * ((shape.heads + shape.kv_heads) * shape.head_dim + shape.heads * scores)
     return 3 * size * shape.hidden + max(attention, 3 * size * shape.intermediate)

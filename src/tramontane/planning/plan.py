@@ -92,7 +92,8 @@ def splits_of(machine: Machine) -> Iterator[Split]:
     config, least = machine.config, machine.train_group
     if least is None:
         return
-    # What fits some ranks fits more, which share the state. A rank has a completion at least.
+    # What fits some ranks also fits more, since they share the state. Each rank needs at least one
+    # completion.
     most = min(config.gpus, config.n_batch + 1)
     for trainer in range(least, most, min(least, config.node)):
         for group in machine.generator_groups():
@@ -104,8 +105,7 @@ def splits_of(machine: Machine) -> Iterator[Split]:
 def _split(machine: Machine, trainer: int, generators: int, group: int) -> Split | None:
     """A split with at most `generators` generators; None if they do not hold a group each."""
     config, slots = machine.config, machine.slots(group)
-    # Two batches in flight (the paper's rule), in whole groups, give no more generators something
-    # to do.
+    # Two batches in flight (the paper's rule), in whole groups, cannot keep more generators busy.
     generators = min(generators, 2 * config.n_batch // config.group_size)
     n_async = min(2 * config.n_batch, generators * slots)
     n_async -= n_async % config.group_size
@@ -250,7 +250,7 @@ def plan(settings: PlanConfig | Mapping[str, Any]) -> Plan:
 
 
 def settings_of(machine: Machine, split: Split) -> dict[str, Any]:
-    """The keys of a run by a split, in the form of a config file; the user gives model and data."""
+    """The keys of a run with a split, in the form of a config file, without model and data."""
     plan, engine = machine.config, machine.engines[split.generator_gpus]
     placement: dict[str, Any] = {"kind": "ray" if machine.on_gpu else "thread"}
     if split.generator_gpus > 1:
@@ -273,7 +273,7 @@ def settings_of(machine: Machine, split: Split) -> dict[str, Any]:
 
 
 def _memory_of(machine: Machine, split: Split) -> RunMemory:
-    """The memory of a run by a split as `train --dry-run` computes it, on the plan's GPUs or on
+    """The memory of a run with a split, as `train --dry-run` computes it, on the plan's GPUs or on
     this machine."""
     settings = settings_of(machine, split)
     settings |= {"model": "tiny", "data": settings["data"] | {"train": "playground:"}}

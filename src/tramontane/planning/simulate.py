@@ -53,8 +53,8 @@ class Costs:
         call: time of each poll of a generator without its decode steps: messages.
         poll: time between two polls of a generator while the trainer works; the generator stands
             still, since calls wait for a core.
-        generator_slowdown, trainer_slowdown: how many times longer each takes
-            while the other works; 1 if they share nothing.
+        generator_slowdown, trainer_slowdown: how many times longer each takes while the other
+            works; 1 if they share nothing.
     """
 
     decode: Callable[[Array, Array], Array]
@@ -72,7 +72,7 @@ class Costs:
 
 
 def lognormal(mean: float, longest: int, sigma: float) -> Lengths:
-    """exp(N(μ, sigma²)) tokens, cut at `longest`, with μ such that the mean after it is `mean`.
+    """exp(N(μ, sigma²)) tokens, cut at `longest`; μ is such that the mean after the cut is `mean`.
 
     `mean` must be above 1 and below `longest`.
     """
@@ -328,7 +328,7 @@ class _Generator(_Worker):
         return self.costs.prefill(simulation.prompt_tokens * len({r.group for r in requests}))
 
     def _decode(self, count: int) -> float:
-        """Seconds of the next `count` steps, as far as there are live sequences."""
+        """Seconds of the next `count` steps, or of fewer if no sequence is left."""
         if not self._decoding:
             return 0.0
         steps, order = np.arange(count), np.argsort(self._left)

@@ -25,7 +25,7 @@ MOMENTS = 8  # bytes of AdamW's two float32 moments of a weight
 # Bytes of an entry of the logits in the part of the vocabulary that is computed, next to the logit:
 # three float32 tensors, and another one for the gradient of the entropy.
 SOFTMAX, ENTROPY = 12, 4
-COMPARED = 64  # of a token's log-prob that is compared with a teacher's, in every part and its sums
+COMPARED = 64  # bytes of a log-prob compared with a teacher's, over all parts and their sums
 
 
 def trainer_memory(
@@ -99,9 +99,9 @@ def value_memory(
 
 
 def teacher_memory(config: Config, teacher: ModelShape, lengths: Lengths) -> Memory:
-    """Memory of a rank of a teacher: it keeps nothing for a backward pass, but all logits of a row,
-    whose softmax takes a small part of them at a time. Of several ranks, each gathers the head and
-    a block, and the next one ahead."""
+    """Memory of a rank of a teacher. It keeps nothing for a backward pass, but holds all logits of
+    a row; their softmax is computed in small parts. With several ranks, each gathers the head, a
+    block, and the next block ahead."""
     assert config.teacher is not None
     row, size = _Row.full(config.trainer, lengths), DTYPE_BYTES[config.teacher.dtype]
     ranks = config.teacher.ranks
@@ -122,10 +122,10 @@ def offloaded_memory(config: TrainerConfig, shape: ModelShape, lengths: Lengths)
 
 
 def block_activations(shape: ModelShape, dtype: str) -> int:
-    """Bytes that the forward of a block keeps for the backward, a token, without the scores of
-    attention: of RMS norms (computed in float32) the input in float32, the normalized values and
-    the output; queries, keys, values and the output of attention, with one float32 sum for each
-    head; of the gated MLP both projections, the activation and their product."""
+    """Bytes per token that the forward of a block keeps for the backward, without attention scores:
+    of RMS norms (computed in float32) the input in float32, the normalized values and the output;
+    of attention the queries, keys, values and output, with one float32 sum for each head; of the
+    gated MLP both projections, the activation and their product."""
     size = DTYPE_BYTES[dtype]
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     attention = 2 * size * (queries + keys) + 4 * shape.heads
@@ -213,7 +213,7 @@ def _norm(shape: ModelShape, size: int) -> int:
 
 def _moments(config: TrainerConfig, shape: ModelShape, row: _Row) -> Iterator[_Moment]:
     """The moments of a backward pass that may take most: the output head, its gradient, the last
-    block, and the embeddings, before which all activations are gone."""
+    block, and the embeddings, by which time all activations are freed."""
     size, tokens = DTYPE_BYTES[config.dtype], row.tokens
     final = tokens * _norm(shape, size) + row.predicted * size * shape.hidden
     scores, mlp = _scores(config, shape, row), tokens * size * shape.intermediate
@@ -249,7 +249,7 @@ def _sharded(config: TrainerConfig, shape: ModelShape) -> tuple[_Moment, ...]:
 
     A gradient is reduced in float32, and the buffer of a reduction is held until the next unit has
     been computed. A GPU gathers the next unit while it computes one. Tied embeddings, and their
-    gradient, are there during the whole pass; gloo reduces a copy.
+    gradient, stay in memory during the whole pass; gloo reduces a copy.
     """
     size, trained = DTYPE_BYTES[config.dtype], _Trained.of(config, shape)
     head, block = size * shape.head, size * shape.block  # gathered
