@@ -44,11 +44,6 @@ class LoraConfig(Section):
     """Linear layers that get an adapter: full names or their last parts, e.g. `q_proj`. null: all
     except the output head."""
 
-    @property
-    def scale(self) -> float:
-        """Factor s of B A."""
-        return float(self.alpha / (self.rank**0.5 if self.rslora else self.rank))
-
 
 class NumericsConfig(Section):
     """Keys shared by reinforcement learning and supervised fine-tuning."""

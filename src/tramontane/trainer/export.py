@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tramontane.models.loading import converts_weights
-from tramontane.models.weight_files import SHARD_BYTES, Entry, plan_files, write_files
+from tramontane.models.weight_files import Entry, write_files
 from tramontane.models.weights import tied_names
 from tramontane.trainer.sharding import rank
 
@@ -45,7 +45,6 @@ class CheckpointWriter:
         folder: Path,
         buckets: Iterable[dict[str, torch.Tensor]],
         dtype: torch.dtype,
-        shard_bytes: int = SHARD_BYTES,
     ) -> None:
         """Write config and weights. Collective: every rank must call it; rank 0 writes.
 
@@ -53,7 +52,6 @@ class CheckpointWriter:
             folder: created if missing.
             buckets: all weights, in the order of the model's `state_dict`.
             dtype: type of the weights in the files.
-            shard_bytes: size of the largest file.
         """
         if rank() > 0:
             for _ in buckets:
@@ -78,7 +76,7 @@ class CheckpointWriter:
             name: Entry(shape, dtype if kind.is_floating_point else kind)
             for name, (shape, kind) in self._entries.items()
         }
-        write_files(folder, entries, self._tensors(buckets), plan_files(entries, shard_bytes))
+        write_files(folder, entries, self._tensors(buckets))
 
     def _tensors(
         self, buckets: Iterable[dict[str, torch.Tensor]]
