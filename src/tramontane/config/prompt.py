@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +28,7 @@ _RESERVED = ("tokenize", "add_generation_prompt", "continue_final_message")
 
 def _text_of(value: str, what: str) -> str:
     path = Path(value).expanduser() if len(value) < 1024 and "\n" not in value else None
-    if path is None or not path.is_file():
+    if path is None or not os.path.isfile(path):  # False for a text too long for a file's name
         return value
     try:
         return path.read_text(encoding="utf-8")
