@@ -170,8 +170,7 @@ class TrajectoriesConfig(Section):
     """Share of each batch's completions that are recorded, rounded to whole groups. The rest is
     sampled by the run. 1: nothing is sampled for training."""
     fields: dict[str, str] = Field(default_factory=dict)
-    """Names of a row's fields in files, if different, e.g. `{response: text, reward: thumbs}`.
-    """
+    """Names of a row's fields in files, if different, e.g. `{response: text, reward: thumbs}`."""
     behavior: Literal["recorded", "refreshed"] = "recorded"
     """Behavior log-probs log μ: as `recorded` with a trajectory, or `refreshed`: computed with the
     trained weights. A trajectory without recorded ones is always refreshed. None are computed for

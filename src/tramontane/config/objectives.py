@@ -227,7 +227,7 @@ class AGROOptions(ObjectiveOptions):
     loss_normalization: Annotated[LossNormalization, _LOSS] = "sequence_sum"
     """Divisor of summed token losses. The default is the paper's sum over tokens."""
     beta: float = Field(0.1, gt=0)
-    """β: strength of the regularization towards π_ref, the weights at the start of the run. The
+    """β: strength of the regularization toward π_ref, the weights at the start of the run. The
     optimum is π_ref · e^(r/β), normalized."""
     form: Annotated[Literal["off_policy", "on_policy"], _LOSS] = "off_policy"
     """Gradient: `off_policy` uses samples of any policy without correction; `on_policy` is the
@@ -315,7 +315,7 @@ class SPOOptions(ObjectiveOptions):
     loss_normalization: Literal["sequence_sum"] = "sequence_sum"
     """The loss is the mean over completions."""
     beta: float = Field(0.1, gt=0)
-    """β: strength of the regularization towards π_ref, the weights at the start of the run."""
+    """β: strength of the regularization toward π_ref, the weights at the start of the run."""
     loss: Annotated[Literal["cross_entropy", "squared"], _LOSS] = "cross_entropy"
     """Loss of Q_T. `cross_entropy`, the paper's default, reads e^Q as a probability of success and
     needs rewards from 0 to 1; `squared` is (Q_T − r)²."""
@@ -352,7 +352,7 @@ class DROOptions(ObjectiveOptions):
     """Prefixes for which `value` learns V: that of every `token`, which the paper finds better, or
     the `prompt` alone."""
     tau: float = Field(1.0, gt=0)
-    """τ: strength of the regularization towards π_ref, the weights at the start of the run. The
+    """τ: strength of the regularization toward π_ref, the weights at the start of the run. The
     default is the paper's, for rewards of standard deviation 1."""
 
     @property
