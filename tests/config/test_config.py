@@ -105,6 +105,11 @@ def test_text_keys_keep_values_that_yaml_reads_as_other_types(load):
     assert config.data.system_prompt == "quoted: text"
 
 
+@pytest.mark.parametrize("text", ["Think first. " * 40, "~nobody thinks first."])
+def test_a_system_prompt_of_one_line_is_a_text(load, text):
+    assert load("", f"data.system_prompt={text.strip()}").data.system_prompt == text.strip()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

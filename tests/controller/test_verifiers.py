@@ -4,6 +4,7 @@ import errno
 import os
 import queue
 import threading
+import time
 
 import pytest
 
@@ -82,6 +83,29 @@ def test_an_error_of_the_replacement_reaches_every_caller():
         assert called.is_set()
         with pytest.raises(OSError, match="No space left"):
             pool.score(PROBLEM, [("", 1)])
+
+
+def test_a_replacement_that_fails_while_they_close_does_not_hold_them_up():
+    handles = []
+
+    def make(number):
+        if handles:
+            while pool._calls.qsize() < 2:  # the lost group, and the end of the thread
+                time.sleep(0.01)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        handles.append(ThreadHandle("verifier 0", lambda: DyingGrader(["death"])))
+        return handles[0]
+
+    pool = VerifierActors(make, 1, TimeoutsConfig(), VerifierConfig(), lambda lost: None)
+    future = pool.score(PROBLEM, [("", 1)])
+    while not pool.stats().restarts:
+        time.sleep(0.01)
+    closing = threading.Thread(target=pool.close, daemon=True)
+    closing.start()
+    closing.join(30)
+    assert not closing.is_alive()
+    with pytest.raises(OSError, match="No space left"):
+        future.result(0)
 
 
 def test_a_group_of_programs_has_the_time_that_its_tests_may_take():

@@ -16,6 +16,7 @@ from tramontane.config import Config
 from tramontane.controller.conversations import following
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import loading
+from tramontane.environments.running import Runner
 from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
 from tramontane.run.input import read_input
@@ -542,3 +543,37 @@ def test_rows_that_name_a_wrong_environment_are_refused_at_the_start(tmp_path):
     with pytest.raises(InputError, match=said):
         read_input(Config(model="tiny", data=data))
     assert len(read_input(Config(model="tiny", data=data | {"environment": None})).problems.streams)
+
+
+def test_a_toolbox_that_cannot_be_closed_keeps_no_other_open():
+    closed = []
+
+    class Broken:
+        def close(self):
+            raise RuntimeError("not now")
+
+        def look(self) -> str:
+            """Look."""
+            return "nothing"
+
+    class Kept:
+        def close(self):
+            closed.append("toolbox")
+
+        def listen(self) -> str:
+            """Listen."""
+            return "nothing"
+
+    class World:
+        tools = ()
+
+        def step(self, message):
+            return "", 0.0, True
+
+        def close(self):
+            closed.append("environment")
+
+    host = loading.Host(Config(model="tiny").data, 1000, Runner())
+    host._toolboxes, host._environment, host._kind = [Broken(), Kept()], World(), "environment"
+    asyncio.run(host.close())
+    assert closed == ["toolbox", "environment"]

@@ -120,3 +120,12 @@ def test_a_well_formed_result_needs_no_explanation() -> None:
     assert "schema" in str(
         Malformed.of([malformed("JSON does not fit the schema at $")]).explain(1)
     )
+
+
+def test_a_config_in_python_is_read_like_its_file(tmp_path: Path) -> None:
+    """Keys that it does not set are those of an evaluation, not of a training."""
+    (file := tmp_path / "config.yaml").write_text("data:\nevaluation: {samples: 2}\n")
+    given = Config.model_validate({"evaluation": {"samples": 2}})
+    of_file, of_python = (settings_for("tiny", "playground:", c, [], {}) for c in (file, given))
+    assert of_file.sampling == of_python.sampling
+    assert of_python.sampling.max_tokens == 512

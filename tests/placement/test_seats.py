@@ -80,6 +80,8 @@ def test_a_vllm_generator_has_as_many_gpus_as_its_model_is_split_over() -> None:
         InputError, match=r"2 GPUs each .* from cuda:0 on, and torch sees 7\. Set it to 3"
     ):
         seats(run_on("cuda", "cuda", 4, 2, **vllm), 7)
+    with pytest.raises(InputError, match=r"Not even one fits there: lower .*tensor_parallel"):
+        seats(run_on("cuda", "cpu", **vllm), 1)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The display: plain lines that scripts can read, a live page that fits a small terminal."""
 
 import io
+import math
 import re
 from typing import Any
 
@@ -254,3 +255,4 @@ def test_formats_of_numbers() -> None:
     assert [clock(x) for x in (0, 65.4, 3723)] == ["0:00", "1:05", "1:02:03"]
     assert sparkline([1.0, 1.0]) == "▁▁"
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+    assert (sparkline([math.nan, 0.0, 1.0]), sparkline([math.inf])) == ("▁█", "▁")

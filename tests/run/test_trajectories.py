@@ -1,5 +1,6 @@
 """Trajectories from files and earlier runs: what is read, what is refused, and runs on them."""
 
+import asyncio
 import json
 import math
 from pathlib import Path
@@ -31,6 +32,7 @@ from tramontane.types import (
     floats,
     ints,
 )
+from tramontane.verifier.pool import VerifierPool
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": "1 + 1 = ?", "response": "<think>2</think> \\boxed{2}", "reward": 1, "answer": "2"},
@@ -308,3 +310,19 @@ def test_rollouts_of_a_run_are_half_of_the_next_ones_batches(tmp_path: Path) -> 
     folder, resumed = open_run(tmp_path / "second", ["pipeline.updates=3"])
     train(resumed, QuietScreen(), folder)
     assert len(RunFolder(tmp_path / "second").metrics()) == 3
+
+
+def test_rows_of_files_of_one_name_are_regraded_by_their_own_problems(tmp_path: Path) -> None:
+    """Rows without an id are numbered, with the file's name."""
+    sources = []
+    for answer in ("2", "3"):
+        (tmp_path / answer).mkdir()
+        row = {"prompt": f"{answer} = ?", "response": f"<think>.</think> \\boxed{{{answer}}}"}
+        sources.append(write(tmp_path / answer, row | {"answer": answer, "reward": 0}))
+    config = offline(tmp_path, *sources, regrade=True)
+    encoder = PromptEncoder(load_tokenizer("tiny"), config.data)
+    found = load_trajectories(config, encoder, 1024)
+    pipeline = config.pipeline
+    with VerifierPool(config.verifier, pipeline.l_max, pipeline.l_cache) as pool:
+        asyncio.run(found.regrade(pool))
+    assert [item.verdict.verdict for item in found.items] == ["right", "right"]

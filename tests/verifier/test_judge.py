@@ -1,6 +1,7 @@
 """Judges over real sockets and in real processes: scores, faults, quotes, and the bound on cost."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -192,7 +193,10 @@ def test_rows_with_their_own_rubric_and_scale(tmp_path):
         without = judged(verifier, ["La"], tmp_path)
     assert found.values == pytest.approx([(1 - 0.25 + 0.5) / 2])
     assert found.notes == ["criteria missed: 2, 3"]
-    assert "has no criterion of positive weight" in without.fault(0)
+    assert "verifier.judge.rubric has no criterion of positive weight" in without.fault(0)
+    alone = problem.metadata | {"rubric": [{"criterion": "Loud", "weight": -1}]}
+    with pytest.raises(InputError, match="its field 'rubric' has no criterion of positive weight"):
+        judge.questions(replace(problem, metadata=alone), ["La"], verifier.judge)
 
 
 # ----------------------------------------------------------------------------- prompt injection

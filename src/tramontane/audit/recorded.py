@@ -12,6 +12,7 @@ from typing import Any
 from tramontane.errors import InputError
 from tramontane.evaluation.score import parse_row, row_lines
 from tramontane.run import rollouts
+from tramontane.verifier.code.comparing import fault_of
 from tramontane.workplace import parse_object
 
 Row = dict[str, Any]
@@ -103,7 +104,7 @@ def _rollout(row: Row, file: str, line: int, scored: _ScoredRows | None) -> Roll
     text = row.get("text", row.get("response"))
     # The label is `reference` in an evaluation, `answer` elsewhere.
     reference = row["reference"] if "reference" in row else row.get("answer")
-    if isinstance(reference, int | float):
+    if isinstance(reference, int | float) and not isinstance(reference, bool):
         reference = str(reference)
     problem_id = str(row.get("problem_id", row.get("id")))
     group = row.get("group", problem_id)
@@ -117,11 +118,14 @@ def _rollout(row: Row, file: str, line: int, scored: _ScoredRows | None) -> Roll
     if not isinstance(reference, str | None) or not isinstance(group, str | int):
         name = "group" if isinstance(reference, str | None) else "the reference answer"
         raise InputError(f"{name} is of the wrong type")
-    before = ""
-    if turns := row.get("turns"):
+    before, parts = "", row.get("parts") or {}
+    turns, tests = _turns(row.get("turns") or []), row.get("tests")
+    if turns:
         text = turns[-1]["text"]
         said = [[t["text"], *(m["content"] for m in t["messages"])] for t in turns[:-1]]
         before = "\n\n".join(chain.from_iterable(said))
+    if not isinstance(parts, dict):
+        raise InputError("parts is not an object")
     return Rollout(
         file=file,
         line=line,
@@ -133,12 +137,31 @@ def _rollout(row: Row, file: str, line: int, scored: _ScoredRows | None) -> Roll
         reference=reference,
         group=group,
         index=row.get("index"),
-        tests=row["tests"] if isinstance(row.get("tests"), dict) else None,
+        tests=tests if isinstance(tests, dict) and not fault_of(tests) else None,
         before=before,
-        judged=(row.get("parts") or {}).get("judge"),
+        judged=parts.get("judge"),
         ending=row.get("ending"),
-        calls=sum(len(turn["calls"]) for turn in row.get("turns") or ()),
+        calls=sum(len(turn["calls"]) for turn in turns),
     )
+
+
+def _turns(turns: Any) -> list[Row]:
+    """The recorded turns of a conversation.
+
+    Raises:
+        InputError: they lack what the audit reads.
+    """
+    try:
+        return [
+            {
+                "text": str(turn["text"]),
+                "messages": [{"content": str(m["content"])} for m in turn["messages"]],
+                "calls": [*turn["calls"]],
+            }
+            for turn in turns
+        ]
+    except (KeyError, TypeError):
+        raise InputError("turns are not those of a rollout (text, messages, calls)") from None
 
 
 class _ScoredRows:

@@ -27,8 +27,9 @@ _RESERVED = ("tokenize", "add_generation_prompt", "continue_final_message")
 
 
 def _text_of(value: str, what: str) -> str:
-    path = Path(value).expanduser() if len(value) < 1024 and "\n" not in value else None
-    if path is None or not os.path.isfile(path):  # False for a text too long for a file's name
+    # Unlike `Path`, `os.path` knows no error for texts that are no path, by length or by user.
+    path = Path(os.path.expanduser(value)) if "\n" not in value else None
+    if path is None or not os.path.isfile(path):
         return value
     try:
         return path.read_text(encoding="utf-8")

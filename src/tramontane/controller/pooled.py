@@ -272,6 +272,7 @@ class PooledGenerator:
         async with self._replacing:
             if self.handle is not gone:  # already replaced, after another call
                 return
+            lost.worker = gone.name  # an engine's own process does not know it
             while True:
                 self._losses += 1
                 if not self.config.replaces_generators or self._losses > STARTS:

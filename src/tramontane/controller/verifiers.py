@@ -12,6 +12,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -264,9 +265,15 @@ class VerifierActors:
 
     def _fail_waiting(self, error: Exception) -> None:
         """Fail the groups that no actor has begun."""
-        while not self._calls.empty():
-            if (call := self._calls.get_nowait()) is not None:
-                call.future.set_exception(error)
+        ends = 0  # which end threads, and are put back
+        with suppress(queue.Empty):  # other threads take calls too
+            while True:
+                if (call := self._calls.get_nowait()) is None:
+                    ends += 1
+                else:
+                    call.future.set_exception(error)
+        for _ in range(ends):
+            self._calls.put(None)
 
 
 def _wait(future: Future[Any], name: str, limit: Limit) -> Any:

@@ -38,7 +38,10 @@ def check_inputs(inputs: tuple[str, ...], fields: dict[str, str]) -> dict[str, A
     prints: dict[str, Any] = {}
     for source in inputs:
         if source.startswith(SCHEMES):
-            raise InputError(f"data {source!r} has no end; write its problems to a file first")
+            raise InputError(
+                f"data {source!r}: curate reads files and datasets; write these problems to a file "
+                f"first"
+            )
         path = Path(source).expanduser()
         if source.endswith(ENDINGS):
             require_file(path)

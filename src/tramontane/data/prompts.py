@@ -239,7 +239,10 @@ class PromptEncoder:
             return []
         bare: list[int] = self.tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
         whole: list[int] = self.tokenizer(_PROBE)["input_ids"]
-        return next(whole[:i] for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+        for i in range(len(whole)):
+            if whole[i : i + len(bare)] == bare:
+                return whole[:i]
+        raise InputError("the tokenizer writes a text otherwise with special tokens around it")
 
     @cached_property
     def _special(self) -> re.Pattern[str]:

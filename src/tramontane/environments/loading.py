@@ -11,9 +11,11 @@ Their methods determine the kind:
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, cast
@@ -36,6 +38,7 @@ from tramontane.verifier import functions
 from tramontane.verifier.functions import defined_at
 
 Kind = Literal["environment", "harness", "trl", "toolbox", "tool"]
+CLOSE_SECONDS = 5.0  # limit of an environment's `close`, and of a toolbox's
 FIELD = "environment"  # of a row
 ROW = f"field {FIELD!r} of a row"  # in messages about a row, in place of a config key
 ROLES = ("user", "tool", "system")
@@ -326,9 +329,10 @@ class Host:
         owned = [*self._toolboxes, self._environment]
         if self._kind == "toolbox":
             owned.pop()  # it is among them
-        for each in owned:
-            if close := getattr(each, "close", None):
-                await self._runner.run(close)
+        closes = [close for each in owned if (close := getattr(each, "close", None))]
+        for close in closes:  # one that fails or hangs must not keep the others open
+            with suppress(asyncio.TimeoutError, EnvironmentFailed):  # the conversation has ended
+                await asyncio.wait_for(self._runner.run(close), CLOSE_SECONDS)
 
     def _refused(self, method: Callable[..., Any], value: Any, wanted: str) -> EnvironmentFailed:
         return EnvironmentFailed(f"{_name(method)} {functions.unusable(method, value, wanted)}")

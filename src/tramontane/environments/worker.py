@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from tramontane.environments.harness import HarnessHost, Switchboard
 
 Key = tuple[int, int]  # group and index of a conversation
-CLOSE_SECONDS = 5.0  # limit of an environment's `close`
 OPENING = 32  # tokens at the end of a harness's prompt that may open the model's thoughts
 
 
@@ -85,10 +83,10 @@ class EnvironmentWorker:
                 self._start(host, problem, seed), self._limits.step_timeout
             )
         except asyncio.TimeoutError:
-            await self._close(host)
+            await host.close()
             return Started([], "step_timeout", self._late("start"))
         except (EnvironmentFailed, InputError) as error:
-            await self._close(host)
+            await host.close()
             return Started([], "environment_failed", str(error))
         self._open[key] = conversation
         tools = [tool["function"]["name"] for tool in host.tools]
@@ -154,7 +152,7 @@ class EnvironmentWorker:
     async def close(self, key: Key) -> None:
         """End a conversation, and close its environment."""
         if conversation := self._open.pop(key, None):
-            await self._close(conversation.host)
+            await conversation.host.close()
 
     def _host(self, problem: Problem) -> Host | HarnessHost:
         harness = loading.harness_of(self._config.data, problem)
@@ -164,10 +162,6 @@ class EnvironmentWorker:
 
         self._switchboard = self._switchboard or Switchboard()
         return HarnessHost(harness, self._runner, self._switchboard, self._format.encoder)
-
-    async def _close(self, host: Host | HarnessHost) -> None:
-        with suppress(asyncio.TimeoutError, EnvironmentFailed):  # it has its ending already
-            await asyncio.wait_for(host.close(), CLOSE_SECONDS)
 
     async def _start(self, host: Host | HarnessHost, problem: Problem, seed: int) -> _Conversation:
         messages = await host.start(problem, seed, self._config)

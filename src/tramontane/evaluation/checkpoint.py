@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tramontane.config import Config, Resources, TrainerConfig
-from tramontane.data.files import SCHEMES
+from tramontane.data.files import GENERATED
 from tramontane.data.load import Split, load_problems
 from tramontane.errors import InputError
 from tramontane.evaluation.basis import basis_of, check_basis, write_basis
@@ -96,7 +96,7 @@ def problems_of(settings: Settings, split: Split = "test") -> list[Problem]:
     """
     config, sampling = settings.config, settings.sampling
     source = config.data.eval or config.data.train
-    limit = sampling.problems or (ENDLESS_PROBLEMS if source.startswith(SCHEMES) else None)
+    limit = sampling.problems or (ENDLESS_PROBLEMS if source.startswith(GENERATED) else None)
     problems = load_problems(
         source,
         config.data,

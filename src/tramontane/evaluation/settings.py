@@ -168,8 +168,10 @@ def settings_for(
     """
     run = run_of(model) if config is None else None
     path = config if isinstance(config, str | Path) else run and run / "config.yaml"
-    raw = config.model_dump() if isinstance(config, Config) else read_settings(path) if path else {}
-    data = raw.setdefault("data", {})
+    raw = read_settings(path) if path else {}
+    if isinstance(config, Config):  # as if from a file: what was not set is left to the defaults
+        raw = config.model_dump(exclude_unset=True)
+    data = raw["data"] = raw.get("data") or {}
     if run and source not in (None, data.get("train"), data.get("eval")):
         # The run's columns and domain belong to its data, not to this source.
         kept = {*PromptConfig.model_fields, *CONVERSING, "effort", "sets"}

@@ -80,10 +80,17 @@ def seats(config: Config, gpus: int | None) -> Seats:
         first = behind if behind + width * generator.workers <= gpus else 0
     if gpus is not None and generator.workers and first + width * generator.workers > gpus:
         each = "a GPU each" if width == 1 else f"{width} GPUs each (tensor_parallel)"
+        fitting = (gpus - first) // width
+        remedy = (
+            f"Set it to {fitting}: one generator decodes as many completions at once as several on "
+            f"one GPU"
+            if fitting > 0
+            else "Not even one fits there: lower generator.vllm.tensor_parallel, or change "
+            "generator.device"
+        )
         raise InputError(
             f"generator.workers is {generator.workers}, which need {each} from cuda:{first} on, "
-            f"and torch sees {gpus}. Set it to {max(1, (gpus - first) // width)}: one generator "
-            f"decodes as many completions at once as several on one GPU"
+            f"and torch sees {gpus}. {remedy}"
         )
     firsts = (rank_device("cuda", first + width * n) for n in range(generator.workers))
     return Seats(ranks, tuple(firsts), width, teachers)

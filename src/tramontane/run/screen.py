@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -87,7 +88,8 @@ def clock(seconds: float) -> str:
 
 
 def sparkline(values: list[float]) -> str:
-    """A line of block characters for the values, scaled to their range."""
+    """A line of block characters for the values that are numbers, scaled to their range."""
+    values = [value for value in values if math.isfinite(value)] or [0.0]
     low, high = min(values), max(values)
     if high - low < 1e-9:
         return BLOCKS[0] * len(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -32,8 +33,10 @@ def address_of(session: Session) -> Iterator[Address | None]:
         return
     loopback.check_installed("generator.serve")
     with loopback.listening(serve.port, serve.host) as address:
-        file = session.folder.write_json(FILE, {"base_url": f"{address.url}/v1"})
-        file.chmod(0o600)  # it has the key
+        file = session.folder.path / FILE
+        file.unlink(missing_ok=True)  # of a killed session
+        file.touch(0o600)  # before the key is in it
+        file.write_text(json.dumps({"base_url": f"{address.url}/v1"}, indent=2) + "\n")
         session.announce(f"clients reach the model at {address.url}/v1", logging.INFO)
         try:
             yield address

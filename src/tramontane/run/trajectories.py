@@ -114,9 +114,10 @@ class Trajectories:
             return
         lengths = self.config.pipeline.l_max, self.config.pipeline.l_cache
         reward = self.config.conversation.reward
-        siblings: dict[str, list[int]] = defaultdict(list)
+        siblings: dict[tuple[str | None, ...], list[int]] = defaultdict(list)
         for place, item in enumerate(self.items):
-            siblings[item.problem.id].append(place)
+            problem = item.problem  # files may use one id for different problems
+            siblings[problem.id, problem.problem, problem.answer].append(place)
         futures = [
             verifiers.score(
                 self.items[group[0]].problem,

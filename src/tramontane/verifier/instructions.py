@@ -97,7 +97,7 @@ def _is_argument(name: str, value: Any) -> bool:
     if name.endswith("relation"):
         return value in RELATIONS
     if name.startswith(("num_", "nth_")) or name.endswith("frequency"):
-        return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        return type(value) is int or (isinstance(value, float) and value.is_integer())
     return isinstance(value, str)
 
 

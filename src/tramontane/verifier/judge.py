@@ -116,9 +116,10 @@ def _items(problem: Problem, config: JudgeConfig) -> Sequence[RubricItem]:
     own = problem.metadata.get(config.rubric_field) if config.rubric_field else None
     items = [RubricItem.model_validate(item) for item in own] if own else config.rubric
     if not any(item.weight > 0 for item in items):
+        where = f"its field {config.rubric_field!r}" if own else "verifier.judge.rubric"
         raise InputError(
-            f"problem {problem.id!r}: field {config.rubric_field!r} (verifier.judge.rubric_field) "
-            f"has no criterion of positive weight, and verifier.judge.rubric none at all"
+            f"problem {problem.id!r}: {where} has no criterion of positive weight; add one there"
+            + ("" if own else f", or in the row's field {config.rubric_field!r}")
         )
     return items
 

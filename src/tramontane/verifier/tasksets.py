@@ -71,6 +71,8 @@ async def score(problem: Problem, answer: str) -> tuple[float, str]:
     )
     await task.score(trace)
     possible = sum(max(reward.weight, 0.0) for reward in trace.rewards.values())
+    if not possible:
+        raise InputError(f"task {problem.id}: none of its rewards has a positive weight")
     rewards = ", ".join(f"{name} {reward.score:g}" for name, reward in trace.rewards.items())
     return sum(reward.value for reward in trace.rewards.values()) / possible, rewards
 

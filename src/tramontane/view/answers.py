@@ -72,9 +72,8 @@ def _counts(run: Run) -> dict[str, dict[str, tuple[int, int]]]:
 
 def answers(run: Run, problem_id: str) -> Row:
     """A run's completions of one problem, oldest first, with its statement."""
-    table = run.rollouts.table()
+    parts, table = run.rollouts.current()
     places = np.flatnonzero(np.asarray(pc.equal(table["problem_id"], problem_id)))
-    parts = run.rollouts.refresh()
     rows = [_recorded(row) for row in table.take(pa.array(places, pa.int64())).to_pylist()]
     statement, reference = None, None
     if rows:

@@ -84,12 +84,18 @@ class Rollouts:
     def table(self) -> pa.Table:
         """All rows: the columns `NARROW`, `FROM_SPANS` and `tools`, and `part` and `row`, their
         places."""
-        parts = self.refresh()
+        return self.current()[1]
+
+    def current(self) -> tuple[list[UpdateFile], pa.Table]:
+        """The files of `refresh`, and their `table`; another thread's refresh cannot come between
+        the two."""
+        self.refresh()
         with self._lock:
+            parts = list(self._parts.values())
             if self._table is None:
                 tables = [_placed(part.table, number) for number, part in enumerate(parts)]
                 self._table = pa.concat_tables([_placed(_empty(), 0), *tables])
-            return self._table
+            return parts, self._table
 
     def _read(self, path: Path) -> UpdateFile:
         update = 0

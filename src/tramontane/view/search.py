@@ -83,8 +83,7 @@ class Search:
     def __init__(self, rollouts: Rollouts, query: Query) -> None:
         self.rollouts, self.query = rollouts, query
         self._lock = threading.Lock()  # an abandoned request of a page may still be running
-        self.parts = list(rollouts.refresh())
-        self.table = rollouts.table()
+        self.parts, self.table = rollouts.current()
         chosen = np.flatnonzero(_mask(self.table, query))
         self._numbers = np.asarray(self.table["part"])
         self.unreadable: set[str] = set()

@@ -307,3 +307,10 @@ def test_reference_solutions_pass(name, tag, n):
         solution = row["solution_cpp" if tag == "cpp" else "solution"]
         problem = Problem(row["id"], "code", row["problem"], tests=row["tests"])
         assert run(solution, problem, tag, config)[:2] == ("right", ""), row["id"]
+
+
+@needs_gpp
+def test_without_a_c_compiler_c_is_unscorable(tmp_path, monkeypatch):
+    (tmp_path / "g++").symlink_to(shutil.which("g++"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run("int main() {}", tag="c")[:2] == ("unscorable", "no compiler gcc here")

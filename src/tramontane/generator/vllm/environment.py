@@ -147,6 +147,8 @@ def set_up(
             the folder.
     """
     base = python or sys.executable
+    if shutil.which(base) is None:
+        raise InputError(f"there is no interpreter {base}; name another with --python")
     if not _recent(base):
         oldest = ".".join(map(str, OLDEST_PYTHON))
         raise InputError(

@@ -25,7 +25,6 @@ from tramontane.verifier.format import fences
 MAX_TIMEOUTS = 3  # afterwards the remaining tests count as failed
 MAX_OUTPUT = 1 << 20  # bytes of one output that a trial keeps
 NO_SANDBOX = "no sandbox works here, and verifier.allow_unsandboxed is false (tramontane doctor)"
-NO_COMPILER = "no C++ compiler (g++) here"
 Language = Literal["python", "cpp", "c"]
 _YEARS = ("11", "14", "17", "20", "23")
 _LANGUAGES: dict[str, Language] = {
@@ -76,14 +75,20 @@ def judge(answer_part: str, problem: Problem, config: VerifierConfig) -> Judgmen
         return Judgment("wrong", f"cannot run {tag}: only Python, C++ and C are graded", program)
     if problem.tests["type"] != "stdio" and language != "python":
         return Judgment("wrong", f"the tests are for another language than {tag}", program)
-    if language != "python" and shutil.which("g++") is None:
-        return Judgment("unscorable", NO_COMPILER, program)
+    if missing := missing_compiler(language):
+        return Judgment("unscorable", missing, program)
     if sandbox.probe() == "rlimits" and not config.allow_unsandboxed:
         return Judgment("unscorable", NO_SANDBOX, program)
     judged = _run_tests(_Run(program, language, problem, config))
     if judged.outcome == "unscorable":  # the machine's fault: the next completion is tried again
         _run_tests.cache_clear()
     return judged._replace(answer=program)
+
+
+def missing_compiler(language: Language) -> str:
+    """Why programs in a language cannot run on this machine; empty if they can."""
+    command = sandbox.COMPILERS[language][0] if language in sandbox.COMPILERS else ""
+    return f"no compiler {command} here" if command and shutil.which(command) is None else ""
 
 
 def language_of(tag: str) -> Language | None:
@@ -263,8 +268,8 @@ def run_trial(trial: Trial, config: VerifierConfig) -> list[TrialOutput]:
     After `max_timeouts`, or if the program kills the sandbox, the remaining inputs are not run:
     each gets the last failure.
     """
-    if trial.language != "python" and shutil.which("g++") is None:
-        return [TrialOutput("", NO_COMPILER)] * len(trial.inputs)
+    if missing := missing_compiler(trial.language):
+        return [TrialOutput("", missing)] * len(trial.inputs)
     if sandbox.probe() == "rlimits" and not config.allow_unsandboxed:
         return [TrialOutput("", NO_SANDBOX)] * len(trial.inputs)
     timeouts, outputs = 0, []

@@ -14,7 +14,7 @@ const WAITED_FOR = { "wait for a batch": "generators and verifiers", "wait for t
 const STEPS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 86400];
 const LANE = 34, TOP = 22, NAME = 112;
 
-let page, values, data, range, whole, box, readout, timer, observer;
+let page, values, data, range, whole, box, readout, tables, timer, observer;
 
 export function leave() { clearTimeout(timer); timer = null; if (observer) observer.disconnect(); }
 
@@ -35,7 +35,7 @@ export async function show(main, theValues, thePage) {
       h("span", {}, h("i", { class: "tick" }), "new weights"), h("span", {}, h("b", { class: "death" }, "✕"), "lost"))),
     data.missing.length ? h("p", { class: "notice" }, "Not in this run: ", data.missing.join("; "), ".") : null,
     data.left_out ? h("p", { class: "notice" }, `The ${data.left_out.toLocaleString("en")} oldest activities are not shown.`) : null,
-    whole ? [box, readout, h("div", { class: "two" }, shares(), happenings())] : h("p", { class: "empty" }, "Nothing is recorded yet."));
+    whole ? [box, readout, tables = h("div", { class: "two" }, shares(), happenings())] : h("p", { class: "empty" }, "Nothing is recorded yet."));
   if (!whole) return;
   observer = new ResizeObserver(draw);
   observer.observe(box);
@@ -153,6 +153,7 @@ function poll() {
     const before = whole;
     whole = extent() || whole;
     if (atEnd) range = all ? whole : [range[0] + whole[1] - before[1], whole[1]];
+    replace(tables, shares(), happenings());
     draw();
     poll();
   }, POLL);

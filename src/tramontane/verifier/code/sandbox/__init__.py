@@ -15,6 +15,7 @@ from tramontane.verifier.code.sandbox.job import (
     ASLEEP_FACTOR,
     CLOCK_FACTOR,
     COMPILE_SECONDS,
+    COMPILERS,
     CPP_FLAGS,
     GRACE_SECONDS,
     RUNGS,
