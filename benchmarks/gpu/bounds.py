@@ -6,7 +6,7 @@ from functools import cache
 from typing import NamedTuple
 
 from tramontane.models.shape import ModelShape
-from tramontane.planning.gpus import GPUS
+from tramontane.planning.gpus import sheet_of
 
 BUS = 64e9  # bytes/s of PCIe 5.0 ×16, in one direction
 
@@ -28,10 +28,8 @@ class Rates(NamedTuple):
 @cache
 def sheet(gpu: str) -> Rates | None:
     """The data sheet of a GPU by a name such as `NVIDIA H100 80GB HBM3`; None if there is none."""
-    for name, found in GPUS.items():
-        if name in gpu.lower():
-            return Rates(found.flops, found.bandwidth, BUS)
-    return None
+    found = sheet_of(gpu)
+    return found and Rates(found.flops, found.bandwidth, BUS)
 
 
 def used_weights(shape: ModelShape) -> int:

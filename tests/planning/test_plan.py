@@ -227,13 +227,19 @@ def test_a_measured_gpu_has_the_memory_of_its_data_sheet(tmp_path: Path) -> None
     gpu = Machine(PlanConfig(model="tiny", gpus=8, gpu=path)).gpu
     assert (gpu.flops, gpu.bandwidth, gpu.device) == (7e14, 4e12, "cuda")
     assert (gpu.memory, gpu.link) == (GPUS["h200"].memory, GPUS["h200"].link)
-    with pytest.raises(InputError, match="no data sheet for NVIDIA V100"):
-        _ = Machine(PlanConfig(model="tiny", gpus=8, gpu=report(tmp_path, gpu="NVIDIA V100"))).gpu
+    for other in ("NVIDIA V100", "NVIDIA GH200 480GB"):
+        with pytest.raises(InputError, match=f"no data sheet for {other}"):
+            _ = Machine(PlanConfig(model="tiny", gpus=8, gpu=report(tmp_path, gpu=other))).gpu
 
 
 def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         PlanConfig(model="tiny", gpus=8, gpu=str(tmp_path / "bounds.json"))
+    (tmp_path / "bounds.json").write_text("{cut")
+    with pytest.raises(InputError, match=r"bounds\.json: not JSON"):
+        PlanConfig(model="tiny", gpus=8, gpu=str(tmp_path / "bounds.json"))
+    with pytest.raises(InputError, match=r"has no rows of the generator and the trainer"):
+        PlanConfig(model="tiny", gpus=8, gpu=report(tmp_path, rows=[]))
     (tmp_path / "bounds.json").write_text('{"rows": []}')
     with pytest.raises(
         InputError, match=r"not a report of benchmarks.bounds \(without copy, cores"

@@ -7,7 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from tramontane.config.domains import checked_path, import_path
 from tramontane.config.prompt import EffortConfig, PromptConfig
@@ -75,10 +82,20 @@ def _checked(path: str) -> str:
     return path
 
 
+def _in_order(levels: tuple[int, int]) -> tuple[int, int]:
+    low, high = levels
+    if not 1 <= low <= high <= 8:
+        raise ValueError(f"levels {low}–{high} must lie within 1–8, the lower one first")
+    return levels
+
+
+Levels = Annotated[tuple[int, int], AfterValidator(_in_order)]
+
+
 class PlaygroundConfig(Section):
     """Problems that `playground:` generates; see docs/playground.md."""
 
-    levels: tuple[int, int] = (1, 8)
+    levels: Levels = (1, 8)
     """Easiest and hardest level, inclusive, from 1 to 8."""
     languages: tuple[Language, ...] = LANGUAGES
     """Languages of the statements, drawn uniformly. The default is the paper's seven."""
@@ -86,15 +103,6 @@ class PlaygroundConfig(Section):
     """Kinds of problems, drawn uniformly: arithmetic, word problems, small Python `programs`; for
     `data.tools`, `long_sums` (calculator), `lookups` and `articles` (notebook) and `sessions`
     (python); and `guessing`, a game of several turns."""
-
-    @model_validator(mode="after")
-    def _levels(self) -> PlaygroundConfig:
-        low, high = self.levels
-        if not 1 <= low <= high <= 8:
-            raise key_error(
-                f"levels {low}–{high} must lie within 1–8, the lower one first", "levels"
-            )
-        return self
 
 
 class TooHard(Section):

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from tramontane.config.data import EffortName, PlaygroundConfig, check_efforts
+from tramontane.config.data import EffortName, Levels, PlaygroundConfig, check_efforts
 from tramontane.config.device import Model
 from tramontane.config.objective_choice import ObjectiveConfig
 from tramontane.config.prompt import EffortConfig, PromptConfig, TagPair
@@ -37,28 +37,28 @@ class MixtureConfig(Section):
         "ignored_answer": (0.1, "it is IGNORED_ANSWER in data/playground/traces.py"),
     }
 
-    work: float = 0.35
+    work: float = Field(0.35, ge=0)
     """Relative weight of traces that show their steps."""
-    guess: float = 0.57
+    guess: float = Field(0.57, ge=0)
     """Relative weight of traces that skip the steps."""
-    ramble: float = 0.08
+    ramble: float = Field(0.08, ge=0)
     """Relative weight of traces that doubt and repeat steps."""
-    no_box: float = 0.12
+    no_box: float = Field(0.12, ge=0, le=1)
     """Share of traces without a box (for programs: a fenced block) around the answer."""
-    unclosed: float = 0.03
+    unclosed: float = Field(0.03, ge=0, le=1)
     """Share of traces without `</think>`."""
-    unopened: float = 0.03
+    unopened: float = Field(0.03, ge=0, le=1)
     """Share of traces without `<think>`."""
-    switch: float = 0.15
+    switch: float = Field(0.15, ge=0, le=1)
     """Share of non-English traces that change language midway, mostly to English. English traces
     change a quarter as often."""
-    slip: float = 0.0
+    slip: float = Field(0.0, ge=0, le=1)
     """Share of worked traces with an error in one step, and hence a wrong answer."""
-    guess_right: float = 0.15
+    guess_right: float = Field(0.15, ge=0, le=1)
     """Share of guesses that are correct."""
-    broken_call: float = 0.1
+    broken_call: float = Field(0.1, ge=0, le=1)
     """Share of traces for a tool whose call does not parse; they then guess."""
-    needless_call: float = 0.0
+    needless_call: float = Field(0.0, ge=0, le=1)
     """Share of traces for sums and stories that call the calculator, and then guess."""
 
 
@@ -78,7 +78,7 @@ class DrillsConfig(Section):
 
     share: float = Field(0.0, ge=0)
     """Size of the drills, relative to the parts under `playground`. 0: no drills."""
-    levels: tuple[int, int] = (1, 4)
+    levels: Levels = (1, 4)
     """Easiest and hardest level of the equations, inclusive."""
     equations: int = Field(12, ge=1)
     """Equations per example."""

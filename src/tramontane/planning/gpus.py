@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import yaml
 
 from tramontane.errors import InputError
 from tramontane.models.memory import machine_memory
+from tramontane.workplace import parse_object
 
 GIB = 1 << 30
 
@@ -53,6 +54,12 @@ GPUS = {
 """All known GPUs by name."""
 
 
+def sheet_of(name: str) -> Gpu | None:
+    """The data sheet of a GPU by a name such as `NVIDIA H100 80GB HBM3`; None if there is none."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    return next((sheet for key, sheet in GPUS.items() if key in words), None)
+
+
 def is_report(gpu: str) -> bool:
     """True if `gpu` is the path of a report."""
     return gpu.endswith(".json")
@@ -70,8 +77,7 @@ def measured_gpu(path: str) -> Gpu:
     report = _read_report(path)
     flops, copy = report["gemm"], report["copy"]
     if name := report.get("gpu"):
-        sheet = next((sheet for key, sheet in GPUS.items() if key in name.lower()), None)
-        if sheet is None:
+        if (sheet := sheet_of(name)) is None:
             raise InputError(f"{path}: no data sheet for {name}; there are {', '.join(GPUS)}")
         return sheet._replace(name=name, flops=flops, bandwidth=copy, dtype=report["dtype"])
     memory = machine_memory() / report["cores"]
@@ -92,6 +98,8 @@ def measured_keys(path: str) -> dict[str, float]:
     for row in report["rows"]:
         worker = row["worker"].split(",")[0]
         best[worker] = max(best.get(worker, 0.0), row["share"]["median"])
+    if missing := {"trainer", "generator"} - best.keys():
+        raise InputError(f"gpu {path}: has no rows of the {' and the '.join(sorted(missing))}")
     keys = {
         "train_mfu": best["trainer"],
         "decode_bandwidth": best["generator"],
@@ -105,7 +113,10 @@ def _read_report(path: str) -> dict[str, Any]:
     file = Path(path)
     if not file.is_file():
         raise InputError(f"gpu {path}: no such file")
-    report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        report = parse_object(file.read_bytes())
+    except ValueError as error:
+        raise InputError(f"gpu {path}: {error}; run benchmarks.bounds again") from None
     if missing := {"rows", "gemm", "copy", "cpu", "cores", "dtype"} - report.keys():
         raise InputError(
             f"gpu {path}: not a report of benchmarks.bounds (without {', '.join(sorted(missing))})"

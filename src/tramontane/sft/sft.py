@@ -27,6 +27,7 @@ from tramontane.config.sft import SFTConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.models.names import numbered, with_tokenizer
+from tramontane.placement.seats import rank_device
 from tramontane.sft.conversations import Example
 from tramontane.sft.examples import ExampleStream, Rows, generated_chats, read_examples
 from tramontane.types import INSERTED
@@ -106,7 +107,8 @@ def sft(
         if state is not None:
             remedy = f"resume with the same, or delete {output} and start without --resume"
             check_same(state / PROGRESS, state / SETTINGS, settings, remedy, levels=2)
-        for warning in filter(None, (idle_gpus(config.device), *dtype_warnings(config))):
+        devices = [rank_device(config.device, rank) for rank in range(config.ranks)]
+        for warning in filter(None, (idle_gpus(*devices), *dtype_warnings(config))):
             warnings.warn(warning, stacklevel=2)
         architecture, tokenizer = _prepare(config)
         from tramontane.models.loading import context_length
