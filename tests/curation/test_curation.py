@@ -313,7 +313,7 @@ def test_a_config_and_its_errors(tmp_path):
         ({"overrides": ["stages=[fliter]"]}, "no stage 'fliter'; did you mean 'filter'"),
         ({"overrides": ["fields.anwser=x"]}, "no such field; did you mean 'answer'"),
         ({"inputs": [str(tmp_path / "rw.jsonl")]}, "no such file; did you mean"),
-        ({"inputs": ["playground:"]}, "has no end"),
+        ({"inputs": ["playground:"]}, "curate reads files and datasets"),
         ({"overrides": ["inputs=[]"]}, "no inputs"),
         ({"inputs": [str(tmp_path / "empty")], "out": tmp_path / "n"}, "cannot be loaded"),
         ({"overrides": ["out=null"]}, "no output folder"),

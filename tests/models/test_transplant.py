@@ -269,6 +269,6 @@ def test_the_command(save, tmp_path):
     ]
     result = CliRunner().invoke(app, args)
     assert result.exit_code == 0, result.exception
-    assert "behind 'language_model.model.'" in result.stdout
+    assert "under 'language_model.model.'" in result.stdout
     result = CliRunner().invoke(app, [*args[:3], str(tmp_path / "again"), "--map", "x"])
     assert "write it as PREFIX=PREFIX" in str(result.exception)
