@@ -523,6 +523,23 @@ def test_a_generator_that_dies_at_every_start_ends_the_run(ray_cluster, tmp_path
     asyncio.run(use())
 
 
+def test_a_loss_has_the_name_of_its_handle(tmp_path, monkeypatch):
+    """An engine's own process does not know it."""
+    monkeypatch.setattr("tramontane.controller.pooled.STARTS", 1)
+    config = small_config(tmp_path, placement={"kind": "ray"})
+    lost: list[WorkerLost] = []
+
+    def die() -> None:
+        raise WorkerDied("vLLM's process 7 died")
+
+    generator = PooledGenerator(
+        lambda: ThreadHandle("generator 0", die), config, lost.append, unheard
+    )
+    with pytest.raises(WorkerDied, match="process 7"):
+        asyncio.run(generator.started())
+    assert [loss.worker for loss in lost] == ["generator 0"]
+
+
 def test_answers_of_a_lost_worker_are_ignored_once_it_is_replaced(ray_cluster, tmp_path):
     """The lost worker's last poll arrives while another call finds the worker dead. The replacement
     samples the same tokens again, and they are counted once."""

@@ -7,6 +7,7 @@ import pytest
 
 from tramontane.run.folder import RunFolder
 from tramontane.studies.distillations import at_levels, combined, restored
+from tramontane.studies.plan import Plan
 from tramontane.studies.procedures import started
 from tramontane.studies.study import load_study
 
@@ -110,6 +111,10 @@ def test_the_arms_of_a_checkpoint_begin_with_the_same_cold_start(tmp_path):
         "cold_start": {"steps": 1, "batch_tokens": 2048},
     }
     trained = ("SFT + RL", "no language reward")
+    study = load_study("smollm2")
+    plan = Plan(study, tmp_path / "out", 1, share=0.01)  # which makes no update of none
+    keys = {arm: plan.settings(arm, 0, plan.folder(arm, 0))["keys"] for arm in study.arms}
+    assert [arm for arm in keys if not keys[arm]["rl"]] == ["SFT"]
     found = arms("smollm2", started, tmp_path, ("SFT", *trained), **sizes)
     assert np.isnan(found["SFT"]["late_entropy"]) and found["SFT + RL"]["late_entropy"] > 0
     configs = [run_of(tmp_path / arm / "seed_0")[0] for arm in trained]

@@ -27,7 +27,7 @@ _RESERVED = ("tokenize", "add_generation_prompt", "continue_final_message")
 
 
 def _text_of(value: str, what: str) -> str:
-    # Unlike `Path`, `os.path` knows no error for texts that are no path, by length or by user.
+    # `Path` raises errors for texts that are too long, or name an unknown user; `os.path` does not.
     path = Path(os.path.expanduser(value)) if "\n" not in value else None
     if path is None or not os.path.isfile(path):
         return value

@@ -272,11 +272,11 @@ class PooledGenerator:
         async with self._replacing:
             if self.handle is not gone:  # already replaced, after another call
                 return
-            lost.worker = gone.name  # an engine's own process does not know it
             while True:
                 self._losses += 1
                 if not self.config.replaces_generators or self._losses > STARTS:
                     raise lost
+                lost.worker = self.handle.name  # an engine's own process does not know it
                 self.replaced(lost)
                 self.handle.close()
                 self.handle, self._worker_busy_seconds, self._version = self.make(), 0.0, None

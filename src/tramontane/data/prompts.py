@@ -242,7 +242,7 @@ class PromptEncoder:
         for i in range(len(whole)):
             if whole[i : i + len(bare)] == bare:
                 return whole[:i]
-        raise InputError("the tokenizer writes a text otherwise with special tokens around it")
+        raise InputError("the tokenizer splits a text differently when it adds special tokens")
 
     @cached_property
     def _special(self) -> re.Pattern[str]:

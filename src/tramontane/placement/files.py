@@ -79,7 +79,7 @@ class Folder:
 @contextmanager
 def written(path: Path) -> Iterator[Folder]:
     """A folder that workers write within this block. Meanwhile it holds a file with a unique name,
-    by which workers recognize the controller's disk.
+    that workers use to recognize the controller's disk.
     """
     mark = path / f"{MARK}{uuid4().hex}"
     mark.touch()

@@ -34,9 +34,11 @@ def address_of(session: Session) -> Iterator[Address | None]:
     loopback.check_installed("generator.serve")
     with loopback.listening(serve.port, serve.host) as address:
         file = session.folder.path / FILE
-        file.unlink(missing_ok=True)  # of a killed session
-        file.touch(0o600)  # before the key is in it
-        file.write_text(json.dumps({"base_url": f"{address.url}/v1"}, indent=2) + "\n")
+        private = file.with_suffix(".tmp")
+        private.unlink(missing_ok=True)  # of a killed session
+        private.touch(0o600)  # before the key is in it
+        private.write_text(json.dumps({"base_url": f"{address.url}/v1"}, indent=2) + "\n")
+        private.replace(file)
         session.announce(f"clients reach the model at {address.url}/v1", logging.INFO)
         try:
             yield address

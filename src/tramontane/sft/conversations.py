@@ -41,7 +41,7 @@ class Conversation(NamedTuple):
         its `reasoning_content`.
 
         Raises:
-            InputError: not a chat in which the model replies, or with two replies in a row.
+            InputError: the chat has no reply of the model, or two replies in a row.
         """
         if isinstance(tools, str):
             tools = json.loads(tools)

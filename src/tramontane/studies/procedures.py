@@ -242,9 +242,9 @@ def started(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
 
     Args:
         keys: `model`; `playground`, the problems of all steps; `cold_start`, settings of the
-            fine-tuning, and `mixture` of its traces; `updates` of the reinforcement learning, 0 to
-            measure the cold start; `config`, config keys of all arms, and `changes`, those of one;
-            `problems` of the evaluation.
+            fine-tuning, and `mixture` of its traces; `rl`, false to measure the cold start;
+            `updates` of the reinforcement learning; `config`, config keys of all arms, and
+            `changes`, those of one; `problems` of the evaluation.
         seed: of the reinforcement learning.
         folder: of the arm.
 
@@ -260,7 +260,7 @@ def started(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         model = supervised(shared / "sft", settings)
     config = keys["config"] | {"data.playground": keys["playground"]}
     entropy = math.nan
-    if keys["updates"]:
+    if keys["rl"]:
         changes = {"model": str(model), "pipeline.updates": keys["updates"], "seed": seed}
         model = trained(folder / "run", config | changes | keys["changes"])
         entropy = FinishedRun(folder / "run").late("entropy")

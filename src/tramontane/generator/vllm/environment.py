@@ -148,7 +148,7 @@ def set_up(
     """
     base = python or sys.executable
     if shutil.which(base) is None:
-        raise InputError(f"there is no interpreter {base}; name another with --python")
+        raise InputError(f"no interpreter {base}; choose one with --python")
     if not _recent(base):
         oldest = ".".join(map(str, OLDEST_PYTHON))
         raise InputError(
