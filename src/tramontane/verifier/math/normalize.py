@@ -355,7 +355,7 @@ def _apply_rules(text: str) -> str:
 
 
 def vote(answer: str | None) -> str | None:
-    """The key for counting answers, the same everywhere: `0.5` and `\\frac{1}{2}` are the same vote.
+    """The key for counting an answer's votes: `0.5` and `\\frac{1}{2}` are the same vote.
     An answer too long to be judged counts as written."""
     if answer is None or len(answer) > MAX_LENGTH:
         return answer
