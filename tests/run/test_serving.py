@@ -31,6 +31,7 @@ class Client(threading.Thread):
     def run(self) -> None:
         while not self.file.exists():
             time.sleep(0.05)
+        self.mode = self.file.stat().st_mode & 0o777
         base = json.loads(self.file.read_text())["base_url"]
         with httpx.Client(timeout=SECONDS) as client:
             try:
@@ -56,6 +57,7 @@ def test_clients_are_answered_and_what_is_trained_on_stays(tmp_path: Path) -> No
     client.ended.set()
     client.join(SECONDS)
     assert not client.is_alive() and not client.file.exists()
+    assert client.mode == 0o600  # the address holds the key
     versions = [max(answer["versions"]) for answer in client.answers]
     assert versions == sorted(versions) and len({*versions}) > 1
     for answer in client.answers:
