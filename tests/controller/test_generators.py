@@ -21,7 +21,7 @@ from tests.runs import small_config, unheard
 from tramontane.config import Config
 from tramontane.controller import pooled
 from tramontane.controller.generators import GeneratorPool, Loads, share, slots
-from tramontane.controller.pooled import (
+from tramontane.controller.pooled_generator import (
     AHEAD,
     ASKED,
     EVALUATION,
@@ -505,7 +505,7 @@ def test_a_generator_that_dies_in_a_fetch_is_replaced_and_fetches_the_same_weigh
 
 
 def test_a_generator_that_dies_at_every_start_ends_the_run(ray_cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr("tramontane.controller.pooled.STARTS", 1)
+    monkeypatch.setattr("tramontane.controller.pooled_generator.STARTS", 1)
     config = small_config(tmp_path, placement={"kind": "ray"})
     lost: list[WorkerLost] = []
 
@@ -525,7 +525,7 @@ def test_a_generator_that_dies_at_every_start_ends_the_run(ray_cluster, tmp_path
 
 def test_a_loss_has_the_name_of_its_handle(tmp_path, monkeypatch):
     """An engine's own process does not know it."""
-    monkeypatch.setattr("tramontane.controller.pooled.STARTS", 1)
+    monkeypatch.setattr("tramontane.controller.pooled_generator.STARTS", 1)
     config = small_config(tmp_path, placement={"kind": "ray"})
     lost: list[WorkerLost] = []
 

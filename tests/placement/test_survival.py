@@ -28,7 +28,7 @@ from tests.placement.workers import Meeting, Worker
 from tests.run.test_resume import wait_for_updates
 from tests.runs import small_config
 from tramontane.config import Config
-from tramontane.controller.pooled import PooledGenerator
+from tramontane.controller.pooled_generator import PooledGenerator
 from tramontane.placement import WaitTimeout
 from tramontane.placement.place import place
 from tramontane.run.folder import RunFolder, open_run

@@ -26,7 +26,7 @@ from tramontane.controller.conversations import Conversations
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.ledger import Ledger
 from tramontane.controller.observer import Activity, Observer, Update
-from tramontane.controller.pooled import PooledGenerator
+from tramontane.controller.pooled_generator import PooledGenerator
 from tramontane.controller.verifiers import Grading, Verifiers
 from tramontane.controller.waits import Waits
 from tramontane.models.weights import Weights

@@ -10,7 +10,7 @@ from typing import Any
 
 from tramontane.controller.conversations import Conversations
 from tramontane.controller.generators import GeneratorPool
-from tramontane.controller.pooled import ASKED, EVALUATION, FIRST_ASKED, PooledGenerator
+from tramontane.controller.pooled_generator import ASKED, EVALUATION, FIRST_ASKED, PooledGenerator
 from tramontane.errors import InputError
 from tramontane.types import Completion, Problem, Request, SamplingParams
 

@@ -26,7 +26,7 @@ from tramontane.batches import Batch
 from tramontane.config import Config
 from tramontane.controller.generators import Loads, slots
 from tramontane.controller.ledger import Ledger
-from tramontane.controller.pooled import AHEAD
+from tramontane.controller.pooled_generator import AHEAD
 from tramontane.types import Completion, Problem, Request, Verdict, floats, ints
 
 Array = np.ndarray

@@ -16,7 +16,7 @@ from typing import Literal
 from tramontane.batches import TrainSequence
 from tramontane.config import Config
 from tramontane.controller.generators import GeneratorPool
-from tramontane.controller.pooled import PooledGenerator
+from tramontane.controller.pooled_generator import PooledGenerator
 from tramontane.environments.loading import environment_of, load
 from tramontane.errors import InputError
 from tramontane.evaluation import EvaluationResult, malformed
