@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.controller.counting import CountingGenerator, NoWeights
 from tests.runs import small_config, unheard
 from tramontane.config import Config
-from tramontane.controller import pooled
+from tramontane.controller import pooled_generator
 from tramontane.controller.generators import GeneratorPool, Loads, share, slots
 from tramontane.controller.pooled_generator import (
     AHEAD,
@@ -284,7 +284,7 @@ def test_time_without_work_is_counted_while_it_lasts(monkeypatch):
     clock = iter([10.0, 12.5, 14.0, 20.0])
     pool = pool_of([CountingGenerator()], [])
     (generator,) = pool
-    monkeypatch.setattr(pooled.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(pooled_generator.time, "monotonic", lambda: next(clock))
     with generator.without_work():
         assert generator.seconds_without_work == 2.5
     assert generator.seconds_without_work == 4.0

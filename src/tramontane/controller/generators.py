@@ -10,7 +10,12 @@ from itertools import groupby
 from typing import Any
 
 from tramontane.config import Config
-from tramontane.controller.pooled_generator import EVALUATION, TRAINING, PooledGenerator, begun_first
+from tramontane.controller.pooled_generator import (
+    EVALUATION,
+    TRAINING,
+    PooledGenerator,
+    begun_first,
+)
 from tramontane.data.prompts import PromptEncoder
 from tramontane.generator import load_generator
 from tramontane.models.weights import Weights
