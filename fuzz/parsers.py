@@ -135,7 +135,7 @@ def check_variation(text: str) -> None:
     known = judge_answer("\\zeta + 2.71", text).outcome != "unscorable"
     draw = random.Random(text)
     spelt = normalize(text)
-    if to_number(spelt) is not None:
+    if to_number(spelt):  # any multiple of 0 is 0
         letters = draw.choice(
             ["xy", "mn", " a b", r"\mathbf{i}", r"\hat{k}", " L W", " sin x", "k"]
         )
