@@ -141,7 +141,7 @@ def check_variation(text: str) -> None:
         )
         word = draw.choice(["thirds", "doubled", "gross", "negative", "hundredths", "or so"])
         other = draw.choice(
-            [" or 77", r" \text{ mod } 77", r" \approx 777777", r", 77", r" \lor 77"]
+            [" or 77", r" \text{ mod } 1", r" \approx 777777", r", 77", r" \lor 77"]
         )
         for changed in (letters, rf" \text{{ {word}}}", f" {word}", other):
             assert _judge(f"{spelt}{changed}", text) != "right", changed
