@@ -135,18 +135,18 @@ def check_variation(text: str) -> None:
     known = judge_answer("\\zeta + 2.71", text).outcome != "unscorable"
     draw = random.Random(text)
     spelt = normalize(text)
-    if to_number(spelt):  # any multiple of 0 is 0
+    if (number := to_number(spelt)) is not None:
         letters = draw.choice(
             ["xy", "mn", " a b", r"\mathbf{i}", r"\hat{k}", " L W", " sin x", "k"]
         )
         word = draw.choice(["thirds", "doubled", "gross", "negative", "hundredths", "or so"])
-        other = draw.choice(
-            [" or 77", r" \text{ mod } 1", r" \approx 777777", r", 77", r" \lor 77"]
-        )
-        for changed in (letters, rf" \text{{ {word}}}", f" {word}", other):
+        other = draw.choice([" or 77", r" \approx 777777", r", 77", r" \lor 77"])
+        # These leave 0 what it is.
+        multiples = (letters, rf" \text{{ {word}}}", f" {word}", r" \text{ mod } 1")
+        for changed in (*(multiples if number else ()), other):
             assert _judge(f"{spelt}{changed}", text) != "right", changed
             assert not known or _judge(f"{spelt}{changed}", text) == "wrong", changed
-        assert _judge(spelt, f"{spelt}{letters}") != "right", letters
+        assert not number or _judge(spelt, f"{spelt}{letters}") != "right", letters
         assert _judge("x", rf"x \approx {spelt}") == "wrong"
     elif known:
         assert _judge("77777", text) != "unscorable"

@@ -167,8 +167,8 @@ def curated(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
 
 
 def _recovered(folder: Path, train: Path) -> float:
-    """Of the problems that the first pass never solved, the share that is trained on; NaN if it
-    solved all."""
+    """The share of problems unsolved in the first pass that are trained on; NaN if all were
+    solved."""
     decisions = read_rows(str(folder / "pass_1/decisions.jsonl"))
     unsolved = {row["id"] for _, row in decisions if row["reason"] == "unsolved"}
     kept = {row["id"] for _, row in read_rows(str(train))}
