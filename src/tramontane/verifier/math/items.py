@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from itertools import product
 from typing import NamedTuple
 
@@ -47,23 +47,42 @@ def same_structure(gold: str, pred: str, equal: Callable[[str, str], bool]) -> b
     counts = len(g.items), len(p.items)
     if max(counts) > MAX_ITEMS:
         raise Refused(f"more than {MAX_ITEMS} items")
+    if counts[0] != counts[1] and (joined := _join_thousands(gold, pred)) != (gold, pred):
+        return equal(*joined)
     if max(counts) < 2:
         return None
     for one, several in ((p, g), (g, p)):  # `x > 0, x < 5` is an interval too
         is_one = one.kind != "list" or len(one.items) == 1
         is_list = several.kind == "list" and len(several.items) > 1
         if is_one and is_list and _same_variable(several.items):
-            joined = r" \land ".join(several.items)
-            return equal(joined, pred) if several is g else equal(gold, joined)
+            all_bounds = r" \land ".join(several.items)
+            return equal(all_bounds, pred) if several is g else equal(gold, all_bounds)
     if min(counts) < 2:
         # A single item may be the same set or interval in another notation.
         return None if _RELATION.search(gold + pred) or "matrix" in gold + pred else False
     g, p = _without_labels(g, p), _without_labels(p, g)
     if g.kind != p.kind or len(g.items) != len(p.items):
         return False
+    same = partial(_same_item, equal=equal)
     if g.kind == "list" and _is_named(g) == _is_named(p):
-        return _same_in_any_order(g.items, p.items, equal)
-    return all(equal(a, b) for a, b in zip(g.items, p.items, strict=True))
+        return _same_in_any_order(g.items, p.items, same)
+    return all(same(a, b) for a, b in zip(g.items, p.items, strict=True))
+
+
+_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!,?\d)")
+_LEADING_ZERO = re.compile(r"00|0\d.", re.DOTALL)
+
+
+def _join_thousands(*sides: str) -> tuple[str, ...]:
+    """`1,000\\pi` as `1000\\pi`, on all sides."""
+    return tuple(_THOUSANDS.sub(lambda m: m[0].replace(",", ""), side) for side in sides)
+
+
+def _same_item(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool:
+    """Compare two items; one such as the `000x` of `1,000x`, only as written."""
+    if _LEADING_ZERO.match(gold) or _LEADING_ZERO.match(pred):
+        return gold == pred
+    return equal(gold, pred)
 
 
 _BOUND = re.compile(
@@ -322,4 +341,4 @@ def same_vector(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool
         if not is_turned:
             return False
     entries = [[cell for row in side.rows for cell in row] for side in (g, p)]
-    return all(equal(a, b) for a, b in zip(*entries, strict=True))
+    return all(_same_item(a, b, equal) for a, b in zip(*entries, strict=True))
