@@ -158,7 +158,9 @@ def finish_runs(out, seeds):
             folder.joinpath("metrics.jsonl").write_text(json.dumps(row) + "\n")
 
 
-@pytest.mark.parametrize(("seeds", "counts"), [(2, False), (3, False), (6, True)])
+@pytest.mark.parametrize(
+    ("seeds", "counts"), [(2, False), (3, False), (5, False), (6, True), (7, True)]
+)
 @pytest.mark.slow
 def test_other_runs_of_as_many_seeds_do_not_count(seeds, counts, page, tmp_path):
     recorded = json.loads((page.with_suffix("") / "weight_plane.json").read_text())
@@ -187,7 +189,10 @@ def test_edited_figures_are_not_sealed_anew(page, tmp_path):
 def test_later_seeds_extend_results_made_elsewhere(page, tmp_path):
     file = page.with_suffix("") / "weight_plane.json"
     before = json.loads(file.read_text())["values"]
-    finish_runs(tmp_path / "studies", range(3, 6))
+    finish_runs(tmp_path / "studies", range(3, 5))
+    result = write_report(default_plans(tmp_path / "studies"), page)["weight_plane"]
+    assert result.seeds == 3  # seeds between two looks do not count yet
+    finish_runs(tmp_path / "studies", range(5, 6))
     for _ in range(2):  # a second time changes nothing
         result = write_report(default_plans(tmp_path / "studies"), page)["weight_plane"]
         assert result.seeds == 6
@@ -223,6 +228,7 @@ def test_runs_of_other_settings_are_left_out(page, tmp_path):
     assert write_report({"weight_plane": small}, page)["weight_plane"].share == 0.5
     assert "0.5 of the study's own budget" in page.read_text()
     assert json.loads(published.read_text())["verdicts"][0]["low"] is None  # one seed
+    assert verified("weight_plane", page)[1] == []  # which decides nothing
 
 
 def test_a_run_may_be_moved_but_its_keys_not_changed(tmp_path):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tramontane.studies.study import LOOKS, Claim, Study, function_name
+from tramontane.studies.verdicts import look
 from tramontane.workplace import write_whole
 
 FILE = "registered.json"  # in a study's folder
@@ -95,7 +96,7 @@ def faults(study: Study, data: Mapping[str, Any]) -> list[str]:
         data: a file of docs/reproduction, as parsed.
     """
     found = edited(study, data)
-    if data["seeds"] not in LOOKS:
+    if data["seeds"] != look(data["seeds"]):
         found.append(
             f"{data['seeds']} seeds: studies are judged at {', '.join(map(str, LOOKS))}, and seeds "
             f"beyond a look do not count before the next; run the rest of them"

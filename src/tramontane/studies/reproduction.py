@@ -30,7 +30,7 @@ from tramontane.studies.plan import Plan, finished_runs, minutes_of, share_of
 from tramontane.studies.plots import plot_arms, plot_forest, save
 from tramontane.studies.registry import edited, faults, rule_of
 from tramontane.studies.study import LOOKS, Claim, Study, StudySet, load_study, names_in
-from tramontane.studies.verdicts import ClaimVerdict, q_values, seeds_needed, surviving
+from tramontane.studies.verdicts import ClaimVerdict, look, q_values, seeds_needed, surviving
 from tramontane.workplace import owned_file, write_whole
 
 SMOKE_SHARE = 0.05  # of the default budget, for arms that are not training runs
@@ -80,7 +80,8 @@ def write_report(plans: Mapping[str, Plan], page: Path) -> dict[str, Result]:
     """Write the page of all claims from finished runs, with its data and plots next to it.
 
     `docs/reproduction.md` has `docs/reproduction/NAME.json` and `docs/reproduction/NAME_arms.svg`.
-    Runs with settings different from the plan's are skipped. Existing data with a larger share of
+    Runs with settings different from the plan's are skipped, and so are seeds between two looks, which
+    do not count yet. Existing data with a larger share of
     the budget or more seeds than the runs are kept, since they may come from another machine, and
     runs that begin after their first seeds extend them; other runs of as many seeds do not count,
     so that nobody picks the better ones. Data of arms that have changed since are removed.
@@ -278,7 +279,9 @@ def _published(name: str, plan: Plan, data: Path) -> Result | None:
     if result and (wrong := edited(plan.study, json.loads(file.read_text("utf-8")))):
         raise InputError(f"{file}: {wrong[0]}")  # rewriting it would seal the edited figures
     runs = finished_runs(plan)
-    made = judge_runs(plan, runs) if any(runs.values()) else None
+    counting = max(0, look(plan.first + min(map(len, runs.values()))) - plan.first)
+    runs = {arm: found[:counting] for arm, found in runs.items()}
+    made = judge_runs(plan, runs) if counting else None
     if made and plan.first:
         extends = result and result.share == made.share and result.seeds >= plan.first
         made = extended(result, plan, made) if result and extends else None
