@@ -67,7 +67,7 @@ def score(
     for reason, count in summary.unscorable.most_common(5):
         say(f"unscorable: {count:,} × {reason}")
     if summary.double_ids:
-        some = ", ".join(f"{row_id} ({n} rows)" for row_id, n in summary.double_ids.most_common(5))
+        some = ", ".join(f"{row_id} (× {n})" for row_id, n in summary.double_ids.most_common(5))
         say(f"warning: {len(summary.double_ids):,} ids occur more than once: {some}")
     _end_with(summary.bad_rows)
 

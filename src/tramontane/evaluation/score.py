@@ -41,7 +41,8 @@ ROW_FIELDS = (
 @dataclass
 class ScoreSummary:
     """Counts of verdicts by outcome and of the reasons of unscorable verdicts; the sum of rewards;
-    a message for each unreadable row; the number of rows of each id that occurs more than once."""
+    a message for each unreadable row; how often each id occurs that occurs more than once, as a row
+    or, with rewards of a group, as a group."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     unscorable: Counter[str] = field(default_factory=Counter)

@@ -80,11 +80,11 @@ def write_report(plans: Mapping[str, Plan], page: Path) -> dict[str, Result]:
     """Write the page of all claims from finished runs, with its data and plots next to it.
 
     `docs/reproduction.md` has `docs/reproduction/NAME.json` and `docs/reproduction/NAME_arms.svg`.
-    Runs with settings different from the plan's are skipped, and so are seeds between two looks, which
-    do not count yet. Existing data with a larger share of
-    the budget or more seeds than the runs are kept, since they may come from another machine, and
-    runs that begin after their first seeds extend them; other runs of as many seeds do not count,
-    so that nobody picks the better ones. Data of arms that have changed since are removed.
+    Runs with settings different from the plan's are skipped, and so are seeds between two looks,
+    which do not count yet. Existing data with a larger share of the budget or more seeds than the
+    runs are kept, since they may come from another machine, and runs that begin after their first
+    seeds extend them; other runs of as many seeds do not count, so that nobody picks the better
+    ones. Data of arms that have changed since are removed.
 
     Args:
         plans: the plan of each study by its name, in the order of the page.
