@@ -9,6 +9,33 @@ RIGHT = [
     ("1000", "1,000"),
     ("1000", "1{,}000"),
     ("1000", "1 000"),
+    # families of solutions: the letter is bound, and other members may stand first
+    (r"k\pi, k\in\mathbb{Z}", r"n\pi, n \in \mathbb{Z}"),
+    (r"x = k\pi, k\in\mathbb{Z}", r"$x = n\pi$ for all integers $n$"),
+    (r"x = k\pi \text{ for integer } k", r"n\pi \ (n \in ℤ)"),
+    (r"k\pi, k\in\mathbb{Z}", r"n\pi"),
+    (r"n\pi", r"k\pi, k\in\mathbb{Z}"),
+    (r"(2k+1)\frac{\pi}{2}, k \in \mathbb{Z}", r"\frac{\pi}{2}+n\pi, n \in \mathbb{Z}"),
+    (r"\frac{\pi}{4}+k\pi, k \in \mathbb{Z}", r"\frac{5\pi}{4}-m\pi, m\in\mathbb{Z}"),
+    (
+        r"x=\frac{\pi}{3}+2k\pi \text{ or } x = -\frac{\pi}{3}+2k\pi, k\in\mathbb{Z}",
+        r"x = \pm\frac{\pi}{3}+2\pi n, n\in\mathbb{Z}",
+    ),
+    (
+        r"(-1)^k\frac{\pi}{6}+k\pi, k\in\mathbb{Z}",
+        r"\frac{\pi}{6}+2n\pi, \frac{5\pi}{6}+2n\pi, n \in \mathbb{Z}",
+    ),
+    (r"30^\circ + k\cdot 360^\circ, k\in\mathbb{Z}", r"390^\circ + 360^\circ n, n\in \mathbb{Z}"),
+    (r"6k\pm1, k\in\mathbb{Z}", r"6k+1, 6k+5, k\in\mathbb{Z}"),
+    (
+        r"\left\{\frac{\pi}{4}+k\pi : k\in\mathbb{Z}\right\}",
+        r"\frac{\pi}{4}+m\pi, m\in\mathbb{Z}",
+    ),
+    (r"c + k\pi, k\in\mathbb{Z}", r"c+n\pi, n\in\mathbb{Z}"),
+    (r"(3k, 2k+1), k \in\mathbb{Z}", r"(3n, 2n+1), n\in\mathbb{Z}"),
+    (r"x=3k, y=2k+1, k \in\mathbb{Z}", r"x=3t, y=2t+1, t \in\mathbb{Z}"),
+    (r"3^n, n\in\mathbb{N}", r"3^k, k\in\mathbb{N}"),
+    (r"n^2, n \text{ a positive integer}", r"k^2 \text{ for positive integers } k"),
     (r"1000\pi", r"1,000\pi"),
     ("1,000x", "1000x"),
     ("1000x+5", "1,000x + 5"),
@@ -265,6 +292,19 @@ RIGHT = [
 WRONG = [
     ("1", "1,000"),  # a comma is a decimal one only where the reference has decimals
     ("5", "5,000"),
+    (r"k\pi, k\in\mathbb{Z}", r"2n\pi, n\in\mathbb{Z}"),
+    (r"k\pi, k\in\mathbb{Z}", r"n\pi, n\in\mathbb{R}"),
+    (r"k\pi, k\in\mathbb{Z}", r"n\pi, k\in\mathbb{Z}"),
+    (r"k\pi, k\in\mathbb{Z}", r"k\sqrt{2}, k\in\mathbb{Z}"),
+    (r"k\pi, k\in\mathbb{Z}", r"k^{1000000}\pi, k\in\mathbb{Z}"),
+    (r"k\pi, k\in\mathbb{Z}", r"0, k\in\mathbb{Z}"),
+    (r"k\pi, k\in\mathbb{Z}", r"\pi"),
+    (r"x = 2k, k\in\mathbb{Z}", r"y = 2k, k \in \mathbb{Z}"),
+    (r"2k+1, k\in\mathbb{N}", r"2n+1, n\in\mathbb{Z}"),
+    (r"6k\pm1, k\in\mathbb{Z}", r"2k+1, k\in\mathbb{Z}"),
+    (r"an + k\pi, k\in\mathbb{Z}", r"ak + n\pi, n \in\mathbb{Z}"),
+    (r"n\pi", r"(n+1)\pi, n\in\mathbb{Z}"),  # the reference's n may be given
+    ("2n", r"2k, k\in\mathbb{Z}"),
     ("1,000", "1,000xy"),  # 1 and 000xy
     ("12,000", r"12,000\cdot x"),
     ("1,000", "1, 0"),

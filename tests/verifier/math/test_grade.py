@@ -7,6 +7,8 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.paths import DATA
 from tests.verifier import processor
@@ -85,6 +87,28 @@ def test_a_chosen_letter_is_one_vote_in_all_its_spellings():
     assert maj_at_k(votes, [True] * 3 + [False] * 2, 5) == 1.0
     for reference, answer in (("D", "C or D"), ("D", "x + 1"), ("5", "(D)")):
         assert judge_answer(answer, reference).answer == normalize(answer)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@given(
+    st.fractions(-2, 2, max_denominator=12),
+    st.fractions(Fraction(1, 6), 3, max_denominator=6),
+    st.lists(st.integers(-5, 5), min_size=2, max_size=5),
+)
+def test_a_family_is_the_same_in_parts(first, step, turns):
+    def member(f, s, k):
+        offset = rf"\frac{{{f.numerator}\pi}}{{{f.denominator}}}"
+        return rf"{offset} + {k} \cdot \frac{{{s.numerator}\pi}}{{{s.denominator}}}"
+
+    count = len(turns)
+    parts = [
+        member(first + step * (n + turn * count), step * count, "k") for n, turn in enumerate(turns)
+    ]
+    reference = rf"{member(first, step, 'n')}, n \in \mathbb{{Z}}"
+    for members, verdict in ((parts, "right"), (parts[1:], "wrong"), ([*parts, "k"], "wrong")):
+        prediction = rf"{', '.join(members)}, k \in \mathbb{{Z}}"
+        assert judge_answer(prediction, reference).outcome == verdict
+        assert judge_answer(reference, prediction).outcome == verdict
 
 
 def test_unusable_references_are_unscorable():

@@ -15,7 +15,15 @@ from functools import lru_cache, partial
 
 from tramontane.config import MathConfig
 from tramontane.types import Judgment
-from tramontane.verifier.math import equations, items, numbers, structure, units, wording
+from tramontane.verifier.math import (
+    equations,
+    families,
+    items,
+    numbers,
+    structure,
+    units,
+    wording,
+)
 from tramontane.verifier.math.equations import refuse_contradiction, refuse_unsolved
 from tramontane.verifier.math.modular import same_remainder
 from tramontane.verifier.math.normalize import normalize, with_counts
@@ -57,7 +65,9 @@ def judge_answer(prediction: str, reference: str | None, policy: MathConfig = DE
         reason = f"the reference nests brackets deeper than {structure.MAX_NESTING}"
         return Judgment("unscorable", reason, answer)
     try:
-        right = _equal(gold, pred, policy.rounded_places)
+        equal = partial(_equal, places=policy.rounded_places)
+        as_families = families.same_family((reference, prediction), gold, pred, equal)
+        right = equal(gold, pred) if as_families is None else as_families
     except structure.Refused as refused:
         return Judgment("wrong", str(refused), answer)
     except structure.Unscorable as unscorable:

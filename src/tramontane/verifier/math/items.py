@@ -43,7 +43,7 @@ def same_structure(gold: str, pred: str, equal: Callable[[str, str], bool]) -> b
     values = (split_unit((label(side) or ("", side))[1])[0] for side in (gold, pred))
     if None not in read_numbers(*values):
         return None  # 1,000 is a number, and so is 3,5 if the reference is 3.5
-    g, p = _shape_with_signs(gold), _shape_with_signs(pred)
+    g, p = shape_with_signs(gold), shape_with_signs(pred)
     counts = len(g.items), len(p.items)
     if max(counts) > MAX_ITEMS:
         raise Refused(f"more than {MAX_ITEMS} items")
@@ -167,7 +167,7 @@ _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
 MAX_SIGNS = 3  # signs of an item that are written out; beyond that, all `\pm` have the same sign
 
 
-def _shape_with_signs(text: str) -> Shape:
+def shape_with_signs(text: str) -> Shape:
     """The shape with `\\pm` written out: (±1, 2) is two points, (±1, ±2) four."""
     shape = read_shape(text)
     if shape.kind == "()" and _PLUS_MINUS.search(text):

@@ -221,11 +221,13 @@ _OR = re.compile(
 _LETTER = r"\s*\$?\s*[A-Za-z]"
 _LETTERS = rf"{_LETTER}(?:\s*,{_LETTER})*"
 _SET = r"\\in\s*\\(?:mathbb|mathbf|Bbb)\s*\{?\s*[ZNR]\s*\}?(?:\^\{?\+\}?|_\{?[+>0]+\}?)?"
+_SIGN = r"(?:positive|negative|non-?negative)"
+_FOR = rf"[\s,;(]*(?:{TEXT}\s*\{{[\s,]*)?(?:where|for|with)\s*(?:all|any|every|some|an)?\s*"
 _CONDITION = re.compile(
-    rf"(?:[\s,;(]*(?:{TEXT}\s*\{{[\s,]*)?(?:where|for|with)\s*(?:all|any|every|some)?\s*(?:integers?)?"
-    rf"\s*\}}?{_LETTERS}|\s*[,;(]{_LETTER})\s*\$?\s*"
-    rf"(?:{_SET}|(?:{TEXT}\s*\{{)?\s*(?:is|are)\s+(?:an?\s+)?(?:arbitrary\s+|any\s+)?"
-    r"(?:integers?|real numbers?|natural numbers?|constants?)\s*\}?)[\s).]*\Z"
+    rf"(?:{_FOR}{_SIGN}?\s*integers?\s*\}}?{_LETTERS}\s*\$?\s*\}}?"
+    rf"|(?:{_FOR}(?:integers?)?\s*\}}?{_LETTERS}|\s*[,;(]{_LETTER})\s*\$?\s*"
+    rf"(?:{_SET}|(?:{TEXT}\s*\{{)?\s*(?:(?:is|are)\s+)?(?:an?\s+)?(?:arbitrary\s+|any\s+)?"
+    rf"(?:(?:{_SIGN}\s+)?integers?|(?:real|natural) numbers?|constants?)\s*\}}?))[\s).]*\Z"
 )
 _UNWRAP = re.compile(
     r"(?:\$(.*)\$|\*\*(.*)\*\*|\\boxed\s*\{(.*)\}|\\(?:mathbf|boldsymbol|bm)\s*\{(?![RNZQC]\})([^{}]*)\})",

@@ -354,12 +354,13 @@ def proportional(a: Any, b: Any) -> int:
     return 1 if mpmath.re(c) > 0 else -1
 
 
-def number(e: Any) -> Any:
-    """The real value of a constant (an mpf, infinities included); None for any other object."""
-    if e.free_symbols:
+def number(e: Any, point: dict[str, Any] | None = None) -> Any:
+    """The real value of a constant, or of an expression whose letters have the values `point` (an
+    mpf, infinities included); None for any other object."""
+    if not {symbol.name for symbol in e.free_symbols} <= (point or {}).keys():
         return None
     with mpmath.workdps(DIGITS):
-        value = _try(_Evaluation({}), e)
+        value = _try(_Evaluation(point or {}), e)
         if mpmath.isnan(value) or mpmath.im(value):
             return None
         return mpmath.re(value)

@@ -1,0 +1,192 @@
+r"""Families of solutions: `\frac{\pi}{4} + k\pi, k \in \mathbb{Z}`.
+
+Their letter is bound, so it may have any name; two families are the same if they have the same
+members, as `(2k+1)\frac{\pi}{2}` and `\frac{\pi}{2} + n\pi` do.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import mpmath
+
+from tramontane.verifier.math import equations, items, structure
+
+_SET = r"(?:\\(?:mathbb|mathbf|Bbb)\s*\{?\s*)?[NZQRCℕℤℚℝℂ]\s*\}?\s*(?:[\^_]\s*(?:\{[^{}]*\}|\S))?"
+_KIND = r"(?:(?:[a-z-]+\s+)?integer|natural\s+number)"
+_IS = r"(?:\\text\s*\{\s*)?(?:(?:is|are|be|an?|any|arbitrary)\s+)*"
+_DECLARED = re.compile(
+    rf"(?<![A-Za-z\\])(?P<letter>[A-Za-z])(?![A-Za-z])\s*\}}?\s*\$?\s*"
+    rf"(?:(?:\\in|∈)\s*(?P<set>{_SET})|,?\s*{_IS}(?P<kind>{_KIND}))"
+    rf"|(?P<before>{_KIND})s?\s*\}}?\s*\$?\s*(?P<after>[A-Za-z])(?![A-Za-z])"
+)
+_NARROWER = re.compile(r"(?:positive|negative|non-?negative|odd|even|natural)(?=\s)")
+_INTEGERS = "Z"
+_HINT = re.compile(r"\\in(?![A-Za-z])|∈|integer|natural")
+_BUILT = re.compile(
+    r"^(?:\s*[A-Za-z]\s*(?:=|\\in)\s*)?\\\{(.*?)(?:[|:]|\\mid(?![A-Za-z]))\s*[A-Za-z]\s*\\in\s*"
+    r"\\mathbb\{[NZ]\}(?:_\{>0\})?\s*\\\}$",
+    re.DOTALL,
+)
+_USUAL = set("jklmnt")  # letters of families that are not declared
+_DEGREES = re.compile(r"\^\s*(?:\\circ|\{\s*\\circ\s*\})")
+_SAMPLES = (0, 1, 2, 3, -4, -7, 10, 11, 100, 1001)
+MAX_MEMBERS = 128  # of a family within one period
+MAX_DENOMINATOR = 1000  # of the ratio of two steps
+DIGITS = 30
+
+
+class Progression(NamedTuple):
+    """The numbers `first + k * step` of all integers k, both real."""
+
+    first: Any
+    step: Any
+
+
+def same_family(
+    sides: tuple[str, str], gold: str, pred: str, equal: Callable[[str, str], bool]
+) -> bool | None:
+    """Compare two families of one integer letter each; None for other answers.
+
+    A side without a remark about its letter counts as a family if the other has one, and its only
+    letter is usual for an integer; a reference also needs a pi, since its letter may be given, and
+    its members must be those of the prediction one by one.
+
+    Args:
+        sides: reference and prediction as written, with their remarks.
+        gold: the reference normalized, without its remark.
+        pred: the prediction normalized, without its remark.
+        equal: compares two answers of the same letters.
+    """
+    if not any(map(_HINT.search, sides)):
+        return None
+    remarks = [_DECLARED.finditer(side) for side in sides]
+    declared = [{m["letter"] or m["after"]: _domain(m) for m in found} for found in remarks]
+    if not any(declared) or any(len(found) > 1 for found in declared):
+        return None
+    domains = {domain for found in declared for domain in found.values()}
+    gold, pred = (_BUILT.sub(r"\1", side) for side in (gold, pred))
+    if (
+        len(domains) > 1
+        or domains & {"Q", "R", "C"}
+        or bool(_DEGREES.search(gold)) != bool(_DEGREES.search(pred))
+    ):
+        return None
+    labels, members = zip(*map(_read, (gold, pred)), strict=True)
+    if (all(labels) and labels[0] != labels[1]) or not (declared[0] or "\\pi" in gold):
+        return None
+    letters = [
+        set(found) or equations.variables(" ".join(side)) & _USUAL
+        for found, side in zip(declared, members, strict=True)
+    ]
+    if any(len(found) != 1 for found in letters):
+        return None
+    if declared[0] and domains == {_INTEGERS} and all(len(names) < 2 for names in labels):
+        of_gold, of_pred = map(_progressions, members, letters)
+        if of_gold is not None and of_pred is not None:
+            return _same_numbers(of_gold, of_pred)
+    (name,), (other,) = letters
+    if name == other or name in equations.variables(pred):
+        return None
+    return equal(gold, re.sub(rf"(?<![A-Za-z\\]){other}(?![A-Za-z])", name, pred))
+
+
+def _domain(remark: re.Match[str]) -> str:
+    """The set that a remark names: `Z`, `Z>0`, `positive Z`."""
+    if remark["set"]:
+        plain = re.sub(r"\\(?:mathbb|mathbf|Bbb)|[\s{}^_]", "", remark["set"])
+        return plain.translate(str.maketrans("ℕℤℚℝℂ", "NZQRC"))
+    kind = remark["kind"] or remark["before"]
+    narrower = _NARROWER.match(kind)
+    return (narrower[0] if narrower else "") + _INTEGERS
+
+
+def _read(text: str) -> tuple[set[str], list[str]]:
+    """The names of the items of an answer, and the items without them, with `\\pm` written out."""
+    names, found = set(), []
+    for item in items.shape_with_signs(_DEGREES.sub("", text)).items:
+        name, value = structure.label(item) or ("", item)
+        names |= {name} - {""}
+        found.append(value)
+    return names, found
+
+
+def _progressions(members: list[str], letters: set[str]) -> list[Progression] | None:
+    """The members as progressions; None if one is not linear in the letter, alone or apart for even
+    and odd numbers as `(-1)^k + 2k` is, or has another letter."""
+    from tramontane.verifier.math import symbolic, values  # SymPy takes a second to import
+
+    (letter,) = letters
+    found = []
+    for member in members:
+        if structure.too_large(member) or (parsed := symbolic.parse_latex(member)) is None:
+            return None
+        try:
+            at = {k: values.number(parsed, {letter: mpmath.mpf(k)}) for k in _SAMPLES}
+        except values.TooLarge:
+            return None
+        if not all(value is not None and mpmath.isfinite(value) for value in at.values()):
+            return None
+        with mpmath.workdps(DIGITS):
+            if (line := _line(at)) is not None:
+                found.append(line)
+                continue
+            halves = [_line({k: v for k, v in at.items() if k % 2 == odd}) for odd in (0, 1)]
+            for odd, half in enumerate(halves):
+                if half is None:
+                    return None
+                found.append(Progression(half.first + odd * half.step, 2 * half.step))
+    return found if all(progression.step for progression in found) else None
+
+
+def _line(at: dict[int, Any]) -> Progression | None:
+    """The line through all values; None if there is none."""
+    (k, a), (m, b), *_ = at.items()
+    step = (b - a) / (m - k)
+    first = a - k * step
+    scale = mpmath.mpf(10) ** -(DIGITS - 8) * (1 + abs(first) + abs(step))
+    return (
+        Progression(first, step)
+        if all(abs(first + n * step - value) <= scale * (1 + abs(n)) for n, value in at.items())
+        else None
+    )
+
+
+def _same_numbers(gold: list[Progression], pred: list[Progression]) -> bool:
+    """True if two unions of progressions have the same numbers."""
+    with mpmath.workdps(DIGITS):
+        unit = abs(gold[0].step)
+        steps = []
+        for progression in (*gold, *pred):
+            ratio = abs(progression.step) / unit
+            step = Fraction(int(mpmath.nint(ratio * 10**20)), 10**20)
+            step = step.limit_denominator(MAX_DENOMINATOR)
+            if not step or abs(ratio - mpmath.mpf(step.numerator) / step.denominator) > _CLOSE:
+                return False
+            steps.append(step)
+        common = math.lcm(*(s.numerator for s in steps))
+        period = Fraction(common, math.gcd(*(s.denominator for s in steps)))
+        counts = [int(period / step) for step in steps]
+        if max(sum(counts[: len(gold)]), sum(counts[len(gold) :])) > MAX_MEMBERS:
+            return False
+        length = unit * period.numerator / period.denominator
+        of_gold, of_pred = (
+            [
+                (progression.first + k * progression.step) / length
+                for progression, count in zip(side, of, strict=True)
+                for k in range(count)
+            ]
+            for side, of in ((gold, counts[: len(gold)]), (pred, counts[len(gold) :]))
+        )
+        return all(
+            any(abs((a - b) - mpmath.nint(a - b)) < _CLOSE for b in others)
+            for these, others in ((of_gold, of_pred), (of_pred, of_gold))
+            for a in these
+        )
+
+
+_CLOSE = mpmath.mpf(10) ** -18
