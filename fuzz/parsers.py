@@ -37,6 +37,7 @@ from tramontane.verifier.math.grade import judge_answer
 from tramontane.verifier.math.normalize import normalize, vote
 from tramontane.verifier.math.numbers import to_number
 from tramontane.verifier.math.units import split_unit
+from tramontane.verifier.math.wording import chosen
 from tramontane.verifier.reward import grade
 
 PARSE_SECONDS = 1.0  # processor time for a response of maximum length
@@ -168,7 +169,8 @@ def _judge(prediction: str, reference: str) -> str:
     outcome, reason, answer, share = judge_answer(prediction, reference)
     assert outcome in ("right", "wrong", "unscorable")
     assert (outcome == "right") == (not reason) == bool(share)
-    assert answer is None or answer == normalize(prediction)
+    pred = normalize(prediction)
+    assert answer is None or answer in (pred, chosen(normalize(reference), pred))  # `C` of `(C) 6`
     return outcome
 
 

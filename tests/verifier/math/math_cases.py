@@ -135,6 +135,13 @@ RIGHT = [
         r"\begin{bmatrix}1 & 2\\ 3 & 4\end{bmatrix}",
     ),
     # -- words and choices
+    (r"\textbf{(C)}\ 6", "6"),
+    (r"\textbf{(C) }\frac{1}{2}", "0.5"),
+    (r"\textbf{(E)}\ \text{none of these}", "none of these"),
+    ("6", r"\textbf{(C)}\ 6"),
+    ("6", "Option C: 6"),
+    (r"\text{even}", "(B) even"),
+    ("Ax", "(A) x"),
     (r"\text{odd}", "odd"),
     ("odd", r"\textbf{Odd}"),
     ("no solution", r"\text{No solution.}"),
@@ -292,6 +299,10 @@ RIGHT = [
 WRONG = [
     ("1", "1,000"),  # a comma is a decimal one only where the reference has decimals
     ("5", "5,000"),
+    (r"\textbf{(C)}\ 6", "(B) 6"),
+    (r"\textbf{(C)}\ 6", "(C) 7"),
+    ("6", "(C) 6 or (D) 7"),
+    ("x^2+1", "(A)(x^2+1)"),
     (r"k\pi, k\in\mathbb{Z}", r"2n\pi, n\in\mathbb{Z}"),
     (r"k\pi, k\in\mathbb{Z}", r"n\pi, n\in\mathbb{R}"),
     (r"k\pi, k\in\mathbb{Z}", r"n\pi, k\in\mathbb{Z}"),

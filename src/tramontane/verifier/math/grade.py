@@ -95,7 +95,12 @@ def _equal(gold: str, pred: str, places: int | None) -> bool:
     equal = partial(_equal, places=places)
     if gold == pred or _compact(gold) == _compact(pred) or gold == rf"\mathbb{{{pred}}}":
         return True
-    for rule in (wording.choice, wording.same_text, wording.same_segment):
+    if (decided := wording.choice(gold, pred)) is not None:
+        return decided
+    texts = wording.without_choice(gold, pred)
+    if texts != (gold, pred) and equal(*texts):
+        return True
+    for rule in (wording.same_text, wording.same_segment):
         if (decided := rule(gold, pred)) is not None:
             return decided
     if "\\boxed" in pred:
