@@ -9,6 +9,8 @@ RIGHT = [
     ("1000", "1,000"),
     ("1000", "1{,}000"),
     ("1000", "1 000"),
+    ("x=1, y=2", r"\begin{cases} x=1\\ y=2\end{cases}"),
+    ("(1, 2)", r"\left\{ \begin{aligned} x &= 1, \\[4pt] y &= 2 \end{aligned} \right."),
     # families of solutions: the letter is bound, and other members may stand first
     (r"k\pi, k\in\mathbb{Z}", r"n\pi, n \in \mathbb{Z}"),
     (r"x = k\pi, k\in\mathbb{Z}", r"$x = n\pi$ for all integers $n$"),
@@ -32,6 +34,8 @@ RIGHT = [
         r"\frac{\pi}{4}+m\pi, m\in\mathbb{Z}",
     ),
     (r"c + k\pi, k\in\mathbb{Z}", r"c+n\pi, n\in\mathbb{Z}"),
+    (r"f(x)=cx \text{ for any constant } c", r"f(x)=ax, a \in \mathbb R"),
+    (r"f(x)=cx \text{ for any constant } c", "f(x)=cx"),
     (r"(3k, 2k+1), k \in\mathbb{Z}", r"(3n, 2n+1), n\in\mathbb{Z}"),
     (r"x=3k, y=2k+1, k \in\mathbb{Z}", r"x=3t, y=2t+1, t \in\mathbb{Z}"),
     (r"3^n, n\in\mathbb{N}", r"3^k, k\in\mathbb{N}"),
@@ -299,6 +303,9 @@ RIGHT = [
 WRONG = [
     ("1", "1,000"),  # a comma is a decimal one only where the reference has decimals
     ("5", "5,000"),
+    ("(1, 2)", r"\begin{cases} x=2\\ y=1\end{cases}"),
+    (r"f(x)=cx \text{ for any constant } c", r"f(x)=kx+1 \text{ for any constant } k"),
+    (r"f(x)=2x, x\in\mathbb{R}", r"f(x)=3x, x\in\mathbb{R}"),
     (r"\textbf{(C)}\ 6", "(B) 6"),
     (r"\textbf{(C)}\ 6", "(C) 7"),
     ("6", "(C) 6 or (D) 7"),

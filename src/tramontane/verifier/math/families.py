@@ -16,8 +16,8 @@ import mpmath
 
 from tramontane.verifier.math import equations, items, structure
 
-_SET = r"(?:\\(?:mathbb|mathbf|Bbb)\s*\{?\s*)?[NZQRCℕℤℚℝℂ]\s*\}?\s*(?:[\^_]\s*(?:\{[^{}]*\}|\S))?"
-_KIND = r"(?:(?:[a-z-]+\s+)?integer|natural\s+number)"
+_SET = r"(?:\\(?:mathbb|mathbf|Bbb)\s*\{?\s*)?[NZRℕℤℝ]\s*\}?\s*(?:[\^_]\s*(?:\{[^{}]*\}|\S))?"
+_KIND = r"(?:(?:[a-z-]+\s+)?integer|(?:natural|real)\s+number|(?:real\s+)?constant)"
 _IS = r"(?:\\text\s*\{\s*)?(?:(?:is|are|be|an?|any|arbitrary)\s+)*"
 _DECLARED = re.compile(
     rf"(?<![A-Za-z\\])(?P<letter>[A-Za-z])(?![A-Za-z])\s*\}}?\s*\$?\s*"
@@ -26,7 +26,7 @@ _DECLARED = re.compile(
 )
 _NARROWER = re.compile(r"(?:positive|negative|non-?negative|odd|even|natural)(?=\s)")
 _INTEGERS = "Z"
-_HINT = re.compile(r"\\in(?![A-Za-z])|∈|integer|natural")
+_HINT = re.compile(r"\\in(?![A-Za-z])|∈|integer|number|constant")
 _BUILT = re.compile(
     r"^(?:\s*[A-Za-z]\s*(?:=|\\in)\s*)?\\\{(.*?)(?:[|:]|\\mid(?![A-Za-z]))\s*[A-Za-z]\s*\\in\s*"
     r"\\mathbb\{[NZ]\}(?:_\{>0\})?\s*\\\}$",
@@ -50,7 +50,8 @@ class Progression(NamedTuple):
 def same_family(
     sides: tuple[str, str], gold: str, pred: str, equal: Callable[[str, str], bool]
 ) -> bool | None:
-    """Compare two families of one integer letter each; None for other answers.
+    """Compare two families of one letter each, which is an integer or, if both sides say so, a real
+    constant; None for other answers.
 
     A side without a remark about its letter counts as a family if the other has one, and its only
     letter is usual for an integer; a reference also needs a pi, since its letter may be given, and
@@ -72,7 +73,7 @@ def same_family(
     gold, pred = (_BUILT.sub(r"\1", side) for side in (gold, pred))
     if (
         len(domains) > 1
-        or domains & {"Q", "R", "C"}
+        or ("R" in domains and not all(declared))
         or bool(_DEGREES.search(gold)) != bool(_DEGREES.search(pred))
     ):
         return None
@@ -92,15 +93,18 @@ def same_family(
     (name,), (other,) = letters
     if name == other or name in equations.variables(pred):
         return None
-    return equal(gold, re.sub(rf"(?<![A-Za-z\\]){other}(?![A-Za-z])", name, pred))
+    named = re.sub(rf"\\[A-Za-z]+|{other}", lambda m: name if m[0] == other else m[0], pred)
+    return equal(gold, named)
 
 
 def _domain(remark: re.Match[str]) -> str:
     """The set that a remark names: `Z`, `Z>0`, `positive Z`."""
     if remark["set"]:
         plain = re.sub(r"\\(?:mathbb|mathbf|Bbb)|[\s{}^_]", "", remark["set"])
-        return plain.translate(str.maketrans("ℕℤℚℝℂ", "NZQRC"))
+        return plain.translate(str.maketrans("ℕℤℝ", "NZR"))
     kind = remark["kind"] or remark["before"]
+    if "real" in kind or "constant" in kind:
+        return "R"
     narrower = _NARROWER.match(kind)
     return (narrower[0] if narrower else "") + _INTEGERS
 

@@ -221,13 +221,16 @@ _OR = re.compile(
 _LETTER = r"\s*\$?\s*[A-Za-z]"
 _LETTERS = rf"{_LETTER}(?:\s*,{_LETTER})*"
 _SET = r"\\in\s*\\(?:mathbb|mathbf|Bbb)\s*\{?\s*[ZNR]\s*\}?(?:\^\{?\+\}?|_\{?[+>0]+\}?)?"
-_SIGN = r"(?:positive|negative|non-?negative)"
+_KIND = (
+    r"(?:(?:(?:positive|negative|non-?negative)\s+)?integers?|(?:real|natural) numbers?"
+    r"|(?:real )?constants?)"
+)
 _FOR = rf"[\s,;(]*(?:{TEXT}\s*\{{[\s,]*)?(?:where|for|with)\s*(?:all|any|every|some|an)?\s*"
 _CONDITION = re.compile(
-    rf"(?:{_FOR}{_SIGN}?\s*integers?\s*\}}?{_LETTERS}\s*\$?\s*\}}?"
+    rf"(?:{_FOR}{_KIND}\s*\}}?{_LETTERS}\s*\$?\s*\}}?"
     rf"|(?:{_FOR}(?:integers?)?\s*\}}?{_LETTERS}|\s*[,;(]{_LETTER})\s*\$?\s*"
     rf"(?:{_SET}|(?:{TEXT}\s*\{{)?\s*(?:(?:is|are)\s+)?(?:an?\s+)?(?:arbitrary\s+|any\s+)?"
-    rf"(?:(?:{_SIGN}\s+)?integers?|(?:real|natural) numbers?|constants?)\s*\}}?))[\s).]*\Z"
+    rf"{_KIND}\s*\}}?))[\s).]*\Z"
 )
 _UNWRAP = re.compile(
     r"(?:\$(.*)\$|\*\*(.*)\*\*|\\boxed\s*\{(.*)\}|\\(?:mathbf|boldsymbol|bm)\s*\{(?![RNZQC]\})([^{}]*)\})",
@@ -307,6 +310,25 @@ def _counted(m: re.Match[str], other: str) -> str:
     return f"({(math.comb if kind == 'C' else math.perm)(int(n), int(k))})"
 
 
+_SYSTEM = re.compile(
+    r"(?:(?:\\left\s*)?\\\{)?\s*\\begin\s*\{(cases|aligned|array)\}(?:\s*\{[lcr\s]*\})?(.*)"
+    r"\\end\s*\{\1\}\s*(?:\\right\s*\.)?",
+    re.DOTALL,
+)
+_EQUATION = re.compile(r"[^&,<>=]+&?=&?[^&,<>=]+")
+
+
+def _listed(text: str) -> str:
+    """A system of equations as a list: `x=1, y=2`; any other text unchanged."""
+    if (match := _SYSTEM.fullmatch(text)) is None:
+        return text
+    rows = [row.strip(" \t\n,;") for row in re.split(r"\\\\(?:\[[^\]]*\])?", match[2])]
+    rows = [row for row in rows if row]
+    if not rows or "\\text" in text or not all(map(_EQUATION.fullmatch, rows)):
+        return text
+    return ", ".join(row.replace("&", "") for row in rows)
+
+
 MAX_PASSES = 5  # two are enough for any sensible answer
 MAX_REWRITTEN = 20_000  # characters; all rules together take a tenth of a second for this many
 
@@ -334,7 +356,7 @@ def _apply_rules(text: str) -> str:
     text = text.translate(_SYMBOLS).strip()
     while (match := _UNWRAP.fullmatch(text)) and "\\boxed" not in (match[3] or ""):
         text = next(group for group in match.groups() if group is not None).strip()
-    text = re.sub(r"(?<!\\)\$", " ", text)
+    text = _listed(re.sub(r"(?<!\\)\$", " ", text).strip())
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     if "\\ldots" in text:
