@@ -29,6 +29,8 @@ RIGHT = [
     ),
     (r"30^\circ + k\cdot 360^\circ, k\in\mathbb{Z}", r"390^\circ + 360^\circ n, n\in \mathbb{Z}"),
     (r"6k\pm1, k\in\mathbb{Z}", r"6k+1, 6k+5, k\in\mathbb{Z}"),
+    (r"7k+3, k\in\mathbb{Z}", r"x \equiv 3 \pmod 7"),
+    (r"x = 7k+3, k\in\mathbb{Z}", r"n \equiv 10 \pmod{7}"),
     (
         r"\left\{\frac{\pi}{4}+k\pi : k\in\mathbb{Z}\right\}",
         r"\frac{\pi}{4}+m\pi, m\in\mathbb{Z}",
@@ -303,6 +305,9 @@ RIGHT = [
 WRONG = [
     ("1", "1,000"),  # a comma is a decimal one only where the reference has decimals
     ("5", "5,000"),
+    (r"7k+3, k\in\mathbb{Z}", r"x \equiv 4 \pmod 7"),
+    (r"7k+3, k\in\mathbb{Z}", r"x \equiv 3 \pmod 8"),
+    ("7", r"x \equiv 0 \pmod 7"),
     ("(1, 2)", r"\begin{cases} x=2\\ y=1\end{cases}"),
     (r"f(x)=cx \text{ for any constant } c", r"f(x)=kx+1 \text{ for any constant } k"),
     (r"f(x)=2x, x\in\mathbb{R}", r"f(x)=3x, x\in\mathbb{R}"),

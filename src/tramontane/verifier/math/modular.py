@@ -68,8 +68,11 @@ def same_remainder(gold: str, pred: str) -> bool | None:
         return None
     g_values = _remainders(g) if g else _written(gold)
     p_values = _remainders(p) if p else _written(pred)
-    if p is not None and p_values is not None and len(p_values[1]) > 1:
-        raise Refused(f"contradicts itself: {pred}")
+    if p is not None and p_values is not None:
+        if len(p_values[1]) > 1:
+            raise Refused(f"contradicts itself: {pred}")
+        if g is None and not p.is_operation and _is_general(gold, p_values[1], p.modulus):
+            return True
     if g_values is None or (p is not None and p_values is None):
         return None
     if p_values is None:
