@@ -9,6 +9,9 @@ RIGHT = [
     ("1000", "1,000"),
     ("1000", "1{,}000"),
     ("1000", "1 000"),
+    (r"2\vec{i}+3\vec{j}", "(2, 3)"),
+    (r"\begin{pmatrix}1\\0\\-2\end{pmatrix}", r"\mathbf{i} - 2\mathbf{k}"),
+    (r"\langle \frac{1}{2}, -x \rangle", r"\frac{1}{2}\hat{i} - x\hat{j}"),
     ("x=1, y=2", r"\begin{cases} x=1\\ y=2\end{cases}"),
     ("(1, 2)", r"\left\{ \begin{aligned} x &= 1, \\[4pt] y &= 2 \end{aligned} \right."),
     # families of solutions: the letter is bound, and other members may stand first
@@ -305,6 +308,11 @@ RIGHT = [
 WRONG = [
     ("1", "1,000"),  # a comma is a decimal one only where the reference has decimals
     ("5", "5,000"),
+    (r"2\vec{i}+3\vec{j}", "(3, 2)"),
+    (r"2\vec{i}+3\vec{j}", "(2, 3, 1)"),
+    (r"2\vec{i}+3\vec{j}", "[2, 3]"),
+    ("(2, 3)", r"2\vec{i}+3\vec{j}+1"),
+    ("(2, 3)", r"2\vec{i}+3"),
     (r"7k+3, k\in\mathbb{Z}", r"x \equiv 4 \pmod 7"),
     (r"7k+3, k\in\mathbb{Z}", r"x \equiv 3 \pmod 8"),
     ("7", r"x \equiv 0 \pmod 7"),

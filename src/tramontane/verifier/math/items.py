@@ -324,12 +324,18 @@ def _is_regular(rows: list[list[str]]) -> bool:
 
 
 def same_vector(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool | None:
-    """Compare matrices and vectors entry by entry; None if neither side is a matrix or in angle
-    brackets, or one of them is neither a matrix nor a tuple."""
-    if not re.search(r"matrix|array|\\langle|<", gold + pred):
+    """Compare matrices and vectors entry by entry; None if neither side is a matrix, in angle
+    brackets or a sum of unit vectors, or one of them is neither a matrix nor a tuple."""
+    if not re.search(r"matrix|array|\\langle|<|\\vec", gold + pred):
         return None
-    sides = ((label(side) or ("", side))[1] for side in (gold, pred))  # without a name
+    sides = [(label(side) or ("", side))[1] for side in (gold, pred)]  # without a name
     g, p = (read_matrix(side) for side in sides)
+    if (g is None) != (p is None):
+        vector, text = (p, sides[0]) if g is None else (g, sides[1])
+        entries = _entries(vector) if vector and vector.kind != "[]" else []
+        if parts := _components(text, len(entries)):
+            pairs = zip(parts, [*entries, "0"], strict=True)
+            return all(equal(a, b) if g is None else equal(b, a) for a, b in pairs)
     if g is None or p is None:
         return False if g and g.kind == "()" and "\\langle" in gold else None
     if g.kind and p.kind and g.kind != p.kind:
@@ -340,5 +346,29 @@ def same_vector(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool
         is_turned = bool(g.kind) != bool(p.kind) and g.shape == p.shape[::-1] and 1 in g.shape
         if not is_turned:
             return False
-    entries = [[cell for row in side.rows for cell in row] for side in (g, p)]
-    return all(_same_item(a, b, equal) for a, b in zip(*entries, strict=True))
+    return all(_same_item(a, b, equal) for a, b in zip(_entries(g), _entries(p), strict=True))
+
+
+_UNIT_VECTOR = re.compile(r"([\w})]\s*)?\\vec\{([ijk])\}")
+
+
+def _components(text: str, count: int) -> list[str] | None:
+    r"""The entries of a sum of unit vectors, `2\cdot 1+3\cdot 0` and `2\cdot 0+3\cdot 1` for
+    `2\vec{i}+3\vec{j}`, and last the sum without any, which must be 0. None for other texts, or if
+    there are not `count` entries."""
+    axes = "ijk"[:count]
+    names = {name for _, name in _UNIT_VECTOR.findall(text)}
+    if not names or not names <= set(axes) or count != len(axes):
+        return None
+    return [_component(text, axis) for axis in (*axes, "")]
+
+
+def _component(text: str, axis: str) -> str:
+    def of(m: re.Match[str]) -> str:
+        return (f"{m[1]}\\cdot " if m[1] else "") + ("1" if m[2] == axis else "0")
+
+    return _UNIT_VECTOR.sub(of, text)
+
+
+def _entries(matrix: Matrix) -> list[str]:
+    return [cell for row in matrix.rows for cell in row]
