@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tramontane.studies.study import LOOKS, Claim, Study, function_name
-from tramontane.studies.verdicts import look
+from tramontane.studies.study import LOOKS, Claim, Study, function_name, look
 from tramontane.workplace import write_whole
 
 FILE = "registered.json"  # in a study's folder

@@ -29,8 +29,8 @@ from tramontane.studies.page import (
 from tramontane.studies.plan import Plan, finished_runs, minutes_of, share_of
 from tramontane.studies.plots import plot_arms, plot_forest, save
 from tramontane.studies.registry import edited, faults, rule_of
-from tramontane.studies.study import LOOKS, Claim, Study, StudySet, load_study, names_in
-from tramontane.studies.verdicts import ClaimVerdict, look, q_values, seeds_needed, surviving
+from tramontane.studies.study import LOOKS, Claim, Study, StudySet, load_study, look, names_in
+from tramontane.studies.verdicts import ClaimVerdict, q_values, seeds_needed, surviving
 from tramontane.workplace import owned_file, write_whole
 
 SMOKE_SHARE = 0.05  # of the default budget, for arms that are not training runs

@@ -18,7 +18,7 @@ from scipy import stats
 
 from tramontane.statistics import student_quantile
 from tramontane.studies.measures import Measure
-from tramontane.studies.study import LOOKS, Claim
+from tramontane.studies.study import LOOKS, Claim, look
 
 Outcome = Literal["holds", "does not hold", "undecided", "no room", "changed"]
 POWER = 0.8  # of the detectable effect, and of the seeds that a claim needs
@@ -73,12 +73,6 @@ def mean_and_interval(runs: Sequence[float]) -> tuple[float, float]:
         return math.nan, math.inf
     half = student_quantile(len(found) - 1) * _error(found)
     return float(found.mean()), half
-
-
-def look(seeds: int) -> int:
-    """Number of seeds that count, of those finished: up to the last look, and all before the first,
-    where nothing is decided."""
-    return max((n for n in LOOKS if n <= seeds), default=seeds)
 
 
 def error_of(seeds: int) -> float:
