@@ -41,8 +41,8 @@ ROW_FIELDS = (
 @dataclass
 class ScoreSummary:
     """Counts of verdicts by outcome and of the reasons of unscorable verdicts; the sum of rewards;
-    a message for each unreadable row; how often each id occurs that occurs more than once, as a row
-    or, with rewards of a group, as a group."""
+    a message for each unreadable row; the number of rows with each repeated id, or of groups where
+    rewards are of a whole group."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     unscorable: Counter[str] = field(default_factory=Counter)

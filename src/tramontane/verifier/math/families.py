@@ -98,7 +98,7 @@ def same_family(
 
 
 def _domain(remark: re.Match[str]) -> str:
-    """The set that a remark names: `Z`, `Z>0`, `positive Z`."""
+    """The set that a remark names: `Z`, `Z>0`, `positiveZ`."""
     if remark["set"]:
         plain = re.sub(r"\\(?:mathbb|mathbf|Bbb)|[\s{}^_]", "", remark["set"])
         return plain.translate(str.maketrans("ℕℤℝ", "NZR"))
