@@ -53,8 +53,8 @@ def same_remainder(gold: str, pred: str) -> bool | None:
 
     A reference's class equals its written number and its remainder: `10 \pmod 7` is 10 and 3. A
     prediction's class equals only its least remainder, and must name it, or it would be two
-    answers; or the general form of its numbers, `7k + 3`. An operation equals only its remainder. None if neither side has a modulus, or a side
-    with one cannot be evaluated.
+    answers; or the general form of its numbers, `7k + 3`. An operation equals only its remainder.
+    None if neither side has a modulus, or a side with one cannot be evaluated.
 
     Raises:
         Refused: the prediction contradicts itself, as `18 \equiv 3 \pmod 7` does.

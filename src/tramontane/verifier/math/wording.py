@@ -63,13 +63,13 @@ def _option(text: str) -> tuple[str, str] | None:
     return match[1], match[3]
 
 
-_OPTION = re.compile(r"(?:\(([A-J])\)|([A-J])[).:])\s+(\S.*)", re.DOTALL)
+_LABELED = re.compile(r"(?:\(([A-J])\)|([A-J])[).:])\s+(\S.*)", re.DOTALL)
 
 
 def without_choice(gold: str, pred: str) -> tuple[str, str]:
     """Both answers without the letters of their options: 6 for `(C) 6`; unchanged if the letters
     differ."""
-    sides = [_OPTION.fullmatch(_without_name(side)) for side in (gold, pred)]
+    sides = [_LABELED.fullmatch(_without_name(side)) for side in (gold, pred)]
     if len({m[1] or m[2] for m in sides if m}) != 1:
         return gold, pred
     g, p = (m[3] if m else side for m, side in zip(sides, (gold, pred), strict=True))
