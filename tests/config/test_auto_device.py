@@ -19,25 +19,31 @@ from tramontane.config.sft import SFTConfig
 from tramontane.run.prepare import prepare, resolved
 
 DRIVER = """
+#include <stdio.h>
 int nvmlInit_v2(void) { return 0; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = GPUS; return 0; }
 int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = CUDA; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { return index; }
+int nvmlDeviceGetName(void *device, char *name, unsigned size) {
+  return snprintf(name, size, "NVIDIA H100") >= (int)size;
+}
 """
-# The devices of a default config, and what a run on CPUs alone would say in its first line. An
-# import of torch would end it.
+# The devices of a default config, what a run on CPUs alone would say in its first line, and the
+# machine as results name it. An import of torch would end it.
 SAY = """
 from tramontane.config import Config
-from tramontane.config.device import idle_gpus
+from tramontane.config.device import idle_gpus, machine
 config = Config()
 print(config.trainer.device, config.generator.device, config.generator.dtype)
 print(idle_gpus("cpu"))
+print(machine(config.trainer.device))
 """
 
 
 def on_machine(
     folder: Path, gpus: int, cuda: int, built_for: str | None, **variables: str
 ) -> list[str]:
-    """The two lines of `SAY` on a machine with these GPUs and this version of torch."""
+    """The lines of `SAY` on a machine with these GPUs and this version of torch."""
     library = folder / "libnvidia-ml.so.1"
     (folder / "driver.c").write_text(DRIVER)
     sizes = [f"-DGPUS={gpus}", f"-DCUDA={cuda}"]
@@ -78,10 +84,11 @@ def test_auto_is_a_gpu_that_torch_can_use_and_one_that_lies_idle_is_said(
     chosen: str,
     said: str,
 ) -> None:
-    first, second = on_machine(tmp_path, gpus, cuda, built_for, **variables)
+    first, second, machine = on_machine(tmp_path, gpus, cuda, built_for, **variables)
     assert first == chosen
     assert said in second
     assert bool(said) == bool(second)
+    assert machine.endswith("cores, NVIDIA H100" if chosen.startswith("cuda") else "cores")
 
 
 @pytest.mark.parametrize(

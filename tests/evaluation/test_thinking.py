@@ -67,6 +67,15 @@ def test_a_token_that_joins_a_tag_with_its_neighbor_is_no_thought(
     assert count(tokenizer, pieces, tags) == len(tokenizer("so")["input_ids"])
 
 
+def test_a_model_may_have_more_tokens_than_its_tokenizer(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    opening, closing = (tokenizer(tag)["input_ids"] for tag in PAPER_TAGS)
+    ids = [5_000, *opening, 7, 5_000, *closing, 99_326]
+    completion = Completion(0, 0, [1], ids, [0] * len(ids), [0] * len(ids), "length")
+    assert ThinkingCounter(tokenizer, ResponseText(PAPER_TAGS, "")).count(completion) == 2
+
+
 @pytest.mark.parametrize(
     ("prefix", "parts", "thoughts"),
     [

@@ -43,10 +43,12 @@ def _device(name: str) -> str:
 
 
 class Nvidia(NamedTuple):
-    """NVIDIA's GPUs that this process may use, and the newest CUDA that their driver supports."""
+    """NVIDIA's GPUs that this process may use, the newest CUDA that their driver supports, and the
+    name of the machine's first."""
 
     gpus: int
     cuda: int
+    name: str = ""
 
 
 def _obstacle(found: Nvidia, built_for: int | None) -> str:
@@ -70,15 +72,18 @@ def _nvidia() -> Nvidia:
     except OSError:
         return Nvidia(0, 0)
     gpus, cuda = ctypes.c_uint(), ctypes.c_int()
+    first, name = ctypes.c_void_p(), ctypes.create_string_buffer(96)  # NVML's longest name
     failed = (
         nvml.nvmlInit_v2()
         or nvml.nvmlDeviceGetCount_v2(ctypes.byref(gpus))
         or nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(cuda))
+        or nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(first))
+        or nvml.nvmlDeviceGetName(first, name, len(name))
     )
     if failed:
         return Nvidia(0, 0)
     seen = gpus.value if visible is None else min(gpus.value, len(visible.split(",")))
-    return Nvidia(seen, cuda.value // 1000)
+    return Nvidia(seen, cuda.value // 1000, name.value.decode())
 
 
 @cache
@@ -216,9 +221,11 @@ def _cpu_number_type() -> NumberType:
     return NumberType("float32", "this processor has no bfloat16 instructions, which are emulated")
 
 
-def machine() -> str:
-    """The first processor's name and the number of cores, e.g. `AMD EPYC, 2 cores`."""
-    return f"{processor()}, {os.cpu_count()} cores"
+def machine(device: str = "auto") -> str:
+    """The first processor's name and the number of cores, e.g. `AMD EPYC, 2 cores`; and the GPU's
+    name if `device` is one."""
+    gpu = f", {_nvidia().name}" if _device(device).startswith("cuda") else ""
+    return f"{processor()}, {os.cpu_count()} cores{gpu}"
 
 
 def processor() -> str:

@@ -40,10 +40,12 @@ class TagFinder:
         self._marked = np.array(
             [not marks or piece is None or marks[0] in piece for piece in pieces], dtype=bool
         )
+        # A model may have more tokens than its tokenizer: its vocabulary is often padded.
+        self._marked, self._last = np.append(self._marked, False), len(pieces)
 
     def find(self, ids: NDArray[np.int32], start: int) -> Place | None:
         """The first occurrence of the tag at or after `start`."""
-        for i in start + np.flatnonzero(self._marked[ids[start:]]):
+        for i in start + np.flatnonzero(self._marked[np.minimum(ids[start:], self._last)]):
             low, high = max(start, int(i) - self._reach), min(len(ids), int(i) + self._reach)
             if not self._has_tag(ids[low:high]):
                 continue

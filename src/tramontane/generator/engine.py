@@ -138,7 +138,8 @@ class SlotEngine:
 
         Raises:
             RuntimeError: a sequence is in flight.
-            InputError: a sequence of `max_len` tokens does not fit into `kv_bytes`.
+            InputError: a sequence of `max_len` tokens does not fit into `kv_bytes`, or the slots
+                not into the GPU's memory.
         """
         if self.unfinished:
             raise RuntimeError(f"resize with {self.unfinished} sequences unfinished")
@@ -146,16 +147,18 @@ class SlotEngine:
         self._allocate(slots, max_len)
 
     def _allocate(self, slots: int, max_len: int) -> None:
+        try:
+            self._allocate_slots(slots, max_len)
+        except torch.OutOfMemoryError as error:
+            raise InputError(
+                f"prefills of {max(self.prefill_tokens, max_len):,} tokens and decode steps of "
+                f"{slots:,} rows do not fit into the GPU's memory: {_REMEDIES}"
+            ) from error
+
+    def _allocate_slots(self, slots: int, max_len: int) -> None:
         kv_bytes = self._kv_bytes
-        if self._memory is not None:
-            try:
-                measured = self._measure_room(self._memory, slots, max_len)
-            except torch.OutOfMemoryError as error:
-                raise InputError(
-                    f"prefills of {max(self.prefill_tokens, max_len):,} tokens and decode steps of "
-                    f"{slots:,} rows do not fit into the GPU's memory: {_REMEDIES}"
-                ) from error
-            kv_bytes = measured if kv_bytes is None else min(kv_bytes, measured)
+        if kv_bytes is None and self._memory is not None:
+            kv_bytes = self._measure_room(self._memory, slots, max_len)
         limit = None if kv_bytes is None else kv_bytes // self._token_bytes
         size = self._decoder.size_within(slots, max_len, limit)
         if not size.slots:

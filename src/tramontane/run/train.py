@@ -197,7 +197,7 @@ def _finish(session: Session, done: _Done, report: WriteReport | None) -> TrainR
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         summary["peak_memory_mib"] = round(peak, 1)
         summary["number_types"] = number_types(session.config)
-        summary["machine"] = machine()
+        summary["machine"] = machine(session.config.trainer.device)
         folder.write_json("summary.json", summary)
         with folder.writing(weights):
             write_card(weights, session.prepared, measured, summary)
