@@ -165,6 +165,9 @@ class Allocator(TorchDispatchMode):
     def free(self) -> int:
         return self.capacity - self.used
 
+    def held(self) -> int:
+        return self.used
+
     allowance = free
 
     def peak(self, work: Callable[[], object]) -> int:

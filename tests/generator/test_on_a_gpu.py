@@ -27,7 +27,7 @@ from tramontane.generator.engine import SlotEngine
 from tramontane.generator.forward import examine_model, prefill
 from tramontane.generator.fusion import merge_products
 from tramontane.generator.graphs import recorded_rows, run_directly
-from tramontane.generator.memory import allowance, cache_room
+from tramontane.generator.memory import DRIVER_BYTES, allowance, cache_room
 from tramontane.generator.parking import Context
 from tramontane.generator.sampling import DRAWN_ENTRIES, SORTED_BYTES
 from tramontane.models import flash
@@ -204,14 +204,17 @@ class Counted:
     """A `CudaMemory` by numbers alone."""
 
     def __init__(self, capacity: int) -> None:
-        self.capacity, self.used = capacity, 0
+        self.capacity, self.used, self.others = capacity, 0, 0
 
     def take(self, size: int) -> None:
         self.used += size
         assert self.used <= self.capacity
 
     def free(self) -> int:
-        return self.capacity - self.used
+        return self.capacity - self.used - self.others
+
+    def held(self) -> int:
+        return self.used
 
     allowance = free
 
@@ -239,6 +242,18 @@ def test_cache_work_and_recordings_fit_together(peaks, pool, each, number):
     for record in recordings(memory):
         record()
     assert memory.free() == max(peaks)
+
+
+def test_what_other_processes_take_meanwhile_is_not_a_recordings():
+    """Eight runs that started at once on a GPU had counted each other's weights 16 times."""
+    memory = Counted(80 * GIB)
+
+    def record():
+        memory.take(10 * MIB)
+        memory.others += 3 * GIB
+
+    room = cache_room(memory, [lambda: MIB], [record] * 18)
+    assert room == 80 * GIB - MIB - 18 * (10 * MIB + DRIVER_BYTES)
 
 
 def large_engine(allocator, slots=1024, max_len=4096, layers=1, kv_bytes=None):

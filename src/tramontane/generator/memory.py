@@ -7,6 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+# The driver's part of a recording, which torch's allocator does not count, at most. What is missing
+# beyond it was taken by another process.
+DRIVER_BYTES = 64 << 20
+
 
 class CudaMemory:
     """The allocator of a generator's CUDA device.
@@ -28,8 +32,13 @@ class CudaMemory:
         torch.cuda.empty_cache()  # what torch keeps may be in pieces
         return int(torch.cuda.mem_get_info(self._device)[0])
 
+    def held(self) -> int:
+        """Bytes that this process holds through torch."""
+        torch.cuda.empty_cache()
+        return int(torch.cuda.memory_reserved(self._device))
+
     def allowance(self) -> int:
-        """Bytes of them that the generator may allocate for anything but weights."""
+        """Bytes of the free ones that the generator may allocate for anything but weights."""
         limit = int(self._share * torch.cuda.mem_get_info(self._device)[1])
         return allowance(self.free(), limit, self._weights, self._pending())
 
@@ -74,8 +83,9 @@ def cache_room(
     peak = max(memory.peak(work) for work in works)
     kept = []
     for record in recordings[:2]:
-        before = memory.free()
+        free, held = memory.free(), memory.held()
         record()
-        kept.append(max(0, before - memory.free()))
+        lost, own = free - memory.free(), max(0, memory.held() - held)
+        kept.append(own + min(max(0, lost - own), DRIVER_BYTES))
     recorded = sum(kept) + max(0, len(recordings) - 2) * kept[-1] if kept else 0
     return max(0, allowed - peak - recorded)
