@@ -85,14 +85,14 @@ class SlotEngine:
         prefill_tokens: maximum tokens in one prefill forward (a longer sequence gets its own).
         record: records steps of fixed shapes for faster repetition; keys and values are then in an
             arena instead of lanes. A model whose forward reads values of tensors is not recorded.
-        memory: the device's allocator, with `record`: keys and values then take no more than what
-            prefills, steps and recordings leave, which is measured before they are allocated. None:
-            `kv_bytes` is the only limit.
+        memory: the device's allocator, with `record`: without `kv_bytes`, keys and values take no
+            more than what prefills, steps and recordings leave, which is measured before they are
+            allocated.
         stop_texts: texts that end a completion; None costs nothing.
 
     Raises:
-        InputError: the engine cannot run the model, or the longest sequence does not fit into
-            `kv_bytes`.
+        InputError: the engine cannot run the model, the longest sequence does not fit into
+            `kv_bytes`, or the slots do not fit into the GPU's memory.
     """
 
     def __init__(
@@ -138,8 +138,8 @@ class SlotEngine:
 
         Raises:
             RuntimeError: a sequence is in flight.
-            InputError: a sequence of `max_len` tokens does not fit into `kv_bytes`, or the slots
-                not into the GPU's memory.
+            InputError: a sequence of `max_len` tokens does not fit into `kv_bytes`, or the slots do
+                not fit into the GPU's memory.
         """
         if self.unfinished:
             raise RuntimeError(f"resize with {self.unfinished} sequences unfinished")
