@@ -37,6 +37,12 @@ class Talk:
         return Turn("" if not self.left else "Go on!", 1.0, done=not self.left)
 
 
+class Slow(Talk):
+    """Takes longer than an update, so that at any time some conversations are under way."""
+
+    median = 0.2
+
+
 class Perilous(Talk):
     """Hangs, or dies, in the second turn of the first conversation of a problem that says so, as
     often as it says."""

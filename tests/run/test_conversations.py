@@ -96,6 +96,7 @@ def test_a_run_killed_amid_conversations_loses_none(
         pipeline=sizes,
         checkpoint={"every": 2},
         conversation={"replay": replay},
+        data={"environment": "tests.controller.talking:Slow"},
         **elsewhere(kind, request),
     )
     process = start(config, tmp_path)
