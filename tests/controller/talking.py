@@ -24,14 +24,14 @@ class Talk:
     """Asks for one to four turns. A step's time is lognormal, in one of 50 a hundred times the
     median, and has nothing to do with how many turns there are."""
 
-    median = 0.002
+    median, slowest = 0.002, 100
 
     def start(self, problem: Problem, seed: int) -> None:
         self.left = Random(seed).randint(1, 4)
         self.random = Random()
 
     async def step(self, message: dict[str, Any]) -> Turn:
-        slow = 100 if self.random.random() < 0.02 else 1
+        slow = self.slowest if self.random.random() < 0.02 else 1
         await asyncio.sleep(self.median * slow * self.random.lognormvariate(0, 0.5))
         self.left -= 1
         return Turn("" if not self.left else "Go on!", 1.0, done=not self.left)
@@ -40,7 +40,7 @@ class Talk:
 class Slow(Talk):
     """Takes longer than an update, so that at any time some conversations are under way."""
 
-    median = 0.2
+    median, slowest = 0.2, 1
 
 
 class Perilous(Talk):

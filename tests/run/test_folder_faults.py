@@ -1,5 +1,7 @@
 """Full disks and truncated files, under real runs."""
 
+import asyncio
+import gc
 import json
 import os
 import shutil
@@ -22,6 +24,7 @@ from tests.forked import Command
 from tests.runs import small_config
 from tramontane.audit.audit import audit
 from tramontane.config import Config
+from tramontane.controller.waits import in_background
 from tramontane.errors import InputError
 from tramontane.run.checkpoint import damage, seal
 from tramontane.run.folder import RunFolder, open_run
@@ -427,6 +430,25 @@ int fsync(int file) {
     return ((int (*)(int)) dlsym(RTLD_NEXT, "fsync"))(file);
 }
 """
+
+
+def test_the_error_that_ends_a_run_is_the_only_one_printed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A broken disk fails a checkpoint in the background, too."""
+
+    async def commit() -> None:
+        raise OSError("checkpoint")
+
+    async def run() -> None:
+        _task = in_background(commit(), "commit 3")
+        await asyncio.sleep(0.01)
+        raise InputError("metrics")
+
+    with pytest.raises(InputError, match="metrics"):
+        asyncio.run(run())
+    gc.collect()
+    assert not caplog.records
 
 
 @pytest.mark.slow

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from tramontane.config import TimeoutsConfig
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.ledger import Ledger
 from tramontane.placement import WaitTimeout
+
+T = TypeVar("T")
+
+
+def in_background(coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    """A task to be awaited later. If another error ends the run first, asyncio does not report
+    this task's, too, as one that was never retrieved."""
+    task = asyncio.create_task(coroutine, name=name)
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())
+    return task
 
 
 class Waits:

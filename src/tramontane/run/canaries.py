@@ -13,6 +13,7 @@ from tramontane.config import Config
 from tramontane.config.domains import JUDGE
 from tramontane.controller.observer import Update
 from tramontane.controller.verifiers import Grading, Verifiers
+from tramontane.controller.waits import in_background
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
 from tramontane.types import Group
@@ -54,7 +55,7 @@ class Canaries:
                 answers += [answer_of(response, self.config.verifier.tags) for response in shown]
             scores = self._verifiers.judge(group.problem, answers)
             grading = self._grading.wait(scores, group.problem, len(answers))
-            task = asyncio.create_task(grading, name=f"canaries of update {update.number}")
+            task = in_background(grading, f"canaries of update {update.number}")
             self._under_way.append((group, task))
 
     async def figures(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.observer import Activity, Update
 from tramontane.controller.pipeline import Pipeline
 from tramontane.controller.verifiers import Verifiers
+from tramontane.controller.waits import in_background
 from tramontane.evaluation.conversed import ConversationFigures, conversation_row
 from tramontane.evaluation.thinking import ThinkingCounter, thinking_counters
 from tramontane.placement import Handle, Limit, WaitTimeout, call, release, written
@@ -219,7 +220,7 @@ class Recorder:
             records = ledger.problems.records()
             await asyncio.to_thread(self._write_pending, partial, pending, records)
             commit = self._commit(partial, files, stack.pop_all())
-            self._committing = asyncio.create_task(commit, name=f"commit {version}")
+            self._committing = in_background(commit, f"commit {version}")
         self._saved_version = version
         self.spent(self.trainer.name, "checkpoint", began)
 
