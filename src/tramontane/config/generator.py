@@ -104,8 +104,8 @@ class GeneratorConfig(Section):
     kv_cache_mib: int | None = Field(None, ge=1)
     """Memory limit of keys and values of all generators, in MiB, which limits how many completions
     are decoded at once. A stage whose longest sequence does not fit is refused before the run
-    starts. null: on a CUDA device, what is left within `gpu_memory_utilization`, as measured (for
-    vLLM next to a trainer, as computed); elsewhere there is no limit."""
+    starts. null: on a CUDA device, `gpu_memory_utilization` is the limit (for vLLM next to a
+    trainer, what it leaves for keys and values); elsewhere there is none."""
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
     """Share of a CUDA device's memory for the weights, keys and values of one generator, if
     `kv_cache_mib` is null. null: 0.9, less what the trainer is computed to take if it is on the

@@ -37,15 +37,14 @@ class TagFinder:
         # Punctuation is rarer than letters.
         marks = sorted((c for c in tag if c.isascii() and not c.isspace()), key=str.isalnum)
         pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        self._marked = np.array(
-            [not marks or piece is None or marks[0] in piece for piece in pieces], dtype=bool
-        )
-        # A model may have more tokens than its tokenizer: its vocabulary is often padded.
-        self._marked, self._last = np.append(self._marked, False), len(pieces)
+        marked = [not marks or piece is None or marks[0] in piece for piece in pieces]
+        # The last is for ids beyond the tokenizer's: vocabularies of models are often padded.
+        self._marked = np.array([*marked, False])
 
     def find(self, ids: NDArray[np.int32], start: int) -> Place | None:
         """The first occurrence of the tag at or after `start`."""
-        for i in start + np.flatnonzero(self._marked[np.minimum(ids[start:], self._last)]):
+        marked = self._marked[np.minimum(ids[start:], len(self._marked) - 1)]
+        for i in start + np.flatnonzero(marked):
             low, high = max(start, int(i) - self._reach), min(len(ids), int(i) + self._reach)
             if not self._has_tag(ids[low:high]):
                 continue

@@ -85,14 +85,14 @@ class SlotEngine:
         prefill_tokens: maximum tokens in one prefill forward (a longer sequence gets its own).
         record: records steps of fixed shapes for faster repetition; keys and values are then in an
             arena instead of lanes. A model whose forward reads values of tensors is not recorded.
-        memory: the device's allocator, with `record`: without `kv_bytes`, keys and values take no
-            more than what prefills, steps and recordings leave, which is measured before they are
-            allocated.
+        memory: the device's allocator, with `record`: keys and values then take no more than what
+            prefills, steps and recordings leave, which is measured before they are allocated. None:
+            `kv_bytes` is the only limit.
         stop_texts: texts that end a completion; None costs nothing.
 
     Raises:
-        InputError: the engine cannot run the model, the longest sequence does not fit into
-            `kv_bytes`, or the slots do not fit into the GPU's memory.
+        InputError: the engine cannot run the model, or the longest sequence does not fit into
+            `kv_bytes`.
     """
 
     def __init__(
@@ -138,8 +138,7 @@ class SlotEngine:
 
         Raises:
             RuntimeError: a sequence is in flight.
-            InputError: a sequence of `max_len` tokens does not fit into `kv_bytes`, or the slots do
-                not fit into the GPU's memory.
+            InputError: a sequence of `max_len` tokens does not fit into `kv_bytes`.
         """
         if self.unfinished:
             raise RuntimeError(f"resize with {self.unfinished} sequences unfinished")
@@ -147,18 +146,16 @@ class SlotEngine:
         self._allocate(slots, max_len)
 
     def _allocate(self, slots: int, max_len: int) -> None:
-        try:
-            self._allocate_slots(slots, max_len)
-        except torch.OutOfMemoryError as error:
-            raise InputError(
-                f"prefills of {max(self.prefill_tokens, max_len):,} tokens and decode steps of "
-                f"{slots:,} rows do not fit into the GPU's memory: {_REMEDIES}"
-            ) from error
-
-    def _allocate_slots(self, slots: int, max_len: int) -> None:
         kv_bytes = self._kv_bytes
-        if kv_bytes is None and self._memory is not None:
-            kv_bytes = self._measure_room(self._memory, slots, max_len)
+        if self._memory is not None:
+            try:
+                measured = self._measure_room(self._memory, slots, max_len)
+            except torch.OutOfMemoryError as error:
+                raise InputError(
+                    f"prefills of {max(self.prefill_tokens, max_len):,} tokens and decode steps of "
+                    f"{slots:,} rows do not fit into the GPU's memory: {_REMEDIES}"
+                ) from error
+            kv_bytes = measured if kv_bytes is None else min(kv_bytes, measured)
         limit = None if kv_bytes is None else kv_bytes // self._token_bytes
         size = self._decoder.size_within(slots, max_len, limit)
         if not size.slots:

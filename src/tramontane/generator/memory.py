@@ -86,6 +86,6 @@ def cache_room(
         free, held = memory.free(), memory.held()
         record()
         lost, own = free - memory.free(), max(0, memory.held() - held)
-        kept.append(own + min(max(0, lost - own), DRIVER_BYTES))
+        kept.append(min(max(lost, own), own + DRIVER_BYTES))
     recorded = sum(kept) + max(0, len(recordings) - 2) * kept[-1] if kept else 0
     return max(0, allowed - peak - recorded)
