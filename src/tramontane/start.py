@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -31,12 +32,14 @@ class Display(TypedDict, total=False):
     Args:
         screen: shows progress; by default a `LiveDisplay`.
         quiet: show nothing.
+        verbose: show the sizes of the run too, and the whole of the prompt.
         report: draw `report.html` at the end, which takes a few seconds; True by default.
         on_update: called with the metrics of each update (its line of `metrics.jsonl`).
     """
 
     screen: Screen | None
     quiet: bool
+    verbose: bool
     report: bool
     on_update: OnUpdate | None
 
@@ -107,17 +110,21 @@ def _train(
     *,
     screen: Screen | None = None,
     quiet: bool = False,
+    verbose: bool = False,
     report: bool = True,
     on_update: OnUpdate | None = None,
 ) -> TrainResult:
-    from tramontane.run.input import read_input
     from tramontane.run.screen import LiveDisplay, QuietScreen
 
+    screen = screen or (QuietScreen() if quiet else LiveDisplay(verbose=verbose))
+    screen.phase(f"{settings.name}: reading the data", 0, 0)
+    from tramontane.run.input import read_input
+
     given = read_input(settings)
+    screen.phase("loading torch and the model", 0, 0)
     from tramontane.run.train import train as run
     from tramontane.view.report import write_report
 
-    screen = screen or (QuietScreen() if quiet else LiveDisplay())
     try:
         return run(
             settings,
@@ -178,9 +185,11 @@ def _sizes(settings: Config, gpu: str | None) -> DryRunResult:
     from tramontane.run.input import read_input
 
     given = read_input(settings)
+    from tramontane.run.header import header
     from tramontane.run.prepare import prepare, sizes
 
-    return sizes(prepare(settings, given), gpu)
+    prepared = prepare(settings, given)
+    return replace(sizes(prepared, gpu), header=header(prepared))
 
 
 def _check_given(

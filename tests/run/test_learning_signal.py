@@ -49,7 +49,59 @@ def group(
 
 def monitor(warnings: list[str], updates: int = 0, **pipeline: Any) -> SignalMonitor:
     config = Config.model_validate({"pipeline": pipeline})
-    return SignalMonitor(config, Path("runs/x"), warnings.append, updates)
+    return SignalMonitor(config, Path("runs/x"), warnings.append, updates, str)
+
+
+def talk(reason: str, earned: float | None, outcome: Outcome) -> Group:
+    turn = TurnRecord(0, 1, 0, "pear", [{"role": "user", "content": "4 are left."}], [], earned)
+    completions = [
+        Completion(0, i, [5, 6], [2], [0.0], [0], "stop", "pear", turns=[turn], ending="completed")
+        for i in range(4)
+    ]
+    verdicts = [Verdict(0.0, {"correctness": 0.9 * (earned or 0.0)}, outcome, reason)] * 4
+    return Group(0, Problem("p", "math", "What is 3 + 4?", "7"), completions, verdicts)
+
+
+def test_a_conversation_is_shown_as_the_model_read_it() -> None:
+    tally = Tally(Config(), lambda ids: f"<s>Spend {len(ids)} coins.")
+    tally.add(talk("", 0.0, "wrong"), EQUAL)
+    text = tally.diagnosis()
+    assert "  │ prompt: <s>Spend 2 coins.\n  │ model: pear\n  │ user: 4 are left." in text
+
+
+def test_an_environment_without_a_reward_is_advised_to_give_one() -> None:
+    tally = Tally(Config(), str)
+    tally.add(
+        talk("completed, without a reward (conversation.reward: last)", None, "unscorable"), EQUAL
+    )
+    first = tally.diagnosis().partition("try, in this order:\n")[2].splitlines()[0]
+    assert "let the environment give a reward by its last turn" in first
+    assert "sandbox" not in tally.diagnosis()
+
+
+def test_an_environments_constant_reward_is_named() -> None:
+    config = Config.model_validate({"conversation": {"reward": "last"}})
+    tally = Tally(config, str)
+    tally.add(talk("", 0.5, "right"), EQUAL)
+    assert "your environment gave 0.5 for all 4 completions" in tally.diagnosis()
+    tally.add(talk("", 1.0, "right"), EQUAL)
+    assert "your environment" not in tally.diagnosis()
+
+
+def test_constant_results_of_functions_are_named_in_place_of_harder_problems() -> None:
+    custom = [{"name": "polite", "function": "tests.verifier.test_custom.polite", "weight": 0.5}]
+    config = Config.model_validate(
+        {"verifier": {"reward": {"custom": custom}, "domains": {"task": {}}}}
+    )
+    tally = Tally(config, str)
+    for _ in range(32):
+        same = group("right")
+        same.problem = Problem("p", "task", "Greet me.")
+        same.verdicts = [Verdict(0.5, {"polite": 0.5}, "right")] * 4
+        tally.add(same, EQUAL)
+    text = tally.diagnosis()
+    assert "your functions returned 1 (polite) for all 128 completions" in text
+    assert "harder problems" not in text
 
 
 def test_the_default_is_four_batches_of_groups_and_at_least_32() -> None:
@@ -95,7 +147,7 @@ def test_a_share_of_kept_groups_below_the_bound_is_warned_of_once_per_fall() -> 
 
 
 def test_a_diagnosis_counts_verdicts_by_reason_and_shows_a_completion_of_the_main_cause() -> None:
-    tally = Tally()
+    tally = Tally(Config(), str)
     for seconds in (3, 4):
         reason = f"timed out after {seconds} s"
         tally.add(group("unscorable", reason), FilterReason("unscorable", reason))
@@ -126,14 +178,14 @@ def test_a_diagnosis_counts_verdicts_by_reason_and_shows_a_completion_of_the_mai
     ],
 )
 def test_the_advice_is_for_the_most_frequent_cause(groups: list[Group], advice: str) -> None:
-    tally = Tally()
+    tally = Tally(Config(), str)
     for one in groups:
         tally.add(one, EQUAL)
     assert advice in tally.diagnosis().partition("try, in this order:")[2]
 
 
 def test_longer_completions_are_not_advised_where_none_was_cut_off() -> None:
-    tally = Tally()
+    tally = Tally(Config(), str)
     tally.add(group("malformed", "no </think>"), EQUAL)
     advice = tally.diagnosis().partition("try, in this order:")[2]
     assert "cold_start" in advice
@@ -141,7 +193,7 @@ def test_longer_completions_are_not_advised_where_none_was_cut_off() -> None:
 
 
 def test_a_long_completion_is_shown_by_its_start_and_end() -> None:
-    tally = Tally()
+    tally = Tally(Config(), str)
     tally.add(group(text="a" * 2000 + "\n" + "z" * 3000), EQUAL)
     shown = tally.diagnosis()
     assert "a" * 1200 in shown and "a" * 1201 not in shown
@@ -213,7 +265,7 @@ def test_a_model_that_solves_nothing_is_warned_of_before_training(tmp_path: Path
 
 def test_the_diagnosis_of_a_failing_reward_speaks_of_the_reward() -> None:
     reason = "reward 'close': KeyError: 'sum' (my_task.py:12, in close)"
-    tally = Tally()
+    tally = Tally(Config(), str)
     for _ in range(3):
         tally.add(group("unscorable", reason), FilterReason("unscorable", reason))
     told = tally.diagnosis()
@@ -223,7 +275,7 @@ def test_the_diagnosis_of_a_failing_reward_speaks_of_the_reward() -> None:
         in told
     )
     assert "sandbox" not in told and "tramontane score" in told
-    tally = Tally()
+    tally = Tally(Config(), str)
     tally.add(group("unscorable", "no sandbox works"), FilterReason("unscorable", "no sandbox"))
     assert "sandbox works on this machine" in tally.diagnosis()
 
@@ -235,7 +287,7 @@ def test_rewards_of_an_environment_that_do_not_count_are_told_of_once() -> None:
     data = {"environment": "tests.environments.worlds:Guess"}
     for reward, told in ({}, 1), ({"reward": "verifier"}, 1):
         config = Config.model_validate({"data": data, "conversation": reward})
-        watched = SignalMonitor(config, Path("runs/x"), warnings.append, updates=0)
+        watched = SignalMonitor(config, Path("runs/x"), warnings.append, 0, str)
         for _ in range(2):
             watched.graded(played, None)
         assert len(warnings) == told
@@ -251,16 +303,16 @@ def test_a_run_whose_model_never_calls_its_tools_ends_though_groups_are_kept() -
 
     tools = ["calculator"]
     config = Config.model_validate({"pipeline": {"max_groups_without_signal": 3}})
-    watched = SignalMonitor(config, Path("runs/x"), [].append, updates=0)
+    watched = SignalMonitor(config, Path("runs/x"), [].append, 0, str)
     watched.graded(called(""), None, tools)
     for _ in range(9):
         watched.graded(group("right"), None)  # of a row without tools
     watched.graded(group("right"), None, tools)
     with pytest.raises(NoSignal, match=r"none of the first 3 groups .*\(calculator\); 2 calls"):
         watched.graded(called(""), None, tools)
-    watched = SignalMonitor(config, Path("runs/x"), [].append, updates=0)
+    watched = SignalMonitor(config, Path("runs/x"), [].append, 0, str)
     watched.graded(called("calculator"), None, tools)
-    resumed = SignalMonitor(config, Path("runs/x"), [].append, updates=1)
+    resumed = SignalMonitor(config, Path("runs/x"), [].append, 1, str)
     for _ in range(9):
         watched.graded(group("right"), None, tools)
         resumed.graded(group("right"), None, tools)

@@ -9,6 +9,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from tramontane.run.sample import Sample
 from tramontane.run.screen import LiveDisplay, clock, number, share, sparkline
 
 METRICS = {
@@ -76,7 +77,7 @@ def frame(display: LiveDisplay) -> list[str]:
 def test_plain_has_one_line_an_update_with_its_numbers() -> None:
     display, file = plain()
     with display:
-        display.start("quickstart", {"prompts a batch": "16 × 16 completions"}, 40)
+        display.start("quickstart", {"prompts a batch": "16 × 16 completions"}, 40, {})
         started = file.tell()
         for update in range(1, 41):
             display.status({"in flight": 512})
@@ -96,7 +97,7 @@ def test_plain_has_one_line_an_update_with_its_numbers() -> None:
 
 def test_a_generator_with_nothing_left_to_make_has_no_speed() -> None:
     display, file = plain()
-    display.start("quickstart", {}, 1)
+    display.start("quickstart", {}, 1, {})
     display.update({"update": 1, **METRICS, "generator_tokens_per_second": 0.0})
     assert "gen " not in file.getvalue()
     assert "train 8,877/s" in file.getvalue()
@@ -113,14 +114,60 @@ def test_plain_shows_a_phase_by_quarters() -> None:
     ]
 
 
-def test_plain_lines_stay_short_and_harmless_for_any_completion() -> None:
+def test_plain_lines_of_a_sample_are_whole_and_harmless() -> None:
     display, file = plain()
-    display.sample("有多少？" * 60, ("", HOSTILE), "wrong")
-    display.sample("How many?", ("", HOSTILE * 10), "right")
-    first, second = file.getvalue().splitlines()
-    assert cell_len(first) <= 140
-    assert cell_len(second) <= 140
-    assert second.startswith("  right: How many? → <think>[bold]3 + 14[/bold] = 17 ·[31m[/nothing]")
+    parts = {"format": 0.1, "correctness": 0.9, "length": 0.0}
+    display.sample(Sample([("problem", "How many?"), ("model", HOSTILE)], "right", 1.0, parts))
+    first, second, third = file.getvalue().splitlines()
+    assert first == "  │ problem: How many?"
+    assert second.startswith("  │ model: <think>[bold]3 + 14[/bold] = 17 ·[31m[/nothing]")
+    assert second.endswith("\\boxed{17}")
+    assert third == "  └ right, reward 1 = format +0.1 correctness +0.9"
+
+
+def test_a_sample_is_a_conversation_as_the_model_read_it() -> None:
+    display, file = plain()
+    said = [("prompt", "<s>Spend 7."), ("model", "pear"), ("user", "4 are left."), ("model", "fig")]
+    display.sample(Sample(said, "wrong", 0.0, {}, "not sold"))
+    assert [line.strip() for line in file.getvalue().splitlines()] == [
+        "│ prompt: <s>Spend 7.",
+        "│ model: pear",
+        "│ user: 4 are left.",
+        "│ model: fig",
+        "└ wrong (not sold), reward 0",
+    ]
+
+
+def test_a_long_message_keeps_its_start_and_its_end() -> None:
+    display, file = plain()
+    display.sample(Sample([("problem", "start " + "x" * 5000 + " end")], "wrong"))
+    line = file.getvalue().splitlines()[0]
+    assert len(line) < 700 and "start" in line and line.endswith(" end")
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_live_page_has_the_terminals_width_and_both_ends_of_a_sample(width: int) -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=width, height=30, color_system=None)
+    with LiveDisplay(console) as display:
+        display.start("quickstart", {}, 40, {})
+        display.update({"update": 1, **METRICS})
+        turns = [("model", "why " * 300), ("user", "That is not sold here.")] * 3
+        display.sample(Sample([("prompt", "Spend 7."), *turns, ("model", "END")], "right", 1.0, {}))
+        shown = Console(file=io.StringIO(), width=width, height=30, record=True)
+        shown.print(display._render())
+    lines = shown.export_text().splitlines()
+    assert len(lines) <= 30 and max(map(cell_len, lines)) == width
+    page = "\n".join(lines)
+    assert "prompt: Spend 7." in page and "model: END" in page and "right, reward 1" in page
+    assert "142 verdicts/s" in page and "idle  86%" in page and "12.3 ms pause" in page
+
+
+def test_before_a_run_starts_its_display_says_what_is_done() -> None:
+    for display, file in (plain(), terminal()):
+        with display:
+            display.phase("reading the data", 0, 0)
+            assert "reading the data …" in file.getvalue()
 
 
 def test_plain_summary() -> None:
@@ -168,11 +215,13 @@ def test_summary_of_a_run_that_was_cut_short() -> None:
 def test_live_page_holds_every_number_and_fits() -> None:
     display, _ = terminal()
     assert display.live
-    display.start("quickstart", {"staleness at most": "2 versions"}, 40)
+    display.start("quickstart", {"staleness at most": "2 versions"}, 40, {})
     for update in range(1, 24):
         display.update({"update": update, **METRICS, "reward": 0.3 + update / 100})
     display.status({"in flight": 512, "groups to grade": 3})
-    display.sample("Anna hat 3 Äpfel.", ("", HOSTILE * 9), "right")
+    display.sample(
+        Sample([("problem", "Anna hat 3 Äpfel."), ("model", HOSTILE * 9)], "right", 1.0, {})
+    )
     lines = frame(display)
     display.close()
     page = "\n".join(lines)
@@ -202,7 +251,7 @@ def test_live_page_holds_every_number_and_fits() -> None:
         "512",
         "▁▁▂",
         "▇██",
-        "sample · right",
+        "right, reward 1",
         "[bold]3 + 14[/bold] = 17",
         "Anna hat 3 Äpfel.",
     ]:
@@ -212,7 +261,7 @@ def test_live_page_holds_every_number_and_fits() -> None:
 
 def test_live_page_before_any_update() -> None:
     display, _ = terminal()
-    display.start("quickstart", {}, 40)
+    display.start("quickstart", {}, 40, {})
     display.phase("evaluation before", 100, 1024)
     assert "evaluation before" in "\n".join(frame(display))
     display.close()
@@ -222,7 +271,7 @@ def test_live_page_before_any_update() -> None:
 def test_live_output_ends_with_the_summary() -> None:
     display, file = terminal()
     with display:
-        display.start("quickstart", {"staleness at most": "2 versions"}, 1)
+        display.start("quickstart", {"staleness at most": "2 versions"}, 1, {})
         display.update({"update": 1, **METRICS})
         display.summary(SUMMARY, FILES)
     text = file.getvalue()
@@ -236,7 +285,7 @@ def test_time_left_is_at_the_phases_own_speed(monkeypatch: pytest.MonkeyPatch) -
     now = 100.0
     monkeypatch.setattr("tramontane.run.screen.time.monotonic", lambda: now)
     display, file = plain()
-    display.start("resumed", {}, 40)
+    display.start("resumed", {}, 40, {})
     now = 200.0
     display.update({"update": 21})  # the first of a resumed run: its speed is not known yet
     now = 205.0

@@ -15,6 +15,7 @@ from tramontane.cli.terminal import (
     app,
     console,
     if_stopped,
+    loading,
     progress,
     progress_bar,
     say,
@@ -82,6 +83,7 @@ def evaluate(
     """Measure pass@1, pass@k and maj@k with 95 % intervals, with the prompts of training."""
     from tramontane.evaluation.settings import run_of
 
+    loading()
     sampling = _given(
         problems=problems, samples=samples, temperature=temperature, top_p=top_p, top_k=top_k,
         max_tokens=max_tokens, slots=slots, seed=seed, effort=effort,
@@ -127,6 +129,7 @@ def compare(
     config: ConfigFile = None,
 ) -> None:
     """Measure several models on several suites, and test differences problem by problem."""
+    loading()
     from rich.markdown import Markdown
 
     from tramontane.evaluation.comparison import markdown
@@ -161,6 +164,7 @@ def generate(
     config: ConfigFile = None,
 ) -> None:
     """Print completions of a prompt, formatted as in training."""
+    loading()
     sampling = _given(
         temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens, seed=seed,
         effort=effort,
@@ -186,6 +190,7 @@ def serve(
     config: ConfigFile = None,
 ) -> None:
     """Serve a model to OpenAI clients and harnesses, each answer with its tokens."""
+    loading()
     sampling = _given(temperature=temperature, top_p=top_p, max_tokens=max_tokens, slots=slots)
 
     def announce(address: str) -> None:

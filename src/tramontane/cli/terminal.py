@@ -191,6 +191,12 @@ def say(text: str) -> None:
     console.print(Text(text), soft_wrap=True)
 
 
+def loading(name: str = "") -> None:
+    """Say on a terminal that a command has begun, before it imports torch, which takes seconds."""
+    if sys.stderr.isatty():
+        complain(f"{name}: loading torch and the model …".removeprefix(": "))
+
+
 def complain(text: str, label: str = "") -> None:
     """`say` on standard error, after a red label."""
     line = Text.assemble((label, "bold red"), " " if label else "", text)

@@ -11,7 +11,16 @@ from rich.box import MARKDOWN
 from rich.table import Table
 
 import tramontane
-from tramontane.cli.terminal import TRAIN, Overrides, app, complain, console, progress_bar, say
+from tramontane.cli.terminal import (
+    TRAIN,
+    Overrides,
+    app,
+    complain,
+    console,
+    loading,
+    progress_bar,
+    say,
+)
 from tramontane.errors import InputError
 
 if TYPE_CHECKING:
@@ -48,18 +57,22 @@ def train(
     dry_run: DryRun = False,
     gpu: Gpu = None,
     model_shape: ModelShape = None,
+    verbose: Annotated[
+        bool, typer.Option(help="Also print the sizes of the run, and the whole of one prompt.")
+    ] = False,
 ) -> None:
     """Train with reinforcement learning."""
     if resume is not None and config is not None and "=" in config:
         overrides = [config, *(overrides or [])]
         config = None
     if dry_run:
+        loading()
         print_sizes(
             tramontane.dry_run(config, overrides, resume=resume, gpu=gpu, model_shape=model_shape)
         )
         return
     check_assumed(gpu, model_shape)
-    if not tramontane.train(config, overrides, resume=resume).finished:
+    if not tramontane.train(config, overrides, resume=resume, verbose=verbose).finished:
         raise typer.Exit(130)
 
 
@@ -75,6 +88,10 @@ def print_sizes(found: DryRunResult) -> None:
     Raises:
         InputError: the run does not fit into memory.
     """
+    from tramontane.run.screen import facts_table
+
+    console.print(facts_table(found.header))
+    say("")
     for name, value in found.lines.items():
         say(f"{name}: {value}")
     header, *rows = found.memory.rows()
@@ -127,9 +144,11 @@ def sft(
     """Train on prompts and responses (supervised)."""
     from tramontane.config import load_section
     from tramontane.config.sft import SFTConfig
-    from tramontane.sft.sft import SFTMetrics, is_unfinished
 
     settings = load_section(SFTConfig, config, overrides)
+    loading(settings.name)
+    from tramontane.sft.sft import SFTMetrics, is_unfinished
+
     with progress_bar() as progress:
         bar = progress.add_task(settings.name, total=settings.steps)
 

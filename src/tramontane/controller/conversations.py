@@ -117,6 +117,7 @@ class Conversations:
         converses: False if completions have no environment.
         max_prompt: longest prompt of a first turn, in tokens; a conversation with a longer one ends
             as `context_full`.
+        opening: prompt of the first conversation that `fit` began, with what its environment wrote.
         counts: conversations that were `conversations_restarted` and `conversations_replayed`
             after the loss of their environment, and `environment_restarts` of processes.
         steps: for each group not yet recorded, when each step of its conversations began and ended,
@@ -133,6 +134,7 @@ class Conversations:
         self._limits, self._data = config.conversation, config.data
         self.converses = config.converses
         self.max_prompt = sys.maxsize
+        self.opening: list[int] = []
         self.counts = dict.fromkeys(
             ("conversations_restarted", "conversations_replayed", "environment_restarts"), 0
         )
@@ -245,6 +247,7 @@ class Conversations:
                     f"({begun.ending}: {begun.ending_reason})"
                 )
             self._close(_key(begun))
+            self.opening = self.opening or begun.prompt_ids
             tokens = len(begun.prompt_ids)
             bounds += [longest + tokens - len(encode(problem)), math.ceil(1.25 * tokens)]
         self.max_prompt = max(bounds)

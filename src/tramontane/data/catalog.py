@@ -93,19 +93,20 @@ def named_source(source: str, sets: Mapping[str, NamedSetConfig]) -> NamedSource
 def problem_rows(found: NamedSource) -> Iterator[tuple[str, dict[str, Any]]]:
     """Rows of a named source in the fields of docs/data.md, each with its location.
 
-    Rows that the layout rejects are skipped. So are repeated rows of verl's training files, with a
-    warning: DAPO's file holds each problem about a hundred times.
+    Rows that the layout rejects are skipped, and so are repeated rows of verl's training files:
+    DAPO's file holds each problem about a hundred times. A warning counts both.
 
     Raises:
         InputError: no such file or dataset, a damaged file, or a row with a different layout.
     """
     layout = LAYOUTS[found.entry.layout] if found.entry.layout else None
     seen: set[int] = set()
-    repeated = 0
+    repeated = rejected = 0
     rows = bfcl_rows(found.source) if layout is bfcl else read_rows(found.source, found.entry.split)
     for where, row in rows:
         problem = converted(layout, row, where) if layout else row
         if problem is None:
+            rejected += 1
             continue
         if layout is verl:
             key = hash(str([problem.get(name) for name in ("problem", "answer", "tests")]))
@@ -114,6 +115,8 @@ def problem_rows(found: NamedSource) -> Iterator[tuple[str, dict[str, Any]]]:
                 continue
             seen.add(key)
         yield where, problem
+    if rejected:
+        logger.warning("%s: rows skipped that cannot be graded: %d", found.name, rejected)
     if repeated:
         logger.warning(
             "%s: rows skipped that repeat the statement and reference of another: %d",

@@ -101,6 +101,11 @@ class Curriculum:
             self._resting.clear()
         return None
 
+    def selected(self, stage: int) -> int:
+        """Number of problems that a stage starts with, of a finite source."""
+        problems = self._streams[self._sources[stage]].problems or ()
+        return sum(self._available(problem, stage, 0) for problem in problems)
+
     def note(self, problem: Problem, verdicts: Sequence[Verdict], stage: int, version: int) -> None:
         """Record the verdicts of a problem's group that was graded at `version`."""
         if self._streams[self._sources[stage]].problems is None:

@@ -225,6 +225,10 @@ class PromptEncoder:
                 encoded[number] = self._encode_as_text(prompt)
         return [[*self.first_tokens, *ids] for ids in encoded]
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Tokens as text, special tokens included."""
+        return str(self.tokenizer.decode(list(ids)))
+
     def tokens_of(self, tools: Sequence[Tool]) -> int:
         """Number of tokens that descriptions of tools add to a prompt."""
         texts = [self.render(_PROBE, tools=described) for described in (tools, ())]

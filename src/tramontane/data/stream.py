@@ -34,6 +34,7 @@ class ProblemStream:
 
     Attributes:
         problems: all problems of a finite source, in the source's order; None for an endless one.
+        dropped: number of the source's problems that the run leaves out, by reason.
         accepts: returns False for problems of an endless source to skip.
 
     Raises:
@@ -56,6 +57,7 @@ class ProblemStream:
                 seed=seed,
                 domains=domains,
             )
+        self.dropped: dict[str, int] = {}
         self.accepts: Callable[[Problem], bool] = lambda problem: True
         self._handed_out = 0
         self._block: tuple[int, Sequence[Problem]] = (-1, ())
@@ -90,8 +92,11 @@ class ProblemStream:
             f"raise data.max_prompt_tokens"
         )
 
-    def keep(self, problems: list[Problem]) -> None:
-        """Restrict a finite source to some of its problems, before the first is handed out."""
+    def keep(self, problems: list[Problem], why: str) -> None:
+        """Restrict a finite source to some of its problems, before the first is handed out; `why`
+        says in a few words what is wrong with the others."""
+        assert self.problems is not None
+        self.dropped[why] = self.dropped.get(why, 0) + len(self.problems) - len(problems)
         self.problems = problems
         self._block = (-1, ())
         self._fingerprint = self._digest()

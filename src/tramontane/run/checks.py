@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -23,9 +24,10 @@ from tramontane.evaluation import EvaluationResult, malformed
 from tramontane.placement import Handle, Limit, call
 from tramontane.run.folder import RunFolder
 from tramontane.run.prepare import PROBE_TOKENS, Prepared
+from tramontane.run.sample import Decode, messages_of
 from tramontane.run.screen import printable, share
 from tramontane.trainer import parity
-from tramontane.types import FAILED, Completion, FilterReason, Group, Verdict
+from tramontane.types import FAILED, Completion, FilterReason, Group, Problem, Verdict
 from tramontane.verifier import functions
 
 Fate = Literal["unscorable", "failed", "right", "cut off", "malformed", "wrong"]
@@ -63,7 +65,6 @@ ADVICE: dict[Fate, tuple[str, ...]] = {
         "tramontane doctor tells whether the sandbox works on this machine",
         "for `timed out` or `killed`, raise verifier.timeout_s, verifier.code_timeout_s or "
         "verifier.memory_mb",
-        "for `completed, without a reward`, let the environment give one by its last turn",
         "for `judge: …`, see that its model answers, and in the form asked for (verifier.judge)",
         "a reference that cannot be read must be corrected in the data, or its row removed",
     ),
@@ -73,6 +74,16 @@ ADVICE: dict[Fate, tuple[str, ...]] = {
 MOST: dict[Fate, str] = {
     "failed": "for most completions a reward, verifier or environment of yours failed",
 }
+NO_REWARD = (
+    "let the environment give a reward by its last turn: `step` returns (messages, reward, done), "
+    "and a class in TRL's shape has `get_reward`",
+    "or let the verifier of the problem's domain judge what the model wrote: "
+    "conversation.reward: verifier",
+)
+CONSTANT = (
+    "let the reward differ between completions of one problem: equal rewards teach nothing",
+    "tramontane score calls it on recorded responses, without training",
+)
 
 
 class NoSignal(InputError):
@@ -80,15 +91,22 @@ class NoSignal(InputError):
 
 
 class Tally:
-    """Counts over graded groups. Memory does not grow with the number or length of groups."""
+    """Counts over graded groups. Memory does not grow with the number or length of groups.
 
-    def __init__(self) -> None:
+    Args:
+        config: the run's.
+        decode: returns the text of a prompt's tokens.
+    """
+
+    def __init__(self, config: Config, decode: Decode) -> None:
+        self._config, self._decode = config, decode
+        self._earned: set[str] = set()  # what the user's code gave, in words; at most two
         self.groups = self.kept = self.completions = self.cut_off = self.unread_calls = 0
         self._filtered: Counter[str] = Counter()  # groups by reason
         self._reasons: Counter[str] = Counter()  # completions by verdict and reason
         self._fates: Counter[Fate] = Counter()  # completions
         # The problem and the first completion of each fate.
-        self._examples: dict[Fate, tuple[str, Completion, Verdict]] = {}
+        self._examples: dict[Fate, tuple[Problem, Completion, Verdict]] = {}
 
     def add(self, group: Group, filtered: FilterReason | None, unread_calls: int = 0) -> None:
         """Count one group, with the reason if it was filtered, and its calls that do not parse."""
@@ -103,7 +121,9 @@ class Tally:
             self.cut_off += completion.finish_reason == "length"
             self._fates[fate] += 1
             self._reasons[_general(_judgment(completion, verdict))] += 1
-            self._examples.setdefault(fate, (group.problem.problem, completion, verdict))
+            self._examples.setdefault(fate, (group.problem, completion, verdict))
+            if len(self._earned) < 2:
+                self._earned.add(self._given(group.problem, completion, verdict))
 
     @property
     def main_fate(self) -> Fate:
@@ -114,11 +134,21 @@ class Tally:
         """Counts, one whole completion, and advice, as lines of text."""
         fate = self.main_fate
         problem, completion, verdict = self._examples[fate]
+        headline, advice = (
+            MOST.get(fate, f"most completions are {fate}"),
+            list(ADVICE.get(fate, ())),
+        )
         if fate == "malformed":
             advice = malformed.remedies(verdict.reason, cut_off=False)
-        else:
-            advice = list(ADVICE[fate])
-        shown = printable(malformed.excerpt(completion.text), keep="\n")
+        elif "without a reward" in verdict.reason:
+            advice = list(NO_REWARD)
+        elif len(self._earned) == 1 and (constant := next(iter(self._earned))):
+            headline, advice = f"{constant} for all {self.completions:,} completions", [*CONSTANT]
+        shown = malformed.excerpt(completion.text)
+        if completion.ending is not None:
+            messages = messages_of(problem, completion, self._decode)
+            shown = malformed.excerpt("\n".join(f"{role}: {text}" for role, text in messages))
+        shown = printable(shown, keep="\n")
         counts = [(count, reason) for reason, count in self._reasons.most_common(REASONS)]
         if rest := self.completions - sum(count for count, _ in counts):
             counts.append((rest, "other"))
@@ -133,12 +163,29 @@ class Tally:
                     for reason, count in self._filtered.most_common(REASONS)
                 ),
                 f"  a completion ({printable(_judgment(completion, verdict))}) of the problem "
-                f"{printable(_shortened(problem))}",
+                f"{printable(_shortened(problem.problem))}",
                 *(f"  │ {line}" for line in shown.split("\n")),
-                f"  {MOST.get(fate, f'most completions are {fate}')}; try, in this order:",
+                f"  {headline}; try, in this order:",
                 *(f"  - {remedy}" for remedy in advice),
             ]
         )
+
+    def _given(self, problem: Problem, completion: Completion, verdict: Verdict) -> str:
+        """What the user's environment or reward functions gave a completion, in words; empty if
+        something else decides its reward too."""
+        weights, domains = self._config.verifier.reward, self._config.verifier.domains
+        if verdict.verdict not in ("right", "wrong"):
+            return ""
+        if completion.ending and self._config.conversation.reward != "verifier":
+            value = verdict.parts.get("correctness", 0.0) / (weights.correctness or 1)
+            return f"your environment gave {value:.4g}"
+        if domains[problem.domain].verifier is not None:
+            return ""
+        values = [
+            (c.name, verdict.parts.get(c.name, 0.0) / c.weight) for c in weights.custom if c.weight
+        ]
+        listed = ", ".join(f"{value:.4g} ({name})" for name, value in values)
+        return f"your functions returned {listed}" if values else ""
 
 
 class SignalMonitor:
@@ -155,20 +202,27 @@ class SignalMonitor:
         folder: the run's folder, named in messages.
         warn: called with a warning.
         updates: updates done so far.
+        decode: returns the text of a prompt's tokens.
     """
 
     def __init__(
-        self, config: Config, folder: Path, warn: Callable[[str], None], updates: int
+        self,
+        config: Config,
+        folder: Path,
+        warn: Callable[[str], None],
+        updates: int,
+        decode: Decode,
     ) -> None:
+        self._tally = partial(Tally, config, decode)
         self.limit = max(stage.pipeline.groups_without_signal for stage in config.by_stage())
         self.min_share = config.pipeline.min_kept_share
         self.folder, self.warn = folder, warn
         self.ever_kept = updates > 0
-        self._unkept = Tally()  # since the last kept group
+        self._unkept = self._tally()  # since the last kept group
         self._data = config.data
         # Groups with tools, until the first call that parses; None after it.
-        self._uncalled = None if updates else Tally()
-        self._window, self._share_is_low = Tally(), False
+        self._uncalled = None if updates else self._tally()
+        self._window, self._share_is_low = self._tally(), False
         self._reward_is_set = config.conversation.reward_is_set
 
     def graded(
@@ -185,7 +239,7 @@ class SignalMonitor:
         self._unkept.add(group, filtered)
         self._window.add(group, filtered)
         if filtered is None:
-            self._unkept, self.ever_kept = Tally(), True
+            self._unkept, self.ever_kept = self._tally(), True
         # Groups graded while the run ends do not raise again.
         if self._unkept.groups == self.limit * (PATIENCE if self.ever_kept else 1):
             raise NoSignal(self._end())
@@ -225,7 +279,7 @@ class SignalMonitor:
             )
 
     def _judge_window(self) -> None:
-        window, self._window = self._window, Tally()
+        window, self._window = self._window, self._tally()
         was_low, kept_share = self._share_is_low, window.kept / window.groups
         self._share_is_low = kept_share < self.min_share
         if self._share_is_low and not was_low:

@@ -88,7 +88,8 @@ def _separate(stream: ProblemStream, measured: list[Problem]) -> str:
     if choice == "drop":
         if len(copies) == len(problems):
             raise InputError(f"{source}: {found}: dropped (data.eval_overlap), none is left")
-        stream.keep([p for number, p in enumerate(problems) if number not in copies])
+        kept = [p for number, p in enumerate(problems) if number not in copies]
+        stream.keep(kept, "also in the evaluation (data.eval_overlap)")
         return f"{source}: {found}; they are dropped from training"
     remedy = "set data.eval_overlap to `drop` to exclude them from training"
     if choice == "refuse":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, cycle, islice
 
 import torch
@@ -180,7 +180,8 @@ def _limit_prompts(stream: ProblemStream, prompts: PromptFilter, config: Config)
     if stream.problems is not None:
         kept = prompts.keep(stream.problems)
         if len(kept) < len(stream.problems):
-            stream.keep(kept)
+            limit = f"prompts above {prompts.limit.tokens:,} tokens (data.max_prompt_tokens)"
+            stream.keep(kept, limit)
         return
     configured = config.data.max_prompt_tokens
     prompts.bound_endless(_peek(stream, SAMPLE), configured or ENDLESS_PROMPT)
@@ -248,6 +249,8 @@ class DryRunResult:
         kv_cache_bytes: maximum memory of all generators' keys and values in any stage.
         held_out: number of problems of `data.eval` used for evaluation.
         memory: the memory of each worker, and an error where a device is too small.
+        header: what the run trains, on what and for which reward, as text by name; empty without
+            model and data.
     """
 
     config: Config
@@ -256,6 +259,7 @@ class DryRunResult:
     kv_cache_bytes: int
     held_out: int
     memory: RunMemory
+    header: dict[str, str] = field(default_factory=dict)
 
 
 def sizes(prepared: Prepared, gpu: str | None = None) -> DryRunResult:

@@ -30,9 +30,9 @@ from tramontane.run.checkpoint import PipelineCheckpoint, write_pipeline
 from tramontane.run.checks import SignalMonitor, check_parity
 from tramontane.run.measurement import Judges, measure
 from tramontane.run.rollouts import groups_to_record
+from tramontane.run.sample import Sample
 from tramontane.run.session import Session
 from tramontane.types import INSERTED, Ending, FilterReason, Group
-from tramontane.verifier.format import split_response
 from tramontane.workplace import read_log
 
 SAMPLE_EVERY = 5  # updates between sample completions on the screen
@@ -65,7 +65,11 @@ class Recorder:
         self._thinking = thinking_counters(self.encoder)
         self.throughput = Throughput(generators, judges.verifiers, self.config.verifier.workers)
         self._signal = SignalMonitor(
-            self.config, self.folder.path, session.announce, session.version
+            self.config,
+            self.folder.path,
+            session.announce,
+            session.version,
+            self.encoder.decode,
         )
         self._canaries = None
         if self.config.verifier.judge:
@@ -102,8 +106,8 @@ class Recorder:
             self.session.on_update(metrics)
         if number % SAMPLE_EVERY == 1:
             group = batch.groups[0]
-            response = split_response(group.completions[0].text, self.encoder.tags)
-            self.screen.sample(group.problem.problem, response, group.verdicts[0].verdict)
+            first = (group.problem, group.completions[0], group.verdicts[0])
+            self.screen.sample(Sample.of(*first, self.encoder.decode))
         if self._parity_due:
             await check_parity(self.session.prepared, self.generators, self.trainer)
             self._parity_due = False

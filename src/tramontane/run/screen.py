@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tramontane.config import HELD_OUT
-from tramontane.types import Outcome
+from tramontane.run.sample import MODEL, Sample
 
 Metrics: TypeAlias = Mapping[str, Any]
 
@@ -30,11 +30,18 @@ class Screen(Protocol):
     """Shows the progress of a run; `LiveDisplay` is the default.
 
     Methods are called from the pipeline's thread and from the caller's. Metrics are an update's
-    line in `metrics.jsonl`, `summary` is the content of `summary.json`; a sample's `response` is
-    its thoughts and the rest.
+    line in `metrics.jsonl`, `summary` is the content of `summary.json`. `phase` is also called
+    before `start`, while a run is prepared, with a `total` of 0. `header` says what is trained, and
+    `sizes` how much of what.
     """
 
-    def start(self, config_title: str, resolved: Mapping[str, str], total_updates: int) -> None: ...
+    def start(
+        self,
+        config_title: str,
+        header: Mapping[str, str],
+        total_updates: int,
+        sizes: Mapping[str, str],
+    ) -> None: ...
 
     def phase(self, name: str, done: int, total: int) -> None: ...
 
@@ -44,7 +51,7 @@ class Screen(Protocol):
 
     def warn(self, text: str) -> None: ...
 
-    def sample(self, problem: str, response: tuple[str, str], verdict: Outcome) -> None: ...
+    def sample(self, sample: Sample) -> None: ...
 
     def summary(self, summary: Mapping[str, Any], files: Mapping[str, str | Path]) -> None: ...
 
@@ -60,11 +67,13 @@ class QuietScreen:
     start = phase = status = update = warn = sample = summary = close
 
 
-WIDTH = 100  # columns of the live page, at most
 PLAIN_WIDTH = 140  # columns of a plain line, at most
+WORKERS_WIDTH = 46  # columns of the panel of the workers: its longest figures
+LABELS_WIDTH = 29  # columns of the panel of learning without its sparklines, at most
 HISTORY = 24  # updates in a sparkline
 REFRESHES_PER_SECOND = 2  # a frame takes some 10 ms of a core that the workers use
-SAMPLE_LINES = 6
+SAMPLE_LINES = 7  # of the sample on a live page, at least
+MESSAGE_CHARACTERS = 600  # of each message of a sample on plain lines
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 COLORS = {"right": "green", "wrong": "red", "malformed": "yellow", "unscorable": "magenta"}
@@ -101,6 +110,12 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else "·" for c in text)
 
 
+def shortened(text: str, characters: int = MESSAGE_CHARACTERS) -> str:
+    """A text without its middle, if it is longer."""
+    half = characters // 2
+    return text if len(text) <= characters else f"{text[:half]} … {text[-half:]}"
+
+
 # (label, metrics key, formatter, True if indented as a part of the row above)
 _LEARNING: list[tuple[str, str, Callable[[float], str], bool]] = [
     ("reward", "reward", number, False),
@@ -134,10 +149,12 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
 
     Args:
         console: the output; standard output by default.
+        verbose: also print the sizes of the run when it starts.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console()
+    def __init__(self, console: Console | None = None, *, verbose: bool = False) -> None:
+        self.console, self.verbose = console or Console(), verbose
+        self._opened = False  # True once the run has started
         self.live = self.console.is_terminal and not self.console.is_dumb_terminal
         self._live: Live | None = None
         self._lock = threading.Lock()
@@ -149,24 +166,30 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
         self._metrics: dict[str, Any] = {}
         self._history: dict[str, deque[float]] = {}
         self._status: dict[str, Any] = {}
-        self._sample: tuple[str, tuple[str, str], Outcome] | None = None
+        self._sample: Sample | None = None
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self, config_title: str, resolved: Mapping[str, str], total_updates: int) -> None:
-        """Print the title and the resolved sizes of the run, and open the page."""
+    def start(
+        self,
+        config_title: str,
+        header: Mapping[str, str],
+        total_updates: int,
+        sizes: Mapping[str, str],
+    ) -> None:
+        """Print the title and the header of the run, and open the page."""
         self._title, self._total = printable(config_title), total_updates
         self._started = self._phase_started = time.monotonic()
+        facts = {**header, **(sizes if self.verbose else {})}
         if not self.live:
             self._line(f"tramontane · {self._title} · {total_updates} updates")
-            for key, value in resolved.items():
-                self._line(f"  {key}: {value}")
+            for key, value in facts.items():
+                self.console.print(Text(printable(f"  {key}: {value}")), soft_wrap=True)
+            self._opened = True
             return
-        facts = Table.grid(padding=(0, 2))
-        for key, value in resolved.items():
-            facts.add_row(Text(key, style="dim"), Text(value))
-        self.console.print(facts)
+        self.console.print(facts_table(facts))
+        self._opened = True
         self._live = Live(
             get_renderable=self._render,
             console=self.console,
@@ -178,7 +201,11 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
         self._live.start()
 
     def phase(self, name: str, done: int, total: int) -> None:
-        """Show the progress of a phase, e.g. `evaluation before`, in its own units."""
+        """Show the progress of a phase, e.g. `evaluation before`, in its own units; before the run
+        starts, print its name."""
+        if not total and not self._opened:
+            self.console.print(Text(f"{name} …", style="dim"))
+            return
         with self._lock:
             fresh = name != self._phase
             before = 0 if fresh or not self._of else self._done * 4 // self._of
@@ -212,13 +239,17 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
         for line in details:
             self.console.print(Text(line), soft_wrap=True)
 
-    def sample(self, problem: str, response: tuple[str, str], verdict: Outcome) -> None:
-        """Show one completion."""
+    def sample(self, sample: Sample) -> None:
+        """Show one completion: its messages, a line for each, and its reward."""
         with self._lock:
-            self._sample = (problem, response, verdict)
-        if not self.live:
-            flat = " ".join(f"  {verdict}: {problem} → {''.join(response)}".split())
-            self._line(f"  {flat}")
+            self._sample = sample
+        if self.live:
+            return
+        for role, text in sample.messages:
+            line = f"  │ {role}: {shortened(' '.join(text.split()))}"
+            self.console.print(Text(printable(line)), soft_wrap=True)
+        judgment = Text(printable(f"  └ {sample.judgment}"), style=COLORS[sample.verdict])
+        self.console.print(judgment, soft_wrap=True)
 
     def summary(self, summary: Mapping[str, Any], files: Mapping[str, str | Path]) -> None:
         """Close the page, and print the before/after table and the run's `files`, by what they
@@ -287,17 +318,17 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
     def _render(self) -> RenderableType:
         with self._lock:
             columns = Table.grid(expand=True)
-            columns.add_column(ratio=11)
-            columns.add_column(ratio=10)
+            columns.add_column(ratio=1)
+            columns.add_column(width=WORKERS_WIDTH)
             height = len(_LEARNING) + 2
             columns.add_row(
                 _panel(self._learning(), "learning", height),
                 _panel(self._workers(), "workers", height),
             )
             parts: list[RenderableType] = [self._progress(), columns]
-            width = min(WIDTH, self.console.width)
+            width = self.console.width
             if self._sample:
-                parts.append(self._sample_panel(width, *self._sample))
+                parts.append(self._sample_panel(width, self._sample))
             page = Table.grid()
             page.add_column(width=width)
             page.add_row(Group(*parts))
@@ -322,13 +353,14 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
         table.add_column(no_wrap=True)
         table.add_column(justify="right", no_wrap=True)
         table.add_column(ratio=1, no_wrap=True)
+        room = max(1, self.console.width - WORKERS_WIDTH - LABELS_WIDTH)
         for label, key, show, part in _LEARNING:
             value = self._metrics.get(key)
             history = list(self._history.get(key, ()))
             table.add_row(
                 Text(f"  {label}" if part else label, style="dim" if part else ""),
                 Text("–" if value is None else show(value), style="" if part else "bold"),
-                Text(sparkline(history), style="blue" if part else "cyan") if history else "",
+                Text(sparkline(history[-room:]) if history else "", "blue" if part else "cyan"),
             )
         return table
 
@@ -355,20 +387,19 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
             table.add_row(printable(name), Text(printable(value) or "–"), Text(more, style="dim"))
         return table
 
-    def _sample_panel(
-        self, width: int, problem: str, response: tuple[str, str], verdict: Outcome
-    ) -> Panel:
-        thoughts, answer = (printable(part, keep="\n") for part in response)
-        body = Text.assemble((thoughts.lstrip(), "dim"), answer.rstrip())
-        lines = body.wrap(self.console, width - 4)
-        shown = lines[:SAMPLE_LINES]
-        if len(lines) > SAMPLE_LINES:
-            shown[-1].truncate(width - 6)
-            shown[-1].append(" …")
-        line = Text(" ".join(printable(problem, keep="\n").split()), style="bold")
-        line.no_wrap, line.overflow = True, "ellipsis"
-        title = Text.assemble("sample · ", (verdict, COLORS[verdict]))
-        return _panel(Group(line, *shown), title)
+    def _sample_panel(self, width: int, sample: Sample) -> Panel:
+        """The messages of a sample; the middle is left out where the page has no room for it."""
+        shown: list[Text] = []
+        for role, text in sample.messages:
+            body = Text(printable(text.strip(), keep="\n"), style="" if role == MODEL else "bold")
+            shown += Text.assemble((f"{role}: ", "dim"), body).wrap(self.console, width - 4)
+        room = max(SAMPLE_LINES, self.console.height - len(_LEARNING) - 7) - 1
+        if len(shown) > room:
+            first = room // 3
+            shown = [*shown[:first], Text("…", style="dim"), *shown[first + 1 - room :]]
+        judgment = Text(printable(sample.judgment), style=COLORS[sample.verdict])
+        judgment.no_wrap, judgment.overflow = True, "ellipsis"
+        return _panel(Group(*shown, judgment), "sample")
 
     def _set_phase(self, name: str, done: int, total: int) -> None:
         if name != self._phase:
@@ -382,6 +413,14 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
             return ""
         seconds = (time.monotonic() - self._phase_started) / fresh * (self._of - self._done)
         return f"{before}{clock(seconds)} left"
+
+
+def facts_table(facts: Mapping[str, str]) -> Table:
+    """Facts by name, with long ones wrapped beside their names."""
+    table = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        table.add_row(Text(name, style="dim"), Text(printable(value)))
+    return table
 
 
 def _panel(content: RenderableType, title: str | Text, height: int | None = None) -> Panel:

@@ -26,6 +26,7 @@ from tramontane.run.folder import (
     check_changes,
     record_changes,
 )
+from tramontane.run.header import header, prompt_line
 from tramontane.run.input import RunInput, read_input
 from tramontane.run.prepare import Prepared, check_devices, prepare, resolved
 from tramontane.run.screen import Screen
@@ -93,7 +94,9 @@ class Session:
         """
         session = cls._begin(config, screen, folder, on_update, given or read_input(config))
         title = f"{config.name} → {session.folder.path}"
-        screen.start(title, resolved(session.prepared), config.pipeline.updates)
+        facts, sizes = header(session.prepared), resolved(session.prepared)
+        sizes["whole prompt"] = prompt_line(session.prepared)
+        screen.start(title, facts, config.pipeline.updates, sizes)
         for warning in session.prepared.warnings:
             session.announce(warning)
         return session

@@ -46,6 +46,7 @@ from tramontane.run.checks import check_long_parity, check_parity, evaluation_wa
 from tramontane.run.cold_start import fine_tune
 from tramontane.run.flattery import flattery_warning
 from tramontane.run.folder import RunFolder
+from tramontane.run.header import shown_prompt
 from tramontane.run.input import RunInput
 from tramontane.run.measurement import Judges, measure, recorded
 from tramontane.run.prepare import Prepared
@@ -59,6 +60,7 @@ from tramontane.trainer import Trainer
 from tramontane.trainer.state import DamagedState
 from tramontane.trainer.teacher import Teacher
 
+OPENING_CHARACTERS = 1000  # shown of a conversation's first prompt
 Results = dict[str, EvaluationResult]  # by name of the set
 WriteReport = Callable[[Path], Path]
 
@@ -249,6 +251,9 @@ async def _run(
         if told := judges.conversations.fate(ledger.outstanding.values()):
             session.announce(told, logging.INFO)
     longest = await _longest_prompt(prepared, judges)
+    if opening := judges.conversations.opening:
+        shown = shown_prompt(opening, prepared.encoder, OPENING_CHARACTERS)
+        session.announce(f"the model reads first: {shown}", logging.INFO)
     updates, limit = config.pipeline.updates, Limit.of(config.timeouts, "control")
     model: Any = placement.model(session.model)
     make = partial(Trainer.load, model, config.trainer, updates, config.seed)

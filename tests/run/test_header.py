@@ -1,0 +1,88 @@
+"""The header of a run: what is trained, on what and for which reward, before it costs anything."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tramontane
+from tests.runs import small_config
+from tramontane.run.header import header
+from tramontane.run.prepare import prepare
+
+ROWS = [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(12)]
+
+
+def polite(problem: Any, text: str, n_tokens: int) -> float:
+    return float("please" in text)
+
+
+class Shop:
+    def step(self, message: Any) -> Any:
+        return [], 1.0, True
+
+
+def test_it_names_data_reward_objective_model_and_a_prompt(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    data = {"train": str(file), "eval": str(file), "eval_overlap": "ignore"}
+    lines = header(prepare(small_config(tmp_path, data=data, evaluation={"problems": 8})))
+    assert lines["train"] == f"{file}, 12 rows"
+    assert lines["held out"].startswith(f"{file}, 8 rows × ")
+    assert lines["reward"] == (
+        "format 0.1 + correctness 0.9 (math verifier) + language 0.1 + length down to −0.1"
+    )
+    assert lines["objective"].startswith("magistral; learning rate ")
+    assert "1.6 million parameters" in lines["model"]
+    assert lines["prompt"].endswith("<|user|>What is 0 + 1?<|assistant|>")
+    assert len(lines) <= 11  # twelve with the title
+
+
+def test_dropped_rows_have_their_reasons(tmp_path: Path) -> None:
+    train, held_out = tmp_path / "rows.jsonl", tmp_path / "eval.jsonl"
+    long = {"problem": "What is 1 + 1? " + "Think. " * 200, "answer": "2"}
+    train.write_text("".join(json.dumps(row) + "\n" for row in [*ROWS, long]))
+    held_out.write_text(json.dumps(ROWS[3]) + "\n")
+    data = {
+        "train": str(train),
+        "eval": str(held_out),
+        "eval_overlap": "drop",
+        "overlong_prompts": "drop",
+        "max_prompt_tokens": 200,
+    }
+    line = header(prepare(small_config(tmp_path, data=data)))["train"]
+    assert "1 dropped: also in the evaluation (data.eval_overlap)" in line
+    assert "1 dropped: prompts above 200 tokens (data.max_prompt_tokens)" in line
+    assert " 11 rows " in line
+
+
+def test_rewards_and_environment_are_the_users_own() -> None:
+    given: Any = {"model": "tiny", "data": ROWS, "overrides": {"pipeline.updates": 1}}
+    found = tramontane.dry_run(rewards=[tramontane.Reward(polite, 0.5)], **given).header
+    assert "polite 0.5 (yours)" in found["reward"]
+    found = tramontane.dry_run(
+        model="tiny",
+        data=ROWS,
+        overrides={"data.environment": f"{__name__}:Shop", "conversation.reward": "sum"},
+    ).header
+    assert found["environment"] == "Shop; up to 8 turns"
+    assert "the environment, sum of its turns" in found["reward"]
+
+
+def test_every_shipped_config_fits_into_twelve_lines() -> None:
+    for name in ("quickstart", "tools", "effort", "guessing"):
+        found = tramontane.dry_run(f"configs/{name}.yaml").header
+        assert 6 <= len(found) <= 11, name
+
+
+def test_sizes_and_the_whole_prompt_are_for_a_verbose_display(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = small_config(tmp_path, pipeline={"updates": 1}, data={"eval": None})
+    tramontane.train(config, report=False)
+    quiet = capsys.readouterr().out
+    assert quiet.index("reading the data …") < quiet.index("loading torch")
+    head = quiet[quiet.index("tramontane · ") : quiet.index("update 1/1")].splitlines()
+    assert len(head) <= 12
+    assert "staleness at most" not in quiet and "prompt: " in quiet
