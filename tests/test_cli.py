@@ -296,3 +296,18 @@ def test_a_study_is_verified_and_more_seeds_are_planned_by_options(tmp_path):
     for study in undecided(tmp_path, Path(page)):
         assert f"{study.name}: skipped, its next look takes" in result.output
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("train run.yaml --learning_rate 1e-5", "write trainer.learning_rate=1e-5"),
+        ("train run.yaml --learning-rate=1e-5", "write trainer.learning_rate=1e-5"),
+        ("train run.yaml --num_train_epochs 3", "write pipeline.updates=… (counted in updates"),
+        ("train run.yaml --packing_samples", "no such key here (sequences are always packed)"),
+        ("sft run.yaml --learning_rate 1e-5", "write learning_rate=1e-5"),
+    ],
+)
+def test_options_that_are_keys_elsewhere_are_answered(run: Run, line: str, answer: str) -> None:
+    ended = run(*line.split())
+    assert ended.code == 2 and answer in ended.stderr

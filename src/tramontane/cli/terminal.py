@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import tramontane
 from tramontane import plugins
@@ -59,6 +59,37 @@ class Commands(TyperGroup):
         near = nearest(cmd_name, self.list_commands(ctx))
         hint = f"did you mean {near!r}?" if near else "`tramontane --help` lists those installed"
         raise InputError(f"no command {cmd_name!r}; {hint}")
+
+
+class ConfigCommand(TyperCommand):
+    """A command whose arguments are a config and its keys; explains keys given as options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = {name for each in self.params for name in (*each.opts, *each.secondary_opts)}
+        for number, text in enumerate(args):
+            option, _, value = text.partition("=")
+            if option.startswith("--") and option not in {*options, "--", "--help"}:
+                _explain_option(option, value or " ".join(args[number + 1 : number + 2]), ctx)
+        return list(super().parse_args(ctx, args))
+
+
+def _explain_option(option: str, value: str, ctx: Any) -> None:
+    """Refuse an option that is a key of the config, here or in another project."""
+    from tramontane.config import Config
+    from tramontane.config.peers import counterpart
+    from tramontane.config.section import paths
+    from tramontane.config.sft import SFTConfig
+
+    known = paths(SFTConfig if ctx.info_name == "sft" else Config)
+    name = option.removeprefix("--").replace("-", "_")
+    found = counterpart(name, known)
+    key = name if name in known else found.key if found else ""
+    note = f" ({found.note})" if found and found.note else ""
+    if key:
+        value = "…" if note else value  # it may count something else
+        raise InputError(f"{option}: a key of the config; write {key}={value or '…'}{note}")
+    if found:
+        raise InputError(f"{option}: a key of {found.peer}; there is no such key here{note}")
 
 
 def _mounted(name: str, found: Any) -> Any:

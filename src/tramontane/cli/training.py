@@ -13,6 +13,7 @@ from rich.table import Table
 import tramontane
 from tramontane.cli.terminal import (
     TRAIN,
+    ConfigCommand,
     Overrides,
     app,
     complain,
@@ -44,7 +45,7 @@ ModelShape = Annotated[
 ]
 
 
-@app.command(rich_help_panel=TRAIN)
+@app.command(rich_help_panel=TRAIN, cls=ConfigCommand)
 def train(
     config: Annotated[
         str | None, typer.Argument(help="A YAML file, e.g. configs/quickstart.yaml")
@@ -135,7 +136,7 @@ def vllm(
     say(str(tramontane.vllm(folder, python=python, on_command=say)))
 
 
-@app.command(rich_help_panel=TRAIN)
+@app.command(rich_help_panel=TRAIN, cls=ConfigCommand)
 def sft(
     config: Annotated[str, typer.Argument(help="A YAML file, e.g. configs/tiny_base.yaml")],
     overrides: Overrides = None,

@@ -211,7 +211,9 @@ class TrajectoriesConfig(Section):
 
 class DataConfig(PromptConfig):
     """Problem sources for training and evaluation, the prompts made from the problems, and the
-    selection of problems by pass rate."""
+    selection of problems by pass rate. A text in place of the section is `train`."""
+
+    of_text: ClassVar = "train"
 
     train: str = "playground:"
     """Source of training problems: `playground:`, `reasoning_gym:NAME`, `verifiers:NAME`, a file

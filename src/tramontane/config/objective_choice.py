@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -44,7 +44,10 @@ class Term(NamedTuple):
 
 class ObjectiveConfig(Section):
     """The loss: `name` selects it and the section with its options, so that a comparison of
-    objectives changes one key. See docs/objectives.md."""
+    objectives changes one key. A text in place of the section is its name. See
+    docs/objectives.md."""
+
+    of_text: ClassVar = "name"
 
     name: Annotated[str, _LOSS] = "magistral"
     """One of the sections below, or the import path of a module with your own objective."""

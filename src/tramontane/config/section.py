@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from tramontane.config.peers import explain
 from tramontane.errors import InputError
 
 logger = logging.getLogger("tramontane")
@@ -31,16 +32,20 @@ class Section(BaseModel):
         renamed: new names of keys by their old ones, which are read with a warning.
         removed: keys of earlier versions, each with its default, which is ignored, and what to do
             about any other value, which is refused.
+        of_text: key that a text in place of the section sets; empty if there is none.
     """
 
     read_by: ClassVar[str] = ""
     renamed: ClassVar[Mapping[str, str]] = {}
     removed: ClassVar[Mapping[str, tuple[Any, str]]] = {}
+    of_text: ClassVar[str] = ""
     model_config = ConfigDict(extra="forbid", validate_default=True, use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _of_earlier_versions(cls, raw: Any) -> Any:
+    def _of_texts_and_earlier_versions(cls, raw: Any) -> Any:
+        if isinstance(raw, str) and cls.of_text:
+            return {cls.of_text: raw}
         if not isinstance(raw, dict):
             return raw
         raw = dict(raw)
@@ -246,7 +251,10 @@ def _apply(cls: type[Section], raw: dict[str, Any], override: str) -> None:
         raise InputError(f"override {override!r}: write it as key=value, e.g. pipeline.updates=10")
     *parents, last = key.split(".")
     place: Any = raw
-    for parent in parents:
+    for number, parent in enumerate(parents):
+        section = subsection(_annotation_at(cls, parents[: number + 1]))
+        if section and isinstance(place, dict) and isinstance(place.get(parent), str):
+            place[parent] = {section.of_text: place[parent]} if section.of_text else place[parent]
         if isinstance(place, list) and parent.isdigit() and int(parent) < len(place):
             place = place[int(parent)]
         else:
@@ -289,14 +297,36 @@ def _explain(cls: type[Section], error: dict[str, Any]) -> str:
     location, kind = error["loc"], error["type"]
     key = _path(location)
     if kind == "extra_forbidden":
-        return f"{key}: unknown key; {_suggestion(cls, location)}"
+        return f"{key}: unknown key; {_suggestion(cls, location, error['input'])}"
     if kind != _BETWEEN_KEYS and error["input"] is None:
         return f"{key}: not given; set it in the file, or as key=value"
+    if kind == "string_type" and isinstance(error["input"], Mapping):  # a section of theirs
+        if theirs := explain(key, error["input"], paths(cls)):
+            return f"{key}: {'; '.join(theirs)}"
+    if kind == "model_type" and (section := subsection(_annotation_at(cls, location))):
+        example = next(iter(section.model_fields))
+        given = repr(error["input"])
+        return f"{key}: a section with keys, not {given}; write {key}: {{{example}: …}}"
     message = error["msg"].removeprefix("Value error, ")
     return f"{key}: {message}" if key else message
 
 
-def _suggestion(cls: type[Section], location: tuple[int | str, ...]) -> str:
+@cache
+def paths(cls: type[Section]) -> tuple[str, ...]:
+    """Dotted paths of all keys of a section and those below it, except items of lists and
+    mappings."""
+    found = []
+    for name, field in cls.model_fields.items():
+        found.append(name)
+        below = subsection(field.annotation)
+        if below and get_origin(field.annotation) not in (dict, tuple):
+            found += [f"{name}.{path}" for path in paths(below)]
+    return tuple(found)
+
+
+def _suggestion(cls: type[Section], location: tuple[int | str, ...], value: Any) -> str:
+    if theirs := explain(_path(location), value, paths(cls)):
+        return "; ".join(theirs)
     parent = subsection(_annotation_at(cls, location[:-1]))
     assert parent, "only sections forbid unknown keys"
     if near := nearest(str(location[-1]), parent.model_fields):

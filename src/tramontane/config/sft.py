@@ -87,6 +87,8 @@ class DrillsConfig(Section):
 class ExamplesConfig(Section):
     """Prompts and responses to learn from."""
 
+    of_text: ClassVar = "train"
+
     train: str = "playground:"
     """Source: `playground:`, mixed from the parts under `playground`, or a JSONL (also gzip) or
     Parquet file with `prompt` and `response` in each row, or with conversations: `messages` (roles

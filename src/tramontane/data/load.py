@@ -358,6 +358,11 @@ def _missing(column: str, domain: str, rules: RowRules, row: dict[str, Any]) -> 
     """What is wrong with a row that lacks a column needed by its domain."""
     says = _row_columns(row, rules)
     name = rules.fields.get(column, column)
+    if isinstance(row.get("reward_model"), dict):
+        return (
+            "the row has the layout of verl's training files: name the file with it, "
+            "data.sets: {mine: {source: FILE, layout: verl}}, and write data.train: mine"
+        )
     if column == "tests":
         return f"no tests in field {name!r}, which domain {domain!r} needs; {says}"
     if unsure := [name for name in UNSURE if row.get(name) and "answer" not in rules.fields]:

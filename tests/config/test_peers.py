@@ -1,0 +1,93 @@
+"""Keys of TRL, verl, OpenRLHF and prime-rl are answered with this project's."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tramontane.config import Config, load_config, parse_settings
+from tramontane.config.peers import peer_keys
+from tramontane.config.section import load_section, paths
+from tramontane.config.sft import SFTConfig
+from tramontane.data.load import load_problems
+from tramontane.errors import InputError
+
+
+def refused(override: str) -> str:
+    with pytest.raises(InputError) as error:
+        parse_settings(Config, {}, [override], "run.yaml")
+    return str(error.value)
+
+
+def test_every_counterpart_is_a_key_and_every_name_has_an_answer() -> None:
+    keys = peer_keys()
+    assert {key.peer for key in keys} == {"TRL", "verl", "OpenRLHF", "prime-rl"}
+    for key in keys:
+        assert not key.key or key.key in paths(Config), key
+        assert not key.sft or key.sft in paths(SFTConfig), key
+        assert key.key or key.sft or key.note, key
+    names = [(key.peer, key.name) for key in keys]
+    assert len({*names}) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("num_generations=8", "pipeline.group_size"),
+        ("pipeline.num_generations=8", "pipeline.group_size"),
+        ("beta=0.04", "trainer.objective.magistral.kl_coef"),
+        ("learning_rate=1e-5", "trainer.learning_rate"),
+        ("algorithm.adv_estimator=grpo", "trainer.objective.name"),
+        ("data.train_files=train.parquet", "data.train"),
+        ("actor_rollout_ref.rollout.n=8", "pipeline.group_size"),
+        ("actor_rollout_ref.actor.optim.lr=1e-6", "trainer.learning_rate"),
+        ("trainer.total_epochs=3", "pipeline.updates"),
+        ("n_samples_per_prompt=8", "pipeline.group_size"),
+        ("orchestrator.rollouts_per_example=8", "pipeline.group_size"),
+        ("model.name=Qwen/Qwen3-0.6B", "model"),
+    ],
+)
+def test_a_peers_key_is_answered_with_ours(override: str, key: str) -> None:
+    message = refused(override)
+    assert f"here it is {key}" in message and "a key of" in message
+
+
+def test_a_key_without_its_section_is_found() -> None:
+    assert "group_size: unknown key; here it is pipeline.group_size" in refused("group_size=8")
+
+
+def test_what_does_not_exist_here_is_explained() -> None:
+    message = refused("actor_rollout_ref.model.use_remove_padding=true")
+    assert "no such key here (sequences are always packed without padding)" in message
+
+
+def test_misspelled_keys_keep_their_suggestion() -> None:
+    assert "did you mean 'l_max'?" in refused("pipeline.l_mx=3")
+    assert "valid keys: " in refused("nothing_like_it=3")
+
+
+def test_a_text_in_place_of_a_section_is_its_main_key(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("data: train.jsonl\ntrainer: {objective: cispo}\n")
+    config = load_config(file, ["data.limit=3", "trainer.objective.cispo.eps_max=4"])
+    assert (config.data.train, config.data.limit) == ("train.jsonl", 3)
+    assert config.trainer.objective.name == "cispo"
+    assert config.trainer.objective.cispo.eps_max == 4
+    file.write_text("data: traces.jsonl\noutput: out\n")
+    assert load_section(SFTConfig, file).data.train == "traces.jsonl"
+    assert "GRPO is the objective `magistral` with these keys" in refused("trainer.objective=grpo")
+    assert "pipeline: a section with keys, not 3; write pipeline: {updates: …}" in refused(
+        "pipeline=3"
+    )
+
+
+def test_verls_rows_are_answered_with_their_layout(tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    row = {
+        "data_source": "gsm8k",
+        "prompt": [{"role": "user", "content": "What is 3 + 4?"}],
+        "reward_model": {"style": "rule", "ground_truth": "7"},
+    }
+    file.write_text(json.dumps(row) + "\n")
+    with pytest.raises(InputError, match="data.sets: {mine: {source: FILE, layout: verl}}"):
+        load_problems(str(file), Config().data, split="train", limit=None, seed=0)
