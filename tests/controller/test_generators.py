@@ -56,7 +56,7 @@ def pool_of(
 ) -> GeneratorPool:
     config = small_config(
         "unused",
-        pipeline={"n_async": 23, "group_size": 4, "n_batch": 8, "l_max": 96},
+        pipeline={"n_async": 23, "group_size": 4, "n_batch": 12, "l_max": 96},
         generator={"workers": len(workers)},
     )
     return GeneratorPool(
@@ -86,7 +86,7 @@ def test_a_pool_spreads_groups_and_speaks_for_all_its_generators():
         assert (pool.in_flight, sum(m.generated_tokens for m in pool)) == (0, 12 * 4)
         config = small_config(
             "unused",
-            pipeline={"n_async": 23, "group_size": 4, "n_batch": 8, "l_max": 80},
+            pipeline={"n_async": 23, "group_size": 4, "n_batch": 12, "l_max": 80},
             generator={"workers": 3},
         )
         await pool.resize(config)

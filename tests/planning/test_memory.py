@@ -305,7 +305,7 @@ def test_steps_of_a_gpu_sort_a_part_of_the_logits_and_are_recorded(small: ModelS
     """1,024 rows and a vocabulary of 131,072: logits of bfloat16, and 2^24 of them in float32,
     sorted; once for recordings (of 45 sizes, each with top-p and without), once to warm up."""
     keys = {"dtype": "bfloat16", "device": "cuda", "slots": 1024}
-    sizes = {"n_async": 1024, "l_max": 1024, "l_cache": 0}
+    sizes = {"n_async": 1024, "n_batch": 1024, "l_max": 1024, "l_cache": 0}
     step = 1024 * 131_072 * 2 + 2**24 * 48
     for graphs, expected in ((True, 2 * step + 2 * 45 * 8 * 2**20), (False, step)):
         stage = config(generator=keys | {"cuda_graphs": graphs}, pipeline=sizes)

@@ -474,13 +474,12 @@ class Config(Section):
     def resolved_arithmetic(self) -> dict[str, str]:
         """Sizes that follow from the config, as text; printed at the start of a run."""
         p = self.pipeline
-        staleness_bound = p.n_batch * (p.max_staleness + 1)
         return {
             "prompts a batch": f"{p.groups_per_batch} × {p.group_size} completions",
             "optimizer steps an update": f"{p.n_batch // p.minibatch}",
             "policies a sequence spans": f"about {p.n_async / p.n_batch:.1f} (n_async / n_batch)",
-            "in flight at most": f"{min(p.n_async, staleness_bound)} completions"
-            + (" (by max_staleness)" if p.n_async > staleness_bound else ""),
+            "in flight at most": f"{p.in_flight} completions"
+            + (" (by max_staleness)" if p.n_async > p.in_flight else ""),
             "staleness at most": f"{p.max_staleness} versions"
             + (" (synchronous)" if p.max_staleness == 0 else ""),
         }

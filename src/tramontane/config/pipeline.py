@@ -61,6 +61,12 @@ class PipelineConfig(Section):
         return self.n_minibatch or self.n_batch
 
     @property
+    def in_flight(self) -> int:
+        """Maximum number of unfinished completions: `n_async`, or what the staleness bound admits
+        (`controller.staleness`)."""
+        return min(self.n_async, self.n_batch * (self.max_staleness + 1))
+
+    @property
     def groups_per_batch(self) -> int:
         """Groups between two weight updates."""
         return self.n_batch // self.group_size

@@ -300,9 +300,9 @@ def _explain(cls: type[Section], error: dict[str, Any]) -> str:
         return f"{key}: unknown key; {_suggestion(cls, location, error['input'])}"
     if kind != _BETWEEN_KEYS and error["input"] is None:
         return f"{key}: not given; set it in the file, or as key=value"
-    if kind == "string_type" and isinstance(error["input"], Mapping):  # a section of theirs
-        if theirs := explain(key, error["input"], paths(cls)):
-            return f"{key}: {'; '.join(theirs)}"
+    theirs = explain(key, error["input"], paths(cls)) if kind == "string_type" else []
+    if theirs and isinstance(error["input"], Mapping):  # a section there
+        return f"{key}: {'; '.join(theirs)}"
     if kind == "model_type" and (section := subsection(_annotation_at(cls, location))):
         example = next(iter(section.model_fields))
         given = repr(error["input"])

@@ -208,11 +208,11 @@ class GeneratorPool:
 def share(config: Config) -> int:
     """Maximum number of unfinished completions in each generator, clients' included: a group
     goes to the least loaded of W generators, which has at most (n − G) / W in flight when G more
-    fit under n = n_async + generator.serve.completions."""
+    fit under n = in_flight + generator.serve.completions."""
     sizes, serve = config.pipeline, config.generator.serve
     asked = serve.completions if serve else 0
     largest = max(sizes.group_size, asked)
-    return (sizes.n_async + asked - largest) // max(1, config.generator.workers) + largest
+    return (sizes.in_flight + asked - largest) // max(1, config.generator.workers) + largest
 
 
 def slots(config: Config) -> int:

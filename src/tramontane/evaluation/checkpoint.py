@@ -302,7 +302,8 @@ def _sized(config: Config, work: Work) -> Config:
 
 def without_trainer(config: Config, l_max: int, group_size: int, n_async: int) -> Config:
     """The config with these sizes, and no memory reserved for a trainer."""
-    sizes = {"l_max": l_max, "l_cache": 0, "group_size": group_size, "n_async": n_async}
+    sizes = {"l_max": l_max, "l_cache": 0, "group_size": group_size}
+    sizes |= {"n_async": n_async, "n_batch": n_async}
     update = {
         "pipeline": config.pipeline.model_copy(update=sizes),
         "placement": config.placement.model_copy(update={"trainer": Resources()}),

@@ -199,7 +199,7 @@ def judge_memory(judge: JudgeConfig, stage: Config, device_memory: float | None 
     assert model
     shape, slots = load_shape(model.path), model.slots
     generator = GeneratorConfig(device=model.device, dtype=model.dtype, slots=slots)
-    pipeline = stage.pipeline.model_copy(update={"n_async": slots})
+    pipeline = stage.pipeline.model_copy(update={"n_async": slots, "n_batch": slots})
     stage = stage.model_copy(update={"generator": generator, "pipeline": pipeline})
     lengths = Lengths(model.max_prompt_tokens, judge.max_tokens)
     found = generator_memory(stage, shape, lengths, device_memory)

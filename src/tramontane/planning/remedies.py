@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from tramontane.config import Config, Section
+from tramontane.config.device import number_type
+from tramontane.controller.generators import slots
 
 S = TypeVar("S", bound=Section)
 # Kinds of workers, and what the workers on a GPU keep on their host.
@@ -72,9 +74,13 @@ def _first(
 def _changes(stages: Sequence[Config], longest: int, workers: Collection[str]) -> Iterator[Change]:
     """Changes that lower these workers' memory, the cheapest first."""
     generator, trainer = stages[0].generator, stages[0].trainer
-    if GENERATOR in workers and generator.dtype == "float32":
+    if GENERATOR in workers and generator.dtype == "float32" and _is_fast(generator.device):
         yield Change("generator.dtype", "float32", ("bfloat16",))
     vllm = generator.kind == "vllm"
+    if GENERATOR in workers and not vllm and generator.device == "cpu":
+        now = generator.slots or max(slots(stage) for stage in stages)
+        fewer = tuple(now >> n for n in range(1, now.bit_length()))
+        yield Change("generator.slots", now, fewer)
     if GENERATOR in workers and vllm:
         now = generator.vllm.tensor_parallel
         more = tuple(gpus for gpus in (2, 4, 8, 16) if gpus > now)
@@ -94,7 +100,7 @@ def _changes(stages: Sequence[Config], longest: int, workers: Collection[str]) -
             yield Change("trainer.threads", trainer.threads, (1,))
         if trainer.ranks > 1 and trainer.reduce_gradients == "step":
             yield Change("trainer.reduce_gradients", "step", ("microbatch",))
-        if trainer.dtype == "float32":
+        if trainer.dtype == "float32" and _is_fast(trainer.device):
             yield Change("trainer.dtype", "float32", ("bfloat16",))
         if trainer.microbatch_tokens > longest:
             yield Change("trainer.microbatch_tokens", trainer.microbatch_tokens, (longest,))
@@ -109,6 +115,11 @@ def _changes(stages: Sequence[Config], longest: int, workers: Collection[str]) -
         more = tuple(r for r in ranks if all(m % r == 0 for m in minibatches))
         if more and trainer.device != "cpu":
             yield Change("trainer.ranks", trainer.ranks, more)
+
+
+def _is_fast(device: str) -> bool:
+    """True if bfloat16 is not slower than float32 on a device."""
+    return number_type(device).dtype == "bfloat16"
 
 
 def with_key(section: S, key: str, value: Any) -> S:

@@ -77,6 +77,7 @@ def _separate(stream: ProblemStream, measured: list[Problem]) -> str:
     copies = near_copies([*map(_asked, problems)], [*map(_asked, measured)])
     if not copies:
         return ""
+    known = {copy.original for copy in copies.values()}
     place, copy = next(iter(copies.items()))
     first, original = problems[place], measured[copy.original]
     likeness = "the same" if copy.similarity == 1 else f"similarity {copy.similarity:.2f}"
@@ -84,6 +85,8 @@ def _separate(stream: ProblemStream, measured: list[Problem]) -> str:
         f"{len(copies):,} of {len(problems):,} training problems are also evaluation problems, or "
         f"nearly, the first at {_place(first)} and {_place(original)} ({likeness})"
     )
+    if len(known) == len(measured) > 1:
+        found += f"; the evaluation has no other problems ({len(measured):,})"
     source = f"data {name_of(stream.config.train)!r}"
     if choice == "drop":
         if len(copies) == len(problems):

@@ -27,6 +27,7 @@ from tramontane.placement.seats import rank_device, seats
 from tramontane.planning.fit import RunMemory, generator_limits, run_memory
 from tramontane.planning.memory import Lengths, cache_size
 from tramontane.run import cold_start
+from tramontane.run.forewarnings import forewarnings
 from tramontane.run.input import EvaluationSet, RunInput, read_input
 from tramontane.run.trajectories import Trajectories, load_trajectories
 from tramontane.trainer import forwards, lora
@@ -146,7 +147,12 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
         long_probe=list(islice(cycle(chain.from_iterable(many)), long_prompt)),
         rates=rates,
         trajectories=trajectories,
-        warnings=[*given.warnings, *dtype_warnings(config), *calibration_warnings(config.verifier)],
+        warnings=[
+            *given.warnings,
+            *forewarnings(config, problems),
+            *dtype_warnings(config),
+            *calibration_warnings(config.verifier),
+        ],
     )
     _limit_generators(prepared)
     _check_memory(prepared)

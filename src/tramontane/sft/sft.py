@@ -112,12 +112,17 @@ def sft(
             warnings.warn(warning, stacklevel=2)
         architecture, tokenizer = _prepare(config)
         from tramontane.models.loading import context_length
-        from tramontane.trainer.optimizer import chosen_rate
+        from tramontane.trainer.optimizer import chosen_rate, rate_warnings, warmup_warnings
 
         if config.learning_rate is None and config.model is not None:
             rate, reason = chosen_rate(config.trainer, config.model)
             logger.warning("learning_rate: %s; learning_rate=… sets another", reason)
             config = config.model_copy(update={"learning_rate": rate})
+        for warning in (
+            *(rate_warnings("", config.trainer, config.model) if config.model else ()),
+            *warmup_warnings("warmup_steps", config.warmup_steps, "steps", config.steps),
+        ):
+            logger.warning(warning)
         data = config.data
         encoder = PromptEncoder(tokenizer, data, data.thinking_tags, data.effort)
         stream = ExampleStream(config, encoder, context_length(architecture), rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -51,6 +51,9 @@ def lr_at(update: int, total: int, warmup: int, schedule: str, peak: float) -> f
     return peak
 
 
+HIGH_RATE = 30  # times the usual learning rate for the model's size
+
+
 def chosen_rate(config: TrainerConfig, model: str) -> tuple[float, str]:
     """The learning rate after warm-up for a model, with a readable reason.
 
@@ -68,3 +71,28 @@ def chosen_rate(config: TrainerConfig, model: str) -> tuple[float, str]:
     size = f"{millions:,.{0 if millions >= 10 else 1}f} million parameters"
     adapters = " and LoRA" if config.lora else ""
     return rate, f"{rate:g}, as is usual for {size}{adapters}"
+
+
+def rate_warnings(section: str, config: TrainerConfig, model: str) -> Iterator[str]:
+    """A warning if the learning rate is far above what is usual for the model's size; `section`
+    precedes its key."""
+    if config.learning_rate is None:
+        return
+    parameters = load_shape(model).parameters
+    usual = config.model_copy(update={"learning_rate": None}).peak_rate(parameters)
+    times = config.learning_rate / usual
+    if times >= HIGH_RATE:
+        yield (
+            f"{section}learning_rate {config.learning_rate:g} is {times:,.0f} times the {usual:g} "
+            f"that is usual for {parameters / 1e6:,.1f} million parameters; leave it out for that "
+            f"one"
+        )
+
+
+def warmup_warnings(key: str, warmup: int, length_key: str, length: int) -> Iterator[str]:
+    """A warning if training ends before its warm-up does; the keys name the two numbers."""
+    if warmup >= length:
+        yield (
+            f"{key} {warmup:,}: training ends after {length:,} ({length_key}), before the learning "
+            f"rate has reached its value; lower it, or raise {length_key}"
+        )

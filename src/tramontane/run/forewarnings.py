@@ -1,0 +1,56 @@
+"""Warnings about settings that are valid, and yet hardly what was meant; shown before a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tramontane.config import Config
+from tramontane.data.curriculum import Curriculum
+from tramontane.data.files import name_of
+from tramontane.trainer.optimizer import rate_warnings, warmup_warnings
+
+MUCH = 2  # times what can be in flight
+
+
+def forewarnings(config: Config, problems: Curriculum) -> list[str]:
+    """The warnings about a run, each with its keys.
+
+    Args:
+        config: the run's, with its learning rate filled in.
+        problems: its training problems.
+    """
+    return [*_data(config, problems), *_in_flight(config), *_rates(config)]
+
+
+def _data(config: Config, problems: Curriculum) -> Iterator[str]:
+    groups = config.pipeline.groups_per_batch
+    for stream in problems.streams:
+        rows = len(stream.problems or ())
+        if stream.problems is not None and MUCH * rows <= groups:
+            noun = "a single problem" if rows == 1 else f"{rows:,} problems"
+            yield (
+                f"data {name_of(stream.config.train)!r} has {noun}, and each update trains on "
+                f"{groups:,} groups (pipeline.n_batch / group_size), so that the same ones come "
+                f"again in every batch: give more rows, or lower pipeline.n_batch"
+            )
+
+
+def _in_flight(config: Config) -> Iterator[str]:
+    for stage in config.by_stage():
+        sizes = stage.pipeline
+        if sizes.n_async > MUCH * sizes.in_flight:
+            yield (
+                f"pipeline.n_async {sizes.n_async:,}: only {sizes.in_flight:,} completions can be "
+                f"in flight, n_batch × (max_staleness + 1); the rest has no effect. Lower it, or "
+                f"raise max_staleness"
+            )
+
+
+def _rates(config: Config) -> Iterator[str]:
+    schedule = ("pipeline.updates", config.pipeline.updates)
+    yield from rate_warnings("trainer.", config.trainer, config.model)
+    yield from warmup_warnings("trainer.warmup_updates", config.trainer.warmup_updates, *schedule)
+    if start := config.cold_start:
+        schedule = ("cold_start.steps", start.steps)
+        yield from rate_warnings("cold_start.", start.trainer, config.model)
+        yield from warmup_warnings("cold_start.warmup_steps", start.warmup_steps, *schedule)

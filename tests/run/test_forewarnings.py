@@ -1,0 +1,77 @@
+"""Valid settings that are hardly what was meant are warned of before a run."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tramontane
+from tests.runs import small_config
+from tramontane.config import Config
+from tramontane.config.sft import SFTConfig
+from tramontane.controller.generators import slots
+from tramontane.planning import remedies
+from tramontane.run.prepare import prepare
+
+
+def warned(tmp_path: Path, rows: int = 12, **sections: Any) -> str:
+    file = tmp_path / "rows.jsonl"
+    lines = [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(rows)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data = {"train": str(file), "eval": None} | sections.pop("data", {})
+    return "\n".join(prepare(small_config(tmp_path, data=data, **sections)).warnings)
+
+
+def test_an_ordinary_run_has_no_warning(tmp_path: Path) -> None:
+    assert warned(tmp_path) == ""
+
+
+def test_a_single_row(tmp_path: Path) -> None:
+    assert "has a single problem" in warned(tmp_path, rows=1)
+
+
+def test_an_evaluation_on_the_training_problems(tmp_path: Path) -> None:
+    data = {"eval": str(tmp_path / "rows.jsonl")}
+    assert "the evaluation has no other problems (12)" in warned(tmp_path, data=data)
+
+
+def test_a_learning_rate_far_above_the_usual(tmp_path: Path) -> None:
+    text = warned(tmp_path, trainer={"learning_rate": 0.03})
+    assert "trainer.learning_rate 0.03 is 100 times the 0.0003 that is usual" in text
+    assert warned(tmp_path, trainer={"learning_rate": 1e-3}) == ""
+
+
+def test_a_warm_up_longer_than_the_run(tmp_path: Path) -> None:
+    text = warned(tmp_path, trainer={"warmup_updates": 50}, pipeline={"updates": 20})
+    assert "trainer.warmup_updates 50: training ends after 20 (pipeline.updates)" in text
+
+
+def test_fine_tuning_is_warned_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = SFTConfig.model_validate(
+        {"output": str(tmp_path / "out"), "model": "tiny", "steps": 2, "learning_rate": 1.0,
+         "batch_tokens": 512, "microbatch_tokens": 512}
+    )  # fmt: skip
+    with caplog.at_level(logging.WARNING):
+        tramontane.sft(config)
+    assert "warmup_steps 100: training ends after 2 (steps)" in caplog.text
+    assert "learning_rate 1 is 1,000 times" in caplog.text
+
+
+def test_slots_are_no_more_than_can_be_in_flight(tmp_path: Path) -> None:
+    sizes = {"n_async": 20_000, "n_batch": 256, "group_size": 16, "max_staleness": 2}
+    assert slots(Config.model_validate({"pipeline": sizes})) == 768
+    text = warned(tmp_path, pipeline={"n_async": 20_000, "n_batch": 8, "group_size": 4})
+    assert "pipeline.n_async 20,000: only 16 completions can be in flight" in text
+
+
+def test_no_remedy_is_a_number_type_that_is_slower_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAMONTANE_CPU_DTYPE", "float32")
+    stages = [Config.model_validate({"generator": {"device": "cpu"}, "trainer": {"device": "cpu"}})]
+    workers = ("generator", "trainer rank")
+    fits = remedies.remedies(stages, 512, workers, lambda changed: True)
+    assert "dtype" not in fits and "generator.slots" in fits
+    monkeypatch.setenv("TRAMONTANE_CPU_DTYPE", "bfloat16")
+    stages[0] = Config.model_validate({"generator": {"device": "cpu", "dtype": "float32"}})
+    assert "generator.dtype=bfloat16" in remedies.remedies(stages, 512, workers, lambda _: True)
