@@ -16,8 +16,8 @@ from tramontane.verifier.format import check_format
 from tramontane.verifier.math import structure, values
 from tramontane.verifier.math.normalize import normalize
 from tramontane.verifier.math.numbers import to_number
+from tramontane.verifier.math.parsing import parse_latex
 from tramontane.verifier.math.structure import read_shape, split
-from tramontane.verifier.math.symbolic import parse_latex
 from tramontane.verifier.math.units import split_unit
 from tramontane.verifier.pool import VerifierPool
 

@@ -232,13 +232,39 @@ def values(gold: str, pred: str) -> tuple[str, str]:
     of_gold, of_pred = _members(gold), _members(pred)
     if not of_gold or not of_pred:  # only equality signs
         return gold, pred
+    if any(map(_HEDGED.search, of_pred[:-1])):
+        raise Refused("a label that takes back the value")
     if len(of_gold) == 1:
         return gold, of_pred[-1]
     if not is_name(of_gold[0]):
         return gold, pred
-    if len(of_pred) == 1 or _same_name(of_gold[0], of_pred[0]):
+    if len(of_pred) == 1 or any(_same_name(of_gold[0], name) for name in of_pred[:-1]):
         return of_gold[-1], of_pred[-1]
     return gold, pred
+
+
+_HEDGED = re.compile(r"\b(?:not|or|nor|except|unless)\b")
+_OF_LETTER = re.compile(r"\s*([A-Za-z]'*)\s*(?:\(\s*([a-z])\s*\)|_\s*\{?\s*([a-z])\s*\}?)\s*(?==)")
+_FROM_START = (
+    r"\s*[,(]\s*(?:\\text\s*\{{\s*for\s*\}}\s*)?{}\s*(?:\\ge\s*[01]|>\s*0|=\s*[01]\s*,.*)\s*\)?$"
+)
+
+
+def with_bound_letter(gold: str, pred: str) -> str:
+    """The prediction with the reference's letter for the argument or index of its name: `f(x) = 2x`
+    for `f(t) = 2t`, and without a remark where the index begins."""
+    g = _OF_LETTER.match(gold)
+    if g is None:
+        return pred
+    letter = g[2] or g[3]
+    p = _OF_LETTER.match(pred)
+    if p is not None and p[1] == g[1] and bool(p[2]) == bool(g[2]):
+        other = p[2] or p[3]
+        if other != letter and letter not in variables(pred):
+            pred = re.sub(
+                rf"\\[A-Za-z]+|{other}", lambda m: letter if m[0] == other else m[0], pred
+            )
+    return re.sub(_FROM_START.format(letter), "", pred)
 
 
 def _same_name(a: str, b: str) -> bool:

@@ -97,6 +97,38 @@ def same_family(
     return equal(gold, named)
 
 
+def domains_clash(reference: str, prediction: str) -> bool:
+    r"""True if both answers say what their letters stand for, and differ: `k \in \mathbb{Z}` and
+    `k \in \mathbb{N}`. The natural numbers may begin with 0 or 1."""
+    if not (_HINT.search(reference) and _HINT.search(prediction)):
+        return False
+    found = [
+        {
+            m["letter"] or m["after"]: _CANONICAL.get(d := _domain(m), d)
+            for m in _DECLARED.finditer(side)
+        }
+        for side in (reference, prediction)
+    ]
+    if not all(found):
+        return False
+    g, p = ([of[k] for k in sorted(of)] for of in found)
+    if found[0].keys() != found[1].keys():
+        g, p = sorted(g), sorted(p)
+    return len(g) != len(p) or not all(
+        a == b or {a, b} in _NATURAL for a, b in zip(g, p, strict=True)
+    )
+
+
+_CANONICAL = (
+    dict.fromkeys(("Z+", "Z>0", "positiveZ", "N+", "N*", "Z≥1"), "positive")
+    | dict.fromkeys(
+        ("Z>=0", "Z\\ge0", "non-negativeZ", "nonnegativeZ", "N0", "Z\\geq0", "Z0+"), "non-negative"
+    )
+    | {"naturalZ": "N"}
+)
+_NATURAL = ({"N", "positive"}, {"N", "non-negative"})
+
+
 def _domain(remark: re.Match[str]) -> str:
     """The set that a remark names: `Z`, `Z>0`, `positiveZ`."""
     if remark["set"]:
@@ -122,12 +154,12 @@ def _read(text: str) -> tuple[set[str], list[str]]:
 def _progressions(members: list[str], letters: set[str]) -> list[Progression] | None:
     """The members as progressions; None if one is not linear in the letter, alone or apart for even
     and odd numbers as `(-1)^k + 2k` is, or has another letter."""
-    from tramontane.verifier.math import symbolic, values  # SymPy takes a second to import
+    from tramontane.verifier.math import parsing, values  # SymPy takes a second to import
 
     (letter,) = letters
     found = []
     for member in members:
-        if structure.too_large(member) or (parsed := symbolic.parse_latex(member)) is None:
+        if structure.too_large(member) or (parsed := parsing.parse_latex(member)) is None:
             return None
         try:
             at = {k: values.number(parsed, {letter: mpmath.mpf(k)}) for k in _SAMPLES}

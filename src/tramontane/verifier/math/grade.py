@@ -20,13 +20,14 @@ from tramontane.verifier.math import (
     families,
     items,
     numbers,
+    quantities,
     structure,
     units,
     wording,
 )
 from tramontane.verifier.math.equations import refuse_contradiction, refuse_unsolved
 from tramontane.verifier.math.modular import same_remainder
-from tramontane.verifier.math.normalize import normalize, with_counts
+from tramontane.verifier.math.normalize import normalize, with_counts, with_thousands
 
 DEFAULT = MathConfig()
 
@@ -41,7 +42,9 @@ def judge_answer(prediction: str, reference: str | None, policy: MathConfig = DE
         return Judgment("unscorable", "the problem has no reference answer")
     if len(prediction) > max(structure.MAX_LENGTH, 2 * len(reference)):
         return _too_long()
-    pred, gold = normalize(prediction), normalize(reference)
+    if "matrix" in reference:
+        prediction = items.as_rows(prediction)
+    gold, pred = with_thousands(normalize(reference), normalize(prediction))
     if policy.log == "natural":
         pred, gold = (_LOG.sub(r"\\ln ", side) for side in (pred, gold))
     if policy.explained == "right":
@@ -51,6 +54,10 @@ def judge_answer(prediction: str, reference: str | None, policy: MathConfig = DE
         return Judgment("unscorable", "the reference is empty", answer)
     if not pred:
         return Judgment("wrong", "the box is empty", answer)
+    if families.domains_clash(reference, prediction):
+        return Judgment("wrong", "its letters stand for other numbers", answer)
+    if items.are_alternatives(reference, gold, prediction, pred):
+        return Judgment("wrong", "alternatives, not values of several names", answer)
     if gold == pred or _compact(gold) == _compact(pred):
         is_long = len(prediction) > structure.MAX_LENGTH
         return Judgment("right", "", None if is_long else answer, 1.0)
@@ -100,11 +107,16 @@ def _equal(gold: str, pred: str, places: int | None) -> bool:
     texts = wording.without_choice(gold, pred)
     if texts != (gold, pred) and equal(*texts):
         return True
+    pred = wording.with_separate_choices(gold, pred)
     for rule in (wording.same_text, wording.same_segment):
         if (decided := rule(gold, pred)) is not None:
             return decided
     if "\\boxed" in pred:
         raise structure.Refused("a box within the box")
+    if (decided := quantities.same_quantities(gold, pred, equal)) is not None:
+        return decided
+    if ":" in gold + pred and (decided := quantities.same_ratio(gold, pred, equal)) is not None:
+        return decided
     gold, pred, built = items.without_builder(gold, pred)
     if (decided := items.same_builder(gold, pred, equal)) is not None:
         return decided
@@ -113,9 +125,12 @@ def _equal(gold: str, pred: str, places: int | None) -> bool:
 
         if symbolic.same_set(gold, pred, built):
             return True
-    pred = equations.with_constant(gold, pred)
+    pred = equations.with_bound_letter(gold, equations.with_constant(gold, pred))
     gold = equations.value_last(equations.exact(gold), is_reference=True)
     pred = equations.value_last(equations.exact(pred))
+    if (decided := items.same_cases(gold, pred, equal)) is not None:
+        return decided
+    gold, pred = items.with_factor(gold, pred), items.with_factor(pred, gold)
     if (decided := items.same_vector(gold, pred, equal)) is not None:
         return decided
     structure.refuse_notation(gold, pred)
@@ -145,6 +160,9 @@ def _equal_quantities(gold: str, pred: str, places: int | None) -> bool:
         return decided
     scales = units.percent_scales(gold_unit, pred_unit)
     gold_number, pred_number = numbers.read_numbers(gold, pred)
+    is_share = equations.variables(gold) if gold_number is None else abs(gold_number) < 1
+    if len(scales) > 1 and pred_unit == "%" and is_share and gold_number != 0:
+        scales = scales[1:]  # 0.05% is not 0.05, and x% is not x
     if gold_number is not None and pred_number is not None:
         wanted = (gold_number * scale / other for scale, other in scales)
         return any(numbers.same_number(n, pred_number, pred, places) for n in wanted)

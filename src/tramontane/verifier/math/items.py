@@ -40,9 +40,12 @@ def same_structure(gold: str, pred: str, equal: Callable[[str, str], bool]) -> b
         Refused: an answer has more than MAX_ITEMS items.
     """
     gold, pred = _without_label(gold, pred)
-    values = (split_unit((label(side) or ("", side))[1])[0] for side in (gold, pred))
-    if None not in read_numbers(*values):
+    values = [split_unit((label(side) or ("", side))[1])[0] for side in (gold, pred)]
+    numbers = read_numbers(*values)
+    if None not in numbers:
         return None  # 1,000 is a number, and so is 3,5 if the reference is 3.5
+    if numbers[0] is not None and "," in values[0] and _THOUSANDS.fullmatch(values[0]):
+        return False  # 250,1 is not 1,250
     g, p = shape_with_signs(gold), shape_with_signs(pred)
     counts = len(g.items), len(p.items)
     if max(counts) > MAX_ITEMS:
@@ -269,7 +272,96 @@ def _counted(name: str, condition: str) -> str:
     return f"\\{{{', '.join(map(str, range(first, last + 1)))}\\}}"
 
 
+# ----------------------------------------------------------------------------- definitions by cases
+
+_CASES = re.compile(
+    r"(?:\\\{\s*)?\\begin\s*\{cases\}(.*)\\end\s*\{cases\}\s*(?:\\\})?\.?", re.DOTALL
+)
+_IF = re.compile(r"\\text\w*\s*\{\s*(?:if|for|when|wenn|si|se|если|若|当)\s*\}|\b(?:if|for|when)\b")
+_OTHERWISE = re.compile(r"(?:\\text\w*\s*\{)?\s*(?:otherwise|else|sonst|sinon)\s*\}?")
+
+
+def same_cases(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool | None:
+    """Compare definitions by cases row by row, in any order; None if neither side is one."""
+    if "cases" not in gold and "cases" not in pred:
+        return None
+    sides = [(label(side) or ("", side))[1] for side in (gold, pred)]
+    g, p = (_read_cases(side) for side in sides)
+    if g is None or p is None:
+        return None
+
+    def same(a: str, b: str) -> bool:
+        one, other = a.split("&"), b.split("&")
+        if len(one) != 2 or len(other) != 2:
+            return False
+        is_rest = [_OTHERWISE.fullmatch(row[1].strip()) is not None for row in (one, other)]
+        return equal(one[0], other[0]) and (any(is_rest) or equal(one[1], other[1]))
+
+    return len(g) == len(p) and _same_in_any_order(g, p, same)
+
+
+def _read_cases(text: str) -> list[str] | None:
+    match = _CASES.fullmatch(text.strip())
+    if match is None:
+        return None
+    rows = []
+    for line in re.split(r"\\\\", match[1]):
+        cells = [_IF.sub(" ", cell).strip(" ,;.") for cell in line.split("&")]
+        if len(cells) == 1 and len(parts := _IF.split(line)) == 2:
+            cells = [part.strip(" ,;.") for part in parts]
+        rows.append("&".join(cells))
+    return [row for row in rows if row]
+
+
 # --------------------------------------------------------------------------- vectors and matrices
+
+_FACTOR = re.compile(
+    r"(-?\s*(?:\d+|[a-z]|\\frac\s*\{[^{}]*\}\s*\{[^{}]*\}|(?<=-)))\s*(?:\\cdot\s*)?"
+    r"(\\begin\s*\{[pbB]?matrix\}.*|\(.*,.*\))",
+    re.DOTALL,
+)
+_ROWS = re.compile(r"\s*\[([^\[\]]*;[^\[\]]*)\]\s*")
+
+
+def with_factor(text: str, other: str) -> str:
+    r"""`(t, 2t)` for `t(1, 2)`, and a matrix likewise, if the other side is one too."""
+    match = _FACTOR.fullmatch(text)
+    if match is None or not other.lstrip("-0123456789abcdefghijklmnopqrstuvwxyz ").startswith(
+        ("(", "\\begin", "\\frac")
+    ):
+        return text
+    matrix = read_matrix(match[2])
+    if matrix is None or matrix.kind not in ("", "()"):
+        return text
+    factor = (
+        match[1].replace(" ", "").replace("-", "-1\\cdot ") if match[1].strip() == "-" else match[1]
+    )
+    rows = [
+        [rf"{factor.removesuffix(chr(92) + 'cdot ')}\cdot ({cell})" for cell in row]
+        for row in matrix.rows
+    ]
+    if matrix.kind:
+        return f"({', '.join(rows[0])})"
+    cells = r" \\ ".join(" & ".join(row) for row in rows)
+    return rf"\begin{{pmatrix}}{cells}\end{{pmatrix}}"
+
+
+def as_rows(text: str) -> str:
+    """`[[1,2],[3,4]]` for `[1,2;3,4]`."""
+    match = _ROWS.fullmatch(text)
+    return f"[{','.join(f'[{row}]' for row in match[1].split(';'))}]" if match else text
+
+
+def are_alternatives(reference: str, gold: str, prediction: str, pred: str) -> bool:
+    """True for `x = 3 \\text{ or } y = -2` where the reference has both."""
+    if not _ALTERNATIVE.search(prediction) or _ALTERNATIVE.search(reference):
+        return False
+    shapes = [read_shape(side) for side in (gold, pred)]
+    return all(len(shape.items) > 1 and _is_named(shape) for shape in shapes)
+
+
+_ALTERNATIVE = re.compile(r"\b(?:or|oder|ou|oppure)\b|\\(?:lor|vee)(?![A-Za-z])|或|или")
+
 
 _MATRIX = re.compile(
     r"(?:[\[(]\s*)?\\begin\s*\{(?P<kind>[pbB]?(?:small)?matrix|array)\}\s*(?:\{[lcr|\s]*\})?"

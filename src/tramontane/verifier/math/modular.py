@@ -18,6 +18,7 @@ _CLASS_IN_TEXT = re.compile(
     re.DOTALL,
 )
 _OPERATION = re.compile(rf"(.*?)\s*(?:{_MOD}|{_TEXT}mod(?=\s*\d)){_MODULUS}\}}?\s*", re.DOTALL)
+_BOTH = re.compile(r"(^|\\equiv|,)\s*\\pm\s*(\d+)(?![\d.^])")
 _INTEGER = re.compile(r"[+-]?\s*\d+")
 
 
@@ -61,6 +62,7 @@ def same_remainder(gold: str, pred: str) -> bool | None:
     """
     if "mod" not in gold + pred:
         return None
+    gold, pred = (_BOTH.sub(r"\1\2, -\2", side) for side in (gold, pred))
     if (g_list := _classes(gold)) and (p_list := _classes(pred)):
         return g_list == p_list
     g, p = read_modular(gold), read_modular(pred)
@@ -141,8 +143,8 @@ def remainder_of(text: str, modulus: int) -> int | None:
     large to write out. None for other expressions."""
     if (number := to_number(text)) is not None:
         return residue(number.numerator, number.denominator, modulus)
-    from tramontane.verifier.math import symbolic, values  # SymPy takes a second to import
+    from tramontane.verifier.math import parsing, residues  # SymPy takes a second to import
 
-    if too_large(text) or (parsed := symbolic.parse_latex(text)) is None:
+    if too_large(text) or (parsed := parsing.parse_latex(text)) is None:
         return None
-    return values.remainder(parsed, modulus)
+    return residues.remainder(parsed, modulus)

@@ -45,11 +45,14 @@ TEXT = r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|operatorna
 _BASED = rf"[)}}]*\s*(?:_|{TEXT}?\s*\{{?[\s(]*base)"  # `3E8_{16}`, `3E8 (base 16)`
 _BARE = r"(?:\d+(?:\.\d+)?|[A-Za-z]|\\[A-Za-z]+)"
 _ARGUMENT = r"(?:[^()]|\((?:[^()]|\([^()]*\))*\))*"
-_VECTOR = "mathbf|boldsymbol|bm|hat|widehat|vec|overrightarrow"
+_VECTOR = "mathbf|boldsymbol|bm|vec|overrightarrow"
 _PLAIN_FUNCTIONS = (
     "arcsinh|arccosh|arctanh|arcsin|arccos|arctan|arccot|asin|acos|atan|sinh|cosh|tanh|coth|sin|cos|tan"
     "|cot|sec|csc|ln|log|exp|max|min|gcd|lcm"
 )
+_OTHER_NAMES = {
+    "lg": "log_{10}", "arctg": "arctan", "tg": "tan", "co?tg": "cot", "cosec": "csc"
+}  # fmt: skip
 _RULES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
@@ -67,7 +70,10 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\mathbb\{R\}\s*(?:\^\s*\{?\s*\+\s*\}?|_\s*\{?\s*(?:\+|>\s*0)\s*\}?)", r"(0,\\infty)"),
         (r"\\mathbb\{R\}\s*(?:\^\s*\{?\s*-\s*\}?|_\s*\{?\s*(?:-|<\s*0)\s*\}?)", r"(-\\infty,0)"),
         (r"\\mathbb\{R\}\s*_\s*\{?\s*(?:\\ge|>=)\s*0\s*\}?", r"[0,\\infty)"),
-        (r"(\\mathbb\{[RNZQC]\})\s*(?:-|\\backslash(?![A-Za-z])|\\)\s*(?=\\?\{)", r"\1\\setminus "),
+        (
+            r"(\\mathbb\{[RNZQC]\})\s*(?:-|\\backslash(?![A-Za-z])|\\)\s*(?=\\?\{|[(\[])",
+            r"\1\\setminus ",
+        ),
         (
             r"\\mathbb\{([ZN])\}\s*(?:\^\s*\{?\s*\+\s*\}?|_\s*\{?\s*(?:\+|>\s*0)\s*\}?)",
             r"\\mathbb{\1}_{>0}",
@@ -93,6 +99,33 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         # The name of an angle or triangle, whose letters are not a product.
         (r"^\s*\\(angle|triangle)\s*([A-Z]{2,4})\s*$", r"\\text{\1 \2}"),
         (r"\\lbrack(?![A-Za-z])", "["),
+        # Functions as named elsewhere.
+        *(
+            (
+                rf"(?:{TEXT}\s*\{{\s*|\\|(?<![A-Za-z\\])){name}(?:\s*\}}|(?![A-Za-z]))"
+                r"(?=[\s({\\^\d]|[a-z](?![a-z]))",
+                rf"\\{usual} ",
+            )
+            for name, usual in _OTHER_NAMES.items()
+        ),
+        (rf"{TEXT}\s*\{{\s*((?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|ln|log|exp)\s*\}}", r"\\\1 "),
+        (rf"(?:{TEXT}\s*\{{\s*cis\s*\}}|\\?\bcis)\s*\(({_ARGUMENT})\)", r"e^{i(\1)}"),
+        (
+            rf"(?:{TEXT}\s*\{{\s*cis\s*\}}|\\?\bcis)\s*(\\frac\s*\{{[^{{}}]*\}}\s*\{{[^{{}}]*\}}|\d+(?:\s*\^\s*\{{?\\circ\}}?)?|\\[a-z]+|[a-z])",
+            r"e^{i(\1)}",
+        ),
+        (r"(?<=e\^\{i\()(\d+)\s*\^\s*\{?\\circ\s*\}?(?=\)\})", r"\\frac{\1\\pi}{180}"),
+        # Money.
+        (r"\\pounds(?![A-Za-z])", "£"),
+        (r"\\(?:text)?euro(?![A-Za-z])", "€"),
+        (r"\s*(?:¢|\\(?:text)?cent(?![A-Za-z]))", r"\\text{ cents}"),
+        (rf"{TEXT}\s*\{{\s*(Rs|USD|EUR|GBP|INR)\.?\s*\}}\s*(?=\d)", r"\1 "),
+        (r"\bper[ -]cent\b", "percent"),
+        # `0.\dot{1}4285\dot{7}`, digits with a base, `1'000`.
+        (r"(\.\d*)\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?", r"\1\\overline{\2\3\4}"),
+        (r"(\.\d*)\\dot\s*\{?(\d)\}?(?!\d)", r"\1\\overline{\2}"),
+        (r"\\overline\s*\{\s*(\w+)\s*\}(?=\s*_)", r"\1"),
+        (r"(?<![\d.])([1-9]\d{0,2})(?:['’](\d{3}))(?:['’](\d{3}))?(?![\d'’])", r"\1\2\3"),
         (r"\\rbrack(?![A-Za-z])", "]"),
         (r":=|\\coloneqq(?![A-Za-z])", "="),
         (r"\\geq(?:slant)?(?![A-Za-z])", r"\\ge "),
@@ -100,7 +133,14 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\gt(?![A-Za-z])", ">"),
         (r"\\lt(?![A-Za-z])", "<"),
         (r"\\(?:overline|bar)\s*(\d)(?!\d)", r"\\overline{\1}"),
-        (r"\\(?:\(|\)|\[|\])|\$\$", " "),
+        (r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm|in)\s*\]|\\cr(?![A-Za-z])", r"\\\\"),
+        (r"(?<!\\)\\(?:\(|\)|\[|\])|\$\$", " "),
+        (r"\\colon(?![A-Za-z])", ":"),
+        (rf"^\s*(\d+)\s*(?:{TEXT}\s*\{{\s*to\s*\}}|\bto\b)\s*(\d+)\s*$", r"\1:\2"),
+        (
+            rf"^\s*(\d+)\s*(?:{TEXT}\s*\{{\s*out of\s*\}}|\bout of\b)\s*(\d+)\s*$",
+            r"\\frac{\1}{\2}",
+        ),
         (r"\.{2,}|\\dots(?:c|b)?(?![A-Za-z])|\\cdots(?![A-Za-z])", r"\\ldots "),
         (r"\\frac\s*(\\(?!frac|sqrt|text|left)[A-Za-z]+|\w)", r"\\frac{\1}"),
         (r"(\\frac\s*\{[^{}]*\})\s*(\\(?!frac|sqrt|text|left)[A-Za-z]+|\w)", r"\1{\2}"),
@@ -170,6 +210,12 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\(?:mathrm|text|rm)\s*\{\s*([ei])\s*\}", r"\1"),
         (r"\{\s*\\rm\s+([^{}]*)\}", r"\\text{\1}"),
         # One mark for vectors and unit vectors; \mathbf{R} is a set.
+        (
+            r"\\(hat|widehat|bar|tilde|widetilde|d?dot)\s+\\?([A-Za-z])(?:math)?(?![A-Za-z])",
+            r"\\\1{\2}",
+        ),
+        (r"\\(?:wide)?hat\s*\{\s*\\?([ijk])(?:math)?\s*\}", r"\\vec{\1}"),
+        (r"\\(?:wide)?hat\s*\{\s*(\\vec\{[ijk]\})\s*\}", r"\1"),
         (rf"\\(?:{_VECTOR})\s*\{{\s*\\?([A-MO-PS-Ya-z])(?:math)?\s*\}}", r"\\vec{\1}"),
         (rf"\\(?:{_VECTOR})\s+\\?([A-MO-PS-Ya-z])(?:math)?(?![A-Za-z])", r"\\vec{\1}"),
         (rf"\\(?:{_VECTOR})\s*\{{\s*\\vec\{{(\w)\}}\s*\}}", r"\\vec{\1}"),
@@ -376,6 +422,25 @@ def _apply_rules(text: str) -> str:
     text = re.sub(r"\s+", " ", text).strip()
     # A sentence's full stop, a dangling backslash; `50.` is 50, but `\ldots` keeps its dots.
     return re.sub(r"(?:\s|[.,;:]|\\(?![A-Za-z{}|]))+$", "", text)
+
+
+# Thousands in a text that is a number otherwise; a single one is left to `read_numbers`.
+_GROUPED = re.compile(
+    rf"^((?:\\approx|\\\$|[£€¥₹+-]|\s)*)([1-9]\d{{0,2}}(?:,\d{{3}})+)((?:\.\d+)?\s*(?:\\?%|{TEXT}[^,]*|[A-Za-z]{{2}}[^,\d]*)?)$"
+)
+
+
+def with_thousands(gold: str, pred: str) -> tuple[str, str]:
+    """Both sides without the commas of thousands, as in `\\approx 5,305,028 N`; the prediction only
+    where the reference is not a list."""
+    if "," in gold:
+        gold = _GROUPED.sub(_joined, gold)
+    return gold, _GROUPED.sub(_joined, pred) if "," in pred and "," not in gold else pred
+
+
+def _joined(m: re.Match[str]) -> str:
+    is_single = not (m[1].strip() or m[3]) and m[2].count(",") == 1
+    return m[0] if is_single else f"{m[1]}{m[2].replace(',', '')}{m[3]}"
 
 
 def vote(answer: str | None) -> str | None:

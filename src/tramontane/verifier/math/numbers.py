@@ -7,6 +7,7 @@ fractions. Ratios have their own rule, and so do numerals with a base: `52_8`, `
 
 from __future__ import annotations
 
+import math
 import re
 from fractions import Fraction
 from typing import NamedTuple
@@ -141,6 +142,23 @@ def _is_short(value: Fraction) -> bool:
     """True for a decimal that a float can hold: at most 15 significant digits."""
     scale = Fraction(10) ** (15 - len(str(int(abs(value)))))
     return (value * scale).denominator == 1 if abs(value) < 10**15 else False
+
+
+_BINOMIAL = re.compile(r"\\binom\s*\{\s*(\d{1,6})\s*\}\s*\{\s*(\d{1,6})\s*\}")
+MAX_BINOMIAL = 1500  # digits of a binomial coefficient that is written out
+
+
+def with_binomials(text: str) -> str:
+    """Binomial coefficients of numbers written out: `(10)` for `\\binom{5}{2}`; larger ones than
+    MAX_BINOMIAL are left."""
+    return _BINOMIAL.sub(_binomial, text) if "\\binom" in text else text
+
+
+def _binomial(m: re.Match[str]) -> str:
+    n, k = int(m[1]), int(m[2])
+    if min(k, n - k) * math.log10(n + 1) > MAX_BINOMIAL:
+        return m[0]
+    return f"({math.comb(n, k)})"
 
 
 _RATIO = re.compile(r"(\d{1,9})\s*:\s*(\d{1,9})")

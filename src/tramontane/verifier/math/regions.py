@@ -127,6 +127,10 @@ def _read_relation(e: Any, solved: bool) -> Region | None:
         value = values.number(bound)
         if value is not None:
             return _where(e, [-sign * value, mpmath.mpf(sign)], [value], str(variable))
+    is_outside = isinstance(e, sympy.StrictGreaterThan | sympy.GreaterThan)
+    solved = solved or (
+        isinstance(e.lhs, sympy.Abs) and is_outside
+    )  # two rays have no shorter form
     if not solved or len(e.free_symbols) != 1:
         return None
     with mpmath.workdps(values.DIGITS):

@@ -33,6 +33,7 @@ _TOKEN = re.compile(r"\\[{}|]|\\[A-Za-z]+|\\.|.", re.DOTALL)
 _DOTS = re.compile(r"\\ldots(?![A-Za-z])")
 _CLOSED_INFINITY = re.compile(r"\\infty\s*\]|\[\s*-\s*\\infty")
 _EQUALS = re.compile(r"(?<![<>!\\:])=")
+_NEGATION = re.compile(r"\\(?:not|neg|lnot|nequiv|ncong|nmid|nsim)(?![A-Za-z])|¬")
 _PRIME = re.compile(r"(?<=[A-Za-z)}])\s*\^?\{?(?:'|(?<=[\^{])T\b|\\(?:prime|top)(?![A-Za-z]))")
 
 
@@ -156,6 +157,8 @@ def refuse_notation(gold: str, pred: str) -> None:
         raise Refused("dots")
     if _CLOSED_INFINITY.search(pred) and not _CLOSED_INFINITY.search(gold):
         raise Refused("infinity is not a number")
+    if len(_NEGATION.findall(pred)) != len(_NEGATION.findall(gold)):
+        raise Refused("a negation")
     if _count_primes(gold) != _count_primes(pred):
         raise Refused("a derivative, a transpose, or another name")
 

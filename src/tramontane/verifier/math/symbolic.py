@@ -1,4 +1,4 @@
-"""LaTeX → SymPy objects, never evaluated, and the comparison of two of them.
+"""The comparison of two SymPy objects.
 
 Expressions are compared by value (`values`), equations and inequalities up to a constant factor,
 sets of real numbers as unions of intervals (`regions`), matrices cell by cell. SymPy never
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -18,14 +17,15 @@ from sympy.core.function import AppliedUndef
 from sympy.core.relational import Equality, Relational, Unequality
 
 from tramontane.verifier.math import values
-from tramontane.verifier.math.numbers import DECIMAL
+from tramontane.verifier.math.numbers import DECIMAL, with_binomials
+from tramontane.verifier.math.parsing import parse_answer
 from tramontane.verifier.math.regions import read_region, same_region
+from tramontane.verifier.math.residues import same_fingerprint
 from tramontane.verifier.math.structure import (
     Refused,
     Unreadable,
     Unscorable,
     balanced,
-    split,
     too_large,
 )
 
@@ -38,6 +38,7 @@ def equal(gold: str, pred: str, scales: list[tuple[int, int]], places: int | Non
         Refused: the prediction cannot be parsed, or is too large.
         Unscorable: the reference is broken, or too large; `Unreadable` if it cannot be parsed.
     """
+    gold, pred = with_binomials(gold), with_binomials(pred)
     if reason := too_large(gold):
         raise Unscorable(f"the reference cannot be judged: {reason}")
     if reason := too_large(pred):
@@ -47,7 +48,7 @@ def equal(gold: str, pred: str, scales: list[tuple[int, int]], places: int | Non
         is_whole = balanced(gold) and re.search(r"\w", gold)
         error = Unreadable if is_whole else Unscorable
         raise error(f"the reference cannot be parsed: {gold[:80]}")
-    pred_parsed = parse_answer(pred)
+    pred_parsed = parse_answer(pred, labeled="=" not in gold)
     if pred_parsed is None:
         raise Refused("the answer cannot be parsed")
     try:
@@ -55,6 +56,8 @@ def equal(gold: str, pred: str, scales: list[tuple[int, int]], places: int | Non
             return True
         return isinstance(gold_parsed, sympy.Expr) and values.rounded(gold_parsed, pred, places)
     except values.TooLarge as error:
+        if (decided := same_fingerprint(gold_parsed, pred_parsed)) is not None:
+            return decided
         try:
             same(gold_parsed, _PROBE)
         except values.TooLarge:
@@ -258,92 +261,3 @@ _COMPARISONS: tuple[tuple[type, Callable[[Any, Any], bool]], ...] = (
     (sympy.Set, lambda gold, pred: type(gold) is type(pred) and _same_arguments(gold, pred)),
     (sympy.Expr, values.equal),
 )
-
-
-# ---------------------------------------------------------------------------------------- parsing
-
-_TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
-_ITERATED = re.compile(r"!\s*!")
-MAX_LABEL_WORDS = 4
-_WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{3,}")
-_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\{\\circ\}")
-
-
-def parse_answer(text: str) -> Any:
-    """The SymPy object of an answer; None if it cannot be parsed.
-
-    Degrees inside trigonometric functions become radians. If an equation as a whole cannot be
-    parsed, only its last member is read, since a label may be anything.
-    """
-    if _ITERATED.search(text):
-        return None  # the parser reads n!! as (n!)!
-    if (conditions := _parse_conditions(text)) is not None:
-        return conditions
-    text = text.replace("\\bmod", "\\mod")  # the parser knows only one of them
-    if _TRIGONOMETRIC.search(text):
-        text = _DEGREES.sub(r"(\1 \\pi / 180)", text)
-    parsed = parse_latex(text)
-    members = split(text, "=")
-    labeled = parsed is None and len(members) > 1 and not members[0].startswith("-")
-    # The last member of several statements or sentences is not their value.
-    is_prose = any(
-        len(split(member, ",", ";")) > 1 or len(_WORD.findall(member)) > MAX_LABEL_WORDS
-        for member in members
-    )
-    return parse_latex(members[-1]) if labeled and not is_prose else parsed
-
-
-def _parse_conditions(text: str) -> Any:
-    r"""`x < 1` or `x > 2` (`\cup`), `x > 0` and `x \neq 2` (`\land`) as one object; None if a part
-    is not an inequality.
-
-    LaTeX has no standard notation for this, so the parser cannot read it as a whole.
-    """
-    for separator, join in (("\\cup", sympy.Or), ("\\land", sympy.And)):
-        if len(parts := split(text, separator)) > 1:
-            parsed = [_parse_conditions(part) or parse_latex(part) for part in parts]
-            if all(isinstance(p, Relational | sympy.And | sympy.Or) for p in parsed):
-                return join(*parsed, evaluate=False)
-            return None
-    return None
-
-
-# The parser reads `dn` as a differential, but only an integral or a derivative has one.
-_DIFFERENTIAL = re.compile(
-    r"\\i+nt(?![A-Za-z])|\\oint|\\partial|\\frac\s*\{\s*d[^{}]*\}\s*\{\s*d|\\(?:mathrm|text|rm)\s*\{\s*d\s*\}"
-)
-_LETTER_D = re.compile(
-    r"(\\(?:text|textbf|textrm|mathrm|mbox|operatorname|begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+|_\s*d)|d"
-)
-
-
-# The parser reads `3(10)` and `(3)(10)` as mixed numbers: as 13.
-_PRODUCT = re.compile(
-    r"(?:(?<![\w.^\\])\d+|\(\s*\d+\s*\))\s*(?=\(\s*(?:\d+|\\frac\s*\{\d+\}\s*\{\d+\})\s*\))"
-)
-
-
-@lru_cache(maxsize=256)
-def parse_latex(text: str) -> Any:
-    """The SymPy object of a piece of LaTeX; None if it cannot be parsed.
-
-    Raises:
-        MemoryError, RecursionError: the process is at its limits, regardless of the text.
-    """
-    from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
-    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
-
-    text = _PRODUCT.sub(r"\g<0>\\cdot ", text)
-    if not _DIFFERENTIAL.search(text):
-        text = _LETTER_D.sub(lambda m: m[1] or r"\mathbf{d}", text)
-    config = NormalizationConfig(basic_latex=True, malformed_operators=True, boxed="none")
-    try:
-        return latex2sympy(
-            normalize_latex(text, config),
-            normalization_config=None,
-            conversion_config=ConversionConfig(lowercase_symbols=False),
-        )
-    except (MemoryError, RecursionError):
-        raise
-    except Exception:  # the library has no specific exception for unreadable text
-        return None

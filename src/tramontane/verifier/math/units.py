@@ -178,6 +178,8 @@ def read_unit(text: str) -> _Unit | None:
     reader = _Reader()
     if not reader.read(text, is_text=False) or reader.brackets or reader.qualified:
         return None
+    if reader.joined and reader.factors:  # nothing follows the last operator
+        return None
     factors = {name: power for name, power in reader.factors.items() if power}
     ordered = sorted(factors.items(), key=lambda item: (-item[1], item[0]))
     name = "·".join(n if power == 1 else f"{n}^{power}" for n, power in ordered)
@@ -250,6 +252,7 @@ class _Reader:
 
     def _raise(self, power: int) -> bool:
         if self.last == NEUTRAL_NAME:
+            self.factors[NEUTRAL_NAME], self.joined = power, False
             return True
         if not self.last or abs(self.last_power) != 1:
             return False
@@ -281,6 +284,8 @@ class _Reader:
             self.square, self.qualified = (2 if lower[0] == "s" else 3), True
             return True
         if lower in NEUTRAL:
+            if self.square > 1:
+                self.factors[NEUTRAL_NAME], self.joined = self.square, False
             self.qualified, self.square, self.last = False, 1, NEUTRAL_NAME
             return True
         if word in SYMBOLS:
@@ -318,7 +323,12 @@ _SAME = [set(pair.split()) for pair in _PAIRS.split(", ")]
 
 def units_clash(gold: str, pred: str) -> bool:
     """True if both sides name a unit and the units differ; `25 C` agrees with `25°C`."""
-    return bool(gold and pred) and gold != pred and {gold, pred} not in _SAME
+    if not (gold and pred) or gold == pred or {gold, pred} in _SAME:
+        return False
+    if any(unit.startswith(f"{NEUTRAL_NAME}^") for unit in (gold, pred)):  # square units, and cm^2
+        powers = [unit.rpartition("^")[2] for unit in (gold, pred)]
+        return powers[0] != powers[1]
+    return True
 
 
 _MULTIPLE_OF_PI = re.compile(

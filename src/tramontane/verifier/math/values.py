@@ -12,13 +12,15 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import partial
+from itertools import product
 from typing import Any
 
 import mpmath
 import sympy
 from sympy.core.function import AppliedUndef
 
-from tramontane.verifier.math.numbers import is_rounded, residue
+from tramontane.verifier.math.numbers import is_rounded
+from tramontane.verifier.math.residues import remainder
 
 DIGITS = 50  # precision of values; equal ones agree in all but the last SLACK digits
 SLACK = 20
@@ -34,8 +36,6 @@ FAR_POINTS = 2  # above and below zero, beyond a thousand: `|x - 100|` is not `1
 MAX_ROUNDED_BITS = 100  # magnitude, up and down, of constants that may be rounded
 ROUNDED_PLACES = 15
 MAX_ARGUMENT = 10**6  # limit for functions that are costly at large arguments
-MAX_EXPONENT_BITS = 4096  # limits of modular arithmetic
-MAX_FACTORIAL = 10_000
 MAX_GAMMA_DIGITS = 300  # precision above which factorials between integers take mpmath seconds
 
 
@@ -59,6 +59,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "conjugate": mpmath.conj,
 }
 _SATURATING = (mpmath.tanh, mpmath.coth)
+_STEPS = (mpmath.floor, mpmath.ceil)
 _CHEAP = (mpmath.fabs, mpmath.re, mpmath.im, mpmath.floor, mpmath.ceil)
 _GAMMAS = (mpmath.binomial, mpmath.factorial, mpmath.gamma)
 _INTEGER_FUNCTIONS = (sympy.factorial, sympy.binomial, sympy.Mod, sympy.Sum, sympy.Product)
@@ -133,7 +134,7 @@ class _Evaluation:
             return self._series(e)
         if isinstance(e, sympy.Mod):
             b = self._integer(e.args[1])
-            if not b:
+            if not b or mpmath.isinf(b):
                 return mpmath.nan
             known = remainder(e.args[0], int(b)) if b > 0 else None
             return mpmath.fmod(self._integer(e.args[0]), b) if known is None else mpmath.mpf(known)
@@ -163,6 +164,10 @@ class _Evaluation:
         between_integers = function in _GAMMAS and not all(map(mpmath.isint, values))
         if between_integers and mpmath.mp.dps > MAX_GAMMA_DIGITS:
             raise TooLarge
+        if (
+            function in _STEPS
+        ):  # a value such as log(8) / log(2) is an integer but for its last digits
+            values = [_nearest(v) for v in values]
         try:
             return function(*values)
         except (ZeroDivisionError, ValueError, mpmath.libmp.ComplexResult) as error:
@@ -176,7 +181,7 @@ class _Evaluation:
 
     def _integer(self, e: Any) -> Any:
         value = self(e)
-        if mpmath.im(value) or value != mpmath.nint(value):
+        if mpmath.isinf(value) or mpmath.im(value) or value != mpmath.nint(value):
             raise NoValue
         return value
 
@@ -236,6 +241,70 @@ def _point(
     return point
 
 
+def _nearest(value: Any) -> Any:
+    """The nearest integer of a value that differs from it by rounding errors only."""
+    nearest = mpmath.nint(value)
+    return nearest if abs(value - nearest) < mpmath.mpf(10) ** (SLACK - DIGITS) else value
+
+
+_STEPPED = (sympy.floor, sympy.ceiling, sympy.Mod, sympy.binomial)
+_COSTLY = (sympy.Sum, sympy.Product, sympy.factorial)
+MAX_STEP = 10**6  # constants near which steps are looked for
+
+
+def _steps(a: Any, b: Any) -> list[int]:
+    """Integers at which two expressions with steps are compared: all small ones, and the neighbors
+    of powers and of the constants met, where a step of one may be missing in the other."""
+    if a.has(*_COSTLY) or b.has(*_COSTLY):
+        return list(range(1, 13))
+    constants = {abs(int(n.p)) for e in (a, b) for n in e.atoms(sympy.Rational)}
+    constants |= {int(n.q) for e in (a, b) for n in e.atoms(sympy.Rational)}
+    met = [c for c in sorted(constants) if 2 < c <= MAX_STEP][:8]
+    centers = {*met, *(2 * c for c in met), *(c * c for c in met if c < 1000)}
+    if not (a.has(sympy.binomial) or b.has(sympy.binomial)):
+        centers |= {128, 243, 256, 625, 1000, 1024, 10_000, 65_536, 10**6}
+    return [*range(1, 101), *sorted({c + d for c in centers for d in (-1, 0, 1)} - set(range(101)))]
+
+
+def _stepped_points(
+    names: Sequence[str], a: Any, b: Any, integers: set[str]
+) -> list[Callable[[], dict[str, Any]]]:
+    """Points at the steps of two expressions: integers, and for letters of real numbers also their
+    neighborhood."""
+    letters = [name for name in names if name not in _IMAGINARY_UNIT]
+    steps = _steps(a, b)
+    if len(letters) > 1:  # small values of each with each, as far as eighty points go
+        width = {2: 9, 3: 5}.get(len(letters), 3)
+        grid = list(product(range(1, width + 1), repeat=len(letters)))[:80]
+        rows = [
+            *grid,
+            *(
+                tuple(
+                    steps[(k * p + j) % len(steps)] for j, p in enumerate(_STRIDES[: len(letters)])
+                )
+                for k in range(40)
+            ),
+        ]
+        if not set(letters) <= integers:
+            rows = [
+                tuple(v + mpmath.mpf(k % 4) / 4 for k, v in enumerate(row, k))
+                for k, row in enumerate(rows)
+            ]
+    elif set(letters) <= integers:
+        rows = [(step,) for step in steps]
+    else:
+        near = [mpmath.mpf(0), mpmath.mpf(10) ** -6, -(mpmath.mpf(10) ** -6), mpmath.mpf("0.37")]
+        rows = [(n + d,) for n in (*range(-4, 13), *steps[100:112]) for d in near]
+    imaginary = {name: mpmath.mpc(0, 1) for name in names if name in _IMAGINARY_UNIT}
+    return [
+        partial(lambda row: imaginary | dict(zip(letters, map(mpmath.mpf, row), strict=True)), row)
+        for row in rows
+    ]
+
+
+_STRIDES = (1, 7, 13, 29, 31, 37, 41, 43)
+
+
 def _letters_of_signs(e: Any) -> set[str]:
     """The letters of exponents of negative numbers: the n of `(-1)^n` is an integer."""
     powers = (p for p in e.atoms(sympy.Pow) if p.base.is_number and p.base.is_negative)
@@ -262,10 +331,15 @@ def pairs(a: Any, b: Any) -> Iterator[tuple[Any, Any, Any]]:
     # The argument of a logarithm is taken to be positive: `\ln x^2` is `2 \ln x`.
     positive = a.has(sympy.log) or b.has(sympy.log)
     imaginary = bool(symbols & _IMAGINARY_UNIT) or a.has(sympy.I) or b.has(sympy.I)
-    points = POINTS + (0 if rounding else FAR_POINTS)
-    for index in range(points if set(names) - _IMAGINARY_UNIT else 1):
-        point = partial(_point, names, index, integers=integers, positive=positive)
-        first, second, tolerance, digits = _evaluate(a, b, point, is_far=index >= POINTS)
+    count = POINTS + (0 if rounding else FAR_POINTS)
+    points: list[tuple[Callable[[], dict[str, Any]], bool]] = [
+        (partial(_point, names, index, integers=integers, positive=positive), index >= POINTS)
+        for index in range(count if set(names) - _IMAGINARY_UNIT else 1)
+    ]
+    if len(points) > 1 and len(names) <= len(_STRIDES) and (a.has(*_STEPPED) or b.has(*_STEPPED)):
+        points += [(point, True) for point in _stepped_points(names, a, b, integers)]
+    for point, is_far in points:
+        first, second, tolerance, digits = _evaluate(a, b, point, is_far=is_far)
         if mpmath.isnan(first):
             continue
         if not imaginary:
@@ -330,8 +404,12 @@ def equal(a: Any, b: Any) -> bool:
     must be written alike."""
     if a == b:
         return True
-    agreements = [close(*triple) for triple in pairs(a, b)]
-    return bool(agreements) and all(agreements)
+    agrees = False
+    for triple in pairs(a, b):
+        if not close(*triple):
+            return False
+        agrees = True
+    return agrees
 
 
 def proportional(a: Any, b: Any) -> int:
@@ -379,53 +457,3 @@ def rounded(e: Any, spelling: str, places: int | None) -> bool:
     nearest = Fraction(round(exact * 10**ROUNDED_PLACES), 10**ROUNDED_PLACES)
     terminates = abs(exact - nearest) <= abs(exact) * Fraction(1, 10**40)
     return is_rounded(nearest if terminates else exact, spelling, places, terminates=terminates)
-
-
-# ------------------------------------------------------------------------------------- remainders
-
-
-def remainder(e: Any, modulus: int) -> int | None:
-    """The remainder of a SymPy expression of integers, in small steps; None for other objects."""
-    if isinstance(e, sympy.Rational):
-        return residue(int(e.p), int(e.q), modulus)
-    if isinstance(e, sympy.UnevaluatedExpr):
-        return remainder(e.args[0], modulus)
-    if isinstance(e, sympy.Add | sympy.Mul):
-        parts = [remainder(a, modulus) for a in e.args]
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts):
-            return None
-        return (sum(known) if isinstance(e, sympy.Add) else math.prod(known)) % modulus
-    if isinstance(e, sympy.Pow):
-        base, exponent = remainder(e.base, modulus), _exact(e.exp)
-        if base is None or exponent is None:
-            return None
-        try:
-            return pow(base, exponent, modulus)
-        except ValueError:  # a negative exponent without an inverse
-            return None
-    if isinstance(e, sympy.factorial) and (n := _exact(e.args[0])) is not None:
-        if n >= modulus:
-            return 0
-        return math.factorial(n) % modulus if 0 <= n <= MAX_FACTORIAL else None
-    return None
-
-
-def _exact(e: Any) -> int | None:
-    """The value of a small tower of integers, such as the exponent in `2^{3^4}`."""
-    if isinstance(e, sympy.Integer):
-        return int(e)
-    if isinstance(e, sympy.UnevaluatedExpr):
-        return _exact(e.args[0])
-    if not isinstance(e, sympy.Add | sympy.Mul | sympy.Pow):
-        return None
-    parts = [_exact(a) for a in e.args]
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts) or any(abs(k).bit_length() > MAX_EXPONENT_BITS for k in known):
-        return None
-    if isinstance(e, sympy.Pow):
-        base, exponent = known
-        if exponent < 0 or abs(base).bit_length() * exponent > MAX_EXPONENT_BITS:
-            return None
-        return int(base**exponent)
-    return sum(known) if isinstance(e, sympy.Add) else int(sympy.prod(known))

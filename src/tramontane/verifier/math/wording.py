@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import dropwhile
 from pathlib import Path
 
 import yaml
@@ -13,7 +14,7 @@ _LETTER_WITH_TEXT = re.compile(r"\(?([A-Z])([).:]?)(?:\s+|(?<=\W)|(?=\\))(\S.*)"
 WRAPPER = re.compile(
     r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}"
 )
-_FUNCTIONS = re.compile(
+FUNCTIONS = re.compile(
     r"\b(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|max|min|arc\w+|mod|gcd|lcm)\b"
 )
 _HEDGE = re.compile(r"\b[A-Z]\b|\b(?:or|not)\b")
@@ -76,6 +77,12 @@ def without_choice(gold: str, pred: str) -> tuple[str, str]:
     return g, p
 
 
+def with_separate_choices(gold: str, pred: str) -> str:
+    """`A, C` for `AC`, if the reference is a list of letters."""
+    is_list = re.fullmatch(r"[A-J](?:\s*,\s*[A-J])+", gold)
+    return ", ".join(unwrap(pred)) if is_list and re.fullmatch("[A-J]{2,}", unwrap(pred)) else pred
+
+
 _SEGMENT = re.compile(r"\\overline\s*\{\s*[A-Z]\s*[A-Z]\s*\}|[A-Z]\s*[A-Z]")
 
 
@@ -106,9 +113,29 @@ def same_text(gold: str, pred: str) -> bool | None:
     other = unwrap(pred)
     if _ITEM.search(bare):  # in any order; items that are not words are compared one by one
         return _items(bare) == _items(other) if _LISTED.fullmatch(other) else None
-    if _words(bare) == _words(other) and not _OPERATORS.search(other):
+    if _same_words(_words(bare), _words(other)) and not _OPERATORS.search(other):
         return True
     return None if _is_product(gold) else False
+
+
+# Words before a noun, and nouns after an adjective, that make no difference.
+_BEFORE = {
+    "a", "an", "the", "on", "in", "at", "is", "it", "le", "la", "les", "un", "une", "el", "los",
+    "las", "il", "lo", "der", "die", "das", "ein", "eine",
+}  # fmt: skip
+_NOUNS = {
+    "triangle", "triangles", "quadrilateral", "function", "number", "numbers", "line", "lines",
+    "angle", "angles", "series", "sequence",
+}  # fmt: skip
+
+
+def _same_words(gold: list[str], pred: list[str]) -> bool:
+    """Compare words without articles before them; an adjective agrees with its noun (`isosceles
+    triangle`)."""
+    g, p = (list(dropwhile(_BEFORE.__contains__, side)) or side for side in (gold, pred))
+    return g == p or (
+        len(g) == 1 and g[0] not in _NOUNS and p[:1] == g and len(p) == 2 and p[1] in _NOUNS
+    )
 
 
 def _is_product(text: str) -> bool:
@@ -181,7 +208,7 @@ def _words(text: str) -> list[str]:
 
 def _is_words(text: str) -> bool:
     """True for words; in ASCII one of at least three letters with a vowel, so not `xyz`."""
-    if not re.fullmatch(r"[^\W\d_](?:[^\W\d_]|[ ,.;:'()!?-])*", text) or _FUNCTIONS.search(text):
+    if not re.fullmatch(r"[^\W\d_](?:[^\W\d_]|[ ,.;:'()!?-])*", text) or FUNCTIONS.search(text):
         return False
     longest = max(_words(text), key=len)
     if not longest.isascii():

@@ -1,0 +1,217 @@
+r"""Values with words between them: `2 hours 30 minutes`, `30^\circ 15'`, `(a) 5 (b) 7`, `3 R 2`.
+
+The parser would read them as a product, in which the values may change places. They are read as
+items, each with the words that name it, and compared by name. Units of one dimension make one
+quantity: 2 hours 30 minutes are 2.5 hours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import pairwise
+from typing import NamedTuple
+
+from tramontane.verifier.math.numbers import to_number
+from tramontane.verifier.math.structure import balanced, split
+from tramontane.verifier.math.units import NAMES, SYMBOLS, read_unit, split_unit
+from tramontane.verifier.math.wording import FUNCTIONS, WRAPPER
+
+_SCALES = {
+    "time": {"s": 1, "min": 60, "h": 3600, "day": 86400, "week": 604800},
+    "age": {"month": 1, "year": 12},
+    "length": {"mm": 1, "cm": 10, "dm": 100, "m": 1000, "km": 1_000_000},
+    "imperial length": {"in": 1, "ft": 12, "yd": 36, "mi": 63360},
+    "mass": {"mg": 1, "g": 1000, "kg": 1_000_000, "t": 1_000_000_000},
+    "imperial mass": {"oz": 1, "lb": 16},
+    "volume": {"mL": 1, "cL": 10, "dL": 100, "L": 1000},
+    "imperial volume": {"cup": 1, "pt": 2, "qt": 4, "gal": 16},
+    "money": {"cent": 1, "usd": 100},
+    "angle": {"arcsecond": 1, "arcminute": 60, "deg": 3600},
+}
+_DIMENSION = {unit: name for name, units in _SCALES.items() for unit in units}
+
+_N = r"(\d+(?:\.\d+)?)"
+_MINUTE, _SECOND = (
+    r"(?:'(?!')|\^\s*\{\s*(?:\\prime|')\s*\})",
+    r"(?:''|[\"”″]|\^\s*\{\s*(?:\\prime\s*\\prime|'')\s*\})",
+)
+_ANGLE = re.compile(rf"(-?){_N}\s*\^\{{\\circ\}}\s*(?:{_N}\s*{_MINUTE})?\s*(?:{_N}\s*{_SECOND})?")
+_FEET = re.compile(rf"{_N}\s*{_MINUTE}\s*{_N}\s*{_SECOND}")
+_TOKEN = re.compile(
+    rf"{WRAPPER.pattern}|\\[A-Za-z]+|(?P<bare>(?<![A-Za-z\\_^{{])[^\W\d_]+(?:[ '-]+[^\W\d_]+)*)|.",
+    re.DOTALL,
+)
+_IN_TEXT = re.compile(r"(?<![\w^/-])(\d+(?:\.\d+)?)(?!\w)")
+_HINT = re.compile(r"\\(?:text|mathrm|mbox)|[^\W\d_]{2}|\d\s*[Rrh]\s*\d|['\"]")
+_OTHER_NOTATION = re.compile(
+    r"[=<>&|]|\\(?:[lgn]eq?|in|cup|begin|equiv|pm|approx)(?![A-Za-z])|mod(?![a-z])|\bbase\b|choose"
+)
+_IGNORED = re.compile(r"\b(?:and|the|an?|is|are|of)\b|[.,:;=]")
+_LIST_LABEL = re.compile(r"\(?(?:[a-h]|[ivx]{1,4}|[1-9])[).]|(?:part|question) \(?[a-h1-9]\)?")
+_REMAINDERS = {"r", "remainder", "rem", "mit rest", "rest", "余"}
+
+
+class Item(NamedTuple):
+    """A value, and the words that name it in canonical form: a unit, or a label."""
+
+    name: str
+    value: str
+
+
+def same_quantities(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool | None:
+    """Compare values with words between them; None if neither side has several of them."""
+    if not (_HINT.search(gold) or _HINT.search(pred)):
+        return None
+    g, p = read_items(gold), read_items(pred)
+    if g is None and p is None:
+        return None
+    totals = _total(g, gold, p), _total(p, pred, g)
+    if None not in totals:
+        return totals[0] == totals[1]
+    if g is None or p is None:
+        return _same_list(g or p or [], pred if p is None else gold, equal)
+    return _same_items(g, p, equal)
+
+
+def _same_items(gold: list[Item], pred: list[Item], equal: Callable[[str, str], bool]) -> bool:
+    if len(gold) != len(pred):
+        return False
+    values = {item.name: item.value for item in pred}
+    if len(values) < len(pred):  # names that recur: in order
+        return all(
+            a.name == b.name and equal(a.value, b.value) for a, b in zip(gold, pred, strict=True)
+        )
+    return {item.name for item in gold} == values.keys() and all(
+        equal(item.value, values[item.name]) for item in gold
+    )
+
+
+def _same_list(items: list[Item], other: str, equal: Callable[[str, str], bool]) -> bool:
+    """`5, 7` for `(a) 5 (b) 7`, in order."""
+    listed = split(other.strip("()"), ",", ";")
+    if len(listed) != len(items) or not all(_LIST_LABEL.fullmatch(item.name) for item in items):
+        return False
+    return all(equal(item.value, value) for item, value in zip(items, listed, strict=True))
+
+
+def read_items(text: str) -> list[Item] | None:
+    """The values of a text with their names; None unless words separate at least two values."""
+    if match := _ANGLE.fullmatch(text):
+        angle = ("deg", "arcminute", "arcsecond")
+        found = [Item(n, match[1] + v) for n, v in zip(angle, match.groups()[1:], strict=True) if v]
+        return found if len(found) > 1 else None
+    if match := _FEET.fullmatch(text):
+        return [Item("ft", match[1]), Item("in", match[2])]
+    body, unit = split_unit(text)
+    if _OTHER_NOTATION.search(text) or (unit and to_number(body) is not None):
+        return None
+    parts = _parts(text)
+    values = [part for is_value, part in parts if is_value]
+    if len(values) < 2 or not all(map(_is_value, values)) or len(parts) > 2 * len(values):
+        return None
+    if parts[0][0]:
+        names = [parts[k + 1][1] if k + 1 < len(parts) else "" for k in range(0, len(parts), 2)]
+    elif parts[-1][0]:
+        names = [parts[k][1] for k in range(0, len(parts), 2)]
+    else:
+        return None
+    return [Item(_canonical(name), value) for name, value in zip(names, values, strict=True)]
+
+
+def _is_value(text: str) -> bool:
+    return bool(
+        balanced(text)
+        and re.search(r"[\dA-Za-z)}]$", text)
+        and not re.match(r"[+*/^_]|\\(?:cdot|times)", text)
+    )
+
+
+def _parts(text: str) -> list[tuple[bool, str]]:
+    """The values (True) and words (False) of a text in turn; neighbors of one kind are joined."""
+    parts: list[list[str | bool]] = []
+
+    def add(is_value: bool, part: str) -> None:
+        if parts and parts[-1][0] == is_value:
+            parts[-1][1] = f"{parts[-1][1]}{part}" if is_value else f"{parts[-1][1]} {part}"
+        else:
+            parts.append([is_value, part])
+
+    for token in _TOKEN.finditer(text):
+        if token[1] is not None:
+            for piece in filter(str.strip, _IN_TEXT.split(token[1])):
+                add(_IN_TEXT.fullmatch(piece) is not None, piece)
+        elif token["bare"] and _is_bare(token["bare"]):
+            add(False, token["bare"])
+        elif token[0] == " " and not parts:
+            continue
+        else:
+            add(True, token[0])
+    stripped = [(bool(kind), str(part).strip(" ,;~")) for kind, part in parts]
+    kept = [(kind, part) for kind, part in stripped if part]
+    if any(a[0] == b[0] for a, b in pairwise(kept)):
+        return []
+    return kept
+
+
+def _is_bare(words: str) -> bool:
+    """True for words outside of text commands that are not letters of a formula."""
+    if words in ("R", "r") or (words in SYMBOLS and len(words) > 1) or words in ("h", "°"):
+        return True
+    return all(
+        word.lower() in NAMES
+        or (len(word) > 3 and re.search("[aeiouy]", word) and not FUNCTIONS.search(word))
+        or word in ("and", "red")
+        or not word.isascii()
+        for word in re.split(r"[ '-]+", words)
+    )
+
+
+def _canonical(name: str) -> str:
+    if _LIST_LABEL.fullmatch(name.strip().lower()):
+        return name.strip().lower()
+    plain = " ".join(_IGNORED.sub(" ", name).split())
+    if plain.lower() in _REMAINDERS:
+        return "remainder"
+    unit = read_unit(rf"\text{{{plain}}}") if plain else None
+    return unit.name if unit else plain.lower()
+
+
+def _total(items: list[Item] | None, text: str, other: list[Item] | None) -> Fraction | None:
+    """The quantity of a side in the least unit of its dimension; a single number has the first unit
+    of the other side if it names none. None for any other text."""
+    if items is None:
+        value, unit = split_unit(text, named=other[0].name if other else "")
+        items = [Item(unit or (other[0].name if other else ""), value)]
+    dimensions = {_DIMENSION.get(item.name) for item in items}
+    numbers = [to_number(item.value) for item in items]
+    if len(dimensions) != 1 or None in dimensions or None in numbers:
+        return None
+    names = [item.name for item in items]
+    if (other and _DIMENSION.get(other[0].name) not in dimensions) or len(set(names)) < len(names):
+        return None
+    scale = _SCALES[str(dimensions.pop())]
+    sign = -1 if items[0].value.startswith("-") else 1
+    return sign * sum(
+        (abs(n) * scale[name] for name, n in zip(names, numbers, strict=True) if n is not None),
+        Fraction(0),
+    )
+
+
+def same_ratio(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool | None:
+    """Compare ratios of three terms or more, up to a common factor; None if neither side is one.
+
+    Times such as `1:05:30` equal only themselves.
+    """
+    g, p = (split(side, ":") for side in (gold, pred))
+    if max(len(g), len(p)) < 3 or re.search(r"[=\\]\{|\\text|=", gold + pred):
+        return None
+    if len(g) != len(p):
+        return False
+    if all(re.fullmatch(r"[0-5]\d", term) for term in g[1:]):
+        return g == p
+    return all(
+        equal(rf"({g[0]})\cdot({b})", rf"({p[0]})\cdot({a})")
+        for a, b in zip(g[1:], p[1:], strict=True)
+    )
