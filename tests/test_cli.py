@@ -311,3 +311,21 @@ def test_a_study_is_verified_and_more_seeds_are_planned_by_options(tmp_path):
 def test_options_that_are_keys_elsewhere_are_answered(run: Run, line: str, answer: str) -> None:
     ended = run(*line.split())
     assert ended.code == 2 and answer in ended.stderr
+
+
+def test_ctrl_c_while_the_command_is_imported_leaves_no_traceback() -> None:
+    program = """
+import importlib.abc, os, signal, sys
+import tramontane.__main__ as command
+
+class Interrupted(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.startswith("rich."):  # in the middle of the imports
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupted())
+sys.argv = ["tramontane", "--help"]
+command.main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

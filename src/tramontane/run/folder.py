@@ -24,7 +24,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,6 +44,7 @@ from tramontane.errors import InputError, reading
 from tramontane.models.names import numbered
 from tramontane.run import rollouts
 from tramontane.run.checkpoint import damage, seal
+from tramontane.run.resuming import resume_command
 from tramontane.workplace import (
     HIDDEN,
     commit,
@@ -137,10 +137,8 @@ class RunFolder:
         """
         kept = [item for item in self.path.iterdir() if item.name not in ("data", *HIDDEN)]
         if any((item.is_file() and item.suffix != ".tmp") or any(item.glob("*")) for item in kept):
-            raise InputError(
-                f"run_dir {self.path}: not empty; continue that run with --resume {self.path}, "
-                f"or name another folder"
-            )
+            remedy = f"continue that run with --resume {self.path}, or name" * self.begun or "name"
+            raise InputError(f"run_dir {self.path}: not empty; {remedy} another folder")
 
     @property
     def begun(self) -> bool:
@@ -364,11 +362,11 @@ class RunFolder:
     @property
     def resume_command(self) -> str:
         """The command that continues the run, for messages."""
-        return f"tramontane train --resume {shlex.quote(str(self.path))}"
+        return resume_command(self.path)
 
     @property
     def _then(self) -> str:
-        return f"continue with: {self.resume_command}"
+        return f"continue with: {self.resume_command}" if self.begun else "start the run again"
 
     def _append(self, name: str, line: str) -> None:
         path = self.path / name

@@ -35,7 +35,7 @@ from tramontane.imports import search_current_folder
 MAX_PICKLE = 1 << 20  # bytes of a pickled function, compressed; it is one line in config.yaml
 MAX_NUMBER = 1e300  # beyond it a sum may not be finite
 MAX_ERROR = 300  # characters of an exception's text in a message
-_PICKLE = "pickle:"
+PICKLE = "pickle:"
 REWARD, VERIFIER = "reward", "verifier"  # the first word of a message about a failure
 _TRAIL, _TRAIL_BYTES = "calling", 512
 _LIBRARIES = (
@@ -76,7 +76,7 @@ def path_of(function: Callable[..., Any]) -> str:
             f"function {name!r} carries {len(pickled) / 2**20:.0f} MB of data, through its globals "
             f"or defaults: let it read the data from a file, or {remedy}"
         )
-    path = _PICKLE + base64.urlsafe_b64encode(pickled).decode()
+    path = PICKLE + base64.urlsafe_b64encode(pickled).decode()
     pickled_here.add(path)
     return path
 
@@ -85,8 +85,8 @@ def path_of(function: Callable[..., Any]) -> str:
 def load(path: str) -> Callable[..., Any]:
     """Load a function by its path; the current folder is searched last."""
     search_current_folder()
-    if path.startswith(_PICKLE):
-        pickled = base64.urlsafe_b64decode(path.removeprefix(_PICKLE))
+    if path.startswith(PICKLE):
+        pickled = base64.urlsafe_b64decode(path.removeprefix(PICKLE))
         function, file = cloudpickle.loads(zlib.decompress(pickled))
         _name_file(function, file)
         return function  # type: ignore[no-any-return]
@@ -147,11 +147,11 @@ def check(path: str, key: str, call: Callable[[Callable[..., Any]], str]) -> Non
         raise InputError(f"{key}: function {_shown(path)} is of type {kind}, not a function")
     if fault := call(function):
         # In a notebook, for example, the user did not write this key.
-        raise InputError(fault if path.startswith(_PICKLE) else f"{key}: {fault}")
+        raise InputError(fault if path.startswith(PICKLE) else f"{key}: {fault}")
 
 
 def _shown(path: str) -> str:
-    return "from a notebook or script" if path.startswith(_PICKLE) else repr(path)
+    return "from a notebook or script" if path.startswith(PICKLE) else repr(path)
 
 
 def fault_of_call(function: Callable[..., Any], *arguments: str, **named: str) -> str:
