@@ -96,7 +96,7 @@ def decode_one(cache: ArenaCache, lengths: dict[int, int]) -> None:
     for layer, (heads, d) in enumerate(SHAPES):
         new = (rows + 1000 * torch.tensor(cache.slots)).float()
         new = new[:, None, None, None].expand(-1, heads, 1, d)
-        cache.update(new, new, layer)
+        cache.write(layer, new, new)
     for row, slot in enumerate(list(cache.slots)):
         if slot in lengths:
             lengths[slot] += 1

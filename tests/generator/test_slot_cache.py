@@ -16,7 +16,7 @@ SHAPES = ((2, 3), (1, 5))  # (heads, head size) of layer 0 and of layer 1
 def make_layout() -> Layout:
     example = RecordedCache()
     for layer, (heads, d) in enumerate(SHAPES):
-        example.update(torch.zeros(1, heads, 1, d), torch.zeros(1, heads, 1, d), layer)
+        example.write(layer, torch.zeros(1, heads, 1, d), torch.zeros(1, heads, 1, d))
     return Layout(example)
 
 
@@ -122,7 +122,7 @@ def decode_one(cache: SlotCache, lengths: dict[int, int]) -> None:
     for layer, (heads, d) in enumerate(SHAPES):
         new = torch.tensor([float(lengths[slot] + 1000 * slot) for slot in slots])
         new = new[:, None, None, None].expand(-1, heads, 1, d)
-        cache.update(new, new, layer)
+        cache.write(layer, new, new)
     for slot in slots:
         lengths[slot] += 1
     full = [b for b, slot in enumerate(slots) if lengths[slot] >= cache.capacities[b]]

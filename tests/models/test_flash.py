@@ -140,7 +140,7 @@ def test_rows_split_into_spans_equal_whole_ones(lengths, span, window, heads):
         patch.setattr(flash, "SPAN", span)
         step = flash.CachedKeys(counted(used, max(lengths) + 2), starts, used, max(lengths) + 2)
         got = step.attend(query, keys, values, 0.3, window)
-    torch.testing.assert_close(got, plain(*rows, 0.3, window), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(got[0], plain(*rows, 0.3, window), atol=1e-5, rtol=1e-5)
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=5).filter(any))
@@ -149,9 +149,7 @@ def test_spans_are_merged_by_their_share_of_the_denominator(counts):
     spans = len(counts)
     n = torch.tensor(counts, dtype=torch.float32)
     out = torch.arange(1.0, spans + 1)[:, None, None, None].repeat(1, 2, 3, 4)
-    log_sum = n.log().nan_to_num(neginf=float("inf"))  # what the kernel gives without keys
-    empty = (n == 0)[:, None].repeat(1, 2)
-    merged = flash.merge(out, log_sum[None, :, None].repeat(3, 1, 2) + 70, empty)
+    merged = flash.merge(out, n.log()[None, :, None].repeat(3, 1, 2) + 70)
     mean = (n @ torch.arange(1.0, spans + 1) / n.sum()).item()
     torch.testing.assert_close(merged, torch.full((2, 3, 4), mean))
 
@@ -274,7 +272,7 @@ def test_a_gpu_decodes_in_spans_and_in_a_graph(rows, heads, window, span, monkey
     def step():
         return flash.CachedKeys(numbers, starts, used, 1200).attend(
             query, keys, values, 0.1, window
-        )
+        )[0]
 
     step()
     torch.cuda.synchronize()

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from tramontane.generator.lanes import CacheSize, Layout, Prefix, WrittenCache, capacity_ladder
 from tramontane.models import flash
+from tramontane.models.attention import Options, plain_attention
 from tramontane.models.packing import upload
 
 # Shortest extent in positions, and the factor to the next longer one. A sequence of L tokens is
@@ -115,7 +116,9 @@ class ArenaCache(WrittenCache):
     def has_fixed_span(self) -> bool:
         """True if `span` does not depend on the sequences."""
         # Flash attention reads only the used positions, so one recorded step serves all lengths.
-        return all(flash.supports(arena, arena) for arena in self.arenas)
+        return not self.layout.soft_capped and all(
+            flash.supports(arena, arena) for arena in self.arenas
+        )
 
     @property
     def span(self) -> int:
@@ -263,7 +266,7 @@ class ArenaStep:
     def __init__(self, cache: ArenaCache, lengths: torch.Tensor) -> None:
         # Holds no reference to the cache: the cache holds its newest step, and a cycle would keep
         # the arena's memory until the next garbage collection.
-        self._arenas, self._plane_index = cache.arenas, cache.layout.plane_index
+        self._arenas, self._layout = cache.arenas, cache.layout
         self._span = cache.span
         self._batch = len(lengths)
         self._starts, self._counted = cache.starts[: self._batch + 1], cache.counted
@@ -272,62 +275,66 @@ class ArenaStep:
         self._used = (lengths + 1).int()
         self._places = self._starts[:-1] + lengths
         self._layer = 0
-        self._written: tuple[torch.Tensor, torch.Tensor] | None = None
         self._keys: flash.CachedKeys | None = None
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Cache one token's key and value [B, heads, 1, d] for every row of the batch."""
-        self._layer, self._written = layer, (key, value)
+        self._layer = layer
         for which, new in enumerate((key, value)):
-            self._plane(which).index_copy_(0, self._places, new[:, :, 0])
+            if (layer, which) not in self._layout.shared:
+                self._plane(which).index_copy_(0, self._places, new[:, :, 0])
 
     def write_pair(self, layer: int, pair: torch.Tensor) -> None:
         """`write` with both in one tensor, [B, 1, 2, heads, d], with one kernel."""
         self._layer = layer
-        stack, plane = self._plane_index[layer, 0]  # planes of one shape are neighbors
+        if not self._layout.shared.isdisjoint([(layer, 0), (layer, 1)]):
+            key, value = pair.transpose(1, 3).unbind(2)
+            return self.write(layer, key, value)
+        stack, plane = self._layout.plane_index[layer, 0]  # planes of one shape are neighbors
         planes = self._arenas[stack][plane : plane + 2]
         planes.index_copy_(1, self._places, pair[:, 0].transpose(0, 1))
 
-    def was_written(self, key: torch.Tensor, value: torch.Tensor) -> bool:
-        """True if these are the tensors written last."""
-        return self._written is not None and key is self._written[0] and value is self._written[1]
-
-    def attend(self, query: torch.Tensor, scale: float, window: int | None) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, options: Options) -> torch.Tensor:
         """Softmax attention of each row to its extent: [B, Hq, 1, d] → [B, Hq, dv]."""
         keys, values = self._plane(0), self._plane(1)
+        window = options.window
         if window is not None and window >= self._span:
             window = None
-        if not flash.supports(keys, values):
-            return self._attend_to_copies(query, scale, window)
+        if options.softcap is not None or not flash.supports(keys, values):
+            return self._attend_to_copies(query, options._replace(window=window))
         if self._keys is None:  # for all layers
             self._keys = flash.CachedKeys(self._counted, self._starts, self._used, self._span)
-        return self._keys.attend(query[:, :, 0], keys, values, scale, window)
+        out, log_sum = self._keys.attend(query[:, :, 0], keys, values, options.scale, window)
+        if options.sinks is not None:
+            out = out * torch.sigmoid(log_sum.T - options.sinks.float())[:, :, None].to(out.dtype)
+        return out
 
-    def _attend_to_copies(
-        self, query: torch.Tensor, scale: float, window: int | None
-    ) -> torch.Tensor:
+    def _attend_to_copies(self, query: torch.Tensor, options: Options) -> torch.Tensor:
         """`attend` without flash attention: each row's first `span` positions are copied."""
         position = torch.arange(self._span, device=query.device)
         visible = position < self._used[:, None]
-        if window is not None:
-            visible = visible & (position >= self._used[:, None] - window)
+        if options.window is not None:
+            visible = visible & (position >= self._used[:, None] - options.window)
         # Positions beyond a row's extent are hidden, but must exist.
         places = (self._starts[:-1, None] + position).clamp_max(self._plane(0).shape[0] - 1)
         keys, values = (
             self._plane(which)[places].transpose(1, 2)  # [B, heads, span, d]
             for which in (0, 1)
         )
+        if not options.is_plain:
+            mask = visible[:, None, None, None]
+            return plain_attention(query, keys, values, mask, options)[:, :, 0]
         # Query heads that share keys are rows of one product, so keys are not repeated.
         out = F.scaled_dot_product_attention(
             query[:, :, 0].unflatten(1, (keys.shape[1], -1)),
             keys,
             values,
             attn_mask=visible[:, None, None],
-            scale=scale,
+            scale=options.scale,
         )
         return out.flatten(1, 2)
 
     def _plane(self, which: int) -> torch.Tensor:
         """The layer's keys (0) or values (1): [positions, heads, d]."""
-        stack, plane = self._plane_index[self._layer, which]
+        stack, plane = self._layout.plane_index[self._layer, which]
         return self._arenas[stack][plane]

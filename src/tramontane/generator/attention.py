@@ -1,7 +1,7 @@
 """Attention of decode steps: one query token per sequence, against that sequence's cached keys.
 
-Registered with transformers as `slots`. A decode step passes the keyword `decode`; prefill and all
-other forwards use `packed_attention`.
+Registered with transformers as `slots`. In a forward under `forward_over`, attention first writes
+its keys and values to the cache. Prefill and all other forwards use `packed_attention`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
-from tramontane.errors import InputError
 from tramontane.generator.arena import ArenaStep
 from tramontane.generator.cache import LanePart, LaneStep
 from tramontane.generator.lanes import Lane, WrittenCache
 from tramontane.generator.parking import ContinuedCache
-from tramontane.models.attention import packed_attention, refuse_unsupported
+from tramontane.models.attention import Options, packed_attention
 from tramontane.models.packing import Packing
 
 # Below this, a weight loses float32 precision.
@@ -34,8 +33,9 @@ def slot_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    decode: LaneStep | ArenaStep | ContinuedCache | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Decode attention with the signature of transformers' attention interface.
@@ -49,68 +49,88 @@ def slot_attention(
     Args:
         module: the attention layer.
         query: [B, Hq, 1, d]; rows after the step's are filler, whose output is 0.
-        key: [B, Hkv, 1, d], already written to the cache that `decode` reads; Hkv divides Hq.
-        value: [B, Hkv, 1, dv], already written to the same cache.
+        key: [B, Hkv, 1, d]; Hkv divides Hq.
+        value: [B, Hkv, 1, dv].
         attention_mask: unused: the step determines the visible positions.
         scaling: factor of the scores, by default 1/√d.
-        decode: the step, or the cache of a prefill that continues cached sequences, whose tensors
-            are those of a packed row; None in any other forward.
         sliding_window: number of positions that a token sees, itself included; None for all.
+        softcap: as in `packed_attention`.
+        s_aux: as in `packed_attention`.
         **kwargs: further arguments of transformers; `packing` for packed forwards.
 
     Returns:
         [B, 1, Hq, dv].
-
-    Raises:
-        InputError: unsupported attention: soft-capped scores, attention sinks, or keys cached in a
-            different form (multi-head latent attention).
     """
-    refuse_unsupported(module, kwargs)
-    if torch.compiler.is_dynamo_compiling():
-        return _compiled_attention(module, query, key, value, scaling, sliding_window), None
-    if decode is None:
-        return packed_attention(
-            module, query, key, value, None, scaling, sliding_window=sliding_window, **kwargs
-        )
-    if not decode.was_written(key, value):
-        raise InputError(
-            f"{type(module).__name__} does not attend to the keys and values that it caches: the "
-            f"embedded generator cannot run it; choose another model"
-        )
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    return _attend_to_cache(query, decode, scale, sliding_window), None
+    options = Options(scale, sliding_window, softcap, s_aux)
+    if torch.compiler.is_dynamo_compiling():
+        return _compiled_attention(query, key, value, options), None
+    if _forward.cache is not None:
+        _forward.cache.write(_forward.next_layer(), key, value)
+        _forward.cache.soft_capped |= softcap is not None
+    if _forward.decode is not None:
+        return _attend_to_cache(query, _forward.decode, options), None
+    packing = kwargs.get("packing", _forward.packing)
+    return _packed(query, key, value, options, packing), None
 
 
 def _attend_to_cache(
     query: torch.Tensor,
     decode: LaneStep | ArenaStep | ContinuedCache,
-    scale: float,
-    window: int | None,
+    options: Options,
 ) -> torch.Tensor:
     """`slot_attention` once keys and values are written."""
     if isinstance(decode, ContinuedCache):
-        return decode.attend(query, scale, window)
+        return decode.attend(query, options)
     if isinstance(decode, ArenaStep):
-        return decode.attend(query, scale, window)[:, None]
-    query = query * scale
-    out, log_sum = _attend(query, decode, decode.unshared, window)
+        return decode.attend(query, options)[:, None]
+    query = query * options.scale
+    out, log_sum = _attend(query, decode, decode.unshared, options)
     if decode.prefixes:
-        prefix_out, prefix_log_sum = _attend(query, decode, decode.prefixes, window)
+        prefix_out, prefix_log_sum = _attend(query, decode, decode.prefixes, options)
         assert log_sum is not None
         assert prefix_log_sum is not None
-        share = torch.sigmoid(prefix_log_sum[decode.members] - log_sum)[:, :, None]
+        prefix_log_sum = prefix_log_sum[decode.members]
+        share = torch.sigmoid(prefix_log_sum - log_sum)[:, :, None]
         out = torch.lerp(out, prefix_out[decode.members], share.to(out.dtype))
+        if options.sinks is not None:
+            log_sum = torch.logaddexp(log_sum, prefix_log_sum)
+    if options.sinks is not None:
+        assert log_sum is not None
+        out = out * torch.sigmoid(log_sum - options.sinks.float())[:, :, None].to(out.dtype)
     if filler := len(query) - len(out):
         out = F.pad(out, (0, 0, 0, 0, 0, filler))
     return out[:, None]
 
 
-class _Forward(threading.local):
-    """What the attention of this thread's forward is given, besides tensors."""
+def _packed(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    options: Options,
+    packing: Packing | None,
+) -> torch.Tensor:
+    """`slot_attention` of a packed row to itself."""
+    out, _ = packed_attention(
+        torch.nn.Identity(), query, key, value, None, options.scale,
+        packing=packing, sliding_window=options.window, softcap=options.softcap,
+        s_aux=options.sinks,
+    )  # fmt: skip
+    return out
 
-    cache: WrittenCache
-    decode: LaneStep | ArenaStep | ContinuedCache | None
-    packing: Packing | None
+
+class _Forward(threading.local):
+    """What the attention of this thread's forward is given, besides tensors: see `forward_over`."""
+
+    cache: WrittenCache | None = None
+    decode: LaneStep | ArenaStep | ContinuedCache | None = None
+    packing: Packing | None = None
+    layers: int = 0  # calls of attention so far
+
+    def next_layer(self) -> int:
+        """The number of this call of attention."""
+        self.layers += 1
+        return self.layers - 1
 
 
 _forward = _Forward()
@@ -122,30 +142,31 @@ def forward_over(
     decode: LaneStep | ArenaStep | ContinuedCache | None = None,
     packing: Packing | None = None,
 ) -> Iterator[None]:
-    """Context manager: what the attention of compiled blocks writes and reads."""
+    """Context manager: what the attention of one forward writes and reads.
+
+    Args:
+        cache: takes each layer's keys and values.
+        decode: the step, or the cache of a prefill that continues cached sequences; attention reads
+            its keys and values instead of its own. None in a prefill.
+        packing: the row of a packed forward of compiled blocks.
+    """
     _forward.cache, _forward.decode, _forward.packing = cache, decode, packing
+    _forward.layers = 0
     try:
         yield
     finally:
-        del _forward.cache, _forward.decode, _forward.packing
+        _forward.cache = _forward.decode = _forward.packing = None
 
 
 def _compiled_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scaling: float | None,
-    window: int | None,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Options
 ) -> torch.Tensor:
     """`slot_attention` in a compiled block: one operation, which also writes keys and values."""
-    scale = query.shape[3] ** -0.5 if scaling is None else scaling
     parts = [x.transpose(1, 2) for x in (query, key, value)]
     if len({(x.shape[3], x.dtype) for x in parts}) == 1:
         # A compiler fuses this and the rotation of queries and keys into one kernel.
         parts = [torch.cat(parts, 2)]
-    layer: torch.Tensor = module.layer_idx.tensor  # type: ignore[union-attr, assignment]
-    out: torch.Tensor = _write_and_attend(parts, key.shape[1], layer, scale, window)
+    out: torch.Tensor = _write_and_attend(parts, key.shape[1], *options[:-1])
     return out
 
 
@@ -153,14 +174,16 @@ def _compiled_attention(
 @torch.library.custom_op(
     "tramontane::write_and_attend",
     mutates_args=(),
-    schema="(Tensor[] parts, int kv_heads, Tensor layer, float scale, int? window) -> Tensor",
+    schema="(Tensor[] parts, int kv_heads, float scale, int? window, float? softcap, "
+    "Tensor? sinks) -> Tensor",
 )
 def _write_and_attend(
     parts: Sequence[torch.Tensor],
     kv_heads: int,
-    layer: torch.Tensor,
     scale: float,
     window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Cache keys and values, and attend, in the thread's `forward_over`.
 
@@ -168,14 +191,17 @@ def _write_and_attend(
         parts: queries [B, N, Hq, d], keys and values [B, N, Hkv, d]; or one tensor with the heads
             of all three.
         kv_heads: Hkv.
-        layer: [] int64 on the CPU; with a plain number, blocks would be compiled for each value.
         scale: factor of the scores.
         window: see `slot_attention`.
+        softcap: see `slot_attention`.
+        sinks: see `slot_attention`.
 
     Returns:
         [B, N, Hq, dv], contiguous.
     """
-    cache, number = _forward.cache, int(layer)
+    cache, number = _forward.cache, _forward.next_layer()
+    assert cache is not None, "compiled attention outside forward_over"
+    cache.soft_capped |= softcap is not None
     if len(parts) == 1:
         rest = 2 * kv_heads
         query, pair = parts[0].split([parts[0].shape[2] - rest, rest], 2)
@@ -185,22 +211,20 @@ def _write_and_attend(
     else:
         query, key, value = (x.transpose(1, 2) for x in parts)
         cache.write(number, key, value)
+    options = Options(scale, window, softcap, sinks)
     if _forward.decode is not None:
-        return _attend_to_cache(query, _forward.decode, scale, window).contiguous()
-    out, _ = packed_attention(
-        torch.nn.Identity(), query, key, value, None, scale,
-        packing=_forward.packing, sliding_window=window,
-    )  # fmt: skip
-    return out.contiguous()
+        return _attend_to_cache(query, _forward.decode, options).contiguous()
+    return _packed(query, key, value, options, _forward.packing).contiguous()
 
 
 @_write_and_attend.register_fake
 def _(
     parts: Sequence[torch.Tensor],
     kv_heads: int,
-    layer: torch.Tensor,
     scale: float,
     window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     query, value = parts[0], parts[-1]
     heads = query.shape[2] - (2 * kv_heads if len(parts) == 1 else 0)
@@ -208,13 +232,13 @@ def _(
 
 
 def _attend(
-    query: torch.Tensor, step: LaneStep, parts: Sequence[LanePart], window: int | None
+    query: torch.Tensor, step: LaneStep, parts: Sequence[LanePart], options: Options
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Softmax attention to each part's lane separately.
 
     Returns:
         The output [N, Hq, dv] for all members of all entries of `parts`, one after the other, and
-        the logarithm of the softmax's denominator [N, Hq] float32; None if nothing is merged.
+        the logarithm of the softmax's denominator [N, Hq] float32; None if nothing needs it.
     """
     outputs, log_sums = [], []
     for part in parts:
@@ -227,12 +251,16 @@ def _attend(
             queries.unflatten(2, (kv_heads, -1)).transpose(1, 2).reshape(entries * kv_heads, -1, d)
         )
         scores = torch.bmm(queries, keys.flatten(0, 1).transpose(1, 2))
-        scores.view(entries, kv_heads, members, -1, length).add_(part.bias(window).unsqueeze(3))
+        if options.softcap is not None:
+            scores.div_(options.softcap).tanh_().mul_(options.softcap)
+        scores.view(entries, kv_heads, members, -1, length).add_(
+            part.bias(options.window).unsqueeze(3)
+        )
         weights = torch.softmax(scores, -1, dtype=torch.float32)
         mixed = _mix(weights.to(values.dtype), values.flatten(0, 1), part.lane)
         mixed = mixed.view(entries, kv_heads, members, -1, values.shape[3])
         outputs.append(mixed.transpose(1, 2).reshape(entries * members, query.shape[1], -1))
-        if step.prefixes:
+        if step.prefixes or options.sinks is not None:
             log_sum = _log_sum_exp(scores, weights)
             log_sum = log_sum.view(entries, kv_heads, members, -1).transpose(1, 2)
             log_sums.append(log_sum.reshape(entries * members, -1))

@@ -146,14 +146,14 @@ class LaneStep:
         self.reads = 0
         self._layout = layout
         self._layer = 0
-        self._written = (0, 0)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Cache one token's key and value [B, heads, 1, d] for every row of the batch."""
         self._layer = layer
-        self._written = (key.data_ptr(), value.data_ptr())
         for part in self.unshared:
             for which, new in enumerate((key, value)):
+                if (layer, which) in self._layout.shared:
+                    continue
                 plane = self._plane(part.lane, which)
                 # On a flat view by index_copy_: scatter_ costs 90 times as much in bfloat16.
                 plane.view(-1, plane.shape[-1]).index_copy_(
@@ -161,11 +161,6 @@ class LaneStep:
                     part.rows(plane.shape[1]),
                     new[part.first : part.last].reshape(-1, plane.shape[-1]),
                 )
-
-    def was_written(self, key: torch.Tensor, value: torch.Tensor) -> bool:
-        """True if these are the tensors written last. Some models cache one tensor and attend to
-        another made from it, e.g. from compressed latents."""
-        return (key.data_ptr(), value.data_ptr()) == self._written
 
     def read(self, lane: Lane) -> tuple[torch.Tensor, torch.Tensor]:
         """A lane's keys and values, [entries, heads, capacity, d] each, as contiguous views."""

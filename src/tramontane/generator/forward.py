@@ -73,9 +73,12 @@ def _packed_forward(
     """Write the keys and values of non-empty token sequences to `cache`, in one forward."""
     inputs = pack(sequences, model.device) | {"use_cache": True}
     if isinstance(cache, ContinuedCache):
-        inputs |= {"decode": cache, "position_ids": cache.position_ids()}
-    with forward_over(cache, inputs.get("decode"), inputs["packing"]):
-        model(**inputs, past_key_values=cache, logits_to_keep=1)
+        inputs["position_ids"] = cache.position_ids()
+    decode = cache if isinstance(cache, ContinuedCache) else None
+    # No logits are needed. As a number, it would make Gemma 4 drop positions from its last layers.
+    first = torch.zeros(1, dtype=torch.int64, device=model.device)
+    with forward_over(cache, decode, inputs["packing"]):
+        model(**inputs, past_key_values=cache, logits_to_keep=first)
 
 
 def decode(
@@ -107,7 +110,6 @@ def decode(
             position_ids=lengths[:, None],
             past_key_values=cache,
             use_cache=True,
-            decode=step,
         )
     return out.logits[:rows, -1]
 

@@ -128,7 +128,7 @@ class _LayerIndex:
     compile each layer separately, and give up after eight."""
 
     def __init__(self, number: int) -> None:
-        self._number, self.tensor = number, torch.tensor(number, device="cpu")
+        self._number = number
 
     def __index__(self) -> int:
         return self._number

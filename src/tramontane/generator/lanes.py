@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from operator import index
 from typing import Any, Generic, NamedTuple, SupportsIndex, TypeVar
 
 import torch
@@ -62,10 +61,20 @@ class Prefix:
 
 
 class WrittenCache(Cache):
-    """A cache for transformers, which gives it each layer's new keys and values and reads none."""
+    """A cache that attention writes to: transformers gives it keys and values, and gets them back.
+
+    What attention is called with is cached, which is not what transformers caches everywhere:
+    multi-head latent attention makes keys and values from compressed latents, and some layers
+    attend to those of an earlier layer. A *layer* is a call of attention in a forward, counted from
+    0.
+
+    Attributes:
+        soft_capped: True once attention with capped scores has written to it.
+    """
 
     def __init__(self) -> None:
         super().__init__(layers=[])
+        self.soft_capped = False
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Take a layer's new keys and values, [B, kv_heads, N, d] each."""
@@ -84,10 +93,7 @@ class WrittenCache(Cache):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """For transformers: write a layer's new keys and values, [B, kv_heads, N, d] each, and
-        return them as they are."""
-        if not torch.compiler.is_dynamo_compiling():  # else attention writes them
-            self.write(index(layer_idx), key_states, value_states)
+        """For transformers: returns a layer's new keys and values as they are."""
         return key_states, value_states
 
 
@@ -106,8 +112,9 @@ class RecordedCache(WrittenCache):
 class Layout:
     """How a model's keys and values are stacked, so that a sequence moves in one copy.
 
-    A *plane* is the keys, or the values, of one layer. Planes with equal heads and head size form
-    one tensor, a *stack*; nearly all models have a single stack with 2 · layers planes.
+    A *plane* is the keys, or the values, of one layer, and of the later layers that attend to the
+    same tensor. Planes with equal heads and head size form one tensor, a *stack*; nearly all models
+    have a single stack with 2 · layers planes.
 
     Args:
         example: a recorded prefill, for the model's planes.
@@ -115,18 +122,23 @@ class Layout:
     Attributes:
         shapes: (planes, heads, head size) of each stack.
         plane_index: (layer, 0 for keys or 1 for values) → (stack, index in the stack).
+        shared: those (layer, 0 or 1) whose plane an earlier one writes.
         dtype: dtype of keys and values.
         device: device of keys and values.
+        soft_capped: True if attention caps scores.
     """
 
     def __init__(self, example: RecordedCache) -> None:
         stacks: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        writers: dict[int, tuple[int, int]] = {}  # by tensor: the first that writes it
         for plane, tensor in example.recorded.items():
-            stacks.setdefault((tensor.shape[1], tensor.shape[3]), []).append(plane)
+            if writers.setdefault(id(tensor), plane) == plane:
+                stacks.setdefault((tensor.shape[1], tensor.shape[3]), []).append(plane)
         self.shapes = [(len(planes), *shape) for shape, planes in stacks.items()]
-        self.plane_index = {
-            p: (s, i) for s, ps in enumerate(stacks.values()) for i, p in enumerate(ps)
-        }
+        places = {p: (s, i) for s, ps in enumerate(stacks.values()) for i, p in enumerate(ps)}
+        self.plane_index = {p: places[writers[id(t)]] for p, t in example.recorded.items()}
+        self.shared = self.plane_index.keys() - places.keys()
+        self.soft_capped = example.soft_capped
         tensor = next(iter(example.recorded.values()))
         self.dtype, self.device = tensor.dtype, tensor.device
 
@@ -146,7 +158,7 @@ class PackedCache(WrittenCache):
 
     def __init__(self, layout: Layout, tokens: int) -> None:
         super().__init__()
-        self._plane_index = layout.plane_index
+        self._plane_index, self._shared = layout.plane_index, layout.shared
         self.stacks = [
             torch.empty((planes, heads, tokens, d), dtype=layout.dtype, device=layout.device)
             for planes, heads, d in layout.shapes
@@ -156,7 +168,8 @@ class PackedCache(WrittenCache):
         """Copy a layer's keys and values, [1, kv_heads, N, d] each, into its planes."""
         for which, new in enumerate((key, value)):
             stack, plane = self._plane_index[layer, which]
-            self.stacks[stack][plane] = new[0]
+            if (layer, which) not in self._shared:
+                self.stacks[stack][plane] = new[0]
 
     def split(self, lengths: Sequence[int]) -> list[Prefix]:
         """The keys and values of each sequence, given the sequences' `lengths`; the rest is

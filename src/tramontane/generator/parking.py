@@ -20,6 +20,7 @@ from tramontane.generator.arena import ArenaCache
 from tramontane.generator.cache import SlotCache
 from tramontane.generator.lanes import Layout, PackedCache, Prefix
 from tramontane.models import flash
+from tramontane.models.attention import Options, plain_attention
 from tramontane.models.packing import VarlenLayout, upload
 from tramontane.types import Completion, Request
 
@@ -53,7 +54,7 @@ class ContinuedCache(PackedCache):
     def __init__(self, layout: Layout, pasts: Sequence[Prefix], lengths: Sequence[int]) -> None:
         super().__init__(layout, sum(lengths))
         self._device, self._pasts, self._lengths = layout.device, pasts, list(lengths)
-        self._written: tuple[int, torch.Tensor, torch.Tensor]  # layer, keys and values
+        self._layer = 0  # written last
         before = [past.length for past in pasts]
         self._varlen = VarlenLayout(lengths, [None] * len(lengths), layout.device, before)
         # Places of each sequence's tokens, counted from its first cached position.
@@ -66,19 +67,16 @@ class ContinuedCache(PackedCache):
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         super().write(layer, key, value)
-        self._written = layer, key, value
+        self._layer = layer
 
-    def was_written(self, key: torch.Tensor, value: torch.Tensor) -> bool:
-        """True if these are the tensors written last."""
-        return key is self._written[1] and value is self._written[2]
-
-    def attend(self, query: torch.Tensor, scale: float, window: int | None) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, options: Options) -> torch.Tensor:
         """Causal attention of each sequence to its past and itself: [1, Hq, N, d] →
         [1, N, Hq, dv]."""
         values = self._visible(1)
         dtype = values[0].dtype  # rotary embeddings may return float32 for a model in bfloat16
         keys, query = [key.to(dtype) for key in self._visible(0)], query[0].to(dtype)
-        if flash.supports(keys[0], values[0]):
+        scale, window = options.scale, options.window
+        if options.is_plain and flash.supports(keys[0], values[0]):
             q, k, v = (x.transpose(0, 1) for x in (query, torch.cat(keys, 1), torch.cat(values, 1)))
             return flash.packed_attention(q, k, v, self._varlen, scale, window)[None]
         rows = zip(query.split(self._lengths, 1), keys, values, self._places, strict=True)
@@ -87,6 +85,9 @@ class ContinuedCache(PackedCache):
             distance = places[-q.shape[1] :, None] - places
             seen = (distance >= 0) & (distance < (window or len(places)))
             mask = seen.to(q.device)
+            if not options.is_plain:
+                outs.append(plain_attention(q, k, v, mask, options))
+                continue
             outs.append(
                 F.scaled_dot_product_attention(
                     q, k, v, attn_mask=mask, scale=scale, enable_gqa=len(q) != len(k)
@@ -96,7 +97,7 @@ class ContinuedCache(PackedCache):
 
     def _visible(self, which: int) -> list[torch.Tensor]:
         """The layer's keys (0) or values (1) of each sequence, [heads, past + n, d]."""
-        stack, plane = self._plane_index[self._written[0], which]
+        stack, plane = self._plane_index[self._layer, which]
         new = self.stacks[stack][plane].split(self._lengths, 1)
         return [
             torch.cat([past.planes[stack][plane], own], 1) if past.length else own

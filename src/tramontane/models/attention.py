@@ -7,35 +7,30 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from tramontane.errors import InputError
 from tramontane.models import flash
 from tramontane.models.packing import Block, Packing
 
 PACKED = "packed"
 
-
-class _Options(NamedTuple):
-    """Scaling of the scores, sliding window in positions or None, and dropout probability."""
-
-    scale: float
-    window: int | None
-    dropout: float
+_QUERY_CHUNK = 512  # queries whose scores are in memory at once in `_chunked_attention`
 
 
-def refuse_unsupported(module: torch.nn.Module, options: dict[str, Any]) -> None:
-    """Reject options of an attention layer that are not supported here.
+class Options(NamedTuple):
+    """How an attention layer turns scores into weights."""
 
-    Raises:
-        InputError: soft-capped scores, or attention sinks.
-    """
-    for unsupported in ("softcap", "s_aux"):
-        if options.get(unsupported) is not None:
-            raise InputError(
-                f"{type(module).__name__} uses {unsupported!r} in its attention, which is not "
-                f"computed here; choose another model"
-            )
+    scale: float  # factor of the scores
+    window: int | None = None  # positions that a token sees, itself included; None for all
+    softcap: float | None = None  # scores s become softcap · tanh(s / softcap)
+    sinks: torch.Tensor | None = None  # [Hq] score of a key without a value, in each softmax
+    dropout: float = 0.0  # probability
+
+    @property
+    def is_plain(self) -> bool:
+        """True for a softmax over scores alone, which is all that fused kernels compute."""
+        return self.softcap is None and self.sinks is None
 
 
 def packed_attention(
@@ -48,6 +43,8 @@ def packed_attention(
     dropout: float = 0.0,
     packing: Packing | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention within each sequence of a packed row, with the signature of transformers'
@@ -63,35 +60,34 @@ def packed_attention(
         dropout: dropout probability of attention weights.
         packing: the row's sequences; None: the batch is a rectangle without padding.
         sliding_window: number of positions that a token sees, itself included; None for all.
+        softcap: cap of the scores (Gemma 2, arXiv 2408.00118, section 2).
+        s_aux: [Hq], attention sinks (arXiv 2309.17453; gpt-oss learns one for each head).
         **kwargs: further arguments of transformers.
 
     Returns:
         [1, N, Hq, dv].
-
-    Raises:
-        InputError: see `refuse_unsupported`.
     """
-    refuse_unsupported(module, kwargs)
     batch, _, length, d = query.shape
     if packing is None:
         packing = Packing([length] * batch, [None] * batch, query.device)
     scale = d**-0.5 if scaling is None else scaling
+    options = Options(scale, sliding_window, softcap, s_aux, dropout)
     # [N, heads, d]; rotary embeddings may return float32 for a model in bfloat16.
     q, k, v = (x.transpose(1, 2).flatten(0, 1).to(value.dtype) for x in (query, key, value))
-    if dropout == 0.0 and flash.supports(k, v):
+    if dropout == 0.0 and options.is_plain and flash.supports(k, v):
         layout = packing.varlen
         if layout.keys is not None:
             k, v = k.index_select(0, layout.keys), v.index_select(0, layout.keys)
         out = flash.packed_attention(q, k, v, layout, scale, sliding_window)
     elif dropout == 0.0 and not packing.long:
-        out = _ShortAttention.apply(q, k, v, packing, scale, sliding_window)
+        out = _ShortAttention.apply(q, k, v, s_aux, packing, options)
     else:
-        out = _mixed_attention(q, k, v, packing, _Options(scale, sliding_window, dropout))
+        out = _mixed_attention(q, k, v, packing, options)
     return out.view(batch, length, *out.shape[1:]), None
 
 
 def _mixed_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, packing: Packing, options: _Options
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, packing: Packing, options: Options
 ) -> torch.Tensor:
     """Long blocks by the fused kernel, one call per block; with dropout, all blocks."""
     # One split per tensor: its backward is one concatenation, whereas each slice would cost a
@@ -99,7 +95,7 @@ def _mixed_attention(
     queries, keys, values = (x.split(packing.sizes) for x in (q, k, v))
     outs: dict[int, torch.Tensor] = {}
     if options.dropout == 0.0 and packing.short:
-        short = _ShortAttention.apply(q, k, v, packing, options.scale, options.window)
+        short = _ShortAttention.apply(q, k, v, options.sinks, packing, options)
         outs = dict(enumerate(short.split(packing.sizes)))
     for i, block in packing.long if options.dropout == 0.0 else enumerate(packing.blocks):
         outs[i] = _fused_attention(
@@ -124,6 +120,8 @@ class _ShortAttention(torch.autograd.Function):
 
     The query heads that share a key-value head are rows of one matrix product. With S = Q Kᵀ,
     P = softmax(S) and O = P V: ∂V = Pᵀ ∂O, ∂P = ∂O Vᵀ, ∂S = P (∂P − Σ P ∂P), ∂Q = ∂S K, ∂K = ∂Sᵀ Q.
+    A sink is one more column of S, whose value is 0; its ∂S is −P Σ P ∂P. With a soft cap c and
+    T = tanh(S / c), ∂S is multiplied by 1 − T².
     """
 
     @staticmethod
@@ -132,28 +130,36 @@ class _ShortAttention(torch.autograd.Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
+        sinks: torch.Tensor | None,
         packing: Packing,
-        scale: float,
-        window: int | None,
+        options: Options,
     ) -> torch.Tensor:
         heads, kv_heads = q.shape[1], k.shape[1]
-        ctx.packing, ctx.scale, ctx.shapes = packing, scale, (q.shape, k.shape, v.shape)
+        ctx.packing, ctx.options, ctx.shapes = packing, options, (q.shape, k.shape, v.shape)
         (out,) = _make_rows(v, packing, (*q.shape[:2], v.shape[2]))
         queries, keys, values, outs = (x.split(packing.sizes) for x in (q, k, v, out))
         saved = []
         for i, block in packing.short:
             places, key_places = block.query_places(heads), block.key_places(kv_heads)
-            padded = (places.pad(queries[i]) * scale).view(block.batch * kv_heads, -1, q.shape[2])
+            padded = places.pad(queries[i]).mul_(options.scale)
+            padded = padded.view(block.batch * kv_heads, -1, q.shape[2])
             seen_k = key_places.pad(_visible_rows(keys, i, block)).flatten(0, 1)
             seen_v = key_places.pad(_visible_rows(values, i, block)).flatten(0, 1)
-            bias = block.bias(_effective_window(window, block), q.dtype).repeat(
+            bias = block.bias(_effective_window(options.window, block), q.dtype).repeat(
                 heads // kv_heads, 1
             )
-            scores = torch.baddbmm(bias, padded, seen_k.transpose(1, 2))
+            capped = None
+            if options.softcap is None:
+                scores = torch.baddbmm(bias, padded, seen_k.transpose(1, 2))
+            else:
+                capped = torch.bmm(padded, seen_k.transpose(1, 2)).div_(options.softcap).tanh_()
+                scores = torch.add(bias, capped, alpha=options.softcap)
+            if sinks is not None:
+                scores = torch.cat([scores, _sink_column(sinks, scores, block.batch)], -1)
             # In bfloat16 the kernel itself sums in float32.
             p = torch.softmax(scores, dim=-1)
-            saved += [padded, seen_k, seen_v, p]
-            places.unpad(torch.bmm(p, seen_v), outs[i])
+            saved += [padded, seen_k, seen_v, p, capped]
+            places.unpad(torch.bmm(p[..., : block.keys], seen_v), outs[i])
         ctx.save_for_backward(*saved)
         return out
 
@@ -161,19 +167,30 @@ class _ShortAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         packing: Packing = ctx.packing
         heads, kv_heads = ctx.shapes[0][1], ctx.shapes[1][1]
+        options: Options = ctx.options
+        sinks = options.sinks
+        grad_sinks = None if sinks is None else torch.zeros_like(sinks)
         grads = _make_rows(grad, packing, *ctx.shapes)
         grads_q, grads_k, grads_v = (x.split(packing.sizes) for x in grads)
         grads_out, saved = grad.split(packing.sizes), iter(ctx.saved_tensors)
         # In the row's order: a block adds to the gradient of the block it continues, which is
         # already written.
         for i, block in packing.short:
-            q, keys, values, p = (next(saved) for _ in range(4))
+            q, keys, values, p, capped = (next(saved) for _ in range(5))
             places, key_places = block.query_places(heads), block.key_places(kv_heads)
             # Gradients of padded queries must not reach keys and values.
             grad_out = places.clear(places.pad(grads_out[i])).view(*q.shape[:2], -1)
             grad_p = torch.bmm(grad_out, values.transpose(1, 2))
+            if grad_sinks is not None:
+                grad_p = F.pad(grad_p, (0, 1))
             grad_scores = torch._softmax_backward_data(grad_p, p, -1, p.dtype)
-            places.unpad(torch.bmm(grad_scores, keys).mul_(ctx.scale), grads_q[i])
+            if grad_sinks is not None:
+                at_sinks = grad_scores[..., -1].view(block.batch, heads, -1)
+                grad_sinks += at_sinks.sum((0, 2))
+                grad_scores, p = grad_scores[..., :-1], p[..., :-1]
+            if capped is not None:
+                grad_scores = grad_scores * (1 - capped.square())
+            places.unpad(torch.bmm(grad_scores, keys).mul_(options.scale), grads_q[i])
             for rows, seen in (
                 (grads_k, torch.bmm(grad_scores.transpose(1, 2), q)),
                 (grads_v, torch.bmm(p.transpose(1, 2), grad_out)),
@@ -182,7 +199,14 @@ class _ShortAttention(torch.autograd.Function):
                 if block.context is not None:
                     seen = seen.view(block.batch, kv_heads, block.keys, -1)
                     rows[block.context].add_(seen[:, :, : block.before].sum(0).transpose(0, 1))
-        return *grads, None, None, None
+        return *grads, grad_sinks, None, None
+
+
+def _sink_column(sinks: torch.Tensor, scores: torch.Tensor, batch: int) -> torch.Tensor:
+    """The sinks [Hq] as one more key of scores [batch · Hkv, Hq / Hkv · L, keys]."""
+    column = sinks.to(scores.dtype).view(1, -1, 1).expand(batch, -1, -1)
+    length = scores.shape[0] * scores.shape[1] // column[..., 0].numel()
+    return column.expand(-1, -1, length).reshape(*scores.shape[:2], 1)
 
 
 def _make_rows(like: torch.Tensor, packing: Packing, *shapes: Sequence[int]) -> list[torch.Tensor]:
@@ -198,11 +222,14 @@ def _visible_rows(rows: Sequence[torch.Tensor], i: int, block: Block) -> torch.T
 
 
 def _fused_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block: Block, options: _Options
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block: Block, options: Options
 ) -> torch.Tensor:
     """Attention of one block's queries to its visible keys and values."""
     heads, kv_heads = q.shape[1], k.shape[1]
     places, key_places = block.query_places(heads), block.key_places(kv_heads)
+    if not options.is_plain:
+        padded = places.pad(q), key_places.pad(k), key_places.pad(v)
+        return places.unpad(_chunked_attention(*padded, block.mask(options.window), options))
     plain = options.window is None and block.context is None
     out = F.scaled_dot_product_attention(
         places.pad(q),
@@ -215,6 +242,48 @@ def _fused_attention(
         enable_gqa=heads != kv_heads,
     )
     return places.unpad(out)
+
+
+def _chunked_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, options: Options
+) -> torch.Tensor:
+    """`plain_attention` of some queries at a time. The backward pass computes their scores again,
+    so that those of all queries are never in memory."""
+    outs = [
+        checkpoint(plain_attention, queries, k, v, visible, options, use_reentrant=False)
+        for queries, visible in zip(
+            q.split(_QUERY_CHUNK, -2), mask.split(_QUERY_CHUNK, -2), strict=True
+        )
+    ]
+    return torch.cat(outs, -2)
+
+
+def plain_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, options: Options
+) -> torch.Tensor:
+    """Attention with all options, by its definition; softmax in float32.
+
+    Args:
+        q: [..., Hq, L, d].
+        k: [..., Hkv, K, d]; Hkv divides Hq.
+        v: [..., Hkv, K, dv].
+        mask: True where a query sees a key; broadcast to [..., Hkv, Hq / Hkv, L, K].
+        options: the window is unused, since `mask` has it.
+
+    Returns:
+        [..., Hq, L, dv].
+    """
+    queries = q.unflatten(-3, (k.shape[-3], -1))
+    scores = (queries * options.scale) @ k.unsqueeze(-3).transpose(-1, -2)
+    if options.softcap is not None:
+        scores = torch.tanh(scores / options.softcap) * options.softcap
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if options.sinks is not None:
+        column = options.sinks.view(*scores.shape[-4:-2], 1, 1).to(scores.dtype)
+        scores = torch.cat([scores, column.expand(*scores.shape[:-1], 1)], -1)
+    weights = torch.softmax(scores, -1, dtype=torch.float32)[..., : k.shape[-2]].to(v.dtype)
+    weights = F.dropout(weights, options.dropout)
+    return (weights @ v.unsqueeze(-3)).flatten(-4, -3)
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:

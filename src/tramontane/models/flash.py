@@ -194,7 +194,7 @@ class CachedKeys:
         values: torch.Tensor,
         scale: float,
         window: int | None = None,
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Softmax attention of each row to its keys.
 
         Args:
@@ -205,14 +205,15 @@ class CachedKeys:
             window: number of the row's last keys that it sees; None for all.
 
         Returns:
-            [B, Hq, d].
+            The output [B, Hq, d], and the logarithm of the softmax's denominator [Hq, B] float32.
         """
         if self._spans == 1 or window is not None:  # the kernel does not read beyond the window
-            return self._whole.attend(query, keys, values, scale, window)[0]
+            return self._whole.attend(query, keys, values, scale, window)
         repeated = query.repeat(self._spans, 1, 1)
         out, log_sum = self._parts.attend(repeated, keys, values, scale, None)
         rows = self._empty.shape
-        return merge(out.unflatten(0, rows), log_sum.unflatten(1, rows), self._empty)
+        log_sum = log_sum.unflatten(1, rows).masked_fill(self._empty, float("-inf"))
+        return merge(out.unflatten(0, rows), log_sum), log_sum.logsumexp(1)
 
 
 class _Rows(NamedTuple):
@@ -245,21 +246,21 @@ class _Rows(NamedTuple):
         return out, log_sum
 
 
-def merge(out: torch.Tensor, log_sum: torch.Tensor, empty: torch.Tensor) -> torch.Tensor:
+def merge(out: torch.Tensor, log_sum: torch.Tensor) -> torch.Tensor:
     """Attention to all keys, from attention to each of several spans of them.
 
     A span's weight is its share of the softmax's denominator.
 
     Args:
         out: [spans, B, H, d], attention to each span; finite for empty ones.
-        log_sum: [H, spans, B] float32, the logarithm of each span's denominator.
-        empty: [spans, B] bool, True for spans without keys. No row may have only these.
+        log_sum: [H, spans, B] float32, the logarithm of each span's denominator; −∞ for spans
+            without keys. No row may have only these.
 
     Returns:
         [B, H, d].
     """
     spans = len(out)
-    weights = torch.softmax(log_sum.masked_fill(empty, float("-inf")), 1).permute(2, 0, 1)
+    weights = torch.softmax(log_sum, 1).permute(2, 0, 1)
     weights = weights.to(out.dtype, memory_format=torch.contiguous_format)
     # One product for each row and head: [1, spans] · [spans, d].
     parts = out.flatten(1, 2).transpose(0, 1)

@@ -1,0 +1,174 @@
+"""Attention that is more than a softmax over a layer's own keys: latent attention, layers
+that share keys and values, attention sinks and capped scores. In the engine, and packed in training, against
+transformers' own eager forward."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    Gemma2Config,
+    Gemma4TextConfig,
+    GptOssConfig,
+)
+
+from tests.generator.slot_models import (
+    EOS,
+    VOCAB,
+    chosen,
+    finish,
+    make_requests,
+    reference_logprobs,
+)
+from tests.generator.test_parking import converse
+from tramontane.generator import cache
+from tramontane.generator.engine import SlotEngine
+from tramontane.generator.forward import examine_model
+from tramontane.generator.graphs import run_directly
+from tramontane.models import attention
+from tramontane.models.packing import pack
+
+WINDOW = 7
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "eos_token_id": EOS,
+}
+LATENT = {
+    "num_key_value_heads": 4,
+    "head_dim": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+BOTH = ["sliding_attention", "full_attention"] * 2
+KINDS = {
+    "latent": (DeepseekV3Config, LATENT),
+    "shared": (
+        Gemma4TextConfig,
+        {
+            "layer_types": BOTH,
+            "sliding_window": WINDOW,
+            "num_kv_shared_layers": 2,
+            "global_head_dim": 8,
+            "hidden_size_per_layer_input": 4,
+            "vocab_size_per_layer_input": VOCAB,
+        },
+    ),
+    "sinks": (
+        GptOssConfig,
+        {
+            "layer_types": BOTH,
+            "sliding_window": WINDOW,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "capped": (
+        Gemma2Config,
+        {"layer_types": BOTH, "sliding_window": WINDOW, "attn_logit_softcapping": 2.0},
+    ),
+}
+
+
+def make_kind(kind: str):
+    """A model with wide weights, so that a wrong key, sink or cap shows."""
+    config_class, extra = KINDS[kind]
+    torch.manual_seed(0)
+    config = config_class(**SIZES | extra)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn_like(parameter)
+            if parameter.dim() > 1:
+                parameter.copy_(noise * parameter.shape[-1] ** -0.5)
+            else:
+                parameter.add_(noise * 0.3)
+    return model.eval()
+
+
+@pytest.mark.parametrize("layout", ["prefixes shared", "prefixes copied", "arena"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_logprobs_are_those_of_a_plain_forward(kind, layout, monkeypatch):
+    monkeypatch.setattr(cache, "SHARING_SLOTS", 1 if layout == "prefixes shared" else 1000)
+    model = make_kind(kind)
+    engine = SlotEngine(
+        copy.deepcopy(model).requires_grad_(False),
+        slots=6,
+        max_len=90,
+        eos_ids=[EOS],
+        prefill_tokens=64,
+        record=run_directly if layout == "arena" else None,
+    )
+    requests = make_requests(4, 3, seed=3, lengths=(1, 40), tokens=(5, 45))
+    engine.submit(requests)
+    for c in finish(engine).values():
+        expected = chosen(reference_logprobs(model, c.prompt_ids, c.token_ids), c.token_ids)
+        torch.testing.assert_close(torch.tensor(c.logprobs), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("record", [None, run_directly])
+@pytest.mark.parametrize("kind", KINDS)
+def test_parked_conversations_continue(kind, record):
+    model = make_kind(kind)
+    engine = SlotEngine(copy.deepcopy(model), slots=8, max_len=90, record=record)
+    for c in converse(engine).values():
+        drawn = [i for i, version in enumerate(c.versions) if version >= 0]
+        expected = chosen(reference_logprobs(model, c.prompt_ids, c.token_ids), c.token_ids)
+        got = torch.tensor(c.logprobs)[drawn]
+        torch.testing.assert_close(got, expected[drawn], atol=1e-4, rtol=0)
+    assert engine.stats.parked_tokens
+
+
+@pytest.mark.parametrize("short", [512, 8])  # by plain products, and by chunks of queries
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_gradients_are_those_of_each_sequence_alone(kind, short, monkeypatch):
+    monkeypatch.setattr("tramontane.models.packing.SHORT", short)
+    monkeypatch.setattr(attention, "_QUERY_CHUNK", 5)
+    model = make_kind(kind)
+    packed = copy.deepcopy(model)
+    packed.set_attn_implementation(attention.PACKED)
+    generator = torch.Generator().manual_seed(1)
+    prompt, *rest = (
+        torch.randint(3, VOCAB, (n,), generator=generator).tolist() for n in (6, 3, 19, 9, 1)
+    )
+    # Two sequences continue the first.
+    logits = packed(**pack([prompt, *rest], continues=[None, None, 0, 0, None])).logits[0]
+    parts = logits.split([len(prompt), *map(len, rest)])
+    alone = [prompt, rest[0], prompt + rest[1], prompt + rest[2], rest[3]]
+    plain = [model(torch.tensor([ids]), use_cache=False).logits[0] for ids in alone]
+    plain = [out[-len(part) :] for out, part in zip(plain, parts, strict=True)]
+    weights = [torch.randn(part.shape, generator=generator) for part in parts]
+    for outs in (parts, plain):
+        sum((out * w).sum() for out, w in zip(outs, weights, strict=True)).backward()
+    for part, out in zip(parts, plain, strict=True):
+        torch.testing.assert_close(part, out, atol=1e-4, rtol=1e-4)
+    for (name, p), q in zip(packed.named_parameters(), model.parameters(), strict=True):
+        if q.grad is not None:
+            bound = 1e-3 * float(q.grad.abs().max()) + 1e-5
+            assert float((p.grad - q.grad).abs().max()) < bound, name
+
+
+def test_layers_that_share_keys_are_cached_once():
+    model = make_kind("shared")
+    layout, _ = examine_model(model, 32)
+    own = 2 * 2 * (2 * 8)  # two layers, keys and values, of two heads
+    assert layout.token_bytes == own * 4
