@@ -29,6 +29,7 @@ from tramontane.errors import InputError
 from tramontane.models.attention import PACKED
 from tramontane.models.gpu import Build
 from tramontane.models.names import check_hub, folder_of, has_tokenizer, is_local, resolve
+from tramontane.models.states import separate_states
 from tramontane.models.weight_files import INDEX, WeightFiles, listed_files
 
 logger = logging.getLogger("tramontane")
@@ -141,6 +142,7 @@ def load_model(
     # the seventh digit). Once copied, equal weights give equal bits from any file.
     for parameter in loaded.parameters():
         parameter.data = parameter.data.clone()
+    separate_states(loaded)
     return loaded.to(device)
 
 

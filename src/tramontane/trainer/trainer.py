@@ -27,6 +27,7 @@ from tramontane.models import memory
 from tramontane.models.host import HostMemory
 from tramontane.models.loading import empty_model, load_model
 from tramontane.models.packing import pack
+from tramontane.models.states import separate_states
 from tramontane.models.weight_files import WeightFiles
 from tramontane.models.weights import BUCKET_BYTES, Bucket, Part, Weights, tied_names
 from tramontane.trainer import export, forwards, lora, sharding
@@ -84,6 +85,7 @@ class Trainer:
         self.version = 0
         self._writer = export.CheckpointWriter(model)
         forwards.disable_dropout(model)
+        separate_states(model)
         dtype = getattr(torch, config.dtype)
         self._adapters = lora.Adapters(model, config.lora, dtype) if config.lora else None
         self._reference = model
