@@ -14,6 +14,7 @@ pytest.importorskip("fastapi", reason="the page is not installed: pip install 't
 
 from tests.view.pages import HOSTILE, Page, make_run, served
 from tests.view.test_report import chart_titles
+from tramontane.evaluation.conversed import conversation_row
 from tramontane.models.loading import load_tokenizer
 from tramontane.run.folder import RunFolder
 from tramontane.types import (
@@ -30,7 +31,9 @@ from tramontane.types import (
     Verdict,
 )
 from tramontane.view import details, report
+from tramontane.view.answers import answers
 from tramontane.view.runs import Run
+from tramontane.view.summary import summary
 
 UPDATE = 6
 TURNS = (
@@ -121,6 +124,34 @@ def test_conversations_are_found_by_ending_and_tool(page: Page) -> None:
     assert page.get("rollouts", run=0, tool="calc")["rows"] == []
     rows = page.get("metrics", run=0, offset=0, mark=0)["rows"]
     assert rows[-1]["endings.max_turns"] == 0.5 and "endings" not in rows[-1]
+
+
+def test_a_conversation_begins_with_the_prompt_that_the_model_read(run: RunFolder) -> None:
+    found, tokens = Run(run.path, 0), Run(run.path, 0).tokens
+    for row in range(3):  # also the forked one, whose last sequence has another prompt
+        assert details.rollout(found, UPDATE, row)["prompt"] == tokens.text([1])
+    assert details.rollout(found, UPDATE, 3)["prompt"] is None
+
+
+def test_an_evaluation_s_conversations_are_shown_turn_by_turn(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", updates=1)
+    said = conversation(0)
+    row = {
+        "group": 0, "problem_id": "p", "problem": "What is 3 + 4?", "reference": "7", "index": 0,
+        "language": "en", "domain": "math", "difficulty": 1, "text": said.text,
+        "tokens": 9, "verdict": "right", "reward": 1.0,
+        "thinking_tokens": 3, "finish_reason": "stop", "reason": "", "answer": "7", "parts": {},
+        **conversation_row(said),
+    }  # fmt: skip
+    (folder.path / "evaluation_before.jsonl").write_text(json.dumps(row) + "\n")
+    run = Run(folder.path, 0)
+    [sample] = summary(run)["samples"]
+    [(when, end)] = sample["ends"]
+    assert (when, end["prompt"]) == ("before", run.tokens.text([1]))
+    assert [turn["text"] for turn in end["turns"]] == [turn.text for turn in said.turns]
+    assert end["turns"][1]["messages"][0]["content"] == HOSTILE
+    [answer] = [a for a in answers(run, "p")["rows"] if a["source"] == "before"]
+    assert answer["prompt"] == end["prompt"] and len(answer["turns"]) == 3
 
 
 def test_endings_and_waits_are_plotted(run: RunFolder) -> None:

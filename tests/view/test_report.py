@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tramontane.run.folder import RunFolder
 from tramontane.types import Completion, FilterReason, Group, Problem, Verdict
 from tramontane.view import report
 from tramontane.view.report import write_report
+from tramontane.view.runs import Run
 
 UPDATES = 12
 HOSTILE = "<script>alert('x')</script> & <b>bold</b>"
@@ -384,3 +386,26 @@ def test_excerpts_of_evaluations_are_shown_without_tables(tmp_path: Path) -> Non
     shown = answers_of(write_report(tmp_path))["summary"]
     assert shown["tables"] == []
     assert len(shown["samples"]) == 7
+
+
+def test_examples_are_of_the_usual_verdict_and_no_table_is_empty(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    shown = answers_of(write_report(path))["summary"]
+    assert all(table["rows"] for table in shown["tables"])
+    run = Run(path, 0)
+    for trace in shown["traces"]:
+        part = run.rollouts.of(trace["update"])
+        assert part is not None
+        kept = [row for row in part.table.to_pylist() if row["filtered"] is None]
+        usual = Counter(row["verdict"] for row in part.table.to_pylist()).most_common(1)[0][0]
+        verdict = part.table["verdict"][trace["row"]].as_py()
+        assert verdict == usual or all(row["verdict"] != usual for row in kept)
+
+
+def test_several_pairs_are_shown_of_one_language(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    for file in path.glob("evaluation_*.jsonl"):
+        rows = [json.loads(line) | {"language": "en"} for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    samples = answers_of(write_report(path))["summary"]["samples"]
+    assert len(samples) == 3 and len({sample["problem"] for sample in samples}) == 3

@@ -184,6 +184,29 @@ def test_results_come_in_order_and_in_pages(page: Page) -> None:
     assert last == [None] * (ALL // 3)  # filtered groups have none
 
 
+def test_groups_are_rows_with_their_completions(page: Page) -> None:
+    found = page.get("rollouts", run=0, by="group", limit=200)
+    assert found["count"] == len(found["rows"]) == UPDATES * GROUPS
+    assert [row["update"] for row in found["rows"]] == [
+        update for update in range(UPDATES, 0, -1) for _ in range(GROUPS)
+    ]
+    every = page.get("rollouts", run=0, limit=200)["rows"]
+    for row in found["rows"]:
+        members = [r for r in every if r["group"] == row["group"]]
+        assert [m["row"] for m in row["members"]] == [m["row"] for m in members]
+        assert row["reward"] == pytest.approx(sum(m["reward"] for m in members) / SIZE)
+        assert row["right"] == sum(m["verdict"] == "right" for m in members)
+        assert row["problem"] == members[0]["problem"]
+    by_reward = page.get("rollouts", run=0, by="group", sort="reward", limit=200)["rows"]
+    assert [row["reward"] for row in by_reward] == sorted(
+        (row["reward"] for row in by_reward), reverse=True
+    )
+    second = page.get("rollouts", run=0, by="group", limit=4, offset=4)["rows"]
+    assert second == found["rows"][4:8]
+    right = page.get("rollouts", run=0, by="group", verdict="right", limit=200)["rows"]
+    assert right and all(row["right"] == len(row["members"]) for row in right)
+
+
 def test_a_range_that_is_none_is_explained(page: Page) -> None:
     status, _, content = page.answer(f"{page.address}api/rollouts?run=0&reward=high")
     assert status == 422 and b"low..high" in content

@@ -13,11 +13,13 @@ Row = dict[str, Any]  # of an evaluation
 
 
 def conversation_row(completion: Completion) -> Row:
-    """The columns of a conversation: `ending`, `ending_reason`, `inserted_tokens` (of `tokens`) and
-    `turns`, each as in `TurnRecord`; empty for a completion without an environment."""
+    """The columns of a conversation: the `prompt_ids` that it began with, `ending`,
+    `ending_reason`, `inserted_tokens` (of `tokens`) and `turns`, each as in `TurnRecord`; empty for
+    a completion without an environment."""
     if completion.ending is None:
         return {}
     return {
+        "prompt_ids": completion.sequences[0].prompt_ids,
         "ending": completion.ending,
         "ending_reason": completion.ending_reason,
         "inserted_tokens": sum(s.versions.count(INSERTED) for s in completion.sequences),

@@ -84,8 +84,9 @@ def answers(run: Run, problem_id: str) -> Row:
             if row["problem_id"] != problem_id:
                 continue
             statement, reference = row.get("problem"), row.get("reference")
-            kept = ("index", "verdict", "reward", "tokens", "reason", "text", "answer")
-            rows.append({"source": name} | {key: row.get(key) for key in kept})
+            kept = ("index", "verdict", "reward", "tokens", "reason", "text", "answer", "turns")
+            shown = {"source": name} | {key: row.get(key) for key in kept}
+            rows.append(shown | {"prompt": run.tokens.text(row.get("prompt_ids"))})
     return {"problem": statement, "reference": reference, "rows": rows}
 
 

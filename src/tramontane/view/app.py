@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pyarrow.compute as pc
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
@@ -146,12 +146,14 @@ def find_rollouts(
     descending: bool = True,
     offset: int = 0,
     limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 50,
+    by: Literal["completion", "group"] = "completion",
 ) -> Json:
     if sort not in search.SORTS:
         raise HTTPException(422, f"sort must be one of {', '.join(search.SORTS)}")
     found = run.searches.find(query)
     found.advance(search.SECONDS)
-    return Json(found.page(sort, descending, max(0, offset), limit))
+    page = found.groups if by == "group" else found.page
+    return Json(page(sort, descending, max(0, offset), limit))
 
 
 @api.get("/rollout")

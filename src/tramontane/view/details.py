@@ -20,7 +20,8 @@ TOKENWISE = ("token_ids", "tokens_text", "logprobs", "log_ratios", "versions")  
 def rollout(run: Run, update: int, row: int) -> Row:
     """A completion with its tokens, and the completions of its group.
 
-    `tokens_text` is None without a tokenizer; it, `logprobs`, `log_ratios` and `versions` have an
+    `prompt` is what a conversation began with, and None otherwise. `tokens_text` is None without a
+    tokenizer; it, `logprobs`, `log_ratios` and `versions` have an
     entry per token. In a conversation, each of its `turns` has its own.
 
     Raises:
@@ -32,6 +33,8 @@ def rollout(run: Run, update: int, row: int) -> Row:
     found["token_ids"] = found["token_ids"] or []
     found["tokens_text"] = texts = run.tokens.texts(found["token_ids"])
     earlier = [_earlier(sequence, run) for sequence in found.pop("earlier") or ()]
+    first = next((sequence["prompt_ids"] for sequence in earlier), found.pop("prompt_ids"))
+    found["prompt"] = run.tokens.text(first)
     if found["turns"]:
         found["turns"] = [_with_tokens(turn, [*earlier, found]) for turn in found["turns"]]
         found |= {name: [] for name in TOKENWISE}

@@ -169,7 +169,7 @@ class Rollouts:
         names = [
             "problem", "reference", "text", "answer", "filtered_detail", "parts",
             "token_ids", "logprobs", "log_ratios", "version_spans",
-            "ending_reason", "turns", "earlier",
+            "ending_reason", "turns", "earlier", "prompt_ids",
         ]  # fmt: skip
         found = self.wide(part, row, names)
         return found | {"versions": versions_of(found.pop("version_spans") or [])}

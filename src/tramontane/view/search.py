@@ -147,8 +147,55 @@ class Search:
             for row, texts in zip(members, wide, strict=True):
                 row["problem"] = _snippet(texts["problem"] or "", self.query.problem)
                 row["snippet"] = _snippet(texts["text"] or "", self.query.text)
+        return self._progress() | {"rows": rows}
+
+    def groups(self, sort: str, descending: bool, offset: int, limit: int) -> Row:
+        """The groups of the rows found so far, in order, each with its `members` among them, how
+        many are `right`, and the means of reward and tokens."""
+        found = np.sort(self.found)
+        taken = self.table.take(pa.array(found, pa.int64()))
+        numbers = np.stack([np.asarray(taken["part"]), np.asarray(taken["group"])])
+        _, firsts, of = np.unique(numbers, axis=1, return_index=True, return_inverse=True)
+        of, counts = of.reshape(-1), np.bincount(of.reshape(-1), minlength=len(firsts))
+
+        def means(name: str) -> NDArray[np.float64]:
+            values = np.asarray(pc.fill_null(taken[name].cast(pa.float64()), 0.0), dtype=float)
+            return np.bincount(of, values, len(firsts)) / np.maximum(counts, 1)
+
+        values = numbers[0][firsts].astype(float) if sort == "update" else means(sort)
+        # Within an update, groups keep the order of their rows.
+        places = np.lexsort((firsts, -values if descending else values))
+        rewards, tokens, rows = means("reward"), means("tokens"), []
+        for place in places[offset : offset + limit]:
+            members = taken.take(pa.array(np.flatnonzero(of == place), pa.int64())).to_pylist()
+            first = members[0]
+            kept = ("update", "group", "problem_id", "language", "filtered", "row")
+            rows.append(
+                {key: first[key] for key in kept}
+                | {
+                    "problem": self._problem(first),
+                    "right": sum(member["verdict"] == "right" for member in members),
+                    "reward": float(rewards[place]),
+                    "tokens": float(tokens[place]),
+                    "members": [
+                        {key: m[key] for key in ("row", "index", "verdict", "reward")}
+                        for m in members
+                    ],
+                }
+            )
+        return self._progress() | {"rows": rows, "count": len(firsts)}
+
+    def _problem(self, row: Row) -> str:
+        part = self.parts[row["part"]]
+        try:
+            text = self.rollouts.wide(part, row["row"], ["problem"])["problem"]
+        except InputError:
+            self.unreadable.add(part.path.name)
+            text = None
+        return _snippet(text or "", self.query.problem)
+
+    def _progress(self) -> Row:
         return {
-            "rows": rows,
             "count": len(self.found),
             "total": len(self.table),
             "done": self.done,

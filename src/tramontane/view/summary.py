@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain, islice, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 Results = Mapping[str, "EvaluationResult"]  # `before` and `after`, where measured
-MAX_SAMPLES = 8  # evaluation problems shown, one for each language
+MAX_SAMPLES = 8  # evaluation problems shown, in turn from each language
+MIN_SAMPLES = 3  # evaluation problems shown of a single language
 MAX_EVENTS = 200  # the newest
 MAX_POINTS = 100  # of a curve
 
@@ -154,7 +157,7 @@ def _tables(results: Results) -> list[Row]:
             "rows": [(key, [e[title][key].to_dict() for e in found.values()]) for key in rows],
         }
         for title, rows in next(iter(found.values()), {}).items()
-        if list(rows) != ["unknown"]  # one group: all problems
+        if rows and list(rows) != ["unknown"]  # one group: all problems
     ]
 
 
@@ -220,11 +223,8 @@ def _samples(run: Run, before: list[Row], after: list[Row]) -> list[Row]:
     later: dict[tuple[str, str | None], Row] = {}
     for row in after:
         later.setdefault((row["problem"], row.get("effort")), row)
-    chosen: dict[str | None, Row] = {}
-    for row in before or after:
-        chosen.setdefault(row.get("language"), row)
     samples = []
-    for language, row in list(chosen.items())[:MAX_SAMPLES]:
+    for row in _chosen(before or after):
         found = [
             ("before", row if before else None),
             ("after", later.get((row["problem"], row.get("effort")))),
@@ -232,23 +232,38 @@ def _samples(run: Run, before: list[Row], after: list[Row]) -> list[Row]:
         samples.append(
             {
                 "problem": row["problem"],
-                "language": language,
+                "language": row.get("language"),
                 "reference": row.get("reference"),
-                "ends": [(when, _judged(end, tags)) for when, end in found if end],
+                "ends": [(when, _judged(end, tags, run)) for when, end in found if end],
             }
         )
     return samples
 
 
-def _judged(row: Row, tags: ThinkingTags) -> Row:
+def _chosen(rows: Sequence[Row]) -> list[Row]:
+    """The first completion of some problems: the first of each language, then the second ones."""
+    problems: dict[tuple[Any, Any, Any], Row] = {}
+    for row in rows:
+        problems.setdefault((row["problem"], row.get("effort"), row.get("language")), row)
+    languages: dict[Any, list[Row]] = {}
+    for row in problems.values():
+        languages.setdefault(row.get("language"), []).append(row)
+    ordered = chain.from_iterable(zip_longest(*languages.values()))
+    wanted = min(MAX_SAMPLES, max(MIN_SAMPLES, len(languages)))
+    return [*islice(filter(None, ordered), wanted)]
+
+
+def _judged(row: Row, tags: ThinkingTags, run: Run) -> Row:
     thoughts, answer = split_response(row["text"], tags)
-    kept = {key: row.get(key) for key in ("verdict", "reward", "reason")}
-    return kept | {"thoughts": thoughts, "answer": answer.lstrip("\n")}
+    kept = {key: row.get(key) for key in ("verdict", "reward", "reason", "turns")}
+    prompt = run.tokens.text(row.get("prompt_ids"))
+    return kept | {"thoughts": thoughts, "answer": answer.lstrip("\n"), "prompt": prompt}
 
 
 def traces(run: Run) -> list[Row]:
-    """`update` and `row` of the trained completion sampled by the most weight versions, in each of
-    three updates: at one third, two thirds and the end of the run."""
+    """`update` and `row` of a completion in each of three updates: at one third, two thirds and the
+    end of the run. Among the trained completions with the update's most frequent verdict, so that
+    it stands for the others, it is the one sampled by the most weight versions."""
     parts = [part for part in run.rollouts.refresh() if not part.damage]
     places = sorted({(len(parts) * third - 1) // 3 for third in (1, 2, 3)} - {-1})
     found = [(parts[place].update, _most_versions(parts[place])) for place in places]
@@ -256,12 +271,16 @@ def traces(run: Run) -> list[Row]:
 
 
 def _most_versions(part: UpdateFile) -> int | None:
-    """The row of the trained completion sampled by the most versions, the first of several."""
-    spans = [
-        (len({*row["versions"]}), -number)
-        for number, row in enumerate(
-            rollouts.read_rollouts(part.path, ["filtered", "version_spans"])
-        )
-        if row["versions"] and row["filtered"] is None
-    ]
-    return -max(spans)[1] if spans else None
+    """The row of the completion that `traces` shows, the first of several."""
+    names = ["filtered", "verdict", "version_spans"]
+    rows = list(enumerate(rollouts.read_rollouts(part.path, names)))
+    usual = Counter(row["verdict"] for _, row in rows).most_common()
+    for verdict, _ in usual:
+        spans = [
+            (len({*row["versions"]}), -number)
+            for number, row in rows
+            if row["versions"] and row["filtered"] is None and row["verdict"] == verdict
+        ]
+        if spans:
+            return -max(spans)[1]
+    return None

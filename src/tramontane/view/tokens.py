@@ -54,6 +54,11 @@ class Tokens:
                     self._tokenizer = Tokenizer.from_file(str(file))
         return token_texts(self._tokenizer, token_ids)
 
+    def text(self, token_ids: Sequence[int] | None) -> str | None:
+        """The text of some tokens; None without a tokenizer or tokens. See `texts` for errors."""
+        texts = self.texts(token_ids) if token_ids else None
+        return None if texts is None else "".join(texts)
+
     def _find(self) -> Path | None:
         taken = numbered(self.run / "checkpoints")
         folders = [*(folder / "weights" for folder in taken), self.run / "sft"]

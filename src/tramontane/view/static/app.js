@@ -17,6 +17,7 @@ const TABS = [["summary", "Summary"], ["curves", "Curves"], ["rollouts", "Rollou
   ["compare", "Compare"], ["audit", "Audit"], ["timeline", "Timeline"]].filter(([view]) => !isReport || HELD.includes(view));
 const COMMON = [[`1 … ${TABS.length}`, "go to a view"], ["?", "these shortcuts"], ["t", "colors: system, light, dark"],
   ["Esc", "back, or close"]];
+const PATIENCE = 150; // milliseconds before a view that is loading says so
 const THEMES = ["system", "light", "dark"];
 
 const main = document.getElementById("main");
@@ -65,11 +66,16 @@ async function show() {
   main.className = name;
   document.title = `${(TABS.find(([view]) => view === tab) || ["", ""])[1]} · ${isReport ? page.runs[0].name : "Tramontane"}`;
   page.say("");
+  const late = setTimeout(() => page.say("Loading …"), PATIENCE);
   try {
     await current.show(main, values, page);
+    page.say("");
   } catch (error) {
+    page.say("");
     if (error.name === "AbortError") return;
     replace(main, h("p", { class: "error", role: "alert" }, error.message));
+  } finally {
+    clearTimeout(late);
   }
 }
 

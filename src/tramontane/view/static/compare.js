@@ -2,6 +2,7 @@
 
 import { h, replace, badge, number, signed } from "./dom.js";
 import { get } from "./api.js";
+import { transcript } from "./conversation.js";
 
 export const SHORTCUTS = [["/", "find a problem"], ["j k", "next problem, problem before"]];
 
@@ -58,11 +59,11 @@ function side(run, answers, source) {
   const first = answers.rows.findLastIndex((row) => row.source === source);
   const pick = async (i) => {
     const row = answers.rows[i];
-    const text = row.text ?? (await get("rollout", { run, update: row.update, row: row.row })).text;
+    const whole = row.text === undefined ? await get("rollout", { run, update: row.update, row: row.row }) : row;
     replace(box, h("p", { class: "line" }, badge(row.verdict), ` reward ${number(row.reward)}`,
       row.advantage === null || row.advantage === undefined ? "" : ` · advantage ${signed(row.advantage)}`, ` · ${row.tokens} tokens`,
       row.reason ? ` · ${row.reason}` : "", row.source === "training" ? [" · ", page.link("rollout", { run, update: row.update, row: row.row }, "tokens")] : null),
-    h("pre", { class: "completion" }, text));
+    whole.turns && whole.turns.length ? transcript(whole) : h("pre", { class: "completion" }, whole.text));
   };
   if (first >= 0) pick(first);
   return h("section", { class: "side", vars: { "--c": page.runs[+run].color } }, h("h2", {}, h("i", {}), page.runs[+run].label),

@@ -3,8 +3,19 @@
 import { h, clock, number } from "./dom.js";
 import { tokens } from "./shading.js";
 
+const opening = (prompt) => (prompt
+  ? h("article", { class: "message answer" }, h("header", {}, h("b", {}, "prompt"), h("span", {}, "what the model read first")), h("pre", {}, prompt)) : null);
+
+// The same without tokens, for what an evaluation recorded.
+export function transcript({ prompt, turns }) {
+  return h("div", { class: "turns" }, opening(prompt), turns.map((turn) => [
+    h("article", { class: "message model" }, h("header", {}, h("b", {}, "model")), h("pre", {}, turn.text)),
+    turn.messages.map((message) => h("article", { class: "message answer" }, h("header", {}, h("b", {}, message.role)), h("pre", {}, message.content))),
+  ]));
+}
+
 export function conversation(data, kind, readout) {
-  return h("div", { class: "turns" }, data.turns.map((turn, n) => [
+  return h("div", { class: "turns" }, opening(data.prompt), data.turns.map((turn, n) => [
     h("article", { class: "message model" },
       h("header", {}, h("b", {}, "model"), h("span", {}, `turn ${n + 1}`),
         turn.sequence && turn.sequence !== data.turns[n - 1].sequence ? h("span", {}, "of a new sequence: the template rewrote the turns before") : null,

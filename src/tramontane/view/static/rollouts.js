@@ -12,6 +12,8 @@ let page, values, main, controller, list, status, pager, form;
 export let found = { rows: [], run: 0, place: "" }; // the rows shown last and their address, for the view of one
 let offset = 0;
 
+const grouped = () => values.by === "group";
+
 export function leave() { if (controller) controller.abort(); }
 
 export async function show(theMain, theValues, thePage) {
@@ -40,18 +42,20 @@ function filters(facets) {
   const choice = (name, label, all, listed = options(name, all)) => listed.length > 1
     ? select(label, listed, values[name] || "", (value) => change({ [name]: value })) : null;
   const filtered = Object.entries(facets.filtered).filter(([key]) => key !== "None").map(([key, n]) => [key, `filtered: ${key} (${n.toLocaleString("en")})`]);
+  const open = !matchMedia("(max-width: 700px)").matches || FIELDS.some((name) => values[name]);
   return h("form", { class: "filters", role: "search", onsubmit: (event) => { event.preventDefault(); change({}); } },
-    h("div", { class: "wide" },
+    h("details", { class: "fold", open }, h("summary", {}, "Filters"), h("div", { class: "wide" },
       page.runs.length > 1 ? page.runPicker(+values.run, (value) => page.go("rollouts", { ...values, run: value, offset: "" })) : null,
       text("text", "Completion", "part of the text  ( / )"), text("problem", "Problem", "part of the statement or id"),
       text("reason", "Reason", "part of the verdict’s reason")),
     h("div", { class: "narrow" },
+      select("Rows", [["", "completions"], ["group", "groups"]], values.by || "", (by) => page.go("rollouts", { ...values, by, offset: "" })),
       choice("verdict", "Verdict", "any"), choice("language", "Language", "any"), choice("domain", "Domain", "any"),
       choice("finish_reason", "Ended by", "any"), choice("ending", "Ending", "any"), choice("tool", "Tool called", "any"),
       choice("trained", "Used", "any", [["", "any"], ["trained", "trained on"], ...(filtered.length > 1 ? [["filtered", "filtered"]] : []), ...filtered]),
       range("reward", "Reward", "0.5..1"), range("tokens", "Length", "100..200"), range("update", "Update", "1..10"),
       range("version", "Version", "3"),
-      h("button", { type: "button", class: "quiet", onclick: () => page.go("rollouts", { run: values.run }) }, "Clear")));
+      h("button", { type: "button", class: "quiet", onclick: () => page.go("rollouts", { run: values.run }) }, "Clear"))));
 }
 
 let waiting = null;
@@ -88,6 +92,10 @@ function head() {
       change({ sort: name, order });
       event.target.closest("thead").replaceWith(head());
     } }, label, values.sort === name ? (values.order === "desc" ? " ↓" : " ↑") : ""));
+  if (grouped()) {
+    return h("thead", {}, h("tr", {}, sorted("update", "Update"), h("th", { scope: "col" }, "Problem, and the rewards of its completions"),
+      h("th", { scope: "col" }, "Verdicts"), sorted("reward", "Mean reward"), sorted("tokens", "Mean tokens"), h("th", { scope: "col" }, "Language")));
+  }
   return h("thead", {}, h("tr", {}, sorted("update", "Update"), h("th", { scope: "col" }, "Problem and completion"),
     h("th", { scope: "col" }, "Verdict"), sorted("reward", "Reward"), sorted("advantage", "Advantage"), sorted("tokens", "Tokens"),
     h("th", { scope: "col" }, "Language"), h("th", { scope: "col", class: "n" }, "Versions")));
@@ -98,12 +106,12 @@ async function run() {
   if (controller) controller.abort();
   controller = new AbortController();
   const signal = controller.signal;
-  const params = { run: values.run, sort: values.sort, descending: values.order === "desc", offset, limit: LIMIT };
+  const params = { run: values.run, by: values.by, sort: values.sort, descending: values.order === "desc", offset, limit: LIMIT };
   for (const name of FIELDS) params[name] = values[name];
   try {
     for (;;) {
       const answer = await get("rollouts", params, signal);
-      found = { rows: answer.rows, run: +values.run, place: location.hash };
+      found = { rows: grouped() ? answer.rows.flatMap((r) => r.members.map((m) => ({ ...m, update: r.update }))) : answer.rows, run: +values.run, place: location.hash };
       draw(answer);
       if (answer.done) return;
     }
@@ -114,10 +122,10 @@ async function run() {
 
 function draw(answer) {
   const all = answer.total.toLocaleString("en"), count = answer.count.toLocaleString("en");
-  status.textContent = answer.done ? `${count} of ${all} completions` : `${count} found in ${answer.scanned} of ${answer.files} updates …`;
+  status.textContent = answer.done ? (grouped() ? `${count} groups` : `${count} of ${all} completions`) : `${count} found in ${answer.scanned} of ${answer.files} updates …`;
   if (answer.unreadable.length) status.textContent += `; damaged files, not shown: ${answer.unreadable.join(", ")}`;
   const focused = [...list.children].indexOf(document.activeElement.closest && document.activeElement.closest("tr"));
-  replace(list, answer.rows.map(row));
+  replace(list, answer.rows.map(grouped() ? groupRow : row));
   if (focused >= 0 && list.children[focused]) list.children[focused].querySelector("a").focus();
   const last = Math.min(offset + LIMIT, answer.count);
   replace(pager, answer.count > LIMIT || offset ? [
@@ -136,6 +144,18 @@ function row(r) {
     h("td", { class: "n", "data-label": "reward" }, number(r.reward)), h("td", { class: "n", "data-label": "advantage" }, signed(r.advantage)),
     h("td", { class: "n", "data-label": "tokens" }, r.tokens), h("td", { "data-label": "language" }, r.language || "–"),
     h("td", { class: "n", "data-label": "versions" }, versions));
+}
+
+// A group: its problem once, and a link to each of its completions.
+function groupRow(r) {
+  return h("tr", { onclick: (event) => { if (!event.target.closest("a") && !String(getSelection())) open(r); } },
+    h("td", { class: "n" }, r.update),
+    h("td", { class: "texts" }, page.link("rollout", { run: values.run, update: r.update, row: r.row }, h("span", { class: "problem" }, r.problem || r.problem_id)),
+      h("span", { class: "members" }, r.members.map((m) => h("a", { href: `#rollout?${new URLSearchParams({ run: values.run, update: r.update, row: m.row })}`, class: `badge ${m.verdict || "other"}`,
+        title: `completion ${m.index}: ${m.verdict}, reward ${number(m.reward)}` }, number(m.reward, 2))))),
+    h("td", {}, `${r.right} of ${r.members.length} right`, r.filtered ? h("span", { class: "tag" }, r.filtered) : null),
+    h("td", { class: "n", "data-label": "reward" }, number(r.reward)), h("td", { class: "n", "data-label": "tokens" }, number(r.tokens, 0)),
+    h("td", { "data-label": "language" }, r.language || "–"));
 }
 
 function marked(text, pattern) {

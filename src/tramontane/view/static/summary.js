@@ -5,6 +5,7 @@ import { get, holds, measured } from "./api.js";
 import { Chart } from "./chart.js";
 import { fill, sections } from "./charts.js";
 import { legend, tokens } from "./shading.js";
+import { conversation, transcript } from "./conversation.js";
 
 export const SHORTCUTS = [["← →", "move the cursor of a focused chart, or through focused tokens"]];
 
@@ -35,9 +36,9 @@ export async function show(main, theValues, page) {
     section(learning.length, title, h("div", { class: "charts" }, learning.map(({ chart }) => chart.element)),
       h("p", { class: "note" }, page.link("curves", {}, "All curves"), ", over updates or time.")),
     section(found.samples.length, "Completions before and after",
-      h("p", { class: "note" }, "The first completion of the first evaluation problem in each language; not selected by result."), found.samples.map(sample)),
+      h("p", { class: "note" }, "The first completion of the first evaluation problems in each language; not selected by result."), found.samples.map(sample)),
     section(traces.length, "Written by several policies",
-      h("p", { class: "note" }, "Completions of training, shaded by the version of the weights that sampled each token. Shown: from the updates at one third, two thirds and the end of the run, the completion that the most versions wrote."),
+      h("p", { class: "note" }, "Completions of training, shaded by the version of the weights that sampled each token. Shown: from the updates at one third, two thirds and the end of the run, the one that the most versions wrote of those with the update’s most frequent verdict."),
       traces.map((data) => trace(data, run, page))),
     section(found.changes.length, "Changed during the run", panel(["from update", "key", "before", "after"],
       found.changes.map((c) => [c.update, c.key, text(c.before), text(c.after)]))),
@@ -84,11 +85,12 @@ const panel = (heads, rows) => h("div", { class: "panel" }, h("table", { class: 
   h("tbody", {}, rows.map((row) => h("tr", {}, row.map((value) => h("td", {}, value)))))));
 
 function sample(found) {
-  return h("article", { class: "panel" }, h("p", { class: "statement asked-for", lang: found.language }, found.problem),
+  return h("article", { class: "panel" },
+    h("p", { class: "statement asked-for", lang: found.language }, found.ends.some(([, row]) => row.prompt) ? h("span", { class: "muted" }, "the row’s problem: ") : null, found.problem),
     found.reference === null ? null : h("p", { class: "muted" }, "reference: ", h("code", {}, found.reference)),
     h("div", { class: "pair" }, found.ends.map(([when, row]) => h("div", {},
       h("p", { class: "meta" }, h("b", {}, when), badge(row.verdict), row.reward === null ? null : h("span", {}, `reward ${row.reward.toFixed(2)}`), row.reason ? h("span", {}, row.reason) : null),
-      h("pre", { class: "completion" }, h("span", { class: "muted" }, row.thoughts), row.thoughts ? "\n\n" : "", row.answer)))));
+      row.turns ? transcript(row) : h("pre", { class: "completion" }, h("span", { class: "muted" }, row.thoughts), row.thoughts ? "\n\n" : "", row.answer)))));
 }
 
 function trace(data, run, page) {
@@ -97,5 +99,5 @@ function trace(data, run, page) {
     h("p", { class: "meta" }, page.link("rollout", { run: run.run, update: data.update, row: data.row }, `update ${data.update}`),
       badge(data.verdict), h("span", {}, `reward ${number(data.reward)}`)),
     h("p", { class: "statement asked-for", lang: data.language }, data.problem),
-    legend("version", data), tokens(data, "version", readout), readout);
+    legend("version", data), data.ending ? conversation(data, "version", readout) : tokens(data, "version", readout), readout);
 }
