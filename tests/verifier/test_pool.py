@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,18 @@ def test_a_completion_that_hangs_is_named_and_its_process_killed(folder):
         stats = pool.stats()
         assert (stats.timeouts, stats.restarts, stats.unscorable) == (1, 1, 1)
         assert is_gone(pid := hangs.next_pid()) and worker_pid(pool) != pid
+
+
+@pytest.mark.slow
+def test_an_answer_that_is_late_is_wrong_where_its_reference_can_be_judged():
+    late = r"\prod_{k=1}^{999} \frac{k+x}{\sqrt{k}+x}"  # takes 18 s
+    with VerifierPool(VerifierConfig(timeout_s=1), 256, 32) as pool:
+        verdicts = pool.score(ALGEBRA, [response("1+x"), response(late)]).result(WAIT_SECONDS)
+        assert [v.verdict for v in verdicts] == ["right", "wrong"]
+        assert (verdicts[1].reason, verdicts[1].reward) == ("timed out after 1 s", 0)
+        problem = replace(ALGEBRA, id="late", answer=late)
+        [verdict] = pool.score(problem, [response("1+x")]).result(WAIT_SECONDS)
+        assert (verdict.verdict, verdict.reason) == ("unscorable", "timed out after 1 s")
 
 
 @pytest.mark.slow

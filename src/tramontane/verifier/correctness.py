@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from tramontane.config import DomainConfig, VerifierConfig
 from tramontane.config.domains import VERIFIERS
@@ -21,6 +21,10 @@ from tramontane.verifier import calls, code, custom, functions, instructions, ma
 from tramontane.verifier.format import Parsed, boxes
 
 PARAMETERS = ("problem", "answer")
+
+
+class ReferenceCheck(NamedTuple):
+    """Asks a worker whether answers to its problem can be judged at all (`can_judge`)."""
 
 
 def _judge_math(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgment:
@@ -98,6 +102,14 @@ def judge(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgment:
     answer = parsed.extracted
     text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
     return Judgment(outcome_of(share, domain), str(reason), text, share)
+
+
+def can_judge(problem: Problem, config: VerifierConfig) -> bool:
+    """True if a built-in verifier, programs aside, can judge a plain answer to a problem."""
+    verifier = domain_of(problem, config).verifier
+    if verifier == "math":
+        return math.can_judge(problem.answer, config.math)
+    return verifier in BUILT_IN and verifier != "code"
 
 
 def domain_of(problem: Problem, config: VerifierConfig) -> DomainConfig:

@@ -411,8 +411,8 @@ class _Worker:
                     if not self._answers_within(connection, task.limit_s):
                         self.child.stop()
                         self.pool._count(timeouts=1, restarts=1)
-                        reason = self._blamed(f"timed out after {task.limit_s:g} s")
-                        self.pool._finish_item(task, task.failure(reason, task.limit_s))
+                        reason = f"timed out after {task.limit_s:g} s"
+                        self.pool._finish_item(task, self._late(task, reason))
                         break
                     self.pool._finish_item(task, connection.recv())
             except (EOFError, OSError):  # the worker is gone
@@ -446,12 +446,29 @@ class _Worker:
         self.pool._count(restarts=1)
         current = task.pending[0]
         if current in task.retried:
-            reason = self._blamed(f"the worker died ({ending})")
-            self.pool._finish_item(task, task.failure(reason))
+            self.pool._finish_item(task, self._late(task, f"the worker died ({ending})"))
         else:
             task.retried.add(current)
 
-    def _blamed(self, reason: str) -> str:
-        """A reason with the user-defined function that the process was calling, if any."""
+    def _late(self, task: _Task, reason: str) -> Any:
+        """The result of an item that was late or ended its worker. A completion is wrong if the
+        problem's other answers can be judged: otherwise a policy could learn to be late."""
         called = functions.read_trail(self.folder)
-        return f"{called}: {reason}" if called else reason
+        is_response = isinstance(task.group.items[task.pending[0]], Response)
+        if called or not is_response or not self._can_judge(task):
+            return task.failure(f"{called}: {reason}" if called else reason, task.limit_s)
+        parts = dict.fromkeys(task.group.config.reward.parts, 0.0)
+        return Verdict(0.0, parts, "wrong", reason, task.limit_s)
+
+    def _can_judge(self, task: _Task) -> bool:
+        """Ask a new process whether a plain answer to the task's problem can be judged in time."""
+        connection = self.child.ready(self._settings)
+        try:
+            check = [correctness.ReferenceCheck()]
+            connection.send((task.group.problem, check, *task.group.lengths))
+            if self._answers_within(connection, task.limit_s):
+                return bool(connection.recv())
+        except (EOFError, OSError):
+            pass
+        self.child.stop()
+        return False

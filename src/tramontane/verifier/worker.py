@@ -39,6 +39,8 @@ def prepare(config: VerifierConfig, folder: Path) -> Callable[[Any], Iterator[An
                 yield code.run_trial(item, config)
             elif isinstance(item, GroupCall):
                 yield run_group_call(problem, item, config)
+            elif isinstance(item, correctness.ReferenceCheck):
+                yield correctness.can_judge(problem, config)
             else:
                 yield grade_apart(problem, item, config, l_max, l_cache)
 

@@ -404,6 +404,43 @@ def test_sandboxes_that_run_at_once_have_users_of_their_own(tmp_path):
 # ---------------------------------------------------------------------------- real problems
 
 
+UNCALLED = {
+    "pytest": "def test_f():\n    assert f(3) == 4",
+    "a class": "class TestF:\n    def setup_method(self): self.x = 3\n"
+    "    def test_f(self): assert f(self.x) == 4",
+    "unittest": "import unittest\nclass T(unittest.TestCase):\n    def setUp(self): self.x = 3\n"
+    "    def test_f(self): self.assertEqual(f(self.x), 4)",
+    "check": "def check(candidate):\n    assert candidate(3) == 4",
+}
+
+
+@pytest.mark.parametrize("name", UNCALLED)
+def test_tests_that_nothing_calls_are_found_and_run(name):
+    assert run("def f(x): return x + 1", UNCALLED[name], "", "f") == ("right", "")
+    assert run("def f(x): return 0", UNCALLED[name], "", "f")[0] == "wrong"
+    assert run("g = 1", UNCALLED[name], "", "f")[0] == "wrong"
+
+
+@pytest.mark.parametrize("code", ["", "assert 1 + 1 == 2", "def helper():\n    assert f(3) == 4"])
+def test_tests_that_never_call_the_program_decide_nothing(code):
+    for program in ("def f(x): return x + 1", "def f(x): return 0"):
+        assert run(program, code, "", "f") == (
+            "unscorable",
+            "the tests never called the program",
+        )
+
+
+@pytest.mark.parametrize("name", ["gcd", "comb", "mean", "sqrt", "max", "isqrt"])
+def test_a_library_name_alone_is_the_program_s(name):
+    assert run(f"def {name}(*x): return 'mine'", f"assert {name}(6, 4) == 'mine'") == ("right", "")
+    assert run(f"def {name}(*x): return 0", f"assert {name}(6, 4) == 'mine'")[0] == "wrong"
+
+
+def test_tests_that_await_the_program_are_unscorable():
+    code = "import asyncio\nassert asyncio.run(f()) == 1"
+    assert run("async def f(): return 1", code, "", "f")[0] == "unscorable"
+
+
 def rows(name, step):
     with gzip.open(DATA / name, "rt") as lines:
         return [json.loads(line) for line in lines][::step]

@@ -46,6 +46,7 @@ _COMPARISONS = {
     "assert_array_equal", "np", "numpy", "pd", "pytest",
 }  # fmt: skip
 CONVENTIONAL = {"Solution"}  # LeetCode's class, which some statements omit
+_AWAITED = re.compile(r"\bawait\b|\basyncio\s*\.\s*(?:run|gather|get_event_loop|new_event_loop)\b")
 _WORD = re.compile(r"[^\W\d]\w*")
 _CALL = re.compile(r"([^\W\d]\w*)\s*\(")
 _EXAMPLE = re.compile(r"^[ \t]*(?:assert\b|>>>).*$", re.MULTILINE)
@@ -66,6 +67,8 @@ def run_tests(
     tests = problem.tests or {}
     if not isinstance(code := tests.get("code"), str):
         return Judgment("unscorable", "the problem has no tests")
+    if _AWAITED.search(code):
+        return Judgment("unscorable", "the tests await the program, which runs apart from them")
     names = names_of(code, problem.problem, tests.get("entry_point") or "")
     limits = sandbox.Limits(config.code_timeout_s, config.code_memory_mb)
     of_tests = limits._replace(asleep_factor=sandbox.CLOCK_FACTOR)
@@ -78,7 +81,12 @@ def run_tests(
         job = sandbox.Job(folder / "program", [b""], of_program, channel=program_end.fileno())
         job.set_program(_with_helpers(program, problem), "python")
         job.prelude = prelude
-        settings = names._asdict() | {"code": code, "program": sorted(names.program)}
+        settings = names._asdict() | {
+            "code": code,
+            "program": sorted(names.program),
+            "used": sorted(names.used),
+            "entry_point": names.entry_point,
+        }
         asking = [marshal.dumps(settings)]
         tests_job = sandbox.Job(folder / "tests", asking, of_tests, channel=tests_end.fileno())
         rung = sandbox.probe()
@@ -144,6 +152,8 @@ class Names(NamedTuple):
 
     program: frozenset[str]
     library: dict[str, str]  # the name of its module, by name
+    used: frozenset[str] = frozenset()  # all names that the tests read
+    entry_point: str = ""  # what `check(candidate)` is called with
     helpers: str = ""  # source of the statement's own functions
 
 
@@ -172,12 +182,32 @@ def names_of(code: str, statement: str, entry_point: str) -> Names:
     if not entries and not shown & open_names:
         entries = shown & _called(tree)  # the tests call nothing else
     program = used & (entries | defined | CONVENTIONAL)
+    if "check" in own - used:  # HumanEval's tests without the call
+        entry_point = entry_point or (defined.pop() if len(defined) == 1 else "")
+        program |= set(_WORD.findall(entry_point)[:1])
     caught = {x.id for x in _handled(tree) if re.search(rf"\b{x.id}\b", statement)}
     program |= open_names & (asked | caught)
     weak = (open_names & shown) - program
     program |= weak - _judging(tree, weak, program)
+    if not program and not _called(tree) & open_names:
+        program |= _only_library_name(tree, own, statement)
     library = {name: module for name, module in library.items() if name not in program}
-    return Names(frozenset(program), library, helper_source(statement, used, entry_point))
+    read = frozenset(
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    )
+    helpers = helper_source(statement, used, entry_point)
+    return Names(frozenset(program), library, read, entry_point, helpers)
+
+
+def _only_library_name(tree: ast.AST, own: set[str], statement: str) -> set[str]:
+    """The name of a built-in or of the library that alone can be the program's: the only one that
+    the tests call, or the only one of these that the statement mentions."""
+    called = {name for name in _called(tree) - own if hasattr(builtins, name) or _module(name)}
+    mentioned = called & set(_WORD.findall(statement))
+    names = mentioned or called
+    return names if len(names) == 1 else set()
 
 
 def _bound(tree: ast.AST) -> Iterator[str]:

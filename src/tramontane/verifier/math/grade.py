@@ -36,8 +36,32 @@ def judge_answer(prediction: str, reference: str | None, policy: MathConfig = DE
     """Compare two answers as strings: LaTeX or plain text, without the box.
 
     Equal spellings are right whatever their length; only others must stay within the limits
-    (`structure`).
+    (`structure`). A prediction that makes a library raise is wrong: otherwise a policy could learn
+    answers that are not graded.
+
+    Raises:
+        Exception: the reference makes a library raise, whatever the prediction.
     """
+    try:
+        return _judge(prediction, reference, policy)
+    except Exception as error:
+        if not can_judge(reference, policy):
+            raise
+        return Judgment("wrong", f"the answer cannot be judged: {type(error).__name__}")
+
+
+def can_judge(reference: str | None, policy: MathConfig = DEFAULT) -> bool:
+    """True if a plain answer can be judged against a reference."""
+    try:
+        return _judge(_PLAIN_ANSWER, reference, policy).outcome != "unscorable"
+    except Exception:
+        return False
+
+
+_PLAIN_ANSWER = "17x+3"  # parsed, and compared by value with most references
+
+
+def _judge(prediction: str, reference: str | None, policy: MathConfig) -> Judgment:
     if reference is None or not reference.strip():
         return Judgment("unscorable", "the problem has no reference answer")
     if len(prediction) > max(structure.MAX_LENGTH, 2 * len(reference)):

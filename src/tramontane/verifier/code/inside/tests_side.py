@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from types import ModuleType
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
 from . import wire
@@ -15,10 +17,13 @@ from .wire import BROKEN, BUILTIN_ERRORS, GONE, MUTABLE_TYPES, Peer
 def run_tests(settings: dict[str, Any]) -> int:
     """Run the tests' code against the program; returns the exit code.
 
+    Functions and classes of the tests that nothing calls are found as pytest and unittest find
+    them, and run. Tests that never reach the program decide nothing: the exit code is BROKEN.
+
     Args:
         settings: `code` (the tests); the names in it that belong to the `program`, and those that
-            belong to the `library` (modules by name); and `helpers` (source of the statement's
-            functions).
+            belong to the `library` (modules by name); `helpers` (source of the statement's
+            functions); the `entry_point`; and the names `used` by the tests.
     """
     module = ModuleType("__main__")
     space = module.__dict__
@@ -32,9 +37,12 @@ def run_tests(settings: dict[str, Any]) -> int:
         for name, module_name in settings["library"].items():
             library = __import__(module_name)
             space[name] = library if name == module_name else getattr(library, name)
-        space.update(Tests().bind(settings["program"]))
+        tests = Tests()
+        space.update(tests.bind(settings["program"]))
         exec(helpers, space)
         exec(compiled, space)
+        for test in _discovered(space, set(settings["used"]), settings["entry_point"]):
+            test()
     except SystemExit as end:
         if end.code not in (None, 0):
             exit_with(1, "the tests ended the process")
@@ -44,7 +52,43 @@ def run_tests(settings: dict[str, Any]) -> int:
             if missing not in settings["program"]:
                 exit_with(BROKEN, f"the tests use {missing}, which nothing declares: {error}")
         exit_with(1, describe(error))
+    if not tests.reached:
+        exit_with(BROKEN, "the tests never called the program")
     return 0
+
+
+def _discovered(
+    space: dict[str, Any], used: set[str], entry_point: str
+) -> Iterator[Callable[[], Any]]:
+    """The tests that are defined in `space` and named by nothing: `check(candidate)` of HumanEval,
+    pytest's functions and classes, and unittest's."""
+    unittest = sys.modules.get("unittest")  # if the tests import it
+    own = {k: v for k, v in space.items() if getattr(v, "__module__", None) == "__main__"}
+    for name, value in own.items():
+        if name in used:
+            continue
+        if name == "check" and isinstance(value, FunctionType):
+            if entry_point:
+                yield partial(_call_check, value, entry_point, space)
+        elif unittest and isinstance(value, type) and issubclass(value, unittest.TestCase):
+            yield unittest.defaultTestLoader.loadTestsFromTestCase(value).debug
+        elif isinstance(value, type) and name.startswith("Test"):
+            for method in filter(lambda k: k.startswith("test"), vars(value)):
+                yield partial(_call_method, value, method)
+        elif name.startswith("test") and isinstance(value, FunctionType):
+            yield value
+
+
+def _call_check(check: Callable[[Any], Any], entry_point: str, space: dict[str, Any]) -> None:
+    check(eval(entry_point, space))
+
+
+def _call_method(owner: type, name: str) -> None:
+    """Call a method of a new instance, after pytest's `setup_method`."""
+    instance = owner()
+    if hasattr(instance, "setup_method"):
+        instance.setup_method()
+    getattr(instance, name)()
 
 
 def is_of_tests(error: BaseException) -> bool:
@@ -148,11 +192,13 @@ class Tests(Peer):
         self.handles: dict[int, Handle] = {}
         self.errors: dict[str, type[Exception]] = {}  # the program's exception classes
         self.bound: list[Any] = []  # handles that have a name in the tests
+        self.reached = False  # the tests have used something of the program's
 
     def on_closed(self) -> NoReturn:
         exit_with(GONE, "")
 
     def ask(self, *question: Any) -> Any:
+        self.reached |= question[0] not in ("names", "name")
         try:
             return super().ask(*question)
         except StopIteration:
@@ -218,4 +264,5 @@ class Tests(Peer):
                 value = self.errors[name] = type(name, (base,), {})
             found[name] = value
         self.bound = [x for x in found.values() if isinstance(x, Handle)]
+        self.reached = any(not isinstance(x, (Handle, type)) for x in found.values())
         return found
