@@ -88,6 +88,18 @@ def test_an_environments_constant_reward_is_named() -> None:
     assert "your environment" not in tally.diagnosis()
 
 
+def test_a_constant_reward_is_warned_of_though_other_parts_differ() -> None:
+    config = Config.model_validate(
+        {"conversation": {"reward": "last"}, "pipeline": {"max_groups_without_signal": 4}}
+    )
+    warnings: list[str] = []
+    watched = SignalMonitor(config, Path("runs/x"), warnings.append, 0, str)
+    for _ in range(8):
+        watched.graded(talk("", 0.5, "right"), None)
+    [warning] = warnings
+    assert warning.startswith("your environment gave 0.5 for all 16 completions")
+
+
 def test_constant_results_of_functions_are_named_in_place_of_harder_problems() -> None:
     custom = [{"name": "polite", "function": "tests.verifier.test_custom.polite", "weight": 0.5}]
     config = Config.model_validate(

@@ -130,6 +130,12 @@ class Tally:
         """The most frequent fate of a completion."""
         return self._fates.most_common(1)[0][0]
 
+    @property
+    def constant(self) -> str:
+        """What the user's code gave all completions, if that was always the same; else empty."""
+        given = next(iter(self._earned), "") if len(self._earned) == 1 else ""
+        return f"{given} for all {self.completions:,} completions" if given else ""
+
     def diagnosis(self) -> str:
         """Counts, one whole completion, and advice, as lines of text."""
         fate = self.main_fate
@@ -142,8 +148,8 @@ class Tally:
             advice = malformed.remedies(verdict.reason, cut_off=False)
         elif "without a reward" in verdict.reason:
             advice = list(NO_REWARD)
-        elif len(self._earned) == 1 and (constant := next(iter(self._earned))):
-            headline, advice = f"{constant} for all {self.completions:,} completions", [*CONSTANT]
+        elif self.constant:
+            headline, advice = self.constant, list(CONSTANT)
         shown = malformed.excerpt(completion.text)
         if completion.ending is not None:
             messages = messages_of(problem, completion, self._decode)
@@ -222,7 +228,7 @@ class SignalMonitor:
         self._data = config.data
         # Groups with tools, until the first call that parses; None after it.
         self._uncalled = None if updates else self._tally()
-        self._window, self._share_is_low = self._tally(), False
+        self._window, self._share_is_low, self._constant = self._tally(), False, False
         self._reward_is_set = config.conversation.reward_is_set
 
     def graded(
@@ -280,6 +286,9 @@ class SignalMonitor:
 
     def _judge_window(self) -> None:
         window, self._window = self._window, self._tally()
+        if window.constant and not self._constant:
+            self.warn(f"{window.constant}, which teaches nothing: {CONSTANT[0]}")
+        self._constant = bool(window.constant)
         was_low, kept_share = self._share_is_low, window.kept / window.groups
         self._share_is_low = kept_share < self.min_share
         if self._share_is_low and not was_low:
