@@ -52,6 +52,11 @@ def test_a_peers_key_is_answered_with_ours(override: str, key: str) -> None:
     assert f"here it is {key}" in message and "a key of" in message
 
 
+def test_the_most_specific_entry_answers() -> None:
+    message = refused("actor_rollout_ref.rollout.temperature=1.0")
+    assert "rollout.temperature: a key of verl; here it is generator.temperature" in message
+
+
 def test_a_key_without_its_section_is_found() -> None:
     assert "group_size: unknown key; here it is pipeline.group_size" in refused("group_size=8")
 

@@ -163,6 +163,15 @@ def test_the_live_page_has_the_terminals_width_and_both_ends_of_a_sample(width: 
     assert "142 verdicts/s" in page and "idle  86%" in page and "12.3 ms pause" in page
 
 
+def test_sizes_are_shown_on_request() -> None:
+    file = io.StringIO()
+    for verbose in (False, True):
+        with LiveDisplay(Console(file=file, width=80), verbose=verbose) as display:
+            display.start("quickstart", {"model": "tiny"}, 40, {"KV cache": "1 MiB"})
+        assert "model: tiny" in file.getvalue()
+        assert ("KV cache: 1 MiB" in file.getvalue()) == verbose
+
+
 def test_before_a_run_starts_its_display_says_what_is_done() -> None:
     for display, file in (plain(), terminal()):
         with display:

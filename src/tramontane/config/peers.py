@@ -50,7 +50,8 @@ def counterpart(path: str, known: Collection[str]) -> Counterpart | None:
     name = path.rpartition(".")[2]
     whole = [k for k in peer_keys() if path == k.name or path.endswith(f".{k.name}")]
     same = [k for k in peer_keys() if name == k.name or k.name.endswith(f".{path}")]
-    entries = sorted(whole or same, key=lambda k: not {k.key, k.sft} & {*known})
+    # The longest name is the most specific.
+    entries = sorted(whole or same, key=lambda k: (not {k.key, k.sft} & {*known}, -len(k.name)))
     if not entries:
         return None
     here = next((key for key in (entries[0].key, entries[0].sft) if key in known), "")

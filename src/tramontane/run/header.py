@@ -137,7 +137,7 @@ def _objective_line(prepared: Prepared) -> str:
 def _batch_line(config: Config) -> str:
     pipeline = config.pipeline
     return (
-        f"{pipeline.updates:,} updates of {pipeline.groups_per_batch:,} prompts × "
+        f"{_count(pipeline.updates, 'update')} of {_count(pipeline.groups_per_batch, 'prompt')} × "
         f"{pipeline.group_size} completions of up to {pipeline.l_max:,} tokens"
     )
 
