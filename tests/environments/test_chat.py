@@ -231,3 +231,54 @@ def test_the_text_of_any_tokens_can_be_followed(shape, token_ids):
     text = form.text_of([*token_ids, eos], prompt)
     following = chat.follow(message(text), [user("Go on")])
     assert "Go on" in text_of(form, chat.tokens(following, eos))
+
+
+KEYED = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.reasoning_content %}"
+    "{{ '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{% endif %}{% if m.tool_calls %}"
+    "{% for c in m.tool_calls %}{{ '<tool_call>' + c.function | tojson + '</tool_call>' }}"
+    "{% endfor %}{% endif %}BEHIND{{ m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def keyed(template):
+    tokenizer = tokenizer_of.__wrapped__("qwen3")
+    tokenizer.chat_template = template
+    form = ChatFormat(PromptEncoder(tokenizer))
+    chat = Chat(form, TOOLS)
+    return form, chat, chat.start([user("What is 1 + 2?")])
+
+
+@pytest.mark.parametrize("calls", [[], [CALL]], ids=["answer", "call"])
+def test_thoughts_are_put_into_the_key_that_the_template_reads(calls):
+    form, chat, _ = keyed(KEYED.replace("BEHIND", ""))
+    following = chat.follow(message("" if calls else "3", calls, "Add them."), [user("And 3?")])
+    written = text_of(form, following.whole())
+    assert written.count("<think>") == 1 and "<think>\nAdd them.\n</think>\n\n" in written
+    assert not following.rewritten
+
+
+def test_no_sign_is_put_in_where_a_template_moves_text_behind_the_calls():
+    form, chat, _ = keyed(KEYED.replace("BEHIND", "{{ '|' }}"))
+    following = chat.follow(message("Let me add.", [CALL], "Add them."), [tool("3")])
+    put = text_of(form, chat.tokens(following, ids(form, "<|im_end|>")[0]))
+    assert chat._nonce not in put and "3" in put
+    assert following.rewritten and "Let me add." in text_of(form, following.whole())
+
+
+def test_an_emptied_pair_of_tags_is_not_appended():
+    """The model wrote an empty pair, and the template leaves it out of earlier turns."""
+    _, chat, _ = keyed(KEYED.replace("BEHIND", ""))
+    empty = Message("<think>\n\n</think>\n\n3", "\n\n", "3", [])
+    assert chat.follow(empty, [user("And 3?")]).rewritten
+
+
+def test_one_clock_writes_all_prompts_of_a_conversation():
+    template = "{{ strftime_now('%H:%M:%S.%f') }}" + KEYED.replace("BEHIND", "")
+    form, chat, prompt = keyed(template)
+    following = chat.follow(message("3"), [user("And 3?")])
+    assert not following.rewritten
+    assert following.whole()[: len(prompt)] == prompt
+    dated = PromptEncoder(form.encoder.tokenizer, PromptConfig(date="2026-01-31"))
+    assert dated.render("1?").startswith("00:00:00")

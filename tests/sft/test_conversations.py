@@ -70,8 +70,11 @@ def test_a_template_that_drops_thoughts_begins_another_sequence(tmp_path):
     row = {"messages": [ASKED, thought, ASKED, SAID]}
     found = examples_of(tokenizer, tmp_path / "chats.jsonl", row, count=2)
     first, second = sorted(found, key=lambda example: len(example.prompt))
-    assert learned(tokenizer, first) == [f"<think>\none and two\n</think>3{tokenizer.eos_token}"]
-    assert learned(tokenizer, second) == [f"It is 3.{tokenizer.eos_token}"]
+    assert learned(tokenizer, first) == [
+        f"<think>\none and two\n</think>\n\n3{tokenizer.eos_token}"
+    ]
+    emptied = f"<think>\n\n</think>\n\nIt is 3.{tokenizer.eos_token}"  # as the template writes it
+    assert learned(tokenizer, second) == [emptied]
     assert "one and two" not in tokenizer.decode(second.prompt)
 
 

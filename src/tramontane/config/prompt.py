@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,6 +79,10 @@ class PromptConfig(Section):
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
     """Variables of the chat template, e.g. `{enable_thinking: false}` for Qwen3. A variable that
     the template does not read is refused."""
+    date: datetime | None = None
+    """Time that the chat template reads (`strftime_now`: Llama 3, Granite and SmolLM3 write the
+    date), e.g. `2026-01-31`. null: the time at which the command begins; a run records it, so that
+    its conversations, its evaluations and a resumed run have the same prompts."""
     response_prefix: str = ""
     """Start of every response, e.g. `<think>`. It is appended to the prompt: graded as part of the
     response, but never trained on. Not needed if the chat template writes the opening thinking

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from itertools import chain, repeat
 from types import MappingProxyType
@@ -97,6 +98,13 @@ def describe(tools: Sequence[Tool], system: str) -> str:
     return f"{TOOLS_PROMPT.format(tools=listed)}\n{system}"  # first, as `magistral` ends in "Task:"
 
 
+def opened_by(text: str, tags: ThinkingTags) -> str:
+    """The start of a response at the end of a prompt: an opening tag, or an empty pair."""
+    opening, closing = map(re.escape, tags)
+    found = re.search(rf"{opening}\s*(?:{closing}\s*)?\Z", text)
+    return found[0] if found else ""
+
+
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
 
@@ -136,6 +144,7 @@ class PromptEncoder:
     ) -> None:
         self.tokenizer, self.config, self.phrase = tokenizer, config or PromptConfig(), phrase
         self.tags = ThinkingTags.of(tags) if tags else find_tags(tokenizer)
+        self._now = (self.config.date or datetime.now()).strftime
         if self.config.chat_template is not None:
             tokenizer.chat_template = self.config.chat_template
         self._check_template_kwargs()
@@ -162,9 +171,7 @@ class PromptEncoder:
 
     def opened_in(self, text: str) -> str:
         """The start of the response at the end of a text written by the chat template."""
-        opening, closing = map(re.escape, self.tags)
-        found = re.search(rf"{opening}\s*(?:{closing}\s*)?\Z", text)
-        return found[0] if found else ""
+        return opened_by(text, self.tags)
 
     @property
     def response(self) -> ResponseText:
@@ -190,6 +197,19 @@ class PromptEncoder:
             InputError: the chat template rejects the prompt, e.g. because roles do not alternate.
         """
         return self._templated(prompt, where, tools) + self.config.response_prefix
+
+    def complete(self, chat: Prompt, where: str = "", tools: Sequence[Tool] = ()) -> str:
+        """A whole chat as the template writes it, without the start of a response.
+
+        Raises:
+            InputError: see `render`.
+        """
+        return self._templated(chat, where, tools, prompts=False)
+
+    def boundary(self, text: str, place: int) -> int:
+        """The place, or the start of the added token around it."""
+        inside = (m for m in self._added.finditer(text) if m.start() < place < m.end())
+        return min((match.start() for match in inside), default=place)
 
     def check_chats(self, problems: Iterable[Problem]) -> None:
         """Render one chat for each order of roles among the problems, since templates only reject
@@ -338,9 +358,11 @@ class PromptEncoder:
             pieces = [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
         return [token.id for piece in pieces for token in backend.model.tokenize(piece)]
 
-    def _templated(self, prompt: Prompt, where: str = "", tools: Sequence[Tool] = ()) -> str:
+    def _templated(
+        self, prompt: Prompt, where: str = "", tools: Sequence[Tool] = (), *, prompts: bool = True
+    ) -> str:
         try:
-            return self._by_template(prompt, tools)
+            return self._by_template(prompt, tools, prompts)
         except Exception as error:  # a template may raise anything
             roles = ", ".join(m["role"] for m in prompt) if isinstance(prompt, list) else "user"
             row = f"{where}: " if where else ""
@@ -349,7 +371,7 @@ class PromptEncoder:
                 f"({error}); give messages that the template takes, or remove the row"
             ) from None
 
-    def _by_template(self, prompt: Prompt, tools: Sequence[Tool] = ()) -> str:
+    def _by_template(self, prompt: Prompt, tools: Sequence[Tool] = (), prompts: bool = True) -> str:
         chat = list(prompt) if isinstance(prompt, list) else [Message(role="user", content=prompt)]
         own = chat.pop(0)["content"] if chat[0]["role"] == "system" else None
         if own is None and self.config.system_prompt is None and not self.tokenizer.chat_template:
@@ -360,12 +382,12 @@ class PromptEncoder:
         if self.tokenizer.chat_template is None:
             return (system or "") + "".join(map(self._without_template, chat))
         if system is None:
-            return self._apply(chat, tools)
+            return self._apply(chat, tools, prompts)
         try:
-            return self._apply([Message(role="system", content=system), *chat], tools)
+            return self._apply([Message(role="system", content=system), *chat], tools, prompts)
         except TemplateError:  # the template has no such role
             first = Message(role=chat[0]["role"], content=f"{system}{chat[0]['content']}")
-            return self._apply([first, *chat[1:]], tools)
+            return self._apply([first, *chat[1:]], tools, prompts)
 
     def system(self, own: str | None = None) -> str | None:
         """The system prompt: a chat's `own`, or the configured one, after the phrase of the level
@@ -390,12 +412,20 @@ class PromptEncoder:
         probe: Tool = {"type": "function", "function": function}
         return "zq0qz" in self._apply([Message(role="user", content=_PROBE)], [probe])
 
-    def _apply(self, messages: list[Message], tools: Sequence[Tool] = ()) -> str:
+    def _apply(
+        self, messages: list[Message], tools: Sequence[Tool] = (), prompts: bool = True
+    ) -> str:
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        # Variables that are functions reach no template, so the clock is set where templates find
+        # transformers' own; the compiled template is the one that is applied next.
+        template: Any = self.tokenizer.get_chat_template(tools=cast(Any, list(tools) or None))
+        _compile_jinja_template(template).globals["strftime_now"] = self._now
         text = self.tokenizer.apply_chat_template(
             cast(list[dict[str, str]], messages),
             tools=cast(Any, list(tools) or None),
             tokenize=False,
-            add_generation_prompt=True,
+            add_generation_prompt=prompts,
             **self.config.chat_template_kwargs,
         )
         assert isinstance(text, str)

@@ -23,6 +23,7 @@ from uuid import uuid4
 from tramontane.data.prompts import Marks, PromptEncoder, Tool
 from tramontane.environments.calls import Message as Parsed
 from tramontane.errors import InputError
+from tramontane.types import ThinkingTags
 
 Chatted = dict[str, Any]  # a message: role, content, and what tools need
 
@@ -67,11 +68,62 @@ class ChatFormat:
         return "tool_calls" in self.template
 
     @cached_property
+    def reads_thoughts(self) -> bool:
+        """True if the template writes the thoughts of a message (`reasoning_content`, which
+        transformers also gives as `thinking`); otherwise they are part of the content."""
+        thought, asked = "zq0qz", {"role": "user", "content": "?"}
+        said: Chatted = {"role": "assistant", "content": "!", "reasoning_content": thought}
+        call: Chatted = {"id": call_id(0, 0), "type": "function"}
+        call |= {"function": {"name": "probe", "arguments": {"x": "y"}}}
+        return any(
+            thought in self._tried([asked, message])
+            for message in (said, said | {"content": "", "tool_calls": [call]})
+        )
+
+    def _tried(self, chat: list[Chatted]) -> str:
+        """A chat as the template writes it; empty if it refuses it."""
+        try:
+            return self.encoder.complete(chat) if self.template else ""  # type: ignore[arg-type]
+        except InputError:
+            return ""
+
+    @cached_property
+    def _tails(self) -> tuple[str, str]:
+        """Text after a message of the model: where it is the last, and where the user answers."""
+        said = "zq0qz"
+        chat: list[Chatted] = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": said},
+        ]
+        answered = self._tried([*chat, {"role": "user", "content": "?"}])
+        return self._tried(chat).rpartition(said)[2], answered.rpartition(said)[2]
+
+    @cached_property
+    def turn_end(self) -> str:
+        """The tokens with which the template ends a message of the model; EOS if it writes none."""
+        last, answered = self._tails
+        common = last[: shared(last, answered)]
+        return self.ended(common) or self.ended(last) or str(self.encoder.tokenizer.eos_token)
+
+    def closed(self, text: str) -> str:
+        """A message that ends a chat, as rendered, up to the tokens that end it."""
+        last, _ = self._tails
+        if last.strip() and text.endswith(last):
+            return text.removesuffix(last) + self.turn_end
+        return self.ended(text) or text.rstrip() + str(self.encoder.tokenizer.eos_token)
+
+    def ended(self, text: str) -> str:
+        """A message's text as rendered, without white space after the token that ends it; empty
+        if no token does."""
+        bare = text.rstrip()
+        return bare if any(bare.endswith(token) for token in self.special.values()) else ""
+
+    @cached_property
     def tool_role(self) -> bool:
         """True if the template takes messages of tools; otherwise they are put into the user's,
         between `<tool_response>` tags."""
         answer = "zq0qz"
-        call = {"name": "probe", "arguments": {}}
+        call = {"name": "probe", "arguments": {"x": "y"}}
         calls = [{"id": call_id(0, 0), "type": "function", "function": call}]
         chat: list[Chatted] = [
             {"role": "user", "content": "?"},
@@ -82,6 +134,18 @@ class ChatFormat:
             return bool(self.template) and answer in self.encoder.render(chat)  # type: ignore[arg-type]
         except InputError:
             return False
+
+    def as_taken(self, messages: list[Chatted]) -> list[Chatted]:
+        """Messages that follow one of the model, in the roles that the template takes."""
+        if self.tool_role or all(m["role"] != "tool" for m in messages):
+            return messages
+        texts = [
+            f"<tool_response>\n{m['content']}\n</tool_response>"
+            if m["role"] == "tool"
+            else m["content"]
+            for m in messages
+        ]
+        return [{"role": "user", "content": "\n".join(texts)}]
 
     def text_of(self, token_ids: Sequence[int], before: Sequence[int] = ()) -> str:
         """The text of a message of the model: all its tokens except one that ends it.
@@ -97,6 +161,12 @@ class ChatFormat:
         decode = self.encoder.tokenizer.decode
         shown = str(decode([*last, *ids], clean_up_tokenization_spaces=False))
         return shown[len(str(decode(last, clean_up_tokenization_spaces=False))) :]
+
+
+def shared(one: str, other: str) -> int:
+    """Length of the common start of two texts."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def call_id(turn: int, number: int) -> str:
@@ -165,29 +235,45 @@ class Chat:
         Raises:
             InputError: the template refuses them.
         """
+        if not message.thoughts.strip():  # an empty pair of tags
+            message = message._replace(thoughts="")
         before, prefix = self._text.removesuffix(self.prefix), self.prefix
         signs, number = self._signs, len(self._chat)
         put = self._put(new, message)
         first = {**put[0], "content": _NEW + put[0]["content"]}
-        for whole in (False, True):
-            real, sign = self._model_message(message, prefix, whole)
+        self._turns += 1
+        moved = False  # a part of the message is written after its last sign
+        for apart in (True, False):
+            real, sign, last = self._model_message(message, prefix, apart)
             self._chat[number:] = [real, *put]
             self._signs = [*signs, sign, first, *put[1:]]
-            in_call = "tool_calls" in real
             try:
-                text = self._rendered_behind(self._sign("c" if in_call else "a", self._turns + 1))
+                text = self._rendered_behind(last)
+                if moved := self._nonce in text:
+                    self._signs[number] = {**sign, "content": ""}
+                    text = self._rendered_behind(last)
                 break
             except InputError:  # some templates take one call a message, or none
-                if not in_call:
+                if "tool_calls" not in real:
                     raise
-        self._turns += 1
-        told = self._text[len(before) :].lstrip()
-        thoughts = self._sign("t", self._turns)
-        kept = thoughts in told if message.thoughts else told.startswith(prefix.strip())
-        rewritten = not (self._text.startswith(before) and kept)
+        if self._nonce in text:
+            raise InputError("the chat template writes a message of the model in two places")
+        told = self._text[len(before) :].rpartition(last)[0]
+        appended = self._text.startswith(before) and self._as_sampled(told, message, prefix)
         place = text.index(_NEW)
         text = text.replace(_NEW, "", 1)
-        return Following(text, place, in_call, rewritten, self._whole)
+        return Following(text, place, "tool_calls" in real, moved or not appended, self._whole)
+
+    def _as_sampled(self, told: str, message: Parsed, prefix: str) -> bool:
+        """True if the template still writes the thoughts of a message, or an empty pair of tags,
+        where and only where the model wrote them."""
+        if self._form.reads_thoughts:
+            closing = self._form.encoder.tags.closing
+            if (closing in message.text) != (closing in told):
+                return False
+        if message.thoughts:
+            return self._sign("t") in told
+        return told.lstrip().startswith(prefix.strip())
 
     def _rendered_behind(self, sign: str) -> str:
         """Render the conversation; returns its text after a sign."""
@@ -232,28 +318,40 @@ class Chat:
         text = encoder.render(self._chat, tools=self._tools)  # type: ignore[arg-type]
         return [*encoder.first_tokens, *encoder.encode_marked(text, self._marks)]
 
-    def _model_message(self, message: Parsed, prefix: str, whole: bool) -> tuple[Chatted, Chatted]:
-        """A message of the model as it is, and with signs in place of its parts; `whole` leaves
-        the calls in its text."""
-        thoughts, content, call = (self._sign(kind, self._turns + 1) for kind in "tac")
-        tags = self._form.encoder.tags
-        started = tags.around(f"\n{thoughts}\n") + "\n\n" if message.thoughts else prefix
+    def _model_message(
+        self, message: Parsed, prefix: str, apart: bool
+    ) -> tuple[Chatted, Chatted, str]:
+        """A message of the model as it is, the same with signs in place of its parts, and the last
+        sign; calls that are not `apart` are left in its text."""
+        form, thoughts, content = self._form, self._sign("t"), self._sign("a")
+        tags, calls = form.encoder.tags, message.calls if apart and form.reads_calls else []
+        said = message.content if calls else message.text
+        if form.reads_thoughts:
+            said = message.content if calls or not message.calls else _behind(message.text, tags)
+            around, started = "", ""
+        else:
+            written = message.thoughts in message.text  # clients give them apart
+            around = f"{tags.around(message.thoughts)}\n\n" if message.thoughts and written else ""
+            started = tags.around(f"\n{thoughts}\n") + "\n\n" if around else prefix
+        real = self._marked({"role": "assistant", "content": around + said if calls else said})
         sign: Chatted = {"role": "assistant", "content": started + content}
-        if whole or not message.calls or not self._form.reads_calls:
-            return self._marked({"role": "assistant", "content": message.text}), sign
-        thought = f"{tags.around(message.thoughts)}\n\n" if message.thoughts else ""
-        real = self._marked({"role": "assistant", "content": thought + message.content})
-        sign["content"] = started if message.thoughts else ""  # a template may write it last
+        if form.reads_thoughts and message.thoughts:
+            real["reasoning_content"] = self._mark(message.thoughts, "assistant")
+            sign["reasoning_content"] = thoughts
+        if not calls:
+            return real, sign, content
+        if not message.content:
+            sign["content"] = started if around else ""
         real["tool_calls"], sign["tool_calls"] = [], []
-        for number, made in enumerate(message.calls):
-            name, about = made.name or "invalid", {"id": call_id(self._turns, number)}
-            for calls, arguments in (
+        for number, made in enumerate(calls):
+            name, about = made.name or "invalid", {"id": call_id(self._turns - 1, number)}
+            for listed, arguments in (
                 (real["tool_calls"], self._map(made.arguments)),
-                (sign["tool_calls"], {"x": call}),
+                (sign["tool_calls"], {"x": self._sign(f"c{number}")}),
             ):
                 function = {"name": name, "arguments": arguments}
-                calls.append({**about, "type": "function", "function": function})
-        return real, sign
+                listed.append({**about, "type": "function", "function": function})
+        return real, sign, self._sign(f"c{len(calls) - 1}")
 
     def _marked(self, message: Chatted) -> Chatted:
         return {**message, "content": self._mark(message["content"], message["role"])}
@@ -279,17 +377,14 @@ class Chat:
                 name = names[number] if number < len(names) else "environment"
                 given |= {"name": name, "tool_call_id": call_id(self._turns, number)}
             put.append(given)
-        if self._form.tool_role or all(given["role"] != "tool" for given in put):
-            return put
-        texts = [
-            f"<tool_response>\n{m['content']}\n</tool_response>"
-            if m["role"] == "tool"
-            else m["content"]
-            for m in put
-        ]
-        return [{"role": "user", "content": "\n".join(texts)}]
+        return self._form.as_taken(put)
 
-    def _sign(self, kind: str, number: int) -> str:
-        """A text in place of what the model wrote: letters and digits, which no template changes,
-        and which nobody can guess."""
-        return f"zq{kind}{number}x{self._nonce}qz"
+    def _sign(self, kind: str) -> str:
+        """A text in place of what the model wrote in this turn: letters and digits, which no
+        template changes, and which nobody can guess."""
+        return f"zq{kind}t{self._turns}x{self._nonce}qz"
+
+
+def _behind(text: str, tags: ThinkingTags) -> str:
+    """A message's text after its thoughts."""
+    return text.rpartition(tags.closing)[2].lstrip("\n")

@@ -71,13 +71,12 @@ class ChatMessage(BaseModel):
         """A message of the assistant as it was read when the model wrote it."""
         calls = [ToolCall(c.function.name, c.function.arguments, "") for c in self.tool_calls or ()]
         thoughts = self.reasoning_content or ""
-        text = f"{tags.around(thoughts)}\n\n" if thoughts else ""
         # The form in which `TOOLS_PROMPT` asks for calls, for templates that do not write them.
         written = (
             f"<tool_call>{json.dumps({'name': c.name, 'arguments': c.arguments})}</tool_call>"
             for c in calls
         )
-        text += "\n".join(filter(None, (self.content, *written)))
+        text = "\n".join(filter(None, (self.content, *written)))
         return Parsed(text, thoughts, self.content, calls)
 
 

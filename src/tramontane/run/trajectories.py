@@ -29,6 +29,7 @@ from tramontane.controller.verifiers import Verifiers
 from tramontane.data.files import read_rows
 from tramontane.data.load import FIELDS, RowRules, parse_problem
 from tramontane.data.prompts import PromptEncoder
+from tramontane.environments.chat import ChatFormat
 from tramontane.errors import InputError
 from tramontane.evaluation.thinking import TagFinder
 from tramontane.generator.endings import Detokenizer
@@ -357,8 +358,8 @@ def _of_file(
     tokens, logprobs = value("token_ids"), value("logprobs")
     if tokens is None:
         rest = continuation(text, encoder.response.prefix)
-        ids = encoder.tokenizer(rest, add_special_tokens=False)["input_ids"]
-        tokens = [*ids, encoder.tokenizer.eos_token_id]
+        rest += ChatFormat(encoder).turn_end
+        tokens = encoder.tokenizer(rest, add_special_tokens=False)["input_ids"]
         if logprobs is not None:
             raise InputError(f"{where}: logprobs without the token_ids that they belong to")
     size = len(encoder.tokenizer)
@@ -462,6 +463,7 @@ class Targets:
         self, options: TargetOptions, encoder: PromptEncoder, context: int | None = None
     ) -> None:
         self._options, self._tokenizer, self._context = options, encoder.tokenizer, context
+        self._end = ChatFormat(encoder).turn_end
         self._marker = TagFinder(encoder.tokenizer, options.target_after or encoder.tags.closing)
 
     def __call__(self, batch: Batch, made: TrainBatch) -> None:
@@ -480,8 +482,7 @@ class Targets:
 
     def _answer(self, group: Group) -> array[int]:
         text = self._options.target_text.replace("{answer}", group.problem.answer or "")
-        ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return array("i", [*ids, self._tokenizer.eos_token_id])
+        return array("i", self._tokenizer(text + self._end, add_special_tokens=False)["input_ids"])
 
     def _replace_answer(self, sequence: TrainSequence, answer: array[int]) -> None:
         """Cut a sequence after its marker, and append the answer; without a marker, leave it."""

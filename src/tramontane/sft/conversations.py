@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
-from typing import Any, NamedTuple
+from itertools import groupby, pairwise
+from typing import Any, NamedTuple, cast
 
-from tramontane.data.prompts import PromptEncoder, Tool
-from tramontane.environments.calls import Parser
-from tramontane.environments.chat import Chat, ChatFormat, Chatted
+from tramontane.data.prompts import Marks, PromptEncoder, Tool
+from tramontane.environments.calls import form_of
+from tramontane.environments.chat import ChatFormat, Chatted, call_id, shared
 from tramontane.errors import InputError
 
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # a message's key for its thoughts
+_UNASKED: dict[str, Any] = {"id": call_id(0, 0), "function": {"name": "environment"}}
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -58,80 +60,126 @@ class Conversation(NamedTuple):
 
 
 class ConversationEncoder:
-    """Makes examples from conversations.
+    """Makes examples from conversations, whose tokens are those of the chat template.
 
     Args:
         encoder: makes the model's prompts.
-        rest: the part of a message's text that follows its prompt, by (location, text).
+        rest: the part of a message's text that follows its prompt, by (location, text); for models
+            without a chat template.
     """
 
     def __init__(self, encoder: PromptEncoder, rest: Callable[[str, str], str]) -> None:
         self._encoder, self._rest = encoder, rest
         self._form = ChatFormat(encoder)
-        self._parser = Parser(encoder.tokenizer, "auto", encoder.tags)
+        # Calls as text, as `TOOLS_PROMPT` asks for them.
+        self._by_text = form_of(encoder.tokenizer) == "hermes" and (
+            not encoder.reads_tools or "<tool_call>" in self._form.template
+        )
 
     def examples(self, conversation: Conversation, where: str) -> Iterator[Example]:
         """The sequences of a conversation, usually one.
 
         Raises:
-            InputError: the template refuses the messages, or cannot write a call.
+            InputError: the template refuses the messages, or does not write a part of one.
         """
         messages, tools = conversation
-        tokenizer, chat = self._encoder.tokenizer, Chat(self._form, tools)
-        ends = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        before = ends[0]
-        prompt = chat.start([_plain(message) for message in messages[:before]])
-        response, inserted = list[int](), list[range]()
-        for place, following in zip(ends, [*ends[1:], None], strict=True):
-            rest = self._rest(where, self._text(messages, place, tools, where))
-            ids = tokenizer(rest, add_special_tokens=False)["input_ids"]
-            response += [*ids, tokenizer.eos_token_id]
-            if following is None:
-                break
-            message = self._parser.parse(chat.prefix + rest, tools, chat.prefix)
-            answers = [_plain(answer) for answer in messages[place + 1 : following]]
-            behind = chat.follow(message, answers)
-            if behind.rewritten:
-                yield Example(prompt, response, tuple(inserted))
-                prompt, response, inserted = behind.whole(), [], []
+        marks, chat = Marks("\ufdd0"), list[Chatted]()
+        text, example = "", Example([], [])
+        for message in self._turns(messages, marks):
+            if message[-1]["role"] != "assistant":
+                chat += message
+                continue
+            start, rest = self._written(chat, message[0], tools, where)
+            chat += message
+            if example.prompt and start.startswith(text):
+                put = self._encoder.encode_marked(start[len(text) :], marks)
+                size = len(example.response)
+                example.response.extend(put)
+                spans = (*example.inserted, range(size, size + len(put)))
+                example = example._replace(inserted=spans)
             else:
-                put = chat.tokens(behind, response[-1])
-                inserted.append(range(len(response), len(response) + len(put)))
-                response += put
-        yield Example(prompt, response, tuple(inserted))
+                if example.prompt:
+                    yield example
+                ids = self._encoder.encode_marked(start, marks)
+                example = Example([*self._encoder.first_tokens, *ids], [])
+            ids = self._encoder.tokenizer(rest, add_special_tokens=False)["input_ids"]
+            example.response.extend(ids)
+            text = start + rest
+        yield example
 
-    def _text(
-        self, messages: Sequence[Chatted], place: int, tools: Sequence[Tool], where: str
-    ) -> str:
-        """A message as the model writes it, its calls included."""
-        message = _plain(messages[place])
-        text: str = message["content"]
-        if thoughts := messages[place].get("reasoning_content"):
-            text = f"{self._encoder.tags.around(thoughts)}{text}"
-        calls = [_function(call) for call in messages[place].get("tool_calls") or ()]
-        if not calls:
-            return text
-        message |= {
-            "content": text,
-            "tool_calls": [{"type": "function", "function": call} for call in calls],
+    def _turns(self, messages: Sequence[Chatted], marks: Marks) -> Iterator[list[Chatted]]:
+        """The messages as the template takes them: one of the model, or those between two."""
+        calls: list[dict[str, Any]] = []
+        for said, group in groupby(messages, lambda message: message["role"] == "assistant"):
+            if said:
+                made = self._made(next(group))
+                calls = made.get("tool_calls", [])
+                yield [made]
+                continue
+            put, names = [], iter(calls)
+            for message in group:
+                given = _plain(message)
+                given["content"] = self._encoder.mark(given["content"], given["role"], marks)
+                if given["role"] == "tool":
+                    call = next(names, _UNASKED)
+                    given |= {"name": call["function"]["name"], "tool_call_id": call["id"]}
+                put.append(given)
+            yield self._form.as_taken(put)
+
+    def _made(self, message: Chatted) -> Chatted:
+        """A message of the model with its thoughts and calls where the template reads them."""
+        made, tags = _plain(message), self._encoder.tags
+        calls = [_function(call) for call in message.get("tool_calls") or ()]
+        thoughts = next((message[key] for key in THOUGHTS if message.get(key)), None)
+        if thoughts and self._form.reads_thoughts:
+            made["reasoning_content"] = thoughts
+        elif thoughts:
+            made["content"] = f"{tags.around(thoughts)}{made['content']}"
+        if calls and self._form.reads_calls:
+            made["tool_calls"] = [
+                {"id": call_id(0, number), "type": "function", "function": call}
+                for number, call in enumerate(calls)
+            ]
+        elif calls and self._by_text:
+            lines = [f"\n<tool_call>{json.dumps(call)}</tool_call>" for call in calls]
+            made["content"] += "".join(lines)
+        elif calls:
+            made["unwritten"] = calls[0]["name"]
+        return made
+
+    def _written(
+        self, chat: list[Chatted], message: Chatted, tools: Sequence[Tool], where: str
+    ) -> tuple[str, str]:
+        """The text before a message of the model, and the message, to the token that ends it."""
+        encoder, given = self._encoder, cast(Any, [*chat, message])
+        start = encoder.render(given[:-1], where, tools)
+        if not self._form.template:
+            return start, self._rest(where, message["content"]) + encoder.tokenizer.eos_token
+        whole = encoder.complete(given, where, tools)
+        place = encoder.boundary(whole, shared(start, whole))
+        text = whole[place:]
+        self._check(message, text, where)
+        return whole[:place], self._form.closed(text)
+
+    def _check(self, message: Chatted, text: str, where: str) -> None:
+        """Refuse a message of which the template leaves something out."""
+        parts = {"content": message["content"], "thoughts": message.get("reasoning_content") or ""}
+        parts |= {
+            f"call of {call['function']['name']}": call["function"]["name"]
+            for call in message.get("tool_calls", ())
         }
-        if self._form.reads_calls:
-            chat: Any = [*messages[:place], message]
-            start = self._encoder.render(chat[:-1], where, tools)
-            written = self._encoder.render(chat, where, tools)
-            if written.startswith(start):
-                text = written[len(start) :]
-                places = [place for end in self._form.ends if (place := text.find(end)) >= 0]
-                text = text[: min(places, default=None)]
-        elif self._parser.form == "hermes":
-            text += "".join(f"\n<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
-        names = [call.name for call in self._parser.parse(text, tools or [{}]).calls]
-        if names != [call["name"] for call in calls]:
+        if name := message.get("unwritten"):
+            parts[f"call of {name}"] = f"{name} {text}"
+        if left := [part for part, wanted in parts.items() if not _holds(text, wanted)]:
             raise InputError(
-                f"{where}: its call of {calls[0]['name']} cannot be written as the model does; put "
-                f"it into the message's content"
+                f"{where}: the chat template does not write a message's {' and '.join(left)}; "
+                f"give another template (data.chat_template), or put it into the content as the "
+                f"model writes it"
             )
-        return text
+
+
+def _holds(text: str, wanted: str) -> bool:
+    return "".join(wanted.split()) in "".join(text.split())
 
 
 def _plain(message: Mapping[str, Any]) -> Chatted:

@@ -13,6 +13,7 @@ from tramontane.config.sft import ExamplesConfig, SFTConfig
 from tramontane.data import playground
 from tramontane.data.files import read_rows, shuffled
 from tramontane.data.prompts import PromptEncoder
+from tramontane.environments.chat import ChatFormat
 from tramontane.errors import InputError
 from tramontane.sft.conversations import Conversation, ConversationEncoder, Example
 from tramontane.types import PAPER_TAGS, Message
@@ -43,10 +44,11 @@ Rows = Sequence[Pair | Recorded]
 class ExampleStream:
     """Endless tokenized examples, in an order that depends only on the seed.
 
-    A response includes its EOS. If the prompts already contain the start of every response (an
-    opening thinking tag from the chat template, or `response_prefix`), the responses continue there
-    (`continuation`). A response that does not fit after its prompt is skipped, since a truncated
-    one would teach the model not to stop; a warning gives their number.
+    A response includes the tokens with which the chat template ends a message (else EOS). If the
+    prompts already contain the start of every response (an opening thinking tag from the chat
+    template, or `response_prefix`), the responses continue there (`continuation`). A response that
+    does not fit after its prompt is skipped, since a truncated one would teach the model not to
+    stop; a warning gives their number.
 
     Args:
         config: the source of pairs, and `max_length`.
@@ -148,15 +150,14 @@ class ExampleStream:
             texts, places = [pair.prompt for pair in asked], [pair.where for pair in asked]
             prompts[level] = iter(encoder.encode_all(texts, places) if asked else [])
             conversations[level] = ConversationEncoder(encoder, partial(_rest, encoder))
-        tokenizer = self.encoder.tokenizer
+        tokenizer, end = self.encoder.tokenizer, ChatFormat(self.encoder).turn_end
         for row in rows:
             if isinstance(row, Recorded):
                 found = conversations[row.effort].examples(row.conversation, row.where)
                 yield from ((row.where, example) for example in found)
             else:
                 rest = _rest(self.encoder.at(row.effort), row.where, row.response)
-                answer = tokenizer(rest, add_special_tokens=False)["input_ids"]
-                response = [*answer, tokenizer.eos_token_id]
+                response = tokenizer(rest + end, add_special_tokens=False)["input_ids"]
                 yield row.where, Example(next(prompts[row.effort]), response)
 
     def _row(self, chat: list[Message], effort: str | None) -> Pair | Recorded:
