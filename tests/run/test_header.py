@@ -70,6 +70,22 @@ def test_rewards_and_environment_are_the_users_own() -> None:
     assert "the environment, sum of its turns" in found["reward"]
 
 
+def double(n: int) -> int:
+    """Double a number.
+
+    Args:
+        n: The number.
+    """
+    return 2 * n
+
+
+def test_the_prompt_has_the_descriptions_of_tools() -> None:
+    given = {"data.tools": [f"{__name__}:double"]}
+    found = tramontane.dry_run(model="tiny", data=ROWS, overrides=given).header
+    assert found["environment"] == "tools double; up to 8 turns"
+    assert "double" in found["prompt"] and "What is 0 + 1?" in found["prompt"]
+
+
 def test_every_shipped_config_fits_into_twelve_lines() -> None:
     for name in ("quickstart", "tools", "effort", "guessing"):
         found = tramontane.dry_run(f"configs/{name}.yaml").header

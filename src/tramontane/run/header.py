@@ -10,7 +10,7 @@ from tramontane.config.device import number_types
 from tramontane.data.files import name_of
 from tramontane.data.prompts import PromptEncoder
 from tramontane.data.stream import ProblemStream
-from tramontane.environments.loading import environment_of, load
+from tramontane.environments.loading import described, environment_of, load
 from tramontane.models.shape import load_shape
 from tramontane.run.prepare import Prepared
 from tramontane.run.screen import shortened
@@ -69,15 +69,22 @@ def reward_line(config: Config, domains: dict[str, DomainConfig]) -> str:
 def prompt_line(prepared: Prepared, characters: int | None = None) -> str:
     """The first training prompt as the chat template renders it; see `shown_prompt`."""
     if prepared.config.data.environment:
-        return "written by the environment; the first one follows below"
+        return "written by the environment, and shown once the run has started it"
+    tools, problem = described(prepared.config.data), next(iter(prepared.sample), None)
+    if tools and problem:
+        encoder = next(iter(prepared.encoder.levels.values()), prepared.encoder)
+        return _one_line(encoder.render(problem.prompt, problem.where, tools), characters)
     return shown_prompt(next(iter(prepared.probes), []), prepared.encoder, characters)
 
 
 def shown_prompt(ids: Sequence[int], encoder: PromptEncoder, characters: int | None = None) -> str:
     """A prompt's tokens as text on one line, special tokens included, with a sign for each line
     break; its middle is left out above a number of characters."""
-    text = encoder.decode(ids).replace("\n", "⏎")
-    return shortened(text, characters or len(text))
+    return _one_line(encoder.decode(ids), characters)
+
+
+def _one_line(text: str, characters: int | None) -> str:
+    return shortened(text.replace("\n", "⏎"), characters or len(text))
 
 
 def _model_line(config: Config) -> str:

@@ -251,7 +251,7 @@ async def _run(
         if told := judges.conversations.fate(ledger.outstanding.values()):
             session.announce(told, logging.INFO)
     longest = await _longest_prompt(prepared, judges)
-    if opening := judges.conversations.opening:
+    if config.data.environment and (opening := judges.conversations.opening):
         shown = shown_prompt(opening, prepared.encoder, OPENING_CHARACTERS)
         session.announce(f"the model reads first: {shown}", logging.INFO)
     updates, limit = config.pipeline.updates, Limit.of(config.timeouts, "control")
