@@ -193,6 +193,9 @@ def test_every_kind_has_cases():
         ("Dr. Smith met Mr. Jones at 5 p.m. yesterday. They talked.", 2),
         ('He said "Go." Then he left... and came back. At last!', 3),
         ("It costs 3.50 dollars, e.g. in the U.S. today.", 1),
+        ("He lives in the U.S. He likes it.", 2),
+        ("1. apples\n2. pears\n3. plums", 1),
+        ("**All is done.** We can go.", 2),
     ],
 )
 def test_sentences_are_counted(text, count):

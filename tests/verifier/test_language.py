@@ -484,8 +484,52 @@ def test_formulas_without_dollars_and_code_without_fences_are_no_words(language)
     reason="needs ../shared/data/verdict_failures.jsonl",
 )
 def test_shared_failures():
-    rows = map(json.loads, (DATA / "verdict_failures.jsonl").open(encoding="utf-8"))
+    names = ("verdict_failures.jsonl", "verdicts4.jsonl")
+    lines = [line for name in names for line in (DATA / name).open(encoding="utf-8")]
+    rows = map(json.loads, lines)
     for row in (row for row in rows if row["domain"] == "language"):
         parsed = split_thoughts(row["response"], PAPER_TAGS, required=True)
-        agrees = consistent(row["problem"], parsed.thoughts, parsed.answer, row["language"])
+        agrees = consistent(row["problem"], parsed.thoughts, parsed.answer, row.get("language"))
         assert agrees == row["expected"], row["id"]
+
+
+ENGLISH = "First I write the equation, and then I compute the number of solutions."
+NATIVE = {
+    "ar": ("كم عدد الحلول لهذه المعادلة؟", "أولا نكتب المعادلة ثم نحسب عدد الحلول الممكنة لها"),
+    "hi": ("इस समीकरण के कितने हल हैं?", "पहले हम समीकरण को लिखते हैं और फिर हलों की संख्या निकालते हैं।"),
+    "ja": (
+        "この方程式の解はいくつありますか。",
+        "まず方程式を整理します。すると二つの解が得られます。",
+    ),
+    "ko": (
+        "이 방정식의 해는 몇 개입니까?",
+        "먼저 방정식을 정리합니다. 그러면 두 개의 해를 얻습니다.",
+    ),
+    "pl": (
+        "Ile rozwiązań ma to równanie?",
+        "Najpierw zapisuję równanie, a potem obliczam wyróżnik.",
+    ),
+    "pt": ("Quantas soluções tem esta equação?", "Primeiro escrevo a equação e depois calculo."),
+    "tr": ("Bu denklemin kaç çözümü vardır?", "Önce denklemi yazıyorum ve sonra çözümü buluyorum."),
+    "uk": ("Скількома способами це можна зробити?", "Спочатку порахую кількість способів."),
+    "vi": ("Phương trình này có bao nhiêu nghiệm?", "Đầu tiên ta viết lại phương trình này."),
+}
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_language_outside_the_paper_agrees_with_itself_and_not_with_english(name):
+    problem, thoughts = NATIVE[name]
+    for declared in (name, None):
+        assert consistent(problem, thoughts, "", declared)
+        assert not consistent(problem, ENGLISH, "", declared)
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("zh", "长方形的边长是5 cm和3 cm，质量是7 kg，面积等于15 cm。"),
+        ("ru", "Треугольник ABC: AB = 5 cm, BC = 3 cm, CA = 4 cm."),
+    ],
+)
+def test_units_are_not_prose(target, text):
+    assert on_target_share(text, target) == 1

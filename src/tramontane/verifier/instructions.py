@@ -27,7 +27,14 @@ _ABBREVIATIONS = re.compile(
     r"|jan|feb|aug|sept|oct|nov|dec|ph\.d|a\.m|p\.m|(?:[a-z]\.)+[a-z]|[a-hj-wyz])\.$",
     re.IGNORECASE,
 )
-_SENTENCE_END = re.compile(r"[.!?]+[\"'”’)\]}]*(?=\s)")
+_SENTENCE_END = re.compile(r"[.!?]+[\"'”’)\]}*_]*(?=\s)")
+_MARKER = re.compile(r"(?:^|\n)\s*(?:\d{1,3}|[A-Za-z])\.$")  # of a list's item
+# An abbreviation such as `U.S.` ends a sentence before a word that begins one.
+_INITIALS = re.compile(r"\b(?:[A-Za-z]\.){2,}$")
+_STARTER = re.compile(
+    r"(?:He|She|It|They|We|You|I|The|This|That|These|Those|There|Then|But|And|However|In|On|At|A|An|My"
+    r"|His|Her|Its|Our|Their|If|When|What|Who|Why|How)\b"
+)
 # Words are NLTK's: they end at these marks, and some are two (`do|n't`, `it|'s`, `can|not`).
 _BETWEEN_WORDS = re.compile(
     r"--|\.{2,}|''|[:,](?!\d)|[\s;?!@#$%&*()\[\]{}<>\"`«»“”‘’„\u2012-\u2015]"
@@ -113,13 +120,18 @@ def follows(answer: str, kind: str, kwargs: Kwargs) -> bool:
 
 def count_sentences(text: str) -> int:
     """Number of sentences: a full stop, exclamation or question mark before white space ends one,
-    except after abbreviations and single letters, and an ellipsis before a lowercase letter."""
+    except after abbreviations, single letters and the markers of a list, and an ellipsis before a
+    lowercase letter."""
     text = text.strip()
     count, start = int(bool(text)), 0
     for match in _SENTENCE_END.finditer(text):
         before, after = text[start : match.end()], text[match.end() :].lstrip()
-        marks = match[0].rstrip("\"'”’)]}")
-        if marks == "." and _ABBREVIATIONS.search(before):
+        marks = match[0].rstrip("\"'”’)]}*_")
+        before = before.rstrip("*_")
+        if marks == "." and _MARKER.search(before):
+            continue
+        starts = _INITIALS.search(before) and _STARTER.match(after)
+        if marks == "." and _ABBREVIATIONS.search(before) and not starts:
             continue
         if marks.startswith("..") and after[:1].islower():
             continue

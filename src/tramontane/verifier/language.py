@@ -23,6 +23,7 @@ import yaml
 
 from tramontane.config import LANGUAGES
 from tramontane.verifier.format import boxes, fences
+from tramontane.verifier.math.units import SYMBOLS
 
 THRESHOLD = 0.9
 MIN_LETTERS = 8  # minimum for identifying a sentence on its own
@@ -37,6 +38,13 @@ _ORDINARY_WORDS = _WORDS.pop("ordinary").split()
 _FUNCTION_WORDS = {word: language for language, words in _WORDS.items() for word in words.split()}
 _KNOWN = {*_FUNCTION_WORDS, *_ORDINARY_WORDS}
 _BY_SCRIPT = {"zh": "han", "ru": "cyrillic"}
+# Languages whose texts keep Latin names and units, but not Latin sentences.
+_NOT_LATIN = {
+    *_BY_SCRIPT, "ja", "ko", "ar", "fa", "ur", "he", "hi", "bn", "ta", "te", "mr", "th", "el", "uk",
+    "bg", "sr", "mk", "be", "kk", "ka", "hy", "mn",
+}  # fmt: skip
+KANA_SHARE = 0.1  # of the Han characters and kana of a Japanese text
+CONFIDENT = 0.5  # a language outside the paper's is detected if more likely, from SHORT letters on
 
 MATH = re.compile(
     r"\$\$.*?\$\$"
@@ -76,7 +84,7 @@ _WORD = re.compile(
     r"|(?P<kana>[\u3041-\u30ff]+)"
     r"|(?P<cyrillic>[\u0400-\u04ff]+)"
     r"|(?P<latin>[A-Za-z\u00aa\u00ba\u00c0-\u024f]+(?:['’][A-Za-z\u00c0-\u024f]+)*['’]?)"
-    r"|(?P<other>[^\W\d_])"
+    r"|(?P<other>[^\W\d_A-Za-z\u00aa\u00ba\u00c0-\u024f\u0400-\u04ff\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff]+)"
 )
 # A lone consonant is a variable, not a word in any of the seven languages.
 _VARIABLE = re.compile(r"[b-df-hj-np-tv-xz]", re.IGNORECASE)
@@ -143,7 +151,9 @@ def consistent(problem: str, thoughts: str, answer: str, language: str | None = 
 def _has_words(text: str) -> bool:
     """True if there is more than numbers, signs and single letters."""
     return any(
-        script == "han" or (script != "other" and max(map(len, words)) > 1)
+        script == "han"
+        or (script != "other" and max(map(len, words)) > 1)
+        or (script == "other" and _weight(script, words) >= MIN_LETTERS)
         for script, words in _pieces(strip(text))
     )
 
@@ -152,9 +162,13 @@ def detect(text: str) -> str | None:
     """The language of most of the text; None if it cannot be identified."""
     weights: dict[str, float] = {}
     latin = []
-    for script, words in _pieces(strip(text)):
+    prose = strip(text)
+    is_japanese = _is_japanese(prose)
+    for script, words in _pieces(prose):
         if script == "latin":
             latin.append(" ".join(words))
+        elif is_japanese and script in ("han", "kana"):
+            weights["ja"] = weights.get("ja", 0) + _weight(script, words)
         else:
             language = _language_of_script(script, " ".join(words))
             weights[language] = weights.get(language, 0) + _weight(script, words)
@@ -162,7 +176,7 @@ def detect(text: str) -> str | None:
     if (letters := _letters(prose)) >= MIN_LETTERS:
         scores = _predict(prose)
         best = max(scores, key=scores.__getitem__)
-        if letters < LONG or scores[best] <= 0.8:
+        if letters < SHORT or scores[best] <= CONFIDENT:
             candidates = [language for language in LANGUAGES if language not in _BY_SCRIPT]
             best = max(candidates, key=lambda language: scores.get(language, 0.0))
         weights[best] = weights.get(best, 0) + letters
@@ -173,15 +187,21 @@ def on_target_share(text: str, target: str) -> float:
     """The share of a text's identified letters in the target language; 1 if none are identified."""
     on_target = off_target = 0.0
     undecided: dict[str, list[str]] = {"latin": [], "cyrillic": []}
-    for script, words in _pieces(_without_quotations(strip(text))):
+    prose = _without_quotations(strip(text))
+    is_japanese = target == "ja" and _is_japanese(prose)
+    for script, words in _pieces(prose):
         weight = _weight(script, words)
         sentence = " ".join(words)
         if script == "latin":
             verdict = _latin_is(sentence, target)
         elif script == "cyrillic" and target == "ru":
             verdict = _is_russian(sentence)
-        elif script == "other" and weight < MIN_LETTERS:
+        elif script == "other" and weight < MIN_LETTERS and target in LANGUAGES:
             continue  # single Greek letters are math
+        elif is_japanese and script in ("han", "kana"):
+            verdict = True
+        elif script == "cyrillic" and weight < MIN_LETTERS:
+            verdict = None
         else:
             verdict = _language_of_script(script, sentence) == target
         if verdict is None:
@@ -191,7 +211,8 @@ def on_target_share(text: str, target: str) -> float:
         else:
             off_target += weight
     if pooled := " ".join(undecided["cyrillic"]):
-        if _is_russian(pooled) is False:
+        is_other = target != "ru" and _language_of_script("cyrillic", pooled) != target
+        if _is_russian(pooled) is False if target == "ru" else is_other:
             off_target += _letters(pooled)
         else:
             on_target += _letters(pooled)
@@ -199,7 +220,7 @@ def on_target_share(text: str, target: str) -> float:
         verdict = _latin_is(pooled, target)
         if verdict is None:
             is_off = _is_gibberish(pooled, target)
-            if target in _BY_SCRIPT:  # too many letters to be names and units
+            if target in _NOT_LATIN:  # too many letters to be names and units
                 letters = _letters(pooled)
                 is_off = letters >= MIN_LETTERS and (
                     not on_target or letters > max(LONG, on_target)
@@ -238,9 +259,18 @@ def _weight(script: str, words: list[str]) -> int:
 
 
 def _language_of_script(script: str, sentence: str) -> str:
-    if script == "cyrillic":
-        return "other" if _is_russian(sentence) is False else "ru"
-    return {"han": "zh", "kana": "ja"}.get(script, "other")
+    if script == "cyrillic" and _is_russian(sentence) is not False:
+        return "ru"
+    if script in ("cyrillic", "other"):
+        scores = _predict(sentence)
+        return max(scores, key=scores.__getitem__)
+    return {"han": "zh", "kana": "ja"}[script]
+
+
+def _is_japanese(prose: str) -> bool:
+    """True if a text has kana among its Han characters."""
+    kana = len(re.findall("[\u3041-\u30ff]", prose))
+    return bool(kana) and kana >= KANA_SHARE * (kana + len(re.findall("[\u4e00-\u9fff]", prose)))
 
 
 _NOT_RUSSIAN = re.compile(r"[^\W\da-zа-яё_]")
@@ -266,9 +296,9 @@ def _latin_is(sentence: str, target: str) -> bool | None:
     letters = _letters(sentence)
     if letters < MIN_LETTERS:
         return None
-    if target in _BY_SCRIPT:
-        # Chinese and Russian texts keep Latin names and units, but not whole sentences.
-        words = [word for word in sentence.split() if len(word) > 1]
+    if target in _NOT_LATIN:
+        # Such texts keep Latin names and units, but not whole sentences.
+        words = [word for word in sentence.split() if len(word) > 1 and word not in SYMBOLS]
         known = sum(word.lower() in _KNOWN for word in words)
         is_prose = known >= 2 or (len(words) >= 3 and sum(map(str.islower, words)) >= 2)
         is_prose |= sum(len(word) > 4 and word.isupper() for word in words) >= 3  # no labels
@@ -279,6 +309,9 @@ def _latin_is(sentence: str, target: str) -> bool | None:
         return False if is_prose else None
     scores = _predict(sentence)
     candidates = {*LANGUAGES, target} - _BY_SCRIPT.keys()
+    best = max(scores, key=scores.__getitem__)
+    if letters >= LONG and best not in candidates and scores[best] > 2 * scores.get(target, 0.0):
+        return False  # a related language, such as Catalan beside Spanish
     total = sum(scores.get(language, 0.0) for language in candidates)
     if letters >= LONG and max(scores.values()) > 0.8 and total < 0.1:
         return False

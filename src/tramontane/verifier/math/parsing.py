@@ -92,7 +92,8 @@ _UNREADABLE = re.compile(
     rf"|{_ALONE}\d+(?:\.\d*)?(?:\s+\d|\s*\{{\s*[-+]?\d)"  # 5 3 is not 8
     r"|[A-Za-z)}]\s*\^\s*\{\s*\(\s*(?:\d+|[ivx]+)\s*\)\s*\}"  # a derivative: x^{(2)}
     r"|!\s*!"  # n!! is not (n!)!
-    r"|[\"”″]|\d\s*'"
+    r"|[\"”″']|\\prime(?![A-Za-z])"  # primes of a letter are a part of its name (`_PRIMED`)
+    r"|_\s*(?:\w|\{[^{}]*\})\s*_"  # two indices
     # The degrees of a whole term only: `180^\circ-x`, not `9^\circ y`.
     r"|\^\{\\circ\}(?!\s*(?:[-+)}\]=,<>]|\\[lg]e(?![A-Za-z])|$))|(?:\\sqrt|\})\s*\{[^{}]*\^\{\\circ\}"
     # A function alone: `\sin`.
@@ -107,7 +108,9 @@ _BRACED = re.compile(r"(?<=[\d)])\s*\{\s*(\([^(){}]*\))\s*\}")
 _PRODUCT = re.compile(
     rf"({_ALONE}(?:\d+(?:\.\d*)?)|\([^(),]*\))\s*(?=\([^(),]*\))|(\(\s*[-+]?\d[\d.]*\s*\))\s*(?=\d|\\frac)"
 )
-_PRIMED = re.compile(r"([A-Za-z])('+)|([A-Za-z])\^\{\s*((?:\\prime\s*|')+)\}")
+_PRIMED = re.compile(
+    r"(?:\\([A-Za-z]+)|([A-Za-z]))(_(?:\w|\{\w+\}))?(?:('+)|\^\{\s*((?:\\prime\s*|')+)\})"
+)
 _GAMMA = re.compile(r"\\(?:gamma(?![A-Za-z])|Gamma(?![A-Za-z])(?!\s*\())")
 _DECIMAL_POWER = re.compile(r"\^\s*\{\s*(-?)\s*(\d{0,9}\.\d{1,9})\s*\}")
 _HAS_RARE = re.compile(r"['()]|\\prime|\\[gG]amma|\^\s*\{[-\s]*\d*\.|\d\s*\\frac|\d\s+\d")
@@ -133,8 +136,9 @@ def _improper(m: re.Match[str]) -> str:
 
 
 def _primed(m: re.Match[str]) -> str:
-    count = len(m[2]) if m[2] else m[4].count("'") + m[4].count("\\prime")
-    return rf"\mathbf{{{m[1] or m[3]}{'prime' * count}}}"
+    marks = m[4] or m[5]
+    count = marks.count("'") + marks.count("\\prime")
+    return rf"\mathbf{{{m[1] or m[2]}{'prime' * count}}}{m[3] or ''}"
 
 
 def _exact_power(m: re.Match[str]) -> str:
