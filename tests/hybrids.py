@@ -89,7 +89,7 @@ def make_hybrid(family: str, seed: int = 0) -> PreTrainedModel:
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.dim() > 1 and not any(part in name for part in ("A_log", "dt_")):
-                p.copy_(torch.randn(p.shape, generator=generator) * 1.2 * p.shape[-1] ** -0.5)
+                p.copy_(torch.randn(p.shape, generator=generator) * 0.9 * p.shape[-1] ** -0.5)
             elif p.dim() == 1 and "A_log" not in name and "dt_" not in name:
                 p.add_(torch.randn(p.shape, generator=generator) * 0.2)
     return model.eval()

@@ -9,7 +9,7 @@ sequence that outgrows its lane moves to the next, so a long sequence does not s
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from tramontane.generator.lanes import (
     WrittenCache,
     capacity_ladder,
 )
+from tramontane.generator.states import SlotStates
 
 BLOCK_MEMBERS = 16
 # With few slots, the extra calls cost more than the reads they save: below this number of slots,
@@ -189,13 +190,18 @@ def max_positions(slots: int, max_len: int) -> int:
     return sum(lane_capacities(slots, max_len)) * slots * kinds
 
 
-def lane_size(slots: int, max_len: int, limit: int | None = None) -> CacheSize:
+def lane_size(
+    slots: int, max_len: int, limit: int | None = None, state_positions: int = 0
+) -> CacheSize:
     """Slots and positions of a `SlotCache` that never holds more than `limit` positions; None: no
-    limit."""
+    limit. A slot's states take as much memory as `state_positions`, twice while they move."""
+
+    def positions(n: int) -> int:
+        return max_positions(n, max_len) + 2 * n * state_positions
+
     if limit is not None:
-        fitting = (n for n in range(slots, 0, -1) if max_positions(n, max_len) <= limit)
-        slots = next(fitting, 0)
-    return CacheSize(slots, max_positions(slots, max_len))
+        slots = next((n for n in range(slots, 0, -1) if positions(n) <= limit), 0)
+    return CacheSize(slots, positions(slots))
 
 
 class SlotCache(WrittenCache):
@@ -217,6 +223,7 @@ class SlotCache(WrittenCache):
         self._blocks: dict[int, Block] = {}  # by slot
         self._open_blocks: dict[Hashable, Block] = {}  # by key: the newest, which others may join
         self._parked: dict[Hashable, Prefix] = {}
+        self._slot_states = SlotStates(layout.states)
         # Reused by the steps until a sequence arrives, moves or leaves.
         self._prefix_parts: tuple[list[PrefixPart], torch.Tensor] | None = None
         self._step: LaneStep | None = None
@@ -230,7 +237,8 @@ class SlotCache(WrittenCache):
     def nbytes(self) -> int:
         lanes: list[Lane[Any]] = [*self.lanes, *self.prefixes]
         live = sum(stack.nbytes for lane in lanes for stack in lane.stacks)
-        return live + sum(p.nbytes for parked in self._parked.values() for p in parked.planes)
+        kept = [[*parked.planes, *parked.states.values()] for parked in self._parked.values()]
+        return live + self._slot_states.nbytes + sum(x.nbytes for parts in kept for x in parts)
 
     @property
     def slots(self) -> list[int]:
@@ -246,6 +254,7 @@ class SlotCache(WrittenCache):
         """Add sequences that start with `prefix`, which those with the same `key` share; without
         sharing, each gets its own copy."""
         self._prefix_parts = None
+        self._slot_states.add(slots, prefix.states)
         if not self.shares_prefixes:
             lane = next(lane for lane in self.lanes if lane.capacity > prefix.length)
             lane.append(slots, [planes[:, None] for planes in prefix.planes])
@@ -282,6 +291,8 @@ class SlotCache(WrittenCache):
         for part in prefixes:
             part.begin(unshared)
         self._step = LaneStep(self.layout, parts, prefixes, members)
+        self._slot_states.arrange(self.slots)
+        self.states = self._slot_states.rows
         return self._step
 
     def _find_members(self, device: torch.device) -> tuple[list[PrefixPart], torch.Tensor]:
@@ -333,7 +344,8 @@ class SlotCache(WrittenCache):
         block, shared = self._blocks.get(slot), Prefix(0, [])
         if block:
             shared = _entry(self.prefixes, block, block.length)
-        self._parked[key] = shared.joined(_entry(self.lanes, slot, length - shared.length))
+        whole = shared.joined(_entry(self.lanes, slot, length - shared.length))
+        self._parked[key] = replace(whole, states=self._slot_states.copy(slot))
 
     def parked(self, key: Hashable, length: int) -> Prefix:
         """The `length` positions that are kept under a key."""
@@ -348,6 +360,7 @@ class SlotCache(WrittenCache):
         places = {slot: (lane, p) for lane in self.lanes for p, slot in enumerate(lane.owners)}
         blocks = {block: (lane, p) for lane in self.prefixes for p, block in enumerate(lane.owners)}
         for slot, context in contexts:
+            self._slot_states.add([slot], context.states)
             unshared = context
             if block := self._blocks.get(slot):
                 prefix, unshared = context.split(block.length)

@@ -237,7 +237,8 @@ class LaneDecoder(_Decoder):
     def size_within(self, slots: int, max_len: int, limit: int | None) -> CacheSize:
         """The cache size for at most `slots` sequences of up to `max_len` tokens, with at most
         `limit` positions; None: no limit."""
-        return lane_size(slots, max_len, limit)
+        state_positions = -(-self.layout.state_bytes // self.layout.token_bytes)
+        return lane_size(slots, max_len, limit, state_positions)
 
     def allocate(self, size: CacheSize, max_len: int) -> None:
         """Allocate an empty cache of a size from `size_within`, and the state of its slots."""

@@ -122,7 +122,7 @@ class SlotEngine:
         may_end = stop_texts.may_end.to(model.device) if stop_texts else None
         layout, recordable = examine_model(model, max_len)
         self._decoder: Decoder
-        if record is None:
+        if record is None or layout.states:  # recorded steps and the arena know no states
             self._decoder = LaneDecoder(model, layout, self._is_eos, may_end)
         else:
             record = record if recordable else run_directly

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +20,11 @@ from tramontane.generator.graphs import ValueReadDetector
 from tramontane.generator.lanes import Layout, PackedCache, Prefix, RecordedCache, WrittenCache
 from tramontane.generator.parking import NOTHING, Context, ContinuedCache
 from tramontane.models.packing import pack, recurring
+from tramontane.models.states import separate_states, stateful_layers
 
 SHAPES_PER_OCTAVE = 8  # filler adds 4 % to linear layers
 _ADVICE = "the embedded generator cannot run it; choose another model"
+_STATE_LAYERS = {"linear_attention", "mamba", "conv", "hybrid", "hybrid_sliding", "moe", "mlp"}
 _CACHED_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -57,7 +62,7 @@ def _prefill_together(
             lengths = [len(new[i]) for i in rows]
             filler = [[0] * n] if (n := _filler(model, sum(lengths))) else []
             filled = [*lengths, *map(len, filler)]
-            cache = PackedCache(layout, sum(filled))
+            cache = PackedCache(layout, sum(filled), [{}] * len(filled))
             if continued:
                 known = [*(pasts[i] for i in rows), *(NOTHING for _ in filler)]
                 cache = ContinuedCache(layout, known, filled)
@@ -78,7 +83,7 @@ def _packed_forward(
     # No logits are needed. As a number, it would make Gemma 4 drop positions from its last layers.
     first = torch.zeros(1, dtype=torch.int64, device=model.device)
     with forward_over(cache, decode, inputs["packing"]):
-        model(**inputs, past_key_values=cache, logits_to_keep=first)
+        model(**inputs, **{_cache_argument(type(model).forward): cache}, logits_to_keep=first)
 
 
 def decode(
@@ -101,17 +106,25 @@ def decode(
         Logits [B, V], in the model's number type.
     """
     rows = len(tokens)
-    if filler := _filler(model, rows):
+    # States have no row for filler.
+    if filler := 0 if cache.layout.states else _filler(model, rows):
         tokens, lengths = F.pad(tokens, (0, filler)), F.pad(lengths, (0, filler))
     step = cache.begin(unshared)
     with forward_over(cache, step):
         out = model(
             input_ids=tokens[:, None],
             position_ids=lengths[:, None],
-            past_key_values=cache,
             use_cache=True,
+            **{_cache_argument(type(model).forward): cache},
         )
     return out.logits[:rows, -1]
+
+
+@functools.cache
+def _cache_argument(forward: Any) -> str:
+    """The name that a model's forward gives its cache; models without attention differ."""
+    names = inspect.signature(forward).parameters
+    return "past_key_values" if "past_key_values" in names else "cache_params"
 
 
 def _filler(model: PreTrainedModel, rows: int) -> int:
@@ -135,10 +148,12 @@ def examine_model(model: PreTrainedModel, max_len: int) -> tuple[Layout, bool]:
         InputError: the engine would not run the model, or would compute it wrongly.
     """
     name = type(model).__name__
-    if not model._supports_attention_backend:
+    separate_states(model)
+    has_state = bool(stateful_layers(model))  # such models do not say whether they support it
+    if not (model._supports_attention_backend or has_state):
         raise InputError(f"{name} does not go through transformers' attention interface: {_ADVICE}")
     layers = set(getattr(model.config, "layer_types", None) or ())
-    if uncached := sorted(layers - _CACHED_LAYERS):
+    if uncached := sorted(layers - _CACHED_LAYERS - (_STATE_LAYERS if has_state else set())):
         raise InputError(
             f"{name} has layers of kind {', '.join(uncached)}, whose state is not keys and values: "
             f"{_ADVICE}"
@@ -154,6 +169,6 @@ def examine_model(model: PreTrainedModel, max_len: int) -> tuple[Layout, bool]:
         cache.begin(zero)  # its first step makes tensors
         with ValueReadDetector() as detector:
             decode(model, cache, zero, zero, zero)
-    if not cache.reads:
+    if layout.shapes and not cache.reads:
         raise InputError(f"{name} does not pass keyword arguments on to its attention: {_ADVICE}")
     return layout, not detector.operations

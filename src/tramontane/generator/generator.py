@@ -21,6 +21,7 @@ from tramontane.generator.memory import CudaMemory
 from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.models.packing import pack
 from tramontane.models.staging import StagedWeights, from_state
+from tramontane.models.states import stateful_layers
 from tramontane.models.weights import Weights
 from tramontane.types import Completion, Progress, Request, ResponseText, SamplingParams
 
@@ -55,7 +56,7 @@ class Generator(AnyGenerator):
         self.tokenizer, self.config = tokenizer, config
         self._endings = Endings(model, tokenizer, config.stop, response)
         self._staged = StagedWeights(model, on_host=config.staging == "host")
-        if config.compile and model.device.type == "cuda":
+        if config.compile and model.device.type == "cuda" and not stateful_layers(model):
             fuse(model)
         limit = config.kv_cache_mib
         self._engine = SlotEngine(

@@ -8,11 +8,12 @@ side without gaps.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, SupportsIndex, TypeVar
 
 import torch
-from transformers.cache_utils import Cache
+
+from tramontane.models.states import PackedStates, StateCache, States
 
 Owner = TypeVar("Owner")
 
@@ -40,27 +41,30 @@ def capacity_ladder(longest: int, shortest: int, factor: float) -> list[int]:
 @dataclass(frozen=True)
 class Prefix:
     """Keys and values of one sequence's first `length` positions; `planes` as in `Layout`, each
-    [planes, heads, length, d]."""
+    [planes, heads, length, d]. With the states after the last of them, [1, ...] each, if the model
+    has layers that carry state."""
 
     length: int
     planes: list[torch.Tensor]
+    states: States = field(default_factory=dict)
 
     def split(self, length: int) -> tuple[Prefix, Prefix]:
         """The first `length` positions and the rest, as views."""
         first = [planes[:, :, :length] for planes in self.planes]
         rest = [planes[:, :, length:] for planes in self.planes]
-        return Prefix(length, first), Prefix(self.length - length, rest)
+        return Prefix(length, first), Prefix(self.length - length, rest, self.states)
 
     def joined(self, rest: Prefix) -> Prefix:
         """A copy with the positions of `rest` after its own."""
         if not self.length or not rest.length:
             whole = self if self.length else rest
-            return Prefix(whole.length, [planes.clone() for planes in whole.planes])
+            return replace(whole, planes=[planes.clone() for planes in whole.planes])
         pairs = zip(self.planes, rest.planes, strict=True)
-        return Prefix(self.length + rest.length, [torch.cat(pair, 2) for pair in pairs])
+        planes = [torch.cat(pair, 2) for pair in pairs]
+        return Prefix(self.length + rest.length, planes, rest.states)
 
 
-class WrittenCache(Cache):
+class WrittenCache(StateCache):
     """A cache that attention writes to: transformers gives it keys and values, and gets them back.
 
     What attention is called with is cached, which is not what transformers caches everywhere:
@@ -73,7 +77,7 @@ class WrittenCache(Cache):
     """
 
     def __init__(self) -> None:
-        super().__init__(layers=[])
+        super().__init__()
         self.soft_capped = False
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -103,6 +107,7 @@ class RecordedCache(WrittenCache):
     def __init__(self) -> None:
         super().__init__()
         self.recorded: dict[tuple[int, int], torch.Tensor] = {}
+        self.packed_states = PackedStates([{}])
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Keep a layer's keys and values, [1, kv_heads, N, d] each, without a copy."""
@@ -126,6 +131,7 @@ class Layout:
         dtype: dtype of keys and values.
         device: device of keys and values.
         soft_capped: True if attention caps scores.
+        states: states before a sequence's first token, [1, ...] each.
     """
 
     def __init__(self, example: RecordedCache) -> None:
@@ -139,25 +145,39 @@ class Layout:
         self.plane_index = {p: places[writers[id(t)]] for p, t in example.recorded.items()}
         self.shared = self.plane_index.keys() - places.keys()
         self.soft_capped = example.soft_capped
-        tensor = next(iter(example.recorded.values()))
+        (states,) = example.packed_states.after
+        tensor = next(iter([*example.recorded.values(), *states.values()]))
         self.dtype, self.device = tensor.dtype, tensor.device
+        self.states = {key: torch.zeros_like(x) for key, x in states.items()}
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one sequence's states."""
+        return sum(x.nbytes for x in self.states.values())
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one position in all planes."""
-        return sum(planes * heads * d for planes, heads, d in self.shapes) * self.dtype.itemsize
+        """Bytes of one position in all planes; 1 for a model without attention."""
+        numbers = sum(planes * heads * d for planes, heads, d in self.shapes)
+        return numbers * self.dtype.itemsize or 1
 
 
 class PackedCache(WrittenCache):
     """Stacks the keys and values of one packed forward of N tokens. Each layer's are copied at
     once, so that those of all layers exist only once.
 
+    Args:
+        layout: layout of the model's keys and values.
+        tokens: N.
+        before: states of each sequence before its first token in the row, if it has any.
+
     Attributes:
         stacks: [planes, heads, N, d] for each shape of the layout.
     """
 
-    def __init__(self, layout: Layout, tokens: int) -> None:
+    def __init__(self, layout: Layout, tokens: int, before: Sequence[States] = ()) -> None:
         super().__init__()
+        self.packed_states = PackedStates(before)
         self._plane_index, self._shared = layout.plane_index, layout.shared
         self.stacks = [
             torch.empty((planes, heads, tokens, d), dtype=layout.dtype, device=layout.device)
@@ -175,7 +195,8 @@ class PackedCache(WrittenCache):
         """The keys and values of each sequence, given the sequences' `lengths`; the rest is
         filler."""
         parts = [s.narrow(2, 0, sum(lengths)).split(list(lengths), dim=2) for s in self.stacks]
-        return [Prefix(n, [p[i] for p in parts]) for i, n in enumerate(lengths)]
+        after = self.packed_states.after
+        return [Prefix(n, [p[i] for p in parts], after[i]) for i, n in enumerate(lengths)]
 
 
 class Lane(Generic[Owner]):

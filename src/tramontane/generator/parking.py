@@ -52,7 +52,7 @@ class ContinuedCache(PackedCache):
     """
 
     def __init__(self, layout: Layout, pasts: Sequence[Prefix], lengths: Sequence[int]) -> None:
-        super().__init__(layout, sum(lengths))
+        super().__init__(layout, sum(lengths), [past.states for past in pasts])
         self._device, self._pasts, self._lengths = layout.device, pasts, list(lengths)
         self._layer = 0  # written last
         before = [past.length for past in pasts]

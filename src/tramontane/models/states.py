@@ -9,7 +9,7 @@ cache, and needs no kernels.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -96,7 +96,7 @@ class PackedStates:
         after: the same after each sequence's last token.
     """
 
-    def __init__(self, before: list[States]) -> None:
+    def __init__(self, before: Sequence[States]) -> None:
         self.after = [dict(states) for states in before]
 
     def batches(self, lengths: list[int], layer: int) -> list[list[int]]:
@@ -135,6 +135,7 @@ class _ByRows(torch.nn.Module):
 
     row_reader: _RowReader
     layer_idx: int
+    continues: bool  # False if its scan of several tokens starts from no state: Mamba 1
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         packing = self.row_reader.packing
@@ -170,11 +171,22 @@ class _ByRows(torch.nn.Module):
         rows, parts = row.split(lengths, 1), dict[int, Any]()
         for batch in packed.batches(lengths, self.layer_idx):
             cache.states = packed.gather(batch, self.layer_idx)
-            out = super().forward(torch.cat([rows[i] for i in batch]), **{name: cache})  # type: ignore[misc]
+            tokens = torch.cat([rows[i] for i in batch])
+            if tokens.shape[1] > 1 and not self.continues and _has_recurrence(cache.states):
+                steps = [
+                    super(_ByRows, self).forward(x, **{name: cache}) for x in tokens.split(1, 1)
+                ]  # type: ignore[misc]
+                out = torch.cat(steps, 1)
+            else:
+                out = super().forward(tokens, **{name: cache})  # type: ignore[misc]
             packed.scatter(batch, cache.states)
             for place, i in enumerate(batch):
                 parts[i] = _each(itemgetter(slice(place, place + 1)), out)
         return [parts[i] for i in range(len(rows))]
+
+
+def _has_recurrence(states: States) -> bool:
+    return any(key.kind == "recurrent" for key in states)
 
 
 def _each(function: Callable[[torch.Tensor], torch.Tensor], output: Any) -> Any:
@@ -207,6 +219,13 @@ def _names_used(cls: Any) -> tuple[str, ...]:
     return code.co_names if code else ()
 
 
+def _takes_initial_state(cls: Any) -> bool:
+    """True if a layer's forward passes an initial state on to its recurrence."""
+    constants = inspect.unwrap(cls.forward).__code__.co_consts
+    keywords = {name for names in constants if isinstance(names, tuple) for name in names}
+    return bool({"initial_state", "initial_states"} & keywords)
+
+
 def separate_states(model: PreTrainedModel) -> None:
     """Let every layer that carries state take the sequences of a packed row one by one. Models
     without such layers are left as they are."""
@@ -217,4 +236,21 @@ def separate_states(model: PreTrainedModel) -> None:
     model.register_forward_pre_hook(reader, with_kwargs=True)
     for layer in layers:
         layer.row_reader = reader  # type: ignore[assignment]
+        layer.continues = _takes_initial_state(type(layer))  # type: ignore[assignment]
         layer.__class__ = _by_rows(type(layer))
+        if hasattr(layer, "time_step_limit"):
+            in_proj: Any = layer.in_proj
+            in_proj.register_forward_hook(partial(_limit_time_steps, layer))
+
+
+def _limit_time_steps(layer: Any, in_proj: Any, args: Any, projected: torch.Tensor) -> Any:
+    """A hook of a Mamba 2 layer's input projection, whose last columns are softplus⁻¹(Δt) − bias.
+    Transformers 5.23 limits Δt in its forward of many tokens, but not in that of a single token."""
+    if layer.row_reader.packing is not None:
+        return projected
+    rest, step = projected.split([projected.shape[-1] - layer.num_heads, layer.num_heads], -1)
+    limits = torch.tensor(layer.time_step_limit, device=step.device)
+    low, high = limits + torch.log(-torch.expm1(-limits))  # softplus⁻¹
+    bias = layer.dt_bias.float()
+    limited = torch.minimum(torch.maximum(step.float(), low - bias), high - bias)
+    return torch.cat([rest, limited.to(step.dtype)], -1)
