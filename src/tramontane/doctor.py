@@ -50,6 +50,10 @@ def doctor(chat: str | None = None) -> list[Finding]:
         _tool("g++", "C++ programs are unscorable: install g++ (apt-get install g++)"),
         _package("ray", f"workers on several machines: {install('ray')}"),
         _package("peft", f"adapters in place of all weights: {install('lora')}"),
+        *(
+            _package(name, f"faster layers that carry state, on a GPU: {install('state')}")
+            for name in ("flash-linear-attention", "causal-conv1d", "mamba-ssm")
+        ),
         _vllm(),
         _package("reasoning-gym", f"more training problems: {install('reasoning-gym')}"),
         _package("matplotlib", f"the plots of studies: {install('studies')}"),
