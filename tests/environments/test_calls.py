@@ -172,3 +172,36 @@ def test_no_text_breaks_the_parser(form, bits):
     for call in found.calls:
         assert isinstance(call.arguments, dict)
         assert call.name or (call.error and call.answer)
+
+
+def test_a_response_template_reads_the_end_of_the_prompt_and_of_the_message():
+    """As published for Llama 3 (the end token closes a call) and Nemotron 3 (the prompt opens the
+    thoughts)."""
+    tokenizer = tokenizer_of.__wrapped__("qwen2.5")
+    tokenizer.response_template = {
+        "defaults": {"role": "assistant"},
+        "start_anchor_pattern": r"<\\|im_start\\|>assistant\n(?:<think>\n)?",
+        "fields": {
+            "reasoning_content": {
+                "open_pattern": r"(?=[\s\S]*?</think>)",
+                "close_pattern": r"</think>\s*",
+                "content": "text",
+            },
+            "tool_calls": {
+                "open_pattern": r'\{"name":\s*"(?P<name>[^"]+)",\s*"parameters":\s*',
+                "close_pattern": r"\}<\|im_end\|>\s*",
+                "repeats": True,
+                "content": "json",
+                "transform": {
+                    "type": "function",
+                    "function": {"name": "{name}", "arguments": "{content}"},
+                },
+            },
+            "content": {"close_pattern": r"<\|im_end\|>\s*", "content": "text"},
+        },
+    }
+    parser = Parser(tokenizer, "auto", PAPER_TAGS)
+    text = '<think>\nAdd.\n</think>\n\n{"name": "add", "parameters": {"a": 1, "b": 2}}'
+    message = parser.parse(text, [schema_of(add)], "<think>\n")
+    assert message.thoughts.strip() == "Add."
+    assert [(call.name, call.arguments) for call in message.calls] == [("add", {"a": 1, "b": 2})]

@@ -12,9 +12,11 @@ from tests.audit.test_audit import record
 from tests.data.chat_templates import make_checkpoint
 from tests.runs import small_config
 from tramontane.audit.audit import audit
-from tramontane.config import Config
+from tramontane.config import Config, load_config
 from tramontane.errors import InputError
+from tramontane.evaluation.checkpoint import encoder_of
 from tramontane.models.loading import load_tokenizer
+from tramontane.run.folder import sealed
 from tramontane.run.prepare import prepare, resolved
 from tramontane.run.rollouts import read_run
 
@@ -139,3 +141,17 @@ def test_an_endless_source_skips_prompts_above_its_limit(tmp_path: Path) -> None
     assert max(taken) <= prepared.max_prompt == limit < max(lengths)
     with pytest.raises(InputError, match=f"allows {limit}: raise it"):
         prepare(small_config(tmp_path / "c", data={"max_prompt_tokens": limit}))
+
+
+def test_a_run_records_the_time_that_its_template_writes(tmp_path):
+    template = tmp_path / "dated.jinja"
+    template.write_text(
+        "{{ bos_token }}{{ strftime_now('%H:%M:%S.%f') }}{% for m in messages %}"
+        "{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    )
+    config = load_config("configs/quickstart.yaml", [f"data.chat_template={template}"])
+    recorded = tmp_path / "config.yaml"
+    recorded.write_text(sealed(prepare(config).config))
+    texts = [encoder_of(load_config(recorded)).render("1 + 1?") for _ in range(2)]
+    assert texts[0] == texts[1]

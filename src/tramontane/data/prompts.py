@@ -128,6 +128,7 @@ class PromptEncoder:
     Attributes:
         tags: the thinking tags of the responses.
         levels: the encoder of each level of effort.
+        date: the time that the chat template reads.
 
     Raises:
         InputError: a template that fails or omits the problem; `chat_template_kwargs` that the
@@ -144,7 +145,7 @@ class PromptEncoder:
     ) -> None:
         self.tokenizer, self.config, self.phrase = tokenizer, config or PromptConfig(), phrase
         self.tags = ThinkingTags.of(tags) if tags else find_tags(tokenizer)
-        self._now = (self.config.date or datetime.now()).strftime
+        self.date = self.config.date or datetime.now()
         if self.config.chat_template is not None:
             tokenizer.chat_template = self.config.chat_template
         self._check_template_kwargs()
@@ -157,7 +158,8 @@ class PromptEncoder:
         self.levels: dict[str, PromptEncoder] = {}
         for name, level in efforts.items():
             kwargs = self.config.chat_template_kwargs | level.chat_template_kwargs
-            own = self.config.model_copy(update={"chat_template_kwargs": kwargs})
+            update = {"chat_template_kwargs": kwargs, "date": self.date}
+            own = self.config.model_copy(update=update)
             self.levels[name] = PromptEncoder(tokenizer, own, self.tags, phrase=level.phrase)
 
     def at(self, effort: str | None) -> PromptEncoder:
@@ -420,7 +422,7 @@ class PromptEncoder:
         # Variables that are functions reach no template, so the clock is set where templates find
         # transformers' own; the compiled template is the one that is applied next.
         template: Any = self.tokenizer.get_chat_template(tools=cast(Any, list(tools) or None))
-        _compile_jinja_template(template).globals["strftime_now"] = self._now
+        _compile_jinja_template(template).globals["strftime_now"] = self.date.strftime
         text = self.tokenizer.apply_chat_template(
             cast(list[dict[str, str]], messages),
             tools=cast(Any, list(tools) or None),

@@ -18,9 +18,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from tramontane.data.prompts import Tool
+from tramontane.data.prompts import Tool, opened_by
 from tramontane.data.values import encoded
 from tramontane.errors import InputError
 from tramontane.types import ThinkingTags, ToolCall
@@ -84,6 +84,10 @@ class Parser:
                 tokenizer.parse_response("", prefix="")
             except Exception as error:  # a damaged one would make every message a broken call
                 raise InputError(f"the tokenizer's response_template: {error}") from None
+            fields = json.dumps(tokenizer.response_template).replace("\\", "")
+            added = (str(t) for t in tokenizer.added_tokens_decoder.values() if t.special)
+            self._ends = ["", *(token for token in added if token in fields)]
+            self._start = _before_response(tokenizer, tags)
 
     def parse(self, text: str, tools: Sequence[Tool] = (), prefix: str = "") -> Message:
         """Split a message into thoughts, content and calls.
@@ -100,16 +104,48 @@ class Parser:
         return Message(text, thoughts, content.strip(), calls[:MAX_CALLS])
 
     def _by_template(self, text: str, tools: Sequence[Tool], prefix: str, thoughts: str) -> Message:
-        sampled = text.removeprefix(prefix)
         try:
-            known: Any = list(tools)
-            found: Any = self._tokenizer.parse_response(sampled, prefix=prefix, tools=known)
-            calls = [_call(call.get("function", call)) for call in found.get("tool_calls") or ()]
+            found, calls = self._read(text.removeprefix(prefix), tools, prefix)
         except Exception as error:  # a response template raises whatever its parsers do
             return Message(text, thoughts, text, [unparsed(f"{type(error).__name__}: {error}")])
         thoughts = found.get("reasoning_content") or found.get("thinking") or thoughts
         content = str(found.get("content") or "")
         return Message(text, str(thoughts), content, calls[:MAX_CALLS])
+
+    def _read(self, text: str, tools: Sequence[Tool], prefix: str) -> tuple[Any, list[ToolCall]]:
+        """(fields, calls) of a message. A response template reads the end of the prompt as well,
+        and the token that ended the message, which may close a call: each that it names is tried.
+        """
+        known, first = cast(Any, list(tools)), cast(Any, None)
+        failed: Exception | None = None
+        for end in self._ends:
+            try:
+                found: Any = self._tokenizer.parse_response(
+                    text + end, prefix=self._start + prefix, tools=known
+                )
+            except Exception as error:  # as above
+                failed = failed or error
+                continue
+            if calls := [
+                _call(call.get("function", call)) for call in found.get("tool_calls") or ()
+            ]:
+                return found, calls
+            first = first or found
+        if failed or first is None:
+            raise failed or ValueError("nothing to read")
+        return first, []
+
+
+def _before_response(tokenizer: PreTrainedTokenizerBase, tags: ThinkingTags) -> str:
+    """The end of a prompt by the chat template, up to the start of the response."""
+    if not tokenizer.chat_template:
+        return ""
+    chat = [{"role": "user", "content": "?"}]
+    try:
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    except Exception:  # a template may raise anything; its prompts are checked elsewhere
+        return ""
+    return str(text).removesuffix(opened_by(str(text), tags))
 
 
 def form_of(tokenizer: PreTrainedTokenizerBase) -> Form:

@@ -105,6 +105,12 @@ class ChatFormat:
         common = last[: shared(last, answered)]
         return self.ended(common) or self.ended(last) or str(self.encoder.tokenizer.eos_token)
 
+    @cached_property
+    def ends_anew(self) -> bool:
+        """True if the template ends a message differently once it is answered (gpt-oss)."""
+        last, answered = self._tails
+        return bool(self.ended(last)) and not self.ended(last[: shared(last, answered)])
+
     def closed(self, text: str) -> str:
         """A message that ends a chat, as rendered, up to the tokens that end it."""
         last, _ = self._tails
@@ -260,6 +266,8 @@ class Chat:
             raise InputError("the chat template writes a message of the model in two places")
         told = self._text[len(before) :].rpartition(last)[0]
         appended = self._text.startswith(before) and self._as_sampled(told, message, prefix)
+        if self._form.ends_anew and "tool_calls" not in real:
+            appended = False
         place = text.index(_NEW)
         text = text.replace(_NEW, "", 1)
         return Following(text, place, "tool_calls" in real, moved or not appended, self._whole)

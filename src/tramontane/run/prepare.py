@@ -115,7 +115,10 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
     _check_machine(config)
     encoder = encoder_of(config)
     verifier = config.verifier.model_copy(update={"thinking_tags": encoder.tags})
-    config, rates = _with_rates(config.model_copy(update={"verifier": verifier}))
+    data = config.data
+    if "strftime_now" in str(encoder.tokenizer.chat_template):  # one date for the whole run
+        data = data.model_copy(update={"date": encoder.date})
+    config, rates = _with_rates(config.model_copy(update={"verifier": verifier, "data": data}))
     if config.cold_start:
         cold_start.check(config, encoder)
     _check_teachers(config, encoder.tokenizer)
