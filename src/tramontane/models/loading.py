@@ -26,6 +26,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils.logging import disable_progress_bar
 
 from tramontane.errors import InputError
+from tramontane.models import wrapped
 from tramontane.models.attention import PACKED
 from tramontane.models.gpu import Build
 from tramontane.models.names import check_hub, folder_of, has_tokenizer, is_local, resolve
@@ -137,7 +138,13 @@ def load_model(
     Raises:
         InputError: no checkpoint there, or damaged weights.
     """
-    loaded = _complete(AutoModelForCausalLM, model, dtype=dtype, attn_implementation=PACKED)
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": PACKED}
+    if half := wrapped.find(model, _load_own_config(model), local_folder(model)):
+        options |= half.loading_options()
+    loaded = _complete(AutoModelForCausalLM, model, **options)
+    if half:
+        # save_pretrained would write the wrapper's names, which AutoModelForCausalLM does not read.
+        loaded._weight_conversions = None
     # Weights may be unaligned in a mapped file, and matrix products then round differently (seen in
     # the seventh digit). Once copied, equal weights give equal bits from any file.
     for parameter in loaded.parameters():
@@ -183,12 +190,15 @@ def empty_model(model: str) -> tuple[PreTrainedModel, WeightFiles] | None:
     Raises:
         InputError: no checkpoint there, or an incomplete one.
     """
-    config = load_config(model)
+    folder = folder_of(
+        model, ["model*.safetensors", INDEX, "config.json", "generation_config.json"]
+    )
+    half = wrapped.find(model, _load_own_config(model), folder)
+    config = half.config if half else load_config(model)
     with LOADING, _parameters_on_meta():
         built = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation=PACKED
         )
-    folder = folder_of(model, ["model*.safetensors", INDEX, "generation_config.json"])
     if getattr(config, "quantization_config", None) is not None:
         obstacle: str | None = "they are quantized"
     elif not WeightFiles.present(folder):
@@ -196,7 +206,7 @@ def empty_model(model: str) -> tuple[PreTrainedModel, WeightFiles] | None:
     elif converts_weights(built):
         obstacle = f"transformers converts the weights of {type(built).__name__}"
     else:
-        files = WeightFiles(folder)
+        files = WeightFiles(folder, half.names if half else None)
         obstacle = files.misfit(built)
         if obstacle is None:
             if (folder / "generation_config.json").is_file():
@@ -238,7 +248,19 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def load_config(model: str) -> Any:
-    """The architecture of a checkpoint, without its weights."""
+    """The architecture of a causal LM, without its weights: of a checkpoint that wraps one, that of
+    its text half.
+
+    Raises:
+        InputError: no checkpoint there, or a wrapper whose text half is not a causal LM.
+    """
+    own = _load_own_config(model)
+    half = wrapped.find(model, own, local_folder(model))
+    return half.config if half else own
+
+
+def _load_own_config(model: str) -> Any:
+    """The config of a checkpoint as published."""
     return _from_pretrained(AutoConfig, model)
 
 

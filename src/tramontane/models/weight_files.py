@@ -50,12 +50,14 @@ class WeightFiles:
 
     Args:
         folder: the checkpoint.
+        names: the names in the files of the tensors to read, by the names that they get here; None:
+            all, under their own names.
 
     Raises:
         InputError: a file is damaged or missing.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, names: Mapping[str, str] | None = None) -> None:
         paths = [folder / SINGLE]
         if (index := folder / INDEX).is_file():
             paths = [folder / name for name in listed_files(index)]
@@ -73,6 +75,7 @@ class WeightFiles:
                 raise InputError(f"{path}: damaged, not a safetensors file ({error})") from None
             self._names[path.name] = list(file.keys())
             self._files |= dict.fromkeys(self._names[path.name], file)
+        self._stored = {name: name for name in self._files} if names is None else names
 
     @staticmethod
     def present(folder: Path) -> bool:
@@ -80,12 +83,12 @@ class WeightFiles:
         return (folder / SINGLE).is_file() or (folder / INDEX).is_file()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._files
+        return name in self._stored
 
     @property
     def names(self) -> list[str]:
         """Names of all tensors, in the order of the files."""
-        return list(self._files)
+        return list(self._stored)
 
     def by_file(self) -> dict[str, list[str]]:
         """Names of each file's tensors."""
@@ -97,13 +100,15 @@ class WeightFiles:
 
     def entry(self, name: str) -> Entry:
         """Shape and type of a tensor, without reading it."""
-        part = self._files[name].get_slice(name)
+        stored = self._stored[name]
+        part = self._files[stored].get_slice(stored)
         return Entry(torch.Size(part.get_shape()), _TYPES[part.get_dtype()])
 
     def read(self, name: str, start: int | None = None, stop: int | None = None) -> torch.Tensor:
         """Read a tensor, or its rows from `start` to `stop`, in the file's type."""
-        file = self._files[name]
-        tensor = file.get_tensor(name) if start is None else file.get_slice(name)[start:stop]
+        stored = self._stored[name]
+        file = self._files[stored]
+        tensor = file.get_tensor(stored) if start is None else file.get_slice(stored)[start:stop]
         assert isinstance(tensor, torch.Tensor)
         return tensor
 

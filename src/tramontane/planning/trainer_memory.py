@@ -43,7 +43,7 @@ def trainer_memory(
         InputError: adapters for layers that the model does not have.
     """
     size, ranks, threads = DTYPE_BYTES[config.dtype], config.ranks, config.threads
-    row, trained = _Row.full(config, lengths), _Trained.of(config, shape)
+    row, trained = _Row.full(config, lengths, minibatch), _Trained.of(config, shape)
     frozen = size * shape.parameters / ranks if config.lora else 0.0
     copy = size if ranks == 1 and config.dtype != "float32" else 0
     # Without reductions before the last microbatch, a rank sums the gradients of the whole model.
@@ -133,7 +133,7 @@ def block_activations(shape: ModelShape, dtype: str) -> int:
 
 
 class _Row(NamedTuple):
-    """A full microbatch: a prompt and all of its completions that fit.
+    """The largest microbatch: a prompt and all of its completions that fit.
 
     Args:
         tokens: tokens of the row.
@@ -148,9 +148,13 @@ class _Row(NamedTuple):
     copied: int
 
     @classmethod
-    def full(cls, config: TrainerConfig, lengths: Lengths) -> _Row:
+    def full(cls, config: TrainerConfig, lengths: Lengths, minibatch: int | None = None) -> _Row:
+        """A full one; or, if a minibatch has fewer tokens, the whole `minibatch` (completions)."""
         tokens = max(config.microbatch_tokens, lengths.longest)
         completions = (tokens - lengths.prompt) // lengths.completion
+        if minibatch is not None:
+            tokens = min(tokens, minibatch * lengths.longest)
+            completions = min(completions, minibatch)
         copied = completions * lengths.prompt if completions > 1 else 0
         return cls(tokens, lengths.longest, completions * lengths.completion, copied)
 

@@ -1,0 +1,188 @@
+"""The text half of a model that wraps a language model and towers for images or sound, such as
+Mistral 3, Gemma 3, Qwen-VL, Llava and Llama 4.
+
+The text half is a causal LM: its config is the wrapper's text config, or that of a causal LM which
+computes the same on text (`EQUIVALENTS`), and its weights are those under one prefix of the
+wrapper's files. Published files name these weights in several ways (`language_model.model.`,
+`model.language_model.`, `model.`, with the output head within or at the top), so the prefix is
+found in the files.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from tramontane.errors import InputError
+from tramontane.models.names import cache_dir
+from tramontane.models.weight_files import WeightFiles
+
+# Causal LMs that compute on text what text halves without a causal LM of their own compute: of
+# multimodal rotary embeddings, all three positions of a text token are equal.
+EQUIVALENTS = {
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen2_5_omni_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "qwen3_omni_moe_text": "qwen3_moe",
+    "glm4v_text": "glm4",
+    "glm4v_moe_text": "glm4_moe",
+}
+PARENT = "text_half_of"  # key in the config of a text half: where it comes from
+HEAD = "lm_head.weight"
+_PARTS = {"text_config", "thinker_config"}  # of a wrapper's config
+_COMPARED = 64  # rows of embeddings and head that tell whether they are equal
+
+
+class TextHalf:
+    """The text half of a wrapper.
+
+    Args:
+        name: of the wrapper, as given.
+        own: the wrapper's config.
+        folder: where the wrapper is on this machine; None: it has not been downloaded, so that only
+            its config is known.
+
+    Raises:
+        InputError: it is not a causal LM of transformers, or not in the files.
+
+    Attributes:
+        config: its config as a causal LM, which says where it comes from (`PARENT`).
+        names: its weights' names in the wrapper's files, by their names in the text half; None
+            without files. The names of a layout that transformers converts on loading are not
+            among them.
+    """
+
+    def __init__(self, name: str, own: PreTrainedConfig, folder: Path | None) -> None:
+        self.config = _text_config(name, own)
+        self._prefix, self._base, self._head = "", "", None
+        self.names: dict[str, str] | None = None
+        if folder is not None and WeightFiles.present(folder):
+            self._find(WeightFiles(folder), folder)
+        setattr(self.config, PARENT, _origin(name, folder, getattr(own, "_commit_hash", None)))
+
+    def loading_options(self) -> dict[str, Any]:
+        """Arguments with which `from_pretrained` reads the text half from the wrapper's files."""
+        renames = {f"^{re.escape(self._prefix)}": self._base}
+        if self._head is not None:
+            renames[f"^{re.escape(self._head)}$"] = HEAD
+        return {"config": self.config, "key_mapping": renames}
+
+    def _find(self, files: WeightFiles, folder: Path) -> None:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(self.config)
+        own = model.state_dict(keep_vars=True)
+        table = model.get_input_embeddings().weight
+        embeddings = next(name for name, tensor in own.items() if tensor is table)
+        self._base = embeddings[: -len("".join(embeddings.rpartition(".")[1:]))].rpartition(".")[0]
+        self._base += "." * bool(self._base)
+        stems = [name.removeprefix(self._base) for name in own if name.startswith(self._base)]
+        stem, shape = embeddings.removeprefix(self._base), table.shape
+        there = set(files.names)
+        prefixes = [
+            name.removesuffix(stem)
+            for name in sorted(there)
+            if name.endswith(stem) and files.entry(name).shape == shape
+        ]
+        if not prefixes:
+            raise InputError(
+                f"model {folder}: damaged, no file has the text half's embeddings (…{stem} of "
+                f"shape {list(shape)}); fetch or save it again"
+            )
+        self._prefix = max(prefixes, key=lambda prefix: sum(prefix + s in there for s in stems))
+        heads = [name for name in there if is_head(name, self._prefix)]
+        self._head = max(heads, key=len, default=None)
+        if self._head is not None and self.config.tie_word_embeddings:
+            equal = _equal(files, self._prefix + stem, self._head)
+            self.config.tie_word_embeddings = equal
+        placed = {name: self._prefix + name.removeprefix(self._base) for name in own}
+        if self._head is not None:
+            placed[HEAD] = self._head
+        self.names = {name: place for name, place in placed.items() if place in there}
+
+
+def find(name: str, own: PreTrainedConfig, folder: Path | None) -> TextHalf | None:
+    """The `TextHalf` of a checkpoint; None for one that wraps nothing."""
+    return TextHalf(name, own, folder) if _PARTS & set(type(own).sub_configs) else None
+
+
+def is_head(name: str, prefix: str) -> bool:
+    """True for the output head of the text weights: `lm_head` after part of their prefix."""
+    return name.endswith(HEAD) and prefix.startswith(name.removesuffix(HEAD))
+
+
+def _text_config(name: str, config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of a wrapper's text half, from its config alone.
+
+    Raises:
+        InputError: its text half is not a causal LM of transformers.
+    """
+    text = config.get_text_config()
+    kind = EQUIVALENTS.get(text.model_type, text.model_type)
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise InputError(
+            f"model {name!r}: {config.model_type} wraps a text half ({text.model_type}) for which "
+            f"transformers has no causal LM; give a model that AutoModelForCausalLM loads"
+        )
+    found = copy.deepcopy(text) if kind == text.model_type else _converted(text, kind)
+    for key in ("eos_token_id", "bos_token_id", "pad_token_id", "quantization_config", "dtype"):
+        value = getattr(config, key, None)
+        if getattr(found, key, None) is None and value is not None:
+            setattr(found, key, value)
+    found.tie_word_embeddings = _ties(config)
+    return found
+
+
+def _converted(text: PreTrainedConfig, kind: str) -> PreTrainedConfig:
+    values = {k: v for k, v in text.to_dict().items() if k not in ("model_type", "architectures")}
+    rope = dict(values.get("rope_parameters") or {})
+    for key in [key for key in rope if key.startswith("mrope") or key == "type"]:
+        del rope[key]
+    if rope.get("rope_type") == "mrope":
+        rope["rope_type"] = "default"
+    values |= {"rope_parameters": rope} if rope else {}
+    # Defaults of the causal LM's config that are not those of the wrapper's code.
+    if values.get("head_dim") is None:
+        values["head_dim"] = text.hidden_size // text.num_attention_heads
+    if kind == "qwen3_moe":
+        values["norm_topk_prob"] = True
+    return CONFIG_MAPPING[kind](**values)
+
+
+def _ties(config: PreTrainedConfig) -> bool:
+    """True if a wrapper's config ties the output head: by itself or by one of its parts."""
+    parts = (config, config.get_text_config())
+    return any(getattr(part, "tie_word_embeddings", False) for part in parts)
+
+
+def _equal(files: WeightFiles, first: str, second: str) -> bool:
+    return bool(
+        files.entry(first) == files.entry(second)
+        and (files.read(first, 0, _COMPARED) == files.read(second, 0, _COMPARED)).all()
+    )
+
+
+def _origin(name: str, folder: Path | None, revision: str | None) -> dict[str, Any]:
+    """What the text half's config says of the wrapper: `model`, a Hugging Face name or an absolute
+    folder, and `revision`, the commit of a name.
+
+    Args:
+        name: as given.
+        folder: where it is on this machine; None: not known.
+        revision: of its config, as transformers found it.
+    """
+    if folder is not None and folder.parent == cache_dir() / "joined":  # of links
+        folder = (folder / "config.json").readlink().parent
+    if folder is not None and folder.parent.name == "snapshots":  # of the hub's cache
+        repository = folder.parent.parent.name.removeprefix("models--").replace("--", "/")
+        return {"model": repository, "revision": folder.name}
+    if folder is not None and Path(name).expanduser().exists():
+        return {"model": str(folder.absolute()), "revision": None}
+    return {"model": name, "revision": revision}

@@ -1,0 +1,172 @@
+"""Checkpoints that wrap a language model are loaded by their text half alone, whatever layout their
+files have."""
+
+import copy
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+
+from tramontane.errors import InputError
+from tramontane.models.loading import empty_model, load_config, load_model
+from tramontane.models.shape import load_shape
+from tramontane.models.wrapped import PARENT
+
+TEXT = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6, "pad_token_id": 0,
+}  # fmt: skip
+VISION = {
+    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "image_size": 32, "patch_size": 8,
+}  # fmt: skip
+QWEN_VISION = {
+    "depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32,
+    "patch_size": 8,
+}  # fmt: skip
+HEAD_DIM = {"head_dim": 8}
+MROPE = {
+    "rope_parameters": {
+        "rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0,
+        "partial_rotary_factor": 1.0,
+    }
+}  # fmt: skip
+EXPERTS = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+DELTA = {
+    "linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
+GLM_EXPERTS = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1,
+    "topk_group": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
+PIXTRAL = {"model_type": "pixtral", **HEAD_DIM}
+SIGLIP = {"model_type": "siglip_vision_model"}
+# Text options, and options of the vision tower.
+KINDS = {
+    "mistral3": ({"model_type": "mistral", **HEAD_DIM}, VISION | PIXTRAL),
+    "llava": ({"model_type": "llama"}, VISION | {"model_type": "clip_vision_model"}),
+    "gemma3": (HEAD_DIM, VISION | SIGLIP),
+    "gemma4": (
+        HEAD_DIM | {
+            "global_head_dim": 8, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
+            "vocab_size_per_layer_input": 300,
+        },
+        VISION,
+    ),
+    "qwen2_5_vl": (MROPE, QWEN_VISION),
+    "qwen3_vl": (HEAD_DIM | MROPE, QWEN_VISION | {"deepstack_visual_indexes": [0]}),
+    "qwen3_vl_moe": (HEAD_DIM | MROPE | EXPERTS, QWEN_VISION | {"deepstack_visual_indexes": [0]}),
+    "qwen3_5": (HEAD_DIM | DELTA, QWEN_VISION),
+    "glm4v": (MROPE, QWEN_VISION),
+    "glm4v_moe": (MROPE | HEAD_DIM | GLM_EXPERTS, QWEN_VISION),
+    "llama4": (
+        HEAD_DIM | {"intermediate_size_mlp": 64, "num_local_experts": 4},
+        VISION | {"vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},
+    ),
+    "internvl": ({"model_type": "qwen2"}, VISION | {"image_size": [32, 32], "patch_size": [8, 8]}),
+    "idefics3": ({"model_type": "llama"}, VISION),
+}  # fmt: skip
+
+
+def config_of(kind, *, tied=False):
+    text, vision = copy.deepcopy(KINDS[kind])
+    return CONFIG_MAPPING[kind](
+        text_config=TEXT | text | {"tie_word_embeddings": tied},
+        vision_config=vision,
+        tie_word_embeddings=tied,
+    )
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Saves a wrapper with wide random weights; returns its folder."""
+
+    def save(kind, **options):
+        torch.manual_seed(0)
+        model = AutoModelForImageTextToText.from_config(config_of(kind, **options))
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.2)
+        model.save_pretrained(tmp_path / "parent")
+        return tmp_path / "parent"
+
+    return save
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(input_ids=torch.arange(20, 52).view(2, 16)).logits
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_text_half_computes_what_its_wrapper_does_on_text(saved, tmp_path, kind, tied):
+    folder = saved(kind, tied=tied)
+    half = load_model(str(folder))
+    assert not any("vision" in name or "visual" in name for name, _ in half.named_modules())
+    assert half.config.tie_word_embeddings == tied
+    assert load_shape(str(folder)).parameters == sum(p.numel() for p in half.parameters())
+
+    half.save_pretrained(tmp_path / "half")
+    whole = AutoModelForImageTextToText.from_pretrained(folder)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "half")
+    torch.testing.assert_close(logits(again), logits(whole), atol=1e-5, rtol=1e-5)
+    origin = {"model": str(folder), "revision": None}
+    assert load_config(str(tmp_path / "half")).to_dict()[PARENT] == origin
+
+
+def relaid(folder, prefix, head):
+    """Rename the text weights in a wrapper's file."""
+    weights = load_file(folder / "model.safetensors")
+    table = next(n for n in weights if n.endswith("embed_tokens.weight"))
+    old = table.removesuffix("embed_tokens.weight")
+    for name in list(weights):
+        if name.endswith("lm_head.weight"):
+            weights[head] = weights.pop(name)
+        elif name.startswith(old):
+            weights[prefix + name.removeprefix(old)] = weights.pop(name)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("prefix", "head"),
+    [
+        ("language_model.model.", "language_model.lm_head.weight"),
+        ("model.language_model.", "lm_head.weight"),
+        ("model.", "lm_head.weight"),
+        ("model.text_model.", "lm_head.weight"),
+        ("thinker.model.", "thinker.lm_head.weight"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["mistral3", "qwen2_5_vl", "qwen3_5"])
+def test_any_published_layout_is_read(saved, kind, prefix, head):
+    folder = saved(kind)
+    expected = logits(load_model(str(folder)))
+    relaid(folder, prefix, head)
+    assert torch.equal(logits(load_model(str(folder))), expected)
+
+
+def test_a_head_of_its_own_is_kept_though_the_config_ties_it(saved):
+    """Mistral Small 3.1's config says nothing of its head, and its class ties by default."""
+    folder = saved("mistral3")
+    config = config_of("mistral3", tied=True)
+    config.save_pretrained(folder)
+    half = load_model(str(folder))
+    assert not load_config(str(folder)).tie_word_embeddings
+    assert not torch.equal(half.lm_head.weight, half.model.embed_tokens.weight)
+
+
+def test_ranks_read_their_parts_of_a_text_half(saved):
+    folder = saved("mistral3")
+    built, files = empty_model(str(folder))
+    expected = load_model(str(folder)).state_dict()
+    assert {*built.state_dict()} == {*files.names}
+    assert all(torch.equal(files.read(name), expected[name]) for name in files.names)
+
+
+def test_a_text_half_that_is_not_a_causal_lm_is_refused(tmp_path):
+    CONFIG_MAPPING["mllama"]().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="mllama wraps a text half .* no causal LM"):
+        load_config(str(tmp_path))
