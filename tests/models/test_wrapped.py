@@ -7,7 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+from typer.testing import CliRunner
 
+from tramontane.cli import app
 from tramontane.errors import InputError
 from tramontane.models.loading import empty_model, load_config, load_model
 from tramontane.models.shape import load_shape
@@ -164,6 +166,18 @@ def test_ranks_read_their_parts_of_a_text_half(saved):
     expected = load_model(str(folder)).state_dict()
     assert {*built.state_dict()} == {*files.names}
     assert all(torch.equal(files.read(name), expected[name]) for name in files.names)
+
+
+@pytest.mark.parametrize("kind", ["mistral3", "gemma3", "qwen2_5_vl", "qwen3_vl", "llava"])
+def test_an_unchanged_text_half_goes_back_bit_for_bit(saved, tmp_path, kind):
+    folder = saved(kind)
+    load_model(str(folder)).save_pretrained(tmp_path / "half")
+    result = CliRunner().invoke(app, ["transplant", str(tmp_path / "half")])
+    assert result.exit_code == 0, result.exception
+    written = load_file(tmp_path / "half-whole/model.safetensors")
+    before = load_file(folder / "model.safetensors")
+    assert {*written} == {*before}
+    assert all(torch.equal(written[name], tensor) for name, tensor in before.items())
 
 
 def test_a_text_half_that_is_not_a_causal_lm_is_refused(tmp_path):

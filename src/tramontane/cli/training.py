@@ -173,17 +173,21 @@ def sft(
 
 @app.command(rich_help_panel=TRAIN)
 def transplant(
-    language_model: Annotated[
-        str, typer.Argument(help="A checkpoint folder, e.g. RUN/checkpoints/update_N/weights.")
-    ],
-    parent: Annotated[str, typer.Argument(help="The multimodal model: a folder or a name.")],
-    out: Annotated[Path, typer.Argument(help="Folder of the result.")],
+    language_model: Annotated[str, typer.Argument(help="A run, or a checkpoint folder.")],
+    parent: Annotated[
+        str | None,
+        typer.Argument(help="The multimodal model; by default, the one whose text was trained."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Argument(help="Folder of the result; by default, MODEL-whole.")
+    ] = None,
     maps: Annotated[
         list[str] | None,
         typer.Option("--map", help="Prefixes MODEL=PARENT of tensor names; detected by default."),
     ] = None,
 ) -> None:
     """Put a trained language model back into its multimodal parent."""
+    from tramontane.models.transplant import parent_of
     from tramontane.models.transplant import transplant as run
 
     prefixes = {}
@@ -192,6 +196,8 @@ def transplant(
         if not equals:
             raise InputError(f"--map {text!r}: write it as PREFIX=PREFIX")
         prefixes[old] = new
+    parent = parent or parent_of(language_model)
+    out = out or Path(f"{language_model.rstrip('/')}-whole")
     found = run(language_model, parent, out, prefixes)
     say(
         f"{found.replaced} tensors are the language model's (under {found.prefix!r}), "

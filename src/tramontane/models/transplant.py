@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from tramontane.errors import InputError
 from tramontane.models.loading import load_config
-from tramontane.models.names import folder_of
+from tramontane.models.names import check_hub, folder_of
 from tramontane.models.weight_files import Entry, WeightFiles, write_files
+from tramontane.models.wrapped import PARENT
 from tramontane.workplace import whole_folder
 
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -37,6 +38,27 @@ class Transplant(NamedTuple):
     kept: int  # tensors unchanged from the parent
     rounded: int  # replaced tensors that were converted to the dtype of the parent's files
     prefix: str  # prefix of the parent's names before the language model's own
+
+
+def parent_of(language_model: str) -> str:
+    """The multimodal model whose text half was trained: a Hugging Face name's files are those of
+    the commit that the training began with.
+
+    Raises:
+        InputError: the language model's config names none.
+    """
+    origin = getattr(load_config(language_model), PARENT, None)
+    if origin is None:
+        raise InputError(
+            f"model {language_model!r}: its config does not say which multimodal model it is a "
+            f"part of; name the parent"
+        )
+    if origin["revision"] is None:
+        return str(origin["model"])
+    from huggingface_hub import snapshot_download
+
+    check_hub(origin["model"])
+    return snapshot_download(origin["model"], revision=origin["revision"])
 
 
 def transplant(

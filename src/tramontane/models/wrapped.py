@@ -62,7 +62,8 @@ class TextHalf:
 
     def __init__(self, name: str, own: PreTrainedConfig, folder: Path | None) -> None:
         self.config = _text_config(name, own)
-        self._prefix, self._base, self._head = "", "", None
+        self._prefix, self._base = "", ""
+        self._head: str | None = None
         self.names: dict[str, str] | None = None
         if folder is not None and WeightFiles.present(folder):
             self._find(WeightFiles(folder), folder)
