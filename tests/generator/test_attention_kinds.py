@@ -1,6 +1,6 @@
 """Attention that is more than a softmax over a layer's own keys: latent attention, layers
-that share keys and values, attention sinks and capped scores. In the engine, and packed in training, against
-transformers' own eager forward."""
+that share keys and values, attention sinks and capped scores. In the engine, and packed in
+training, against transformers' own eager forward."""
 
 from __future__ import annotations
 
