@@ -94,6 +94,7 @@ class MistralChat:
         self._ids: list[int] = []
         self._turns = 0
         self._thinks = getattr(mistral.instruct_tokenizer, "BEGIN_THINK", None) is not None
+        self._effort = encoder.config.chat_template_kwargs.get("reasoning_effort")
 
     def start(self, messages: Sequence[Chatted]) -> list[int]:
         """The tokens of the prompt of the first turn.
@@ -106,7 +107,13 @@ class MistralChat:
         if (system := self._encoder.system(own)) is not None:
             given.insert(0, {"role": "system", "content": system})
         self._messages = [{**m, "content": self._chunks(m)} for m in given]
-        self._ids = self._encode()
+        try:
+            self._ids = self._encode()
+        except InputError:  # some versions take no thoughts in a system message
+            if self._messages == given:
+                raise
+            self._messages = [dict(m) for m in given]
+            self._ids = self._encode()
         return self._ids
 
     def follow(self, message: Parsed, new: Sequence[Chatted]) -> MistralFollowing:
@@ -127,7 +134,8 @@ class MistralChat:
                 {
                     "id": call_id(self._turns, number),
                     "function": {
-                        "name": call.name or "invalid",
+                        # As the library's validator takes it; a name that no tool has is answered.
+                        "name": re.sub("[^a-zA-Z0-9_-]", "_", call.name)[:64] or "invalid",
                         "arguments": json.dumps(call.arguments, ensure_ascii=False),
                     },
                 }
@@ -153,7 +161,9 @@ class MistralChat:
         from mistral_common.exceptions import MistralCommonException
         from mistral_common.protocol.instruct.request import ChatCompletionRequest
 
-        given = {"messages": self._messages, "tools": self._tools or None}
+        given: Chatted = {"messages": self._messages, "tools": self._tools or None}
+        if self._effort is not None:
+            given["reasoning_effort"] = self._effort
         try:
             request = ChatCompletionRequest.model_validate(given)
             return list(self._mistral.encode_chat_completion(request).tokens)
