@@ -69,6 +69,8 @@ class TrainSequence:
     target: int = 0
     replaced: int = 0  # number of sampled tokens that the given answer replaces
     continues: bool = False  # True if it belongs to the same conversation as the sequence before it
+    # See `types.SampledTokens`.
+    experts: NDArray[np.int16] | None = None
     # A teacher's log-probs, if the objective learns from them here.
     teacher: TeacherScores | None = None
 
@@ -90,6 +92,7 @@ class TrainSequence:
             token_ids=completion.token_ids,
             logprobs=completion.logprobs,
             versions=completion.versions,
+            experts=completion.experts,
             reward=verdict.reward if verdict else 0.0,
             scored=verdict is not None,
         )

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
+import numpy as np
+from numpy.typing import NDArray
+
 Outcome = Literal["right", "wrong", "unscorable", "malformed"]
 FinishReason = Literal["stop", "length"]
 FilterKind = Literal["no diversity", "unscorable", "left over"]
@@ -192,7 +195,11 @@ class TurnRecord:
 
 class SampledTokens:
     """Token ids, log-probs and versions in compact arrays: 12 bytes a token, whereas lists of
-    Python numbers take 76 and slow down the garbage collector. Other sequences are converted."""
+    Python numbers take 76 and slow down the garbage collector. Other sequences are converted.
+
+    `experts`, [n, layers · k] int16, holds the experts that a mixture chose in the steps that drew
+    the first n tokens, −1 where none were recorded; None: nowhere.
+    """
 
     token_ids: array[int]
     logprobs: array[float]
@@ -211,6 +218,7 @@ class EarlierSequence(SampledTokens):
     token_ids: array[int]
     logprobs: array[float]
     versions: array[int]
+    experts: NDArray[np.int16] | None = field(default=None, compare=False)
 
 
 @dataclass
@@ -224,7 +232,7 @@ class Request(SampledTokens):
     Args:
         group, index, prompt_ids, seed, sampling: see above; `prompt_ids` is empty until the
             environment has begun the conversation.
-        token_ids, logprobs, versions: as in `Completion`.
+        token_ids, logprobs, versions, experts: as in `Completion`.
         turn_start: the place in `token_ids` where the model's current turn begins.
         finish_reason: why the turn ended that the environment is to answer; None while it is
             generated.
@@ -246,6 +254,7 @@ class Request(SampledTokens):
     finish_reason: FinishReason | None = None
     turns: list[TurnRecord] = field(default_factory=list)
     earlier: list[EarlierSequence] = field(default_factory=list)
+    experts: NDArray[np.int16] | None = field(default=None, compare=False)
     keep_kv: bool = field(default=False, compare=False)
     generator: int | None = field(default=None, compare=False)
 
@@ -275,6 +284,7 @@ class Request(SampledTokens):
             token_ids=completion.token_ids,
             logprobs=completion.logprobs,
             versions=completion.versions,
+            experts=completion.experts,
             finish_reason=completion.finish_reason,
         )
 
@@ -290,6 +300,7 @@ class Request(SampledTokens):
             turn_start=self.turn_start,
             turns=self.turns,
             earlier=self.earlier,
+            experts=self.experts,
         )
 
 
@@ -314,6 +325,7 @@ class Completion(SampledTokens):
         ending: why the conversation ended; None without an environment.
         ending_reason: details of the ending, e.g. the error of an environment that failed.
         earlier: earlier sequences of a forked conversation, in order.
+        experts: see `SampledTokens`.
     """
 
     group: int
@@ -329,6 +341,7 @@ class Completion(SampledTokens):
     ending: Ending | None = None
     ending_reason: str = ""
     earlier: list[EarlierSequence] = field(default_factory=list)
+    experts: NDArray[np.int16] | None = field(default=None, compare=False)
 
     @property
     def sequences(self) -> list[EarlierSequence | Completion]:

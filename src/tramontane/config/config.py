@@ -270,6 +270,21 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _routers(self) -> Config:
+        """Give generators what the trainer's treatment of routers needs of them."""
+        trainer, generator = self.trainer, self.generator
+        generator.float32_router |= trainer.float32_router
+        generator.return_routed_experts |= trainer.router_replay
+        if trainer.router_replay and generator.kind == "vllm":
+            raise key_error(
+                "with vLLM, the chosen experts are not recorded: set router_replay to false, or "
+                "kind to slots",
+                "trainer.router_replay",
+                "generator.kind",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _generators(self) -> Config:
         interruption = self.generator.interruption
         shortest = min(l_max for l_max, _ in self.lengths_at(self.data.effort).values())

@@ -116,6 +116,12 @@ class GeneratorConfig(Section):
     CPU."""
     cuda_graphs: bool = True
     """Record decode steps at the start and replay them, on CUDA devices. No effect on a CPU."""
+    return_routed_experts: bool = False
+    """Record the experts that a mixture of experts chooses for each token, for
+    `trainer.router_replay`, which switches it on. On a GPU, blocks are then not compiled."""
+    float32_router: bool = False
+    """Compute the routers of a mixture of experts in float32; `trainer.float32_router` is the
+    trainer's."""
     compile: bool = True
     """Merge products of the same input and compile the model's blocks with torch.compile, on CUDA
     devices. No effect on a CPU."""

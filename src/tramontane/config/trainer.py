@@ -116,6 +116,12 @@ class TrainerConfig(NumericsConfig):
     max_restarts: int = Field(3, ge=0)
     """Restarts of a lost trainer from one checkpoint before the run fails. No effect with
     `placement.kind: thread` and one rank, where the trainer shares the controller's process."""
+    router_replay: bool = False
+    """Use the experts that the generator chose for each token, with the trainer's own gate weights
+    (R3, arXiv 2510.11370), in a mixture of experts. Prompts, inserted tokens and tokens of earlier
+    runs have no recorded experts: the routers choose theirs."""
+    float32_router: bool = False
+    """Compute the routers of a mixture of experts in float32, in generators too."""
     parity_tolerance: float | None = Field(None, gt=0)
     """Largest mean |Δ log-prob| between generator and trainer, in nats, for a run to start. null:
     1e-3, or 0.05 if either uses bfloat16."""

@@ -75,7 +75,7 @@ def following(request: Request, answer: Continued) -> Request | Completion:
         request.turn_start = len(request.token_ids)
         return request
     earlier = EarlierSequence(
-        request.prompt_ids, request.token_ids, request.logprobs, request.versions
+        request.prompt_ids, request.token_ids, request.logprobs, request.versions, request.experts
     )
     return replace(
         request,
@@ -83,6 +83,7 @@ def following(request: Request, answer: Continued) -> Request | Completion:
         seed=request.seed + FORK,
         token_ids=ints(),
         logprobs=floats(),
+        experts=None,
         versions=ints(),
         turn_start=0,
         earlier=[*request.earlier, earlier],

@@ -152,6 +152,7 @@ class Interruption:
             token_ids=completion.token_ids + ints(put),
             logprobs=completion.logprobs + floats([0.0] * len(put)),
             versions=completion.versions + ints([INSERTED] * len(put)),
+            experts=completion.experts,
         )
 
 

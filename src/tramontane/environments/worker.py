@@ -288,4 +288,5 @@ def _turn_of(completion: Completion, record: TurnRecord) -> Completion:
         token_ids=sequence.token_ids[own],
         logprobs=sequence.logprobs[own],
         versions=sequence.versions[own],
+        experts=None,
     )

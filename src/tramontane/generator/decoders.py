@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from tramontane.generator.arena import ArenaCache, arena_size
@@ -22,7 +23,9 @@ from tramontane.generator.fusion import compiled_like
 from tramontane.generator.graphs import StepRecorder, padded_rows, recorded_rows, run_directly
 from tramontane.generator.lanes import CacheSize, Layout
 from tramontane.generator.sampling import DrawPlan, draw, sample, streams, uniforms
+from tramontane.models import routing
 from tramontane.models.packing import upload
+from tramontane.models.routing import NO_CHOICE
 from tramontane.types import Request, SamplingParams
 
 logger = logging.getLogger("tramontane")
@@ -43,10 +46,13 @@ class SlotState:
             random stream; top-k; and top-p and temperature, as float64.
         record: [slots, max_len, 3] int32 of each generated token: id, version, and log-prob, as
             float32.
+        experts: [slots, max_len, numbers] int16, the experts of the step that drew each token;
+            `numbers` is layers · k, and 0 if they are not recorded.
     """
 
-    def __init__(self, slots: int, max_len: int, device: torch.device) -> None:
+    def __init__(self, slots: int, max_len: int, device: torch.device, numbers: int = 0) -> None:
         self.max_len = max_len
+        self.experts = torch.zeros(slots, max_len, numbers, dtype=torch.int16, device=device)
         self.progress = torch.zeros(slots, 2, dtype=torch.int64, device=device)
         self.numbers = torch.zeros(slots, 7, dtype=torch.int64, device=device)
         self.numbers.view(torch.float64)[:, 5:] = 1.0
@@ -90,6 +96,20 @@ class SlotState:
                 known[:, 0], known[:, 1] = r.token_ids, r.versions
                 known[:, 2] = np.array(r.logprobs, dtype=np.float32).view(np.int32)
                 self.record[slot, :n] = upload(torch.from_numpy(known), self.record.device)
+                self._write_experts(slot, r)
+
+    def _write_experts(self, slot: int, request: Request) -> None:
+        """Write the experts of a request's tokens, as far as they are known."""
+        numbers = self.experts.shape[2]
+        self.experts[slot, : len(request.token_ids)] = NO_CHOICE
+        if numbers and (known := request.experts) is not None:
+            self.experts[slot, : len(known)] = upload(torch.from_numpy(known), self.experts.device)
+
+    def read_experts(self, slot: int, count: int) -> NDArray[np.int16] | None:
+        """The experts of the first `count` tokens of a slot, [count, numbers]."""
+        if not self.experts.shape[2]:
+            return None
+        return self.experts[slot, :count].to("cpu", copy=True).numpy()
 
     def read(self, slot: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The first `count` tokens of a slot: ids and versions int32, log-probs float32."""
@@ -149,9 +169,16 @@ class _Decoder:
         self.layout = layout
         self.version = torch.zeros(1, dtype=torch.int32, device=layout.device)
         self._model, self._is_eos, self._may_end = model, is_eos, may_end
+        self._records_experts = bool(routing.blocks(model))
         self._draw = compiled_like(model, draw)
         self._read_rows = compiled_like(model, _read_rows)
         self._outcome = compiled_like(model, _outcome)
+
+    def _new_state(self, slots: int, max_len: int) -> SlotState:
+        numbers = 0
+        if self._records_experts:
+            numbers = routing.choices(self._model)[0].numel()  # of `examine_model`'s last forward
+        return SlotState(slots, max_len, self.layout.device, numbers)
 
     def _advance(self, slots: torch.Tensor, capacities: torch.Tensor) -> torch.Tensor:
         """Draw a token for each of `slots` [B] int64, which have room for `capacities` [B]
@@ -171,7 +198,11 @@ class _Decoder:
         full = unshared + 1 >= capacities
         ends = self._is_eos, self._may_end
         progress, record, flags = self._outcome(rows, drawn, self.version, full, ends)
-        s.record.view(-1, 3).index_copy_(0, slots * s.max_len + rows.counts, record)
+        places = slots * s.max_len + rows.counts
+        s.record.view(-1, 3).index_copy_(0, places, record)
+        if self._records_experts:
+            chosen = routing.choices(self._model)[: len(slots)].flatten(1)  # without filler
+            s.experts.view(-1, chosen.shape[1]).index_copy_(0, places, chosen)
         s.progress.index_copy_(0, slots, progress)
         return flags
 
@@ -243,7 +274,7 @@ class LaneDecoder(_Decoder):
     def allocate(self, size: CacheSize, max_len: int) -> None:
         """Allocate an empty cache of a size from `size_within`, and the state of its slots."""
         self.cache = SlotCache(self.layout, size.slots, max_len)
-        self.state = SlotState(size.slots, max_len, self.layout.device)
+        self.state = self._new_state(size.slots, max_len)
 
     def free(self) -> None:
         """Free the cache and the state from `allocate`, before new ones are allocated."""
@@ -317,7 +348,7 @@ class ArenaDecoder(_Decoder):
     def allocate(self, size: CacheSize, max_len: int) -> None:
         device = self.layout.device
         self.cache = ArenaCache(self.layout, size, max_len)
-        self.state = SlotState(size.slots, max_len, device)
+        self.state = self._new_state(size.slots, max_len)
         # Recorded steps read these at their addresses, so all live as long as the arena.
         self._slots = torch.zeros(size.slots, dtype=torch.int64, device=device)
         self._recorded: dict[_Shape, Callable[[], torch.Tensor]] = {}

@@ -415,6 +415,7 @@ class SlotEngine:
             token_ids=array("i", ids.tobytes()),
             logprobs=array("f", logprobs.tobytes()),
             versions=array("i", versions.tobytes()),
+            experts=self._decoder.state.read_experts(slot, self._count(slot)),
         )
 
     # --- admission

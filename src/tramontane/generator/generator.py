@@ -18,6 +18,7 @@ from tramontane.generator.fusion import fuse, uncompiled
 from tramontane.generator.graphs import CudaGraphs, StepRecorder, run_directly
 from tramontane.generator.interface import AnyGenerator
 from tramontane.generator.memory import CudaMemory
+from tramontane.models import routing
 from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.models.packing import pack
 from tramontane.models.staging import StagedWeights, from_state
@@ -56,7 +57,8 @@ class Generator(AnyGenerator):
         self.tokenizer, self.config = tokenizer, config
         self._endings = Endings(model, tokenizer, config.stop, response)
         self._staged = StagedWeights(model, on_host=config.staging == "host")
-        if config.compile and model.device.type == "cuda" and not stateful_layers(model):
+        keeps_more = bool(routing.blocks(model)) or bool(stateful_layers(model))
+        if config.compile and model.device.type == "cuda" and not keeps_more:
             fuse(model)
         limit = config.kv_cache_mib
         self._engine = SlotEngine(
@@ -88,6 +90,8 @@ class Generator(AnyGenerator):
                 the slot engine cannot run.
         """
         model = load_model(model_path, getattr(torch, config.dtype), config.device)
+        if config.return_routed_experts or config.float32_router:
+            routing.prepare(model, config.float32_router)
         return cls(model, load_tokenizer(model_path), config, slots, max_len, response)
 
     def _step_recorder(self) -> StepRecorder | None:

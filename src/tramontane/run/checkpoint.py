@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from tramontane.controller.ledger import FrozenGroup, Snapshot
@@ -49,6 +50,9 @@ SCHEMA = pa.schema(
         pa.field("finish_reason", pa.string()),
         pa.field("prompt_ids", pa.list_(pa.int32())),  # null: the group's
         pa.field("conversation", pa.string()),  # JSON; null without an environment
+        # The recorded experts, int16, and how many numbers a token has; null: none recorded.
+        pa.field("experts", pa.large_binary()),
+        pa.field("experts_per_token", pa.int32()),
     ]
 )
 
@@ -180,8 +184,28 @@ def _table(group: Group) -> pa.Table:
         pa.array([s.finish_reason if s else None for s in lasts], pa.string()),
         pa.array([None if ids == prompt else ids for ids in prompts], pa.list_(pa.int32())),
         pa.array([_json(s) if s else None for s in lasts], pa.string()),
+        *_experts_columns(sequences),
     ]
     return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def _experts_columns(
+    sequences: Sequence[EarlierSequence | Completion | Request],
+) -> list[pa.Array]:
+    """The recorded experts of each sequence as bytes, and the numbers of a token."""
+    found = [s.experts for s in sequences]
+    return [
+        pa.array([None if x is None else x.tobytes() for x in found], pa.large_binary()),
+        pa.array([None if x is None else x.shape[1] for x in found], pa.int32()),
+    ]
+
+
+def _experts_of(row: Row) -> dict[str, Any]:
+    """The recorded experts of a row, if any."""
+    if (numbers := row.get("experts")) is None:
+        return {}
+    experts = np.frombuffer(numbers, np.int16).reshape(-1, row["experts_per_token"])
+    return {"experts": experts.copy()}
 
 
 def _prompt(group: Group) -> list[int]:
@@ -207,11 +231,14 @@ def _conversation(rows: list[Row], prompt: list[int]) -> dict[str, Any]:
     return {
         **fields,
         **sampled_of(last),
+        **_experts_of(last),
         "prompt_ids": _own_prompt(last, prompt),
         "finish_reason": last["finish_reason"],
         "turns": [TurnRecord(**turn) for turn in fields.get("turns", [])],
         "earlier": [
-            EarlierSequence(prompt_ids=_own_prompt(row, prompt), **sampled_of(row))
+            EarlierSequence(
+                prompt_ids=_own_prompt(row, prompt), **sampled_of(row), **_experts_of(row)
+            )
             for row in earlier
         ],
     }

@@ -19,6 +19,7 @@ from tramontane.config import TrainerConfig
 from tramontane.config.objectives import Charge, ObjectiveOptions
 from tramontane.errors import InputError
 from tramontane.models.packing import pack, recurring, upload
+from tramontane.models.routing import NO_CHOICE
 from tramontane.trainer import ratios, sharding
 from tramontane.trainer.advantages import loss_weights
 from tramontane.trainer.collate import lay_out, padding_fraction
@@ -50,6 +51,9 @@ class PackedRow:
     lengths: list[int]  # generated tokens of each completion
     # [N, k] int64, tokens whose log-probs are predicted besides the targets'; None without any.
     candidates: torch.Tensor | None = None
+    # [tokens of the row, layers · k] int16, the experts that the generator chose, or −1; None if it
+    # recorded none.
+    experts: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -102,12 +106,40 @@ def pack_row(sequences: Sequence[TrainSequence], device: torch.device) -> Packed
         continues.append(None)
     keep += [0] * (padded(len(keep), device) - len(keep))
     targets = joined([s.token_ids for s in sequences]).astype(np.int64)
+    packed = pack(parts, device, continues)
+    chosen = _experts(sequences, keep[: len(targets)], packed["input_ids"].shape[1])
     return PackedRow(
-        inputs=pack(parts, device, continues)
-        | {"logits_to_keep": upload(torch.tensor(keep), device)},
+        inputs=packed | {"logits_to_keep": upload(torch.tensor(keep), device)},
+        experts=None if chosen is None else upload(torch.from_numpy(chosen), device),
         targets=upload(torch.from_numpy(targets), device),
         lengths=[len(s.token_ids) for s in sequences],
     )
+
+
+def _experts(
+    sequences: Sequence[TrainSequence], places: Sequence[int], length: int
+) -> NDArray[np.int16] | None:
+    """The recorded experts of a row's tokens, as in `PackedRow`.
+
+    The step that drew a token read the token before it, whose place in the row predicts it. Only
+    tokens that this run sampled have experts of their own: others may have replaced sampled ones.
+
+    Args:
+        sequences: those of the row.
+        places: [N] of each generated token, the place that predicts it.
+        length: tokens of the row.
+    """
+    like = next((s.experts for s in sequences if s.experts is not None), None)
+    if like is None:
+        return None
+    chosen = np.full((length, like.shape[1]), NO_CHOICE, np.int16)
+    start = 0
+    for sequence in sequences:
+        if (own := sequence.experts) is not None:
+            known = np.flatnonzero(np.asarray(sequence.versions)[: len(own)] >= 0)
+            chosen[np.asarray(places)[start + known]] = own[known]
+        start += len(sequence.token_ids)
+    return chosen
 
 
 def padded(tokens: int, device: torch.device) -> int:

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
 from tramontane.config import TrainerConfig
 from tramontane.errors import InputError
-from tramontane.models import memory
+from tramontane.models import memory, routing
 from tramontane.models.host import HostMemory
 from tramontane.models.loading import empty_model, load_model
 from tramontane.models.packing import pack
@@ -86,6 +86,8 @@ class Trainer:
         self._writer = export.CheckpointWriter(model)
         forwards.disable_dropout(model)
         separate_states(model)
+        if config.router_replay or config.float32_router:
+            routing.prepare(model, config.float32_router)
         dtype = getattr(torch, config.dtype)
         self._adapters = lora.Adapters(model, config.lora, dtype) if config.lora else None
         self._reference = model
@@ -112,12 +114,15 @@ class Trainer:
         model.train()
         self._working = working_model(model, config.dtype)
         forwards.check_repeatable(self._working, self.device)
+        if config.router_replay:
+            routing.choices(self._working)  # of the check's forward
         sharding.free_gathered(self._working)
         self._head_scale = head_scale(self._working)
         if config.lora:
             self._reference = self._working  # without its adapters
         self._replicas = Replicas(model, self._working, config.threads, alone)
-        self._compiled = forwards.compilation(config).enabled
+        # A compiler does not trace the interception of a router's choice.
+        self._compiled = forwards.compilation(config).enabled and not routing.blocks(model)
         if self._compiled:
             for replica in self._replicas.models:
                 forwards.compile_blocks(replica)
@@ -203,6 +208,7 @@ class Trainer:
             "computed_tokens": float(computed),
             "completion_tokens": float((versions != INSERTED).sum()),
         }
+        metrics |= routing.balance(self._working, [s.experts for s in batch.sequences])
         if len(ages):  # tokens that this run sampled
             metrics |= {
                 "staleness_mean": float(ages.mean()),
@@ -482,6 +488,8 @@ class Trainer:
         self, model: PreTrainedModel, row: PackedRow, temperature: float, entropy_grad: bool = False
     ) -> Predictions:
         """Compute log-probs and entropies of the row's generated tokens."""
+        if self.config.router_replay:
+            routing.replay(model, row.experts)
         if self._head_scale is not None:
             return fused_predictions(
                 model, row, temperature, self._head_scale, entropy_grad, self._compiled
