@@ -89,7 +89,7 @@ def kuberay_faults(job: Mapping[str, Any]) -> list[str]:
 
 def kubernetes_faults() -> list[str]:
     """Faults in the pods and resources of Kubernetes, for each release of `KUBERNETES`."""
-    import kubernetes_validate  # of tramontane[nodes]
+    import kubernetes_validate  # of tramontane-rl[nodes]
 
     faults = []
     for resource in _kubernetes_resources():

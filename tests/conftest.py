@@ -31,7 +31,7 @@ EXPECTED_SKIPS = Path(__file__).with_name("expected_skips.txt")
 def ray_cluster() -> Iterator[Any]:
     """One Ray cluster for all tests of a process that use Ray: it takes 4 to 6 s to start. Its
     `add_node` and `remove_node` change the machines that it seems to have."""
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'tramontane[ray]'")
+    ray = pytest.importorskip("ray", reason="Ray is not installed: 'tramontane-rl[ray]'")
     from ray.cluster_utils import Cluster
 
     os.environ.setdefault("RAY_worker_niceness", "0")  # as in a cluster of ours

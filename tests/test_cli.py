@@ -91,7 +91,7 @@ def test_the_module_is_the_command() -> None:
 
 def test_version(run: Run) -> None:
     assert run("--version") == (0, f"tramontane {tramontane.__version__}\n", "")
-    assert importlib.metadata.version("tramontane") == tramontane.__version__
+    assert importlib.metadata.version("tramontane-rl") == tramontane.__version__
     assert (Path(tramontane.__file__).parent / "py.typed").is_file()
 
 

@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+import tramontane
 from tests.docs.pages import commands
 from tests.paths import ROOT
-from tramontane.errors import install
+from tramontane.errors import install, other_project
 
 
 def recipe(path: str, *settings: str) -> list[str]:
@@ -91,7 +93,7 @@ def required(package: str, extras: frozenset[str] = frozenset()) -> dict[str, Re
 def test_an_extra_accepts_the_torch_that_is_there(extra: str) -> None:
     """pip keeps an installed package that every requirement admits."""
     version = importlib.metadata.version("torch")
-    todo, seen = [("tramontane", frozenset({extra}))], set()
+    todo, seen = [("tramontane-rl", frozenset({extra}))], set()
     while todo:
         package, extras = todo.pop()
         for name, requirement in required(package, extras).items():
@@ -108,11 +110,68 @@ def test_an_extra_accepts_the_torch_that_is_there(extra: str) -> None:
 
 
 def test_advice_names_this_interpreter_and_an_extra_that_exists() -> None:
-    assert install("view") == f"{sys.executable} -m pip install 'tramontane[view]'"
-    extras = importlib.metadata.metadata("tramontane").get_all("Provides-Extra") or []
+    assert install("view") == f"{sys.executable} -m pip install 'tramontane-rl[view]'"
+    extras = importlib.metadata.metadata("tramontane-rl").get_all("Provides-Extra") or []
     for path in (ROOT / "src").rglob("*.py"):
         text = path.read_text()
         for extra in re.findall(r"\binstall\(['\"]([\w-]+)['\"]\)", text):
             assert extra in extras, path
         # Bare `pip` may belong to any environment.
         assert not re.search(r"(?<!-m )\bpip install", text.replace("`pip install", "")), path
+
+
+def pip(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "pip", "--quiet", *words], check=True)
+
+
+def import_error(site: Path, program: str) -> str:
+    """The last error of a program that finds the packages in `site` first."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=site.parent,
+        env=os.environ | {"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+    )
+    return done.stderr.rpartition("ImportError: ")[2]
+
+
+@pytest.mark.slow
+def test_a_wheel_and_an_sdist_install_the_same_package(tmp_path: Path) -> None:
+    build = "import sys; from hatchling.build import build_sdist; build_sdist(sys.argv[1])"
+    pip("install", "--target", str(tmp_path / "hatchling"), "hatchling>=1.26")
+    subprocess.run(
+        [sys.executable, "-c", build, str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "hatchling")},
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    [sdist] = tmp_path.glob("tramontane_rl-*.tar.gz")
+    pip("wheel", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT))
+    [wheel] = tmp_path.glob("tramontane_rl-*.whl")
+    files = []
+    for number, source in enumerate((wheel, sdist)):
+        site = tmp_path / f"site{number}"
+        pip("install", "--no-deps", "--target", str(site), str(source))
+        program = "import tramontane.errors as e; raise ImportError(e.__file__)"
+        assert import_error(site, program).startswith(str(site))
+        files.append({p.relative_to(site) for p in (site / "tramontane").rglob("*.py")})
+    assert files[0] == files[1]
+
+
+def test_files_of_the_other_project_are_named(tmp_path: Path) -> None:
+    """They replaced a module: the first line of its import error says so, and the remedy."""
+    site = tmp_path / "site"
+    shutil.copytree(Path(tramontane.__file__).parent, site / "tramontane")
+    assert not other_project(site / "tramontane")
+    (site / "tramontane/cli/training.py").write_text("from tramontane.core import Agent\n")
+    info = site / "tramontane-0.2.4.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tramontane\nVersion: 0.2.4\n")
+    (info / "RECORD").write_text("tramontane/cli/training.py,,\n")
+    first, rest = import_error(site, "import tramontane.cli").split("\n", 1)
+    assert "files of tramontane 0.2.4, an unrelated project" in first
+    assert "install --force-reinstall --no-deps tramontane-rl" in first
+    assert "No module named 'tramontane.core'" in rest
+    assert other_project(site / "tramontane") == first

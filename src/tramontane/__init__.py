@@ -10,7 +10,7 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from tramontane.errors import InputError
+from tramontane.errors import InputError, importing
 from tramontane.types import Reward
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def __getattr__(name: str) -> Any:
     if name not in _FUNCTIONS:
         raise AttributeError(f"module 'tramontane' has no attribute {name!r}")
     module, _, function = _FUNCTIONS[name].partition(":")
-    found = getattr(importlib.import_module(f"tramontane.{module}"), function)
+    with importing():
+        found = getattr(importlib.import_module(f"tramontane.{module}"), function)
     globals()[name] = found
     return found
 

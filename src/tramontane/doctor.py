@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from tramontane.errors import InputError, install
+from tramontane.errors import InputError, install, other_project
 
 if TYPE_CHECKING:
     from tramontane.models.gpu import Build
@@ -45,6 +45,7 @@ def doctor(chat: str | None = None) -> list[Finding]:
         return [Finding(*trait) for trait in examine(chat)]
     return [
         Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}"),
+        _name(),
         *_devices(),
         *_sandbox(),
         _tool("g++", "C++ programs are unscorable: install g++ (apt-get install g++)"),
@@ -59,6 +60,14 @@ def doctor(chat: str | None = None) -> list[Finding]:
         _package("matplotlib", f"the plots of studies: {install('studies')}"),
         _plugins(),
     ]
+
+
+def _name() -> Finding:
+    from tramontane import __version__
+
+    if remedy := other_project():
+        return Finding("tramontane", "missing", "mixed with another project's files", remedy)
+    return Finding("tramontane", "ok", f"tramontane-rl {__version__}")
 
 
 @dataclass(frozen=True)

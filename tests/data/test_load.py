@@ -345,7 +345,7 @@ def test_reasoning_gym_is_an_extra(monkeypatch):
         monkeypatch.setitem(
             sys.modules, module, None
         )  # imports fail as if the package were missing
-    with pytest.raises(InputError, match=r"pip install 'tramontane\[reasoning-gym\]'"):
+    with pytest.raises(InputError, match=r"pip install 'tramontane-rl\[reasoning-gym\]'"):
         load("reasoning_gym:chain_sum", limit=5)
 
 

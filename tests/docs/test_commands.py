@@ -220,8 +220,8 @@ def test_every_target_of_make_exists() -> None:
 def test_every_extra_that_is_installed_exists() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     for command in commands("pip"):
-        # `.[extra]` or `tramontane[extra]`; others' packages have extras of their own.
-        for extra in re.findall(r"(?:\.|tramontane)\[([\w-]+)\]", " ".join(command.words)):
+        # `.[extra]` or `tramontane-rl[extra]`; others' packages have extras of their own.
+        for extra in re.findall(r"(?:\.|tramontane-rl)\[([\w-]+)\]", " ".join(command.words)):
             assert f"\n{extra} = [" in project, command.where
 
 

@@ -32,7 +32,7 @@ PACKAGES = {"skyrl": "skyrl_gym"}  # of schemes with another name
 
 def package(scheme):
     name = PACKAGES.get(scheme, scheme)
-    return pytest.importorskip(name, reason=f"needs tramontane[{scheme}]", exc_type=ImportError)
+    return pytest.importorskip(name, reason=f"needs tramontane-rl[{scheme}]", exc_type=ImportError)
 
 
 def worker_of(environment):
@@ -97,7 +97,7 @@ def test_a_package_that_is_not_installed(scheme, monkeypatch):
         if module == adapter or module.startswith(f"{name}."):
             monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(InputError, match=rf"pip install 'tramontane\[{scheme}\]'"):
+    with pytest.raises(InputError, match=rf"pip install 'tramontane-rl\[{scheme}\]'"):
         loading.check(DataConfig(environment=f"{scheme}:Missing-v0"))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane[view]'")
+pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane-rl[view]'")
 
 from fastapi.testclient import TestClient
 from hypothesis import given, settings

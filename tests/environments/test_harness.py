@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane[view]'")
+pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane-rl[view]'")
 
 from tests.environments.templates import tokenizer_of
 from tests.environments.test_worker import KEY, Talk, call, talk

@@ -15,7 +15,7 @@ import tramontane
 from tests.paths import ROOT
 from tramontane.models.loading import load_tokenizer
 
-pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane[view]'")
+pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane-rl[view]'")
 
 SECONDS = 120.0  # limit of a start, and of an answer
 PROMPT = "What is 3 + 4?"
@@ -87,7 +87,7 @@ def test_the_client_of_openai(address: str) -> None:
 def test_rollouts_of_verifiers(address: str, monkeypatch: pytest.MonkeyPatch, posts: str) -> None:
     """Its environment, interception server and clients, for sums that its rubric judges."""
     vf = pytest.importorskip(
-        "verifiers.v1", reason="needs tramontane[verifiers]", exc_type=ImportError
+        "verifiers.v1", reason="needs tramontane-rl[verifiers]", exc_type=ImportError
     )
     monkeypatch.syspath_prepend(str(ROOT / "tests/verifier"))
     agent = {"runtime": {"type": "subprocess"}}

@@ -243,7 +243,7 @@ def test_a_rank_that_is_killed_is_named_though_its_peers_fail_too(ray_cluster) -
 )
 def test_a_process_is_killed_only_if_it_does_not_exit(seconds, patience, code) -> None:
     """Ray would report a worker that is killed while it exits as crashed."""
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'tramontane[ray]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'tramontane-rl[ray]'")
     from tramontane.placement.actors import _kill
 
     program = f"import sys, time; time.sleep({seconds}); sys.exit(7)"
@@ -271,7 +271,7 @@ def test_an_actor_that_gives_no_sign_of_life_is_lost_and_killed(ray_cluster, tmp
 
 def test_without_ray_the_error_says_how_to_get_it(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install 'tramontane\[ray\]'"):
+    with pytest.raises(InputError, match=r"pip install 'tramontane-rl\[ray\]'"):
         check(small_config(tmp_path, placement={"kind": "ray"}))
     check(small_config(tmp_path))
 

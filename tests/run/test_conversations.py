@@ -188,7 +188,7 @@ def test_a_run_trains_on_a_multi_turn_environment_of_verifiers(
     tmp_path: Path, monkeypatch: Any, client: str
 ) -> None:
     """The harness of docs/endpoint.md, with either client."""
-    pytest.importorskip("verifiers", reason="needs tramontane[verifiers]", exc_type=ImportError)
+    pytest.importorskip("verifiers", reason="needs tramontane-rl[verifiers]", exc_type=ImportError)
     harness = next(b for b in blocks(ROOT / "docs" / "endpoint.md", "python") if "Player" in b)
     harness = harness.replace("my_taskset", "checked_sums_taskset")
     if client == "tokens":

@@ -71,5 +71,5 @@ def test_missing_peft_is_named_before_any_work(
         "importlib.util.find_spec",
         lambda name, *more: None if name == "peft" else find(name, *more),
     )
-    with pytest.raises(InputError, match=r"pip install 'tramontane\[lora\]'"):
+    with pytest.raises(InputError, match=r"pip install 'tramontane-rl\[lora\]'"):
         prepare(small_config(tmp_path, trainer={"lora": {"rank": 4}}))

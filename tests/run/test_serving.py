@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane[view]'")
+pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane-rl[view]'")
 
 import httpx
 

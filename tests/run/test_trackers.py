@@ -249,7 +249,7 @@ def test_what_cannot_be_started_is_said_before_any_work(
 ) -> None:
     config = small_config(tmp_path / "run", trackers=["mlflow"])
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install 'tramontane\[mlflow\]'"):
+    with pytest.raises(InputError, match=r"pip install 'tramontane-rl\[mlflow\]'"):
         train(config, QuietScreen())
     assert not (tmp_path / "run").exists()
 

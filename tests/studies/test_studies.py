@@ -410,5 +410,5 @@ def test_a_function_that_is_not_there_is_named_before_any_run(runner, tmp_path):
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "tramontane.studies.plots", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"'tramontane\[studies\]'"):
+    with pytest.raises(InputError, match=r"'tramontane-rl\[studies\]'"):
         importlib.import_module("tramontane.studies.plots")

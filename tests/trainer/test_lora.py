@@ -263,7 +263,7 @@ def test_number_of_parameters_is_that_of_the_adapters():
 
 def test_missing_peft_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install 'tramontane\[lora\]'"):
+    with pytest.raises(InputError, match=r"pip install 'tramontane-rl\[lora\]'"):
         lora.check(LoraConfig(), linear_layers(model()))
 
 

@@ -20,13 +20,13 @@ def load(source):
 
 def test_a_package_that_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "verifiers.v1", None)
-    with pytest.raises(InputError, match=r"verifiers:sums.*pip install 'tramontane\[verifiers\]'"):
+    with pytest.raises(InputError, match=r"verifiers:sums.*install 'tramontane-rl\[verifiers\]'"):
         load("verifiers:sums")
 
 
 @pytest.fixture
 def sums(monkeypatch):
-    pytest.importorskip("verifiers", reason="needs tramontane[verifiers]", exc_type=ImportError)
+    pytest.importorskip("verifiers", reason="needs tramontane-rl[verifiers]", exc_type=ImportError)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # of workers
     return load("verifiers:sums_taskset")

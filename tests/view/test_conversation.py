@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi", reason="the page is not installed: pip install 'tramontane[view]'")
+pytest.importorskip("fastapi", reason="the page is not installed: 'tramontane-rl[view]'")
 
 from tests.view.pages import HOSTILE, Page, make_run, served
 from tests.view.test_report import chart_titles

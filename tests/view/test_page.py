@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi", reason="the page is not installed: pip install 'tramontane[view]'")
+pytest.importorskip("fastapi", reason="the page is not installed: 'tramontane-rl[view]'")
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="the page's tests need playwright: pip install playwright"
 )

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-pytest.importorskip("fastapi", reason="the page is not installed: pip install 'tramontane[view]'")
+pytest.importorskip("fastapi", reason="the page is not installed: 'tramontane-rl[view]'")
 
 from tests.view.pages import (
     GROUPS,
@@ -541,7 +541,7 @@ def test_without_the_extra_the_command_says_what_to_install(
     runs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loopback, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install 'tramontane\[view\]'"):
+    with pytest.raises(InputError, match=r"pip install 'tramontane-rl\[view\]'"):
         server.view(runs)
 
 

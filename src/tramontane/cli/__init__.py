@@ -4,12 +4,15 @@ The functions that do the work are those of `import tramontane`. Each module hol
 they are imported in the order of `tramontane --help`.
 """
 
-from tramontane.cli import (  # noqa: I001
-    training,
-    sampling,
-    recipes,
-    grading,
-    planning,
-    studies,
-)
-from tramontane.cli.terminal import app, main
+from tramontane.errors import importing
+
+with importing():
+    from tramontane.cli import (  # noqa: I001
+        training,
+        sampling,
+        recipes,
+        grading,
+        planning,
+        studies,
+    )
+    from tramontane.cli.terminal import app, main

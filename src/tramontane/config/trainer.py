@@ -27,8 +27,8 @@ _ADAPTERS = Fixed("the optimizer's state belongs to the trained weights")
 
 class LoraConfig(Section):
     """LoRA (arXiv 2106.09685): the model's weights W are frozen, each target layer computes (W + s
-    · B A) x, and only A and B are trained. Needs peft: `pip install 'tramontane[lora]'`. The paper
-    trains all weights."""
+    · B A) x, and only A and B are trained. Needs peft: `pip install 'tramontane-rl[lora]'`. The
+    paper trains all weights."""
 
     rank: int = Field(16, ge=1)
     """Rows of A and columns of B (`r` in peft)."""

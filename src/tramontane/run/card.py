@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
+from tramontane import __version__
 from tramontane.config import HELD_OUT, Config
 from tramontane.data.prompts import PromptEncoder, system_text
 from tramontane.evaluation.evaluate import hub_results
@@ -64,7 +64,7 @@ def write_card(
         model=_public(config.model),
         on_hub=_on_hub(config.model),
         license=license.get("license_name") or license.get("license"),
-        version=version("tramontane"),
+        version=__version__,
         recipe=_recipe(config, summary),
         rows=[
             (name, sources[name], title, result)
