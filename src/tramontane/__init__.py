@@ -10,7 +10,7 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from tramontane.errors import InputError, importing
+from tramontane.errors import VERSION, InputError, importing
 from tramontane.types import Reward
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tramontane.start import dry_run, sft, train
     from tramontane.studies.runner import study
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _FUNCTIONS = {
     "audit": "audit.audit:audit",

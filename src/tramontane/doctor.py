@@ -63,11 +63,9 @@ def doctor(chat: str | None = None) -> list[Finding]:
 
 
 def _name() -> Finding:
-    from tramontane import __version__
-
     if remedy := other_project():
         return Finding("tramontane", "missing", "mixed with another project's files", remedy)
-    return Finding("tramontane", "ok", f"tramontane-rl {__version__}")
+    return Finding("tramontane", "ok", "tramontane-rl")
 
 
 @dataclass(frozen=True)

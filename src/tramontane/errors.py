@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+VERSION = "0.1.0"  # as in pyproject.toml, which names the package tramontane-rl
+
 
 class InputError(Exception):
     """Invalid input; the message names the input and the remedy."""

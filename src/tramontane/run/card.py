@@ -14,9 +14,9 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from tramontane import __version__
 from tramontane.config import HELD_OUT, Config
 from tramontane.data.prompts import PromptEncoder, system_text
+from tramontane.errors import VERSION
 from tramontane.evaluation.evaluate import hub_results
 from tramontane.models.loading import local_folder
 from tramontane.pages import render
@@ -64,7 +64,7 @@ def write_card(
         model=_public(config.model),
         on_hub=_on_hub(config.model),
         license=license.get("license_name") or license.get("license"),
-        version=__version__,
+        version=VERSION,
         recipe=_recipe(config, summary),
         rows=[
             (name, sources[name], title, result)
