@@ -28,6 +28,7 @@ from transformers.utils.logging import disable_progress_bar
 from tramontane.errors import InputError
 from tramontane.models import wrapped
 from tramontane.models.attention import PACKED
+from tramontane.models.families import check_packing
 from tramontane.models.gpu import Build
 from tramontane.models.names import check_hub, folder_of, has_tokenizer, is_local, resolve
 from tramontane.models.states import separate_states
@@ -136,12 +137,15 @@ def load_model(
     """Load a causal LM whose attention takes packed rows.
 
     Raises:
-        InputError: no checkpoint there, or damaged weights.
+        InputError: no checkpoint there, damaged weights, or a model that does not compute for
+            packed rows what it computes for each sequence alone.
     """
-    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": PACKED}
+    # Some models look their attention up while they are built, among transformers' own.
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager"}
     if half := wrapped.find(model, _load_own_config(model), local_folder(model)):
         options |= half.loading_options()
     loaded = _complete(AutoModelForCausalLM, model, **options)
+    loaded.set_attn_implementation(PACKED)
     if half:
         # save_pretrained would write the wrapper's names, which AutoModelForCausalLM does not read.
         loaded._weight_conversions = None
@@ -150,7 +154,9 @@ def load_model(
     for parameter in loaded.parameters():
         parameter.data = parameter.data.clone()
     separate_states(loaded)
-    return loaded.to(device)
+    loaded.to(device)
+    check_packing(loaded)
+    return loaded
 
 
 def load_classifier(

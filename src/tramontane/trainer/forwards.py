@@ -16,6 +16,7 @@ from tramontane.config.trainer import NumericsConfig, TrainerConfig
 from tramontane.errors import InputError
 from tramontane.models.attention import PACKED, packed_attention
 from tramontane.models.compiling import compile_module, missing_for_compiling
+from tramontane.models.families import short_sequences
 from tramontane.models.flash import computed_once
 from tramontane.models.host import Offload
 from tramontane.models.packing import pack
@@ -46,9 +47,7 @@ def check_repeatable(model: PreTrainedModel, device: torch.device) -> None:
     Raises:
         InputError: the logits differ.
     """
-    vocabulary = getattr(model.config, "vocab_size", 1)
-    # Two tokens: the kernels of larger products keep memory that a rank may not have at its start.
-    row = pack([[1 % vocabulary, 2 % vocabulary]], device)
+    row = pack(short_sequences(model), device)
     first, second = (model(**row).logits.float() for _ in range(2))
     if (largest := float((first - second).abs().max())) > SAME:
         raise InputError(

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from tramontane.batches import TeacherScores, TrainSequence
 from tramontane.config import TeacherConfig
+from tramontane.models.families import check_packing
 from tramontane.models.loading import empty_model, load_model
 from tramontane.trainer import sharding
 from tramontane.trainer.collate import lay_out
@@ -62,6 +63,8 @@ class Teacher:
             sharding.shard(model, device, config.dtype)
             sharding.materialize(model, device)
             sharding.read(model.state_dict(keep_vars=True), found[1])
+            check_packing(model)
+            sharding.free_gathered(model)
         else:
             model = load_model(path, dtype).requires_grad_(False)
             sharding.shard(model, device, config.dtype)

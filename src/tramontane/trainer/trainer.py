@@ -24,6 +24,7 @@ from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
 from tramontane.config import TrainerConfig
 from tramontane.errors import InputError
 from tramontane.models import memory, routing
+from tramontane.models.families import check_packing
 from tramontane.models.host import HostMemory
 from tramontane.models.loading import empty_model, load_model
 from tramontane.models.packing import pack
@@ -114,8 +115,10 @@ class Trainer:
         model.train()
         self._working = working_model(model, config.dtype)
         forwards.check_repeatable(self._working, self.device)
+        if files is not None:  # otherwise checked when it was loaded
+            check_packing(self._working)
         if config.router_replay:
-            routing.choices(self._working)  # of the check's forward
+            routing.choices(self._working)  # of the checks' forwards
         sharding.free_gathered(self._working)
         self._head_scale = head_scale(self._working)
         if config.lora:
