@@ -9,18 +9,12 @@ import torch
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
-    GptOssConfig,
-    GptOssForCausalLM,
-    Lfm2Config,
-    Lfm2ForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
 )
 
 from tests.generator.slot_models import (
@@ -316,63 +310,20 @@ def test_unsuitable_models_are_refused_at_construction():
     bloom = BloomForCausalLM(BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=1, n_head=2))
     with pytest.raises(InputError, match="attention interface"):
         SlotEngine(bloom, 2, 60)
-    hybrid = Lfm2ForCausalLM(
-        Lfm2Config(
+    chunked = Llama4ForCausalLM(
+        Llama4TextConfig(
             vocab_size=VOCAB,
             hidden_size=32,
             intermediate_size=32,
+            intermediate_size_mlp=32,
             num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            layer_types=["conv", "full_attention"],
-        )
-    )
-    with pytest.raises(InputError, match="layers of kind conv"):
-        SlotEngine(hybrid, 2, 60)
-    softcapped = Gemma2ForCausalLM(
-        Gemma2Config(
-            vocab_size=VOCAB,
-            hidden_size=32,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=16,
-        )
-    )
-    with pytest.raises(InputError, match="softcap"):
-        SlotEngine(softcapped, 2, 60)
-    sinks = GptOssForCausalLM(
-        GptOssConfig(
-            vocab_size=VOCAB,
-            hidden_size=32,
-            intermediate_size=32,
-            num_hidden_layers=1,
             num_attention_heads=2,
             num_key_value_heads=1,
             head_dim=16,
             num_local_experts=2,
             num_experts_per_tok=1,
-            layer_types=["full_attention"],
+            layer_types=["chunked_attention", "full_attention"],
         )
     )
-    with pytest.raises(InputError, match="s_aux"):
-        SlotEngine(sinks, 2, 60)
-    latent = DeepseekV3ForCausalLM(
-        DeepseekV3Config(
-            vocab_size=VOCAB,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=1,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            q_lora_rank=8,
-            kv_lora_rank=8,
-            qk_rope_head_dim=4,
-            qk_nope_head_dim=4,
-            v_head_dim=8,
-            first_k_dense_replace=1,
-        )
-    )
-    with pytest.raises(InputError, match="does not attend to the keys"):
-        SlotEngine(latent, 2, 60)
+    with pytest.raises(InputError, match="layers of kind chunked_attention"):
+        SlotEngine(chunked, 2, 60)
