@@ -2,7 +2,17 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForSequenceClassification
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 from tests.verifier.test_judge import JUDGED, judged
 from tramontane import InputError
@@ -12,7 +22,7 @@ from tramontane.config.judge import RewardModelConfig
 from tramontane.models.loading import load_tokenizer
 from tramontane.models.names import resolve
 from tramontane.types import Problem
-from tramontane.verifier.judge import Spending
+from tramontane.verifier.judge import Spending, transcript
 
 PROBLEM = Problem("p", "open", "Say something nice.")
 
@@ -68,5 +78,53 @@ def test_a_checkpoint_is_asked(tmp_path):
     config = parse(VerifierConfig, {"judge": settings, "domains": JUDGED}, "config.yaml")
     found = judged(config, ["You are kind.", "No."], tmp_path, PROBLEM)
     assert found.values == [None, None]  # it has not learned to judge
-    assert all(found.fault(i).startswith("judge: its answer cannot be read") for i in range(2))
+    assert found.fault(0) == found.fault(1) == "judge: its answer was cut at 8 tokens (max_tokens)"
     assert Spending(tmp_path, None).requests == 2
+
+
+def test_a_cross_encoder_gets_the_segments_of_a_pair(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAMONTANE_CPU_DTYPE", "float32")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "sky", "blue", "why", "is", "the", "light"]
+    plain = Tokenizer(WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    plain.pre_tokenizer = Whitespace()
+    plain.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=plain,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(words),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        num_labels=1,
+        initializer_range=0.6,
+    )
+    model = BertForSequenceClassification(config).eval()
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    chat = [
+        {"role": "user", "content": "why is the sky blue"},
+        {"role": "assistant", "content": "light"},
+        {"role": "user", "content": "why"},
+    ]
+    settings = RewardModelConfig(path=str(tmp_path), device="cpu")
+    for prompt, problem in (
+        ("why is the sky blue", Problem("p", "open", "why is the sky blue")),
+        (transcript(chat), Problem("p", "open", "why", messages=chat)),
+    ):
+        answers = ["light", "the sky is blue"]
+        found = Classifier(settings).score(problem, answers).values
+        expected = [
+            model(**tokenizer(prompt, answer, return_tensors="pt")).logits.sigmoid().item()
+            for answer in answers
+        ]
+        assert found == pytest.approx(expected, abs=1e-5)

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from tests.controller.test_pipeline import check_ledger
 from tests.runs import small_config
 from tramontane.errors import InputError
+from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.models.names import resolve
 from tramontane.run.folder import RunFolder, open_run
 from tramontane.run.screen import QuietScreen
@@ -63,6 +64,16 @@ def test_a_teacher_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
         tmp_path / "run", **DISTILL | {"teacher": {"model": str(tmp_path / "no")}}
     )
     with pytest.raises(InputError, match="^teacher: "):
+        train(config, QuietScreen())
+    padded = tmp_path / "padded"
+    model = load_model("tiny")
+    model.resize_token_embeddings(model.config.vocab_size + 64, mean_resizing=False)
+    model.save_pretrained(padded)
+    load_tokenizer("tiny").save_pretrained(padded)
+    config = small_config(
+        tmp_path / "run", model=str(padded), **DISTILL | {"teacher": {"model": "tiny"}}
+    )
+    with pytest.raises(InputError, match=r"teacher 'tiny': its output head .* 2,048 .* 2,112"):
         train(config, QuietScreen())
     assert not (tmp_path / "run").exists()
 

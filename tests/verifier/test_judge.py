@@ -247,3 +247,67 @@ def test_code_is_quoted_as_it_is():
 def test_contradictory_settings_are_refused(keys, message):
     with pytest.raises(InputError, match=message):
         parse(VerifierConfig, keys, "config.yaml")
+
+
+@pytest.mark.parametrize(
+    ("reply", "scale", "score"),
+    [
+        ("1: 7.5", 10, 0.75),
+        ("1: 7/10", 10, 0.7),
+        ("**1**: 7 of 10, since it is polite", 10, 0.7),
+        ("1: 7 out of 10.", 10, 0.7),
+        ("1. It is kind.\n1: 4 (it is)", 5, 0.8),
+        ("<think>1: 2</think>1: 4", 5, 0.8),
+        ("1: 4\n<think>1: 2", 5, 0.8),
+        ("1: 7,5", 10, None),
+        ("1: 7 or 8", 10, None),
+        ("1: 7-8", 10, None),
+        ("1: 7 of 9", 10, None),
+        ("1: 7/100", 10, None),
+        ("1: 70%", 100, None),
+        ("<think>1: 4", 5, None),
+        ("1: yes", 1, 1.0),
+        ("1: no, but nearly", 1, 0.0),
+        ("1: yes or no", 1, None),
+        ("1: yes/no", 1, None),
+    ],
+)
+def test_a_grade_is_read_whole_or_not_at_all(reply, scale, score):
+    keys = {"endpoint": {"url": "http://127.0.0.1:1/v1", "model": "m"}, "rubric": ["Kind"]}
+    config = JudgeConfig.model_validate({**keys, "scale": scale})
+    found = judge.questions(Problem("p", "open", "Say."), ["Hi."], config)[0].read(reply)
+    assert (found and found.scores) == (score if score is None else [pytest.approx(score)])
+
+
+@pytest.mark.parametrize(
+    ("reply", "score"),
+    [
+        ("better: A", 1.0),
+        ("**better**: B (A is short)", 0.0),
+        ("better: equal.", 0.5),
+        ("better: A or B", None),
+        ("better: A, or B", None),
+        ("better: A/B", None),
+        ("better: Apples", None),
+    ],
+)
+def test_a_comparison_names_one_answer(reply, score):
+    keys = {"endpoint": {"url": "http://127.0.0.1:1/v1", "model": "m"}, "rubric": ["Kind"]}
+    config = JudgeConfig.model_validate({**keys, "method": "pairwise"})
+    found = judge.questions(Problem("p", "open", "Say."), ["Hi.", "Ho."], config)[0].read(reply)
+    assert (found and found.scores[0]) == score
+
+
+def test_the_judge_reads_the_whole_chat():
+    chat = [
+        {"role": "system", "content": "Answer like a pirate."},
+        {"role": "user", "content": "Name a river."},
+        {"role": "assistant", "content": "The Rhine."},
+        {"role": "user", "content": "Another one."},
+    ]
+    problem = Problem("p", "open", "Another one.", messages=chat)
+    keys = {"endpoint": {"url": "http://127.0.0.1:1/v1", "model": "m"}, "rubric": ["Kind"]}
+    config = JudgeConfig.model_validate(keys)
+    text = judge.questions(problem, ["The Po."], config)[0].text
+    for message in chat:
+        assert f"> {message['role']}:\n> {message['content']}" in text

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from inspect import signature
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -11,12 +12,14 @@ from tramontane.config.device import number_type
 from tramontane.config.judge import RewardModelConfig
 from tramontane.errors import InputError
 from tramontane.models.loading import check_device, load_classifier
-from tramontane.types import Problem
+from tramontane.types import Problem, Prompt
 from tramontane.verifier.custom import GroupResult
-from tramontane.verifier.judge import harmless
+from tramontane.verifier.judge import harmless, transcript
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Inputs: TypeAlias = "Mapping[str, Sequence[int]]"  # by name, such as input_ids, token_type_ids
 
 
 class Classifier:
@@ -42,8 +45,9 @@ class Classifier:
     @torch.inference_mode()
     def score(self, problem: Problem, answers: list[str]) -> GroupResult:
         """The scores of a problem's answers; None for one that is too long."""
-        encoded = [encode(self.tokenizer, problem.problem, answer) for answer in answers]
-        fits = [i for i, ids in enumerate(encoded) if len(ids) <= self.config.max_tokens]
+        encoded = [encode(self.tokenizer, problem.prompt, answer) for answer in answers]
+        limit = self.config.max_tokens
+        fits = [i for i, inputs in enumerate(encoded) if len(inputs["input_ids"]) <= limit]
         values: list[float | None] = [None] * len(answers)
         # Without a padding token, the model takes one sequence at a time.
         padded = self.model.config.pad_token_id is not None
@@ -54,26 +58,37 @@ class Classifier:
             chances = logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(dim=1)
             for i, chance in zip(places, chances[:, -1].tolist(), strict=True):
                 values[i] = chance
-        limit = f"judge: longer than {self.config.max_tokens} tokens (reward_model.max_tokens)"
-        return GroupResult(values, notes=[limit if v is None else "" for v in values])
+        long = f"judge: longer than {limit} tokens (reward_model.max_tokens)"
+        return GroupResult(values, notes=[long if v is None else "" for v in values])
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, problem: str, answer: str) -> list[int]:
-    """The tokens that a reward model reads: a chat of the two, or both as they are."""
-    problem, answer = harmless(problem), harmless(answer)
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, answer: str) -> Inputs:
+    """What a reward model reads, by the names of its inputs: a chat that ends with the answer, or
+    without a chat template, the pair of prompt and answer."""
+    answer = harmless(answer)
     if not tokenizer.chat_template:
-        return list(tokenizer(problem, answer)["input_ids"])
-    chat = [{"role": "user", "content": problem}, {"role": "assistant", "content": answer}]
+        return tokenizer(harmless(transcript(prompt)), answer, return_attention_mask=False)
+    chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    chat = [{**message, "content": harmless(message["content"])} for message in chat]
+    chat = [*chat, {"role": "assistant", "content": answer}]
     text = tokenizer.apply_chat_template(chat, tokenize=False)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return tokenizer(text, add_special_tokens=False, return_attention_mask=False)
 
 
-def logits_of(model: PreTrainedModel, encoded: Sequence[Sequence[int]]) -> torch.Tensor:
+def logits_of(model: PreTrainedModel, encoded: Sequence[Inputs]) -> torch.Tensor:
     """Logits of token sequences, padded to the longest: float32, [sequences, labels]."""
-    ids = torch.full((len(encoded), max(map(len, encoded))), model.config.pad_token_id or 0)
-    mask = torch.zeros_like(ids)
-    for row, tokens in enumerate(encoded):
-        ids[row, : len(tokens)] = torch.tensor(tokens)
-        mask[row, : len(tokens)] = 1
-    logits: torch.Tensor = model(ids.to(model.device), attention_mask=mask.to(model.device)).logits
+    lengths = [len(inputs["input_ids"]) for inputs in encoded]
+    taken = signature(model.forward).parameters  # some tokenizers give more than a model reads
+    batch = {
+        name: torch.zeros((len(encoded), max(lengths)), dtype=torch.long)
+        for name in encoded[0]
+        if name in taken
+    }
+    batch["input_ids"] += model.config.pad_token_id or 0
+    batch["attention_mask"] = torch.zeros_like(batch["input_ids"])
+    for row, inputs in enumerate(encoded):
+        batch["attention_mask"][row, : lengths[row]] = 1
+        for name in batch.keys() & inputs.keys():
+            batch[name][row, : lengths[row]] = torch.tensor(inputs[name])
+    logits: torch.Tensor = model(**{k: x.to(model.device) for k, x in batch.items()}).logits
     return logits.float()

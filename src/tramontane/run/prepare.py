@@ -218,7 +218,7 @@ def _check_machine(config: Config) -> None:
 
 def _check_teachers(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
     """Reject teachers whose tokens differ from the policy's; `tokenizer` is the policy's."""
-    own = tokenizer.get_vocab()
+    own, head = tokenizer.get_vocab(), load_shape(config.model).vocabulary
     for model in config.teachers:
         try:
             theirs = loading.load_tokenizer(model).get_vocab()
@@ -230,6 +230,12 @@ def _check_teachers(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
                 f"teacher {model!r}: its tokenizer has {len(theirs):,} tokens, and that of "
                 f"{config.model!r} {len(own):,}; {different:,} of them are not the same in both. A "
                 f"teacher scores the policy's own tokens: name one of the same family"
+            )
+        if (rows := load_shape(model).vocabulary) < head:
+            raise InputError(
+                f"teacher {model!r}: its output head has a vocabulary of {rows:,} tokens, and that "
+                f"of {config.model!r} {head:,}: it cannot score the others. Name a teacher whose "
+                f"head is as large"
             )
 
 
