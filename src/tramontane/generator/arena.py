@@ -304,8 +304,10 @@ class ArenaStep:
             return self._attend_to_copies(query, options._replace(window=window))
         if self._keys is None:  # for all layers
             self._keys = flash.CachedKeys(self._counted, self._starts, self._used, self._span)
-        out, log_sum = self._keys.attend(query[:, :, 0], keys, values, options.scale, window)
+        sums = options.sinks is not None
+        out, log_sum = self._keys.attend(query[:, :, 0], keys, values, options.scale, window, sums)
         if options.sinks is not None:
+            assert log_sum is not None
             out = out * torch.sigmoid(log_sum.T - options.sinks.float())[:, :, None].to(out.dtype)
         return out
 

@@ -194,7 +194,8 @@ class CachedKeys:
         values: torch.Tensor,
         scale: float,
         window: int | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        sums: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Softmax attention of each row to its keys.
 
         Args:
@@ -203,17 +204,20 @@ class CachedKeys:
             values: [positions, Hkv, d].
             scale: factor of the scores.
             window: number of the row's last keys that it sees; None for all.
+            sums: also return the denominators.
 
         Returns:
-            The output [B, Hq, d], and the logarithm of the softmax's denominator [Hq, B] float32.
+            The output [B, Hq, d], and the logarithm of the softmax's denominator [Hq, B] float32;
+            None without `sums`.
         """
         if self._spans == 1 or window is not None:  # the kernel does not read beyond the window
-            return self._whole.attend(query, keys, values, scale, window)
+            out, log_sum = self._whole.attend(query, keys, values, scale, window)
+            return out, log_sum if sums else None
         repeated = query.repeat(self._spans, 1, 1)
         out, log_sum = self._parts.attend(repeated, keys, values, scale, None)
         rows = self._empty.shape
         log_sum = log_sum.unflatten(1, rows).masked_fill(self._empty, float("-inf"))
-        return merge(out.unflatten(0, rows), log_sum), log_sum.logsumexp(1)
+        return merge(out.unflatten(0, rows), log_sum), log_sum.logsumexp(1) if sums else None
 
 
 class _Rows(NamedTuple):
