@@ -12,7 +12,7 @@ from tramontane.config.device import number_type
 from tramontane.config.judge import RewardModelConfig
 from tramontane.errors import InputError
 from tramontane.models.loading import check_device, load_classifier
-from tramontane.types import Problem, Prompt
+from tramontane.types import Message, Problem, Prompt
 from tramontane.verifier.custom import GroupResult
 from tramontane.verifier.judge import harmless, transcript
 
@@ -68,9 +68,9 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, answer: str) -> I
     answer = harmless(answer)
     if not tokenizer.chat_template:
         return tokenizer(harmless(transcript(prompt)), answer, return_attention_mask=False)
-    chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    chat = [{**message, "content": harmless(message["content"])} for message in chat]
-    chat = [*chat, {"role": "assistant", "content": answer}]
+    asked = [Message(role="user", content=prompt)] if isinstance(prompt, str) else prompt
+    chat = [{"role": m["role"], "content": harmless(m["content"])} for m in asked]
+    chat += [{"role": "assistant", "content": answer}]
     text = tokenizer.apply_chat_template(chat, tokenize=False)
     return tokenizer(text, add_special_tokens=False, return_attention_mask=False)
 
