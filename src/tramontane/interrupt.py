@@ -25,9 +25,13 @@ GRACE_SECONDS = 30.0  # between SIGTERM and SIGKILL under Slurm and Kubernetes
 STOP_SHARE = 0.8  # of the grace; then the current work is abandoned
 LEAVE_SHARE = 0.95  # of the grace; then the process ends without closing its workers
 EXIT_SECONDS = 20.0  # for a finished command to end its libraries' threads
+DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 T = TypeVar("T")
+
+_own: set[Any] = set()  # handlers of this process; those that it forks have the defaults
+_mask = threading.local()  # of the signals that a fork's thread had blocked before it
 
 
 class Interrupt:
@@ -61,6 +65,7 @@ class Interrupt:
         self._over.set()
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        _own.discard(self._handle)
 
     def end(self) -> None:
         """End the process if SIGTERM asked for it.
@@ -122,7 +127,7 @@ class Interrupt:
         if threading.current_thread() is not threading.main_thread():
             return
         for number in EXIT_CODES:
-            before = signal.signal(number, self._handle)
+            before = set_handler(number, self._handle)
             self._before.setdefault(number, before)
 
     async def _cancellable(self, coroutine: Coroutine[Any, Any, T], early: threading.Event) -> T:
@@ -183,6 +188,40 @@ class Interrupt:
         signal.pthread_kill(main, signal.SIGINT)  # counts as the second signal
         if not self._over.wait(LEAVE_SHARE * self._grace - (time.monotonic() - began)):
             leave(EXIT_CODES[signal.SIGTERM])
+
+
+def set_handler(number: int, handler: Any) -> Any:
+    """Set a signal's handler in this process, and in none that it forks; returns the one before."""
+    _own.add(handler)
+    return signal.signal(number, handler)
+
+
+def leave_to_controller(*numbers: int) -> None:
+    """Ignore signals that systems send to every process of a run, in this process alone: programs
+    that it starts would inherit SIG_IGN, and those that it forks any handler."""
+    for number in numbers:
+        set_handler(number, lambda *_: None)
+
+
+def _before_fork() -> None:
+    _mask.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, DEFAULTS)
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _mask.blocked)
+
+
+def _after_fork_in_child() -> None:
+    for number, default in DEFAULTS.items():
+        if signal.getsignal(number) in _own:
+            signal.signal(number, default)
+    _after_fork()
+
+
+# The two are blocked meanwhile, so that a child that is ended at once does end.
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
+)
 
 
 def terminate(number: int, frame: FrameType | None) -> NoReturn:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import threading
 import time
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.environments import worlds
 from tests.environments.templates import tokenizer_of
 from tramontane.batches import TrainSequence
 from tramontane.config import Config
@@ -577,3 +579,37 @@ def test_a_toolbox_that_cannot_be_closed_keeps_no_other_open():
     host._toolboxes, host._environment, host._kind = [Broken(), Kept()], World(), "environment"
     asyncio.run(host.close())
     assert closed == ["toolbox", "environment"]
+
+
+def test_objects_are_used_in_the_thread_that_made_them():
+    made, threads = worlds.Bound.made, set(threading.enumerate())
+    worker = worker_of(environment="Bound", tools=("Desk",))
+
+    async def converse(index):
+        started = await worker.start((0, index), problem(), 1)
+        assert started.ending is None, started.reason
+        text = "".join(call("double", number=n) for n in (1, 2)) + call("note", text="x")
+        ids = worker._format.encoder.tokenizer(text, add_special_tokens=False)["input_ids"]
+        n = len(ids)
+        said = Completion(0, index, started.prompt_ids, ids, [0.0] * n, [0] * n, "stop")
+        answered = await worker.step((0, index), said, 2000)
+        await worker.close((0, index))
+        return answered
+
+    async def run():
+        return await asyncio.gather(*map(converse, range(8)))
+
+    for answered in asyncio.run(run()):
+        assert (answered.ending, answered.turn.reward) == ("completed", 1.0), answered.reason
+        assert [m["content"] for m in answered.turn.messages] == ["2", "4", "3"]
+    assert worlds.Bound.made == made
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_functions_without_an_object_run_side_by_side():
+    begun = time.perf_counter()
+    answered, _ = talk(worker_of(tools=("pause",)), call("pause", seconds=0.5) * 4)
+    assert [m["content"] for m in answered.turn.messages] == ["done"] * 4
+    assert time.perf_counter() - begun < 1.9

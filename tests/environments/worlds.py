@@ -3,8 +3,10 @@
 import asyncio
 import os
 import random
+import sqlite3
 import subprocess
 import tempfile
+import threading
 import time
 
 import numpy as np
@@ -272,3 +274,71 @@ class Odd:
             case "roles":
                 return Turn([{"role": "assistant", "content": "I said so"}])
         return Turn("fine", 0.5, True)
+
+
+class Bound:
+    """Each part works only in the thread that made the object, as connections to SQLite do."""
+
+    made = 0  # objects with a connection that is not closed
+
+    def __init__(self):
+        self.database = sqlite3.connect(":memory:")
+        self.database.execute("create table notes (text)")
+        self.local = threading.local()
+        self.local.notes = []
+        Bound.made += 1
+
+    def start(self, problem):
+        self.note("start")
+
+    @property
+    def tools(self):
+        self.note("tools")
+        return [self.note]
+
+    def note(self, text: str) -> int:
+        """Keep a note.
+
+        Args:
+            text: The note.
+        """
+        self.local.notes.append(text)
+        self.database.execute("insert into notes values (?)", (text,))
+        return len(self.local.notes)
+
+    def step(self, message):
+        time.sleep(0.01)  # other conversations take threads of a pool meanwhile
+        self.note("step")
+        rows = self.database.execute("select text from notes").fetchall()
+        return [], float([text for (text,) in rows] == self.local.notes), True
+
+    def close(self):
+        self.note("close")
+        self.database.close()
+        Bound.made -= 1
+
+
+class Desk:
+    """A toolbox like `Bound`."""
+
+    def __init__(self):
+        self.database = sqlite3.connect(":memory:")
+
+    def double(self, number: int) -> int:
+        """Double a number.
+
+        Args:
+            number: The number.
+        """
+        time.sleep(0.01)
+        return self.database.execute("select 2 * ?", (number,)).fetchone()[0]
+
+
+def pause(seconds: float) -> str:
+    """Wait.
+
+    Args:
+        seconds: How long.
+    """
+    time.sleep(seconds)
+    return "done"

@@ -99,3 +99,23 @@ def test_an_interrupt_while_the_temporary_folder_is_made_leaves_none(tmp_path, m
             process_folder()
     assert list(tmp_path.iterdir()) == []
     assert process_folder().parent == tmp_path
+
+
+def test_what_a_worker_forks_ends_by_sigterm_and_answers_nothing(tmp_path):
+    worker = WorkerProcess("worker", "tests.placement.forks")
+    try:
+        connection = worker.ready(lambda: (None, str(tmp_path)))
+
+        def done(task):
+            connection.send(task)
+            assert connection.poll(SECONDS), f"{task} hangs"
+            return connection.recv()
+
+        assert done("pool") == []
+        assert set(done("terminated")) == {-signal.SIGTERM}
+        assert done("program") == -signal.SIGTERM
+        assert done("returns") == worker.process.pid
+        assert done("SIGTERM") == "alive"  # the worker itself is the controller's to end
+        assert not connection.poll(0.1)
+    finally:
+        worker.stop()

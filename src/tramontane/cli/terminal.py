@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 import tramontane
 from tramontane import plugins
 from tramontane.errors import InputError
-from tramontane.interrupt import EXIT_SECONDS, leave_within, terminate
+from tramontane.interrupt import EXIT_SECONDS, leave_within, set_handler, terminate
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -126,7 +126,7 @@ def main() -> None:
     Ctrl-C exits with 130, SIGTERM with 143; threads left running by libraries do not keep the
     process alive.
     """
-    signal.signal(signal.SIGTERM, terminate)
+    set_handler(signal.SIGTERM, terminate)
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # read when torch is loaded, later
     code: Any = 1
     try:

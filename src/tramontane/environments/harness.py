@@ -142,7 +142,8 @@ class HarnessHost:
         switchboard: Switchboard,
         encoder: PromptEncoder,
     ) -> None:
-        self._harness, self._runner, self._switchboard = harness, runner, switchboard
+        self._harness, self._switchboard = harness, switchboard
+        self._runner = runner.of_conversation()
         self._encoder, self._line = encoder, Line(encoder)
         self._open: _Asked | None = None
         self._running: asyncio.Future[Any] | None = None
@@ -239,6 +240,7 @@ class HarnessHost:
             self._open.answer.cancel()
         while not self._line.requests.empty():
             self._line.requests.get_nowait().answer.cancel()
+        self._runner.end()
 
 
 def _repeats(said: wire.ChatMessage, message: Parsed) -> bool:

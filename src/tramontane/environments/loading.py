@@ -206,7 +206,8 @@ class Host:
     Args:
         data: names the environment and the tools.
         answer_bytes: `conversation.answer_bytes`.
-        runner: calls what the user wrote.
+        runner: calls what the user wrote: functions of `data.tools` in any thread, everything else
+            in a thread of this conversation.
     """
 
     # Only a harness has these; see `harness.HarnessHost`.
@@ -215,7 +216,8 @@ class Host:
     restarted = False
 
     def __init__(self, data: DataConfig, answer_bytes: int, runner: Runner) -> None:
-        self._data, self._answer_bytes, self._runner = data, answer_bytes, runner
+        self._data, self._answer_bytes = data, answer_bytes
+        self._runner = runner.of_conversation()
         self._toolboxes: list[Any] = []
         self._environment: Any = None
         self._kind: Kind = "toolbox"
@@ -254,8 +256,7 @@ class Host:
             chat[-1] = Message(role=last["role"], content=content)
         elif self._kind == "environment":
             chat = await self._begun(given) or chat
-            with blaming("tools"):
-                offered += getattr(self._environment, "tools", None) or ()
+            offered += await self._runner.run(_tools, self._environment)
         self.toolset = Toolset(_functions(offered), self._answer_bytes)
         return chat
 
@@ -280,6 +281,7 @@ class Host:
             loaded = load(path, "data.tools")
             if kind_of(loaded) == "tool":
                 offered.append(loaded)
+                self._runner.shared.append(loaded)
             else:
                 self._toolboxes.append(await self._runner.run(loaded))
         if environment is not None:
@@ -292,8 +294,8 @@ class Host:
         return [*offered, self._environment] if self._kind == "trl" else offered
 
     async def step(self, message: Parsed, turn: Completion | None = None) -> Reply:
-        """Answer a message of the model: its calls concurrently, then the environment's step. Only
-        a harness reads the tokens of the turn.
+        """Answer a message of the model: its calls, then the environment's step. Only a harness
+        reads the tokens of the turn.
 
         Raises:
             EnvironmentFailed: a tool or the environment failed.
@@ -333,6 +335,7 @@ class Host:
         for close in closes:  # one that fails or hangs must not keep the others open
             with suppress(asyncio.TimeoutError, EnvironmentFailed):  # the conversation has ended
                 await asyncio.wait_for(self._runner.run(close), CLOSE_SECONDS)
+        self._runner.end()
 
     def _refused(self, method: Callable[..., Any], value: Any, wanted: str) -> EnvironmentFailed:
         return EnvironmentFailed(f"{_name(method)} {functions.unusable(method, value, wanted)}")
@@ -380,6 +383,11 @@ class Host:
 
 def _name(method: Callable[..., Any]) -> str:
     return str(getattr(method, "__qualname__", type(method).__name__))
+
+
+def _tools(environment: Any) -> list[Any]:
+    """The `tools` of an environment, which may be a property."""
+    return list(getattr(environment, "tools", None) or ())
 
 
 def _is_message(value: Any) -> bool:

@@ -20,7 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
+from tramontane.environments.running import THREADS
 from tramontane.errors import InputError
+from tramontane.interrupt import leave_to_controller
 from tramontane.placement.process import limit_memory
 from tramontane.temporary import die_with_parent
 
@@ -37,11 +39,10 @@ MAX_STUCK = 16  # threads with steps that do not end, beyond which the process e
 def main(descriptor: int) -> None:
     """Serve until the pool closes its end of the socket, or dies."""
     die_with_parent()
-    # Job systems signal every process; only the controller reacts. A handler, since child
-    # processes would inherit SIG_IGN.
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    leave_to_controller(signal.SIGTERM)
     threading.stack_size(STACK)
     connection = Connection(descriptor)
+    os.register_at_fork(after_in_child=connection.close)  # answers come from this process alone
     # Read before the imports, which take longer than the pool may wait to send a large vocabulary.
     settings = connection.recv_bytes()
     from tramontane.environments import loading
@@ -57,7 +58,9 @@ def main(descriptor: int) -> None:
     except InputError as error:
         connection.send(str(error))
         return
-    limit_memory(config.conversation.memory_mb << 20)
+    # Each conversation has a thread; only the stacks of a large number of them are added.
+    stacks = max(0, config.pipeline.n_async - THREADS) * STACK
+    limit_memory((config.conversation.memory_mb << 20) + stacks)
     connection.send(READY)
     asyncio.run(serve(connection, worker))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tramontane.verifier.functions import MAX_ERROR, place_of
 
-THREADS = 256  # most functions that run at once in a process; further ones wait
+THREADS = 256  # most functions without an object that run at once in a process; others wait
 
 
 class EnvironmentFailed(Exception):
@@ -54,29 +54,43 @@ async def _awaited(name: str, value: Awaitable[Any]) -> Any:
 
 
 class Runner:
-    """Calls functions of one process.
+    """Calls functions of one process, or of one conversation.
 
     Attributes:
         stuck: functions still running whose conversation has given up on them; a thread cannot be
             stopped.
+        shared: functions that a conversation's runner calls in the threads of the process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int = THREADS, process: Runner | None = None) -> None:
         self.stuck = 0
-        self._threads = ThreadPoolExecutor(THREADS, "environment")
+        self.shared: list[Callable[..., Any]] = []
+        self._n_threads, self._process = threads, process
+        self._threads = self._started()
 
-    async def run(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    def of_conversation(self) -> Runner:
+        """A runner with one thread, for objects that work only in the thread that made them."""
+        return Runner(1, self)
+
+    def end(self) -> None:
+        """End the threads, once they have no more to do."""
+        self._threads.shutdown(wait=False)
+
+    async def run(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
         """The result of a function of any kind.
 
         Raises:
             EnvironmentFailed: it raised an exception, which is the cause.
         """
+        if self._process is not None and any(function is each for each in self.shared):
+            return await self._process.run(function, *arguments, **named)
         name = getattr(function, "__qualname__", type(function).__name__)
         result: Any = partial(function, *arguments, **named)
         if inspect.iscoroutinefunction(function):
             result = result()
         else:
-            future = self._threads.submit(_called, name, result)
+            with blaming(name):  # there may be no room for another thread
+                future = self._threads.submit(_called, name, result)
             try:
                 result = await asyncio.wrap_future(future)
             except asyncio.CancelledError:
@@ -94,9 +108,18 @@ class Runner:
         return task.result()
 
     def _abandon(self, future: Future[Any]) -> None:
-        if not future.cancel() and not future.done():
-            self.stuck += 1
-            future.add_done_callback(self._ended)
+        if future.cancel() or future.done():
+            return
+        self._count(1)
+        future.add_done_callback(lambda _: self._count(-1))
+        if self._process is not None:  # a `close` must not wait for what hangs
+            self.end()
+            self._threads = self._started()
 
-    def _ended(self, _: Future[Any]) -> None:
-        self.stuck -= 1
+    def _count(self, change: int) -> None:
+        self.stuck += change
+        if self._process is not None:
+            self._process._count(change)
+
+    def _started(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._n_threads, "environment")

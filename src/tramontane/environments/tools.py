@@ -63,7 +63,8 @@ class Toolset:
             self.schemas.append(described)
 
     async def answer(self, calls: Sequence[ToolCall], runner: Runner) -> None:
-        """Answer the calls of a turn concurrently; those that did not parse already have an answer.
+        """Answer the calls of a turn, concurrently as far as the runner has threads; those that did
+        not parse already have an answer.
 
         Raises:
             EnvironmentFailed: a failure of a tool.

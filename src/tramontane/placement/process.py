@@ -24,6 +24,7 @@ from uuid import uuid4
 
 from tramontane.errors import InputError
 from tramontane.imports import command_of
+from tramontane.interrupt import leave_to_controller
 from tramontane.temporary import die_with_parent
 
 START_SECONDS = 120.0  # limit for a worker to import its libraries
@@ -152,10 +153,9 @@ def serve(descriptor: int, prepare: Callable[..., Callable[[Any], Iterable[Any]]
             whose results are sent one at a time. Its InputError is sent to the other side.
     """
     die_with_parent()
-    # Job systems signal every process; only the controller reacts. A handler, since programs under
-    # test would inherit SIG_IGN.
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    leave_to_controller(signal.SIGTERM)
     connection = Connection(descriptor)
+    os.register_at_fork(after_in_child=connection.close)  # answers come from this process alone
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # it is gone
         config, folder = connection.recv()
         tempfile.tempdir = folder

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from tramontane.errors import InputError
+from tramontane.interrupt import leave_to_controller
 from tramontane.models.weights import Weights
 from tramontane.placement.files import Folder, on_this_machine
 from tramontane.placement.handle import WorkerDied
@@ -186,9 +187,7 @@ def _rank_main(
 ) -> None:
     die_with_parent()
     torch.set_num_threads(1)
-    # Terminals and job systems signal every process; only the controller reacts.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    leave_to_controller(signal.SIGINT, signal.SIGTERM)  # terminals signal every process, too
     try:
         if device.startswith("cuda"):
             torch.cuda.set_device(device)  # before NCCL chooses one

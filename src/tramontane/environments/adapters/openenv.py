@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from functools import lru_cache
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
 from typing import Any, get_type_hints
 
 import httpx
@@ -83,21 +85,29 @@ class OpenEnv:
 
 
 class _InProcess:
-    """An environment in this process, with the methods of OpenEnv's client."""
+    """An environment in a thread of its own, with the methods of OpenEnv's client."""
 
     def __init__(self, path: str) -> None:
-        self._environment: Any = functions.load(import_path(path))()
+        self._class = functions.load(import_path(path))
+        self._thread = ThreadPoolExecutor(1, "openenv")
+        self._environment: Any = None
 
     async def reset(self, **given: Any) -> StepResult[dict[str, Any]]:
+        self._environment = await self._run(self._class)
         taken = functions.accepted(self._environment.reset, given)
-        return self._result(await asyncio.to_thread(self._environment.reset, **taken))
+        return self._result(await self._run(partial(self._environment.reset, **taken)))
 
     async def step(self, action: dict[str, Any]) -> StepResult[dict[str, Any]]:
         made = _action_class(type(self._environment)).model_validate(action)
-        return self._result(await asyncio.to_thread(self._environment.step, made))
+        return self._result(await self._run(partial(self._environment.step, made)))
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._environment.close)
+        if self._environment is not None:
+            await self._run(self._environment.close)
+        self._thread.shutdown(wait=False)
+
+    async def _run(self, function: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     def _result(self, observation: Any) -> StepResult[dict[str, Any]]:
         fields = observation.model_dump(mode="json")
