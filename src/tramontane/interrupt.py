@@ -25,7 +25,10 @@ GRACE_SECONDS = 30.0  # between SIGTERM and SIGKILL under Slurm and Kubernetes
 STOP_SHARE = 0.8  # of the grace; then the current work is abandoned
 LEAVE_SHARE = 0.95  # of the grace; then the process ends without closing its workers
 EXIT_SECONDS = 20.0  # for a finished command to end its libraries' threads
-DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+DEFAULTS: dict[signal.Signals, Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+}
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 T = TypeVar("T")

@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, get_type_hints
 
 import httpx
@@ -85,29 +83,21 @@ class OpenEnv:
 
 
 class _InProcess:
-    """An environment in a thread of its own, with the methods of OpenEnv's client."""
+    """An environment in this process, with the methods of OpenEnv's client."""
 
     def __init__(self, path: str) -> None:
-        self._class = functions.load(import_path(path))
-        self._thread = ThreadPoolExecutor(1, "openenv")
-        self._environment: Any = None
+        self._environment: Any = functions.load(import_path(path))()
 
     async def reset(self, **given: Any) -> StepResult[dict[str, Any]]:
-        self._environment = await self._run(self._class)
         taken = functions.accepted(self._environment.reset, given)
-        return self._result(await self._run(partial(self._environment.reset, **taken)))
+        return self._result(await asyncio.to_thread(self._environment.reset, **taken))
 
     async def step(self, action: dict[str, Any]) -> StepResult[dict[str, Any]]:
         made = _action_class(type(self._environment)).model_validate(action)
-        return self._result(await self._run(partial(self._environment.step, made)))
+        return self._result(await asyncio.to_thread(self._environment.step, made))
 
     async def close(self) -> None:
-        if self._environment is not None:
-            await self._run(self._environment.close)
-        self._thread.shutdown(wait=False)
-
-    async def _run(self, function: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+        await asyncio.to_thread(self._environment.close)
 
     def _result(self, observation: Any) -> StepResult[dict[str, Any]]:
         fields = observation.model_dump(mode="json")
