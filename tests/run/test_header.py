@@ -60,14 +60,17 @@ def test_dropped_rows_have_their_reasons(tmp_path: Path) -> None:
 def test_rewards_and_environment_are_the_users_own() -> None:
     given: Any = {"model": "tiny", "data": ROWS, "overrides": {"pipeline.updates": 1}}
     found = tramontane.dry_run(rewards=[tramontane.Reward(polite, 0.5)], **given).header
-    assert "polite 0.5 (yours)" in found["reward"]
+    assert "polite 0.5 (yours) + language 0.1" in found["reward"]  # beside the rows' answers
+    unanswered = [{"problem": row["problem"]} for row in ROWS]
+    found = tramontane.dry_run(rewards=[polite], **given | {"data": unanswered}).header
+    assert found["reward"] == "polite 1 (yours)"
     found = tramontane.dry_run(
         model="tiny",
         data=ROWS,
         overrides={"data.environment": f"{__name__}:Shop", "conversation.reward": "sum"},
     ).header
     assert found["environment"] == "Shop; up to 8 turns"
-    assert "the environment, sum of its turns" in found["reward"]
+    assert found["reward"] == "correctness 1 (the environment, sum of its turns)"
 
 
 def double(n: int) -> int:

@@ -201,6 +201,26 @@ def test_a_name_that_means_many_things_leaves_the_grading_to_rewards():
     assert made(rows, [names_the_sum], fields)[0].data.domain is None
 
 
+def of_trl(completions, answer, **kwargs):
+    return [float(a in c) for a, c in zip(answer, completions, strict=True)]
+
+
+def test_functions_of_trl_alone_grade_the_rows(tmp_path):
+    rows = [{"prompt": "What is 1 + 1?", "answer": "2"}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(rows[0]) + "\n")
+    for data in (rows, str(file), file):
+        config, _ = made(data, [of_trl])
+        weights = config.verifier.reward
+        assert config.data.domain == "task"
+        assert (weights.language, weights.length) == (0, 0)
+        config, _ = made(data, [of_trl], {"verifier.reward.length": 0.2})
+        assert (config.verifier.reward.language, config.verifier.reward.length) == (0, 0.2)
+    assert made(ROWS, [names_the_sum])[0].verifier.reward.language == 0
+    given = load_config("configs/quickstart.yaml")
+    assert made(ROWS, [names_the_sum], config=given)[0].verifier.reward.language == 0
+
+
 def test_rows_with_an_answer_keep_the_verifier():
     answered = [{"prompt": "What is 1 + 1?", "answer": "2"}]
     assert made(answered, [names_the_sum])[0].data.domain is None

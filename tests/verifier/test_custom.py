@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import tramontane
 from tests.runs import small_config
@@ -16,6 +18,7 @@ from tramontane.run.folder import RunFolder
 from tramontane.run.rollouts import read_run
 from tramontane.run.screen import QuietScreen
 from tramontane.types import Problem
+from tramontane.verifier import functions
 from tramontane.verifier.pool import VerifierPool
 from tramontane.verifier.reward import grade
 
@@ -295,3 +298,24 @@ def test_a_module_in_the_folder_of_a_run_is_not_imported(tmp_path: Path) -> None
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "config.yaml").touch()
     assert b"imported" not in subprocess.run(command, cwd=tmp_path, capture_output=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (torch.tensor(0.5), 0.5),
+        (torch.tensor(1), 1.0),
+        (np.float32(0.5), 0.5),
+        (np.array(0.5), 0.5),
+        (torch.tensor([0.5]), None),
+        (torch.tensor(float("nan")), None),
+        (torch.tensor(True), None),
+        ("0.5", None),
+    ],
+)
+def test_one_rule_says_what_a_reward_is(value, expected):
+    assert functions.number(value) == expected
+
+
+def test_true_is_1_where_rewards_may_be_bools():
+    assert functions.number(torch.tensor(True), bools=True) == 1

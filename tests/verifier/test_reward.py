@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tramontane.config import CustomReward, RewardConfig, VerifierConfig
+from tramontane.config import Config, CustomReward, RewardConfig, VerifierConfig
 from tramontane.types import Completion, Problem, TurnRecord
 from tramontane.verifier.custom import Response
 from tramontane.verifier.reward import grade, grade_apart, length_penalty
@@ -200,6 +200,46 @@ def test_an_environment_may_give_the_reward_and_its_failure_is_unscorable():
     assert half.reason == "the environment's reward: 0.5"
     failed = judged(CALL, GOOD, failure="step_timeout: over 3 s")
     assert (failed.verdict, failed.reason) == ("unscorable", "step_timeout: over 3 s")
+
+
+SHOP = {"data": {"environment": "shop:Shop"}, "conversation": {"reward": "sum"}}
+
+
+def test_a_reward_of_an_environment_is_all_that_counts_in_any_format():
+    config = Config.model_validate(SHOP).verifier
+    for answer in ("pear", "<think>Ich kaufe lieber", GOOD, GOOD * 9):
+        long = judged("apple", answer, earned=2.5, config=config)
+        assert (long.reward, long.verdict) == (2.5, "right")
+        none = judged("apple", answer, earned=0.0, config=config)
+        assert (none.reward, none.verdict) == (0.0, "wrong")
+
+
+def test_keys_add_axes_to_a_reward_of_an_environment_and_none_is_a_gate():
+    reward = {"format": 0.1, "language": 0.2, "length": 0.4}
+    config = Config.model_validate(SHOP | {"verifier": {"reward": reward}}).verifier
+    parts = judged(CALL, GOOD, earned=1.0, config=config).parts
+    assert parts == {"format": 0.1, "correctness": 1.0, "length": 0.0, "language": 0.2}
+    plain = judged("I would like to buy a pear, please.", earned=1.0, config=config)
+    assert plain.parts == {"format": 0.0, "correctness": 1.0, "length": 0.0, "language": 0.2}
+    german = judged("Ich möchte bitte sofort eine Birne kaufen.", earned=1.0, config=config)
+    assert german.parts["language"] == 0.0
+
+
+def test_axes_that_are_not_set_keep_the_papers_weights_elsewhere():
+    def weights(raw):
+        reward = Config.model_validate(raw).verifier.reward
+        return reward.format, reward.correctness, reward.length, reward.language
+
+    paper = (0.1, 0.9, 0.1, 0.1)
+    assert weights({}) == weights({"conversation": {"reward": "last"}}) == paper  # no environment
+    assert weights(SHOP | {"conversation": {"reward": "verifier"}}) == paper
+    assert weights(SHOP) == (0, 1, 0, 0)
+    assert weights(Config.model_validate(SHOP).model_dump()) == (0, 1, 0, 0)
+    sums = {"domains": {"sums": {}}, "reward": {"custom": [{"function": "mine.close"}]}}
+    assert weights({"data": {"domain": "sums"}, "verifier": sums}) == (0, 0, 0, 0)
+    sums["reward"]["length"] = 0.3
+    assert weights({"data": {"domain": "sums"}, "verifier": sums}) == (0, 0, 0.3, 0)
+    assert weights({"verifier": sums}) == (0.1, 0.9, 0.3, 0.1)  # beside the rows' verifiers
 
 
 def test_the_reward_of_a_conversation_is_its_last_or_their_sum():

@@ -44,4 +44,4 @@ from tramontane.config.sft import MixtureConfig, SFTConfig, SupervisedConfig
 from tramontane.config.stages import Until
 from tramontane.config.teacher import TeacherConfig
 from tramontane.config.trainer import LoraConfig, TrainerConfig
-from tramontane.config.verifier import CustomReward, MathConfig, RewardConfig, VerifierConfig
+from tramontane.config.verifier import AXES, CustomReward, MathConfig, RewardConfig, VerifierConfig

@@ -189,6 +189,11 @@ class Config(Section):
         return self.data.environment is not None or bool(self.data.tools)
 
     @property
+    def environment_rewards(self) -> bool:
+        """True if environments, not verifiers, give the reward of conversations."""
+        return self.converses and self.conversation.reward != "verifier"
+
+    @property
     def sampled_groups(self) -> int:
         """Groups of each batch that the run samples; the others are recorded trajectories."""
         trajectories, groups = self.data.trajectories, self.pipeline.groups_per_batch
@@ -267,6 +272,17 @@ class Config(Section):
                 "data.trajectories.behavior",
                 f"trainer.objective.{objective.name}.initial_value",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _reward_alone(self) -> Config:
+        """Turn off the axes of the reward that nobody asked for."""
+        verifier, reward = self.verifier, self.verifier.reward
+        if self.environment_rewards:
+            reward = reward.alone(correctness=1.0)
+        elif verifier.functions_alone(self.data.domain):
+            reward = reward.alone()
+        self.verifier = verifier.model_copy(update={"reward": reward})
         return self
 
     @model_validator(mode="after")

@@ -13,6 +13,7 @@ from tramontane.config.resume import MayChange
 from tramontane.config.section import Section, key_error
 from tramontane.types import ThinkingTags
 
+AXES = ("format", "correctness", "length", "language")  # of the reward
 DomainName = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
 
 
@@ -47,13 +48,14 @@ class CustomReward(Section):
 
 class RewardConfig(Section):
     """Weights of the four reward axes (arXiv 2506.10910, section 2.2), and user-defined rewards. A
-    weight of 0 turns an axis off."""
+    weight of 0 turns an axis off. Where an environment (`conversation.reward`) or, in the domain of
+    `data.domain`, functions alone give the reward, axes that are not set add nothing."""
 
     format: float = Field(0.1, ge=0)
     """Reward of a well-formed completion. A malformed completion has reward 0 in total, apart from
-    custom rewards with `malformed: true`. The paper: 0.1."""
+    custom rewards with `malformed: true`, and from an environment's reward. The paper: 0.1."""
     correctness: float = Field(0.9, ge=0)
-    """Reward of a correct completion. The paper: 0.9."""
+    """Reward of a correct completion. The paper: 0.9. Not set, 1 for an environment's reward."""
     length: float = Field(0.1, ge=0)
     """Maximum penalty for length, reached at `pipeline.l_max` tokens. The paper: 0.1."""
     language: float = Field(0.1, ge=0)
@@ -70,8 +72,13 @@ class RewardConfig(Section):
     @property
     def parts(self) -> tuple[str, ...]:
         """Names of the parts of a verdict's reward."""
-        axes = ("format", "correctness", "length", "language")
-        return (*axes, *(("judge",) if self.judge else ()), *(c.name for c in self.custom))
+        return (*AXES, *(("judge",) if self.judge else ()), *(c.name for c in self.custom))
+
+    def alone(self, **defaults: float) -> RewardConfig:
+        """The weights where an environment or functions alone give the reward: of the axes that are
+        not set, only those in `defaults` add something."""
+        unset = {axis for axis in AXES if axis not in self.model_fields_set}
+        return self.model_copy(update={axis: defaults.get(axis, 0.0) for axis in unset})
 
     @model_validator(mode="after")
     def _names(self) -> RewardConfig:
@@ -177,6 +184,11 @@ class VerifierConfig(Section):
                 "nothing uses it; give a domain `verifier: judge`, or set reward.judge", "judge"
             )
         return self
+
+    def functions_alone(self, domain: str | None) -> bool:
+        """True if the rows of a domain are graded by the custom rewards alone."""
+        known = domain in self.domains
+        return known and bool(self.reward.custom) and self.verifier_of(str(domain)) is None
 
     @property
     def tags(self) -> ThinkingTags:

@@ -38,7 +38,7 @@ class Canaries:
         assert config.verifier.judge
         self.config, self.folder, self.judge = config, folder, config.verifier.judge
         self._verifiers, self._grading = verifiers, Grading(verifiers, config.timeouts)
-        self._earned = config.converses and config.conversation.reward != "verifier"
+        self._earned = config.environment_rewards
         self._wins: Counter[str] = Counter()  # in a row
         self._under_way: list[tuple[Group, asyncio.Task[GroupResult]]] = []
 

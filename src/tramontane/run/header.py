@@ -52,7 +52,7 @@ def reward_line(config: Config, domains: dict[str, DomainConfig]) -> str:
         if domain.verifier
     }
     by = ", ".join(dict.fromkeys(f"{name} verifier" for name in judges.values()))
-    if config.converses and config.conversation.reward != "verifier":
+    if config.environment_rewards:
         by = f"the environment, {config.conversation.reward} of its turns"
     parts = []
     if weights.format and any(domain.format.has_conditions for domain in domains.values()):

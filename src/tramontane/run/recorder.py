@@ -32,7 +32,7 @@ from tramontane.run.measurement import Judges, measure
 from tramontane.run.rollouts import groups_to_record
 from tramontane.run.sample import Sample
 from tramontane.run.session import Session
-from tramontane.types import INSERTED, Ending, FilterReason, Group
+from tramontane.types import INSERTED, Ending, FilterReason, Group, Verdict
 from tramontane.workplace import read_log
 
 SAMPLE_EVERY = 5  # updates between sample completions on the screen
@@ -320,6 +320,9 @@ def reward_metrics(
 ) -> dict[str, float]:
     """Means over all completions of the groups; empty without groups.
 
+    The reward, its parts, `pass_rate`, `format_rate` and `language_rate` are means over the
+    completions that could be judged, and absent if there are none.
+
     Args:
         groups: every group sampled and graded since the last update, including filtered groups.
         parts: names of the reward's parts.
@@ -330,18 +333,27 @@ def reward_metrics(
     n = len(verdicts)
     if not n:
         return {}
-    return {
-        "reward": sum(v.reward for v in verdicts) / n,
-        **{f"reward_{part}": sum(v.parts[part] for v in verdicts) / n for part in parts},
-        "pass_rate": sum(v.verdict == "right" for v in verdicts) / n,
-        "format_rate": sum(v.verdict != "malformed" for v in verdicts) / n,
-        "language_rate": sum(v.parts["language"] > 0 for v in verdicts) / n,
+    judged = [v for v in verdicts if v.verdict != "unscorable"]
+    return _means_of_judged(judged, parts) | {
         "unscorable_rate": sum(v.verdict == "unscorable" for v in verdicts) / n,
         "completion_tokens": sum(c.n_tokens for c in completions) / n,
         "thinking_tokens": sum(
             thinking[g.problem.effort].count(c) for g in groups for c in g.completions
         )
         / n,
+    }
+
+
+def _means_of_judged(verdicts: Sequence[Verdict], parts: Sequence[str]) -> dict[str, float]:
+    n = len(verdicts)
+    if not n:
+        return {}
+    return {
+        "reward": sum(v.reward for v in verdicts) / n,
+        **{f"reward_{part}": sum(v.parts[part] for v in verdicts) / n for part in parts},
+        "pass_rate": sum(v.verdict == "right" for v in verdicts) / n,
+        "format_rate": sum(v.verdict != "malformed" for v in verdicts) / n,
+        "language_rate": sum(v.parts["language"] > 0 for v in verdicts) / n,
     }
 
 
@@ -355,7 +367,10 @@ def effort_metrics(
             at[group.problem.effort].append(group)
     found = {name: reward_metrics(at[name], (), thinking) for name in sorted(at)}
     keys = ("pass_rate", "completion_tokens") if found else ()
-    return {f"effort_{key}": {name: found[name][key] for name in found} for key in keys}
+    return {
+        f"effort_{key}": {name: found[name][key] for name in found if key in found[name]}
+        for key in keys
+    }
 
 
 def conversation_metrics(groups: Sequence[Group]) -> dict[str, Any]:
@@ -405,13 +420,14 @@ def waited_for(wait: tuple[float, float], steps: Iterable[Step]) -> dict[str, fl
 def trajectory_metrics(batch: Batch) -> dict[str, float]:
     """Number, tokens and mean reward of the batch's recorded trajectories; empty without any."""
     groups = [group for group in batch.groups if not group.sampled]
-    rewards = [v.reward for g in groups for v in g.verdicts]
-    if not rewards:
+    verdicts = [v for g in groups for v in g.verdicts]
+    if not verdicts:
         return {}
-    return {
-        "trajectories": float(len(rewards)),
+    rewards = [v.reward for v in verdicts if v.verdict != "unscorable"]
+    mean = {"trajectory_reward": sum(rewards) / len(rewards)} if rewards else {}
+    return mean | {
+        "trajectories": float(len(verdicts)),
         "trajectory_tokens": float(sum(len(c.token_ids) for g in groups for c in g.completions)),
-        "trajectory_reward": sum(rewards) / len(rewards),
     }
 
 

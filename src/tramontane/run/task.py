@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tramontane.config import Config, parse_settings, read_settings
+from tramontane.config import AXES, Config, parse_settings, read_settings
 from tramontane.data.files import PYTHON_ROWS
 from tramontane.data.load import columns_of
 from tramontane.data.objects import Rows, Settings, override_texts, rows_of
@@ -80,7 +80,7 @@ def config_of(
     parsed = parse_settings(Config, copy.deepcopy(raw), texts, where)
     if (
         (rewards or parsed.conversation.reward != "verifier")
-        and found
+        and data is not None
         and parsed.data.domain is None
         and (_only_rewards_grade(found, parsed) or (config is None and _of_trl(parsed)))
     ):
@@ -108,13 +108,14 @@ def settings_without_sources(
 
 
 def _of_trl(config: Config) -> bool:
-    for reward in config.verifier.reward.custom:
+    rewards = config.verifier.reward.custom
+    for reward in rewards:
         custom.check(reward)
-    return all(custom.kind(r.function) == "TRL" for r in config.verifier.reward.custom)
+    return bool(rewards) and all(custom.kind(r.function) == "TRL" for r in rewards)
 
 
 def _only_rewards_grade(rows: Mapping[str, list[dict[str, Any]]], config: Config) -> bool:
-    if config.data.domain is not None:
+    if not rows:  # only a file's name is known
         return False
     mapped = (config.data.fields, config.data.eval_fields or {})
     columns = {c for fields in mapped for name in _GRADED_BY for c in columns_of(name, fields)}
@@ -155,7 +156,12 @@ def _raw(config: Config | str | Path | None) -> dict[str, Any]:
     if config is None:
         return {}
     if isinstance(config, Config):
-        return config.model_dump()
+        raw = config.model_dump()
+        unset = {*AXES} - config.verifier.reward.model_fields_set
+        raw["verifier"]["reward"] = {
+            key: value for key, value in raw["verifier"]["reward"].items() if key not in unset
+        }
+        return raw
     return read_settings(config)
 
 

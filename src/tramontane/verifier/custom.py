@@ -55,6 +55,11 @@ class Response(NamedTuple):
     earned: float | None = None
     failure: str = ""
 
+    @property
+    def last(self) -> str:
+        """The text of the last turn, or all of it."""
+        return self.turns[-1][0] if self.turns else self.text
+
     @classmethod
     def of(cls, completion: Completion, reward: RewardSource = "verifier") -> Response:
         """The graded part of a completion; `reward` is `conversation.reward`."""
@@ -191,11 +196,9 @@ def _values(reward: CustomReward, returned: Any, count: int) -> list[float | Non
     entries = list(returned)
     if len(entries) != count:
         raise functions.refused(reward.function, what, returned, f"{wanted} but of {len(entries)}")
-    # A tensor's entries are tensors, as in TRL.
-    scalars = [entry.item() if getattr(entry, "ndim", 1) == 0 else entry for entry in entries]
-    numbers = [functions.number(scalar, bools=True) for scalar in scalars]
-    for entry, scalar, number in zip(entries, scalars, numbers, strict=True):
-        if number is None and scalar is not None:
+    numbers = [functions.number(entry, bools=True) for entry in entries]
+    for entry, number in zip(entries, numbers, strict=True):
+        if number is None and entry is not None:
             raise functions.refused(reward.function, what, entry, f"one of {wanted}, or None")
     return numbers
 

@@ -228,10 +228,11 @@ def failed(reason: str) -> bool:
 
 
 def number(value: Any, *, bools: bool = False) -> float | None:
-    """A finite number, or NumPy scalar, as a float; None for anything else, such as a text or an
-    array. True and False are 1 and 0 only with `bools`.
+    """A finite number, also as a NumPy scalar or a tensor or array without dimensions, as a float;
+    None for anything else, such as a text or a vector. True and False are 1 and 0 only with
+    `bools`.
     """
-    if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
+    if getattr(value, "ndim", None) == 0:
         value = value.item()
     if not isinstance(value, Real) or (isinstance(value, bool) and not bools):
         return None

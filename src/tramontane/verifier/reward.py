@@ -62,7 +62,8 @@ def grade_apart(
     """Like `grade`, without the rewards of a whole group; `response` may be a conversation.
 
     A conversation's format is checked on each turn, its language on all that the model wrote, and
-    its correctness on the last turn, unless its environment gives the reward.
+    its correctness on the last turn. A reward of its environment replaces the correctness, and
+    counts in any format.
     """
     started = time.perf_counter()
     try:
@@ -195,13 +196,14 @@ def _grade(
         return unscorable(response.failure, parts)
     text, n_tokens = response.text, response.n_tokens
     parsed = _parse(response, domain.format, config.tags)
+    earned = response.earned is not None  # which no format gates
     rewards = [
         r
         for r in weights.custom
-        if r.weight and (parsed.ok or r.malformed) and not custom.of_group(r)
+        if r.weight and (parsed.ok or earned or r.malformed) and not custom.of_group(r)
     ]
     judged = None
-    if parsed.ok and response.earned is not None:
+    if response.earned is not None:
         outcome = outcome_of(response.earned, domain)
         reason = "" if outcome == "right" else f"the environment's reward: {response.earned:g}"
         judged = Judgment(outcome, reason, share=response.earned)
@@ -211,17 +213,18 @@ def _grade(
             return unscorable(judged.reason, parts, answer=judged.answer)
     for reward in rewards:
         parts[reward.name] = custom.part(reward, problem, text, n_tokens)
-    if not parsed.ok:
+    if not (parsed.ok or earned):
         return Verdict(sum(parts.values()), parts, "malformed", parsed.reason)
     if judged is None:
         judged = _judge_by_rewards(sum(parts.values()), rewards, domain)
     else:
         parts["correctness"] = weights.correctness * judged.share
-    parts["format"] = weights.format * domain.format.has_conditions
+    parts["format"] = weights.format * (parsed.ok and domain.format.has_conditions)
     scale = weights.length if problem.length_penalty is None else problem.length_penalty
     parts["length"] = length_penalty(n_tokens, *problem.lengths(l_max, l_cache), scale)
-    spoken = _spoken(response, parsed, config.tags)
-    if not (spoken[0] or domain.format.needs_thoughts):
+    readable = parsed if parsed.ok else check_format(response.last, FormatConfig(), config.tags)
+    spoken = _spoken(response, readable, config.tags)
+    if not (spoken[0] or (parsed.ok and domain.format.needs_thoughts)):
         spoken = (spoken[1], "")
     if weights.language and language.consistent(problem.problem, *spoken, problem.language):
         parts["language"] = weights.language
@@ -231,7 +234,7 @@ def _grade(
 def _parse(response: Response, form: FormatConfig, tags: ThinkingTags) -> Parsed:
     """The parts of a response, or of a conversation's last turn; not ok if an earlier turn lacks
     its thoughts."""
-    parsed = check_format(response.turns[-1][0] if response.turns else response.text, form, tags)
+    parsed = check_format(response.last, form, tags)
     for number, (turn, _) in enumerate(response.turns[:-1], 1):
         earlier = split_thoughts(turn, tags, required=form.needs_thoughts)
         if not earlier.ok and form.has_conditions:

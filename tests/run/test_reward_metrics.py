@@ -1,0 +1,40 @@
+"""Completions that could not be judged are not zeros in the figures about the model."""
+
+import pytest
+
+from tramontane.run.recorder import effort_metrics, reward_metrics
+from tramontane.types import Completion, Group, Problem, Verdict
+
+PARTS = ("format", "correctness", "length", "language")
+
+
+class Counted:
+    def count(self, completion: Completion) -> int:
+        return 1
+
+
+def group(*outcomes: str, effort: str | None = None) -> Group:
+    completions = [Completion(0, i, [1], [1], [-1.0], [0], "stop") for i in range(len(outcomes))]
+    verdicts = []
+    for outcome in outcomes:
+        right = float(outcome == "right")
+        parts = dict.fromkeys(PARTS, 0.0) | {"correctness": right}
+        verdicts.append(Verdict(right, parts, outcome, ""))
+    return Group(0, Problem("p", "math", "?", "1", effort=effort), completions, verdicts)
+
+
+def test_means_are_over_the_judged_completions() -> None:
+    groups = [group("right", "unscorable", "wrong"), group("unscorable")]
+    found = reward_metrics(groups, PARTS, {None: Counted()})
+    assert found["reward"] == found["pass_rate"] == found["reward_correctness"] == 0.5
+    assert (found["format_rate"], found["unscorable_rate"]) == (1, 0.5)
+    assert found["completion_tokens"] == 1
+
+
+def test_without_a_judged_completion_there_is_no_mean() -> None:
+    found = reward_metrics([group("unscorable")], PARTS, {None: Counted()})
+    assert found["unscorable_rate"] == 1 and found.keys().isdisjoint({"reward", "pass_rate"})
+    levels = [group("unscorable", effort="low"), group("right", "unscorable", effort="high")]
+    rates = effort_metrics(levels, {"low": Counted(), "high": Counted()})
+    assert rates["effort_pass_rate"] == {"high": pytest.approx(1.0)}
+    assert rates["effort_completion_tokens"] == {"low": 1, "high": 1}
