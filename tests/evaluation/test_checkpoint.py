@@ -9,8 +9,10 @@ import tramontane
 from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
+from tramontane.evaluation.checkpoint import problems_of
 from tramontane.evaluation.malformed import Malformed
 from tramontane.evaluation.settings import Sampling, run_of, settings_for
+from tramontane.run.input import read_input
 
 TRAINED = {
     "model": "tiny",
@@ -129,3 +131,19 @@ def test_a_config_in_python_is_read_like_its_file(tmp_path: Path) -> None:
     of_file, of_python = (settings_for("tiny", "playground:", c, [], {}) for c in (file, given))
     assert of_file.sampling == of_python.sampling
     assert of_python.sampling.max_tokens == 512
+
+
+def test_evaluation_problems_do_not_change_with_the_seed():
+    def asked(seed):
+        data = {"train": "playground:", "eval": "playground:"}
+        config = Config(seed=seed, data=data, evaluation={"problems": 20})
+        given = read_input(config)
+        stream = given.problems.streams[0]
+        held_out = [problem.id for problem in given.sets["held_out"].problems]
+        settings = settings_for("tiny", None, config, [], {"seed": seed})
+        evaluated = [problem.id for problem in problems_of(settings)]
+        return held_out, evaluated, [stream.next().id for _ in range(20)]
+
+    (run, alone, trained), (other_run, other_alone, other_trained) = asked(0), asked(1)
+    assert run == other_run == alone == other_alone
+    assert trained != other_trained

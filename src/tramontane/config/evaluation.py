@@ -52,9 +52,9 @@ class EvaluationConfig(Section):
     """Probability mass to sample from. The paper: 1.0 for math and GPQA, 0.95 for code."""
     effort: Annotated[EffortNames | None, _COMPARABLE] = None
     """Levels of `data.effort` to measure, on the same problems. null: all."""
-    problems_seed: Annotated[int | None, _COMPARABLE] = Field(None, ge=0)
-    """Seed of a generated source's evaluation problems. null: `seed`. Set it to measure runs with
-    different seeds on the same problems."""
+    problems_seed: Annotated[int | None, _COMPARABLE] = Field(0, ge=0)
+    """Seed of a generated source's evaluation problems, apart from `seed`, so that runs with
+    different seeds are measured on the same problems. null: `seed`."""
     before: bool = True
     """Also measure before training. Runs that start from the same model need this only once."""
     every: int = Field(0, ge=0)

@@ -96,13 +96,14 @@ def problems_of(settings: Settings, split: Split = "test") -> list[Problem]:
     """
     config, sampling = settings.config, settings.sampling
     source = config.data.eval or config.data.train
+    problems_seed = config.evaluation.problems_seed
     limit = sampling.problems or (ENDLESS_PROBLEMS if source.startswith(GENERATED) else None)
     problems = load_problems(
         source,
         config.data,
         split=split,
         limit=limit,
-        seed=sampling.seed,
+        seed=sampling.seed if problems_seed is None else problems_seed,
         domains=config.verifier.domains,
     )
     return config.data.at_efforts(problems, settings.efforts)

@@ -94,7 +94,7 @@ class Sampling:
         top_k: 0 is off.
         max_tokens: maximum length of a completion, in tokens.
         slots: maximum number of completions generated at once.
-        seed: for sampling and for generated sources.
+        seed: for sampling; `evaluation.problems_seed` is for generated sources.
     """
 
     problems: int | None = None
