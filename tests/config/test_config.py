@@ -5,6 +5,7 @@ import pytest
 from tramontane.config import Config, check_complete, load_config, load_section, parse, sealed
 from tramontane.config.section import _warn_renamed
 from tramontane.config.sft import SFTConfig
+from tramontane.config.yaml_text import read_yaml
 from tramontane.errors import InputError
 
 
@@ -20,6 +21,35 @@ def load(tmp_path):
 
 def test_an_empty_file_is_all_defaults(load):
     assert load() == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "lines"),
+    [
+        ("data: {train: a}\nmodel: x\ndata: {eval: b}\n", "data", "line 1 and in line 3"),
+        (
+            "pipeline:\n  updates: 1\n  n_batch: 64\n  updates: 2\n",
+            "updates",
+            "line 2 and in line 4",
+        ),
+        ("stages:\n  - {name: a,\n     name: b}\n", "name", "line 2 and in line 3"),
+        ("data:\n  'train': a\n  train: b\n", "train", "line 2 and in line 3"),
+    ],
+)
+def test_a_key_given_twice_is_refused_with_both_lines(load, text, key, lines):
+    with pytest.raises(InputError, match=rf"run.yaml: .*key '{key}' is given twice, in {lines}"):
+        load(text)
+
+
+def test_a_key_given_twice_in_an_override_is_refused(load):
+    with pytest.raises(InputError, match="override 'data=.*key 'train' is given twice"):
+        load("", "data={train: a, train: b}")
+
+
+def test_a_merged_key_may_be_given_again():
+    text = "a: {<<: &x {p: 1, q: 1}, p: 2}\nb: &y {<<: *x, q: 3}\nc: {<<: *y, q: 4}"
+    read = read_yaml(text, "text")
+    assert read == {"a": {"p": 2, "q": 1}, "b": {"p": 1, "q": 3}, "c": {"p": 1, "q": 4}}
 
 
 def test_overrides_replace_values_of_the_file(load):

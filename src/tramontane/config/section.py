@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from tramontane.config.peers import explain
+from tramontane.config.yaml_text import read_yaml
 from tramontane.errors import InputError
 
 logger = logging.getLogger("tramontane")
@@ -68,7 +69,6 @@ def _warn_renamed(old: str, new: str) -> None:
 
 
 S = TypeVar("S", bound=Section)
-MAX_VALUES = 1_000_000  # in a YAML file, with aliases expanded
 _SEALED = re.compile(rb"# Written by tramontane; sha256 of what follows: ([0-9a-f]{64})\n")
 _BETWEEN_KEYS = "between_keys"  # the pydantic error type of `key_error`
 
@@ -113,8 +113,8 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     """The keys and values of a YAML file, unchecked.
 
     Raises:
-        InputError: no such file, invalid YAML, no keys and values, or a file from `sealed` that was
-            cut or edited.
+        InputError: no such file, invalid YAML, a key given twice, no keys and values, or a file
+            from `sealed` that was cut or edited.
     """
     path = Path(path)
     if not path.is_file():
@@ -131,32 +131,6 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise InputError(f"{path}: the file must hold keys and values, not a {type(raw).__name__}")
     return raw
-
-
-def read_yaml(text: str | bytes, where: str) -> Any:
-    """The value of a YAML text; `where` names the source in errors.
-
-    Raises:
-        InputError: invalid YAML, nested too deeply, or more than `MAX_VALUES` values.
-    """
-    try:
-        value = yaml.safe_load(text)
-        values, count = [value], 0
-        while values:
-            found = values.pop()
-            if (count := count + 1) > MAX_VALUES:
-                raise ValueError(f"more than {MAX_VALUES:,} values")
-            if isinstance(found, dict):
-                values += found.values()
-            elif isinstance(found, list):
-                values += found
-    except RecursionError:
-        raise InputError(f"{where}: not valid YAML: nested too deeply") from None
-    # For scalars such as `!!timestamp x` or a date in month 13, PyYAML raises whatever its
-    # constructors raise.
-    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise InputError(f"{where}: not valid YAML: {error}") from None
-    return value
 
 
 def sealed(section: Section) -> str:

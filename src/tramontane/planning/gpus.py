@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
+from tramontane.config.yaml_text import read_yaml
 from tramontane.errors import InputError
 from tramontane.models.memory import machine_memory
 from tramontane.workplace import parse_object
@@ -49,7 +48,9 @@ GPUS = {
         link=row["link_gb_s"] * 1e9,
         network=row["network_gb_s"] * 1e9,
     )
-    for name, row in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8")).items()
+    for name, row in read_yaml(
+        Path(__file__).with_suffix(".yaml").read_bytes(), "gpus.yaml"
+    ).items()
 }
 """All known GPUs by name."""
 

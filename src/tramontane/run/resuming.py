@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tramontane.config.domains import CONSENT
+from tramontane.config.yaml_text import read_yaml
 from tramontane.verifier.functions import PICKLE
 
 _PATH = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*[.:]\w+")  # of an import
@@ -24,7 +23,7 @@ def resume_command(folder: Path) -> str:
     and classes need: consent to load those that were pickled, since they are not in a module, and
     the folders of modules that only this process can import."""
     config = folder / "config.yaml"
-    values = [*_texts(yaml.safe_load(config.read_bytes()))] if config.is_file() else []
+    values = [*_texts(read_yaml(config.read_bytes(), str(config)))] if config.is_file() else []
     # A pickled function belongs to the script, and may use modules beside it.
     pickled = any(value.startswith(PICKLE) for value in values)
     variables = {CONSENT: "1"} if pickled else {}

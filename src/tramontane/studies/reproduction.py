@@ -12,8 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
-
+from tramontane.config.yaml_text import read_yaml
 from tramontane.errors import InputError
 from tramontane.pages import render
 from tramontane.studies.measures import Measure
@@ -299,8 +298,8 @@ def page_texts() -> dict[str, Any]:
     counterpart on a real checkpoint) and `large` (what only a large model could show); `amended`,
     claims that were changed after data had been seen; and `beyond`, what the miniature cannot
     say."""
-    text = resources.files("tramontane.studies").joinpath("page.yaml").read_text("utf-8")
-    found: dict[str, Any] = yaml.safe_load(text)
+    text = resources.files("tramontane.studies").joinpath("page.yaml").read_bytes()
+    found: dict[str, Any] = read_yaml(text, "page.yaml")
     return found
 
 

@@ -19,9 +19,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tramontane.config import LANGUAGES
+from tramontane.config.yaml_text import read_yaml
 from tramontane.verifier.format import boxes, fences
 from tramontane.verifier.math.units import SYMBOLS
 
@@ -33,7 +32,7 @@ HAN_WEIGHT = 2  # a Han character counts as two letters
 FUNCTION_WORD_ODDS = 8.0
 GIBBERISH = {24: 0.2, LONG: 0.45}  # from so many letters, less likely prose is gibberish
 UNCERTAIN = 0.25  # prose is off target only if the candidates together are more likely than this
-_WORDS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+_WORDS = read_yaml(Path(__file__).with_suffix(".yaml").read_bytes(), "language.yaml")
 _ORDINARY_WORDS = _WORDS.pop("ordinary").split()
 _FUNCTION_WORDS = {word: language for language, words in _WORDS.items() for word in words.split()}
 _KNOWN = {*_FUNCTION_WORDS, *_ORDINARY_WORDS}

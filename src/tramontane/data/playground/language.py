@@ -15,7 +15,7 @@ from importlib.resources import files
 from random import Random
 from typing import Any, TypeVar
 
-import yaml
+from tramontane.config.yaml_text import read_yaml
 
 T = TypeVar("T")
 
@@ -87,6 +87,6 @@ def pick(rng: Random, options: Sequence[T]) -> T:
 def language(code: str) -> Language:
     """The language of `templates/<code>.yaml`."""
     path = files(__package__) / "templates" / f"{code}.yaml"
-    words = yaml.safe_load(path.read_text(encoding="utf-8"))
+    words = read_yaml(path.read_bytes(), str(path))
     articles = {name: Frame(**frame) for name, frame in words.pop("articles").items()}
     return Language(articles=articles, **words)

@@ -6,7 +6,7 @@ import re
 from itertools import dropwhile
 from pathlib import Path
 
-import yaml
+from tramontane.config.yaml_text import read_yaml
 
 _LETTER = re.compile(r"\(?([A-Z])\)?")
 _SMALL = re.compile(r"\([a-z]\)")  # a choice, unlike `b`
@@ -154,8 +154,8 @@ _NUMBERS = (
 )  # fmt: skip
 _PHRASES = {
     phrase.strip(): meaning
-    for meaning, phrases in yaml.safe_load(
-        Path(__file__).with_name("phrases.yaml").read_text("utf-8")
+    for meaning, phrases in read_yaml(
+        Path(__file__).with_name("phrases.yaml").read_bytes(), "phrases.yaml"
     ).items()
     for phrase in phrases.split("|")
 } | {word: str(number) for number, word in enumerate(_NUMBERS)}

@@ -1,0 +1,59 @@
+"""The one reader of YAML, for configs, overrides and the tables in the package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from tramontane.errors import InputError
+
+MAX_VALUES = 1_000_000  # in a YAML text, with aliases expanded
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which PyYAML keeps the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)  # type: ignore[no-untyped-call]
+        lines: dict[Any, int] = {}  # by key
+        # Here, and not where the mapping is built: keys merged by `<<` may be given again.
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
+                continue
+            value, line = self.construct_object(key), key.start_mark.line + 1  # type: ignore[no-untyped-call]
+            if value in lines:
+                raise yaml.YAMLError(
+                    f"key {key.value!r} is given twice, in line {lines[value]} and in line {line}: "
+                    f"remove one, or put the keys of both under one"
+                )
+            lines[value] = line
+        return node
+
+
+def read_yaml(text: str | bytes, where: str) -> Any:
+    """The value of a YAML text; `where` names the source in errors.
+
+    Raises:
+        InputError: invalid YAML, a key given twice, nested too deeply, or more than `MAX_VALUES`
+            values.
+    """
+    try:
+        value = yaml.load(text, _Loader)
+        values, count = [value], 0
+        while values:
+            found = values.pop()
+            if (count := count + 1) > MAX_VALUES:
+                raise ValueError(f"more than {MAX_VALUES:,} values")
+            if isinstance(found, dict):
+                values += found.values()
+            elif isinstance(found, list):
+                values += found
+    except RecursionError:
+        raise InputError(f"{where}: not valid YAML: nested too deeply") from None
+    # For scalars such as `!!timestamp x` or a date in month 13, PyYAML raises whatever its
+    # constructors raise.
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{where}: not valid YAML: {error}") from None
+    return value
