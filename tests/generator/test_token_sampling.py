@@ -315,6 +315,33 @@ def test_a_plan_has_what_some_row_requires(sampling, plan, static_shapes):
         assert DrawPlan.of(params, static_shapes) == expected
 
 
+TINY = [0.0, 1e-300, 1e-46, 1e-45, 1e-40, 1e-38, 1.2e-38, 1e-30, 1e-8]
+
+
+@pytest.mark.parametrize("vocab", [90, 700])
+@pytest.mark.parametrize("static_shapes", [False, True])
+@pytest.mark.parametrize("key", ["temperature", "top_p"])
+def test_the_smallest_values_draw_the_likeliest_token(vocab, static_shapes, key):
+    """A quotient by 1e-38 is beyond float32's range, and 1 - 1e-8 is 1 in float32."""
+    order = torch.randperm(vocab, generator=torch.Generator().manual_seed(1))
+    row = torch.linspace(-30, 30, vocab)[order]
+    row[order == 3] = -torch.inf  # a masked token
+    uniform = torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)
+    for value in TINY if key == "temperature" else TINY[1:]:
+        params = SamplingParams(9, **{key: value})
+        column = torch.ones(3)
+        tokens, logprobs = sample(
+            row.expand(3, -1).clone(),
+            uniform,
+            column * params.temperature,
+            column * params.top_p,
+            torch.zeros(3, dtype=torch.int64),
+            DrawPlan.of([params], static_shapes),
+        )
+        assert (tokens == row.argmax()).all(), value
+        assert logprobs.isfinite().all() and (logprobs <= 0).all()
+
+
 def last_kept(masses, top_p, top_k=0):
     """The last token that can be drawn, in order of mass, and of number where masses are equal."""
     uniform = torch.tensor([1 - 2**-53], dtype=torch.float64)

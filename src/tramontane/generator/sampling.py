@@ -20,6 +20,9 @@ _UNDIVIDED_VOCAB = 512  # largest vocabulary not worth dividing into blocks
 # Entries of the logits that are in float32 at once: rows are drawn in parts. Bytes that an entry
 # takes meanwhile: float32 tensors of the logits; and for top-k and top-p, the sorted ones.
 DRAWN_ENTRIES, DRAWN_BYTES, SORTED_BYTES = 1 << 24, 12, 48
+# Temperatures below it are greedy: float32 has them as 0 or, where devices keep them at all, as
+# subnormal numbers.
+_COLDEST = torch.finfo(torch.float32).tiny
 
 
 def _signed(x: int) -> int:
@@ -71,7 +74,7 @@ class DrawPlan:
     Attributes:
         scaled: a temperature other than 1.
         truncated: top-k or top-p.
-        greedy: a temperature of 0.
+        greedy: a temperature of 0, or too small for float32.
         static_shapes: no shape may depend on values, so every row gets the operations that any row
             requires; there are only two such plans, with truncation and without.
     """
@@ -86,8 +89,10 @@ class DrawPlan:
         """The plan for a batch of these sampling parameters."""
         return cls(
             scaled=static_shapes or any(p.temperature != 1 for p in params),
-            truncated=any((p.top_p < 1 or p.top_k > 0) and p.temperature != 0 for p in params),
-            greedy=static_shapes or any(p.temperature == 0 for p in params),
+            truncated=any(
+                (p.top_p < 1 or p.top_k > 0) and p.temperature >= _COLDEST for p in params
+            ),
+            greedy=static_shapes or any(p.temperature < _COLDEST for p in params),
             static_shapes=static_shapes,
         )
 
@@ -102,9 +107,10 @@ def draw(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`sample` for all rows at once: `logits` [B, V], all other tensors [B]; returns the tokens and
     their log-probs in nats, [B] each."""
-    greedy = temperature == 0
+    greedy = temperature < _COLDEST
     logits = logits.float()
-    if plan.scaled:
+    if plan.scaled:  # the maximum is subtracted first: a quotient may be beyond float32's range
+        logits = logits - logits.amax(-1, keepdim=True)
         logits = logits / temperature.masked_fill(greedy, 1.0)[:, None]
     probs = torch.softmax(logits, -1)
     tokens = invert(probs, uniform)
@@ -138,8 +144,8 @@ def sample(
     Args:
         logits: [B, V].
         uniform: [B] float64 in [0, 1).
-        temperature: [B] float32; 0 is greedy.
-        top_p: [B] float32; 1 is off.
+        temperature: [B] float32; 0 is greedy, as is any below the smallest normal number (1.2e-38).
+        top_p: [B] float32; 1 is off. The likeliest token is kept at any value.
         top_k: [B] int64; 0 is off.
         plan: operations that the rows may require; by default all.
         draw: the function `draw`, or a compiled version of it.
@@ -207,7 +213,8 @@ def _draw_truncated(
     rank = torch.arange(probs.shape[1], device=probs.device)
     kept = ordered * ((rank < top_k[:, None]) | (top_k == 0)[:, None])
     # The mass from each token on, summed from the rarest: this is exact enough in float32. A token
-    # stays if what comes before it is less than top-p, so the likeliest always does.
+    # stays if what comes before it is less than top-p; so does the likeliest, for which rounding
+    # may say otherwise: 1 - top-p is 1 below 6e-8.
     mass = kept.flip(-1).cumsum(-1).flip(-1)
-    kept = kept * (mass > (1 - top_p[:, None]) * mass[:, :1])
+    kept = kept * ((rank == 0) | (mass > (1 - top_p[:, None]) * mass[:, :1]))
     return token.gather(1, invert(kept, uniform)[:, None])[:, 0]
