@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tramontane.config import Config, EffortConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.endpoint import Endpoint, Served, key_is, make_app
+from tramontane.environments.wire import ChatMessage, ChatRequest
 from tramontane.models.loading import load_tokenizer
 from tramontane.types import Completion, Request, SamplingParams
 
@@ -83,7 +84,8 @@ def client(sampler: Recorded) -> TestClient:
 def ask(client: TestClient, content: Any = "1 + 1?", **keys: Any) -> Any:
     messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
     body = {"model": "tiny", "messages": messages, **keys}
-    return client.post(f"/{KEY}/v1/chat/completions", json=body)
+    headers = {"Content-Type": "application/json"}  # in ASCII, so that half a pair can be sent
+    return client.post(f"/{KEY}/v1/chat/completions", content=json.dumps(body), headers=headers)
 
 
 def joined(answer: Any) -> tuple[str, str, list[Any], dict[str, Any]]:
@@ -228,7 +230,11 @@ def test_sampling_is_the_requests_else_the_servers(client: TestClient, sampler: 
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "only texts"),
         ({"temperature": -1}, 400, "temperature"),
         ({"n": 0}, 400, "n: "),
-        ({"logit_bias": {}}, 400, "logit_bias"),
+        ({"logit_bias": {"5": 1}}, 400, "logit_bias"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, 400, "chat_template_kwargs"),
+        ({"unknown": 0}, 400, "unknown"),
+        ({"add_generation_prompt": False}, 400, "add_generation_prompt"),
+        ({"seed": 2**70}, 400, "seed"),
         ({"tool_choice": "required"}, 400, "tool_choice"),
         ({"max_tokens": MAX_LEN}, 400, "exceed the 400 tokens"),
         ({"model": "gpt-4"}, 404, "'tiny'"),
@@ -240,6 +246,66 @@ def test_what_cannot_be_answered_is_refused(
 ) -> None:
     answer = ask(client, **keys)
     assert answer.status_code == status and said in answer.json()["error"]["message"]
+
+
+def test_a_neutral_value_is_one_that_is_not_given(client: TestClient, sampler: Recorded) -> None:
+    sampler.text = "2"
+    fields = {*ChatRequest.model_fields, "logit_bias", "guided_json"} - {"model", "messages"}
+    assert ask(client, **dict.fromkeys(fields)).status_code == 200
+    assert sampler.asked[-1] == SamplingParams(300, 0.7)
+    empty: dict[str, Any] = {"logit_bias": {}, "chat_template_kwargs": {}, "documents": []}
+    values = {"n": 1, "best_of": 1, "length_penalty": 1.0, "echo": False, "ignore_eos": False}
+    assert ask(client, **empty, **values, guided_regex="").status_code == 200
+    said = {"role": "assistant", "content": None, "tool_calls": None, "refusal": None}
+    chat = [{"role": "user", "content": "1 + 1?"}, said, {"role": "user", "content": "2 + 2?"}]
+    assert ask(client, chat, stream_options={"include_usage": None}).status_code == 200
+    body = {"token_ids": [5], "sampling_params": None, "features": {}}
+    assert client.post(f"/{KEY}/inference/v1/generate", json=body).status_code == 200
+
+
+def test_reasoning_is_read_by_both_names() -> None:
+    for key in ("reasoning", "reasoning_content"):
+        said = {"role": "assistant", "content": "2", "reasoning_content": None, key: "hm"}
+        assert ChatMessage.model_validate(said).reasoning_content == "hm"
+
+
+HALF = "a \ud83d"  # half a surrogate pair, as programs that cut UTF-16 write
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"content": HALF},
+        {"content": [{"role": "user", "content": [{"type": "text", "text": HALF}]}]},
+        {"tools": [{"type": "function", "function": {"name": HALF, "parameters": {HALF: HALF}}}]},
+        {"stop": HALF},
+        {"user": HALF},
+        {
+            "content": [
+                {"role": "user", "content": "Go."},
+                {
+                    "role": "assistant",
+                    "reasoning_content": HALF,
+                    "tool_calls": [
+                        {
+                            "id": HALF,
+                            "function": {"name": HALF, "arguments": json.dumps({HALF: HALF})},
+                        }
+                    ],
+                },
+                {"role": "tool", "tool_call_id": HALF, "content": HALF},
+            ]
+        },
+    ],
+)
+def test_half_a_surrogate_pair_is_cleaned_where_it_enters(
+    client: TestClient, sampler: Recorded, keys: dict[str, Any]
+) -> None:
+    sampler.text = "2"
+    assert ask(client, **keys).status_code == 200
+    for key in ("model", HALF):  # in an error's message
+        refused = ask(client, **{**keys, key: HALF})
+        assert refused.status_code in (400, 404) and refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '"text"', "", '{"model": "tiny"}'])

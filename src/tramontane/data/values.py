@@ -93,6 +93,13 @@ def encoded(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+def cleaned(value: Any) -> Any:
+    """A value in JSON's types with a question mark for each half of a surrogate pair."""
+    if is_encodable(value):
+        return value
+    return json.loads(encoded(json.dumps(value, ensure_ascii=False)))
+
+
 def is_encodable(value: Any) -> bool:
     """False if a value in JSON's types holds half of a surrogate pair."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

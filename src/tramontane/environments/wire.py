@@ -1,7 +1,8 @@
 """The endpoint's requests and answers, in the form of OpenAI's chat completions and vLLM's token
 route.
 
-A key that would change the answer and is not supported is refused, never ignored.
+A key that would change the answer and is not supported is refused, never ignored. Null is "not
+given" for every key, and so is an empty value of an unknown one.
 """
 
 from __future__ import annotations
@@ -11,50 +12,87 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from tramontane.data.prompts import Tool
+from tramontane.data.values import cleaned
 from tramontane.environments.calls import Message as Parsed
 from tramontane.environments.chat import Chatted
 from tramontane.types import SampledTokens, SamplingParams, ThinkingTags, ToolCall
 
 MAX_N = 128  # completions of one request
 Ignored = Annotated[Any, Field(exclude=True)]  # it changes nothing in the answer
+_EMPTY: tuple[Any, ...] = ({}, [], "")
 
 
-class Function(BaseModel):
+class Part(BaseModel):
+    """A part of a body: a key that is null is one that is not given."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        return {key: value for key, value in body.items() if value is not None}
+
+
+class Body(Part):
+    """A whole body: unknown keys are refused unless they are empty, and texts are made encodable in
+    UTF-8."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _neutral(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        known = {key: v for key, v in body.items() if key in cls.model_fields or v not in _EMPTY}
+        return cleaned(known)
+
+
+class Function(Part):
     """The function of a call, with its arguments as JSON."""
 
     name: str
-    arguments: dict[str, Any]
+    arguments: dict[str, Any] = {}
 
     @field_validator("arguments", mode="before")
     @classmethod
     def _read(cls, value: Any) -> Any:
-        return (json.loads(value) if value.strip() else {}) if isinstance(value, str) else value
+        if not isinstance(value, str):
+            return value
+        return cleaned(json.loads(value)) if value.strip() else {}
 
 
-class Call(BaseModel):
+class Call(Part):
     """A call in a message of the assistant."""
 
     id: str = ""
     function: Function
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(Part):
     """A message of a chat. Keys with other uses, such as `refusal`, are accepted and not read."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str = ""
-    reasoning_content: str | None = None
+    reasoning_content: str | None = Field(
+        None, validation_alias=AliasChoices("reasoning_content", "reasoning")
+    )
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
 
     @field_validator("content", mode="before")
     @classmethod
     def _text(cls, value: Any) -> Any:
-        if value is None:
-            return ""
         if not isinstance(value, list):
             return value
         for part in value:
@@ -80,17 +118,16 @@ class ChatMessage(BaseModel):
         return Parsed(text, thoughts, self.content, calls)
 
 
-class SamplingRequest(BaseModel):
-    """The parameters of both routes. The server's values replace omitted ones."""
-
-    model_config = ConfigDict(extra="forbid")
+class SamplingRequest(Body):
+    """The parameters of both routes. The server's values replace omitted ones. A `Literal` is the
+    value that changes nothing."""
 
     n: int = Field(1, ge=1, le=MAX_N)
     temperature: float | None = Field(None, ge=0, le=10)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, lt=2**31)
     max_tokens: int | None = Field(None, ge=1)
-    seed: int | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: list[Annotated[str, Field(min_length=1)]] = []
     stop_token_ids: list[int] = []
     frequency_penalty: Literal[0] | None = None
@@ -98,18 +135,18 @@ class SamplingRequest(BaseModel):
     repetition_penalty: Literal[1] | None = None
     min_p: Literal[0] | None = None
     min_tokens: Literal[0] | None = None
+    best_of: Literal[1] | None = None
+    length_penalty: Literal[1] | None = None
+    use_beam_search: Literal[False] | None = None
+    ignore_eos: Literal[False] | None = None
+    include_stop_str_in_output: Literal[False] | None = None
     skip_special_tokens: Ignored = None
     spaces_between_special_tokens: Ignored = None
 
     @field_validator("stop", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value or []
-
-    @field_validator("stop_token_ids", mode="before")
-    @classmethod
-    def _given(cls, value: Any) -> Any:
-        return value or []
+        return [value] if isinstance(value, str) else value
 
     def params(self, max_tokens: int, defaults: SamplingParams) -> SamplingParams:
         """Sampling parameters, with the server's `defaults` for those that are not given."""
@@ -121,7 +158,7 @@ class SamplingRequest(BaseModel):
         )
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Part):
     """Options of a streamed answer."""
 
     include_usage: bool = False
@@ -144,6 +181,10 @@ class ChatRequest(SamplingRequest):
     response_format: dict[Literal["type"], Literal["text"]] | None = None
     return_token_ids: Ignored = None
     parallel_tool_calls: Literal[True] | None = None
+    echo: Literal[False] | None = None
+    add_generation_prompt: Literal[True] | None = None
+    continue_final_message: Literal[False] | None = None
+    add_special_tokens: Literal[False] | None = None
     metadata: Ignored = None
     service_tier: Ignored = None
     store: Ignored = None
@@ -178,10 +219,8 @@ class TokenSampling(SamplingRequest):
     routed_experts_prompt_start: Ignored = None  # of renderers
 
 
-class TokenRequest(BaseModel):
+class TokenRequest(Body):
     """The body of `/inference/v1/generate`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     token_ids: list[int] = Field(min_length=1)
     sampling_params: TokenSampling = Field(default_factory=TokenSampling)
