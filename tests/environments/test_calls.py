@@ -59,6 +59,53 @@ def test_a_call_is_read(form, text, content):
     assert found.content == content and found.text == text
 
 
+@pytest.mark.parametrize(
+    "held", ["</tool_call>", "<tool_call>", "[TOOL_CALLS]", "[ARGS]", "]", ";"]
+)
+@pytest.mark.parametrize(
+    ("form", "around"),
+    [
+        ("hermes", "<tool_call>\n{}\n</tool_call>"),
+        ("hermes", "<tool_call>{}<tool_call>{}"),
+        ("hermes", "<tool_call>[{}, {}]</tool_call>"),
+        ("mistral", "[TOOL_CALLS][{}, {}]"),
+        ("mistral", "[TOOL_CALLS]{}[TOOL_CALLS]{}"),
+        ("llama", "{}; {}"),
+    ],
+)
+def test_arguments_may_hold_delimiters(form, around, held):
+    arguments = {"code": f"print('{held}')"}
+    call = json.dumps({"name": "f", "arguments": arguments})
+    assert calls(around.replace("{}", call), form) == [("f", arguments)] * around.count("{}")
+    named = f"[TOOL_CALLS]f[ARGS]{json.dumps(arguments)}"
+    assert calls(named * 2, "mistral") == [("f", arguments)] * 2
+
+
+@pytest.mark.parametrize("held", ["</tool_call>", "</parameter>", "</function>"])
+def test_parameters_may_hold_delimiters(held):
+    code = f"print('{held}')\nx = 1"
+    one = (
+        f"<tool_call>\n<function=f>\n<parameter=code>\n{code}\n</parameter>\n<parameter=b>\n2\n"
+        f"</parameter>\n</function>\n</tool_call>"
+    )
+    assert calls(f"{one}\n{one}", "qwen_xml") == [("f", {"code": code, "b": "2"})] * 2
+    cut = "<tool_call>\n<function=g>\n<parameter=a>\n1"
+    assert calls(one + cut, "qwen_xml")[-1] == ("g", {"a": "1"})
+    assert calls(cut + one, "qwen_xml")[0] == ("g", {"a": "1"})
+
+
+@pytest.mark.parametrize("form", ["hermes", "mistral"])
+def test_a_broken_call_leaves_the_others(form):
+    one = {
+        "hermes": f"<tool_call>{OBJECT}</tool_call>",
+        "mistral": f"[TOOL_CALLS]{OBJECT}",
+    }[form]
+    broken = one.replace('"name"', '"name', 1)
+    for text in (broken + one, one + broken, one + one[:-15]):
+        names = sorted(name for name, _ in calls(text, form))
+        assert names == ["", "add"]
+
+
 def test_several_calls_of_one_turn():
     one, two = '{"name": "f", "arguments": {"x": 1}}', '{"name": "g", "arguments": {}}'
     both = [("f", {"x": 1}), ("g", {})]
@@ -121,7 +168,18 @@ def test_thoughts_hold_no_calls():
 
 
 def test_an_answer_is_no_call():
-    assert calls('{"answer": 3}', "llama") == []
+    for text in (
+        '{"answer": 3}',
+        '{"name": "Ada", "age": 36}',
+        '{"type": "circle", "r": 2}',
+        '{"name": ["add"]}',
+        '{"name": "Ada", "knows": "add"',
+        '{"function": "x"}',
+    ):
+        found = parse(text, "llama")
+        assert (found.calls, found.content) == ([], text)
+    assert calls('{"name": "add"}', "llama") == [("add", {})]
+    assert calls('{"name": "other", "parameters": {}}', "llama") == [("other", {})]
     assert calls("It is 3.", "llama") == calls("It is 3.", "hermes") == []
     assert parse(f"<tool_call>{OBJECT}</tool_call>", "hermes", []).calls == []  # there are no tools
 

@@ -43,10 +43,23 @@ _SIGNS: tuple[tuple[str, Form], ...] = (
     ('"parameters": ', "llama"),
 )
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
-_XML_FUNCTION = re.compile(r"\s*<function=([^>\s]+)\s*>(.*?)(?:</function>\s*|\Z)", re.DOTALL)
-_XML_PARAMETER = re.compile(
-    r"<parameter=([^>\s]+)\s*>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL
+_HERMES_END = re.compile(r"\s*(?:</tool_call>|(?=<tool_call>)|\Z)")
+# Tags end a call, a function or a parameter only where the form lets them: code may hold them.
+_XML_CALL = re.compile(
+    r"<tool_call>((?:(?!<tool_call>).)*?</function>\s*)</tool_call>|" + _HERMES.pattern, re.DOTALL
 )
+_XML_FUNCTION = re.compile(
+    r"\s*<function=([^>\s]+)\s*>(.*?)(?:</function>\s*(?=<function=|\Z)|\Z)", re.DOTALL
+)
+_XML_PARAMETER = re.compile(
+    r"<parameter=([^>\s]+)\s*>\n?(.*?)\n?"
+    r"(?:</parameter>(?=\s*(?:<parameter=|</function>|\Z))|(?=<parameter=)|\Z)",
+    re.DOTALL,
+)
+_LLAMA = re.compile(r'\{\s*"(?:name|type|function)"')
+_LLAMA_NAMED = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"')
+_LLAMA_ARGUMENTS = re.compile(r'"(?:parameters|arguments)"\s*:')
+_SPACE = re.compile(r"\s*")
 _MISTRAL = "[TOOL_CALLS]"
 _MISTRAL_NAMED = re.compile(r"\s*([^\[\]{}\s]+)\s*(?:\[CALL_ID\]\w*)?\[ARGS\]")
 _PYTHON_TAG = "<|python_tag|>"
@@ -100,7 +113,7 @@ class Parser:
         thoughts, answer = outside_thoughts(text, self._tags)
         if self.form == "template":
             return self._by_template(text, tools, prefix, thoughts)
-        content, calls = _FORMS[self.form](answer) if tools else (answer, [])
+        content, calls = _FORMS[self.form](answer, tools) if tools else (answer, [])
         return Message(text, thoughts, content.strip(), calls[:MAX_CALLS])
 
     def _by_template(self, text: str, tools: Sequence[Tool], prefix: str, thoughts: str) -> Message:
@@ -212,12 +225,33 @@ def _from_json(text: str) -> ToolCall:
         return unparsed(f"not JSON: {error}")
 
 
-def _hermes(text: str) -> tuple[str, list[ToolCall]]:
-    calls = [_from_json(found[1]) for found in _HERMES.finditer(text)]
-    return _HERMES.sub("", text), calls
+def _hermes(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
+    content, calls, at = "", list[ToolCall](), 0
+    while (found := _HERMES.search(text, at)) and len(calls) < MAX_CALLS:
+        content += text[at : found.start()]
+        # JSON first: its texts may hold the tags.
+        value, end = _decoded(text, found.start(1))
+        closed = None if end is None else _HERMES_END.match(text, end)
+        calls += [_from_json(found[1])] if closed is None else _listed(value)
+        at = found.end() if closed is None else closed.end()
+    return content + _HERMES.sub("", text[at:]), calls
 
 
-def _qwen_xml(text: str) -> tuple[str, list[ToolCall]]:
+def _decoded(text: str, start: int) -> tuple[Any, int | None]:
+    """The first value in JSON from `start` on, and its end; no end if there is none."""
+    start = _SPACE.match(text, start).end()  # type: ignore[union-attr]
+    try:
+        return json.JSONDecoder().raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return None, None
+
+
+def _listed(value: Any) -> list[ToolCall]:
+    """The calls of an object, or of a list of some."""
+    return [_call(each) for each in (value if isinstance(value, list) and value else [value])]
+
+
+def _qwen_xml(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
     def of(body: str) -> Iterator[ToolCall]:
         functions = list(_XML_FUNCTION.finditer(body))
         if not functions:
@@ -226,16 +260,16 @@ def _qwen_xml(text: str) -> tuple[str, list[ToolCall]]:
             parameters = _XML_PARAMETER.findall(function[2])
             yield ToolCall(function[1], dict(parameters), "")
 
-    calls = [call for found in _HERMES.finditer(text) for call in of(found[1])]
-    return _HERMES.sub("", text), calls
+    calls = [call for found in _XML_CALL.finditer(text) for call in of(found[1] or found[2] or "")]
+    return _XML_CALL.sub("", text), calls
 
 
-def _llama(text: str) -> tuple[str, list[ToolCall]]:
+def _llama(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
     content, tag, rest = text.partition(_PYTHON_TAG)
     body = rest.strip() if tag else text.strip()
     if tag and not body.startswith("{"):
         return content, [ToolCall(PYTHON, {"code": body}, "")]
-    if not tag and not re.match(r'\{\s*"(?:name|type|function)"', body):
+    if not tag and not _is_call(body, [tool["function"]["name"] for tool in tools]):
         return text, []  # an answer, perhaps in JSON
     calls, decoder = list[ToolCall](), json.JSONDecoder()
     while body and len(calls) < MAX_CALLS:
@@ -249,26 +283,36 @@ def _llama(text: str) -> tuple[str, list[ToolCall]]:
     return content if tag else "", calls
 
 
-def _mistral(text: str) -> tuple[str, list[ToolCall]]:
-    content, *parts = text.split(_MISTRAL)
+def _is_call(body: str, names: list[str]) -> bool:
+    """True if a text begins with an object that has arguments or a tool's name; of a broken one,
+    its beginning decides."""
+    if not _LLAMA.match(body):
+        return False
+    value, end = _decoded(body, 0)
+    if end is not None:
+        return "parameters" in value or "arguments" in value or value.get("name") in names
+    named = _LLAMA_NAMED.match(body)
+    return bool(_LLAMA_ARGUMENTS.search(body)) or (named is not None and named[1] in names)
+
+
+def _mistral(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
+    content, mark, rest = text.partition(_MISTRAL)
     calls: list[ToolCall] = []
-    for part in parts:
-        if named := _MISTRAL_NAMED.match(part):
-            call = _from_json(
-                f'{{"name": {json.dumps(named[1])}, "arguments": {part[named.end() :]}}}'
-            )
-            calls.append(call)
-            continue
-        try:
-            value, _ = json.JSONDecoder().raw_decode(part.lstrip())
-        except (ValueError, RecursionError) as error:
-            calls.append(unparsed(f"not JSON: {error}"))
-            continue
-        calls += map(_call, value if isinstance(value, list) else [value])
+    while mark and len(calls) < MAX_CALLS:
+        named = _MISTRAL_NAMED.match(rest)
+        value, end = _decoded(rest, named.end() if named else 0)
+        after, mark, following = rest[end or 0 :].partition(_MISTRAL)
+        if end is None:
+            calls.append(unparsed(f"not JSON: {after.strip()[:80]}"))
+        elif named and after.strip():
+            calls.append(unparsed("a text follows its arguments"))
+        else:
+            calls += [_call({"name": named[1], "arguments": value})] if named else _listed(value)
+        rest = following
     return content, calls
 
 
-def _code(text: str) -> tuple[str, list[ToolCall]]:
+def _code(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
     blocks = [block for block in fences(text) if block.tag.lower() in ("", "python", "py")]
     if not blocks:
         return text, []
@@ -276,7 +320,7 @@ def _code(text: str) -> tuple[str, list[ToolCall]]:
     return text[: last.start] + text[last.end :], [ToolCall(PYTHON, {"code": last.body}, "")]
 
 
-_FORMS: dict[str, Callable[[str], tuple[str, list[ToolCall]]]] = {
+_FORMS: dict[str, Callable[[str, Sequence[Tool]], tuple[str, list[ToolCall]]]] = {
     "hermes": _hermes,
     "qwen_xml": _qwen_xml,
     "llama": _llama,

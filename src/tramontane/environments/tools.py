@@ -16,22 +16,25 @@ import inspect
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import lru_cache, partialmethod
 from types import FunctionType
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
 from tramontane.data.prompts import Tool
-from tramontane.data.values import encoded
+from tramontane.data.values import UnknownType, encoded, plain
 from tramontane.environments.running import EnvironmentFailed, Runner, blaming, said
 from tramontane.errors import InputError
 from tramontane.types import ToolCall
 from tramontane.verifier.functions import MAX_ERROR, defined_at
 
 MISUSE = (ValueError, TypeError, LookupError, ArithmeticError)
+_BY_NAME = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 # Methods of a toolbox or an environment that are not tools.
 RESERVED = frozenset({"start", "step", "close", "reset", "get_reward", "tools"})
 
@@ -63,26 +66,36 @@ class Toolset:
             self.schemas.append(described)
 
     async def answer(self, calls: Sequence[ToolCall], runner: Runner) -> None:
-        """Answer the calls of a turn, concurrently as far as the runner has threads; those that did
-        not parse already have an answer.
+        """Answer the calls of a turn; those that did not parse already have an answer.
+
+        Calls of one toolbox are answered in order, unless it has `independent = True`; others
+        concurrently.
 
         Raises:
             EnvironmentFailed: a failure of a tool.
         """
-        tasks = [asyncio.create_task(self._answer(call, runner)) for call in calls if call.name]
+        lines: dict[Any, list[ToolCall]] = {}
+        for number, call in enumerate(calls):
+            if call.name:
+                toolbox = getattr(self._tools.get(call.name), "__self__", None)
+                alone = toolbox is None or getattr(toolbox, "independent", False)
+                lines.setdefault(("call", number) if alone else id(toolbox), []).append(call)
+        tasks = [asyncio.create_task(self._in_order(line, runner)) for line in lines.values()]
         try:
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:  # the others, if one failed
                 task.cancel()
 
+    async def _in_order(self, calls: Sequence[ToolCall], runner: Runner) -> None:
+        for call in calls:
+            await self._answer(call, runner)
+
     async def _answer(self, call: ToolCall, runner: Runner) -> None:
         started = time.perf_counter()
         try:
             tool, arguments = self._checked(call)
             result = await runner.run(tool, **arguments)
-            with blaming(call.name):  # a result may be of any kind
-                call.answer = cut(text_of(result), self._answer_bytes)
         except _Misuse as error:
             call.answer, call.error = cut(f"error: {error}", self._answer_bytes), True
         except EnvironmentFailed as failure:
@@ -90,6 +103,9 @@ class Toolset:
             if not isinstance(cause, MISUSE):
                 raise
             call.answer, call.error = cut(f"error: {said(cause)}", self._answer_bytes), True
+        else:
+            with blaming(f"the result of {call.name} ({defined_at(tool)})"):
+                call.answer = cut(text_of(result), self._answer_bytes)
         call.seconds = time.perf_counter() - started
 
     def _checked(self, call: ToolCall) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -119,17 +135,33 @@ class _Misuse(Exception):
 
 
 def methods(toolbox: Any) -> list[Callable[..., Any]]:
-    """The public methods of a toolbox, a class or an object, in the order of their definition."""
+    """The public methods of a toolbox, a class or an object, in the order of their definition.
+
+    Raises:
+        InputError: one that Python does not bind as a method: a `partialmethod`, or an object of a
+            decorator without `__get__`.
+    """
     owner = toolbox if inspect.isclass(toolbox) else type(toolbox)
     names = dict.fromkeys(name for base in reversed(owner.__mro__) for name in vars(base))
-    kinds = FunctionType, staticmethod, classmethod
-    return [
-        getattr(toolbox, name)
-        for name in names
-        if not name.startswith("_")
-        and name not in RESERVED
-        and isinstance(inspect.getattr_static(owner, name), kinds)
-    ]
+    found: list[Callable[..., Any]] = []
+    for name in names:
+        method = inspect.getattr_static(owner, name)
+        if name.startswith("_") or name in RESERVED or not _is_method(method):
+            continue
+        if isinstance(method, partialmethod) or not hasattr(method, "__get__"):
+            raise InputError(
+                f"{owner.__qualname__}.{name} is a {type(method).__name__}, which cannot be a tool:"
+                f" define a method, or begin its name with _"
+            )
+        plainly = isinstance(method, FunctionType | staticmethod | classmethod)
+        found.append(getattr(toolbox, name) if plainly or toolbox is not owner else method)
+    return found
+
+
+def _is_method(attribute: Any) -> bool:
+    """True for functions of any kind in a class, also decorated ones; not for classes."""
+    kinds = staticmethod, classmethod, partialmethod
+    return isinstance(attribute, kinds) or (callable(attribute) and not inspect.isclass(attribute))
 
 
 def schema_of(tool: Callable[..., Any]) -> Tool:
@@ -148,15 +180,41 @@ def _schema(function: Callable[..., Any]) -> Tool:
 
     # It would import torch, which takes seconds, to recognize a tensor among the type hints.
     templates.is_torch_available = lambda: "torch" in sys.modules
+    name = getattr(function, "__qualname__", repr(function))
     try:
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind not in _BY_NAME and parameter.name != "self":
+                raise TypeError(f"parameter {parameter.name!r} cannot be given by name")
+        for named, hint in get_type_hints(function).items():
+            _check_hint(named, hint, templates._parse_type_hint)
         described: Tool = templates.get_json_schema(function)
     except Exception as error:  # a hint may be anything, and raise anything
-        name = getattr(function, "__qualname__", repr(function))
         raise InputError(
             f"tool {name} ({defined_at(function)}): {error}; a tool needs a type hint for each "
             f"parameter and a Google docstring that describes each under `Args:`"
         ) from None
     return described
+
+
+def _check_hint(parameter: str, hint: Any, parse: Callable[[Any], Any]) -> None:
+    """Raise a TypeError for a parameter whose values JSON does not give in its type."""
+    if parameter == "return":
+        return
+    try:
+        parse(hint)
+    except Exception as error:
+        raise TypeError(f"parameter {parameter!r}: {error}") from None
+    todo = [hint]
+    while todo:
+        part = todo.pop()
+        keys = get_args(part)[:1] if get_origin(part) is dict else ()
+        is_enum = isinstance(part, type) and issubclass(part, Enum) and not issubclass(part, str)
+        if is_enum or get_origin(part) is tuple or part is tuple or keys not in ((), (str,)):
+            raise TypeError(
+                f"parameter {parameter!r}: JSON has no {part}; take text, numbers, a Literal, a "
+                f"list or a dict with text as keys"
+            )
+        todo += [inner for inner in get_args(part) if get_origin(part) is not Literal]
 
 
 @lru_cache
@@ -192,10 +250,51 @@ def coerced(value: Any, schema: dict[str, Any]) -> Any:
 
 
 def text_of(result: Any) -> str:
-    """The answer that the model reads: a text unchanged, anything else as JSON."""
-    if isinstance(result, str):
-        return result
-    return json.dumps(result, ensure_ascii=False, default=str)
+    """The answer that the model reads: a text unchanged, anything else as JSON.
+
+    Raises:
+        UnknownType: a value without an equivalent in JSON.
+    """
+    return result if isinstance(result, str) else json.dumps(_jsonable(result), ensure_ascii=False)
+
+
+def _jsonable(value: Any) -> Any:
+    """A result in JSON's types: as a row's values (`plain`), and sets in order, dates, enumerations
+    and dataclasses."""
+    if isinstance(value, Mapping):
+        return {_key(key): _jsonable(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(part) for part in value]
+    if isinstance(value, Set):
+        return sorted((_jsonable(part) for part in value), key=_rank)
+    if isinstance(value, Enum):
+        return _jsonable(value.value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _jsonable(getattr(value, field.name)) for field in fields(value)}
+    kind = getattr(getattr(value, "dtype", None), "kind", None)
+    if kind == "M" and not getattr(value, "shape", ()):
+        return str(value)  # NumPy's date
+    if kind in ("M", "O") and hasattr(value, "tolist"):  # of dates, of objects
+        return [_jsonable(part) for part in value]
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    if hasattr(value, "model_dump"):  # of pydantic
+        return value.model_dump(mode="json")
+    return plain(value)
+
+
+def _key(key: Any) -> str | int | float | None:
+    found = _jsonable(key)
+    if not isinstance(found, str | int | float | None):
+        raise UnknownType(f"{key!r:.80} as a name in an object: give text")
+    return found
+
+
+def _rank(part: Any) -> tuple[bool, float, str]:
+    """Sorts the parts of a set: numbers first, then by their JSON."""
+    if isinstance(part, int | float):
+        return False, part, ""
+    return True, 0, json.dumps(part)
 
 
 def cut(text: str, limit: int) -> str:
