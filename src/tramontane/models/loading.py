@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +32,7 @@ from tramontane.models.gpu import Build
 from tramontane.models.names import check_hub, folder_of, has_tokenizer, is_local, resolve
 from tramontane.models.states import separate_states
 from tramontane.models.weight_files import INDEX, WeightFiles, listed_files
+from tramontane.models.wrapped import LOADING
 
 logger = logging.getLogger("tramontane")
 
@@ -45,11 +45,6 @@ disable_progress_bar()
 # growing for an hour. Both variables are read when the first kernel is made.
 os.environ.setdefault("LRU_CACHE_CAPACITY", "16")
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
-
-# transformers patches torch globally while it builds a model: two threads that do so concurrently
-# leave tied output heads untied, with random weights (seen with 5.23), or torch's default number
-# type changed.
-LOADING = threading.Lock()
 
 
 def local_folder(model: str) -> Path | None:

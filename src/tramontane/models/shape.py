@@ -17,6 +17,7 @@ from transformers import (
 
 from tramontane.errors import InputError
 from tramontane.models import loading
+from tramontane.models.wrapped import LOADING
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -137,7 +138,7 @@ def shape_of(config: Any, name: str, *, classifier: bool = False) -> ModelShape:
     kind = "sequence classifier" if classifier else "causal LM"
     auto = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
     try:
-        with loading.LOADING, torch.device("meta"):
+        with LOADING, torch.device("meta"):
             model = auto.from_config(text)
     except ValueError as error:
         raise InputError(f"model {name!r}: not a {kind} ({error})") from None

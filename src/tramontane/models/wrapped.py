@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from tramontane.errors import InputError
 from tramontane.models.names import cache_dir
 from tramontane.models.weight_files import WeightFiles
+
+# transformers patches torch globally while it builds a model: two threads that do so concurrently
+# leave tied output heads untied, with random weights (seen with 5.23), or torch's default number
+# type changed.
+LOADING = threading.Lock()
 
 # Causal LMs that compute on text what text halves without a causal LM of their own compute: of
 # multimodal rotary embeddings, all three positions of a text token are equal.
@@ -77,7 +83,7 @@ class TextHalf:
         return {"config": self.config, "key_mapping": renames}
 
     def _find(self, files: WeightFiles, folder: Path) -> None:
-        with torch.device("meta"):
+        with LOADING, torch.device("meta"):
             model = AutoModelForCausalLM.from_config(self.config)
         own = model.state_dict(keep_vars=True)
         table = model.get_input_embeddings().weight
