@@ -20,7 +20,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -74,7 +74,7 @@ def owned_folder(
     work: str,
     *,
     new: bool = False,
-    then: str = CONTINUE,
+    then: str | Callable[[], str] = CONTINUE,
     wait: float = EXIT_SECONDS,
 ) -> Iterator[Owner | None]:
     """Own a folder, which is created if missing, and removed at the end if nothing was written.
@@ -83,7 +83,7 @@ def owned_folder(
         folder: the folder.
         work: what is being done to it, as a participle, for the message to others.
         new: the folder must not exist.
-        then: what to do once a disk fault is fixed.
+        then: what to do once a disk fault is fixed; a function is called after the fault.
         wait: seconds to wait for another owner to finish.
 
     Yields:
@@ -150,7 +150,11 @@ def whole_folder(folder: str | Path, work: str) -> Iterator[Path]:
 
 @contextmanager
 def _owned(
-    place: Path, path: Path, work: str, then: str = CONTINUE, wait: float = EXIT_SECONDS
+    place: Path,
+    path: Path,
+    work: str,
+    then: str | Callable[[], str] = CONTINUE,
+    wait: float = EXIT_SECONDS,
 ) -> Iterator[Owner | None]:
     from filelock import FileLock, SoftFileLease, Timeout  # 0.1 s
 
@@ -228,12 +232,14 @@ def _refusal(place: Path, path: Path) -> InputError:
 
 
 @contextmanager
-def disk_faults(path: Path, then: str = CONTINUE, *, outside: bool = False) -> Iterator[None]:
+def disk_faults(
+    path: Path, then: str | Callable[[], str] = CONTINUE, *, outside: bool = False
+) -> Iterator[None]:
     """Report disk faults: errors of this block caused by one become an `InputError`.
 
     Args:
         path: what the block writes.
-        then: what to do once the fault is repaired.
+        then: what to do once the fault is repaired; a function is called after the fault.
         outside: the block does more than write, so only operating system errors count.
 
     Raises:
@@ -246,7 +252,8 @@ def disk_faults(path: Path, then: str = CONTINUE, *, outside: bool = False) -> I
         unrelated = outside and not isinstance(error, OSError)
         if unrelated or (found := _fault(error, path)) is None:
             raise
-        raise InputError(f"{found}, then {then}") from error
+        remedy = then if isinstance(then, str) else then()
+        raise InputError(f"{found}, then {remedy}") from error
 
 
 def _fault(error: Exception, path: Path) -> str | None:
@@ -427,7 +434,7 @@ def write_whole(file: Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def whole_file(file: Path, then: str = CONTINUE) -> Iterator[IO[bytes]]:
+def whole_file(file: Path, then: str | Callable[[], str] = CONTINUE) -> Iterator[IO[bytes]]:
     """A file to write, which will be complete or absent, and flushed to disk.
 
     Raises:

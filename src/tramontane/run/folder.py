@@ -80,13 +80,14 @@ class RunFolder:
         self.rollouts = self.path / "rollouts"
         self.checkpoints = self.path / "checkpoints"
         self.sft = self.path / "sft"
+        self._begun = False  # True once it is known to hold a run, even if it is moved away then
 
     @classmethod
     @contextmanager
     def owned(cls, path: str | Path, *, new: bool = False) -> Iterator[RunFolder]:
         """Own a run's folder; see `workplace.owned_folder`, also for errors."""
         folder = cls(path)
-        with owned_folder(path, "trained", new=new, then=folder._then) as before:
+        with owned_folder(path, "trained", new=new, then=folder._remedy) as before:
             if before and folder.begun:
                 folder.log_event(f"taken over; was being {before}, which has ended")
             yield folder
@@ -128,6 +129,7 @@ class RunFolder:
             self.rollouts.mkdir(exist_ok=True)
             self.checkpoints.mkdir(exist_ok=True)
         self.write_config(config)
+        self._begun = True
 
     def check_new(self) -> None:
         """Check that the folder holds nothing but data, its lock, and leftovers of a killed start.
@@ -142,8 +144,9 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """True if the folder holds a run, which can be resumed."""
-        return (self.path / "config.yaml").is_file()
+        """True if the folder holds a run, which can be resumed, or held one before."""
+        self._begun = self._begun or (self.path / "config.yaml").is_file()
+        return self._begun
 
     @classmethod
     def open(cls, path: str | Path) -> tuple[RunFolder, Config]:
@@ -357,15 +360,14 @@ class RunFolder:
         Raises:
             InputError: see there.
         """
-        return disk_faults(path, self._then)
+        return disk_faults(path, self._remedy)
 
     @property
     def resume_command(self) -> str:
         """The command that continues the run, for messages."""
         return resume_command(self.path)
 
-    @property
-    def _then(self) -> str:
+    def _remedy(self) -> str:
         return f"continue with: {self.resume_command}" if self.begun else "start the run again"
 
     def _append(self, name: str, line: str) -> None:
@@ -379,7 +381,7 @@ class RunFolder:
         return self.path / name
 
     def _whole_file(self, name: str) -> AbstractContextManager[IO[bytes]]:
-        return whole_file(self.path / name, self._then)
+        return whole_file(self.path / name, self._remedy)
 
     def _committed(self) -> list[Path]:
         return numbered(self.checkpoints)
