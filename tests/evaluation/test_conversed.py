@@ -50,7 +50,7 @@ def test_conversations_are_evaluated(
         assert row["text"] == "\n\n".join(turn["text"] for turn in turns)
         earned = sum(turn["reward"] or 0 for turn in turns)
         if row["verdict"] != "malformed":
-            assert row["parts"]["correctness"] == pytest.approx(0.9 * earned)
+            assert row["parts"]["correctness"] == pytest.approx(earned)  # the whole reward
         assert row["tokens"] > row["inserted_tokens"] >= 0
         answered = [m["content"] for turn in turns for m in turn["messages"]]
         assert answered == ["Go on!"] * (len(turns) - 1)

@@ -51,8 +51,9 @@ ARCHITECTURES = {
     "gemma3": Gemma3TextConfig,
     "smollm3": SmolLM3Config,
 }
-# Kernels of a decode step: of a layer, and outside of the layers.
-LAYER, OUTSIDE = 37, 77
+# Kernels of a decode step: of a layer, and outside of the layers, with two that subtract the
+# largest logit before a temperature divides them.
+LAYER, OUTSIDE = 37, 79
 
 
 def on_gpu(name: str = "llama", **sizes):
