@@ -31,12 +31,20 @@ class LinearLayer(NamedTuple):
     outputs: int
     head: bool  # True for the output head
     tied: bool  # True if another module has the same weight
+    plain: bool = True  # False if the model computes more, or other things, with it than W x + b
 
 
 def linear_layers(model: PreTrainedModel) -> tuple[LinearLayer, ...]:
     """The linear layers of a model, possibly on the meta device, in its order."""
     uses = Counter(id(tensor) for tensor in model.state_dict(keep_vars=True).values())
     head = model.get_output_embeddings()
+    # Mamba's kernels read these weights themselves (arXiv 2312.00752); only its mixers have a D.
+    read = {
+        f"{name}.{part}"
+        for name, module in model.named_modules()
+        if hasattr(module, "A_log") and hasattr(module, "D")
+        for part in ("dt_proj", "out_proj")
+    }
     return tuple(
         LinearLayer(
             name,
@@ -44,6 +52,8 @@ def linear_layers(model: PreTrainedModel) -> tuple[LinearLayer, ...]:
             module.out_features,
             module is head,
             uses[id(module.weight)] > 1,
+            # Routers of experts are subclasses that return more than one tensor.
+            type(module).forward is torch.nn.Linear.forward and name not in read,
         )
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear)

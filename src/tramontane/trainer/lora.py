@@ -7,6 +7,7 @@ model's own names, so nothing outside the trainer knows about adapters.
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import zlib
 from collections.abc import Iterator, Sequence
@@ -17,16 +18,21 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from tramontane.config import LoraConfig
 from tramontane.errors import InputError, install
+from tramontane.models.families import short_sequences
+from tramontane.models.packing import pack
 from tramontane.models.shape import LinearLayer, linear_layers
 from tramontane.trainer import sharding
 
 ADAPTER = "default"  # peft's name of the only adapter
 # Parts of the names of a layer's own weights and of its adapter's, once peft has wrapped the layer.
 BASE, PARTS = ".base_layer.", {"lora_A", "lora_B"}
+# Last parts of names that peft redirects to the fused experts of models that have them.
+_REDIRECTED = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
 
 
 def check(config: LoraConfig, layers: Sequence[LinearLayer]) -> None:
@@ -45,11 +51,11 @@ def targets(layers: Sequence[LinearLayer], config: LoraConfig) -> list[LinearLay
 
     Raises:
         InputError: a name in `target_modules` that no layer has, a layer whose weight is tied to
-            another's, or a model without linear layers.
+            another's or used in another way than W x + b, or a model without linear layers.
     """
     wanted = config.target_modules
     if wanted is None:
-        if found := [layer for layer in layers if not (layer.head or layer.tied)]:
+        if found := [x for x in layers if x.plain and not (x.head or x.tied)]:
             return found
         raise InputError("lora: the model has no linear layers except for its output head")
     for name in wanted:
@@ -64,6 +70,12 @@ def targets(layers: Sequence[LinearLayer], config: LoraConfig) -> list[LinearLay
             f"lora.target_modules: the weight of {tied[0]} is also that of another layer (the "
             f"input embeddings, for an output head), which an adapter would not change; leave it "
             f"out"
+        )
+    if other := [layer.name for layer in found if not layer.plain]:
+        raise InputError(
+            f"lora.target_modules: the model does not use {other[0]} as a plain linear layer (a "
+            f"router of experts, or a weight that Mamba's kernels read), so an adapter would not "
+            f"be applied to it; leave it out"
         )
     return found
 
@@ -97,16 +109,28 @@ class Adapters:
         import peft  # an extra
 
         self._model = model
+        names = list(model.state_dict())
+        chosen = [layer.name for layer in targets(layers, config)]
+        modules, weights = _addresses(chosen, model)
         self._config = peft.LoraConfig(
             r=config.rank,
             lora_alpha=config.alpha,  # type: ignore[arg-type]  # peft divides it by the rank
             use_rslora=config.rslora,
-            lora_dropout=config.dropout,
-            target_modules=_shortest_names(targets(layers, config), layers),
+            # For weights, peft knows no dropout; loaded adapters drop nothing out in any case.
+            lora_dropout=0.0 if weights else config.dropout,
+            target_modules=modules,
+            target_parameters=weights or None,
             task_type="CAUSAL_LM",
             base_model_name_or_path=model.name_or_path,
         )
-        peft.inject_adapter_in_model(self._config, model, ADAPTER)
+        # peft redirects names of layers to fused experts in models that it knows by their config,
+        # full names too; a module without a config gets adapters where the names say.
+        holder = torch.nn.ModuleDict({"model": model})
+        placed = copy.copy(self._config)
+        placed.target_modules = [f"model.{name}" for name in chosen]
+        placed.target_parameters = None
+        peft.inject_adapter_in_model(placed, holder, ADAPTER)
+        check_complete(names, model)
         for parameter in model.parameters():
             parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else dtype)
         for layer in adapted_layers(model).values():
@@ -157,6 +181,84 @@ def base_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return {n.replace(BASE, "."): t for n, t in tensors.items() if not PARTS & {*n.split(".")}}
 
 
+def check_complete(names: Sequence[str], model: PreTrainedModel) -> None:
+    """Check that the weights that generators and files get have the names of the model's own.
+
+    Args:
+        names: those of the model's `state_dict` before it got adapters.
+        model: with adapters.
+
+    Raises:
+        InputError: a name is missing, or there is another one.
+    """
+    if different := sorted({*names} ^ base_tensors(model).keys()):
+        raise InputError(
+            f"lora: with adapters, {type(model).__name__} would be saved without its own weights' "
+            f"names ({len(different)} differ, the first is {different[0]}); choose layers by "
+            f"lora.target_modules, or train all weights"
+        )
+
+
+@torch.no_grad()
+def check_applied(model: PreTrainedModel) -> None:
+    """Check by a forward that the model reads no adapted weight except through its layer, where the
+    adapter is added: its outputs would not be those of the merged weights.
+
+    Args:
+        model: its attention is `packed`. With sharded weights, every rank must call it.
+
+    Raises:
+        InputError: it does.
+    """
+    with _Reads(adapted_layers(model)) as reads:
+        model(**pack(short_sequences(model), model.device))
+    if reads.found:
+        raise InputError(
+            f"lora: {type(model).__name__} reads the weight of {min(reads.found)} itself, so an "
+            f"adapter would not be applied to it; choose other layers by lora.target_modules"
+        )
+
+
+class _Reads(TorchFunctionMode):
+    """Context manager: which layers' own weights are used outside the layers' forwards.
+
+    Attributes:
+        found: names of these layers.
+    """
+
+    def __init__(self, layers: dict[str, Any]) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+        self._layers, self._inside = layers, 0
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> _Reads:
+        for layer in self._layers.values():
+            self._hooks += [
+                layer.register_forward_pre_hook(lambda *_: self._move(1)),
+                layer.register_forward_hook(lambda *_: self._move(-1)),
+            ]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for hook in self._hooks:
+            hook.remove()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not self._inside and isinstance(out, torch.Tensor):  # not a dtype or a shape
+            used = {id(x) for x in (*args, *(kwargs or {}).values())}
+            self.found |= {
+                name for name, x in self._layers.items() if id(x.base_layer.weight) in used
+            }
+        return out
+
+    def _move(self, by: int) -> None:
+        self._inside += by
+
+
 @torch.no_grad()
 def merged(layer: Any) -> torch.Tensor:
     """W + s · B A of a layer with an adapter: [out, in], computed in float32 and sharded like W.
@@ -189,8 +291,15 @@ class _Dropout(torch.nn.Dropout):
         return F.dropout(input, self.p, training=self.p > 0 and torch.is_grad_enabled())
 
 
-def _shortest_names(chosen: Sequence[LinearLayer], layers: Sequence[LinearLayer]) -> list[str]:
-    """The last parts of the chosen layers' names, or the full names if other layers share these."""
-    last = {layer.name.rpartition(".")[2] for layer in chosen}
-    meant = [layer for layer in layers if layer.name.rpartition(".")[2] in last]
-    return sorted(last) if len(meant) == len(chosen) else [layer.name for layer in chosen]
+def _addresses(chosen: Sequence[str], model: PreTrainedModel) -> tuple[list[str], list[str]]:
+    """How `peft.PeftModel.from_pretrained` finds the chosen layers: the modules' names, and names
+    of weights for the layers whose names it would redirect to fused experts."""
+    fused = any(p.dim() == 3 and ".experts." in name for name, p in model.named_parameters())
+    weights = [n for n in chosen if fused and n.rpartition(".")[2] in _REDIRECTED]
+    modules = [n for n in chosen if n not in weights]
+    last = {name.rpartition(".")[2] for name in modules}
+    meant = [name for name, _ in model.named_modules() if name.rpartition(".")[2] in last]
+    return (
+        sorted(last) if len(meant) == len(modules) else modules,
+        [f"{name}.weight" for name in weights],
+    )

@@ -117,6 +117,8 @@ class Trainer:
         forwards.check_repeatable(self._working, self.device)
         if files is not None:  # otherwise checked when it was loaded
             check_packing(self._working)
+        if config.lora:
+            lora.check_applied(self._working)
         if config.router_replay:
             routing.choices(self._working)  # of the checks' forwards
         sharding.free_gathered(self._working)
