@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from tramontane.errors import InputError
 
@@ -37,6 +37,7 @@ HIDDEN = (".lock", ".lease")  # in a folder with an owner
 LEASE_SECONDS = 30.0
 EXIT_SECONDS = 1.0  # the kernel takes a moment to release a killed process's lock
 CONTINUE = "run the same command again"
+Remedy: TypeAlias = "str | Callable[[], str]"  # what to do after a fault
 # flock on a file system without it: not implemented, no lock server, not supported.
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -74,7 +75,7 @@ def owned_folder(
     work: str,
     *,
     new: bool = False,
-    then: str | Callable[[], str] = CONTINUE,
+    then: Remedy = CONTINUE,
     wait: float = EXIT_SECONDS,
 ) -> Iterator[Owner | None]:
     """Own a folder, which is created if missing, and removed at the end if nothing was written.
@@ -150,11 +151,7 @@ def whole_folder(folder: str | Path, work: str) -> Iterator[Path]:
 
 @contextmanager
 def _owned(
-    place: Path,
-    path: Path,
-    work: str,
-    then: str | Callable[[], str] = CONTINUE,
-    wait: float = EXIT_SECONDS,
+    place: Path, path: Path, work: str, then: Remedy = CONTINUE, wait: float = EXIT_SECONDS
 ) -> Iterator[Owner | None]:
     from filelock import FileLock, SoftFileLease, Timeout  # 0.1 s
 
@@ -232,9 +229,7 @@ def _refusal(place: Path, path: Path) -> InputError:
 
 
 @contextmanager
-def disk_faults(
-    path: Path, then: str | Callable[[], str] = CONTINUE, *, outside: bool = False
-) -> Iterator[None]:
+def disk_faults(path: Path, then: Remedy = CONTINUE, *, outside: bool = False) -> Iterator[None]:
     """Report disk faults: errors of this block caused by one become an `InputError`.
 
     Args:
@@ -434,7 +429,7 @@ def write_whole(file: Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def whole_file(file: Path, then: str | Callable[[], str] = CONTINUE) -> Iterator[IO[bytes]]:
+def whole_file(file: Path, then: Remedy = CONTINUE) -> Iterator[IO[bytes]]:
     """A file to write, which will be complete or absent, and flushed to disk.
 
     Raises:

@@ -71,7 +71,7 @@ class Life:
                 self.ended.append(completion)
 
     def resume(self) -> None:
-        """A conversation goes on behind its environment's answer, or is forked."""
+        """A conversation continues behind its environment's answer, or is forked."""
         if not self.ended:
             return
         completion = self.ended.pop(self.rng.randrange(len(self.ended)))

@@ -123,7 +123,7 @@ class Endpoint:
         answers of tools are written in the form that the template takes.
         """
         chat = self._new_chat(body)
-        return wire.write(chat, body.messages, self._served.encoder.tags), chat.prefix
+        return wire.write(chat, body.messages), chat.prefix
 
     def _new_chat(self, body: wire.ChatRequest) -> Any:
         if body.reasoning_effort not in (None, *self._format.levels):

@@ -105,7 +105,7 @@ class ChatMessage(Part):
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": self.content}
 
-    def parsed(self, tags: ThinkingTags) -> Parsed:
+    def parsed(self) -> Parsed:
         """A message of the assistant as it was read when the model wrote it."""
         calls = [ToolCall(c.function.name, c.function.arguments, "") for c in self.tool_calls or ()]
         thoughts = self.reasoning_content or ""
@@ -257,20 +257,19 @@ def _first_thoughts(text: str, tags: ThinkingTags) -> tuple[str, str]:
     return thoughts, before + answer
 
 
-def write(chat: Any, messages: Sequence[ChatMessage], tags: ThinkingTags) -> list[int]:
+def write(chat: Any, messages: Sequence[ChatMessage]) -> list[int]:
     """The tokens of a whole chat.
 
     Args:
         chat: a new `Chat` or `MistralChat`.
         messages: begin with the user's or the system's, and do not end with the assistant's.
-        tags: thinking tags.
     """
     places = [i for i, message in enumerate(messages) if message.role == "assistant"]
     first, *ends = [*places, len(messages)]
     prompt: list[int] = chat.start([message.plain() for message in messages[:first]])
     for place, end in zip(places, ends, strict=True):
         put = answers(messages[place], messages[place + 1 : end])
-        prompt = chat.follow(messages[place].parsed(tags), put).whole()
+        prompt = chat.follow(messages[place].parsed(), put).whole()
     return prompt
 
 

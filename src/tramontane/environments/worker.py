@@ -270,7 +270,7 @@ class EnvironmentWorker:
         """The tokens that a harness asks for, with a new chat."""
         encoder = self._format.encoder
         if not host.posted:
-            return wire.write(chat, host.asked, encoder.tags)
+            return wire.write(chat, host.asked)
         prompt = list(host.posted)
         chat.prefix = encoder.opened_in(str(encoder.tokenizer.decode(prompt[-OPENING:])))
         return prompt

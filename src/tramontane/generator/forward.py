@@ -170,5 +170,5 @@ def examine_model(model: PreTrainedModel, max_len: int) -> tuple[Layout, bool]:
         with ValueReadDetector() as detector:
             decode(model, cache, zero, zero, zero)
     if layout.shapes and not cache.reads:
-        raise InputError(f"{name} does not pass keyword arguments on to its attention: {_ADVICE}")
+        raise InputError(f"{name} never calls the attention that it was given: {_ADVICE}")
     return layout, not detector.operations

@@ -47,7 +47,7 @@ def check_packing(model: PreTrainedModel) -> None:
     model.train(training)
     wanted = torch.cat(alone)
     if not bool(wanted.isfinite().all()):
-        return  # broken weights are no fault of the family
+        return  # broken weights say nothing about the family
     error = (packed - wanted).square().mean(-1).sqrt() / wanted.std(-1).clamp_min(1e-6)
     # A mixture of experts in bfloat16 may choose other experts for a few tokens.
     later = error[_LENGTHS[0] :]  # nothing comes before the first sequence
@@ -82,6 +82,8 @@ def _packed_logits(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -
     """[N, V] float32 of the sequences in one row."""
     try:
         return _logits(model, pack(sequences, model.device))
+    except torch.OutOfMemoryError:  # of the machine, not of the family
+        raise
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0][:160]
         raise InputError(

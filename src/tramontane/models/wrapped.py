@@ -88,8 +88,7 @@ class TextHalf:
         own = model.state_dict(keep_vars=True)
         table = model.get_input_embeddings().weight
         embeddings = next(name for name, tensor in own.items() if tensor is table)
-        self._base = embeddings[: -len("".join(embeddings.rpartition(".")[1:]))].rpartition(".")[0]
-        self._base += "." * bool(self._base)
+        self._base = "".join(f"{part}." for part in embeddings.split(".")[:-2])
         stems = [name.removeprefix(self._base) for name in own if name.startswith(self._base)]
         stem, shape = embeddings.removeprefix(self._base), table.shape
         there = set(files.names)

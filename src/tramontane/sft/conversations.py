@@ -162,15 +162,16 @@ class ConversationEncoder:
         return whole[:place], self._form.closed(text)
 
     def _check(self, message: Chatted, text: str, where: str) -> None:
-        """Refuse a message of which the template leaves something out."""
+        """Refuse a message that the template writes only in part."""
         parts = {"content": message["content"], "thoughts": message.get("reasoning_content") or ""}
         parts |= {
             f"call of {call['function']['name']}": call["function"]["name"]
             for call in message.get("tool_calls", ())
         }
+        left = [part for part, wanted in parts.items() if not _holds(text, wanted)]
         if name := message.get("unwritten"):
-            parts[f"call of {name}"] = f"{name} {text}"
-        if left := [part for part, wanted in parts.items() if not _holds(text, wanted)]:
+            left.append(f"call of {name}")
+        if left:
             raise InputError(
                 f"{where}: the chat template does not write a message's {' and '.join(left)}; "
                 f"give another template (data.chat_template), or put it into the content as the "

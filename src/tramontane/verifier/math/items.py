@@ -333,13 +333,8 @@ def with_factor(text: str, other: str) -> str:
     matrix = read_matrix(match[2])
     if matrix is None or matrix.kind not in ("", "()"):
         return text
-    factor = (
-        match[1].replace(" ", "").replace("-", "-1\\cdot ") if match[1].strip() == "-" else match[1]
-    )
-    rows = [
-        [rf"{factor.removesuffix(chr(92) + 'cdot ')}\cdot ({cell})" for cell in row]
-        for row in matrix.rows
-    ]
+    factor = "-1" if match[1].strip() == "-" else match[1]
+    rows = [[rf"{factor}\cdot ({cell})" for cell in row] for row in matrix.rows]
     if matrix.kind:
         return f"({', '.join(rows[0])})"
     cells = r" \\ ".join(" & ".join(row) for row in rows)
