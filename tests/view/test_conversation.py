@@ -208,6 +208,7 @@ def test_a_conversation_is_shown_on_any_width(page: Page, width: int, tmp_path: 
         tab.wait_for_selector(".message.model >> nth=2")
         heads = [text.replace("\n", " ") for text in tab.locator(".message b").all_inner_texts()]
         assert heads == [
+            "prompt",
             "model",
             "calculator",
             "a call that cannot be read",
@@ -216,7 +217,7 @@ def test_a_conversation_is_shown_on_any_width(page: Page, width: int, tmp_path: 
             "model",
         ]
         assert tab.locator(".message.failed").count() == 1
-        assert HOSTILE in tab.inner_text(".message.answer >> nth=2")
+        assert HOSTILE in tab.inner_text(".message.answer >> nth=3")
         assert "a new sequence" in tab.inner_text(".message.model >> nth=2")
         assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         tab.screenshot(path=tmp_path / "conversation.png", full_page=True)
