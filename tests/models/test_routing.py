@@ -19,7 +19,7 @@ from tramontane.generator import Generator
 from tramontane.models import routing
 from tramontane.models.packing import pack
 from tramontane.trainer import Trainer
-from tramontane.trainer.microbatch import joined
+from tramontane.trainer.rows import joined
 from tramontane.types import INSERTED, floats, ints
 
 EXPERTS, CHOSEN = 8, 2

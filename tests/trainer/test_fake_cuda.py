@@ -14,8 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.fake_cuda import Launches, fake_cuda
 from tests.trainer.rollouts import VOCAB, batch, taught
 from tramontane.config import ObjectiveConfig, TrainerConfig
-from tramontane.trainer.microbatch import Predictions, cut_batch
+from tramontane.trainer.microbatch import cut_batch
 from tramontane.trainer.objectives import load_objective
+from tramontane.trainer.rows import Predictions
 from tramontane.trainer.trainer import Trainer
 from tramontane.types import INSERTED
 

@@ -20,7 +20,7 @@ from tramontane.trainer.head import (
     plain_predictions,
     token_logprobs,
 )
-from tramontane.trainer.microbatch import pack_row
+from tramontane.trainer.rows import pack_row
 
 SIZES = {
     "vocab_size": VOCAB,

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.rollouts import batch, equal, group, train_batch, trainer
-from tramontane.trainer import microbatch
-from tramontane.trainer.microbatch import Microbatch, Predictions, cut_batch, pack_row
+from tramontane.trainer import rows
+from tramontane.trainer.microbatch import Microbatch, cut_batch
+from tramontane.trainer.rows import Predictions, pack_row
 from tramontane.types import INSERTED
 
 CPU = torch.device("cpu")
@@ -82,7 +83,7 @@ def test_filler_changes_no_prediction_and_no_gradient(seed, multiple):
         t = trainer(microbatch_tokens=10_000, max_grad_norm=1e9)
         t.optimizer = torch.optim.SGD(t.model.parameters())  # adds the gradient to the weights
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(microbatch, "padded", lambda n, device, m=filled: -(-n // m) * m)
+            patch.setattr(rows, "padded", lambda n, device, m=filled: -(-n // m) * m)
             row = pack_row(sequences, CPU)
             metrics = t.step(train_batch(0, [sequences]))
         assert (
@@ -101,6 +102,6 @@ def test_filler_changes_no_prediction_and_no_gradient(seed, multiple):
 
 @given(st.integers(1, 5000))
 def test_rows_of_a_gpu_are_multiples_of_256_tokens(tokens):
-    padded = microbatch.padded(tokens, torch.device("cuda"))
-    assert tokens <= padded < tokens + microbatch.ROW_MULTIPLE
-    assert padded % microbatch.ROW_MULTIPLE == 0
+    padded = rows.padded(tokens, torch.device("cuda"))
+    assert tokens <= padded < tokens + rows.ROW_MULTIPLE
+    assert padded % rows.ROW_MULTIPLE == 0

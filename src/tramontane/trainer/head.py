@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from tramontane.models import compiling
 from tramontane.models.packing import pack
-from tramontane.trainer.microbatch import PackedRow, Predictions
+from tramontane.trainer.rows import PackedRow, Predictions
 from tramontane.trainer.sharding import free_gathered, plain_class
 
 # Logits computed at once. On a CPU, 4 MB in float32 stay in the cache between the passes over them;

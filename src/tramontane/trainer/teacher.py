@@ -15,7 +15,7 @@ from tramontane.models.loading import empty_model, load_model
 from tramontane.trainer import sharding
 from tramontane.trainer.collate import lay_out
 from tramontane.trainer.head import CHUNK_ELEMENTS, SMALLEST_CHUNK
-from tramontane.trainer.microbatch import PackedRow, pack_row
+from tramontane.trainer.rows import PackedRow, pack_row
 
 
 class Teacher:

@@ -33,10 +33,11 @@ from tramontane.models.weight_files import WeightFiles
 from tramontane.models.weights import BUCKET_BYTES, Bucket, Part, Weights, tied_names
 from tramontane.trainer import export, forwards, lora, sharding
 from tramontane.trainer.head import fused_predictions, head_scale, plain_predictions
-from tramontane.trainer.microbatch import Minibatch, PackedRow, Predictions, cut_batch, joined
+from tramontane.trainer.microbatch import Minibatch, cut_batch
 from tramontane.trainer.objectives import load_objective
 from tramontane.trainer.optimizer import build_optimizer, lr_at
 from tramontane.trainer.replicas import Replicas, refresh, trained, working_model
+from tramontane.trainer.rows import PackedRow, Predictions, joined
 from tramontane.trainer.sharding import Averages
 from tramontane.trainer.state import StateFiles
 from tramontane.trainer.value import ValueNetwork

@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 
 from tramontane.config import TrainerConfig
 from tramontane.trainer import forwards, sharding
-from tramontane.trainer.microbatch import PackedRow
 from tramontane.trainer.optimizer import build_optimizer
 from tramontane.trainer.replicas import refresh, working_model
+from tramontane.trainer.rows import PackedRow
 from tramontane.trainer.state import StateFiles
 
 

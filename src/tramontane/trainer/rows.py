@@ -1,0 +1,133 @@
+"""Packed rows: prompts and completions as the input of one forward pass, and its output."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tramontane.batches import TrainSequence
+from tramontane.models.packing import pack, recurring, upload
+from tramontane.models.routing import NO_CHOICE
+
+# On a GPU, rows are rounded up to a multiple of this number of tokens: matrix products of other
+# sizes leave a part of their last tile, or take slower kernels.
+ROW_MULTIPLE = 256
+
+
+@dataclass(frozen=True)
+class PackedRow:
+    """Completions with their prompts in one packed row; N of its tokens were generated."""
+
+    # Arguments of the model's forward. The row may end with filler tokens, and so may
+    # `logits_to_keep`, [N or more] int64, the positions whose logits predict the generated tokens.
+    inputs: dict[str, Any]
+    targets: torch.Tensor  # [N] int64, the generated tokens
+    lengths: list[int]  # generated tokens of each completion
+    # [N, k] int64, tokens whose log-probs are predicted besides the targets'; None without any.
+    candidates: torch.Tensor | None = None
+    # [tokens of the row, layers · k] int16, the experts that the generator chose, or −1; None if it
+    # recorded none.
+    experts: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """A model's predictions of the N generated tokens of a row."""
+
+    logprobs: torch.Tensor  # [N] float32
+    entropy: torch.Tensor  # [N] float32, of each token's distribution
+    # [N] float32, 1 for a token that is the most likely one; None if not requested.
+    top1: torch.Tensor | None = None
+    values: torch.Tensor | None = None  # [N] float32, of a value network; None if not requested
+    # [N, k] float32, log-probs of the teacher's likeliest tokens; None if not requested.
+    policy_top: torch.Tensor | None = None
+
+
+def pack_row(sequences: Sequence[TrainSequence], device: torch.device) -> PackedRow:
+    """Pack prompts and completions; neighbors with the same prompt share its tokens.
+
+    The logits at position i − 1 predict the token at i. So a prompt's last token predicts the first
+    token of each completion, and a completion's last token, which predicts nothing, is omitted.
+    """
+    parts: list[Sequence[int]] = []
+    continues: list[int | None] = []
+    keep: list[int] = []
+    end = 0
+    for prompt, group in groupby(sequences, key=lambda s: s.prompt_ids):
+        siblings = list(group)
+        if len(siblings) == 1:
+            # Nothing is shared: as a single part, it forms one attention block with its neighbors.
+            ids = siblings[0].token_ids
+            parts.append(prompt + ids[:-1])
+            continues.append(None)
+            keep += range(end + len(prompt) - 1, end + len(prompt) + len(ids) - 1)
+            end += len(prompt) + len(ids) - 1
+            continue
+        prompt_part = len(parts)
+        parts.append(prompt)
+        continues.append(None)
+        end += len(prompt)
+        last = end - 1
+        for sequence in siblings:
+            keep.append(last)
+            if inputs := sequence.token_ids[:-1]:
+                parts.append(inputs)
+                continues.append(prompt_part)
+                keep += range(end, end + len(inputs))
+                end += len(inputs)
+    if filler := padded(end, device) - end:
+        parts.append([0] * filler)
+        continues.append(None)
+    keep += [0] * (padded(len(keep), device) - len(keep))
+    targets = joined([s.token_ids for s in sequences]).astype(np.int64)
+    packed = pack(parts, device, continues)
+    chosen = _experts(sequences, keep[: len(targets)], packed["input_ids"].shape[1])
+    return PackedRow(
+        inputs=packed | {"logits_to_keep": upload(torch.tensor(keep), device)},
+        experts=None if chosen is None else upload(torch.from_numpy(chosen), device),
+        targets=upload(torch.from_numpy(targets), device),
+        lengths=[len(s.token_ids) for s in sequences],
+    )
+
+
+def _experts(
+    sequences: Sequence[TrainSequence], places: Sequence[int], length: int
+) -> NDArray[np.int16] | None:
+    """The recorded experts of a row's tokens, as in `PackedRow`.
+
+    The step that drew a token read the token before it, whose place in the row predicts it. Only
+    tokens that this run sampled have experts of their own: others may have replaced sampled ones.
+
+    Args:
+        sequences: those of the row.
+        places: [N] of each generated token, the place that predicts it.
+        length: tokens of the row.
+    """
+    like = next((s.experts for s in sequences if s.experts is not None), None)
+    if like is None:
+        return None
+    chosen = np.full((length, like.shape[1]), NO_CHOICE, np.int16)
+    start = 0
+    for sequence in sequences:
+        if (own := sequence.experts) is not None:
+            known = np.flatnonzero(np.asarray(sequence.versions)[: len(own)] >= 0)
+            chosen[np.asarray(places)[start + known]] = own[known]
+        start += len(sequence.token_ids)
+    return chosen
+
+
+def padded(tokens: int, device: torch.device) -> int:
+    """Tokens of a row with filler."""
+    return recurring(tokens) if device.type == "cpu" else -(-tokens // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+def joined(arrays: Sequence[array[Any]]) -> NDArray[Any]:
+    """Concatenated arrays, in their dtype: [Σ lengths]."""
+    return np.concatenate([np.asarray(values) for values in arrays])
