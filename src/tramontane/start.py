@@ -185,11 +185,11 @@ def _sizes(settings: Config, gpu: str | None) -> DryRunResult:
     from tramontane.run.input import read_input
 
     given = read_input(settings)
-    from tramontane.run.header import header
+    from tramontane.run.header import header, opening_of
     from tramontane.run.prepare import prepare, sizes
 
     prepared = prepare(settings, given)
-    return replace(sizes(prepared, gpu), header=header(prepared))
+    return replace(sizes(prepared, gpu), header=header(prepared, opening_of(prepared)))
 
 
 def _check_given(

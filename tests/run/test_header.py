@@ -8,6 +8,7 @@ import pytest
 
 import tramontane
 from tests.runs import small_config
+from tramontane.errors import InputError
 from tramontane.run.header import header
 from tramontane.run.prepare import prepare
 
@@ -71,6 +72,28 @@ def test_rewards_and_environment_are_the_users_own() -> None:
     ).header
     assert found["environment"] == "Shop; up to 8 turns"
     assert found["reward"] == "correctness 1 (the environment, sum of its turns)"
+
+
+class Market(Shop):
+    def start(self, problem: Any, seed: int) -> Any:
+        return [{"role": "user", "content": f"Sell: {problem.problem}"}]
+
+
+class Closed(Shop):
+    def start(self, problem: Any) -> Any:
+        raise OSError("the market is closed")
+
+
+def dry_run_in(environment: type) -> Any:
+    path = f"{__name__}:{environment.__qualname__}"
+    given = {"data.environment": path, "conversation.reward": "sum"}
+    return tramontane.dry_run(model="tiny", data=ROWS, overrides=given)
+
+
+def test_a_dry_run_shows_the_prompt_that_the_environment_writes() -> None:
+    assert "<|user|>Sell: What is 0 + 1?<|assistant|>" in dry_run_in(Market).header["prompt"]
+    with pytest.raises(InputError, match="cannot begin.*the market is closed"):
+        dry_run_in(Closed)
 
 
 def double(n: int) -> int:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from itertools import groupby
 
 from tramontane.config import HELD_OUT, Config, DomainConfig
+from tramontane.config.config import PlacementConfig
 from tramontane.config.device import number_types
+from tramontane.controller.conversations import start_conversations
 from tramontane.data.files import name_of
 from tramontane.data.prompts import PromptEncoder
 from tramontane.data.stream import ProblemStream
 from tramontane.environments.loading import described, environment_of, load
+from tramontane.evaluation.checkpoint import note, replaced
+from tramontane.interrupt import Interrupt
 from tramontane.models.shape import load_shape
+from tramontane.placement.place import place
 from tramontane.run.prepare import Prepared
 from tramontane.run.screen import shortened
 from tramontane.types import Problem
@@ -19,8 +25,13 @@ from tramontane.types import Problem
 PROMPT_CHARACTERS = 200  # of the prompt that the header shows, start and end
 
 
-def header(prepared: Prepared) -> dict[str, str]:
-    """The facts of a run by name: data, reward, objective, model, environment, and one prompt."""
+def header(prepared: Prepared, opening: Sequence[int] = ()) -> dict[str, str]:
+    """The facts of a run by name: data, reward, objective, model, environment, and one prompt.
+
+    Args:
+        prepared: the run.
+        opening: tokens of the prompt that its environment begins with, if known; see `opening_of`.
+    """
     config = prepared.config
     lines = {
         "model": _model_line(config),
@@ -39,8 +50,32 @@ def header(prepared: Prepared) -> dict[str, str]:
             f"{stage.name} (l_max {at.pipeline.l_max:,})"
             for stage, at in zip(config.stages, prepared.stages, strict=True)
         )
-    lines["prompt"] = prompt_line(prepared, PROMPT_CHARACTERS)
+    lines["prompt"] = (
+        shown_prompt(opening, prepared.encoder, PROMPT_CHARACTERS)
+        if opening
+        else prompt_line(prepared, PROMPT_CHARACTERS)
+    )
     return lines
+
+
+def opening_of(prepared: Prepared) -> list[int]:
+    """Begin the conversation about the first problem, on this machine, and end it; returns its
+    first prompt's tokens, empty for a run without an environment.
+
+    Raises:
+        InputError: the environment cannot begin.
+    """
+    if prepared.config.data.environment is None:
+        return []
+    config = prepared.config.model_copy(update={"placement": PlacementConfig()})
+    problems, encode = prepared.sample[:1], prepared.prompts.encode
+    with (
+        closing(place(config, note)) as placement,
+        start_conversations(config, prepared.encoder, placement, replaced) as conversations,
+        Interrupt() as interrupt,
+    ):
+        interrupt.run(conversations.fit(problems, encode, prepared.max_prompt))
+    return conversations.opening
 
 
 def reward_line(config: Config, domains: dict[str, DomainConfig]) -> str:
