@@ -277,9 +277,39 @@ def test_a_config_that_a_run_wrote_is_complete_or_refused(tmp_path):
         check_complete(Config, file)
 
 
-def test_a_missing_file_is_refused(tmp_path):
+def test_what_is_not_a_config_file_is_refused_with_what_is_there(tmp_path):
     with pytest.raises(InputError, match=r"none\.yaml: no such config file"):
         load_config(tmp_path / "none.yaml")
+    (tmp_path / "own.yaml").write_text("name: own\n")
+    with pytest.raises(InputError, match=r"own\.yml: no such .* did you mean '.*own\.yaml'"):
+        load_config(tmp_path / "own.yml")
+    run = tmp_path / "run"
+    run.mkdir()
+    with pytest.raises(InputError, match=r"no such config file, but a folder; name a file in it"):
+        load_config(run)
+    (run / "config.yaml").write_text("name: own\n")
+    with pytest.raises(InputError, match=r"but a folder that has one: .*run/config\.yaml"):
+        load_config(run)
+    rows = tmp_path / "train.jsonl.gz"
+    rows.write_bytes(b"")
+    with pytest.raises(InputError, match="rows of data, not a config"):
+        load_config(rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("pipeline: {updates: -1}", "updates: Input should be greater than or equal to 1, not -1"),
+        ("pipeline: {updates: two}", "updates: Input should be a valid integer, not 'two'"),
+        ("trainer: {dtype: fp8}", "trainer.dtype: Input should be 'auto', 'float32' or 'bfloat16', "
+         "not 'fp8'"),
+        ("data: {tools: my.tool}", "a list, not 'my.tool'; write data.tools: [my.tool]"),
+        ("name: [a", "run.yaml: not valid YAML: while parsing a flow sequence\n  in line 1"),
+    ],
+)  # fmt: skip
+def test_an_invalid_value_is_named(load, text, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        load(text)
 
 
 def test_a_supervised_config_is_parsed_with_the_same_errors(load):
@@ -287,7 +317,7 @@ def test_a_supervised_config_is_parsed_with_the_same_errors(load):
     config = load(text, "steps=5", cls=SFTConfig)
     assert [part.share for part in config.data.playground] == [0.7, 0.3]
     assert config.steps == 5
-    with pytest.raises(InputError, match=r"output: Field required"):
+    with pytest.raises(InputError, match=r"output: not given; set it in the file"):
         load("steps: 3", cls=SFTConfig)
     with pytest.raises(InputError, match=r"new_model\.vocab: .*'vocab_size'"):
         load("output: x\nnew_model: {vocab: 600}", cls=SFTConfig)

@@ -163,6 +163,9 @@ def test_a_missing_file_names_its_nearest_neighbor(tmp_path):
     (tmp_path / "train.jsonl").write_text(LINES)
     with pytest.raises(InputError, match=r"no such file; did you mean '.*train\.jsonl'"):
         list(read_rows(str(tmp_path / "trian.jsonl")))
+    (tmp_path / "folder.jsonl").mkdir()
+    with pytest.raises(InputError, match=r"folder\.jsonl': a folder; name a file in it"):
+        list(read_rows(str(tmp_path / "folder.jsonl")))
     with pytest.raises(InputError, match=r"no such file$"):
         list(read_rows(str(tmp_path / "nowhere" / "train.jsonl")))
 

@@ -9,6 +9,7 @@ import difflib
 import hashlib
 import logging
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -70,6 +71,7 @@ def _warn_renamed(old: str, new: str) -> None:
 
 S = TypeVar("S", bound=Section)
 _SEALED = re.compile(rb"# Written by tramontane; sha256 of what follows: ([0-9a-f]{64})\n")
+SHOWN_CHARACTERS = 60  # of an invalid value in a message
 _BETWEEN_KEYS = "between_keys"  # the pydantic error type of `key_error`
 
 
@@ -118,7 +120,9 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"{path}: no such config file")
+        raise InputError(f"{path}: no such config file{_found_instead(path)}")
+    if {".jsonl", ".csv", ".tsv", ".parquet"} & {*path.suffixes}:
+        raise InputError(f"{path}: rows of data, not a config, which is a YAML file")
     text = path.read_bytes()
     found = _SEALED.match(text)
     if found and hashlib.sha256(text[found.end() :]).hexdigest() != found[1].decode():
@@ -131,6 +135,17 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise InputError(f"{path}: the file must hold keys and values, not a {type(raw).__name__}")
     return raw
+
+
+def _found_instead(path: Path) -> str:
+    """A hint at what is there in place of a missing file."""
+    if (path / "config.yaml").is_file():
+        return f", but a folder that has one: {path / 'config.yaml'}"
+    if path.is_dir():
+        return ", but a folder; name a file in it"
+    siblings = path.parent.iterdir() if path.parent.is_dir() else ()
+    near = nearest(path.name, [file.name for file in siblings if file.suffix in (".yaml", ".yml")])
+    return f"; did you mean {str(path.parent / near)!r}?" if near else ""
 
 
 def sealed(section: Section) -> str:
@@ -272,7 +287,7 @@ def _explain(cls: type[Section], error: dict[str, Any]) -> str:
     key = _path(location)
     if kind == "extra_forbidden":
         return f"{key}: unknown key; {_suggestion(cls, location, error['input'])}"
-    if kind != _BETWEEN_KEYS and error["input"] is None:
+    if kind == "missing" or (kind != _BETWEEN_KEYS and error["input"] is None):
         return f"{key}: not given; set it in the file, or as key=value"
     theirs = explain(key, error["input"], paths(cls)) if kind == "string_type" else []
     if theirs and isinstance(error["input"], Mapping):  # a section there
@@ -281,7 +296,12 @@ def _explain(cls: type[Section], error: dict[str, Any]) -> str:
         example = next(iter(section.model_fields))
         given = repr(error["input"])
         return f"{key}: a section with keys, not {given}; write {key}: {{{example}: …}}"
+    if kind in ("tuple_type", "list_type"):
+        return f"{key}: a list, not {error['input']!r}; write {key}: [{error['input']}]"
     message = error["msg"].removeprefix("Value error, ")
+    if message.startswith("Input should be") and isinstance(error["input"], str | int | float):
+        found = textwrap.shorten(repr(error["input"]), SHOWN_CHARACTERS, placeholder=" …")
+        message = f"{message.partition(', unable to')[0]}, not {found}"
     return f"{key}: {message}" if key else message
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -55,5 +56,6 @@ def read_yaml(text: str | bytes, where: str) -> Any:
     # For scalars such as `!!timestamp x` or a date in month 13, PyYAML raises whatever its
     # constructors raise.
     except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise InputError(f"{where}: not valid YAML: {error}") from None
+        message = re.sub(r'  in "<(byte|unicode) string>", ', "  in ", str(error))
+        raise InputError(f"{where}: not valid YAML: {message}") from None
     return value

@@ -257,6 +257,8 @@ def require_file(path: Path) -> None:
     """
     if path.is_file():
         return
+    if path.is_dir():
+        raise InputError(f"data {str(path)!r}: a folder; name a file in it")
     siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, siblings, n=1)
     hint = f"; did you mean {str(path.parent / near[0])!r}?" if near else ""
