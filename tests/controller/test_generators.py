@@ -248,6 +248,45 @@ def test_training_an_evaluation_and_clients_are_read_apart():
     asyncio.run(use())
 
 
+def test_a_cancelled_request_does_not_come_back_after_an_update():
+    class Slow(CountingGenerator):
+        """Lets polls wait in its mailbox."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.given: list[tuple[int, int]] = []
+
+        def poll(self, requests: list[Request], seconds: float = 0.0) -> Any:
+            time.sleep(0.05)
+            self.given += [(r.group, r.index) for r in requests]
+            return super().poll(requests)
+
+        def cancel(self, group: int) -> None:
+            self.requests = [r for r in self.requests if r.group != group]
+
+    worker = Slow()
+    (generator,) = pool = pool_of([worker], [])
+
+    async def use() -> None:
+        await pool.started()
+        pool.submit(group(0, 1, tokens=90))
+        await generator.poll()  # another poll waits already
+        pool.submit(group(FIRST_ASKED, 1, tokens=90))
+        polled = asyncio.create_task(generator.poll())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert any(carried for _, carried in generator._polls)  # the client's is in the mailbox
+        pool.cancel(FIRST_ASKED)
+        await generator.update(1, LocalWeights())  # takes the mailbox back
+        await polled
+        for _ in range(3):
+            await generator.poll()
+        assert worker.given == [(0, 0)] and [r.group for r in worker.requests] == [0]
+        pool.close()
+
+    asyncio.run(use())
+
+
 def test_completions_wait_for_their_own_reader_whoever_polled_last():
     """Training and an evaluation share a generator's polls: the last completions of one may arrive
     in a poll of the other."""

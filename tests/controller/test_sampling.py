@@ -76,3 +76,53 @@ def test_clients_see_tokens_as_they_come_and_wait_for_room() -> None:
         pool.close()
 
     asyncio.run(use())
+
+
+@pytest.mark.parametrize("slow", [0.0, 0.05])
+def test_a_reader_that_looks_away_misses_nothing(slow: float) -> None:
+    """The last tokens may come while a client is written to; nobody else wakes it afterwards."""
+    pool = pool_of([CountingGenerator()], [])
+
+    async def use() -> None:
+        sampler = EndpointSampler(pool, max_len=126, vocab=10)
+
+        async def read(tokens: int) -> int:
+            async for (found,) in sampler.sample([1], 1, 0, SamplingParams(tokens)):
+                seen = len(found.token_ids)
+                for _ in range(seen % 4):
+                    await asyncio.sleep(slow)
+            return seen
+
+        for tokens in range(1, 12):
+            assert await asyncio.wait_for(read(tokens), 10) == tokens
+        pool.close()
+
+    asyncio.run(use())
+
+
+def test_requests_wait_in_order_and_one_that_leaves_does_not_hold_up_the_rest() -> None:
+    pool = pool_of([CountingGenerator()], [])
+
+    async def use() -> None:
+        sampler, done = EndpointSampler(pool, max_len=126, vocab=10, limit=4), list[str]()
+
+        async def ask(name: str, n: int) -> None:
+            async for _ in sampler.sample([1], n, 0, SamplingParams(20)):
+                pass
+            done.append(name)
+
+        async def small(name: str) -> None:
+            for number in range(8):
+                await ask(f"{name} {number}", 1)
+
+        smalls = [asyncio.create_task(small(name)) for name in "ab"]
+        await asyncio.sleep(0)
+        gone, large = (asyncio.create_task(ask(name, 4)) for name in ("gone", "large"))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.wait_for(asyncio.gather(large, *smalls), 60)
+        assert done.index("large") <= 3 and "gone" not in done
+        assert len(done) == 17
+        pool.close()
+
+    asyncio.run(use())

@@ -145,10 +145,13 @@ class PooledGenerator:
         for key in keys:
             del self.requests[key]
         self.unfinished[ASKED] -= len(keys)
-        self._unsent = [request for request in self._unsent if request.group != group]
         self._ended[ASKED] = [c for c in self._ended[ASKED] if c.group != group]
         self.handle.submit("cancel", group)  # after the polls that may carry its requests
         self.changed()
+
+    def _knows(self, request: Request) -> bool:
+        """False if a request was cancelled."""
+        return self.requests.get((request.group, request.index)) is request
 
     async def clear(self) -> None:
         """Drop all unfinished requests."""
@@ -165,11 +168,11 @@ class PooledGenerator:
         async with self._polling:
             handle = await self._worker()
             while len(self._polls) < AHEAD:
+                known, self._unsent = [r for r in self._unsent if self._knows(r)], []
                 # Copies, since the tokens of the controller's requests grow.
-                requests = [replace(r.copy(), turns=[], earlier=[]) for r in self._unsent]
+                requests = [replace(r.copy(), turns=[], earlier=[]) for r in known]
                 seconds = poll_seconds(self.config)
-                self._polls.append((handle.submit("poll", requests, seconds), self._unsent))
-                self._unsent = []
+                self._polls.append((handle.submit("poll", requests, seconds), known))
             limit, (future, _) = Limit.of(self.config.timeouts, "generation"), self._polls.popleft()
             try:
                 progress = await answer(handle, "poll", future, limit=limit)

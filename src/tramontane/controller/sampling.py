@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import math
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -120,7 +123,7 @@ class EndpointSampler(Sampler):
     ) -> None:
         super().__init__(generators, ASKED)
         self.max_len, self.vocab = max_len, vocab
-        self._limit, self._sampled, self._room = limit, 0, asyncio.Condition()
+        self._limit, self._room = limit, _Room(limit)
         self._groups = count(FIRST_ASKED, -1)
 
     def sample(
@@ -141,24 +144,51 @@ class EndpointSampler(Sampler):
     async def _sample(
         self, prompt_ids: list[int], n: int, seed: int, sampling: SamplingParams
     ) -> AsyncGenerator[Sequence[Request | Completion], None]:
-        limit, group = self._limit, next(self._groups)
-        async with self._room:
-            await self._room.wait_for(lambda: limit is None or self._sampled + n <= limit)
-            self._sampled += n
+        group = next(self._groups)
         requests = [Request(group, i, prompt_ids, seed + i, sampling) for i in range(n)]
+        async with self._room.of(n):
+            # Each report is known before its tokens are read: those of a later one are not missed.
+            report = self._report
+            try:
+                futures = self.submit(requests)
+                while True:
+                    await report.wait()
+                    report, pairs = self._report, zip(futures, requests, strict=True)
+                    found = [f.result() if f.done() else r for f, r in pairs]
+                    yield found
+                    if all(isinstance(each, Completion) for each in found):
+                        return
+            finally:
+                self._generators.cancel(group)
+                for request in requests:
+                    self._waiting.pop((group, request.index), None)
+
+
+class _Room:
+    """Room for a number of completions at once. Requests get theirs in the order in which they
+    came, so that a large one is not overtaken by small ones forever."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._free = math.inf if limit is None else limit
+        self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def of(self, n: int) -> AsyncIterator[None]:
+        """Context manager: room for `n` completions."""
+        turn = asyncio.get_running_loop().create_future()
+        self._queue.append((n, turn))
+        self._admit()
         try:
-            futures = self.submit(requests)
-            while True:
-                await self._report.wait()
-                pairs = zip(futures, requests, strict=True)
-                found = [f.result() if f.done() else r for f, r in pairs]
-                yield found
-                if all(isinstance(each, Completion) for each in found):
-                    return
+            await turn
+            yield
         finally:
-            self._generators.cancel(group)
-            for request in requests:
-                self._waiting.pop((group, request.index), None)
-            self._sampled -= n
-            async with self._room:
-                self._room.notify_all()
+            if not turn.cancelled():
+                self._free += n
+            self._admit()
+
+    def _admit(self) -> None:
+        while self._queue and (self._queue[0][1].cancelled() or self._queue[0][0] <= self._free):
+            n, turn = self._queue.popleft()
+            if not turn.cancelled():
+                self._free -= n
+                turn.set_result(None)
