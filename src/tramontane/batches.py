@@ -68,6 +68,7 @@ class TrainSequence:
     # sampled one.
     target: int = 0
     replaced: int = 0  # number of sampled tokens that the given answer replaces
+    truncated: bool = False  # True if its completion was cut at the longest length
     continues: bool = False  # True if it belongs to the same conversation as the sequence before it
     # See `types.SampledTokens`.
     experts: NDArray[np.int16] | None = None
@@ -156,6 +157,7 @@ class Batch:
                     ids = shared if part.prompt_ids == prompt else ints(part.prompt_ids)
                     sequence = TrainSequence.of(part, verdict, ids)
                     sequence.answer, sequence.continues = answer, number > 0
+                    sequence.truncated = completion.finish_reason == "length"
                     sequences.append(sequence)
             groups.append(sequences)
         return TrainBatch(self.version, groups, self.settings)

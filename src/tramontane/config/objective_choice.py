@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, ValidationError, model_validator
 
+from tramontane.config.mask import MaskConfig
 from tramontane.config.objectives import (
     AGROOptions,
     AIPOOptions,
@@ -55,6 +56,8 @@ class ObjectiveConfig(Section):
     """Terms added to the objective, by name, and their weights: `distill`, on the tokens that the
     run samples, and `sft`, on recorded trajectories (`data.trajectories`). Each has the options of
     its section below, and is normalized over its own tokens."""
+    mask: MaskConfig = Field(default_factory=MaskConfig)
+    """Tokens that the objective leaves out."""
     magistral: MagistralOptions = Field(default_factory=MagistralOptions)
     """Options of `magistral`."""
     aipo: AIPOOptions = Field(default_factory=AIPOOptions)
@@ -110,8 +113,11 @@ class ObjectiveConfig(Section):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the objective and the added terms need; see `ObjectiveOptions.needs`."""
-        return self.options.needs.union(*(term.options.needs for term in self.terms.values()))
+        """What the objective, its mask and the added terms need; see `ObjectiveOptions.needs`."""
+        together = {"conversations"} if self.mask.of_completions else set()
+        return self.options.needs.union(
+            together, *(term.options.needs for term in self.terms.values())
+        )
 
     @model_validator(mode="after")
     def _check_name(self) -> ObjectiveConfig:
@@ -220,5 +226,5 @@ AS_MAGISTRAL = {
 
 INTERFACE = ("Options", "advantages", "loss")  # the parts of a module with an objective
 BUILT_IN_OBJECTIVES = tuple(
-    name for name in ObjectiveConfig.model_fields if name not in ("name", "add", "custom")
+    name for name in ObjectiveConfig.model_fields if name not in ("name", "add", "mask", "custom")
 )

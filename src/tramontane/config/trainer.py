@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from tramontane.config.device import Device, Dtype, resolve_dtype
 from tramontane.config.objective_choice import ObjectiveConfig
-from tramontane.config.resume import Fixed
+from tramontane.config.resume import Fixed, MayChange
 from tramontane.config.section import Section, key_error
 
 # Learning rates of the shipped configs by number of parameters, in ascending order: for
@@ -125,6 +125,9 @@ class TrainerConfig(NumericsConfig):
     parity_tolerance: float | None = Field(None, gt=0)
     """Largest mean |Δ log-prob| between generator and trainer, in nats, for a run to start. null:
     1e-3, or 0.05 if either uses bfloat16."""
+    min_effective_sample_size: MayChange[float] = Field(0.1, ge=0, le=1)
+    """Effective sample size of an update's completions, (Σ w)²/(B Σ w²) with w = π/μ of each whole
+    completion, below which a warning is shown; see docs/off-policy.md. 0: no warning."""
     objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
     """The loss."""
 

@@ -76,6 +76,7 @@ class Recorder:
             self._canaries = Canaries(self.config, judges.verifiers, self.folder.path)
         self._waits: deque[tuple[float, float]] = deque()  # of the trainer, for batches to record
         self._filtered, self._last_filtered = 0, "–"  # groups since the last update
+        self._off_policy = False  # in the last update
         self._saved_version = session.restored.version if session.restored else -1
         self._committing: asyncio.Task[None] | None = None  # the checkpoint being written
         self._ended: deque[float] = deque(maxlen=PACE)  # `time.monotonic()` of the last updates
@@ -102,6 +103,7 @@ class Recorder:
                 f"update {number}: {steps} skipped, since the gradient is not finite; "
                 f"{self.config.trainer.max_nonfinite_steps} in a row end the run"
             )
+        self._watch_sample_size(metrics)
         if self.session.on_update:
             self.session.on_update(metrics)
         if number % SAMPLE_EVERY == 1:
@@ -117,6 +119,20 @@ class Recorder:
             await self._measure_unless_stopped(number, pipeline)
             self.throughput.restart(update)  # the measurement's time is not the pipeline's
         self._ended.append(time.monotonic())
+
+    def _watch_sample_size(self, metrics: Mapping[str, Any]) -> None:
+        """Warn when the effective sample size falls below its limit."""
+        size = metrics.get("effective_sample_size", 1.0)
+        below = size < (limit := self.config.trainer.min_effective_sample_size)
+        if below and not self._off_policy:
+            self.session.announce(
+                f"update {metrics['update']}: the effective sample size is {size:.2g} of 1 (below "
+                f"trainer.min_effective_sample_size, {limit:g}): weighted by π/μ, few completions "
+                f"outweigh the rest, so the policy is far from the one that sampled. Fewer updates "
+                f"behind (pipeline.n_async) or a mask (trainer.objective.mask) help; see "
+                f"docs/off-policy.md"
+            )
+        self._off_policy = below
 
     def holds(self, update: int) -> bool:
         """True if the trainer must wait for the record of this update: the parity check, a

@@ -36,7 +36,13 @@ LEFT_OUT = "gets nothing more in this session (metrics.jsonl has everything)"
 # Prefixes of metrics' names other than `train/`.
 _GROUPS = {
     "perf/": ("generator_", "trainer_", "verifier_", "padding_fraction", "computed_tokens"),
-    "async/": ("staleness_", "mismatch_", "weight_update_pause_ms"),
+    "async/": (
+        "staleness_",
+        "mismatch_",
+        "effective_sample_size",
+        "masked_tokens",
+        "weight_update_pause_ms",
+    ),
 }
 
 

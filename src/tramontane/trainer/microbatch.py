@@ -20,7 +20,7 @@ from tramontane.config import TrainerConfig
 from tramontane.config.objectives import Charge, ObjectiveOptions
 from tramontane.errors import InputError
 from tramontane.models.packing import upload
-from tramontane.trainer import ratios, sharding
+from tramontane.trainer import masks, ratios, sharding
 from tramontane.trainer.advantages import loss_weights
 from tramontane.trainer.collate import lay_out, padding_fraction
 from tramontane.trainer.objectives import Objective, Sequences, Tokens
@@ -77,6 +77,9 @@ class Minibatch:
             `teacher`, whose log-probs come with the batch.
         baselines: of the charges, by the name of the policy, for each microbatch [N].
         trained: by a microbatch's number, [N] float32, the log-probs that it was trained with.
+        kept: by a microbatch's number, [N] bool, the tokens that no mask leaves out; empty until
+            `set_mask`.
+        masked: the fraction of tokens that masks leave out.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Minibatch:
         self.device = torch.device(config.device)
         self.options = settings.options or config.objective.options
         self.needs, self._charges = config.objective.needs, config.objective.charges
+        self._mask = config.objective.mask
         self.completions = [sequence for group in groups for sequence in group]
         self.lengths = torch.tensor([len(s.token_ids) for s in self.completions])
         self.owners = torch.tensor([not s.continues for s in self.completions]).cumsum(0) - 1
@@ -100,9 +104,9 @@ class Minibatch:
             lengths=self._per_completion(self.lengths),
             answers=torch.tensor([s.answer for _, s in begun]),
         )
-        self.weights = self._weights(self.options, "all")
+        self.weights = self._weights(self.options, self._counts("all"))
         self.added = {
-            name: (self._weights(term.options, chosen), chosen)
+            name: (self._weights(term.options, self._counts(chosen)), chosen)
             for name, term in config.objective.terms.items()
             for chosen in [term.options.term_tokens]
         }
@@ -113,12 +117,18 @@ class Minibatch:
         self.frozen: dict[str, list[torch.Tensor]] = {}
         self.baselines: dict[str, list[torch.Tensor]] = {}
         self.trained: dict[int, torch.Tensor] = {}
+        self.kept: dict[int, torch.Tensor] = {}
+        self.masked = 0.0
 
-    def _weights(self, options: ObjectiveOptions, chosen: str) -> torch.Tensor:
-        """The loss weight of each chosen token of a sequence, [S]; other tokens, e.g. inserted
-        ones, count in no normalizer."""
+    def _counts(self, chosen: str) -> torch.Tensor:
+        """The number of each sequence's chosen tokens: [S] int64."""
         counts = [int(CHOSEN[chosen](np.asarray(s.versions)).sum()) for s in self.completions]
-        lengths = self._per_completion(torch.tensor(counts))
+        return torch.tensor(counts)
+
+    def _weights(self, options: ObjectiveOptions, counts: torch.Tensor) -> torch.Tensor:
+        """The loss weight of each token of a sequence, [S], of which `counts` [S] have one; others,
+        e.g. inserted ones, count in no normalizer."""
+        lengths = self._per_completion(counts)
         return loss_weights(
             lengths,
             self.sequences.groups,
@@ -173,6 +183,38 @@ class Minibatch:
             sequences = replace(sequences, behavior=self._per_completion(sums_of_behavior))
         self.advantages = objective.advantages(sequences, self.options)[self.owners]
 
+    def set_mask(self) -> None:
+        """Leave out of the objective, and of its normalizers, the tokens that its masks find, which
+        need `frozen["policy"]`. Collective: every rank must call it."""
+        kept = torch.zeros(len(self.completions), dtype=torch.float64)
+        for index, micro in enumerate(self.microbatches):
+            self.kept[index] = found = self._kept(index)
+            if micro.live:
+                parts = found.split(self.lengths[micro.indices].tolist())
+                kept[micro.indices] = torch.tensor([float(part.sum()) for part in parts]).double()
+        kept = sharding.total(kept.to(self.device)).cpu()
+        self.weights = self._weights(self.options, kept)
+        self.masked = 1 - float(kept.sum() / self._counts("all").sum())
+
+    def _kept(self, index: int) -> torch.Tensor:
+        """[N] bool: the tokens of microbatch `index` that no mask leaves out."""
+        indices = self.microbatches[index].indices
+        rows = torch.tensor(indices).repeat_interleave(self.lengths[indices])
+        whole = torch.tensor([not (self._mask.truncated and s.truncated) for s in self.completions])
+        versions = torch.from_numpy(self.versions(index))
+        kept = (versions != INSERTED) & whole[rows]
+        if self._mask.of_policy:
+            sampled = (versions >= 0).nonzero().squeeze(1)
+            advantages = self.advantages if self.advantages.dim() == 1 else self.advantages[:, 0]
+            kept[sampled] &= masks.kept(
+                self._mask,
+                self.frozen["policy"][index].cpu().double()[sampled],
+                torch.from_numpy(self.behavior(index)).double()[sampled],
+                advantages[rows[sampled]],
+                torch.from_numpy(self._numbers(index))[sampled],
+            )
+        return kept
+
     def _per_completion(self, values: torch.Tensor) -> torch.Tensor:
         """Sums of the sequences' values over each completion, on the CPU."""
         return ratios.totals(values, self.owners)[: int(self.owners[-1]) + 1]
@@ -214,6 +256,15 @@ class Minibatch:
         return TrainedFigures(
             array("d", advantages.tolist()), array("f", logprobs.numpy().tobytes())
         )
+
+    def log_weights(self) -> torch.Tensor:
+        """log π/μ of each completion that this run sampled, summed over its tokens, as they were
+        trained: [B] float64. Collective."""
+        drifts = [
+            torch.where(self.upload(self.versions(i) >= 0), x - self.upload(self.behavior(i)), 0.0)
+            for i, x in sorted(self.trained.items())
+        ]
+        return self._summed(drifts)[self._per_completion(self._counts("sampled")) > 0]
 
     def set_baselines(self) -> None:
         """Compute the baselines of the charges, and upload the teacher's log-probs, if any."""
@@ -311,7 +362,7 @@ class Minibatch:
         of_cpu = {
             "behavior": torch.from_numpy(self.behavior(index)).to(dtype),
             "advantages": advantages,
-            "weights": spread(self.weights),
+            "weights": spread(self.weights) * self.kept.get(index, 1),
             "sequence": torch.from_numpy(self._numbers(index)),
             "rewards": spread(self.sequences.rewards[self.owners]),
             "target": target,

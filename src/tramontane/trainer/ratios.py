@@ -53,6 +53,13 @@ def totals(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(values).index_add(0, sequence, values)
 
 
+def effective_sample_size(log_weights: torch.Tensor) -> float:
+    """(Σ w)² / (B Σ w²) of importance weights w, from their logarithms [B]: 1 if all are equal, 1/B
+    if one outweighs all others."""
+    total, squares = log_weights.logsumexp(0), (2 * log_weights).logsumexp(0)
+    return float((2 * total - squares).exp()) / len(log_weights)
+
+
 def sums_to_end(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
     """Sum of each value and those after it in its sequence: [N], in the values' number type."""
     # From the sums to the end of the row, subtract those of later sequences. This is a difference

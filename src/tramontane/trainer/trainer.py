@@ -36,6 +36,7 @@ from tramontane.trainer.head import fused_predictions, head_scale, plain_predict
 from tramontane.trainer.microbatch import Minibatch, cut_batch
 from tramontane.trainer.objectives import load_objective
 from tramontane.trainer.optimizer import build_optimizer, lr_at
+from tramontane.trainer.ratios import effective_sample_size
 from tramontane.trainer.replicas import Replicas, refresh, trained, working_model
 from tramontane.trainer.rows import PackedRow, Predictions, joined
 from tramontane.trainer.sharding import Averages
@@ -219,7 +220,12 @@ class Trainer:
             metrics |= {
                 "staleness_mean": float(ages.mean()),
                 "staleness_max": float(ages.max()),
+                "effective_sample_size": effective_sample_size(
+                    torch.cat([minibatch.log_weights() for minibatch in minibatches])
+                ),
             }
+        if self.config.objective.mask.enabled:
+            metrics["masked_tokens"] = sum(m.masked for m in minibatches) / len(minibatches)
         self._computed += computed
         self._busy += time.perf_counter() - began
         return metrics
@@ -413,10 +419,13 @@ class Trainer:
 
     @torch.no_grad()
     def _set_advantages(self, minibatch: Minibatch) -> None:
-        """Compute the advantages of the next minibatch."""
-        if self._needs & {"sequence_logprobs", "targets"}:
+        """Compute the advantages of the next minibatch, and which of its tokens count."""
+        mask = self.config.objective.mask
+        if self._needs & {"sequence_logprobs", "targets"} or mask.of_policy:
             self._freeze(minibatch, "policy")
         minibatch.set_advantages(self.objective)
+        if mask.enabled:
+            minibatch.set_mask()
 
     def _freeze(self, minibatch: Minibatch, name: str) -> None:
         """Store the log-probs of the reference model, or of the current weights, under a name."""
