@@ -3,6 +3,7 @@ behind."""
 
 import importlib.metadata
 import json
+import math
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from tests.paths import ROOT
 from tests.runs import SMALL, begun, small_config
 from tramontane import InputError
 from tramontane.cli import app, main, terminal
+from tramontane.loopback import listening
 from tramontane.studies.reproduction import undecided
 
 runner = CliRunner()
@@ -62,7 +64,7 @@ def config(tmp_path: Path) -> Path:
         (["pipeline.group_size=5"], "group_size 5 does not divide n_batch 32"),
         (["pipeline.l_cache=97"], "l_cache 97 is above l_max 96"),
         (["model=null"], "model: not given; set it in the file, or as key=value"),
-        (["model=./nowhere"], "model './nowhere': no checkpoint"),
+        (["model=./nowhere"], "model './nowhere': no such folder"),
         (["data.train=nowhere.jsonl"], "nowhere.jsonl"),
         (["pipeline.l_max=5000"], "context"),
     ],
@@ -240,6 +242,10 @@ def test_sizes_start_at_one(args: list[str]) -> None:
         ({"slots": 0}, "slots is 0; it must be at least 1"),
         ({"samples": 0}, "samples is 0"),
         ({"problems": 0}, "problems is 0"),
+        ({"temperature": -1}, "temperature is -1; it must be at least 0"),
+        ({"temperature": math.nan}, "temperature is nan"),
+        ({"top_p": 7}, "top_p is 7; it must be above 0 and at most 1"),
+        ({"top_k": -2}, "top_k is -2"),
         ({"write_to": "nodir/x.jsonl"}, "there is no folder nodir"),
         ({"write_to": "."}, "a folder; name a file"),
         ({"overrides": {"data.fields": {"problme": "x"}}}, "no such field; did you mean 'problem'"),
@@ -249,6 +255,20 @@ def test_sizes_start_at_one(args: list[str]) -> None:
 def test_an_evaluation_refuses_bad_settings(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         tramontane.evaluate("tiny", **options)
+
+
+def test_a_path_of_a_model_that_does_not_exist_is_no_folder() -> None:
+    with pytest.raises(InputError, match="model 'runs/nosuch': no such folder"):
+        tramontane.evaluate("runs/nosuch", "playground:")
+
+
+def test_another_host_is_asked_for_where_the_host_is_wrong() -> None:
+    with pytest.raises(InputError, match="choose another host"), listening(0, "192.0.2.1"):
+        pass
+    with listening(0) as taken:
+        port = taken.socket.getsockname()[1]
+        with pytest.raises(InputError, match="choose another port"), listening(port):
+            pass
 
 
 def test_generate_refuses_no_completions() -> None:

@@ -517,3 +517,9 @@ def test_items_are_continued_with_the_same_settings_only(tmp_path: Path) -> None
     items.write_text("")
     record.write_text(json.dumps(now | {"seed": 1}))
     check_same(items, record, now, "remove them")  # nothing was made yet
+
+
+def test_a_file_in_place_of_a_folder_is_said_to_be_one(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").touch()
+    with pytest.raises(InputError, match=r"rows\.jsonl is a file; name a folder"):
+        workplace.check_file(tmp_path / "rows.jsonl" / "audit.md")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 import socket
 from collections.abc import Iterator
@@ -66,7 +67,9 @@ def listening(port: int, host: str = HOST) -> Iterator[Address]:
             found.bind((host, port))
         except OSError as error:
             place = f"port {port}" if host == HOST else f"{host}:{port}"
-            raise InputError(f"{place}: {error.strerror}; choose another port") from None
+            of_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+            other = "port" if of_port else "host, an address of this machine"
+            raise InputError(f"{place}: {error.strerror}; choose another {other}") from None
         found.listen()
         yield Address(found)
 

@@ -483,6 +483,8 @@ def check_file(file: str | Path) -> None:
         InputError: the path is a folder, or its folder does not exist.
     """
     file = Path(file)
+    if file.parent.is_file():
+        raise InputError(f"{file}: {file.parent} is a file; name a folder")
     if not file.parent.is_dir():
         raise InputError(f"{file}: there is no folder {file.parent}; make it first")
     if file.is_dir():

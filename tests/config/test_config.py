@@ -312,6 +312,21 @@ def test_an_invalid_value_is_named(load, text, message):
         load(text)
 
 
+def test_a_config_of_another_command_is_named(load):
+    supervised = "output: out\nsteps: 2\nbatch_tokens: 64\ndata: {train: rows.jsonl}\n"
+    with pytest.raises(InputError, match=r"run.yaml: a config of `tramontane sft`, by its keys$"):
+        load(supervised)
+    with pytest.raises(InputError, match="a config of `tramontane train`"):
+        load("pipeline: {updates: 2}\ntrainer: {learning_rate: 1e-4}\n", cls=SFTConfig)
+    with pytest.raises(InputError, match="steps: unknown key"):  # a slip in a config of this one
+        load("pipeline: {updates: 2}\nsteps: 2\noutput: out\n")
+
+
+def test_a_reward_is_named_by_its_path_alone(load):
+    (reward,) = load("verifier: {reward: {custom: [rewards.brief]}}").verifier.reward.custom
+    assert (reward.name, reward.function, reward.weight) == ("brief", "rewards.brief", 1)
+
+
 def test_a_supervised_config_is_parsed_with_the_same_errors(load):
     text = "output: out\ndata: {playground: [{share: 0.7}, {levels: [5, 8], share: 0.3}]}\n"
     config = load(text, "steps=5", cls=SFTConfig)

@@ -228,7 +228,7 @@ def test_missing_models_and_senseless_thresholds_are_refused():
             parse_settings(CurateConfig, {}, [f"stages=[{stage}]"], "test")
     with pytest.raises(InputError, match="min_pass_rate must be below max_pass_rate"):
         parse_settings(CurateConfig, {}, ["difficulty.min_pass_rate=0.9"], "test")
-    with pytest.raises(InputError, match="endpoint.model: Field required"):
+    with pytest.raises(InputError, match="endpoint.model: not given"):
         parse_settings(CurateConfig, {}, ["regrade.model.endpoint.url=http://x"], "test")
 
 

@@ -171,8 +171,9 @@ def test_failures_of_the_model_are_recorded_and_stop_nothing(tmp_path):
 def test_inputs_from_a_model_need_a_model():
     for text, said in [
         ("code.inputs=[model]", "name model in it"),
-        ("code.model.endpoint.url=http://x", "endpoint.model: Field required"),
+        ("code.model.endpoint.url=http://x", "endpoint.model: not given"),
         ("code.model.checkpoint.path=tiny", "name model in it"),
+        ("name=curated", "name: unknown key; valid keys: "),  # no key of another trainer
     ]:
         with pytest.raises(InputError, match=said):
             parse_settings(CurateConfig, {"stages": ["code"]}, [text], "test")

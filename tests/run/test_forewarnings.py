@@ -43,6 +43,13 @@ def test_a_learning_rate_far_above_the_usual(tmp_path: Path) -> None:
     assert warned(tmp_path, trainer={"learning_rate": 1e-3}) == ""
 
 
+def test_a_reward_without_a_part(tmp_path: Path) -> None:
+    none = {"reward": dict.fromkeys(("format", "correctness", "language", "length"), 0)}
+    assert "verifier.reward: every weight is 0" in warned(tmp_path, verifier=none)
+    learnt_otherwise = {"objective": {"name": "sft"}}
+    assert "verifier.reward" not in warned(tmp_path, verifier=none, trainer=learnt_otherwise)
+
+
 def test_a_warm_up_longer_than_the_run(tmp_path: Path) -> None:
     text = warned(tmp_path, trainer={"warmup_updates": 50}, pipeline={"updates": 20})
     assert "trainer.warmup_updates 50: training ends after 20 (pipeline.updates)" in text

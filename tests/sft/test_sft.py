@@ -541,6 +541,13 @@ def test_a_damaged_state_is_refused(base, data, tmp_path, file, kept):
 # Refused input
 
 
+def test_rows_that_come_again_in_every_step_are_warned_of(base, tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    file.write_text('{"prompt": "a", "response": "b"}\n')
+    with pytest.warns(UserWarning, match="the same ones come again in every step"):
+        sft(config_of(base, str(file), tmp_path / "out"))
+
+
 def test_rows_without_prompt_or_response(base, tmp_path):
     file = tmp_path / "pairs.jsonl"
     file.write_text('{"prompt": "a", "response": "b"}\n\n{"prompt": "a", "answer": "b"}\n')
@@ -552,6 +559,9 @@ def test_rows_without_prompt_or_response(base, tmp_path):
         sft(config_of(base, str(file), tmp_path / "out", {"response": "answer"}))
     with pytest.raises(InputError, match=r"data\.fields: \['respons'\] unknown"):
         sft(config_of(base, str(file), tmp_path / "out", {"respons": "answer"}))
+    file.write_text('{"prompt": "a", "response": " "}\n')
+    with pytest.raises(InputError, match=r"pairs\.jsonl:1: no text in field 'response'"):
+        sft(config_of(base, str(file), tmp_path / "out"))
     file.write_text("")
     with pytest.raises(InputError, match="there are no rows"):
         sft(config_of(base, str(file), tmp_path / "out"))

@@ -52,7 +52,7 @@ def counterpart(path: str, known: Collection[str]) -> Counterpart | None:
     same = [k for k in peer_keys() if name == k.name or k.name.endswith(f".{path}")]
     # The longest name is the most specific.
     entries = sorted(whole or same, key=lambda k: (not {k.key, k.sft} & {*known}, -len(k.name)))
-    if not entries:
+    if not entries or "model" not in known:  # not a config of training
         return None
     here = next((key for key in (entries[0].key, entries[0].sft) if key in known), "")
     return Counterpart(entries[0].peer, here, entries[0].note)

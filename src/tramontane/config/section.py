@@ -10,7 +10,7 @@ import hashlib
 import logging
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
@@ -205,8 +205,25 @@ def parse(cls: type[S], raw: dict[str, Any], where: str) -> S:
     try:
         return cls.model_validate(raw)
     except ValidationError as error:
+        if reader := _other_reader(cls, raw):
+            raise InputError(f"{where}: a config of `{reader}`, by its keys") from None
         lines = [_explain(cls, dict(details)) for details in error.errors()]
         raise InputError("\n".join(f"{where}: {line}" for line in lines)) from None
+
+
+def _other_reader(cls: type[Section], raw: Mapping[str, Any]) -> str:
+    """The command whose config this is, if several of its keys are not of `cls`, and all of
+    another's; else an empty text."""
+    if len(raw.keys() - cls.model_fields.keys()) < 2:
+        return ""
+    readers = (other for other in _sections_below(Section) if other.read_by)
+    return next((r.read_by for r in readers if raw.keys() <= r.model_fields.keys()), "")
+
+
+def _sections_below(cls: type[Section]) -> Iterator[type[Section]]:
+    for below in cls.__subclasses__():
+        yield below
+        yield from _sections_below(below)
 
 
 def subsection(annotation: Any) -> type[Section] | None:
@@ -293,9 +310,10 @@ def _explain(cls: type[Section], error: dict[str, Any]) -> str:
     if theirs and isinstance(error["input"], Mapping):  # a section there
         return f"{key}: {'; '.join(theirs)}"
     if kind == "model_type" and (section := subsection(_annotation_at(cls, location))):
-        example = next(iter(section.model_fields))
+        needed = [name for name, each in section.model_fields.items() if each.is_required()]
+        example = ", ".join(f"{name}: …" for name in needed or [next(iter(section.model_fields))])
         given = repr(error["input"])
-        return f"{key}: a section with keys, not {given}; write {key}: {{{example}: …}}"
+        return f"{key}: a section with keys, not {given}; write {key}: {{{example}}}"
     if kind in ("tuple_type", "list_type"):
         return f"{key}: a list, not {error['input']!r}; write {key}: [{error['input']}]"
     message = error["msg"].removeprefix("Value error, ")

@@ -189,6 +189,7 @@ class SFTConfig(SupervisedConfig):
     """A supervised run, as `tramontane sft` reads it. Optimizer and memory keys have the same names
     as in a training run's `trainer`, with different defaults."""
 
+    read_by = "tramontane sft"
     name: str = "sft"
     """Name of the run, for display."""
     seed: int = 0

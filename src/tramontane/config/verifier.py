@@ -18,7 +18,8 @@ DomainName = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
 
 
 class CustomReward(Section):
-    """A user-defined reward function; see docs/rewards.md."""
+    """A user-defined reward function; see docs/rewards.md. A text in its place is the function's
+    import path."""
 
     name: str = Field("", pattern=r"^[a-z][a-z0-9_]*$")
     """Name of the reward in verdicts and metrics: lower-case letters, digits and underscores.
@@ -36,6 +37,7 @@ class CustomReward(Section):
     @model_validator(mode="before")
     @classmethod
     def _named(cls, raw: Any) -> Any:
+        raw = {"function": raw} if isinstance(raw, str) else raw
         if isinstance(raw, dict) and "name" not in raw and isinstance(raw.get("function"), str):
             return raw | {"name": raw["function"].rpartition(".")[2]}
         return raw

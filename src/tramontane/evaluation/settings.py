@@ -6,6 +6,7 @@ template variables, thinking tags, domains and rewards are the same.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -111,6 +112,12 @@ class Sampling:
             size = getattr(self, name)
             if size is not None and size < 1:
                 raise InputError(f"{name} is {size}; it must be at least 1")
+        if not 0 <= self.temperature < math.inf:
+            raise InputError(f"temperature is {self.temperature}; it must be at least 0")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p is {self.top_p}; it must be above 0 and at most 1 (1 is off)")
+        if self.top_k < 0:
+            raise InputError(f"top_k is {self.top_k}; it must be at least 0 (0 is off)")
 
     @property
     def params(self) -> SamplingParams:

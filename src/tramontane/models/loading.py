@@ -300,6 +300,8 @@ def _from_pretrained(auto: Any, model: str, **options: Any) -> Any:
     path = resolve(model)
     if is_local(model):
         folder = Path(path).expanduser()
+        if not folder.exists():
+            raise InputError(f"model {model!r}: no such folder")
         if not (folder / "config.json").is_file():
             adapters = (folder / "adapter_config.json").is_file()
             raise InputError(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from tramontane.config import Config
+from tramontane.config.verifier import AXES
 from tramontane.data.curriculum import Curriculum
 from tramontane.data.files import name_of
 from tramontane.trainer.optimizer import rate_warnings, warmup_warnings
 
+WITHOUT_REWARDS = ("sft", "distill")  # objectives
 MUCH = 2  # times what can be in flight
 
 
@@ -19,7 +22,8 @@ def forewarnings(config: Config, problems: Curriculum) -> list[str]:
         config: the run's, with its learning rate filled in.
         problems: its training problems.
     """
-    return [*_data(config, problems), *_in_flight(config), *_rates(config)]
+    warnings = (_data(config, problems), _rewards(config), _in_flight(config), _rates(config))
+    return [*chain.from_iterable(warnings)]
 
 
 def _data(config: Config, problems: Curriculum) -> Iterator[str]:
@@ -33,6 +37,17 @@ def _data(config: Config, problems: Curriculum) -> Iterator[str]:
                 f"{groups:,} groups (pipeline.n_batch / group_size), so that the same ones come "
                 f"again in every batch: give more rows, or lower pipeline.n_batch"
             )
+
+
+def _rewards(config: Config) -> Iterator[str]:
+    weights = config.verifier.reward
+    given = [getattr(weights, name) for name in (*AXES, "judge")]
+    given += [custom.weight for custom in weights.custom]
+    if not any(given) and config.trainer.objective.name not in WITHOUT_REWARDS:
+        yield (
+            "verifier.reward: every weight is 0, so that all completions have the same reward, and "
+            "nothing can be learned from them: set one, or give a reward of your own (custom)"
+        )
 
 
 def _in_flight(config: Config) -> Iterator[str]:

@@ -19,6 +19,7 @@ from tramontane.sft.conversations import Conversation, ConversationEncoder, Exam
 from tramontane.types import PAPER_TAGS, Message
 
 CHUNK = 4096  # examples generated at once
+MUCH = 2  # times all rows that a step may train on without a warning
 
 
 class Pair(NamedTuple):
@@ -139,6 +140,14 @@ class ExampleStream:
             raise InputError(f"{message}: nothing is left; {self._remedy}")
         if len(fitting) < count:
             warnings.warn(f"{message} and are skipped", stacklevel=2)
+        tokens = sum(len(ids) + len(answer) for ids, answer, _ in fitting)
+        if self.config.data.train != "playground:" and MUCH * tokens <= self.config.batch_tokens:
+            warnings.warn(
+                f"{source!r} has {tokens:,} tokens in all, and each step trains on "
+                f"{self.config.batch_tokens:,} (batch_tokens), so that the same ones come again in "
+                f"every step: give more rows, or lower batch_tokens",
+                stacklevel=2,
+            )
         return fitting
 
     def _examples(self, rows: Rows) -> Iterator[tuple[str, Example]]:
@@ -278,7 +287,7 @@ def pairs_of_rows(data: ExamplesConfig) -> list[Pair]:
     pairs = []
     for location, row in read_rows(data.train):
         for name in (names["prompt"], names["response"]):
-            if not isinstance(row.get(name), str):
+            if not isinstance(text := row.get(name), str) or not text.strip():
                 raise InputError(
                     f"{location}: no text in field {name!r}; the row has {sorted(row)}; map the "
                     f"names with data.fields"
