@@ -1,5 +1,5 @@
 """Attention that is more than a softmax over a layer's own keys: latent attention, layers
-that share keys and values, attention sinks and capped scores. In the engine, and packed in
+that share keys and values, attention sinks, capped scores and chunks. In the engine, and packed in
 training, against transformers' own eager forward."""
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from transformers import (
     Gemma2Config,
     Gemma4TextConfig,
     GptOssConfig,
+    Llama4TextConfig,
 )
 
 from tests.generator.slot_models import (
@@ -88,10 +89,22 @@ KINDS = {
     ),
 }
 
+TRAINED = KINDS | {
+    "chunked": (
+        Llama4TextConfig,
+        {
+            "attention_chunk_size": 4,
+            "intermediate_size_mlp": 48,
+            "num_local_experts": 4,
+            "no_rope_layers": [1, 0, 1, 1],
+        },
+    ),
+}
+
 
 def make_kind(kind: str):
     """A model with wide weights, so that a wrong key, sink or cap shows."""
-    config_class, extra = KINDS[kind]
+    config_class, extra = TRAINED[kind]
     torch.manual_seed(0)
     config = config_class(**SIZES | extra)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
@@ -139,7 +152,7 @@ def test_parked_conversations_continue(kind, record):
 
 
 @pytest.mark.parametrize("short", [512, 8])  # by plain products, and by chunks of queries
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRAINED)
 def test_packed_gradients_are_those_of_each_sequence_alone(kind, short, monkeypatch):
     monkeypatch.setattr("tramontane.models.packing.SHORT", short)
     monkeypatch.setattr(attention, "_QUERY_CHUNK", 5)

@@ -19,7 +19,7 @@ from tramontane.generator.arena import ArenaStep
 from tramontane.generator.cache import LanePart, LaneStep
 from tramontane.generator.lanes import Lane, WrittenCache
 from tramontane.generator.parking import ContinuedCache
-from tramontane.models.attention import Options, packed_attention
+from tramontane.models.attention import Options, check_arguments, packed_attention
 from tramontane.models.packing import Packing
 
 # Below this, a weight loses float32 precision.
@@ -36,6 +36,7 @@ def slot_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
+    dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Decode attention with the signature of transformers' attention interface.
@@ -51,26 +52,32 @@ def slot_attention(
         query: [B, Hq, 1, d]; rows after the step's are filler, whose output is 0.
         key: [B, Hkv, 1, d]; Hkv divides Hq.
         value: [B, Hkv, 1, dv].
-        attention_mask: unused: the step determines the visible positions.
+        attention_mask: None: the step determines the visible positions.
         scaling: factor of the scores, by default 1/√d.
         sliding_window: number of positions that a token sees, itself included; None for all.
         softcap: as in `packed_attention`.
         s_aux: as in `packed_attention`.
-        **kwargs: further arguments of transformers; `packing` for packed forwards.
+        dropout: unused: a policy is sampled without.
+        **kwargs: `packing` for packed forwards, and further arguments of transformers, without
+            effect on the result.
 
     Returns:
         [B, 1, Hq, dv].
+
+    Raises:
+        InputError: see `models.attention.check_arguments`.
     """
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     options = Options(scale, sliding_window, softcap, s_aux)
     if torch.compiler.is_dynamo_compiling():
         return _compiled_attention(query, key, value, options), None
+    packing = kwargs.pop("packing", _forward.packing)
+    check_arguments(module, attention_mask, kwargs)
     if _forward.cache is not None:
         _forward.cache.write(_forward.next_layer(), key, value)
         _forward.cache.soft_capped |= softcap is not None
     if _forward.decode is not None:
         return _attend_to_cache(query, _forward.decode, options), None
-    packing = kwargs.get("packing", _forward.packing)
     return _packed(query, key, value, options, packing), None
 
 

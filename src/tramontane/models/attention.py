@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from tramontane.errors import InputError
 from tramontane.models import flash
 from tramontane.models.packing import Block, Packing
 
 PACKED = "packed"
 
 _QUERY_CHUNK = 512  # queries whose scores are in memory at once in `_chunked_attention`
+
+# Arguments of transformers' attention interface beside queries, keys, values and mask: those that
+# are computed here, and those that change nothing in the result.
+_COMPUTED = {"scaling", "dropout", "packing", "sliding_window", "softcap", "s_aux"}
+_WITHOUT_EFFECT = {
+    "position_ids",
+    "cache_position",
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "return_dict",
+    "logits_to_keep",
+    "deterministic",
+}
 
 
 class Options(NamedTuple):
@@ -55,21 +72,30 @@ def packed_attention(
         query: [1, Hq, N, d].
         key: [1, Hkv, N, d]; Hkv divides Hq.
         value: [1, Hkv, N, dv].
-        attention_mask: unused: the packing determines the visible positions.
+        attention_mask: None: the packing determines the visible positions.
         scaling: factor of the scores, by default 1/√d.
         dropout: dropout probability of attention weights.
-        packing: the row's sequences; None: the batch is a rectangle without padding.
+        packing: the row's sequences; None: those that `note_rows` noted, since some models' layers
+            do not pass it on; without any, the batch is a rectangle without padding.
         sliding_window: number of positions that a token sees, itself included; None for all.
         softcap: cap of the scores (Gemma 2, arXiv 2408.00118, section 2).
         s_aux: [Hq], attention sinks (arXiv 2309.17453; gpt-oss learns one for each head).
-        **kwargs: further arguments of transformers.
+        **kwargs: further arguments of transformers, without effect on the result.
 
     Returns:
         [1, N, Hq, dv].
+
+    Raises:
+        InputError: see `check_arguments`.
     """
+    check_arguments(module, attention_mask, kwargs)
     batch, _, length, d = query.shape
+    if packing is None and (reader := getattr(module, "row_reader", None)):
+        packing = reader.packing
     if packing is None:
         packing = Packing([length] * batch, [None] * batch, query.device)
+    if chunk := _chunk_size(module):
+        packing = packing.in_chunks(chunk)
     scale = d**-0.5 if scaling is None else scaling
     options = Options(scale, sliding_window, softcap, s_aux, dropout)
     # [N, heads, d]; rotary embeddings may return float32 for a model in bfloat16.
@@ -84,6 +110,81 @@ def packed_attention(
     else:
         out = _mixed_attention(q, k, v, packing, options)
     return out.view(batch, length, *out.shape[1:]), None
+
+
+def _chunk_size(module: torch.nn.Module) -> int | None:
+    """Positions of a chunk in a layer with chunked attention (Llama 4), which sees only its own."""
+    config: Any = getattr(module, "config", None)
+    kinds = getattr(config, "layer_types", None)
+    if not kinds or kinds[module.layer_idx] != "chunked_attention":
+        return None
+    return int(config.attention_chunk_size)
+
+
+def check_arguments(
+    module: torch.nn.Module, attention_mask: object, others: Mapping[str, object]
+) -> None:
+    """Check that attention is given nothing that would change its result and is not computed here.
+
+    Args:
+        module: the attention layer.
+        attention_mask: what the layer gives as its mask.
+        others: its arguments that are neither queries, keys, values nor in `packed_attention`'s
+            signature.
+
+    Raises:
+        InputError: there is such an argument; the message names it.
+    """
+    given = {"attention_mask": attention_mask, **others}
+    unknown = [
+        name
+        for name, x in given.items()
+        if x is not None and name not in _WITHOUT_EFFECT and not (name == "is_causal" and x is True)
+    ]
+    if unknown:
+        raise InputError(
+            f"{type(module).__name__} gives its attention {', '.join(sorted(unknown))}, which is "
+            f"not computed here; choose another model"
+        )
+
+
+def unknown_arguments(model: PreTrainedModel) -> list[str]:
+    """Names of arguments that the code of a model's layers gives to attention, and that would be
+    refused there."""
+    given = {name for names in _interface_calls(model) for name in names}
+    return sorted(given - _COMPUTED - _WITHOUT_EFFECT - {"attention_mask", "is_causal"})
+
+
+def uses_interface(model: PreTrainedModel) -> bool:
+    """True if layers of a model compute attention through transformers' attention interface."""
+    return bool(_interface_calls(model))
+
+
+def _interface_calls(model: PreTrainedModel) -> list[tuple[str, ...]]:
+    """The keywords of each call of the attention interface in the code of a model's layers."""
+    classes = {type(module) for module in model.modules()}
+    codes = [getattr(inspect.unwrap(cls.forward), "__code__", None) for cls in classes]
+    constants = [x for code in codes if code for x in code.co_consts]
+    return [x for x in constants if isinstance(x, tuple) and {"scaling", "dropout"} <= {*x}]
+
+
+class RowReader:
+    """A forward pre-hook of a model: notes the packing of its row for layers that do not get it.
+    The packing stays there for the backward pass, which may run blocks again."""
+
+    packing: Packing | None = None
+
+    def __call__(self, model: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        self.packing = kwargs.get("packing")
+
+
+def note_rows(model: PreTrainedModel) -> None:
+    """Let all modules of a model know the packing of its row, as `row_reader`."""
+    if not hasattr(model, "row_reader"):
+        reader = RowReader()
+        model.register_forward_pre_hook(reader, with_kwargs=True)
+        for module in model.modules():
+            module.row_reader = reader  # type: ignore[assignment]
 
 
 def _mixed_attention(

@@ -8,6 +8,8 @@ sequences instead, once packed and once alone with its own (`eager`) attention.
 
 from __future__ import annotations
 
+import math
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,19 +18,21 @@ import torch
 from transformers import PreTrainedModel
 
 from tramontane.errors import InputError
-from tramontane.models.attention import PACKED
+from tramontane.models.attention import PACKED, unknown_arguments, uses_interface
 from tramontane.models.packing import pack
+from tramontane.models.states import stateful_layers
 
 # Of the two ways, the largest root mean square difference of a token's logits, as a share of their
 # standard deviation. Faults seen are above 0.3; bfloat16 rounds differently in each way.
 SAME = {torch.float32: 1e-2, torch.bfloat16: 0.25}
-_LENGTHS = (13, 5, 22)
+_LENGTHS = (13, 5, 22, 9)
 _WINDOW = 4  # sliding windows during the check, so that short sequences go beyond them
 
 
 @torch.no_grad()
 def check_packing(model: PreTrainedModel) -> None:
-    """Check that a model computes the same for packed sequences as for each of them alone.
+    """Check that a model computes the same for packed sequences as for each of them alone, also
+    for one that shares the tokens before it with another.
 
     Args:
         model: its attention is `packed`. With sharded weights, every rank must call it.
@@ -42,22 +46,24 @@ def check_packing(model: PreTrainedModel) -> None:
     with _short_windows(model):
         packed = _packed_logits(model, sequences)
         model.set_attn_implementation("eager")
-        alone = [_logits(model, _row(sequence, model)) for sequence in sequences]
+        whole = [*sequences[:-1], sequences[0] + sequences[-1]]
+        alone = [_logits(model, _row(ids, model)) for ids in whole]
+        alone[-1] = alone[-1][len(sequences[0]) :]
         model.set_attn_implementation(PACKED)
     model.train(training)
     wanted = torch.cat(alone)
     if not bool(wanted.isfinite().all()):
         return  # broken weights say nothing about the family
     error = (packed - wanted).square().mean(-1).sqrt() / wanted.std(-1).clamp_min(1e-6)
-    # A mixture of experts in bfloat16 may choose other experts for a few tokens.
-    later = error[_LENGTHS[0] :]  # nothing comes before the first sequence
-    found = error.max() if model.dtype == torch.float32 else later.median()
+    if model.dtype == torch.float32:
+        found = error.max()
+    else:  # a mixture of experts may choose other experts for a few tokens
+        found = max(part.median() for part in error.split(_LENGTHS))
     if not float(found) <= SAME.get(model.dtype, SAME[torch.bfloat16]):
         raise InputError(
             f"{type(model).__name__} computes other logits for sequences that are packed in one "
-            f"row than for each alone (they differ by {float(found):.2g} standard deviations): one "
-            f"example would leak into the next, or its attention is not computed here. Choose "
-            f"another model"
+            f"row than for each alone (they differ by {float(found):.2g} standard deviations): "
+            f"{_cause(model) or 'one example would leak into the next'}. Choose another model"
         )
 
 
@@ -79,32 +85,52 @@ def _logits(model: PreTrainedModel, inputs: dict[str, Any]) -> torch.Tensor:
 
 
 def _packed_logits(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
-    """[N, V] float32 of the sequences in one row."""
+    """[N, V] float32 of the sequences in one row, the last of which continues the first."""
+    inputs = pack(sequences, model.device, [*[None] * (len(sequences) - 1), 0])
     try:
-        return _logits(model, pack(sequences, model.device))
-    except torch.OutOfMemoryError:  # of the machine, not of the family
-        raise
-    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0][:160]
+        return _logits(model, inputs)
+    except Exception as error:
+        if isinstance(error, torch.OutOfMemoryError) or not _raised_by_model(error):
+            raise
+        reason = _cause(model) or str(error).strip().partition("\n")[0][:160]
         raise InputError(
             f"{type(model).__name__} does not take sequences packed in one row ({reason}); choose "
             f"another model"
         ) from error
 
 
+def _cause(model: PreTrainedModel) -> str:
+    """Why a model does not take packed rows, as far as its code tells; empty if it does not."""
+    if names := unknown_arguments(model):
+        return f"it gives its attention {', '.join(names)}, which is not computed here"
+    if not uses_interface(model) and not stateful_layers(model):
+        return "it computes attention itself, not through transformers' attention interface"
+    return ""
+
+
+def _raised_by_model(error: Exception) -> bool:
+    """True if an exception comes from the model's code in transformers, not from this package's in
+    the same forward."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    packages = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames]
+    return [p for p in packages if p in ("transformers", "tramontane")][-1] == "transformers"
+
+
 @contextmanager
 def _short_windows(model: PreTrainedModel) -> Iterator[None]:
-    """Context manager: the model's sliding windows are short, in its layers and in the configs that
-    masks are made from."""
+    """Context manager: the model's sliding windows and chunks are short, in its layers and in the
+    configs that masks are made from; but not those that hold all positions of the model."""
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
     changed = []
     for owner in (*configs.values(), *model.modules()):
-        window = vars(owner).get("sliding_window")
-        if isinstance(window, int) and not isinstance(window, bool) and window > _WINDOW:
-            changed.append((owner, window))
-            owner.sliding_window = _WINDOW
+        for name in ("sliding_window", "attention_chunk_size"):
+            size = vars(owner).get(name)
+            if type(size) is int and _WINDOW < size < context:
+                changed.append((owner, name, size))
+                setattr(owner, name, _WINDOW)
     try:
         yield
     finally:
-        for owner, window in changed:
-            owner.sliding_window = window
+        for owner, name, size in changed:
+            setattr(owner, name, size)

@@ -210,6 +210,7 @@ def empty_model(model: str) -> tuple[PreTrainedModel, WeightFiles] | None:
         files = WeightFiles(folder, half.names if half else None)
         obstacle = files.misfit(built)
         if obstacle is None:
+            separate_states(built)
             if (folder / "generation_config.json").is_file():
                 built.generation_config = _from_pretrained(GenerationConfig, model)
             return built.eval(), files

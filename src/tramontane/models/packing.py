@@ -96,6 +96,7 @@ class Packing:
         device: torch.device | str = "cpu",
     ) -> None:
         self.lengths, self.continues, self.device = lengths, continues, torch.device(device)
+        self._in_chunks: dict[int, Packing] = {}
         self.blocks: list[Block] = []
         self.sizes: list[int] = []
         # A sequence that others continue gets its own block.
@@ -112,6 +113,27 @@ class Packing:
             self.sizes.append(sum(run_lengths))
         self.short = [(i, block) for i, block in enumerate(self.blocks) if block.short]
         self.long = [(i, block) for i, block in enumerate(self.blocks) if not block.short]
+
+    def in_chunks(self, size: int) -> Packing:
+        """The same row in chunks of `size` positions, for attention within each chunk: a sequence
+        that continues another sees only what is before it in its first chunk."""
+        if size not in self._in_chunks:
+            self._in_chunks[size] = self._split(size)
+        return self._in_chunks[size]
+
+    def _split(self, size: int) -> Packing:
+        lengths: list[int] = []
+        continues: list[int | None] = []
+        last: list[int] = []  # chunk of each sequence
+        for n, context in zip(self.lengths, self.continues, strict=True):
+            inside = 0 if context is None else self.lengths[context] % size
+            first = min(n, size - inside)
+            parts = [first, *(min(size, n - start) for start in range(first, n, size))]
+            continues += [last[context] if context is not None and inside else None]
+            continues += [None] * (len(parts) - 1)
+            lengths += parts
+            last.append(len(lengths) - 1)
+        return Packing(lengths, continues, self.device)
 
     @cached_property
     def varlen(self) -> VarlenLayout:

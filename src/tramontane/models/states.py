@@ -18,6 +18,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from tramontane.models.attention import RowReader, note_rows
 from tramontane.models.packing import Packing, PaddingIndex
 
 _UPDATES = {"update_conv_state", "update_recurrent_state"}  # methods of transformers' caches
@@ -120,20 +121,10 @@ class PackedStates:
                 self.after[i][key] = value
 
 
-class _RowReader:
-    """A forward pre-hook of a model: notes the packing of its row for the layers that carry state.
-    The packing stays there for the backward pass, which may run blocks again."""
-
-    packing: Packing | None = None
-
-    def __call__(self, model: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        self.packing = kwargs.get("packing")
-
-
 class _ByRows(torch.nn.Module):
     """A layer that carries state, for packed rows; mixed into the layer's own class."""
 
-    row_reader: _RowReader
+    row_reader: RowReader
     layer_idx: int
     continues: bool  # False if its scan of several tokens starts from no state: Mamba 1
 
@@ -227,15 +218,10 @@ def _takes_initial_state(cls: Any) -> bool:
 
 
 def separate_states(model: PreTrainedModel) -> None:
-    """Let every layer that carries state take the sequences of a packed row one by one. Models
-    without such layers are left as they are."""
-    layers = [x for x in stateful_layers(model) if not isinstance(x, _ByRows)]
-    if not layers:
-        return
-    reader = _RowReader()
-    model.register_forward_pre_hook(reader, with_kwargs=True)
-    for layer in layers:
-        layer.row_reader = reader  # type: ignore[assignment]
+    """Keep the sequences of a packed row apart in every layer: attention knows the row, and a layer
+    that carries state takes its sequences one by one."""
+    note_rows(model)
+    for layer in [x for x in stateful_layers(model) if not isinstance(x, _ByRows)]:
         layer.continues = _takes_initial_state(type(layer))  # type: ignore[assignment]
         layer.__class__ = _by_rows(type(layer))
         if hasattr(layer, "time_step_limit"):
