@@ -152,7 +152,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --no-deps '$(TORCH)' \
 		$(if $(findstring +,$(TORCH)),--timeout 30 --retries 2 --extra-index-url $(TORCH_INDEX))
-	$(PIP) --editable .
+	$(PIP) --editable '.[train]'
 	touch $@
 
 # Dependencies of tests, checks and benchmarks, including Ray and Reasoning Gym, and the papers.

@@ -41,7 +41,7 @@ def test_without_a_driver_only_builds_for_cpus_satisfy_the_requirement() -> None
     assert "--extra-index-url https://download.pytorch.org/whl/cpu" in torch
     assert "--timeout" in torch and "--retries" in torch
     assert "--no-deps" in torch  # no other package is looked for in that index
-    assert package.endswith("--editable .") and "--upgrade" not in package
+    assert package.endswith("--editable '.[train]'") and "--upgrade" not in package
 
 
 def test_with_a_driver_torch_brings_cuda(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_build_of_ones_own_is_taken() -> None:
 def test_the_readme_names_the_build_for_cpus_before_an_installation_by_hand() -> None:
     text = (ROOT / "README.md").read_text()
     build = "pip install torch==2.13.0+cpu --index-url https://download.pytorch.org/whl/cpu"
-    assert -1 < text.find("PyPI's brings gigabytes of CUDA") < text.find("`pip install .`")
+    assert -1 < text.find("PyPI's brings gigabytes of CUDA") < text.find("pip install\n'.[train]'")
     release = build.split()[2].partition("+")[0]  # that of `make`
     assert build in text and f"TORCH ?= {release}" in (ROOT / "Makefile").read_text()
 
@@ -88,7 +88,7 @@ def required(package: str, extras: frozenset[str] = frozenset()) -> dict[str, Re
 
 @pytest.mark.parametrize(
     "extra",
-    ["reasoning-gym", "ray", "lora", "gguf", "studies", "view", "trackers", "docs"],
+    ["train", "reasoning-gym", "ray", "lora", "gguf", "studies", "view", "trackers", "docs"],
 )
 def test_an_extra_accepts_the_torch_that_is_there(extra: str) -> None:
     """pip keeps an installed package that every requirement admits."""

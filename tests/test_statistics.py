@@ -141,7 +141,13 @@ def test_wilson_closed_form() -> None:
 )  # fmt: skip
 def test_student_quantile(degrees: int, quantile: float) -> None:
     assert student_quantile(degrees) == pytest.approx(quantile, abs=5e-5)
-    assert student_quantile(degrees, 0.8) == pytest.approx(stats.t.ppf(0.8, degrees))
+    for share in (0.8, 0.05, 0.999):
+        assert student_quantile(degrees, share) == pytest.approx(stats.t.ppf(share, degrees), 1e-8)
+
+
+def test_student_quantile_approaches_the_normal_one() -> None:
+    assert student_quantile(10**6) == pytest.approx(stats.norm.ppf(0.975), abs=1e-5)
+    assert student_quantile(0) == float("inf")
 
 
 def wilson_roots(p: float, n: float, z: float) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,6 +82,9 @@ class GpuFacts:
 
 
 def _devices() -> list[Finding]:
+    if importlib.util.find_spec("torch") is None:
+        remedy = f"to run models, install: {install('train')}"
+        return [Finding("torch", "optional", "not installed", remedy)]
     import torch
 
     from tramontane.config.device import number_type

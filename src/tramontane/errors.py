@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 VERSION = "0.1.0"  # as in pyproject.toml, which names the package tramontane-rl
+# What runs a model, and stands in pyproject.toml as the extra `train`.
+TRAIN = ("torch", "transformers", "tokenizers", "safetensors", "scipy", "datasets")
 
 
 class InputError(Exception):
@@ -48,17 +50,28 @@ def other_project(package: Path = Path(__file__).parent) -> str:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Let an import error of this block begin with `other_project()`, if that is the cause.
+    """Name the cause of an import error in this block, if it is how this package was installed.
 
     Raises:
+        InputError: a package of the extra `train` is not installed.
         ImportError: another project's files stand among this package's.
     """
     try:
         yield
     except ImportError as error:
+        if missing := missing_extra(error):
+            raise InputError(missing) from None
         if mixed := other_project():
             raise ImportError(f"{mixed}\n{error}") from error
         raise
+
+
+def missing_extra(error: ImportError) -> str:
+    """What to install, if the import of a package of the extra `train` failed; else empty."""
+    package = (error.name or "").partition(".")[0]
+    if package not in TRAIN or not isinstance(error, ModuleNotFoundError):
+        return ""
+    return f"{package} is not installed; to run models, install: {install('train')}"
 
 
 def install(extra: str) -> str:

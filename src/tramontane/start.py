@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from tramontane.data.objects import override_texts
-from tramontane.errors import InputError
+from tramontane.errors import InputError, importing
 from tramontane.run.folder import RunFolder
 from tramontane.run.task import config_of, new_run, settings_without_sources
 
@@ -122,8 +122,9 @@ def _train(
 
     given = read_input(settings)
     screen.phase("loading torch and the model", 0, 0)
-    from tramontane.run.train import train as run
-    from tramontane.view.report import write_report
+    with importing():
+        from tramontane.run.train import train as run
+        from tramontane.view.report import write_report
 
     try:
         return run(
@@ -172,7 +173,8 @@ def dry_run(
     else:
         settings, rows = config_of(config, overrides, model=model, data=data, rewards=rewards)
     if model_shape is not None:
-        from tramontane.run.prepare import sizes_of_shape
+        with importing():
+            from tramontane.run.prepare import sizes_of_shape
 
         return sizes_of_shape(settings, model_shape, gpu)
     if not rows:
@@ -185,8 +187,9 @@ def _sizes(settings: Config, gpu: str | None) -> DryRunResult:
     from tramontane.run.input import read_input
 
     given = read_input(settings)
-    from tramontane.run.header import header, opening_of
-    from tramontane.run.prepare import prepare, sizes
+    with importing():
+        from tramontane.run.header import header, opening_of
+        from tramontane.run.prepare import prepare, sizes
 
     prepared = prepare(settings, given)
     return replace(sizes(prepared, gpu), header=header(prepared, opening_of(prepared)))
@@ -225,7 +228,9 @@ def sft(
     from tramontane.config import load_section
     from tramontane.config.sft import SFTConfig
     from tramontane.interrupt import Interrupt
-    from tramontane.sft.sft import sft as run
+
+    with importing():
+        from tramontane.sft.sft import sft as run
 
     if not isinstance(config, SFTConfig):
         config = load_section(SFTConfig, config, overrides)

@@ -16,6 +16,7 @@ from tramontane.asking import Answer, Prompt
 from tramontane.asking.model import open_model
 from tramontane.config import VerifierConfig
 from tramontane.config.judge import JudgeConfig
+from tramontane.errors import importing
 from tramontane.placement.process import serve
 from tramontane.types import Problem
 from tramontane.verifier import judge
@@ -50,7 +51,8 @@ def prepare(config: VerifierConfig, folder: Path) -> Callable[[Any], Iterator[Gr
 
 def _opened(config: JudgeConfig, spending: Spending) -> Score:
     if config.reward_model:
-        from tramontane.asking.classifier import Classifier
+        with importing():
+            from tramontane.asking.classifier import Classifier
 
         return Classifier(config.reward_model).score
     model = open_model(config, spending.add)

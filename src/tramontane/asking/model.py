@@ -8,6 +8,7 @@ from typing import Any
 from tramontane.asking import Model
 from tramontane.asking.endpoint import Endpoint, authorization
 from tramontane.config.asking import ModelConfig
+from tramontane.errors import importing
 
 
 def check_model(config: ModelConfig) -> dict[str, Any]:
@@ -19,7 +20,8 @@ def check_model(config: ModelConfig) -> dict[str, Any]:
     if config.endpoint:
         authorization(config.endpoint)
         return {}
-    from tramontane.asking.checkpoint import check_checkpoint
+    with importing():
+        from tramontane.asking.checkpoint import check_checkpoint
 
     return check_checkpoint(config)
 
@@ -30,6 +32,7 @@ def open_model(config: ModelConfig, sending: Callable[[], None] = lambda: None) 
     # torch takes seconds to import, and an endpoint does not need it.
     if config.endpoint:
         return Endpoint(config, sending)
-    from tramontane.asking.checkpoint import Checkpoint
+    with importing():
+        from tramontane.asking.checkpoint import Checkpoint
 
     return Checkpoint(config)

@@ -20,7 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import tramontane
 from tramontane import plugins
-from tramontane.errors import InputError
+from tramontane.errors import InputError, missing_extra
 from tramontane.interrupt import EXIT_SECONDS, leave_within, set_handler, terminate
 
 if TYPE_CHECKING:
@@ -133,6 +133,11 @@ def main() -> None:
         app()
     except InputError as error:
         complain(str(error), "error:")
+        code = 2
+    except ModuleNotFoundError as error:
+        if not (missing := missing_extra(error)):
+            raise
+        complain(missing, "error:")
         code = 2
     except SystemExit as end:
         code = end.code

@@ -88,9 +88,10 @@ def _nvidia() -> Nvidia:
 
 @cache
 def _torch_cuda() -> int | None:
-    """The CUDA (major version) that the installed torch is built for; None: for CPUs."""
-    spec = importlib.util.find_spec("torch")
-    assert spec is not None
+    """The CUDA (major version) that the installed torch is built for; None: for CPUs, or there is
+    no torch."""
+    if (spec := importlib.util.find_spec("torch")) is None:
+        return None
     built_for = runpy.run_path(str(Path(spec.origin or "").with_name("version.py")))["cuda"]
     return int(built_for.partition(".")[0]) if built_for else None
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TextIO, TypeVar, cast
 
 from tramontane.data.values import Row, UnknownType, encodable, plain
-from tramontane.errors import InputError
+from tramontane.errors import InputError, importing
 from tramontane.verifier import tasksets
 from tramontane.workplace import parse_object
 
@@ -234,7 +234,8 @@ def _dataset_rows(source: str, split: str) -> Iterator[tuple[str, Row]]:
         near = difflib.get_close_matches(source.partition(":")[0] + ":", SCHEMES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(SCHEMES)}"
         raise InputError(f"data {source!r}: no such kind of source; {hint}")
-    from datasets import load_dataset
+    with importing():
+        from datasets import load_dataset
 
     name, _, subset = source.partition("#")
     try:

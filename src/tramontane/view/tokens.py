@@ -9,8 +9,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from tramontane.errors import reading
 from tramontane.models.names import numbered
 
@@ -50,6 +48,8 @@ class Tokens:
             if self._tokenizer is None:
                 if (file := self._find()) is None:
                     return None
+                from tokenizers import Tokenizer  # of the extra `view`
+
                 with reading(file):
                     self._tokenizer = Tokenizer.from_file(str(file))
         return token_texts(self._tokenizer, token_ids)

@@ -1,0 +1,132 @@
+"""The base installation, without the extra `train`: it grades, curates by rules, reads runs and
+validates configs."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.paths import ROOT
+from tests.view.pages import make_run
+from tramontane.errors import TRAIN
+
+SECONDS = 120.0  # limit of one program
+INSTALL_SECONDS = 500.0  # limit of an installation from a package index
+
+PROGRAM = r"""
+import json, sys
+from pathlib import Path
+import tramontane
+from tramontane.config import load_config
+from tramontane.errors import InputError
+
+folder = Path(sys.argv[1])
+config = load_config(sys.argv[2])
+graded = tramontane.score(folder / "answers.jsonl", folder / "verdicts.jsonl")
+curated = tramontane.curate(None, [f"out={folder / 'curated'}"], inputs=[str(folder / "raw.jsonl")])
+from tramontane.view.runs import load_runs
+from tramontane.view.summary import summary
+
+[run] = load_runs([folder / "run"])
+rows = run.rollouts.table().num_rows
+audited = tramontane.audit(folder / "run")
+for call in (
+    lambda: tramontane.plan(),
+    lambda: tramontane.train(sys.argv[2], [f"run_dir={folder / 'new'}"]),
+    lambda: tramontane.curate(None, [f"out={folder / 'hub'}"], inputs=["openai/gsm8k#main"]),
+):
+    try:
+        call()
+    except InputError as error:
+        assert "pip install 'tramontane-rl[train]'" in str(error), error
+        assert "\n" not in str(error)
+    else:
+        raise AssertionError("it needs a package that is not there")
+assert not {"torch", "transformers"} & sys.modules.keys()
+print(json.dumps({
+    "config": config.name, "right": graded.outcomes["right"], "wrong": graded.outcomes["wrong"],
+    "left": curated.summary["stages"][-1]["left"], "rollouts": rows,
+    "audited": audited.completions, "summary": bool(summary(run)),
+}))
+"""
+
+
+def answer(row_id: str, text: str, **row: object) -> dict[str, object]:
+    form = {"id": row_id, "domain": "math", "problem": "", "response": f"<think>x</think>{text}"}
+    return {**form, **row}
+
+
+def prepared(folder: Path) -> Path:
+    make_run(folder / "run")
+    program = "```python\ndef square(x): return x * x\n```"
+    tests = {"type": "python_assert", "entry_point": "square", "code": "assert square(3) == 9"}
+    rows = [
+        answer("half", r"\boxed{0.5}", answer=r"\frac12"),
+        answer("third", r"\boxed{0.5}", answer=r"\frac13"),
+        answer("square", program, domain="code", tests=tests),
+    ]
+    raw = [{"problem": f"Compute {i} plus {i} times seven.", "answer": str(8 * i)} for i in "234"]
+    for name, written in (("answers", rows), ("raw", raw)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
+    return folder
+
+
+def ran(python: str, folder: Path, **environment: str) -> None:
+    """Run PROGRAM, and compare what it found."""
+    done = subprocess.run(
+        [python, "-c", PROGRAM, str(folder), str(ROOT / "configs/quickstart.yaml")],
+        env=os.environ | environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == {
+        "config": "quickstart", "right": 2, "wrong": 1, "left": 3, "rollouts": 60,
+        "audited": 60, "summary": True,
+    }  # fmt: skip
+
+
+def without(packages: set[str], folder: Path) -> str:
+    """A search path of this interpreter's packages and this checkout, except some packages."""
+    folder.mkdir()
+    for place in filter(lambda place: place.endswith("site-packages"), sys.path):
+        for entry in Path(place).iterdir():
+            name = entry.name.partition("-")[0].partition(".")[0].lower()
+            if name not in packages and entry.suffix != ".pth":
+                (folder / entry.name).exists() or (folder / entry.name).symlink_to(entry)
+    return os.pathsep.join([str(ROOT / "src"), str(folder)])
+
+
+def test_everything_but_models_works_without_torch(tmp_path: Path) -> None:
+    path = without({*TRAIN, "torchgen", "pandas", "fastapi"}, tmp_path / "site")
+    python = getattr(sys, "_base_executable", sys.executable)
+    ran(python, prepared(tmp_path), PYTHONPATH=path)
+
+
+@pytest.mark.slow
+def test_a_base_installation_has_no_torch_and_works(tmp_path: Path) -> None:
+    python = str(tmp_path / "venv/bin/python")
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    shutil.copytree(ROOT / "src", tmp_path / "built/src")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / "built" / name)
+    pip = [python, "-m", "pip", "install", "--quiet", "--timeout", "20", "--retries", "1"]
+    done = subprocess.run(
+        [*pip, str(tmp_path / "built")], capture_output=True, text=True, timeout=INSTALL_SECONDS
+    )
+    if "No matching distribution" in done.stderr or "ConnectionError" in done.stderr:
+        pytest.skip("no package index can be reached")
+    assert done.returncode == 0, done.stderr[-3000:]
+    listed = subprocess.run(
+        [python, "-m", "pip", "list", "--format=json"], capture_output=True, check=True
+    )
+    names = {package["name"].lower() for package in json.loads(listed.stdout)}
+    assert "tramontane-rl" in names and not names & {*TRAIN, "accelerate", "triton"}
+    ran(python, prepared(tmp_path), PYTHONPATH="")
