@@ -79,11 +79,13 @@ vllm: $(DEV)
 # Tests against packages that have adapters or read checkpoints, in environments that see .venv's:
 # OpenEnv and verifiers need different versions of the same packages.
 adapters: $(DEV)
-	$(call above,.venv-adapters,$(ADAPTED) openai trl 'lm_eval[hf]')
+	$(call above,.venv-adapters,$(ADAPTED) openai trl 'lm_eval[hf]' inspect-ai)
 	.venv-adapters/bin/$(UNSKIPPED) tests/environments/test_adapters.py tests/docs/test_publish.py \
-		tests/environments/test_mistral.py -k 'adapters or mistral or openai or harness or lm_eval'
+		tests/environments/test_mistral.py tests/verdicts/test_adapters.py \
+		-k '(adapters or mistral or openai or harness or lm_eval) and not verifiers and not verl'
 	$(call above,.venv-verifiers,'.[verifiers]')
-	.venv-verifiers/bin/$(UNSKIPPED) tests/verifier/test_tasksets.py -k 'tasksets or verifiers'
+	.venv-verifiers/bin/$(UNSKIPPED) tests/verifier/test_tasksets.py tests/verdicts/test_adapters.py \
+		-k 'tasksets or verifiers'
 
 ADAPTED := '.[textarena,gymnasium,skyrl,openenv,mistral]'
 SITE := python -c 'import site; print(site.getsitepackages()[0])'

@@ -24,7 +24,7 @@ LAYERS = (
     "placement",
     "generator trainer verifier",  # workers, which do not import each other
     "data",
-    "asking environments",
+    "asking environments verdicts",
     "controller curation doctor sft",
     "evaluation planning",
     "run",

@@ -1,7 +1,8 @@
-"""Commands that grade responses, and check problems and grades: score, audit and curate."""
+"""Commands that grade responses, and check problems and grades: score, verify, audit, curate."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,8 @@ from tramontane.cli.terminal import (
     say,
     show_table,
 )
+from tramontane.errors import InputError
+from tramontane.loopback import check_installed
 
 
 @app.command(rich_help_panel=MEASURE)
@@ -29,9 +32,9 @@ def score(
     path: Annotated[
         Path,
         typer.Argument(
-            help="JSONL (also gzip) rows with id, domain (math or code), problem, response, and "
-            "answer (math) or tests (code); optionally language and response_tokens, which the "
-            "length reward needs."
+            help="JSONL (also gzip), or - for standard input: rows with id, domain (math or code), "
+            "problem, response, and answer (math) or tests (code); optionally language and "
+            "response_tokens, which the length reward needs."
         ),
     ],
     overrides: Annotated[
@@ -43,7 +46,11 @@ def score(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="JSONL file for the verdicts; without it, only a summary.")
+        Path | None,
+        typer.Option(
+            help="JSONL file for the verdicts, or - for standard output; without it, only a "
+            "summary."
+        ),
     ] = None,
     config: Annotated[
         Path | None,
@@ -57,7 +64,11 @@ def score(
     """Grade recorded responses; exit code 1 if rows could not be read."""
     kept = f"{out} has the rows graded so far, and starting again replaces it"
     with if_stopped(kept if out else "nothing was written"), progress("grading") as show:
-        summary = tramontane.score(path, out, config, overrides, progress=show)
+        quiet = "-" in (str(path), str(out))
+        summary = tramontane.score(path, out, config, overrides, progress=None if quiet else show)
+    if str(out) == "-":  # where a table would stand among the rows
+        _end_with(summary.bad_rows)
+        return
     names = ("right", "wrong", "malformed", "unscorable")
     counts = {name: summary.outcomes[name] for name in names} | {"not read": len(summary.bad_rows)}
     total = sum(counts.values())
@@ -70,6 +81,43 @@ def score(
         some = ", ".join(f"{row_id} (× {n})" for row_id, n in summary.double_ids.most_common(5))
         say(f"warning: {len(summary.double_ids):,} ids occur more than once: {some}")
     _end_with(summary.bad_rows)
+
+
+@app.command(rich_help_panel=MEASURE)
+def verify(
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="ANSWER REFERENCE, and verifier.key=value; with --serve, only the latter.",
+            show_default=False,
+        ),
+    ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Answer requests of other programs over HTTP.")
+    ] = False,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 0,
+) -> None:
+    """Grade a mathematical answer, as JSON; or serve verdicts to other trainers."""
+    from tramontane.config import VerifierConfig, parse_settings
+    from tramontane.verdicts.grader import verify as judged
+
+    given = texts or []
+    keys = [text.removeprefix("verifier.") for text in given if text.startswith("verifier.")]
+    values = [text for text in given if not text.startswith("verifier.")]
+    checked = parse_settings(VerifierConfig, {}, keys, "verifier.key=value")
+    settings = checked.model_dump(exclude_unset=True)
+    if len(values) != (0 if serve else 2):
+        raise InputError("give --serve alone, or an ANSWER and a REFERENCE, each in quotes")
+    if not serve:
+        from tramontane.verdicts.reasons import as_json
+
+        print(json.dumps(as_json(judged(*values, **settings)), ensure_ascii=False))
+        return
+    check_installed("the server")
+    from tramontane.verdicts.server import serve as run
+
+    run(settings, host, port, on_address=say)
 
 
 @app.command(rich_help_panel=LOOK)

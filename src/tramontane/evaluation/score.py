@@ -8,11 +8,11 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tramontane.config import (
     BUILT_IN,
@@ -31,6 +31,7 @@ from tramontane.verifier.pool import VerifierPool
 from tramontane.workplace import check_file, owned_file, parse_object
 
 WINDOW = 256  # rows graded at once
+STANDARD = "-"  # standard input, or output
 KEYS = ("verifier.", "pipeline.l_max=", "pipeline.l_cache=")  # that overrides may set
 ROW_FIELDS = (
     "id", "domain", "problem", "answer", "tests", "language", "response", "turns", "ending",
@@ -77,19 +78,21 @@ def score(
     """Grade the rows of a JSONL file (also gzip), in order, with the same code as in training.
 
     Args:
-        path: rows of `id`, `domain`, `problem`, `answer` or `tests`, `response`, and optionally
-            `language` (ISO 639-1) and `response_tokens`. A conversation has `messages` (the chat;
-            the assistant's are graded) or `turns` (as `eval` writes them) instead of the
+        path: a file, or `-` for standard input, with rows of `id`, `domain`, `problem`, `answer` or
+            `tests`, `response`, and optionally `language` (ISO 639-1) and `response_tokens`. A
+            conversation has `messages` (the chat; the assistant's are graded) or `turns` (as `eval`
+            writes them) instead of the
             response, and is unscorable if its `ending` is a failure of its environment. For rewards
             of a whole group, consecutive rows with the same id are a group.
         out: file for rows of `id`, `reward`, `parts`, `verdict`, `reason`, `seconds` and `answer`
             (the extracted answer, null if there is none). Each is written as soon as all earlier
-            rows are graded; an existing file is replaced. None: only the summary.
+            rows are graded; an existing file is replaced. `-`: standard output. None: only the
+            summary.
         config: a `Config` or the path of one. Its section `verifier` is used, with as many workers
             as cores by default, and, if it has a section `pipeline`, the length reward's `l_max`
             and `l_cache`.
         overrides: `verifier.key=value`, `pipeline.l_max=value` or `pipeline.l_cache=value` texts.
-        progress: called with (rows done, rows in all).
+        progress: called with (rows done, rows in all); in all 0 of standard input.
 
     Unreadable rows are listed in `bad_rows` with their line numbers; the others are still graded.
 
@@ -108,12 +111,11 @@ def score(
     summary = ScoreSummary()
     ids: Counter[str] = Counter()
     waiting: deque[tuple[str, Future[list[Verdict]]]] = deque()
+    file = None if out is None or str(out) == STANDARD else Path(out)
     with (
-        owned_file(out, "scored") if out is not None else nullcontext(),
+        owned_file(file, "scored") if file is not None else nullcontext(),
         VerifierPool(verifier, l_max, l_cache) as pool,
-        # Line by line, so that a killed command leaves complete rows. Half a surrogate pair becomes
-        # a JSON escape.
-        open(out or os.devnull, "w", 1, "utf-8", errors="backslashreplace") as sink,
+        _sink(out) as sink,
     ):
 
         def finish(limit: int) -> None:
@@ -136,6 +138,8 @@ def score(
             waiting.append((problem.id, pool.score(problem, responses)))
             finish(WINDOW)
         finish(0)
+    if not summary.scored and not summary.bad_rows:
+        raise InputError("standard input: there are no rows in it")
     summary.double_ids = Counter({row_id: count for row_id, count in ids.items() if count > 1})
     return summary
 
@@ -177,10 +181,24 @@ def _groups(
         yield group[0][0], [response for _, response in group]
 
 
+def _sink(out: str | Path | None) -> AbstractContextManager[TextIO]:
+    """Where verdicts are written: line by line, so that a killed command leaves complete rows. Half
+    a surrogate pair becomes a JSON escape."""
+    if str(out) == STANDARD:
+        return open(1, "w", 1, "utf-8", errors="backslashreplace", closefd=False)
+    return open(out or os.devnull, "w", 1, "utf-8", errors="backslashreplace")
+
+
 def _check_files(path: Path, out: str | Path | None) -> int:
-    """Check that the files can be read and written; returns the number of rows."""
+    """Check that the files can be read and written; returns the number of rows, 0 if unknown."""
+    if str(out) == STANDARD:
+        out = None
+    if str(path) == STANDARD:
+        if out is not None:
+            check_file(out)
+        return 0
     if not path.is_file():
-        raise InputError(f"{path}: no such file")
+        raise InputError(f"{path}: no such file; - is standard input")
     if out is not None and Path(out).resolve() == path.resolve():
         raise InputError(f"{out}: the verdicts would overwrite the rows; give another file")
     if out is not None:
@@ -196,7 +214,11 @@ def _check_files(path: Path, out: str | Path | None) -> int:
 def row_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Numbered lines; bytes that are not UTF-8 are passed on, so that `parse_object` can report
     them."""
-    return read_lines(str(path), path, errors="surrogateescape")
+    if str(path) != STANDARD:
+        yield from read_lines(str(path), path, errors="surrogateescape")
+        return
+    with open(0, encoding="utf-8", errors="surrogateescape", closefd=False) as lines:
+        yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
 
 
 def parse_row(
