@@ -12,6 +12,8 @@ from transformers import (
     LlamaConfig,
     LlamaForSequenceClassification,
     PreTrainedTokenizerFast,
+    XLNetConfig,
+    XLNetForSequenceClassification,
 )
 
 from tests.verifier.test_judge import JUDGED, judged
@@ -64,6 +66,26 @@ def test_a_reward_model_scores_in_batches_as_one_by_one(tmp_path, monkeypatch, l
     assert len({round(value, 4) for value in expected}) == 4
     assert found.values[4] is None
     assert "longer than 60 tokens" in found.fault(4)
+
+
+def test_a_reward_model_whose_scores_depend_on_padding_takes_one_answer_at_a_time(
+    tmp_path, monkeypatch
+):
+    """XLNet reads the score from the last place, and right padding is put there."""
+    monkeypatch.setenv("TRAMONTANE_CPU_DTYPE", "float32")
+    tokenizer = load_tokenizer("tiny")
+    config = XLNetConfig(
+        vocab_size=len(tokenizer), d_model=16, n_layer=1, n_head=2, d_inner=16, num_labels=1,
+        pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    XLNetForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    settings = {"path": str(tmp_path), "device": "cpu"}
+    with pytest.raises(InputError, match=r"another score beside longer.*batch_size to 1"):
+        Classifier(RewardModelConfig(**settings))
+    alone = Classifier(RewardModelConfig(**settings, batch_size=1))
+    assert alone.score(PROBLEM, ["Yes", "No."]).values[0] == alone.score(PROBLEM, ["Yes"]).values[0]
 
 
 def test_a_model_without_a_classifiers_head_is_refused():

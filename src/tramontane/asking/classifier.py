@@ -19,6 +19,10 @@ from tramontane.verifier.judge import harmless, transcript
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+# Largest difference of logits in a batch from those alone, as a share of the largest logit.
+SAME = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+_ANSWERS = ("Yes.", "No, it is not, and here is why.", "It is right. " * 8)
+
 Inputs: TypeAlias = "Mapping[str, Sequence[int]]"  # by name, such as input_ids, token_type_ids
 
 
@@ -27,7 +31,8 @@ class Classifier:
     the logistic function of its logit.
 
     Raises:
-        InputError: no such checkpoint or device, or one with more than two labels.
+        InputError: no such checkpoint or device, one with more than two labels, or one whose
+            scores depend on the other answers of a batch.
     """
 
     def __init__(self, config: RewardModelConfig) -> None:
@@ -41,6 +46,24 @@ class Classifier:
                 f"verifier.judge.reward_model: {config.path!r} has {labels} labels; a reward model "
                 f"has one or two"
             )
+        # Without a padding token, the model takes one sequence at a time.
+        self._size = config.batch_size if self.model.config.pad_token_id is not None else 1
+        if self._size > 1:
+            self._check_batches()
+
+    @torch.inference_mode()
+    def _check_batches(self) -> None:
+        """Check that padded answers get the scores that each gets alone."""
+        encoded = [encode(self.tokenizer, "Is it right?", answer) for answer in _ANSWERS]
+        together = logits_of(self.model, encoded)
+        alone = torch.cat([logits_of(self.model, [inputs]) for inputs in encoded])
+        found = float((together - alone).abs().max() / alone.abs().max().clamp_min(1e-6))
+        if not found <= SAME.get(self.model.dtype, SAME[torch.bfloat16]):
+            raise InputError(
+                f"verifier.judge.reward_model: {type(self.model).__name__} gives an answer another "
+                f"score beside longer answers than alone (its logits differ by {found:.0%}), since "
+                f"padding changes what it computes; set reward_model.batch_size to 1"
+            )
 
     @torch.inference_mode()
     def score(self, problem: Problem, answers: list[str]) -> GroupResult:
@@ -49,11 +72,8 @@ class Classifier:
         limit = self.config.max_tokens
         fits = [i for i, inputs in enumerate(encoded) if len(inputs["input_ids"]) <= limit]
         values: list[float | None] = [None] * len(answers)
-        # Without a padding token, the model takes one sequence at a time.
-        padded = self.model.config.pad_token_id is not None
-        size = self.config.batch_size if padded else 1
-        for start in range(0, len(fits), size):
-            places = fits[start : start + size]
+        for start in range(0, len(fits), self._size):
+            places = fits[start : start + self._size]
             logits = logits_of(self.model, [encoded[i] for i in places])
             chances = logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(dim=1)
             for i, chance in zip(places, chances[:, -1].tolist(), strict=True):
