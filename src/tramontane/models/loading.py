@@ -25,7 +25,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils.logging import disable_progress_bar
 
 from tramontane.errors import InputError
-from tramontane.models import wrapped
+from tramontane.models import longrope, wrapped
 from tramontane.models.attention import PACKED
 from tramontane.models.families import check_packing
 from tramontane.models.gpu import Build
@@ -136,8 +136,9 @@ def load_model(
             packed rows what it computes for each sequence alone.
     """
     # Some models look their attention up while they are built, among transformers' own.
-    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager"}
-    if half := wrapped.find(model, _load_own_config(model), local_folder(model)):
+    own = _load_own_config(model)
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager", "config": own}
+    if half := wrapped.find(model, own, local_folder(model)):
         options |= half.loading_options()
     loaded = _complete(AutoModelForCausalLM, model, **options)
     loaded.set_attn_implementation(PACKED)
@@ -162,7 +163,8 @@ def load_classifier(
     Raises:
         InputError: no checkpoint there, or one without weights of a classifier's head.
     """
-    loaded = _complete(AutoModelForSequenceClassification, model, dtype=dtype)
+    own = _load_own_config(model)
+    loaded = _complete(AutoModelForSequenceClassification, model, dtype=dtype, config=own)
     tokenizer = _from_pretrained(AutoTokenizer, model, mistral_format=False)
     return loaded.to(device).eval(), tokenizer
 
@@ -262,8 +264,11 @@ def load_config(model: str) -> Any:
 
 
 def _load_own_config(model: str) -> Any:
-    """The config of a checkpoint as published."""
-    return _from_pretrained(AutoConfig, model)
+    """The config of a checkpoint as published, but with one set of rotary frequencies."""
+    config = _from_pretrained(AutoConfig, model)
+    longrope.unify(config)
+    longrope.unify(config.get_text_config())
+    return config
 
 
 def vocabulary(model: PreTrainedModel) -> int:
@@ -294,7 +299,8 @@ def check_device(device: str, key: str = "device") -> None:
 
 def context_length(model_config: Any) -> int | None:
     """The model's maximum number of positions, or None if its config does not say."""
-    return getattr(model_config, "max_position_embeddings", None)
+    whole = getattr(model_config, "max_position_embeddings", None)
+    return longrope.original_context(model_config) or whole
 
 
 def _from_pretrained(auto: Any, model: str, **options: Any) -> Any:
