@@ -59,7 +59,7 @@ def train(
     """Run the whole loop, from a config or Python objects to a finished run folder.
 
     `train("configs/quickstart.yaml")` is `tramontane train`; `train(model="tiny", data=rows,
-    rewards=[function])` defines your own task; both can be combined. See docs/rewards.md.
+    rewards=[function])` defines your own task; both can be combined. See docs/your-rewards.md.
 
     Args:
         config: a `Config` or the path of one; None: the defaults.

@@ -78,7 +78,7 @@ class Reward:
 
     Args:
         function: a function of (problem, text, n_tokens) that returns a number from 0 to 1, one of
-            a whole group, one of TRL's kind, or its import path; see docs/rewards.md.
+            a whole group, one of TRL's kind, or its import path; see docs/your-rewards.md.
         weight: factor applied to the function's result.
         name: name in verdicts and metrics; by default the function's.
         malformed: also call the function for malformed completions.

@@ -1,4 +1,4 @@
-"""The task of one's own in docs/rewards.md: short, complete, and run as it is printed."""
+"""The task of one's own in docs/your-rewards.md: short, complete, and run as it is printed."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from tests.docs.pages import blocks
 from tests.paths import ROOT
 from tramontane.run.rollouts import read_run
 
-PAGE = ROOT / "docs/rewards.md"
+PAGE = ROOT / "docs/your-rewards.md"
 
 
 def block(language: str, start: str) -> str:

@@ -18,8 +18,8 @@ DomainName = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
 
 
 class CustomReward(Section):
-    """A user-defined reward function; see docs/rewards.md. A text in its place is the function's
-    import path."""
+    """A user-defined reward function; see docs/your-rewards.md. A text in its place is the
+    function's import path."""
 
     name: str = Field("", pattern=r"^[a-z][a-z0-9_]*$")
     """Name of the reward in verdicts and metrics: lower-case letters, digits and underscores.
@@ -92,8 +92,8 @@ class RewardConfig(Section):
 
 
 class MathConfig(Section):
-    """Grading policies of the math verifier that users may want to change; docs/rewards.md lists
-    all."""
+    """Grading policies of the math verifier that users may want to change; docs/math-answers.md
+    lists all."""
 
     unevaluated: Literal["right", "wrong"] = "right"
     r"""Unevaluated arithmetic, such as `17+25` for 42, or `\frac{84}{2}`. `wrong` rejects it unless
@@ -139,7 +139,7 @@ class VerifierConfig(Section):
     tests if there are fewer. The paper: 20."""
     allow_unsandboxed: MayChange[bool] = False
     """Where no sandbox works, run programs under resource limits alone. false: programs are
-    unscorable there. docs/rewards.md says what an unsandboxed program can do."""
+    unscorable there. docs/programs.md says what an unsandboxed program can do."""
     math: MathConfig = Field(default_factory=MathConfig)
     """Policies of the math verifier."""
     reward: RewardConfig = Field(default_factory=RewardConfig)
@@ -149,7 +149,7 @@ class VerifierConfig(Section):
     domains: dict[DomainName, DomainConfig] = Field(default_factory=lambda: dict(BUILT_IN))
     """Kinds of tasks by name, which a row's `domain` refers to. `math`, `code`, `instructions`,
     `calls` and `verifiers` are built in; entries with other names are added. See
-    docs/rewards.md."""
+    docs/your-rewards.md."""
 
     @field_validator("domains", mode="before")
     @classmethod

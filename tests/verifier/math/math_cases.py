@@ -1,4 +1,4 @@
-"""(reference, prediction): repairs, known false positives, the policies of docs/rewards.md."""
+"""(reference, prediction): repairs, known false positives, the policies of docs/math-answers.md."""
 
 RIGHT = [
     # (reference, prediction)
@@ -194,7 +194,7 @@ RIGHT = [
     (r"\pm 3", "3, -3"),
     (r"m_{\max} = n-1", "n - 1"),
     (r"\frac{d!}{2(d-1)!}", r"\frac{d}{2}"),
-    # -- policies of docs/rewards.md
+    # -- policies of docs/math-answers.md
     ("1200000", "1.2 million"),
     ("1200000", r"1.2\text{ million}"),
     ("1.2 million", "1200000"),
@@ -436,7 +436,7 @@ WRONG = [
     ("[0,1]", "0<x<1"),
     ("2+3i", "2-3i"),
     ("A", "A + 1"),
-    # -- policies of docs/rewards.md
+    # -- policies of docs/math-answers.md
     (r"60\text{ min}", r"1\text{ h}"),
     ("1.2 million", "1.2"),
     ("1.2", "1.2 million"),

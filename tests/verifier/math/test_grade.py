@@ -1,4 +1,4 @@
-"""The math verifier: known repairs, known false positives, policies (docs/rewards.md)."""
+"""The math verifier: known repairs, known false positives, policies (docs/math-answers.md)."""
 
 import gzip
 import json
@@ -191,9 +191,9 @@ def test_policies_with_a_key():
 
 
 def policies():
-    """The rows of the table in docs/rewards.md: question, reference, right, wrong, key."""
-    page = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text(encoding="utf-8")
-    rows = page.partition("### Policies")[2].partition("The rest of")[0].split("\n| ")[2:]
+    """The rows of the table in docs/math-answers.md: question, reference, right, wrong, key."""
+    page = (Path(__file__).parents[3] / "docs" / "math-answers.md").read_text(encoding="utf-8")
+    rows = page.partition("## Policies")[2].partition("[The rules in full]")[0].split("\n| ")[2:]
     for row in rows:
         cells = [cell.strip() for cell in row.strip().removesuffix("|").split(" | ")]
         yield cells[0], *(re.findall("`([^`]+)`", cell) for cell in (*cells[1:], "", "")[:4])

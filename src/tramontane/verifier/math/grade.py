@@ -5,7 +5,7 @@ Both sides are normalized (`normalize`). Cheap and exact rules come first: words
 and tuples item by item (`items`), numbers (`numbers`) and their units (`units`). Only the rest is
 parsed as LaTeX and compared by value (`symbolic`, `regions`, `values`). Every step has a cap
 (`structure`), and the worker process is killed from outside when late. The policies are in
-docs/rewards.md.
+docs/math-answers.md.
 """
 
 from __future__ import annotations
