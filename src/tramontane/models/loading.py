@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections.abc import Iterator
@@ -29,15 +30,28 @@ from tramontane.models import longrope, wrapped
 from tramontane.models.attention import PACKED
 from tramontane.models.families import check_packing
 from tramontane.models.gpu import Build
-from tramontane.models.names import check_hub, folder_of, has_tokenizer, is_local, resolve
+from tramontane.models.names import (
+    TOKENIZER_FILES,
+    check_hub,
+    folder_of,
+    has_tokenizer,
+    is_local,
+    resolve,
+)
 from tramontane.models.states import separate_states
+from tramontane.models.tokenizers import add_processor_template, is_tekken_alone, load_tekken
 from tramontane.models.weight_files import INDEX, WeightFiles, listed_files
-from tramontane.models.wrapped import LOADING
+from tramontane.models.wrapped import LOADING, TextHalf
 
 logger = logging.getLogger("tramontane")
 
-# Progress bars would break the display of a run.
+# Progress bars would break the display of a run, and so would transformers' tables of weights that
+# a model lacks or a file has beside the model's, such as those of a vision tower. `_complete` says
+# what matters of them; a failed conversion is only in the table.
 disable_progress_bar()
+logging.getLogger("transformers.modeling_utils").addFilter(
+    lambda record: "LOAD REPORT" not in (text := record.getMessage()) or "CONVERSION" in text
+)
 
 # In bfloat16 on a CPU, each thread of torch caches the kernels of the last 1,024 shapes, which took
 # 1.3 GiB in a trainer. oneDNN has a cache shared by all threads, with lookups of microseconds. With
@@ -73,16 +87,21 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
         InputError: no tokenizer there, one without an EOS token (completions could never end by
             themselves), or one with tokens that the model lacks.
     """
-    folder = Path(resolve(model)).expanduser()
+    local = is_local(model)
+    folder = Path(resolve(model)).expanduser() if local else folder_of(model, TOKENIZER_FILES)
     if (folder / "config.json").is_file() and not has_tokenizer(folder):
         raise InputError(
             f"model {model!r}: its folder holds no tokenizer (tokenizer.json); set the key "
             f"`tokenizer` next to the model's, e.g. tokenizer=FOLDER, to the folder or the name of "
             f"a model that has it"
         )
-    # Where mistral-common is installed, transformers would use it for Mistral's models, without a
-    # chat template.
-    tokenizer = _from_pretrained(AutoTokenizer, model, mistral_format=False)
+    if is_tekken_alone(folder):
+        tokenizer = load_tekken(folder)
+    else:
+        # Where mistral-common is installed, transformers would use it for Mistral's models, without
+        # a chat template.
+        tokenizer = _from_pretrained(AutoTokenizer, model, mistral_format=False)
+        add_processor_template(tokenizer, folder)
     if tokenizer.eos_token_id is None:
         raise InputError(
             f"{model}: the tokenizer has no EOS token, so no completion could ever stop; "
@@ -136,11 +155,10 @@ def load_model(
             packed rows what it computes for each sequence alone.
     """
     # Some models look their attention up while they are built, among transformers' own.
-    own = _load_own_config(model)
+    own = load_own_config(model)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager", "config": own}
-    if half := wrapped.find(model, own, local_folder(model)):
-        options |= half.loading_options()
-    loaded = _complete(AutoModelForCausalLM, model, **options)
+    half = wrapped.find(model, own, local_folder(model))
+    loaded = _complete(AutoModelForCausalLM, model, half, **options)
     loaded.set_attn_implementation(PACKED)
     if half:
         # save_pretrained would write the wrapper's names, which AutoModelForCausalLM does not read.
@@ -163,20 +181,40 @@ def load_classifier(
     Raises:
         InputError: no checkpoint there, or one without weights of a classifier's head.
     """
-    own = _load_own_config(model)
+    own = load_own_config(model)
     loaded = _complete(AutoModelForSequenceClassification, model, dtype=dtype, config=own)
     tokenizer = _from_pretrained(AutoTokenizer, model, mistral_format=False)
     return loaded.to(device).eval(), tokenizer
 
 
-def _complete(auto: Any, model: str, **options: Any) -> Any:
-    loaded, info = _from_pretrained(auto, model, output_loading_info=True, **options)
-    if missing := sorted(info["missing_keys"]):
-        # transformers would continue with random weights.
+def _complete(auto: Any, model: str, half: TextHalf | None = None, **options: Any) -> Any:
+    options |= half.loading_options() if half else {}
+    loaded, info = _from_pretrained(
+        auto, model, output_loading_info=True, ignore_mismatched_sizes=True, **options
+    )
+    # transformers would continue with random weights.
+    faults = [f"its weights lack {name}" for name in sorted(info["missing_keys"])]
+    faults += [
+        f"{name} has the shape {list(there)}, and the config says {list(wanted)}"
+        for name, there, wanted in sorted(info["mismatched_keys"])
+    ]
+    if faults:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise InputError(f"model {model!r}: damaged, {faults[0]}{more}; fetch or save it again")
+    unread = sorted(half.unread(info["unexpected_keys"]) if half else info["unexpected_keys"])
+    if unread and half:
         raise InputError(
-            f"model {model!r}: damaged, its weights lack {', '.join(missing[:3])}"
-            + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-            + "; fetch or save it again"
+            f"model {model!r}: its text half has weights that {type(loaded).__name__} does not "
+            f"read ({unread[0]}, {len(unread)} in all), so it would compute something else; "
+            f"choose another model"
+        )
+    if unread:
+        logger.warning(
+            "%s: %d weights are not a part of %s, and are not loaded (%s …)",
+            model,
+            len(unread),
+            type(loaded).__name__,
+            unread[0],
         )
     return loaded
 
@@ -196,7 +234,7 @@ def empty_model(model: str) -> tuple[PreTrainedModel, WeightFiles] | None:
     folder = folder_of(
         model, ["model*.safetensors", INDEX, "config.json", "generation_config.json"]
     )
-    half = wrapped.find(model, _load_own_config(model), folder)
+    half = wrapped.find(model, load_own_config(model), folder)
     config = half.config if half else load_config(model)
     with LOADING, _parameters_on_meta():
         built = AutoModelForCausalLM.from_config(
@@ -258,12 +296,12 @@ def load_config(model: str) -> Any:
     Raises:
         InputError: no checkpoint there, or a wrapper whose text half is not a causal LM.
     """
-    own = _load_own_config(model)
+    own = load_own_config(model)
     half = wrapped.find(model, own, local_folder(model))
-    return half.config if half else own
+    return copy.deepcopy(half.config) if half else own
 
 
-def _load_own_config(model: str) -> Any:
+def load_own_config(model: str) -> Any:
     """The config of a checkpoint as published, but with one set of rotary frequencies."""
     config = _from_pretrained(AutoConfig, model)
     longrope.unify(config)

@@ -11,18 +11,32 @@ found in the files.
 from __future__ import annotations
 
 import copy
+import inspect
+import logging
 import re
 import threading
+from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+)
 
 from tramontane.errors import InputError
 from tramontane.models.names import cache_dir
-from tramontane.models.weight_files import WeightFiles
+from tramontane.models.weight_files import INDEX, SINGLE, WeightFiles
+
+logger = logging.getLogger("tramontane")
 
 # transformers patches torch globally while it builds a model: two threads that do so concurrently
 # leave tied output heads untied, with random weights (seen with 5.23), or torch's default number
@@ -41,8 +55,17 @@ EQUIVALENTS = {
     "glm4v_text": "glm4",
     "glm4v_moe_text": "glm4_moe",
 }
+# What causal LMs do with logits after the output head, by key of their config, with the value that
+# does nothing.
+SCALES = {
+    "logit_scale": 1.0,
+    "logits_scaling": 1.0,
+    "lm_head_multiplier": 1.0,
+    "final_logit_softcapping": None,
+}
 PARENT = "text_half_of"  # key in the config of a text half: where it comes from
 HEAD = "lm_head.weight"
+_halves: dict[Hashable, TextHalf] = {}
 _PARTS = {"text_config", "thinker_config"}  # of a wrapper's config
 _COMPARED = 64  # rows of embeddings and head that tell whether they are equal
 
@@ -69,6 +92,7 @@ class TextHalf:
     def __init__(self, name: str, own: PreTrainedConfig, folder: Path | None) -> None:
         self.config = _text_config(name, own)
         self._prefix, self._base = "", ""
+        self._modules: tuple[str, ...] = ()  # prefixes of its names
         self._head: str | None = None
         self.names: dict[str, str] | None = None
         if folder is not None and WeightFiles.present(folder):
@@ -82,6 +106,10 @@ class TextHalf:
             renames[f"^{re.escape(self._head)}$"] = HEAD
         return {"config": self.config, "key_mapping": renames}
 
+    def unread(self, names: Iterable[str]) -> list[str]:
+        """Of names of weights that were not loaded, those in the text half's own modules."""
+        return [name for name in names if name.startswith(self._modules)]
+
     def _find(self, files: WeightFiles, folder: Path) -> None:
         with LOADING, torch.device("meta"):
             model = AutoModelForCausalLM.from_config(self.config)
@@ -90,6 +118,7 @@ class TextHalf:
         embeddings = next(name for name, tensor in own.items() if tensor is table)
         self._base = "".join(f"{part}." for part in embeddings.split(".")[:-2])
         stems = [name.removeprefix(self._base) for name in own if name.startswith(self._base)]
+        self._modules = tuple({f"{self._base}{stem.split('.')[0]}." for stem in stems})
         stem, shape = embeddings.removeprefix(self._base), table.shape
         there = set(files.names)
         prefixes = [
@@ -115,8 +144,24 @@ class TextHalf:
 
 
 def find(name: str, own: PreTrainedConfig, folder: Path | None) -> TextHalf | None:
-    """The `TextHalf` of a checkpoint; None for one that wraps nothing."""
-    return TextHalf(name, own, folder) if _PARTS & set(type(own).sub_configs) else None
+    """The `TextHalf` of a checkpoint; None for one that wraps nothing. Not to be changed: it is
+    kept until the checkpoint's files change, since a model is built to find its weights."""
+    if not _PARTS & set(type(own).sub_configs):
+        return None
+    if folder is None:
+        return TextHalf(name, own, folder)
+    files = [file.stat() for n in ("config.json", SINGLE, INDEX) if (file := folder / n).is_file()]
+    key = (name, folder, *((file.st_mtime_ns, file.st_size) for file in files))
+    if key not in _halves:
+        _halves[key] = TextHalf(name, own, folder)
+    return _halves[key]
+
+
+def write_config(model: PreTrainedModel, folder: Path) -> None:
+    """Write a text half's config as that of an ordinary causal LM."""
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
 
 
 def is_head(name: str, prefix: str) -> bool:
@@ -143,7 +188,28 @@ def _text_config(name: str, config: PreTrainedConfig) -> PreTrainedConfig:
         if getattr(found, key, None) is None and value is not None:
             setattr(found, key, value)
     found.tie_word_embeddings = _ties(config)
+    for key in _dropped_scales(config, found):
+        logger.warning(
+            f"{name}: transformers computes {config.model_type}'s logits without the {key} of its "
+            f"text config ({getattr(found, key)}); its text half is trained and sampled likewise"
+        )
+        setattr(found, key, SCALES[key])
     return found
+
+
+def _dropped_scales(config: PreTrainedConfig, text: PreTrainedConfig) -> list[str]:
+    """Keys of `SCALES` that a text half's causal LM applies to its logits and its wrapper does not:
+    many wrappers take a text model of any kind, and have an output head of their own."""
+    scales = [key for key, off in SCALES.items() if getattr(text, key, off) not in (off, None)]
+    wrapper = MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
+    if not scales or wrapper is None:
+        return []
+    with LOADING, torch.device("meta"):
+        parts = {type(module) for module in wrapper(config).modules()}
+    if MODEL_FOR_CAUSAL_LM_MAPPING[type(text)] in parts:
+        return []
+    code = inspect.unwrap(wrapper.forward).__code__
+    return [key for key in scales if key not in (*code.co_names, *code.co_consts)]
 
 
 def _converted(text: PreTrainedConfig, kind: str) -> PreTrainedConfig:

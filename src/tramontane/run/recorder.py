@@ -248,7 +248,9 @@ class Recorder:
         self, partial: Path, pipeline: PipelineCheckpoint, records: Iterable[dict[str, Any]]
     ) -> None:
         """The controller's part of a checkpoint; runs in a thread."""
-        self.tokenizer.save_pretrained(partial / "weights")
+        from tramontane.models.tokenizers import save_tokenizer
+
+        save_tokenizer(self.tokenizer, partial / "weights")
         write_pipeline(partial, pipeline)
         self.folder.write_problems(records)
 

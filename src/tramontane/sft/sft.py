@@ -308,9 +308,11 @@ def _save_model(
 ) -> None:
     import torch
 
+    from tramontane.models.tokenizers import save_tokenizer
+
     with disk_faults(folder):
         call("save_weights", folder, getattr(torch, config.save_dtype))
-        tokenizer.save_pretrained(folder)
+        save_tokenizer(tokenizer, folder)
 
 
 def _keep(call: Call, tokenizer: PreTrainedTokenizerBase, config: SFTConfig, step: int) -> None:
