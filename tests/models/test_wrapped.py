@@ -2,6 +2,7 @@
 files have."""
 
 import copy
+import logging
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from typer.testing import CliRunner
 
 from tramontane.cli import app
 from tramontane.errors import InputError
+from tramontane.models import wrapped
+from tramontane.models.extract import extract
 from tramontane.models.loading import empty_model, load_config, load_model
 from tramontane.models.shape import load_shape
 from tramontane.models.wrapped import PARENT
@@ -46,10 +49,11 @@ GLM_EXPERTS = {
 }  # fmt: skip
 PIXTRAL = {"model_type": "pixtral", **HEAD_DIM}
 SIGLIP = {"model_type": "siglip_vision_model"}
+CLIP = {"model_type": "clip_vision_model"}
 # Text options, and options of the vision tower.
 KINDS = {
     "mistral3": ({"model_type": "mistral", **HEAD_DIM}, VISION | PIXTRAL),
-    "llava": ({"model_type": "llama"}, VISION | {"model_type": "clip_vision_model"}),
+    "llava": ({"model_type": "llama"}, VISION | CLIP),
     "gemma3": (HEAD_DIM, VISION | SIGLIP),
     "gemma4": (
         HEAD_DIM | {
@@ -70,6 +74,10 @@ KINDS = {
     ),
     "internvl": ({"model_type": "qwen2"}, VISION | {"image_size": [32, 32], "patch_size": [8, 8]}),
     "idefics3": ({"model_type": "llama"}, VISION),
+    # Wrappers with an output head of their own drop what the text's causal LM does after its head.
+    "aya_vision": ({"model_type": "cohere2", "logit_scale": 0.25, **HEAD_DIM}, VISION | SIGLIP),
+    "cohere2_vision": ({"model_type": "cohere2", "logit_scale": 0.25, **HEAD_DIM}, VISION | SIGLIP),
+    "llava_next": ({"model_type": "granite", "logits_scaling": 4.0}, VISION | CLIP),
 }  # fmt: skip
 
 
@@ -168,16 +176,91 @@ def test_ranks_read_their_parts_of_a_text_half(saved):
     assert all(torch.equal(files.read(name), expected[name]) for name in files.names)
 
 
+@pytest.mark.parametrize("way", ["load", "extract"])
 @pytest.mark.parametrize("kind", ["mistral3", "gemma3", "qwen2_5_vl", "qwen3_vl", "llava"])
-def test_an_unchanged_text_half_goes_back_bit_for_bit(saved, tmp_path, kind):
+def test_an_unchanged_text_half_goes_back_bit_for_bit(saved, tmp_path, kind, way):
     folder = saved(kind)
-    load_model(str(folder)).save_pretrained(tmp_path / "half")
+    if way == "extract":
+        extract(str(folder), tmp_path / "half")
+    else:
+        load_model(str(folder)).save_pretrained(tmp_path / "half")
     result = CliRunner().invoke(app, ["transplant", str(tmp_path / "half")])
     assert result.exit_code == 0, result.exception
     written = load_file(tmp_path / "half-whole/model.safetensors")
     before = load_file(folder / "model.safetensors")
     assert {*written} == {*before}
     assert all(torch.equal(written[name], tensor) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("gemma3", "final_logit_softcapping", 2.0),  # dropped
+        ("gemma4", "final_logit_softcapping", 2.0),  # kept
+        ("llava", "lm_head_multiplier", 4.0),  # not of this text model
+    ],
+)
+def test_settings_after_the_head_are_those_of_the_wrapper(monkeypatch, saved, kind, key, value):
+    text, vision = KINDS[kind]
+    monkeypatch.setitem(KINDS, kind, (text | {key: value}, vision))
+    folder = saved(kind)
+    whole = AutoModelForImageTextToText.from_pretrained(folder)
+    torch.testing.assert_close(logits(load_model(str(folder))), logits(whole), atol=1e-5, rtol=1e-5)
+
+
+def test_a_dropped_scale_is_said(saved, caplog):
+    load_config(str(saved("aya_vision")))
+    assert "aya_vision's logits without the logit_scale of its text config (0.25)" in caplog.text
+
+
+def test_towers_are_not_reported_and_strange_text_weights_are(saved, caplog):
+    folder = saved("mistral3")
+    transformers_logger = logging.getLogger("transformers")
+    transformers_logger.addHandler(caplog.handler)
+    try:
+        load_model(str(folder))
+        assert "UNEXPECTED" not in caplog.text
+    finally:
+        transformers_logger.removeHandler(caplog.handler)
+    weights = load_file(folder / "model.safetensors")
+    prefix = next(n for n in weights if n.endswith("embed_tokens.weight")).removesuffix(
+        "embed_tokens.weight"
+    )
+    weights[f"{prefix}layers.0.self_attn.q_norm.weight"] = torch.ones(8)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"does not read \(model.layers.0.self_attn.q_norm.weight"):
+        load_model(str(folder))
+
+
+def test_a_text_half_is_found_again_only_after_a_change(saved, monkeypatch):
+    folder = saved("mistral3")
+    first = load_config(str(folder))
+    first.vocab_size = 7  # the caller's own
+    made = []
+    monkeypatch.setattr(wrapped.TextHalf, "_find", lambda *args: made.append(args), raising=True)
+    assert load_config(str(folder)).vocab_size == 300 and not made
+    config_of("mistral3", tied=True).save_pretrained(folder)
+    load_config(str(folder))
+    assert made
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", ["mistral3", "qwen3_vl_moe", "gemma3"])
+def test_an_extracted_text_half_is_an_ordinary_checkpoint(saved, tmp_path, kind, tied):
+    folder = saved(kind, tied=tied)
+    result = CliRunner().invoke(app, ["extract", str(folder), str(tmp_path / "half")])
+    assert result.exit_code == 0, result.exception
+    half = AutoModelForCausalLM.from_pretrained(tmp_path / "half")
+    torch.testing.assert_close(logits(half), logits(load_model(str(folder))), atol=1e-5, rtol=1e-5)
+    assert half.config.architectures == [type(half).__name__]
+    origin = {"model": str(folder), "revision": None}
+    assert half.config.to_dict()[PARENT] == origin
+
+
+def test_only_wrappers_have_a_text_half(tmp_path):
+    with pytest.raises(InputError, match="'tiny': wraps no language model"):
+        extract("tiny", tmp_path / "half")
+    assert not (tmp_path / "half").exists()
 
 
 def test_a_text_half_that_is_not_a_causal_lm_is_refused(tmp_path):

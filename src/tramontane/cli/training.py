@@ -206,3 +206,14 @@ def transplant(
     if found.rounded:
         say(f"{found.rounded} of them were rounded to the parent's number type")
     say(f"wrote {found.out}")
+
+
+@app.command(rich_help_panel=TRAIN)
+def extract(
+    parent: Annotated[str, typer.Argument(help="A multimodal model: a folder, or a name.")],
+    out: Annotated[Path, typer.Argument(help="Folder of the language model.")],
+) -> None:
+    """Write the language model of a multimodal model as a checkpoint of its own."""
+    from tramontane.models.extract import extract as run
+
+    say(f"wrote {run(parent, out)}")
