@@ -20,9 +20,11 @@ from tests.generator.slot_models import (
     reference_logprobs,
 )
 from tests.generator.test_inflight_updates import logprobs_on_old_keys
+from tests.magistral import write_magistral
 from tramontane.config import GeneratorConfig
 from tramontane.errors import InputError
 from tramontane.generator import VllmGenerator, load_generator
+from tramontane.models.loading import load_model
 from tramontane.placement import WorkerDied
 from tramontane.types import Completion, Request, SamplingParams
 
@@ -306,3 +308,19 @@ def test_requests_of_a_killed_process_continue_elsewhere(generator, models, tmp_
         assert c.token_ids[:count] == begun.token_ids
         assert set(c.versions[count:]) == {version}
         assert_exact(c, models.models[0])
+
+
+@pytest.mark.usefixtures("vllm_environment")
+def test_the_text_half_of_a_wrapper_is_sampled(tmp_path: Path) -> None:
+    """vLLM gets a causal LM's config: it would take the checkpoint's own for a vision model."""
+    folder = str(write_magistral(tmp_path))
+    generator = load_generator(folder, GeneratorConfig(kind="vllm", dtype="float32"), 4, MAX_LEN)
+    assert isinstance(generator, VllmGenerator)
+    prompts = [[1, 3, 60, 61, 4], [1, 3, 90, 4]]
+    half = load_model(folder)
+    for prompt, completion in zip(prompts, generator.probe(prompts, 8, 0, 1.0), strict=True):
+        tokens = list(completion.token_ids)
+        expected = chosen(reference_logprobs(half, prompt, tokens), tokens)
+        torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-4, rtol=0)
+    for name, weight in generator.weights().items():
+        assert torch.equal(weight, half.state_dict()[name])

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ from tramontane.models.memory import kv_bytes_per_token
 from tramontane.models.names import resolve
 from tramontane.models.staging import collect, from_state
 from tramontane.models.weights import Weights
+from tramontane.models.wrapped import PARENT, write_config
+from tramontane.temporary import temporary_folder
 from tramontane.types import Completion, Progress, Request, ResponseText, SamplingParams
 
 HEARTBEAT = 30.0  # seconds; the default of timeouts.heartbeat
@@ -76,6 +79,10 @@ class VllmGenerator(AnyGenerator):
         self._endings = Endings(loaded, self.tokenizer, config.stop, response)
         self._flights = Flights(self._endings, vocabulary(loaded))
         self._model_config = loaded.config
+        if hasattr(loaded.config, PARENT):  # vLLM reads only the config: that of the text half
+            self._config_folder = temporary_folder("config")
+            self._path = self._config_folder.name
+            write_config(loaded, Path(self._path))
         self._shared = SharedTensors(loaded)
         del loaded
         self._memory = threading.Lock()  # held while the shared tensors are written or read
