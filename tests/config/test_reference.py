@@ -113,12 +113,18 @@ def test_every_section_is_found_by_its_title() -> None:
         ("pipelin", "no section 'pipelin'; did you mean 'pipeline'"),
         ("curat", "no section 'curat'; did you mean 'curate'"),
         ("trainer.objectiv", "no section 'objectiv' in trainer; did you mean 'objective'"),
+        ("pipeline.xyz", "no section 'xyz' in pipeline; choose from updates, n_async"),
         ("curate.xyz", "no section 'xyz' in curate; choose from deduplicate, "),
     ],
 )
 def test_an_unknown_section_is_refused_with_the_nearest_name(path: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         find(ROOTS, path)
+
+
+def test_config_prints_a_single_key() -> None:
+    shown = CliRunner().invoke(app, ["config", "curate.code.inputs"]).stdout
+    assert "code.inputs  list of" in shown and "code.model" not in shown
 
 
 def test_config_prints_a_section_within_80_columns() -> None:

@@ -51,7 +51,7 @@ def show_config(
     section: Annotated[
         str | None,
         typer.Argument(
-            help="A section, e.g. pipeline or trainer.objective; or the config of another command: "
+            help="A section or key, e.g. pipeline or trainer.objective; or the config of another command: "
             "sft, curate, harvest, medium, small, plan, study, or one of an installed package; "
             "e.g. curate.code."
         ),
@@ -87,7 +87,8 @@ def show_config(
         raise InputError(remedy)
     entry = reference.find(roots, section or "")
     console.print(Text(entry.description))
-    for key in entry.keys:
+    asked = [key for key in entry.keys if f".{section}".endswith(f".{key.path}")]
+    for key in asked or entry.keys:
         console.print(f"\n[bold]{key.path}[/]  {escape(key.summary)}", highlight=False)
         console.print(Padding(Text(key.description), (0, 0, 0, 4), expand=False))
     if entry.subsections:

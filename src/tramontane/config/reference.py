@@ -131,7 +131,8 @@ def walk(entry: Entry) -> Iterator[Entry]:
 
 
 def find(roots: Mapping[str, type[Section]], path: str) -> Entry:
-    """The section at a dotted path, e.g. `trainer.objective` or `curate.code`.
+    """The section at a dotted path, e.g. `trainer.objective` or `curate.code`; at that of a key, the
+    section that has it.
 
     Args:
         roots: configs by name; the name of a training run's config is empty.
@@ -148,8 +149,11 @@ def find(roots: Mapping[str, type[Section]], path: str) -> Entry:
     entry = Entry(root, "", roots[root])
     for part in parts:
         below = entry.subsections
+        keys = entry.section.model_fields
+        if part not in below and part in keys and part == parts[-1]:
+            return entry
         if part not in below:
-            names = [*below, *(name for name in roots if name and not entry.title)]
+            names = [*below, *(name for name in roots if name and not entry.title)] or [*keys]
             near = nearest(part, names)
             hint = f"did you mean {near!r}?" if near else f"choose from {', '.join(names)}"
             where = f" in {entry.title}" if entry.title else ""
