@@ -51,9 +51,9 @@ def show_config(
     section: Annotated[
         str | None,
         typer.Argument(
-            help="A section or key, e.g. pipeline or trainer.objective; or the config of another command: "
-            "sft, curate, harvest, medium, small, plan, study, or one of an installed package; "
-            "e.g. curate.code."
+            help="A section or key, e.g. pipeline or pipeline.l_max; or the config of another "
+            "command: sft, curate, harvest, medium, small, plan, study, or one of an installed "
+            "package; e.g. curate.code."
         ),
     ] = None,
     markdown: Annotated[
@@ -91,7 +91,7 @@ def show_config(
     for key in asked or entry.keys:
         console.print(f"\n[bold]{key.path}[/]  {escape(key.summary)}", highlight=False)
         console.print(Padding(Text(key.description), (0, 0, 0, 4), expand=False))
-    if entry.subsections:
+    if entry.subsections and not asked:
         path = next(iter(entry.subsections.values())).title
         say(f"\nKeys of a section: tramontane config {path}")
     if not entry.title:

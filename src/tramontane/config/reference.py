@@ -131,7 +131,7 @@ def walk(entry: Entry) -> Iterator[Entry]:
 
 
 def find(roots: Mapping[str, type[Section]], path: str) -> Entry:
-    """The section at a dotted path, e.g. `trainer.objective` or `curate.code`; at that of a key, the
+    """The section at a dotted path, e.g. `trainer.objective` or `curate.code`; for a key, the
     section that has it.
 
     Args:
