@@ -290,6 +290,8 @@ def test_what_is_not_a_config_file_is_refused_with_what_is_there(tmp_path):
     (run / "config.yaml").write_text("name: own\n")
     with pytest.raises(InputError, match=r"but a folder that has one: .*run/config\.yaml"):
         load_config(run)
+    with pytest.raises(InputError, match="model=tiny: no such .* give one first, and then keys"):
+        load_config("model=tiny")
     rows = tmp_path / "train.jsonl.gz"
     rows.write_bytes(b"")
     with pytest.raises(InputError, match="rows of data, not a config"):

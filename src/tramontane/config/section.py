@@ -139,6 +139,8 @@ def read_settings(path: str | Path) -> dict[str, Any]:
 
 def _found_instead(path: Path) -> str:
     """A hint at what is there in place of a missing file."""
+    if "=" in path.name:
+        return "; give one first, and then keys as key=value"
     if (path / "config.yaml").is_file():
         return f", but a folder that has one: {path / 'config.yaml'}"
     if path.is_dir():
