@@ -80,10 +80,13 @@ def test_an_environment_without_a_reward_is_advised_to_give_one() -> None:
 
 
 def test_an_environments_constant_reward_is_named() -> None:
-    config = Config.model_validate({"conversation": {"reward": "last"}})
+    config = Config.model_validate(
+        {"data": {"environment": "shops:Shop"}, "conversation": {"reward": "last"}}
+    )
     tally = Tally(config, str)
     tally.add(talk("", 0.5, "right"), EQUAL)
     assert "your environment gave 0.5 for all 4 completions" in tally.diagnosis()
+    assert "tramontane score" not in tally.diagnosis()  # it calls no environment
     tally.add(talk("", 1.0, "right"), EQUAL)
     assert "your environment" not in tally.diagnosis()
 

@@ -149,7 +149,8 @@ class Tally:
         elif "without a reward" in verdict.reason:
             advice = list(NO_REWARD)
         elif self.constant:
-            headline, advice = self.constant, list(CONSTANT)
+            advice = list(CONSTANT[:1] if self._config.environment_rewards else CONSTANT)
+            headline = self.constant
         shown = malformed.excerpt(completion.text)
         if completion.ending is not None:
             messages = messages_of(problem, completion, self._decode)
@@ -327,11 +328,12 @@ def evaluation_warnings(before: EvaluationResult) -> list[str]:
         ]
     k, best = max(before.pass_at_k.items())
     if best.value == 0:
+        samples = "1 sample" if k == 1 else f"{k} samples"
         return [
             f"evaluation before training: pass@{k} is 0. None of {before.n_problems:,} problems "
-            f"was solved in {k} samples, so training can learn format and language, and little "
-            f"else, until the model solves some; easier problems or supervised training first "
-            f"would help"
+            f"was solved in {samples}, so training learns little but the other parts of the reward "
+            f"(format, language) until the model solves some; easier problems or supervised "
+            f"training first would help"
         ]
     return []
 
