@@ -188,10 +188,12 @@ def _sizes(settings: Config, gpu: str | None) -> DryRunResult:
 
     given = read_input(settings)
     with importing():
+        from tramontane.run.families import check_families
         from tramontane.run.header import header, opening_of
-        from tramontane.run.prepare import prepare, sizes
+    from tramontane.run.prepare import prepare, sizes
 
     prepared = prepare(settings, given)
+    check_families(prepared.config)
     return replace(sizes(prepared, gpu), header=header(prepared, opening_of(prepared)))
 
 

@@ -1,0 +1,107 @@
+"""A small model of a config's family: its first layers, one of each kind, with random weights.
+
+What a family computes for packed rows does not depend on its widths, so `tramontane train
+--dry-run` checks it on this model, without reading weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from tramontane.models.attention import PACKED
+from tramontane.models.families import check_packing
+from tramontane.models.states import separate_states
+from tramontane.models.wrapped import LOADING
+
+_VOCABULARY, _WIDTH, _EXPERTS, _LAYERS, _HEADS = 256, 64, 8, 2, 2
+_WIDTHS = re.compile(r"intermediate_size|ffn_dim|ffn_hidden_size|n_inner")
+_VOCABULARIES = re.compile(r"^vocab_size")
+_TOKENS = re.compile(r"(pad|bos|eos|sep)_token_id$")
+_EXPERT_COUNTS = re.compile(r"(num|n_routed|num_local|moe_num)_experts$")
+
+
+def miniature(config: Any) -> PreTrainedModel:
+    """A float32 causal LM of a config's family on the CPU, as `models.loading.load_model` makes
+    it. Its weights are wide, so that a leak from one sequence to another shows.
+
+    Raises:
+        InputError: see `check_packing`.
+    """
+    small = _with_layers(_narrow(config), _prefix(config))
+    with LOADING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(
+            small, dtype=torch.float32, attn_implementation="eager"
+        )
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                noise = torch.randn(parameter.shape) * parameter.shape[-1] ** -0.5
+                parameter.data.add_(noise)
+    model.set_attn_implementation(PACKED)
+    separate_states(model)
+    check_packing(model.eval())
+    return model
+
+
+def _narrow(config: Any) -> Any:
+    """The config with a small vocabulary, narrow MLPs and few experts."""
+    values = config.to_dict()
+    groups = values.get("n_group") or 1
+    experts = max(_EXPERTS, 2 * groups, values.get("num_experts_per_tok") or 1)
+    changes: dict[str, Any] = {}
+    for name, value in values.items():
+        if type(value) is not int:
+            continue
+        if _WIDTHS.search(name):
+            changes[name] = min(value, _WIDTH)
+        elif _VOCABULARIES.search(name):
+            changes[name] = min(value, _VOCABULARY)
+        elif _EXPERT_COUNTS.search(name):
+            changes[name] = min(value, -(-experts // groups) * groups)
+        elif _TOKENS.search(name):
+            changes[name] = value if value < _VOCABULARY else None
+    return _changed(config, changes | _fewer_heads(values))
+
+
+def _fewer_heads(values: dict[str, Any]) -> dict[str, int]:
+    """As many query heads for each key-value head, where the width of a head is given."""
+    heads, kv_heads = values.get("num_attention_heads"), values.get("num_key_value_heads")
+    if not (values.get("head_dim") and isinstance(heads, int) and isinstance(kv_heads, int)):
+        return {}
+    factor = next(
+        f for f in (16, 8, 4, 2, 1) if not (heads % (_HEADS * f) or kv_heads % f) or f == 1
+    )
+    return {"num_attention_heads": heads // factor, "num_key_value_heads": kv_heads // factor}
+
+
+def _prefix(config: Any) -> int:
+    """Number of first layers that has one of each kind."""
+    with LOADING, torch.device("meta"):
+        whole = AutoModelForCausalLM.from_config(config)
+    blocks = [m for m in whole.modules() if type(m).__name__ in (whole._no_split_modules or ())]
+    kinds = list(getattr(config, "layer_types", None) or [])
+    seen: dict[Any, int] = {}
+    for place, block in enumerate(blocks):
+        kind = kinds[place] if place < len(kinds) else None
+        parts = tuple(type(module).__name__ for module in block.modules())
+        seen.setdefault((kind, parts), place)
+    return max(_LAYERS, *(place + 1 for place in seen.values())) if seen else _LAYERS
+
+
+def _with_layers(config: Any, count: int) -> Any:
+    """The config with its first layers; of keys with an entry a layer, as many entries."""
+    values, whole = config.to_dict(), config.num_hidden_layers
+    lists = {k: v[:count] for k, v in values.items() if isinstance(v, list) and len(v) == whole}
+    return _changed(config, lists | {"num_hidden_layers": min(count, whole)})
+
+
+def _changed(config: Any, changes: dict[str, Any]) -> Any:
+    changed = copy.deepcopy(config)
+    for name, value in changes.items():
+        setattr(changed, name, value)
+    return changed

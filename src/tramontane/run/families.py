@@ -1,0 +1,28 @@
+"""Whether a run's models can be trained and sampled, asked before their weights are read."""
+
+from __future__ import annotations
+
+import copy
+
+from tramontane.config import Config
+from tramontane.generator.forward import examine_model
+from tramontane.models.loading import load_config
+from tramontane.models.miniature import miniature
+from tramontane.trainer import Trainer
+
+TOKENS = 64  # positions of the engine's cache
+
+
+def check_families(config: Config) -> None:
+    """Check small models of the families of the run's models.
+
+    Raises:
+        InputError: as trainer, generator or teacher raise it when they load the model.
+    """
+    for teacher in config.teachers:
+        miniature(load_config(teacher))
+    small = miniature(load_config(config.model))
+    if config.generator.kind == "slots":
+        examine_model(copy.deepcopy(small).requires_grad_(False), TOKENS)
+    numerics = {"device": "cpu", "dtype": "float32", "ranks": 1, "threads": 1, "compile": False}
+    Trainer(small, config.trainer.model_copy(update=numerics), updates=1)
