@@ -80,9 +80,7 @@ def test_an_environment_without_a_reward_is_advised_to_give_one() -> None:
 
 
 def test_an_environments_constant_reward_is_named() -> None:
-    config = Config.model_validate(
-        {"data": {"environment": "shops:Shop"}, "conversation": {"reward": "last"}}
-    )
+    config = Config.model_validate({"conversation": {"reward": "last"}})
     tally = Tally(config, str)
     tally.add(talk("", 0.5, "right"), EQUAL)
     assert "your environment gave 0.5 for all 4 completions" in tally.diagnosis()

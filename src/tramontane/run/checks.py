@@ -149,7 +149,8 @@ class Tally:
         elif "without a reward" in verdict.reason:
             advice = list(NO_REWARD)
         elif self.constant:
-            advice = list(CONSTANT[:1] if self._config.environment_rewards else CONSTANT)
+            by_functions = self._config.conversation.reward == "verifier"
+            advice = list(CONSTANT if by_functions else CONSTANT[:1])
             headline = self.constant
         shown = malformed.excerpt(completion.text)
         if completion.ending is not None:
