@@ -355,6 +355,7 @@ def reward_metrics(
     return _means_of_judged(judged, parts) | {
         "unscorable_rate": sum(v.verdict == "unscorable" for v in verdicts) / n,
         "completion_tokens": sum(c.n_tokens for c in completions) / n,
+        "length_limited_rate": sum(c.finish_reason == "length" for c in completions) / n,
         "thinking_tokens": sum(
             thinking[g.problem.effort].count(c) for g in groups for c in g.completions
         )
