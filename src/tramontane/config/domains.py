@@ -16,7 +16,8 @@ CONSENT = "TRAMONTANE_ALLOW_PICKLE"  # environment variable, set to 1 to load pi
 pickled_here: set[str] = set()  # paths of functions that this process has pickled itself
 Column = Literal["answer", "tests"]
 JUDGE = "judge"  # the verifier that is a model, `verifier.judge`
-VERIFIERS = ("math", "code", "instructions", "calls", JUDGE)  # the built-in verifiers
+# The built-in verifiers.
+VERIFIERS = ("math", "code", "instructions", "calls", "reasoning_gym", JUDGE)
 
 
 class FormatConfig(Section):
@@ -97,9 +98,9 @@ class DomainConfig(Section):
 
     verifier: str | None = None
     """What decides correctness: one of the built-in verifiers `math`, `code`, `instructions`
-    (IFEval's), `calls` (function calls) and `judge` (the model in `verifier.judge`), or the import
-    path of a function of (problem, answer), e.g. `my_task.check`. null: only the custom rewards
-    (`verifier.reward.custom`) decide; see `pass_mark`."""
+    (IFEval's), `calls` (function calls), `reasoning_gym` (its scorers) and `judge` (the model in
+    `verifier.judge`), or the import path of a function of (problem, answer), e.g. `my_task.check`.
+    null: only the custom rewards (`verifier.reward.custom`) decide; see `pass_mark`."""
     format: FormatConfig = Field(default_factory=FormatConfig)
     """Format of the responses: `boxed`, `fenced`, `none`, `{regex: …}` or `{json_schema: …}`."""
     needs: tuple[Column, ...] = ()
@@ -155,6 +156,10 @@ BUILT_IN: dict[str, DomainConfig] = {
     "code": DomainConfig(verifier="code", format=FormatConfig(answer="fenced"), needs=("tests",)),
     "instructions": DomainConfig(verifier="instructions"),
     "calls": DomainConfig(verifier="calls"),
+    # The first verdict of a worker imports the package.
+    "reasoning_gym": DomainConfig(
+        verifier="reasoning_gym", format=FormatConfig(answer="boxed"), timeout_s=30.0
+    ),
     # The first verdict of a worker imports the package and loads the set; a rubric may ask a judge.
     "verifiers": DomainConfig(verifier="tramontane.verifier.tasksets.score", timeout_s=60.0),
 }

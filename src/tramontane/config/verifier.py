@@ -68,6 +68,9 @@ class RewardConfig(Section):
     code: Literal["all_tests", "fraction"] = "all_tests"
     """Correctness of a program: 0 or 1, by `all_tests` (the paper's choice), or the `fraction` of
     tests that pass, which the paper tried without success."""
+    reasoning_gym: Literal["full", "partial"] = "full"
+    """Correctness of an answer to a problem of Reasoning Gym: 0 or 1, by `full` marks, or the
+    generator's score, which may be `partial`."""
     custom: tuple[CustomReward, ...] = ()
     """User-defined rewards, added to the four axes."""
 
@@ -148,7 +151,7 @@ class VerifierConfig(Section):
     """A model that grades what no verifier can check; see docs/judges.md."""
     domains: dict[DomainName, DomainConfig] = Field(default_factory=lambda: dict(BUILT_IN))
     """Kinds of tasks by name, which a row's `domain` refers to. `math`, `code`, `instructions`,
-    `calls` and `verifiers` are built in; entries with other names are added. See
+    `calls`, `reasoning_gym` and `verifiers` are built in; entries with other names are added. See
     docs/your-rewards.md."""
 
     @field_validator("domains", mode="before")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -19,8 +18,9 @@ from tramontane.data import playground
 from tramontane.data.catalog import named_source, problem_rows
 from tramontane.data.code import parse_tests
 from tramontane.data.files import ENDINGS, GENERATED, name_of, read_rows
+from tramontane.data.gym import gym_problems
 from tramontane.data.values import encodable, is_missing
-from tramontane.errors import InputError, install
+from tramontane.errors import InputError
 from tramontane.types import Message, Problem
 from tramontane.verifier.format import last_box
 
@@ -170,57 +170,6 @@ def generated(source: str) -> tuple[str, str]:
             f"data {source!r}: write 'playground:' alone, and what to draw in data.playground"
         )
     return scheme, name
-
-
-def gym_problems(name: str, split: Split, seed: int) -> Iterator[Problem]:
-    """An endless stream of Reasoning Gym problems, which the math verifier grades.
-
-    A hash of the statement determines the split, as in the playground, since neighboring seeds of
-    Reasoning Gym share most of their problems.
-
-    Raises:
-        InputError: the package is missing, it knows no such dataset, or the dataset's answers are
-            not one line of text.
-    """
-    try:
-        from reasoning_gym.factory import DATASETS, create_dataset
-    except ImportError:
-        raise InputError(
-            f"data 'reasoning_gym:{name}' needs a package that is not installed: "
-            f"{install('reasoning-gym')}"
-        ) from None
-    if name not in DATASETS:
-        near = difflib.get_close_matches(name, DATASETS, n=3) or sorted(DATASETS)
-        raise InputError(
-            f"data 'reasoning_gym:{name}': no such dataset; did you mean one of {', '.join(near)}?"
-        )
-    return _gym_stream(name, split, seed, create_dataset)
-
-
-def _gym_stream(name: str, split: Split, seed: int, create_dataset: Any) -> Iterator[Problem]:
-    size, unfit = 1000, 0  # 200 draws contain a test problem, except in 1 of 10¹¹ cases
-    for start in range(seed, 2**63, size):
-        for row in create_dataset(name, size=size, seed=start):
-            statement, answer = row["question"].strip(), row["answer"]
-            answer = answer.strip() if isinstance(answer, str) else answer_text(answer)
-            if not answer or "\n" in answer or playground.split_of(statement) != split:
-                unfit += 1
-                if unfit == 200:
-                    raise InputError(
-                        f"data 'reasoning_gym:{name}': {unfit} draws, and not one {split} problem "
-                        f"with an answer of one line, as the math verifier needs it; choose "
-                        f"another dataset"
-                    )
-                continue
-            unfit = 0
-            yield Problem(
-                id=f"{name}-{hashlib.sha256(statement.encode()).hexdigest()[:16]}",
-                domain="math",
-                problem=statement,
-                answer=answer,
-                language="en",
-                source=f"reasoning_gym:{name}",
-            )
 
 
 def _distinct(problems: Iterable[Problem], count: int) -> list[Problem]:

@@ -17,7 +17,7 @@ from tramontane.config import DomainConfig, VerifierConfig
 from tramontane.config.domains import VERIFIERS
 from tramontane.errors import InputError
 from tramontane.types import Judgment, Outcome, Problem
-from tramontane.verifier import calls, code, custom, functions, instructions, math
+from tramontane.verifier import calls, code, custom, functions, gym, instructions, math
 from tramontane.verifier.format import Parsed, boxes
 
 PARAMETERS = ("problem", "answer")
@@ -53,6 +53,7 @@ BUILT_IN: dict[str, Callable[[Problem, Parsed, VerifierConfig], Judgment]] = {
     "code": lambda problem, parsed, config: code.judge(parsed.answer, problem, config),
     "instructions": _judge_instructions,
     "calls": _judge_calls,
+    "reasoning_gym": gym.judge,
 }
 
 

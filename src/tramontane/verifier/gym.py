@@ -1,0 +1,86 @@
+"""Answers to Reasoning Gym's problems, by the scorer of their generator.
+
+A problem's metadata has the `generator`, and its whole `entry` as a Python literal, which the
+scorer reads. Some scorers evaluate the answer as Python, or by SymPy's parser, which does so too;
+they get only what is a literal, or arithmetic without texts, attributes and functions other than
+mathematical ones.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from functools import lru_cache
+from typing import Any
+
+from tramontane.config import VerifierConfig
+from tramontane.types import Judgment, Problem
+from tramontane.verifier.format import Parsed, last_box
+
+_EVALUATES = re.compile(r"\b(?:eval|exec|parse_expr|sympify)\(")
+_MATHS = r"(?:abs|a?(?:sin|cos|tan)h?|cot|csc|sec|exp|ln|log|sqrt|factorial|sign|[a-z])"
+# Texts, escapes, statements, names that Python reserves, attributes, and calls of what is not
+# mathematical.
+_UNSAFE = re.compile(
+    rf"""["'\\;:@!`]|__|\blambda\b|[\w)\]]\s*\.\s*[^\W\d]|\b(?!{_MATHS}\s*\()[^\W\d]\w*\s*\("""
+)
+_TOLD = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+@lru_cache
+def generator(name: str) -> Any:
+    """A data set of a generator's, to score with."""
+    from reasoning_gym.factory import create_dataset
+
+    return create_dataset(name, size=1, seed=0)
+
+
+@lru_cache
+def _evaluates(name: str) -> bool:
+    return bool(_EVALUATES.search(inspect.getsource(sys.modules[type(generator(name)).__module__])))
+
+
+def answer_of(text: str) -> str:
+    """The answer in a text: the last box or, as Reasoning Gym asks for it, the last `<answer>`; or
+    all of the text."""
+    if (box := last_box(text)) is not None:
+        return box.strip()
+    told = _TOLD.findall(text)
+    return (told[-1] if told else text).strip()
+
+
+def score(name: str, entry: Any, answer: str) -> float:
+    """The generator's score of an answer, from 0 to 1.
+
+    Raises:
+        Exception: any that its scorer raises.
+    """
+    if _evaluates(name) and not is_harmless(answer):
+        return 0.0
+    return min(max(float(generator(name).score_answer(answer, entry)), 0.0), 1.0)
+
+
+def is_harmless(text: str) -> bool:
+    """True if a text may be evaluated: a Python literal, or arithmetic."""
+    try:
+        ast.literal_eval(text.strip())
+        return True
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        pass
+    return not _UNSAFE.search(text)
+
+
+def judge(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgment:
+    """Judge an answer: right with full marks; `reward.reasoning_gym: partial` also pays a share."""
+    answer = answer_of(str(parsed.extracted))
+    name, entry = problem.metadata["generator"], ast.literal_eval(problem.metadata["entry"])
+    try:
+        share = score(name, entry, answer)
+    except Exception as error:  # of the answer: the reference was scored when it was drawn
+        return Judgment("wrong", f"its scorer raised {type(error).__name__}", answer)
+    if share >= 1:
+        return Judgment("right", "", answer, 1.0)
+    paid = share if config.reward.reasoning_gym == "partial" else 0.0
+    return Judgment("wrong", f"not the reference: score {share:.3g}", answer, paid)

@@ -1,0 +1,145 @@
+"""Reasoning Gym: problems drawn the same everywhere, and judged by their own scorers."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tramontane.config import DataConfig, VerifierConfig
+from tramontane.data.gym import gym_problems
+from tramontane.data.load import load_problems
+from tramontane.errors import InputError
+from tramontane.verifier.gym import answer_of, is_harmless, score
+from tramontane.verifier.pool import VerifierPool
+from tramontane.verifier.reward import grade
+
+pytest.importorskip("reasoning_gym")
+
+SECONDS = 200.0
+
+
+def load(name, limit=6, split="train", seed=0):
+    source = f"reasoning_gym:{name}"
+    return load_problems(source, DataConfig(), split=split, limit=limit, seed=seed)
+
+
+def graded(problem, answer, **reward):
+    config = VerifierConfig(reward=reward) if reward else VerifierConfig()
+    return grade(problem, f"<think>I think.</think>\\boxed{{{answer}}}", 9, config, 100, 50)
+
+
+# Comma lists in another order, digits reversed, the target itself, a zero for a grid: what a
+# comparison as mathematics takes for the same.
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("countdown", lambda p: ast.literal_eval(p.metadata["entry"])["metadata"]["target"]),
+        ("number_sorting", lambda p: repr(ast.literal_eval(p.answer)[::-1])),
+        ("chain_sum", lambda p: p.answer[::-1] + "1"),
+        ("spiral_matrix", lambda p: " ".join(p.answer.split()[::-1])),
+        ("mini_sudoku", lambda p: "0"),
+        ("rotate_matrix", lambda p: "\n".join(p.answer.split("\n")[::-1])),
+        ("tower_of_hanoi", lambda p: p.answer.split("\n")[0]),
+    ],
+)
+def test_a_generators_own_answer_is_right_and_its_neighbor_is_not(name, wrong):
+    for problem in load(name, 3):
+        bad = wrong(problem)
+        assert problem.domain == "reasoning_gym"
+        assert graded(problem, problem.answer).verdict == "right"
+        assert graded(problem, bad).verdict == "wrong", (problem.answer, bad)
+
+
+def test_another_form_of_a_right_answer_is_right():
+    [problem] = load("countdown", 1)
+    flipped = f"({problem.answer})"
+    assert graded(problem, flipped).verdict == "right"
+
+
+def test_partial_scores_are_paid_by_a_key():
+    [problem] = load("mini_sudoku", 1)
+    rows = problem.answer.split("\n")
+    nearly = "\n".join([*rows[:-1], rows[-1][::-1]])
+    assert graded(problem, nearly).parts["correctness"] == 0.0
+    paid = graded(problem, nearly, reasoning_gym="partial")
+    assert 0 < paid.parts["correctness"] < 0.9 and paid.verdict == "wrong"
+    assert graded(problem, problem.answer, reasoning_gym="partial").reward == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize("name", ["game_of_life_halting", "coin_flip"])
+def test_a_scorer_that_a_constant_pleases_is_refused(name):
+    with pytest.raises(InputError, match="full marks to the text .* whatever the problem"):
+        load(name)
+
+
+@pytest.mark.slow
+def test_draws_are_the_same_in_every_process():
+    program = (
+        "import json, random, sys\n"
+        "random.seed(sys.argv[1])\n"
+        "from itertools import islice\n"
+        "from tramontane.data.gym import gym_problems\n"
+        "for name in sys.argv[2:]:\n"
+        "    for p in islice(gym_problems(name, 'train', 3), 5):\n"
+        "        print(json.dumps([p.id, p.answer]))\n"
+    )
+    # Of these, items depend on the order of sets, or on the `random` module.
+    names = ["group_anagrams", "word_ladder", "graph_color", "jugs", "zebra_puzzles"]
+    said = []
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", program, seed, *names],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True, text=True, timeout=SECONDS,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        said.append([json.loads(line) for line in done.stdout.splitlines()])
+    assert said[0] == said[1] and len(said[0]) == 25
+
+
+@pytest.mark.slow
+def test_an_answer_is_never_run_as_a_program(tmp_path):
+    """Some scorers evaluate answers."""
+    file = tmp_path / "written"
+    touch = f"open({str(file)!r}, 'w')"
+    hostile = [
+        f"[{touch}]", f"__import__('os').system('touch {file}')", f"[x for x in [{touch}]]",
+        f"sympify({touch!r})", "().__class__", "(lambda: 1)()", f"exec({touch!r})", "re.sys.exit()",
+        "print(1)", "[print(1)]", "getattr(1, 'x')", "np.load('x')", "1; import os", "x := 3",
+    ]  # fmt: skip
+    for text in hostile:
+        assert not is_harmless(text), text
+    for text in ("3 * (4 + 5)", "[[1, 0], [0, 1]]", "['A', 'B']", "x**2/2 + sin(x)", "1.5e3", "2x"):
+        assert is_harmless(text), text
+    for name in ("string_insertion", "countdown", "simple_integration", "binary_matrix"):
+        [problem] = load(name, 1)
+        entry = ast.literal_eval(problem.metadata["entry"])
+        assert [score(name, entry, text) for text in hostile] == [0.0] * len(hostile)
+        assert not file.exists()
+
+
+def test_the_answer_is_in_a_box_or_between_tags():
+    assert answer_of(r"so \boxed{1 2} it is") == "1 2"
+    assert answer_of("<answer>a</answer> no, <answer>b\nc</answer>") == "b\nc"
+    assert answer_of(" 1 2\n3 4 ") == "1 2\n3 4"
+
+
+def test_mistakes_are_named():
+    with pytest.raises(InputError, match=r"no such dataset; did you mean one of .*chain_sum"):
+        load("chainsum")
+    with pytest.raises(InputError, match="composite.*cannot be drawn from"):
+        next(gym_problems("composite", "train", 0))
+
+
+@pytest.mark.slow
+def test_the_pool_judges_them_within_its_limits():
+    [problem] = load("countdown", 1)
+    said = [problem.answer, "9**9**9**9", "no", ""]
+    texts = [(f"<think>x</think>\\boxed{{{text}}}", 5) for text in said]
+    domains = {"reasoning_gym": {"timeout_s": 8}}
+    with VerifierPool(VerifierConfig(domains=domains), 100, 50) as pool:
+        verdicts = pool.score(problem, texts).result(timeout=SECONDS)
+    assert [v.verdict for v in verdicts] == ["right", "wrong", "wrong", "wrong"], verdicts
