@@ -83,6 +83,7 @@ adapters: $(DEV)
 	.venv-adapters/bin/$(UNSKIPPED) tests/environments/test_adapters.py tests/docs/test_publish.py \
 		tests/environments/test_mistral.py tests/verdicts/test_adapters.py \
 		-k '(adapters or mistral or openai or harness or lm_eval) and not verifiers and not verl'
+	.venv-adapters/bin/python -m benchmarks.chat_templates
 	$(call above,.venv-verifiers,'.[verifiers]')
 	.venv-verifiers/bin/$(UNSKIPPED) tests/verifier/test_tasksets.py tests/verdicts/test_adapters.py \
 		-k 'tasksets or verifiers'

@@ -116,12 +116,81 @@ def test_several_calls_of_one_turn():
     assert calls(f"{one}; {two}", "llama") == both
 
 
-def test_qwen_coder_xml_holds_texts():
+def test_qwen_coder_xml_has_the_types_of_the_schema():
     text = (
         "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=code>\nif a < b:\n"
         "    print('</b>')\n</parameter>\n</function>\n</tool_call>"
     )
-    assert calls(text, "qwen_xml") == [("add", {"a": "1", "code": "if a < b:\n    print('</b>')"})]
+    assert calls(text, "qwen_xml") == [("add", {"a": 1, "code": "if a < b:\n    print('</b>')"})]
+
+
+_PI = '<|tool_call>call:f{a:1,b:[True,None],c:{k:<|"|>}, "x"<|"|>}}<tool_call|>'
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "expected"),
+    [
+        ("glm", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+         [{"a": "1"}]),
+        ("glm", "<tool_call>f<arg_key>a</arg_key><arg_value>x</arg_value>y</arg_value></tool_call>",
+         [{"a": "x</arg_value>y"}]),
+        ("glm", "<tool_call>f</tool_call><tool_call>f<arg_key>a</arg_key><arg_val", [{}, None]),
+        ("invoke", '<m:tool_call><invoke name="f"><parameter name="a">1</parameter></invoke>'
+         '<invoke name="f"></invoke></m:tool_call>', [{"a": "1"}, {}]),
+        ("gemma", _PI * 2, [{"a": 1, "b": [True, None], "c": {"k": '}, "x"'}}] * 2),
+        ("gemma", "<|tool_call>call:f{a:", [None]),
+        ("lfm", "<|tool_call_start|>[f(a='it's, b=1', b=None), f()]<|tool_call_end|>",
+         [{"a": "it's, b=1", "b": None}, {}]),
+        ("lfm", '<|tool_call_start|>[f(a="x]", c={"k": true})]<|tool_call_end|>',
+         [{"a": "x]", "c": {"k": True}}]),
+        ("lfm", "<|tool_call_start|>[f(a=", [None]),
+        ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+         '{"a": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>', [{"a": 1}]),
+        ("deepseek", '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>', [{"a": 1}]),
+        ("kimi", '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}'
+         "<|tool_call_end|>", [{"a": 1}]),
+        ("harmony", '<|channel|>analysis<|message|>So.<|end|><|start|>assistant to=functions.f'
+         '<|channel|>commentary json<|message|>{"a": 1}<|call|><|start|>assistant to=functions.f'
+         '<|channel|>commentary json<|message|>{"a": 2}', [{"a": 1}, {"a": 2}]),
+        ("harmony", "to=f<|message|><x:invoke name=\"f\"><x:parameter name=\"a\">1</x:parameter>"
+         "</x:invoke><|eot|>", [{"a": "1"}]),
+        ("deepseek", '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', [{"a": 1}]),
+    ],
+)  # fmt: skip
+def test_calls_of_families_with_tokens_of_their_own(form, text, expected):
+    """None is a call that cannot be read, which leaves the others."""
+    found = parse(f"Well. {text}" if form != "harmony" else text, form)
+    assert [None if c.error else c.arguments for c in found.calls] == expected
+    assert {c.name for c in found.calls} <= {"f", ""}
+    if form == "harmony":
+        assert found.thoughts == ("So." if "analysis" in text else "")
+    elif None not in expected:
+        assert found.content == "Well."
+
+
+def test_arguments_have_the_types_of_the_schema():
+    types = {
+        "n": {"type": "integer"},
+        "ok": {"type": "boolean"},
+        "xs": {"type": "array", "items": {"type": "integer"}},
+        "o": {"type": "object"},
+        "s": {"type": "string"},
+        "m": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "f": {"type": "number"},
+        "t": {"type": ["string", "null"]},
+        "e": {"enum": [1, 2]},
+    }
+    tool = {"type": "function", "function": {"name": "book", "parameters": {"properties": types}}}
+    given = {"n": "3", "ok": "True", "xs": "[1, '2']", "o": "{'a': None}", "s": "12"}
+    given |= {"m": "None", "f": "2.5", "t": "null", "e": "2"}
+    wanted = {"n": 3, "ok": True, "xs": [1, 2], "o": {"a": None}, "s": "12", "m": None}
+    wanted |= {"f": 2.5, "t": None, "e": 2}
+    body = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in given.items())
+    text = f"<tool_call>\n<function=book>\n{body}</function>\n</tool_call>"
+    (call,) = parse(text, "qwen_xml", [tool]).calls
+    assert call.arguments == wanted
+    wrong = text.replace("\n3\n", "\nthree\n")
+    assert parse(wrong, "qwen_xml", [tool]).calls[0].arguments["n"] == "three"
 
 
 def test_code_is_a_call_of_python():

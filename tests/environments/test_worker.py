@@ -379,7 +379,7 @@ SAID = st.lists(
     st.sampled_from(
         ["<tool_call>", "</tool_call>", '{"name": "add"', ', "arguments": {', '"a": ', "1", "}",
          "}}", "[[", "]]", '"b": "2"', ", ", "<think>", "</think>", "<|im_end|>", "\\ud800", "NaN",
-         "1e999", "9" * 5000, "hi", '{"name": "give", "arguments": {"kind": "loop"}}']
+         "1e999", "9" * 5000, "hi", '{"name": "give", "arguments": {"kind": "half"}}']
     ),
     max_size=12,
 ).map("".join)  # fmt: skip

@@ -30,7 +30,10 @@ class ConversationConfig(Section):
     unparsed: Literal["answer", "end"] = "answer"
     """What follows a call that does not parse: an error that the model reads as the tool's
     `answer`, or the `end` of the conversation as `unparsed_call`."""
-    calls: Literal["auto", "hermes", "qwen_xml", "llama", "mistral", "code"] = "auto"
+    calls: Literal[
+        "auto", "hermes", "qwen_xml", "llama", "mistral", "code", "harmony",
+        "invoke", "glm", "gemma", "lfm", "deepseek", "kimi",
+    ] = "auto"  # fmt: skip
     """Format of the model's calls. auto: the tokenizer's own `response_template`, else the one that
     its chat template writes, else `hermes`."""
     tokens: Literal["template", "mistral"] = "template"

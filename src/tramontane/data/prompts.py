@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -57,6 +58,8 @@ KNOWN_TAGS = (
     ThinkingTags("<|begin_of_thought|>", "<|end_of_thought|>"),
 )
 Tool: TypeAlias = Mapping[str, Any]  # {"type": "function", "function": {"name", "parameters", …}}
+GENERATED = "\ufdd2"  # a noncharacter; see `PromptEncoder.marking`
+_GENERATION = re.compile(r"{%(-?)\s*(?:end)?generation\s*(-?)%}")
 _PROBE = "1 + 1?"  # a statement that no template treats specially
 
 
@@ -103,6 +106,11 @@ def opened_by(text: str, tags: ThinkingTags) -> str:
     opening, closing = map(re.escape, tags)
     found = re.search(rf"{opening}\s*(?:{closing}\s*)?\Z", text)
     return found[0] if found else ""
+
+
+def _parts(content: str) -> list[dict[str, str]]:
+    """A message's content as a list of its one part."""
+    return [{"type": "text", "text": content}]
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
@@ -299,18 +307,19 @@ class PromptEncoder:
         ]
         return self.encode_marked(self.render(marked), marks)
 
-    def mark(self, text: str, role: str, marks: Marks) -> str:
+    def mark(self, text: str, role: str, marks: Marks, kept: Sequence[str] = ()) -> str:
         """The text of a message with a mark in place of each special token, so that the template's
         own remain recognizable (`encode_marked`).
 
-        Thinking tags of system and assistant messages stay. In a tool's answer, all tokens that the
-        tokenizer added to its vocabulary are replaced, e.g. those around a call of a tool.
+        Thinking tags of system and assistant messages stay, and the tokens `kept`. In a tool's
+        answer, all tokens that the tokenizer added to its vocabulary are replaced, e.g. those
+        around a call of a tool.
         """
         if self.config.allow_special_tokens:
             return text
 
         def replaced(match: re.Match[str]) -> str:
-            if role in ("system", "assistant") and match[0] in self.tags:
+            if match[0] in kept or (role in ("system", "assistant") and match[0] in self.tags):
                 return match[0]
             marks.found.append(match[0])
             return f"{marks.char}{len(marks.found) - 1}{marks.char}"
@@ -414,8 +423,44 @@ class PromptEncoder:
         probe: Tool = {"type": "function", "function": function}
         return "zq0qz" in self._apply([Message(role="user", content=_PROBE)], [probe])
 
+    @cached_property
+    def _in_parts(self) -> bool:
+        """True if the template takes contents only as lists of parts, not as texts (Idefics 3,
+        LLaVA-NeXT)."""
+
+        def writes(content: Any) -> bool:
+            try:
+                return _PROBE in self._applied([{"role": "user", "content": content}])
+            except Exception:  # a template may raise anything
+                return False
+
+        return not writes(_PROBE) and writes(_parts(_PROBE))
+
     def _apply(
         self, messages: list[Message], tools: Sequence[Tool] = (), prompts: bool = True
+    ) -> str:
+        return self._applied(self.as_read(messages), tools, prompts)
+
+    def as_read(self, messages: Sequence[Any]) -> list[Any]:
+        """Messages with their contents as the template reads them: texts, or lists of parts."""
+        if not self._in_parts:
+            return list(messages)
+        return [{**message, "content": _parts(message["content"])} for message in messages]
+
+    def marking(self) -> PromptEncoder | None:
+        """This encoder with a `GENERATED` at both ends of what the chat template marks as the
+        model's (`{% generation %}`); None if it marks nothing."""
+        template = str(self.tokenizer.chat_template or "")
+        marked = _GENERATION.sub(rf"{{{{\1 '{GENERATED}' \2}}}}", template)
+        if marked == template:
+            return None
+        encoder = copy(self)
+        encoder.tokenizer = copy(self.tokenizer)
+        encoder.tokenizer.chat_template = marked
+        return encoder
+
+    def _applied(
+        self, messages: list[Any], tools: Sequence[Tool] = (), prompts: bool = True
     ) -> str:
         from transformers.utils.chat_template_utils import _compile_jinja_template
 
@@ -424,7 +469,7 @@ class PromptEncoder:
         template: Any = self.tokenizer.get_chat_template(tools=cast(Any, list(tools) or None))
         _compile_jinja_template(template).globals["strftime_now"] = self.date.strftime
         text = self.tokenizer.apply_chat_template(
-            cast(list[dict[str, str]], messages),
+            messages,
             tools=cast(Any, list(tools) or None),
             tokenize=False,
             add_generation_prompt=prompts,

@@ -8,6 +8,7 @@ A tokenizer's own `response_template` comes first (`Parser`); the forms below ar
   or `<|python_tag|>` with such an object or code
 - `mistral`: `[TOOL_CALLS][{"name": …, "arguments": {…}}]`, since v11 `[TOOL_CALLS]NAME[ARGS]{…}`
 - `code`: the last fenced block, for the tool `python`
+- those of `forms`, by families with tokens of their own
 
 A text that looks like a call but cannot be read becomes a call without a name; its answer says why.
 Thoughts contain no calls. No text makes the parser fail.
@@ -18,10 +19,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from tramontane.data.prompts import Tool, opened_by
-from tramontane.data.values import encoded
+from tramontane.environments.arguments import typed
+from tramontane.environments.forms import (
+    MAX_CALLS,
+    PYTHON,
+    READERS,
+    call_of,
+    decoded,
+    from_json,
+    harmony,
+    outside_channel,
+    unparsed,
+)
 from tramontane.errors import InputError
 from tramontane.types import ThinkingTags, ToolCall
 from tramontane.verifier.format import fences
@@ -29,19 +42,30 @@ from tramontane.verifier.format import fences
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Form = Literal["template", "hermes", "qwen_xml", "llama", "mistral", "code"]
-PYTHON = "python"  # the tool that runs code, whose argument is `code`
-MAX_CALLS = 64  # of one turn; further ones are not read
-MAX_DEPTH = 32  # of nested arguments
+Form = Literal[
+    "template", "hermes", "qwen_xml", "llama", "mistral", "code", "harmony",
+    "invoke", "glm", "gemma", "lfm", "deepseek", "kimi",
+]  # fmt: skip
 
 # Texts in chat templates that identify the form of calls, the most specific first.
 _SIGNS: tuple[tuple[str, Form], ...] = (
+    ("<|channel|>analysis", "harmony"),
+    ("assistant to=", "harmony"),
     ("<function=", "qwen_xml"),
+    ("invoke name=", "invoke"),
+    ("<arg_key>", "glm"),
+    ("<|tool_call>call:", "gemma"),
+    ("<|tool_call_start|>", "lfm"),
+    ("<|tool_list_start|>", "lfm"),
+    ("<｜tool▁calls▁begin｜>", "deepseek"),
+    ("<|tool_call_begin|>", "kimi"),
     ("[TOOL_CALLS]", "mistral"),
     ("<tool_call>", "hermes"),
     ("<|python_tag|>", "llama"),
     ('"parameters": ', "llama"),
 )
+_AROUND = re.compile(r"<\|(?:START|END)_RESPONSE\|>")  # of Cohere, around the content
+_AS_TEXT = ("qwen_xml", "glm", "invoke", "harmony")  # arguments are texts without quotes
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 _HERMES_END = re.compile(r"\s*(?:</tool_call>|(?=<tool_call>)|\Z)")
 # Tags end a call, a function or a parameter only where the form lets them: code may hold them.
@@ -59,7 +83,6 @@ _XML_PARAMETER = re.compile(
 _LLAMA = re.compile(r'\{\s*"(?:name|type|function)"')
 _LLAMA_NAMED = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"')
 _LLAMA_ARGUMENTS = re.compile(r'"(?:parameters|arguments)"\s*:')
-_SPACE = re.compile(r"\s*")
 _MISTRAL = "[TOOL_CALLS]"
 _MISTRAL_NAMED = re.compile(r"\s*([^\[\]{}\s]+)\s*(?:\[CALL_ID\]\w*)?\[ARGS\]")
 _PYTHON_TAG = "<|python_tag|>"
@@ -92,6 +115,7 @@ class Parser:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, form: str, tags: ThinkingTags) -> None:
         self._tokenizer, self._tags = tokenizer, tags
         self.form: Form = form_of(tokenizer) if form == "auto" else form  # type: ignore[assignment]
+        self._own = shown_by(tokenizer) if self.form == "template" else self.form
         if self.form == "template":
             try:
                 tokenizer.parse_response("", prefix="")
@@ -103,26 +127,52 @@ class Parser:
             self._start = _before_response(tokenizer, tags)
 
     def parse(self, text: str, tools: Sequence[Tool] = (), prefix: str = "") -> Message:
-        """Split a message into thoughts, content and calls.
+        """Split a message into thoughts, content and calls, whose arguments have the types of
+        their tools' schemas.
 
         Args:
             text: the whole message, with special tokens except those that end it.
             tools: descriptions of the tools; without any, nothing is a call.
             prefix: start of the message that the prompt already holds; it is part of `text`.
         """
-        thoughts, answer = outside_thoughts(text, self._tags)
+        message = self._by_form(text, tools)
         if self.form == "template":
-            return self._by_template(text, tools, prefix, thoughts)
-        content, calls = _FORMS[self.form](answer, tools) if tools else (answer, [])
-        return Message(text, thoughts, content.strip(), calls[:MAX_CALLS])
+            message = self._by_template(text, tools, prefix, message)
+        typed(message.calls, tools, as_text=self._own in _AS_TEXT)
+        return message
 
-    def _by_template(self, text: str, tools: Sequence[Tool], prefix: str, thoughts: str) -> Message:
+    def _by_form(self, text: str, tools: Sequence[Tool]) -> Message:
+        if self._own == "harmony":
+            thoughts, content, calls = harmony(text)
+            return Message(text, thoughts, content.strip(), calls if tools else [])
+        thoughts, answer = outside_thoughts(text, self._tags)
+        if self._own == "gemma":
+            in_channel, answer = outside_channel(text)
+            thoughts = in_channel or thoughts
+            answer = outside_thoughts(answer, self._tags)[1]
+        content, calls = _FORMS[self._own](answer, tools) if tools else (answer, [])
+        if tools and not calls and "<tool_call>" in answer:  # as `TOOLS_PROMPT` asks for them
+            content, calls = _hermes(answer, tools)
+        content = _AROUND.sub("", content).strip()
+        return Message(text, thoughts, content, calls[:MAX_CALLS])
+
+    def _by_template(self, text: str, tools: Sequence[Tool], prefix: str, own: Message) -> Message:
+        """A message by the `response_template`; `own`: by the form that the chat template shows,
+        whose calls are taken where they are more, or where the response template fails."""
+        named = [call for call in own.calls if call.name]
         try:
             found, calls = self._read(text.removeprefix(prefix), tools, prefix)
         except Exception as error:  # a response template raises whatever its parsers do
-            return Message(text, thoughts, text, [unparsed(f"{type(error).__name__}: {error}")])
-        thoughts = found.get("reasoning_content") or found.get("thinking") or thoughts
+            if named:
+                return own
+            failed = unparsed(f"{type(error).__name__}: {error}")
+            return Message(text, own.thoughts, text, [failed])
+        if len(named) > len(calls):
+            return own
+        thoughts = found.get("reasoning_content") or found.get("thinking")
         content = str(found.get("content") or "")
+        if not thoughts:
+            thoughts, content = own.thoughts, outside_thoughts(content, self._tags)[1].strip()
         return Message(text, str(thoughts), content, calls[:MAX_CALLS])
 
     def _read(self, text: str, tools: Sequence[Tool], prefix: str) -> tuple[Any, list[ToolCall]]:
@@ -140,7 +190,7 @@ class Parser:
                 failed = failed or error
                 continue
             if calls := [
-                _call(call.get("function", call)) for call in found.get("tool_calls") or ()
+                call_of(call.get("function", call)) for call in found.get("tool_calls") or ()
             ]:
                 return found, calls
             first = first or found
@@ -165,6 +215,11 @@ def form_of(tokenizer: PreTrainedTokenizerBase) -> Form:
     """The form of calls of a model, by its tokenizer."""
     if getattr(tokenizer, "response_template", None) is not None:
         return "template"
+    return shown_by(tokenizer)
+
+
+def shown_by(tokenizer: PreTrainedTokenizerBase) -> Form:
+    """The form of calls that a chat template shows."""
     template = str(tokenizer.chat_template or "")
     return next((form for sign, form in _SIGNS if sign in template), "hermes")
 
@@ -184,71 +239,21 @@ def outside_thoughts(text: str, tags: ThinkingTags) -> tuple[str, str]:
             return thoughts, answer + rest
 
 
-def unparsed(reason: str) -> ToolCall:
-    """A call that cannot be read; its answer tells the model why."""
-    return ToolCall("", {}, f"error: the call cannot be read: {reason[:200]}", error=True)
-
-
-def _call(value: Any) -> ToolCall:
-    """A call from an object with a name and arguments, which may be JSON in a text."""
-    if not isinstance(value, dict):
-        return unparsed("not an object with `name` and `arguments`")
-    name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
-    try:
-        if isinstance(arguments, str):
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        arguments = _clean(arguments)
-    except (ValueError, RecursionError) as error:
-        return unparsed(f"its arguments are not JSON: {error}")
-    if not isinstance(name, str) or not name:
-        return unparsed("it has no `name`")
-    if not isinstance(arguments, dict) and arguments is not None:
-        return unparsed("its `arguments` are not an object")
-    return ToolCall(_clean(name), arguments or {}, "")
-
-
-def _clean(value: Any, depth: int = 0) -> Any:
-    """A value from JSON without unpaired surrogates, which cannot be encoded."""
-    if depth > MAX_DEPTH:
-        raise ValueError("nested too deeply")
-    if isinstance(value, str):
-        return encoded(value)
-    if isinstance(value, dict):
-        return {_clean(key): _clean(item, depth + 1) for key, item in value.items()}
-    return [_clean(item, depth + 1) for item in value] if isinstance(value, list) else value
-
-
-def _from_json(text: str) -> ToolCall:
-    try:
-        return _call(json.loads(text))
-    except (ValueError, RecursionError) as error:
-        return unparsed(f"not JSON: {error}")
-
-
 def _hermes(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
     content, calls, at = "", list[ToolCall](), 0
     while (found := _HERMES.search(text, at)) and len(calls) < MAX_CALLS:
         content += text[at : found.start()]
         # JSON first: its texts may hold the tags.
-        value, end = _decoded(text, found.start(1))
+        value, end = decoded(text, found.start(1))
         closed = None if end is None else _HERMES_END.match(text, end)
-        calls += [_from_json(found[1])] if closed is None else _listed(value)
+        calls += [from_json(found[1])] if closed is None else _listed(value)
         at = found.end() if closed is None else closed.end()
     return content + _HERMES.sub("", text[at:]), calls
 
 
-def _decoded(text: str, start: int) -> tuple[Any, int | None]:
-    """The first value in JSON from `start` on, and its end; no end if there is none."""
-    start = _SPACE.match(text, start).end()  # type: ignore[union-attr]
-    try:
-        return json.JSONDecoder().raw_decode(text, start)
-    except (ValueError, RecursionError):
-        return None, None
-
-
 def _listed(value: Any) -> list[ToolCall]:
     """The calls of an object, or of a list of some."""
-    return [_call(each) for each in (value if isinstance(value, list) and value else [value])]
+    return [call_of(each) for each in (value if isinstance(value, list) and value else [value])]
 
 
 def _qwen_xml(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
@@ -278,7 +283,7 @@ def _llama(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
         except (ValueError, RecursionError) as error:
             calls.append(unparsed(f"not JSON: {error}"))
             break
-        calls.append(_call(value))
+        calls.append(call_of(value))
         body = body[end:].lstrip("; \t\r\n")
     return content if tag else "", calls
 
@@ -288,7 +293,7 @@ def _is_call(body: str, names: list[str]) -> bool:
     its beginning decides."""
     if not _LLAMA.match(body):
         return False
-    value, end = _decoded(body, 0)
+    value, end = decoded(body, 0)
     if end is not None:
         return "parameters" in value or "arguments" in value or value.get("name") in names
     named = _LLAMA_NAMED.match(body)
@@ -300,14 +305,14 @@ def _mistral(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
     calls: list[ToolCall] = []
     while mark and len(calls) < MAX_CALLS:
         named = _MISTRAL_NAMED.match(rest)
-        value, end = _decoded(rest, named.end() if named else 0)
+        value, end = decoded(rest, named.end() if named else 0)
         after, mark, following = rest[end or 0 :].partition(_MISTRAL)
         if end is None:
             calls.append(unparsed(f"not JSON: {after.strip()[:80]}"))
         elif named and after.strip():
             calls.append(unparsed("a text follows its arguments"))
         else:
-            calls += [_call({"name": named[1], "arguments": value})] if named else _listed(value)
+            calls += [call_of({"name": named[1], "arguments": value})] if named else _listed(value)
         rest = following
     return content, calls
 
@@ -320,10 +325,17 @@ def _code(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
     return text[: last.start] + text[last.end :], [ToolCall(PYTHON, {"code": last.body}, "")]
 
 
+def _without_tools(
+    reader: Callable[[str], tuple[str, list[ToolCall]]], text: str, tools: Sequence[Tool]
+) -> tuple[str, list[ToolCall]]:
+    return reader(text)
+
+
 _FORMS: dict[str, Callable[[str, Sequence[Tool]], tuple[str, list[ToolCall]]]] = {
     "hermes": _hermes,
     "qwen_xml": _qwen_xml,
     "llama": _llama,
     "mistral": _mistral,
     "code": _code,
+    **{form: partial(_without_tools, reader) for form, reader in READERS.items()},
 }

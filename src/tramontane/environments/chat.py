@@ -14,15 +14,19 @@ appended (`keep`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 
 from tramontane.data.prompts import Marks, PromptEncoder, Tool
 from tramontane.environments.calls import Message as Parsed
+from tramontane.environments.calls import shown_by
+from tramontane.environments.forms import DELIMITERS
 from tramontane.errors import InputError
+from tramontane.models.names import end_tokens
 from tramontane.types import ThinkingTags
 
 Chatted = dict[str, Any]  # a message: role, content, and what tools need
@@ -54,7 +58,9 @@ class ChatFormat:
             if (token.special or number == tokenizer.eos_token_id)
             and str(token) not in encoder.tags
         }
-        self.ends = {tokenizer.eos_token, *_ENDS}
+        ends = tokenizer.convert_ids_to_tokens(end_tokens(str(tokenizer.name_or_path)))
+        self.stops = {str(tokenizer.eos_token), *map(str, ends)}
+        self.ends = {*self.stops, *_ENDS}
         self.template = str(tokenizer.chat_template or "")
         self.levels = {name: ChatFormat(each, history) for name, each in encoder.levels.items()}
 
@@ -63,9 +69,46 @@ class ChatFormat:
         return self if effort is None else self.levels[effort]
 
     @cached_property
+    def _taken_calls(self) -> _Calls | None:
+        """How the template takes `tool_calls`, found by trying; None if it writes none."""
+        for taken in (_Calls(as_json=False), _Calls(as_json=True)):
+            if all(sign in self._tried(self._calling(taken, 1)) for sign in ("zq0qz", "zq1qz")):
+                return taken
+        return None
+
+    def _calling(self, taken: _Calls, count: int) -> list[Chatted]:
+        """A chat that ends with calls of `zq0qz` with the arguments `zq1qz`, `zq2qz`, …"""
+        made = [("zq0qz", {"x": f"zq{n + 1}qz"}) for n in range(count)]
+        return [{"role": "user", "content": "?"}, taken.message("", made, 0)]
+
+    @property
     def reads_calls(self) -> bool:
         """True if the template writes `tool_calls`; otherwise calls are part of the content."""
-        return "tool_calls" in self.template
+        return self._taken_calls is not None
+
+    @cached_property
+    def one_call(self) -> bool:
+        """True if the template writes one call a message."""
+        taken = self._taken_calls
+        return taken is not None and "zq2qz" not in self._tried(self._calling(taken, 2))
+
+    @cached_property
+    def calls_form(self) -> str:
+        """The form in which calls are written as text, for a template that writes none: that of
+        `TOOLS_PROMPT` if the template does not describe tools, either."""
+        return shown_by(self.encoder.tokenizer) if self.encoder.reads_tools else "hermes"
+
+    @property
+    def delimiters(self) -> tuple[str, ...]:
+        """The tokens around calls that are written as text."""
+        return DELIMITERS.get(self.calls_form, ())
+
+    def calling(
+        self, content: str, calls: Sequence[tuple[str, dict[str, Any]]], turn: int
+    ) -> Chatted:
+        """A message with calls, each a name and arguments, as the template takes them."""
+        assert self._taken_calls is not None
+        return self._taken_calls.message(content, calls, turn)
 
     @cached_property
     def reads_thoughts(self) -> bool:
@@ -73,12 +116,20 @@ class ChatFormat:
         transformers also gives as `thinking`); otherwise they are part of the content."""
         thought, asked = "zq0qz", {"role": "user", "content": "?"}
         said: Chatted = {"role": "assistant", "content": "!", "reasoning_content": thought}
-        call: Chatted = {"id": call_id(0, 0), "type": "function"}
-        call |= {"function": {"name": "probe", "arguments": {"x": "y"}}}
-        return any(
-            thought in self._tried([asked, message])
-            for message in (said, said | {"content": "", "tool_calls": [call]})
-        )
+        tried = [said]
+        if self._taken_calls:
+            call = self._taken_calls.message("", [("probe", {"x": "y"})], 0)
+            tried.append(call | {"reasoning_content": thought})
+        return any(thought in self._tried([asked, message]) for message in tried)
+
+    @cached_property
+    def drops_thoughts(self) -> bool:
+        """True if the template has no key for thoughts, and no place for them in the content: it
+        cuts them out (DeepSeek-R1), or writes messages in channels."""
+        said = {"role": "assistant", "content": self.encoder.tags.around("zq0qz") + "zq1qz"}
+        text = self._tried([{"role": "user", "content": "?"}, said])
+        cut = self.calls_form == "harmony" or ("zq1qz" in text and "zq0qz" not in text)
+        return cut and not self.reads_thoughts
 
     def _tried(self, chat: list[Chatted]) -> str:
         """A chat as the template writes it; empty if it refuses it."""
@@ -102,21 +153,43 @@ class ChatFormat:
     def turn_end(self) -> str:
         """The tokens with which the template ends a message of the model; EOS if it writes none."""
         last, answered = self._tails
-        common = last[: shared(last, answered)]
-        return self.ended(common) or self.ended(last) or str(self.encoder.tokenizer.eos_token)
+        common = last[: self.encoder.boundary(last, shared(last, answered))]
+        written = self.ended(common) or self.ended(last)
+        return written or self._next_turn(answered) or str(self.encoder.tokenizer.eos_token)
+
+    def _next_turn(self, text: str) -> str:
+        """The token that starts the next turn and ends the model's (GLM), by the generation
+        config; empty if there is none."""
+        return next((token for token in self.stops if text.lstrip().startswith(token)), "")
+
+    @cached_property
+    def call_end(self) -> str:
+        """The token that ends a message with calls once they are answered, if the template
+        writes none itself: of the generation config (GLM), else EOS."""
+        taken, answer, eos = self._taken_calls, "zq9qz", str(self.encoder.tokenizer.eos_token)
+        if taken is None:
+            return eos
+        chat = self._calling(taken, 1)
+        said = self._tried(chat).rpartition("zq1qz")[2]
+        tool = {"role": "tool", "content": answer, "name": "zq0qz", "tool_call_id": call_id(0, 0)}
+        told = self._tried([*chat, tool]).rpartition(answer)[0].rpartition("zq1qz")[2]
+        common = said[: shared(said, told)]
+        return self.ended(common) or self._next_turn(told[len(common) :]) or eos
 
     @cached_property
     def ends_anew(self) -> bool:
         """True if the template ends a message differently once it is answered (gpt-oss)."""
         last, answered = self._tails
-        return bool(self.ended(last)) and not self.ended(last[: shared(last, answered)])
+        common = last[: self.encoder.boundary(last, shared(last, answered))]
+        return bool(self.ended(last)) and not self.ended(common)
 
-    def closed(self, text: str) -> str:
-        """A message that ends a chat, as rendered, up to the tokens that end it."""
+    def closed(self, text: str, *, called: bool = False) -> str:
+        """A message that ends a chat, as rendered, up to the tokens that end it; `called`: it ends
+        with calls."""
         last, _ = self._tails
         if last.strip() and text.endswith(last):
             return text.removesuffix(last) + self.turn_end
-        return self.ended(text) or text.rstrip() + str(self.encoder.tokenizer.eos_token)
+        return self.ended(text) or text.rstrip() + (self.call_end if called else self.turn_end)
 
     def ended(self, text: str) -> str:
         """A message's text as rendered, without white space after the token that ends it; empty
@@ -129,11 +202,10 @@ class ChatFormat:
         """True if the template takes messages of tools; otherwise they are put into the user's,
         between `<tool_response>` tags."""
         answer = "zq0qz"
-        call = {"name": "probe", "arguments": {"x": "y"}}
-        calls = [{"id": call_id(0, 0), "type": "function", "function": call}]
+        taken = self._taken_calls or _Calls(as_json=False)
         chat: list[Chatted] = [
             {"role": "user", "content": "?"},
-            {"role": "assistant", "content": "", "tool_calls": calls},
+            taken.message("", [("probe", {"x": "y"})], 0),
             {"role": "tool", "content": answer, "name": "probe", "tool_call_id": call_id(0, 0)},
         ]
         try:
@@ -178,6 +250,23 @@ def shared(one: str, other: str) -> int:
 def call_id(turn: int, number: int) -> str:
     """The id of a call: nine letters and digits, as Mistral's templates demand."""
     return f"call{turn % 1000:03d}{number % 100:02d}"
+
+
+class _Calls(NamedTuple):
+    """How a template takes calls: with their arguments as an object, or as JSON (DeepSeek)."""
+
+    as_json: bool
+
+    def message(
+        self, content: str, calls: Sequence[tuple[str, dict[str, Any]]], turn: int
+    ) -> Chatted:
+        """A message with calls, each a name and arguments."""
+        made = []
+        for number, (name, given) in enumerate(calls):
+            arguments = json.dumps(given, ensure_ascii=False) if self.as_json else given
+            function = {"name": name, "arguments": arguments}
+            made.append({"id": call_id(turn, number), "type": "function", "function": function})
+        return {"role": "assistant", "content": content, "tool_calls": made}
 
 
 @dataclass
@@ -249,6 +338,7 @@ class Chat:
         first = {**put[0], "content": _NEW + put[0]["content"]}
         self._turns += 1
         moved = False  # a part of the message is written after its last sign
+        refused: InputError | None = None
         for apart in (True, False):
             real, sign, last = self._model_message(message, prefix, apart)
             self._chat[number:] = [real, *put]
@@ -256,12 +346,12 @@ class Chat:
             try:
                 text = self._rendered_behind(last)
                 if moved := self._nonce in text:
-                    self._signs[number] = {**sign, "content": ""}
-                    text = self._rendered_behind(last)
+                    text, moved = self._moved(text, message, number)
                 break
-            except InputError:  # some templates take one call a message, or none
+            except InputError as error:  # some templates take one call a message, or none
+                refused = refused or error
                 if "tool_calls" not in real:
-                    raise
+                    raise refused from None
         if self._nonce in text:
             raise InputError("the chat template writes a message of the model in two places")
         told = self._text[len(before) :].rpartition(last)[0]
@@ -272,16 +362,30 @@ class Chat:
         text = text.replace(_NEW, "", 1)
         return Following(text, place, "tool_calls" in real, moved or not appended, self._whole)
 
+    def _moved(self, text: str, message: Parsed, number: int) -> tuple[str, bool]:
+        """(the text after a message whose content the template writes behind its calls, True if
+        the model wrote it elsewhere)."""
+        content = self._sign("a")
+        behind = text.partition(content)[2]
+        said = message.content.strip()
+        before = message.text.rstrip().removesuffix(said) if said else ""
+        wrote = before != message.text.rstrip() and message.calls[-1].name in before
+        if wrote and content in text and _NEW in behind and self._nonce not in behind:
+            return behind, False
+        self._signs[number] = {**self._signs[number], "content": ""}
+        self._render()
+        return self._text.rpartition(self._sign(f"c{len(message.calls) - 1}"))[2], True
+
     def _as_sampled(self, told: str, message: Parsed, prefix: str) -> bool:
         """True if the template still writes the thoughts of a message, or an empty pair of tags,
         where and only where the model wrote them."""
-        if self._form.reads_thoughts:
-            closing = self._form.encoder.tags.closing
-            if (closing in message.text) != (closing in told):
-                return False
+        form, closing = self._form, self._form.encoder.tags.closing
+        tagged = form.calls_form != "harmony" and (form.reads_thoughts or not message.thoughts)
+        if tagged and (closing in message.text) != (closing in told):
+            return False
         if message.thoughts:
             return self._sign("t") in told
-        return told.lstrip().startswith(prefix.strip())
+        return told.startswith(prefix)
 
     def _rendered_behind(self, sign: str) -> str:
         """Render the conversation; returns its text after a sign."""
@@ -334,32 +438,49 @@ class Chat:
         form, thoughts, content = self._form, self._sign("t"), self._sign("a")
         tags, calls = form.encoder.tags, message.calls if apart and form.reads_calls else []
         said = message.content if calls else message.text
-        if form.reads_thoughts:
+        if form.reads_thoughts or form.drops_thoughts:
             said = message.content if calls or not message.calls else _behind(message.text, tags)
             around, started = "", ""
         else:
             written = message.thoughts in message.text  # clients give them apart
             around = f"{tags.around(message.thoughts)}\n\n" if message.thoughts and written else ""
             started = tags.around(f"\n{thoughts}\n") + "\n\n" if around else prefix
-        real = self._marked({"role": "assistant", "content": around + said if calls else said})
+            if not around and tags.closing in message.text:  # an empty pair
+                started = f"{message.text.partition(tags.closing)[0]}{tags.closing}\n\n"
+        said = self._mark(around + said if calls else said, "assistant")
+        real: Chatted = {"role": "assistant", "content": said}
         sign: Chatted = {"role": "assistant", "content": started + content}
+        if calls:
+            made = [(made.name or "invalid", self._map(made.arguments)) for made in calls]
+            signs = [(name, {"x": self._sign(f"c{n}")}) for n, (name, _) in enumerate(made)]
+            shown = started + content if message.content else started if around else ""
+            real = form.calling(said, made, self._turns - 1)
+            sign = form.calling(shown, signs, self._turns - 1)
+            content = self._sign(f"c{len(calls) - 1}")
         if form.reads_thoughts and message.thoughts:
             real["reasoning_content"] = self._mark(message.thoughts, "assistant")
             sign["reasoning_content"] = thoughts
-        if not calls:
-            return real, sign, content
-        if not message.content:
-            sign["content"] = started if around else ""
-        real["tool_calls"], sign["tool_calls"] = [], []
-        for number, made in enumerate(calls):
-            name, about = made.name or "invalid", {"id": call_id(self._turns - 1, number)}
-            for listed, arguments in (
-                (real["tool_calls"], self._map(made.arguments)),
-                (sign["tool_calls"], {"x": self._sign(f"c{number}")}),
-            ):
-                function = {"name": name, "arguments": arguments}
-                listed.append({**about, "type": "function", "function": function})
-        return real, sign, self._sign(f"c{len(calls) - 1}")
+        return real, sign, content
+
+    def parts(
+        self, message: Parsed, new: Sequence[Chatted]
+    ) -> Iterator[tuple[Parsed, Sequence[Chatted]]]:
+        """A message of the model and what answers it; for templates that write one call a message,
+        a message for each call, with its answer."""
+        calls = message.calls
+        answers = [each for each in new if each["role"] == "tool"]
+        if not self._form.one_call or len(calls) < 2 or len(answers) != len(calls):
+            yield message, new
+            return
+        for number, call in enumerate(calls):
+            put = list(new[number:]) if call is calls[-1] else [answers[number]]
+            yield message._replace(calls=[call]), put
+            message = Parsed("", "", "", [])
+
+    @property
+    def calls_form(self) -> str:
+        """The form in which calls are written as text."""
+        return self._form.calls_form
 
     def _marked(self, message: Chatted) -> Chatted:
         return {**message, "content": self._mark(message["content"], message["role"])}
@@ -367,7 +488,8 @@ class Chat:
     def _mark(self, text: str, role: str) -> str:
         for char in (_MARK, _NEW):
             text = text.replace(char, "\ufffd")
-        return self._form.encoder.mark(text, role, self._marks)
+        kept = () if role != "assistant" or self._form.reads_calls else self._form.delimiters
+        return self._form.encoder.mark(text, role, self._marks, kept)
 
     def _map(self, value: Any) -> Any:
         """A call's arguments with their texts marked."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,6 +84,7 @@ class MistralChat:
     """
 
     prefix = ""
+    calls_form = "mistral"
 
     def __init__(
         self, mistral: MistralTokenizer, encoder: PromptEncoder, tools: Sequence[Tool] = ()
@@ -151,6 +152,12 @@ class MistralChat:
         self._ids = ids = self._encode()
         rewritten = ids[: len(before)] != before or ids[-len(put) :] != put
         return MistralFollowing(put, rewritten, lambda: ids)
+
+    def parts(
+        self, message: Parsed, new: Sequence[Chatted]
+    ) -> Iterator[tuple[Parsed, Sequence[Chatted]]]:
+        """A message of the model and what answers it."""
+        yield message, new
 
     def tokens(self, following: MistralFollowing, last: int) -> list[int]:
         """The tokens that follow a message of the model, whose last token is `last`."""

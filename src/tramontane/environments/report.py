@@ -8,8 +8,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tramontane.config import PromptConfig
 from tramontane.data.prompts import PromptEncoder, Tool
-from tramontane.environments.calls import Message, form_of
-from tramontane.environments.chat import Chat, ChatFormat, Chatted
+from tramontane.environments.calls import Message
+from tramontane.environments.chat import Chat, Chatted
+from tramontane.environments.families import Cell, Family
 from tramontane.environments.mistral import MistralChat, files_of, load_mistral
 from tramontane.errors import InputError
 from tramontane.types import ToolCall
@@ -67,19 +68,28 @@ def examine(model: str, config: PromptConfig | None = None) -> list[Trait]:
 
 def examined(encoder: PromptEncoder) -> list[Trait]:
     """`examine` with the encoder of a model."""
-    form = ChatFormat(encoder)
-    template = form.template
+    family = Family(encoder)
+    form, template = family.form, family.form.template
     tools = "by the template" if encoder.reads_tools else "in the system prompt"
     answers = "messages of the role tool" if form.tool_role else "messages of the user"
     keys = [key for key in THOUGHT_KEYS if re.search(rf"\b{key}\b", template)]
     return [
         Trait("chat template", "ok", f"{len(template):,} characters" if template else "none"),
-        Trait("form of calls", "ok", form_of(encoder.tokenizer)),
+        Trait("form of calls", "ok", family.parser.form),
         Trait("tools are described", "ok", tools),
         Trait("tools answer in", "ok", answers),
-        _several_calls(form),
+        *(_trait(column, cell) for column, cell in family.row().items()),
         *_followed(lambda: Chat(form, [_TOOL]), encoder, keys),
     ]
+
+
+def _trait(column: str, cell: Cell) -> Trait:
+    found = str(cell).removeprefix(f"{cell.state}; ")
+    if cell.state == "wrong":
+        return Trait(column, "missing", found, _OTHER_FORM)
+    if cell.state == "refused":
+        return Trait(column, "optional", found, _OTHER_TEMPLATE)
+    return Trait(column, "ok", found)
 
 
 def by_mistral(encoder: PromptEncoder) -> list[Trait]:
@@ -92,16 +102,8 @@ def by_mistral(encoder: PromptEncoder) -> list[Trait]:
     return [trait._replace(name=f"{trait.name}, by mistral-common") for trait in traits]
 
 
-def _several_calls(form: ChatFormat) -> Trait:
-    message = Message("", "", "", [_CALL, _CALL])
-    following = _follow(lambda: Chat(form, [_TOOL]), form.encoder, (message, [_ANSWER, _ANSWER]))
-    if isinstance(following, InputError):
-        return Trait("several calls a turn", "missing", str(following), _OTHER_TEMPLATE)
-    found = "written" if following.in_call or not form.reads_calls else "written as text"
-    return Trait("several calls a turn", "ok", found)
-
-
 _OTHER_TEMPLATE = "give another template (data.chat_template)"
+_OTHER_FORM = f"{_OTHER_TEMPLATE}, or the form of the model's calls (conversation.calls)"
 
 
 def _followed(new_chat: _New, encoder: PromptEncoder, keys: Sequence[str]) -> list[Trait]:

@@ -28,6 +28,7 @@ from jsonschema.exceptions import best_match
 
 from tramontane.data.prompts import Tool
 from tramontane.data.values import UnknownType, encoded, plain
+from tramontane.environments.arguments import coerced
 from tramontane.environments.running import EnvironmentFailed, Runner, blaming, said
 from tramontane.errors import InputError
 from tramontane.types import ToolCall
@@ -231,22 +232,6 @@ def _standard(schema: Any) -> Any:
         return schema
     rest = {key: _standard(value) for key, value in schema.items() if key != "nullable"}
     return {"anyOf": [rest, {"type": "null"}]} if schema.get("nullable") is True else rest
-
-
-def coerced(value: Any, schema: dict[str, Any]) -> Any:
-    """The value in the type that a schema asks for, if it was written as text ("7") or as a float
-    without a fraction; any other value is unchanged."""
-    wanted = schema.get("type")
-    kinds = wanted if isinstance(wanted, list) else [wanted]
-    if isinstance(value, float) and "integer" in kinds and value.is_integer():
-        return int(value)
-    if not isinstance(value, str) or "string" in kinds or wanted is None:
-        return value
-    try:
-        read = json.loads(value.strip().lower() if "boolean" in kinds else value)
-    except (ValueError, RecursionError):
-        return value
-    return coerced(read, schema) if not isinstance(read, str) else value
 
 
 def text_of(result: Any) -> str:

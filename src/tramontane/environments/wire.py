@@ -25,6 +25,7 @@ from tramontane.data.prompts import Tool
 from tramontane.data.values import cleaned
 from tramontane.environments.calls import Message as Parsed
 from tramontane.environments.chat import Chatted
+from tramontane.environments.forms import written
 from tramontane.types import SampledTokens, SamplingParams, ThinkingTags, ToolCall
 
 MAX_N = 128  # completions of one request
@@ -105,16 +106,13 @@ class ChatMessage(Part):
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": self.content}
 
-    def parsed(self) -> Parsed:
-        """A message of the assistant as it was read when the model wrote it."""
+    def parsed(self, form: str = "hermes") -> Parsed:
+        """A message of the assistant as it was read when the model wrote it; `form`: of calls that
+        are part of its text."""
         calls = [ToolCall(c.function.name, c.function.arguments, "") for c in self.tool_calls or ()]
         thoughts = self.reasoning_content or ""
-        # The form in which `TOOLS_PROMPT` asks for calls, for templates that do not write them.
-        written = (
-            f"<tool_call>{json.dumps({'name': c.name, 'arguments': c.arguments})}</tool_call>"
-            for c in calls
-        )
-        text = "\n".join(filter(None, (self.content, *written)))
+        made = [{"name": call.name, "arguments": call.arguments} for call in calls]
+        text = "\n".join(filter(None, (self.content, written(form, made) if made else "")))
         return Parsed(text, thoughts, self.content, calls)
 
 
@@ -269,7 +267,8 @@ def write(chat: Any, messages: Sequence[ChatMessage]) -> list[int]:
     prompt: list[int] = chat.start([message.plain() for message in messages[:first]])
     for place, end in zip(places, ends, strict=True):
         put = answers(messages[place], messages[place + 1 : end])
-        prompt = chat.follow(messages[place].parsed(), put).whole()
+        for message, new in chat.parts(messages[place].parsed(chat.calls_form), put):
+            prompt = chat.follow(message, new).whole()
     return prompt
 
 

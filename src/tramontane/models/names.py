@@ -8,6 +8,7 @@ Hugging Face name.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import re
@@ -128,6 +129,20 @@ def check_hub(name: str, what: str = "model") -> None:
             f"{what} {name!r}: no such folder, and the model hub cannot be reached "
             f"({hub.hostname}: {error}); check the path, or the connection"
         ) from error
+
+
+def end_tokens(name: str) -> list[int]:
+    """The tokens that end a completion by the generation config of a folder, or of a Hugging Face
+    name in the cache; none if it has no such file."""
+    from huggingface_hub import try_to_load_from_cache
+
+    file: object = Path(name) / "generation_config.json"
+    if not Path(name).is_dir() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        file = try_to_load_from_cache(name, "generation_config.json")
+    if not isinstance(file, str | Path) or not Path(file).is_file():
+        return []
+    ends = json.loads(Path(file).read_text(encoding="utf-8")).get("eos_token_id")
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
 
 def has_tokenizer(folder: Path) -> bool:

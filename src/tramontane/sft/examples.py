@@ -14,8 +14,8 @@ from tramontane.data import playground
 from tramontane.data.files import read_rows, shuffled
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.chat import ChatFormat
+from tramontane.environments.recorded import Conversation, ConversationEncoder, Example
 from tramontane.errors import InputError
-from tramontane.sft.conversations import Conversation, ConversationEncoder, Example
 from tramontane.types import PAPER_TAGS, Message
 
 CHUNK = 4096  # examples generated at once

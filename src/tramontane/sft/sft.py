@@ -25,10 +25,10 @@ from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
 from tramontane.config.device import dtype_warnings, idle_gpus
 from tramontane.config.sft import SFTConfig
 from tramontane.data.prompts import PromptEncoder
+from tramontane.environments.recorded import Example
 from tramontane.errors import InputError
 from tramontane.models.names import numbered, with_tokenizer
 from tramontane.placement.seats import rank_device
-from tramontane.sft.conversations import Example
 from tramontane.sft.examples import ExampleStream, Rows, generated_chats, read_examples
 from tramontane.types import INSERTED
 from tramontane.workplace import (

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple, cast
 
-from tramontane.data.prompts import Marks, PromptEncoder, Tool
-from tramontane.environments.calls import form_of
+from tramontane.data.prompts import GENERATED, Marks, PromptEncoder, Tool
 from tramontane.environments.chat import ChatFormat, Chatted, call_id, shared
+from tramontane.environments.forms import written
 from tramontane.errors import InputError
 
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # a message's key for its thoughts
@@ -70,10 +70,11 @@ class ConversationEncoder:
 
     def __init__(self, encoder: PromptEncoder, rest: Callable[[str, str], str]) -> None:
         self._encoder, self._rest = encoder, rest
-        self._form = ChatFormat(encoder)
-        # Calls as text, as `TOOLS_PROMPT` asks for them.
-        self._by_text = form_of(encoder.tokenizer) == "hermes" and (
-            not encoder.reads_tools or "<tool_call>" in self._form.template
+        self._form, self._marking = ChatFormat(encoder), encoder.marking()
+        # Calls as text, as `TOOLS_PROMPT` asks for them, or as the template shows.
+        form = self._form.calls_form
+        self._by_text = form == "lfm" or (
+            form == "hermes" and (not encoder.reads_tools or "<tool_call>" in self._form.template)
         )
 
     def examples(self, conversation: Conversation, where: str) -> Iterator[Example]:
@@ -102,9 +103,14 @@ class ConversationEncoder:
                     yield example
                 ids = self._encoder.encode_marked(start, marks)
                 example = Example([*self._encoder.first_tokens, *ids], [])
-            ids = self._encoder.tokenizer(rest, add_special_tokens=False)["input_ids"]
-            example.response.extend(ids)
-            text = start + rest
+            for written_text, learned in rest:
+                ids = self._encoder.tokenizer(written_text, add_special_tokens=False)["input_ids"]
+                size = len(example.response)
+                example.response.extend(ids)
+                if not learned:
+                    span = range(size, size + len(ids))
+                    example = example._replace(inserted=(*example.inserted, span))
+            text = start + "".join(part for part, _ in rest)
         yield example
 
     def _turns(self, messages: Sequence[Chatted], marks: Marks) -> Iterator[list[Chatted]]:
@@ -131,46 +137,75 @@ class ConversationEncoder:
         made, tags = _plain(message), self._encoder.tags
         calls = [_function(call) for call in message.get("tool_calls") or ()]
         thoughts = next((message[key] for key in THOUGHTS if message.get(key)), None)
+        if calls and self._form.reads_calls:
+            given = [(call["name"], call["arguments"]) for call in calls]
+            made = self._form.calling(made["content"], given, 0)
+        elif calls and self._by_text:
+            text = written(self._form.calls_form, calls)
+            made["content"] = "\n".join(filter(None, [made["content"], text]))
+        elif calls:
+            made["unwritten"] = f"call of {calls[0]['name']}"
         if thoughts and self._form.reads_thoughts:
             made["reasoning_content"] = thoughts
+        elif thoughts and self._form.drops_thoughts:
+            made["unwritten"] = "thoughts"
         elif thoughts:
             made["content"] = f"{tags.around(thoughts)}{made['content']}"
-        if calls and self._form.reads_calls:
-            made["tool_calls"] = [
-                {"id": call_id(0, number), "type": "function", "function": call}
-                for number, call in enumerate(calls)
-            ]
-        elif calls and self._by_text:
-            lines = [f"\n<tool_call>{json.dumps(call)}</tool_call>" for call in calls]
-            made["content"] += "".join(lines)
-        elif calls:
-            made["unwritten"] = calls[0]["name"]
         return made
 
     def _written(
         self, chat: list[Chatted], message: Chatted, tools: Sequence[Tool], where: str
-    ) -> tuple[str, str]:
-        """The text before a message of the model, and the message, to the token that ends it."""
+    ) -> tuple[str, list[tuple[str, bool]]]:
+        """The text before a message of the model, and the parts of the message, to the token that
+        ends it, each with whether it is learned."""
         encoder, given = self._encoder, cast(Any, [*chat, message])
-        start = encoder.render(given[:-1], where, tools)
-        if not self._form.template:
-            return start, self._rest(where, message["content"]) + encoder.tokenizer.eos_token
-        whole = encoder.complete(given, where, tools)
-        place = encoder.boundary(whole, shared(start, whole))
-        text = whole[place:]
-        self._check(message, text, where)
-        return whole[:place], self._form.closed(text)
+        if self._marking:
+            start, parts = self._marked(self._marking, given, tools, where)
+        elif not self._form.template:
+            start = encoder.render(given[:-1], where, tools)
+            text = self._rest(where, message["content"]) + encoder.tokenizer.eos_token
+            parts = [(text, True)]
+        else:
+            start = encoder.render(given[:-1], where, tools)
+            whole = encoder.complete(given, where, tools)
+            place = shared(start, whole)
+            place = min(encoder.boundary(text, place) for text in (start, whole))
+            if place < len(start) - len(encoder.opened_in(start)):
+                raise InputError(
+                    f"{where}: the chat template writes a prompt differently once a message "
+                    f"follows; give another template (data.chat_template)"
+                )
+            called = "tool_calls" in message
+            start, parts = whole[:place], [(self._form.closed(whole[place:], called=called), True)]
+        self._check(message, "".join(text for text, _ in parts), where)
+        return start, parts
+
+    @staticmethod
+    def _marked(
+        marking: PromptEncoder, given: Any, tools: Sequence[Tool], where: str
+    ) -> tuple[str, list[tuple[str, bool]]]:
+        """`_written` where the template marks what the model generates: this is what is learned."""
+        before = marking.complete(given[:-1], where, tools).count(GENERATED)
+        pieces = marking.complete(given, where, tools).split(GENERATED)
+        if len(pieces) < before + 3:
+            raise InputError(f"{where}: the chat template marks no part of a message as generated")
+        own = pieces[before + 1 : -1]
+        parts = [(text, number % 2 == 0) for number, text in enumerate(own) if text]
+        return "".join(pieces[: before + 1]), parts
 
     def _check(self, message: Chatted, text: str, where: str) -> None:
         """Refuse a message that the template writes only in part."""
-        parts = {"content": message["content"], "thoughts": message.get("reasoning_content") or ""}
+        parts = {
+            "content": message["content"] or "",
+            "thoughts": message.get("reasoning_content") or "",
+        }
         parts |= {
             f"call of {call['function']['name']}": call["function"]["name"]
             for call in message.get("tool_calls", ())
         }
         left = [part for part, wanted in parts.items() if not _holds(text, wanted)]
-        if name := message.get("unwritten"):
-            left.append(f"call of {name}")
+        if part := message.get("unwritten"):
+            left.append(part)
         if left:
             raise InputError(
                 f"{where}: the chat template does not write a message's {' and '.join(left)}; "

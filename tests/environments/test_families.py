@@ -1,0 +1,139 @@
+"""Chat templates held to their own rendering, family by family."""
+
+import json
+
+import pytest
+
+from tests.data.chat_templates import build_tokenizer
+from tests.environments.templates import _CHATML, _THINK, SHAPES, tokenizer_of
+from tramontane.data.prompts import PromptEncoder
+from tramontane.environments import wire
+from tramontane.environments.chat import Chat, ChatFormat
+from tramontane.environments.families import COLUMNS, Family
+from tramontane.environments.recorded import Conversation, ConversationEncoder
+
+ASKED = {"role": "user", "content": "What is 1 + 2?"}
+_USER = "{% for m in messages %}{% if m.role == 'user' %}<|user|>{{ m.content }}{% endif %}"
+_END = "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+# A message of the model has no end: the next turn's token ends it (GLM).
+UNENDED = (
+    "{{ tools | tojson if tools else '' }}" + _USER + "{% if m.role == 'assistant' %}<|assistant|>"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}\n"
+    "{% for k, v in c.function.arguments.items() %}<arg_key>{{ k }}</arg_key>\n<arg_value>"
+    "{{ v if v is string else v | tojson }}</arg_value>\n{% endfor %}</tool_call>{% endfor %}"
+    "{% elif m.role == 'tool' %}<|observation|>{{ m.content }}{% endif %}" + _END
+)
+# Contents are lists of parts (Idefics 3).
+PARTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}:{% for part in m.content %}"
+    "{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
+)
+# Python calls in the prompt, whose template writes none (LFM2).
+LISTED = (
+    "{% if tools %}<|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role + '\n' + m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# Arguments are JSON in a text (DeepSeek-V3).
+AS_JSON = (
+    "{{ tools | tojson if tools else '' }}" + _USER + "{% if m.role == 'assistant' %}<|assistant|>"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+    "{{ c.function.name + '\n```json\n' + c.function.arguments + '\n```' }}<｜tool▁call▁end｜>"
+    "{% endfor %}<|end|>{% elif m.role == 'tool' %}<|observation|>{{ m.content }}{% endif %}" + _END
+).replace("{{ tools", "{{ '<｜tool▁calls▁begin｜>' if 0 else '' }}{{ tools")
+# The generation is marked, with the header and without the line break (gpt-oss, Gemma).
+MARKED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}<|im_start|>assistant\n"
+    "{{ m.content }}<|im_end|>{% endgeneration %}{{ '\n' }}{% else %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+_TURNS = ("<|user|>", "<|assistant|>", "<|observation|>", "<|end|>")
+OWN = {
+    "unended": (UNENDED, (*_TURNS, "<|endoftext|>"), ("<tool_call>", "</tool_call>"), None),
+    "parts": (PARTS, _CHATML, _THINK, "<|im_end|>"),
+    "listed": (
+        LISTED,
+        (*_CHATML, "<|tool_call_start|>", "<|tool_call_end|>"),
+        _THINK,
+        "<|im_end|>",
+    ),
+    "as JSON": (AS_JSON, _TURNS, ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"), "<|end|>"),
+    "marked": (MARKED, _CHATML, _THINK, "<|im_end|>"),
+}
+
+
+def encoder_of(name, folder=None):
+    tokenizer = build_tokenizer(*OWN[name])
+    if folder is not None and name == "unended":
+        ends = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|user|>", "<|observation|>"])
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+        tokenizer.name_or_path = str(folder)
+    return PromptEncoder(tokenizer)
+
+
+def wrong(row):
+    return {column: str(cell) for column, cell in row.items() if cell.state == "wrong"}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_shape_is_wrong_in_a_column(shape):
+    row = Family(PromptEncoder(tokenizer_of(shape))).row()
+    assert [*row] == [*COLUMNS] and not wrong(row)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_families_are_right_in_all_columns(name, tmp_path):
+    row = Family(encoder_of(name, tmp_path)).row()
+    assert {column: cell.state for column, cell in row.items()} == dict.fromkeys(COLUMNS, "ok")
+
+
+def test_what_a_family_does_wrong_is_said():
+    tokenizer = build_tokenizer(*OWN["as JSON"])
+    tokenizer.chat_template = AS_JSON.replace("<｜tool▁call▁begin｜>", "<call>")
+    row = Family(PromptEncoder(tokenizer)).row()
+    assert row["calls read back"].state == "wrong" and "reads []" in str(row["calls read back"])
+
+
+def test_a_message_without_an_end_is_refused_unless_the_generation_config_names_one():
+    row = Family(encoder_of("unended")).row()
+    assert row["end of turn"].state == "refused" and "no token ends it" in str(row["end of turn"])
+
+
+def test_the_generation_config_ends_answers_and_calls(tmp_path):
+    form = ChatFormat(encoder_of("unended", tmp_path))
+    assert (form.turn_end, form.call_end) == ("<|user|>", "<|observation|>")
+    assert {"<|endoftext|>", "<|user|>", "<|observation|>"} == form.stops
+
+
+def test_fine_tuning_learns_what_the_template_marks():
+    encoder = encoder_of("marked")
+    chat = [ASKED, {"role": "assistant", "content": "3"}] * 2
+    (example,) = ConversationEncoder(encoder, lambda _, text: text).examples(
+        Conversation.of(chat, [], "here"), "here"
+    )
+    own = [*example.prompt, *example.response]
+    found = encoder.tokenizer.apply_chat_template(
+        chat, return_dict=True, return_assistant_tokens_mask=True
+    )
+    put = {len(example.prompt) + place for span in example.inserted for place in span}
+    learned = [int(n >= len(example.prompt) and n not in put) for n in range(len(own))]
+    assert learned == found["assistant_masks"][: len(own)]
+    assert own == found["input_ids"][: len(own)]
+
+
+@pytest.mark.parametrize("shape", ["llama-3", "gpt-oss"])
+def test_several_calls_of_a_history_are_written_one_after_another(shape):
+    """Where a template takes one call a message, each is a message, with its answer."""
+    form = ChatFormat(PromptEncoder(tokenizer_of(shape)))
+    calls = [
+        {"id": f"c{n}", "function": {"name": "add", "arguments": json.dumps({"a": n, "b": 2})}}
+        for n in range(2)
+    ]
+    answers = [{"role": "tool", "tool_call_id": f"c{n}", "content": f"{n + 2}"} for n in range(2)]
+    chat = [ASKED, {"role": "assistant", "content": "", "tool_calls": calls}, *answers]
+    prompt = wire.write(Chat(form), [wire.ChatMessage.model_validate(each) for each in chat])
+    text = form.encoder.decode(prompt)
+    places = [text.index(part) for part in ('{"a": 0', '"2"', '{"a": 1', '"3"')]
+    assert places == sorted(places) and text.count('"a": ') == 2
