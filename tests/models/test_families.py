@@ -138,6 +138,16 @@ def test_a_mask_by_content_is_refused_whatever_its_weights(tmp_path):
         load_model(path)
 
 
+def test_a_config_that_transformers_cannot_run_is_refused_in_words(tmp_path):
+    path = saved(tmp_path, "mixtral", num_local_experts=4)
+    config = tmp_path / "config.json"
+    config.write_text(
+        config.read_text().replace('"num_experts_per_tok": 2', '"num_experts_per_tok": 9')
+    )
+    with pytest.raises(InputError, match=r"transformers' own forward of Mixtral.* its config.json"):
+        load_model(path)
+
+
 def test_a_fault_of_our_own_is_not_a_refusal(tmp_path, monkeypatch):
     path = saved(tmp_path, "llama")
 

@@ -34,6 +34,7 @@ KINDS = {
     "qwen3_moe": ROUTED | {"mlp_only_layers": [0]},
     "llama4_text": ROUTED | {"intermediate_size_mlp": 48, "interleave_moe_layer_step": 2},
     "falcon_h1": MAMBA | {"head_dim": 8, "mamba_d_state": 8},
+    "phimoe": {"num_local_experts": 4},
     "ctrl": {"n_embd": 32, "dff": 48, "n_layer": 2, "n_head": 4},
 }
 LORA = LoraConfig(rank=3, alpha=6.0)

@@ -560,7 +560,6 @@ def test_dropout_under_any_name_is_off(config, rates, tmp_path):
     t.save_weights(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
     assert saved.items() >= rates.items()  # the checkpoint's config is exported as it was
-    assert t.model.training
     ids = torch.arange(20)[None]
     with torch.no_grad():
         assert torch.equal(t.model(ids).logits, t.model(ids).logits)
@@ -569,14 +568,24 @@ def test_dropout_under_any_name_is_off(config, rates, tmp_path):
 class Noisy(LlamaForCausalLM):
     """Random under a name that nobody knows."""
 
+    always = False
+
     def forward(self, *args, **kwargs):
         output = super().forward(*args, **kwargs)
-        output.logits = torch.nn.functional.dropout(output.logits, 0.1, self.training)
+        random = self.training or self.always
+        output.logits = torch.nn.functional.dropout(output.logits, 0.1, random)
         return output
+
+
+def test_a_model_that_is_random_in_training_is_trained_without():
+    t = Trainer(Noisy(model().config), TrainerConfig(dtype="float32"), 10)
+    b = with_own_logprobs(t, batch())
+    assert t.step(b)["mismatch_age_0_max"] == 0
 
 
 def test_a_model_that_stays_random_is_refused():
     noisy = Noisy(model().config)
+    noisy.always = True
     with pytest.raises(InputError, match=r"Noisy computes different logits .* config\.json"):
         Trainer(noisy, TrainerConfig(), 10)
 

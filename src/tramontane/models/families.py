@@ -29,6 +29,10 @@ _LENGTHS = (13, 5, 22, 9)
 _WINDOW = 4  # sliding windows during the check, so that short sequences go beyond them
 
 
+class ForwardFails(InputError):
+    """A model's forward fails in transformers, whoever calls it."""
+
+
 @torch.no_grad()
 def check_packing(model: PreTrainedModel) -> None:
     """Check that a model computes the same for packed sequences as for each of them alone, also
@@ -41,16 +45,13 @@ def check_packing(model: PreTrainedModel) -> None:
         InputError: the logits differ, or the model does not take packed rows at all.
     """
     sequences = short_sequences(model)
-    training = model.training
-    model.eval()
-    with _short_windows(model):
-        packed = _packed_logits(model, sequences)
+    with _evaluating(model), _short_windows(model):
         model.set_attn_implementation("eager")
         whole = [*sequences[:-1], sequences[0] + sequences[-1]]
-        alone = [_logits(model, _row(ids, model)) for ids in whole]
+        alone = [_logits_alone(model, ids) for ids in whole]
         alone[-1] = alone[-1][len(sequences[0]) :]
         model.set_attn_implementation(PACKED)
-    model.train(training)
+        packed = _packed_logits(model, sequences)
     wanted = torch.cat(alone)
     if not bool(wanted.isfinite().all()):
         return  # broken weights say nothing about the family
@@ -75,13 +76,27 @@ def short_sequences(model: PreTrainedModel) -> list[list[int]]:
     return [part.tolist() for part in ids.split(_LENGTHS)]
 
 
-def _row(sequence: Sequence[int], model: PreTrainedModel) -> dict[str, Any]:
-    return {"input_ids": torch.tensor([sequence], device=model.device), "use_cache": False}
-
-
 def _logits(model: PreTrainedModel, inputs: dict[str, Any]) -> torch.Tensor:
     """[N, V] float32."""
     return model(**inputs).logits[0].float()
+
+
+def _logits_alone(model: PreTrainedModel, sequence: Sequence[int]) -> torch.Tensor:
+    """[N, V] float32 of one sequence."""
+    ids = torch.tensor([sequence], device=model.device)
+    try:
+        return _logits(model, {"input_ids": ids, "use_cache": False})
+    except Exception as error:
+        if isinstance(error, torch.OutOfMemoryError) or not _raised_by_model(error):
+            raise
+        raise ForwardFails(
+            f"transformers' own forward of {type(model).__name__} fails ({_first_line(error)}); "
+            f"choose another model, or correct its config.json"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:160]
 
 
 def _packed_logits(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -92,7 +107,7 @@ def _packed_logits(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError) or not _raised_by_model(error):
             raise
-        reason = _cause(model) or str(error).strip().partition("\n")[0][:160]
+        reason = _cause(model) or _first_line(error)
         raise InputError(
             f"{type(model).__name__} does not take sequences packed in one row ({reason}); choose "
             f"another model"
@@ -114,6 +129,18 @@ def _raised_by_model(error: Exception) -> bool:
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     packages = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames]
     return [p for p in packages if p in ("transformers", "tramontane")][-1] == "transformers"
+
+
+@contextmanager
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Context manager: all modules are in evaluation mode."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 @contextmanager

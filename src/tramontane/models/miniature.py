@@ -52,7 +52,7 @@ def _narrow(config: Any) -> Any:
     """The config with a small vocabulary, narrow MLPs and few experts."""
     values = config.to_dict()
     groups = values.get("n_group") or 1
-    experts = max(_EXPERTS, 2 * groups, values.get("num_experts_per_tok") or 1)
+    experts = max(_EXPERTS, 4 * groups, 2 * (values.get("num_experts_per_tok") or 1))
     changes: dict[str, Any] = {}
     for name, value in values.items():
         if type(value) is not int:

@@ -6,6 +6,7 @@ import copy
 
 from tramontane.config import Config
 from tramontane.generator.forward import examine_model
+from tramontane.models.families import ForwardFails
 from tramontane.models.loading import load_config
 from tramontane.models.miniature import miniature
 from tramontane.trainer import Trainer
@@ -21,7 +22,10 @@ def check_families(config: Config) -> None:
     """
     for teacher in config.teachers:
         miniature(load_config(teacher))
-    small = miniature(load_config(config.model))
+    try:
+        small = miniature(load_config(config.model))
+    except ForwardFails:  # at these widths; the whole model will tell
+        return
     if config.generator.kind == "slots":
         examine_model(copy.deepcopy(small).requires_grad_(False), TOKENS)
     numerics = {"device": "cpu", "dtype": "float32", "ranks": 1, "threads": 1, "compile": False}

@@ -34,6 +34,16 @@ def disable_dropout(model: PreTrainedModel) -> None:
             _set_to_zero(config, set())
 
 
+def train_blocks(model: PreTrainedModel) -> None:
+    """Set training mode where activations are checkpointed, which needs it, and evaluation mode
+    elsewhere: what is random in training, such as PhiMoE's routers, must not make the trained
+    policy another than the generator's."""
+    model.eval()
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = True
+
+
 def _set_to_zero(owner: object, more: set[str]) -> None:
     for name, value in list(vars(owner).items()):
         if isinstance(value, float) and ("drop" in name or name in more):

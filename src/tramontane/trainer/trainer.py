@@ -113,8 +113,7 @@ class Trainer:
             self._values.initialize(model)
         if config.gradient_checkpointing:
             forwards.checkpoint_blocks(model, config)
-        # For gradient checkpointing, which needs training mode; dropout is off.
-        model.train()
+        forwards.train_blocks(model)
         self._working = working_model(model, config.dtype)
         forwards.check_repeatable(self._working, self.device)
         if files is not None:  # otherwise checked when it was loaded

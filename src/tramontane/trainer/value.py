@@ -51,7 +51,7 @@ class ValueNetwork:
         self.model.requires_grad_(True)
         if config.gradient_checkpointing:
             forwards.checkpoint_blocks(self.model, config)
-        self.model.train()  # for gradient checkpointing; dropout is off
+        forwards.train_blocks(self.model)
         self._working = working_model(self.model, config.dtype)
         self._optimizer = build_optimizer(
             self.model.parameters(), self._peak_rate, config.betas, config.weight_decay
