@@ -69,7 +69,7 @@ def test_partial_scores_are_paid_by_a_key():
     assert graded(problem, problem.answer, reasoning_gym="partial").reward == pytest.approx(1.1)
 
 
-@pytest.mark.parametrize("name", ["game_of_life_halting", "coin_flip"])
+@pytest.mark.parametrize("name", ["game_of_life_halting", "coin_flip", "puzzle24"])
 def test_a_scorer_that_a_constant_pleases_is_refused(name):
     with pytest.raises(InputError, match="full marks to the text .* whatever the problem"):
         load(name)
@@ -112,7 +112,15 @@ def test_an_answer_is_never_run_as_a_program(tmp_path):
     ]  # fmt: skip
     for text in hostile:
         assert not is_harmless(text), text
-    for text in ("3 * (4 + 5)", "[[1, 0], [0, 1]]", "['A', 'B']", "x**2/2 + sin(x)", "1.5e3", "2x"):
+    for text in (
+        "3 * (4 + 5)",
+        "[[1, 0], [0, 1]]",
+        "['A', 'B']",
+        "x**2/2 + sin(x)",
+        '{"a": true}',
+        "1.5e3",
+        "2x",
+    ):
         assert is_harmless(text), text
     for name in ("string_insertion", "countdown", "simple_integration", "binary_matrix"):
         [problem] = load(name, 1)

@@ -12,6 +12,7 @@ from tramontane.data.load import load_problems
 from tramontane.errors import InputError
 from tramontane.verifier import tasksets
 from tramontane.verifier.pool import VerifierPool
+from tramontane.verifier.reward import grade
 
 
 def load(source):
@@ -47,9 +48,32 @@ def test_a_set_of_tasks_is_a_source_of_problems(sums):
 
 def test_the_rewards_of_an_answer_are_a_share_of_their_weights(sums):
     for said, share in (("4", 1.0), ("5", 0.2), ("four", 0.0)):
-        assert asyncio.run(tasksets.score(sums[3], said))[0] == pytest.approx(share)
+        found = asyncio.run(tasksets.score(sums[3], "", said, None))
+        assert found[0] == pytest.approx(share)
     with pytest.raises(Exception, match="the judge is gone"):
-        asyncio.run(tasksets.score(sums[3], "fail"))
+        asyncio.run(tasksets.score(sums[3], "", "fail", None))
+
+
+def test_the_task_travels_in_the_row(sums):
+    """Of an endless set that is another at each load; with a mapping, a penalty, a metric that
+    rewards read, and stages."""
+    with pytest.raises(InputError, match=r"endless; say how many tasks \(data.limit\)"):
+        load("verifiers:odd_taskset")
+    [first, second] = load_problems(
+        "verifiers:odd_taskset", DataConfig(), split="train", limit=2, seed=0
+    )
+    assert int(second.answer) == int(first.answer) + 1
+    tasksets._taskset.cache_clear()  # as in a worker
+    for said, rewards in (
+        (second.answer, 3.0),
+        (first.answer, 1.0),
+        ("no answer at all " * 3, 0.5),
+    ):
+        for scale in (None, 6.0):
+            found, named = asyncio.run(tasksets.score(second, "I think.", said, scale))
+            assert found == pytest.approx(rewards / (scale or 3.0)), named
+    config = VerifierConfig(reward={"correctness": 1.0, "language": 0.0, "verifiers_scale": 0.25})
+    assert grade(second, "no answer at all " * 3, 5, config, 100, 50).reward == pytest.approx(2.0)
 
 
 @pytest.mark.slow

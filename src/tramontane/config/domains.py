@@ -17,7 +17,7 @@ pickled_here: set[str] = set()  # paths of functions that this process has pickl
 Column = Literal["answer", "tests"]
 JUDGE = "judge"  # the verifier that is a model, `verifier.judge`
 # The built-in verifiers.
-VERIFIERS = ("math", "code", "instructions", "calls", "reasoning_gym", JUDGE)
+VERIFIERS = ("math", "code", "instructions", "calls", "reasoning_gym", "verifiers", JUDGE)
 
 
 class FormatConfig(Section):
@@ -98,9 +98,10 @@ class DomainConfig(Section):
 
     verifier: str | None = None
     """What decides correctness: one of the built-in verifiers `math`, `code`, `instructions`
-    (IFEval's), `calls` (function calls), `reasoning_gym` (its scorers) and `judge` (the model in
-    `verifier.judge`), or the import path of a function of (problem, answer), e.g. `my_task.check`.
-    null: only the custom rewards (`verifier.reward.custom`) decide; see `pass_mark`."""
+    (IFEval's), `calls` (function calls), `reasoning_gym` (its scorers), `verifiers` (a task's
+    rewards) and `judge` (the model in `verifier.judge`), or the import path of a function of
+    (problem, answer), e.g. `my_task.check`. null: only the custom rewards
+    (`verifier.reward.custom`) decide; see `pass_mark`."""
     format: FormatConfig = Field(default_factory=FormatConfig)
     """Format of the responses: `boxed`, `fenced`, `none`, `{regex: …}` or `{json_schema: …}`."""
     needs: tuple[Column, ...] = ()
@@ -161,7 +162,7 @@ BUILT_IN: dict[str, DomainConfig] = {
         verifier="reasoning_gym", format=FormatConfig(answer="boxed"), timeout_s=30.0
     ),
     # The first verdict of a worker imports the package and loads the set; a rubric may ask a judge.
-    "verifiers": DomainConfig(verifier="tramontane.verifier.tasksets.score", timeout_s=60.0),
+    "verifiers": DomainConfig(verifier="verifiers", timeout_s=60.0),
 }
 
 

@@ -71,6 +71,9 @@ class RewardConfig(Section):
     reasoning_gym: Literal["full", "partial"] = "full"
     """Correctness of an answer to a problem of Reasoning Gym: 0 or 1, by `full` marks, or the
     generator's score, which may be `partial`."""
+    verifiers_scale: float | None = Field(None, gt=0)
+    """What the sum of a task's rewards is divided by, in sets of the package `verifiers`, whose
+    rewards may have any size and be negative. null: the sum of the task's positive weights."""
     custom: tuple[CustomReward, ...] = ()
     """User-defined rewards, added to the four axes."""
 

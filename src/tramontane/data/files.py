@@ -33,19 +33,21 @@ GENERATED = ("playground:", "reasoning_gym:")  # without an end
 SCHEMES = (*GENERATED, tasksets.SCHEME)
 
 
-def read_rows(source: str, split: str = "train") -> Iterator[tuple[str, Row]]:
+def read_rows(
+    source: str, split: str = "train", limit: int | None = None
+) -> Iterator[tuple[str, Row]]:
     """Yield (`file:line` or `name[index]`, row) with values in JSON's types (`data.values`).
 
     `verifiers:NAME` is a set of tasks. A source without one of the file suffixes is a Hugging Face
     dataset, `NAME` or `NAME#SUBSET`, from the hub or from a folder with a local copy. `split`
-    applies to datasets only.
+    applies to datasets only, and `limit` to endless sets of tasks.
 
     Raises:
         InputError: no such file or dataset, no rows, a file that is truncated or has a different
             format, a row that is not a JSON object, or half of a surrogate pair.
     """
     if source.startswith(tasksets.SCHEME):
-        yield from tasksets.task_rows(source)
+        yield from tasksets.task_rows(source, limit)
         return
     path = Path(source).expanduser()
     folder = Path(source.partition("#")[0]).expanduser().is_dir()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 import os
 import random
 import signal
@@ -192,7 +193,10 @@ def _literal(value: Any) -> Any:
         return {_literal(key): _literal(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set):
         return type(value)(map(_literal, value))
-    return value.item() if hasattr(value, "item") else value
+    value = value.item() if hasattr(value, "item") else value
+    plain = isinstance(value, str | int | bytes | None)
+    plain |= isinstance(value, float) and math.isfinite(value)
+    return value if plain else str(value)
 
 
 def _examined(name: str) -> list[dict[str, Any]]:

@@ -131,7 +131,7 @@ def load_problems(
         # A run may read both splits of a dataset, whose rows are different problems.
         prefix = stem if is_file else f"{stem}-{hub_split}"
         rules = RowRules(mapped[0], config.domain, domains, key=mapped[1])
-        problems = _row_problems(read_rows(source, hub_split), rules, stem, prefix)
+        problems = _row_problems(read_rows(source, hub_split, limit), rules, stem, prefix)
     if limit is not None and limit < len(problems):
         return [problems[i * len(problems) // limit] for i in range(limit)]
     if limit is not None and limit > len(problems) and split == "test":

@@ -9,6 +9,7 @@ makes the completion unscorable.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from tramontane.config import DomainConfig, VerifierConfig
 from tramontane.config.domains import VERIFIERS
 from tramontane.errors import InputError
 from tramontane.types import Judgment, Outcome, Problem
-from tramontane.verifier import calls, code, custom, functions, gym, instructions, math
+from tramontane.verifier import calls, code, custom, functions, gym, instructions, math, tasksets
 from tramontane.verifier.format import Parsed, boxes
 
 PARAMETERS = ("problem", "answer")
@@ -48,12 +49,20 @@ def _judge_calls(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Ju
     return Judgment("right" if right else "wrong", reason, None, float(right))
 
 
+def _judge_task(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgment:
+    scale = config.reward.verifiers_scale
+    answer = str(parsed.extracted)
+    share, rewards = asyncio.run(tasksets.score(problem, parsed.thoughts, answer, scale))
+    return Judgment(outcome_of(share, domain_of(problem, config)), rewards, answer, share)
+
+
 BUILT_IN: dict[str, Callable[[Problem, Parsed, VerifierConfig], Judgment]] = {
     "math": _judge_math,
     "code": lambda problem, parsed, config: code.judge(parsed.answer, problem, config),
     "instructions": _judge_instructions,
     "calls": _judge_calls,
     "reasoning_gym": gym.judge,
+    "verifiers": _judge_task,
 }
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import sys
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -20,7 +22,7 @@ from tramontane.types import Judgment, Problem
 from tramontane.verifier.format import Parsed, last_box
 
 _EVALUATES = re.compile(r"\b(?:eval|exec|parse_expr|sympify)\(")
-_MATHS = r"(?:abs|a?(?:sin|cos|tan)h?|cot|csc|sec|exp|ln|log|sqrt|factorial|sign|[a-z])"
+_MATHS = r"(?:abs|a?(?:sin|cos|tan)h?|cot|csc|sec|exp|ln|log|sqrt|factorial|sign|Integral|[a-z])"
 # Texts, escapes, statements, names that Python reserves, attributes, and calls of what is not
 # mathematical.
 _UNSAFE = re.compile(
@@ -63,12 +65,11 @@ def score(name: str, entry: Any, answer: str) -> float:
 
 
 def is_harmless(text: str) -> bool:
-    """True if a text may be evaluated: a Python literal, or arithmetic."""
-    try:
-        ast.literal_eval(text.strip())
-        return True
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        pass
+    """True if a text may be evaluated: a literal of Python or JSON, or arithmetic."""
+    for read in (ast.literal_eval, json.loads):
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            read(text.strip())
+            return True
     return not _UNSAFE.search(text)
 
 

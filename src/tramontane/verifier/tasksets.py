@@ -1,16 +1,18 @@
 """Single-turn task sets of the package `verifiers` (0.4), as a source of problems,
-`verifiers:NAME`. Their rubrics judge the answers.
+`verifiers:NAME`. Their own rewards judge the answers.
 
-A row has a task's prompt and data, and names the task by its set (`taskset`) and index (`idx`); the
-worker that judges loads the set again. Sets whose tasks have tools, a container or a user of their
-own are refused: verifiers' own agents play those, as a harness (docs/endpoint.md).
+A row has a task's prompt and its whole data, from which the worker that judges makes the task
+again: a set may be drawn, or shuffled, differently each time that it is loaded. Sets whose tasks
+have tools, a container or a user of their own are refused: verifiers' own agents play those, as a
+harness (docs/endpoint.md).
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import chain, islice
 from typing import Any
 
 from tramontane.errors import InputError, install
@@ -20,12 +22,13 @@ from tramontane.types import Message, Problem
 SCHEME = "verifiers:"
 
 
-def task_rows(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The tasks of `verifiers:NAME` as rows, each with its location.
+def task_rows(source: str, limit: int | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The tasks of `verifiers:NAME` as rows, each with its location; of an endless set, the first
+    `limit`.
 
     Raises:
-        InputError: the package is not installed; or the set cannot be loaded, is empty or endless,
-            or its tasks need more than one turn, or a container.
+        InputError: the package is not installed; or the set cannot be loaded, is empty, or endless
+            without a limit, or its tasks need more than one turn, or a container.
     """
     name = source.removeprefix(SCHEME)
     try:
@@ -33,7 +36,7 @@ def task_rows(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
     except ImportError as error:
         raise InputError(f"data {source!r}: {error}; install: {install('verifiers')}") from None
     try:
-        tasks = _tasks(name)
+        tasks = _tasks(name, limit)
     except InputError as error:
         raise InputError(f"data {source!r}: {error}") from None
     except Exception as error:  # a set's own code, which may raise anything
@@ -42,7 +45,40 @@ def task_rows(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
         ) from None
     for idx, task in enumerate(tasks):
         row = {"problem": _chat(task.data), "domain": "verifiers", "taskset": name, "idx": idx}
+        row["task"] = task.data.model_dump_json()
         yield f"{source}[{idx}]", row | {"answer": getattr(task.data, "answer", None)}
+
+
+def _tasks(name: str, limit: int | None) -> list[Any]:
+    taskset = _taskset(name)
+    if not taskset.bounded and limit is None:
+        raise InputError("the set is endless; say how many tasks (data.limit)")
+    tasks = list(taskset if taskset.bounded else islice(taskset, limit))
+    if not tasks:
+        raise InputError("the set is empty")
+    task = tasks[0]
+    hooks = chain(task.hooks("reward"), task.hooks("metric"))  # which rewards may read
+    own_tools = taskset.toolsets(taskset.config) or task.toolsets(task.config)
+    boxed = own_tools or task.NEEDS_CONTAINER or any(map(_needs_runtime, hooks))
+    if boxed or any(each.data.prompt is None for each in tasks):
+        raise InputError(
+            "its tasks have tools, a container or a user of their own; name a set whose rewards "
+            "need the model's answer alone, or play it as a harness (docs/endpoint.md)"
+        )
+    return tasks
+
+
+@lru_cache
+def _taskset(name: str) -> Any:
+    import verifiers.v1 as vf
+
+    search_current_folder()
+    return vf.load_taskset(vf.taskset_config_type(name)(id=name))
+
+
+def _needs_runtime(hook: Callable[..., Any]) -> bool:
+    runtime = inspect.signature(hook).parameters.get("runtime")
+    return runtime is not None and runtime.default is inspect.Parameter.empty
 
 
 def _chat(data: Any) -> list[Message]:
@@ -54,47 +90,58 @@ def _chat(data: Any) -> list[Message]:
     return chat + [Message(role=m.role, content=content_text(m.content)) for m in data.prompt]
 
 
-async def score(problem: Problem, answer: str) -> tuple[float, str]:
-    """The sum of the task's rewards for an answer (by functions and judges) as a share of their
-    weights, and the rewards by name."""
+async def score(
+    problem: Problem, thoughts: str, answer: str, scale: float | None
+) -> tuple[float, str]:
+    """The sum of the task's rewards for an answer (by functions and judges), divided by `scale` or,
+    without one, by the sum of their positive weights; and the rewards by name. Its `setup`,
+    `finalize` and metrics run before, without a container."""
     import verifiers.v1 as vf
 
-    task = _tasks(problem.metadata["taskset"])[problem.metadata["idx"]]
-    said = vf.AssistantMessage(content=answer)
-    trace: Any = vf.Trace(
-        task=vf.TraceTask(type=type(task).__name__, data=task.data),
-        agent=vf.AgentInfo(config=vf.AgentConfig()),
-        nodes=[
-            vf.MessageNode(message=vf.UserMessage(content=task.data.prompt_text)),
-            vf.MessageNode(parent=0, message=said, sampled=True),
-        ],
-    )
+    task = _task(problem)
+    trace = _trace(task)
+    await task.setup(trace, None)
+    _add(trace, vf.AssistantMessage(content=answer, reasoning_content=thoughts or None), True)
+    await task.finalize(trace, None)
     await task.score(trace)
-    possible = sum(max(reward.weight, 0.0) for reward in trace.rewards.values())
+    possible = scale or sum(max(reward.weight, 0.0) for reward in trace.rewards.values())
     if not possible:
-        raise InputError(f"task {problem.id}: none of its rewards has a positive weight")
+        raise InputError(
+            f"task {problem.id}: none of its rewards has a positive weight; set "
+            f"verifier.reward.verifiers_scale"
+        )
     rewards = ", ".join(f"{name} {reward.score:g}" for name, reward in trace.rewards.items())
     return sum(reward.value for reward in trace.rewards.values()) / possible, rewards
 
 
-@lru_cache
-def _tasks(name: str) -> list[Any]:
+def _task(problem: Problem) -> Any:
+    taskset = _taskset(problem.metadata["taskset"])
+    kind = taskset.task_type()
+    data = kind.data_type().model_validate_json(problem.metadata["task"])
+    return kind(data, taskset.config.task)
+
+
+def _trace(task: Any) -> Any:
+    """The record of a conversation that has the prompt alone."""
+    import verifiers.v1 as vf
+    from verifiers.v1.state import state_cls
+
+    trace: Any = vf.Trace(
+        task=vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
+        state=state_cls(type(task))(),
+        agent=vf.AgentInfo(config=vf.AgentConfig()),
+    )
+    data = task.data
+    if data.system_prompt:
+        _add(trace, vf.SystemMessage(content=data.system_prompt))
+    prompt = [vf.UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else data.prompt
+    for message in prompt:
+        _add(trace, message)
+    return trace
+
+
+def _add(trace: Any, message: Any, sampled: bool = False) -> None:
     import verifiers.v1 as vf
 
-    search_current_folder()
-    taskset = vf.load_taskset(vf.taskset_config_type(name)(id=name))
-    if not taskset.bounded:
-        raise InputError("the set is endless; bound it in a set of your own")
-    tasks = list(taskset)
-    if not tasks:
-        raise InputError("the set is empty")
-    task = tasks[0]
-    hooks = [inspect.signature(reward).parameters for reward in task.hooks("reward")]
-    boxed = any(h["runtime"].default is inspect.Parameter.empty for h in hooks if "runtime" in h)
-    own_tools = taskset.toolsets(taskset.config) or task.toolsets(task.config)
-    if own_tools or boxed or task.NEEDS_CONTAINER or task.data.prompt is None:
-        raise InputError(
-            "its tasks have tools, a container or a user of their own; name a set whose rewards "
-            "need the model's answer alone, or play it as a harness (docs/endpoint.md)"
-        )
-    return tasks
+    parent = len(trace.nodes) - 1 if trace.nodes else None
+    trace.nodes.append(vf.MessageNode(parent=parent, message=message, sampled=sampled))
