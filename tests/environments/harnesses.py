@@ -1,8 +1,13 @@
 """Harnesses that talk to the model over HTTP, for the tests."""
 
 import asyncio
+import contextlib
+import time
 
 import httpx
+
+GIVES_UP = 0.4  # seconds
+SEEN = {}  # what harnesses were answered
 
 TOOL = {
     "type": "function",
@@ -77,6 +82,79 @@ class Unfit:
         assert choice["token_logprobs"] == [-0.5] * len(choice["token_ids"])
         assert "".join(t["token"] for t in choice["logprobs"]["content"]) == "Hm.<|im_end|>"
         return len(choice["token_ids"])
+
+
+class GivesUp:
+    """Gives up its first and its second request after a moment, and repeats each, or asks something
+    else (problem's field `else`)."""
+
+    def run(self, problem, base_url):
+        chat = [{"role": "user", "content": "One?"}]
+        first = self.ask_twice(base_url, chat, problem.metadata.get("else", [None])[0])
+        chat += [first, {"role": "user", "content": "Two?"}]
+        second = self.ask_twice(base_url, chat, problem.metadata.get("else", [None])[-1])
+        return float(second["content"] == "Read.")
+
+    def ask_twice(self, base_url, chat, other):
+        body = {"model": "tramontane", "messages": chat}
+        with contextlib.suppress(httpx.TimeoutException):
+            httpx.post(f"{base_url}/chat/completions", json=body, timeout=GIVES_UP)
+        time.sleep(GIVES_UP)
+        if other:
+            chat[-1] = {"role": "user", "content": other}
+        return ask(base_url, chat)
+
+
+class Repeats:
+    """Asks the same twice at once."""
+
+    async def run(self, problem, base_url):
+        chat = [{"role": "user", "content": "?"}]
+        both = [asyncio.to_thread(ask, base_url, chat) for _ in range(2)]
+        one, other = await asyncio.gather(*both)
+        return float(one == other)
+
+
+class Impatient:
+    """Gives up all its requests."""
+
+    def run(self, problem, base_url):
+        body = {"model": "tramontane", "messages": [{"role": "user", "content": "?"}]}
+        while True:
+            with contextlib.suppress(httpx.TimeoutException):
+                httpx.post(f"{base_url}/chat/completions", json=body, timeout=0.02)
+
+
+class Compact:
+    """Asks until it is refused; then it begins with a shorter chat, once, and returns the status
+    and the codes of its answers as a number."""
+
+    def run(self, problem, base_url):
+        chat, codes, again = [{"role": "user", "content": "so " * problem.metadata["n"]}], [], 1
+        while True:
+            body = {"model": "tramontane", "messages": chat}
+            answer = httpx.post(f"{base_url}/chat/completions", json=body, timeout=30)
+            if answer.status_code == 200:
+                message = answer.json()["choices"][0]["message"]
+                chat += [message, {"role": "user", "content": "more " * 20}]
+                codes.append(answer.json()["choices"][0]["finish_reason"])
+                continue
+            codes.append(answer.json()["error"]["code"])
+            if not again:
+                break
+            again, chat = 0, [{"role": "user", "content": "Go on."}]
+        SEEN[problem.id] = codes
+        return 0.5
+
+
+class Stays(Compact):
+    """Says nothing any more once it is refused."""
+
+    def run(self, problem, base_url):
+        super().run(problem, base_url)
+        time.sleep(2)
+        answer = httpx.get(f"{base_url}/models")
+        SEEN["stays"] = answer.status_code
 
 
 class Broken:

@@ -236,7 +236,7 @@ def test_sampling_is_the_requests_else_the_servers(client: TestClient, sampler: 
         ({"add_generation_prompt": False}, 400, "add_generation_prompt"),
         ({"seed": 2**70}, 400, "seed"),
         ({"tool_choice": "required"}, 400, "tool_choice"),
-        ({"max_tokens": MAX_LEN}, 400, "exceed the 400 tokens"),
+        ({"max_tokens": MAX_LEN}, 400, "maximum context length is 400 tokens"),
         ({"model": "gpt-4"}, 404, "'tiny'"),
         ({"stop": [""]}, 400, "stop"),
     ],
@@ -246,6 +246,17 @@ def test_what_cannot_be_answered_is_refused(
 ) -> None:
     answer = ask(client, **keys)
     assert answer.status_code == status and said in answer.json()["error"]["message"]
+
+
+def test_a_chat_that_is_too_long_is_refused_with_the_code_of_openai(client: TestClient) -> None:
+    token = {"token_ids": [5] * 9, "sampling_params": {"max_tokens": MAX_LEN}}
+    for answer in (
+        ask(client, "so " * MAX_LEN),
+        client.post(f"/{KEY}/inference/v1/generate", json=token),
+    ):
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert error["type"] == "invalid_request_error" and "400 tokens" in error["message"]
 
 
 def test_a_neutral_value_is_one_that_is_not_given(client: TestClient, sampler: Recorded) -> None:
@@ -316,7 +327,11 @@ def test_malformed_bodies_are_refused(client: TestClient, content: str) -> None:
 
 
 def test_the_key_is_in_the_address_or_the_header(client: TestClient) -> None:
-    assert client.get(f"/{KEY}/v1/models").json()["data"][0]["max_model_len"] == MAX_LEN
+    (model,) = client.get(f"/{KEY}/v1/models").json()["data"]
+    assert model["max_model_len"] == MAX_LEN
+    assert client.get(f"/{KEY}/v1/models/{model['id']}").json() == model
+    unknown = client.get(f"/{KEY}/v1/models/some/other")
+    assert unknown.status_code == 404 and "'some/other'" in unknown.json()["error"]["message"]
     good = {"Authorization": f"Bearer {KEY}"}
     assert client.get("/v1/models", headers=good).status_code == 200
     for path, headers in (("/v1/models", {}), ("/other/v1/models", good)):

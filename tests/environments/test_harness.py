@@ -1,18 +1,25 @@
 """Harnesses whose requests are turns of a conversation."""
 
 import asyncio
+import time
+from dataclasses import replace
 
+import httpx
 import pytest
 
 pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane-rl[view]'")
 
+from tests.environments import harnesses
 from tests.environments.templates import tokenizer_of
-from tests.environments.test_worker import KEY, Talk, call, talk
+from tests.environments.test_worker import KEY, Talk, call, problem, talk
 from tramontane.config import Config, DataConfig
+from tramontane.controller.conversations import following
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import loading
+from tramontane.environments.protocol import Started
 from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
+from tramontane.types import Request, SamplingParams, floats, ints
 
 SAID = f"<think>add</think>\n{call('add', a=1)}{call('add', a=2)}"
 
@@ -91,6 +98,142 @@ def test_a_conversation_that_ends_refuses_its_harness():
     worker = worker_of("Adder", turns=1)
     answered, _ = talk(worker, SAID)
     assert answered.ending == "max_turns" and not worker._switchboard.lines
+
+
+async def play(worker, *said, given=None, l_max=2000, **limits):
+    """A conversation as the controller leads it: the model says a text, or first waits (a number of
+    seconds)."""
+    tokenizer = worker._format.encoder.tokenizer
+    answer = await worker.start(KEY, given or problem(), 7, **limits)
+    fresh = Request(*KEY, [], 7, SamplingParams(l_max))
+    request = replace(fresh, prompt_ids=answer.prompt_ids)
+    prompts = [answer.prompt_ids]
+    for each in said:
+        if answer.ending is not None:
+            break
+        if isinstance(each, float):
+            await asyncio.sleep(each)
+            continue
+        ids = [*tokenizer(each, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        ids = ids[: request.sampling.max_tokens - len(request.token_ids)]
+        request.token_ids = request.token_ids + ints(ids)
+        request.logprobs = request.logprobs + floats([-0.5] * len(ids))
+        request.versions = request.versions + ints([3] * len(ids))
+        reason = "stop" if ids[-1] == tokenizer.eos_token_id else "length"
+        request.finish_reason = reason
+        answer = await worker.step(KEY, replace(request.completed(reason), turns=[]), l_max)
+        if isinstance(answer, Started):
+            request = replace(fresh, prompt_ids=answer.prompt_ids)
+            prompts.append(answer.prompt_ids)
+        else:
+            request = following(request, answer)
+    await worker.close(KEY)
+    return answer, request, prompts
+
+
+def played(worker, *said, **keys):
+    return asyncio.run(play(worker, *said, **keys))
+
+
+UNREAD = 4 * harnesses.GIVES_UP  # after the repetition
+
+
+@pytest.mark.parametrize("history", ["fork", "keep"])
+def test_what_a_harness_gave_up_leaves_no_turn_and_no_token(history):
+    said = [0.6, "Unread.", "One.", 0.6, "Unread, too.", "Read."]
+    answer, whole, prompts = played(worker_of("GivesUp", history=history), *said)
+    assert answer.ending == "completed" and answer.turn.reward == 1.0
+    assert [turn.text for turn in whole.turns] == ["One.", "Read."] and not whole.earlier
+    assert [m["content"] for m in whole.turns[0].messages] == ["Two?"]
+    assert prompts[0] == prompts[1]
+    plain, same, _ = played(worker_of("GivesUp", history=history), UNREAD, "One.", UNREAD, "Read.")
+    assert plain.ending == "completed"
+    assert (same.prompt_ids, same.token_ids) == (whole.prompt_ids, whole.token_ids)
+    assert (same.logprobs, same.versions) == (whole.logprobs, whole.versions)
+
+
+def test_another_request_in_place_of_one_given_up_follows_what_was_read():
+    given = problem(**{"else": ["Uno?", "Due?"]})
+    said = [0.6, "Unread.", "One.", 0.6, "Unread, too.", "Read."]
+    answer, whole, prompts = played(worker_of("GivesUp"), *said, given=given)
+    assert answer.ending == "completed" and answer.turn.reward == 1.0
+    assert [turn.text for turn in whole.turns] == ["One.", "Read."] and not whole.earlier
+    assert [m["content"] for m in whole.turns[0].messages] == ["Due?"]
+    decode = tokenizer_of("qwen2.5").decode
+    assert prompts[0] != prompts[1] == whole.prompt_ids and "Uno?" in decode(whole.prompt_ids)
+    assert "Two?" not in decode(whole.token_ids)
+
+
+def test_the_same_request_under_way_gets_the_same_answer():
+    answer, whole, _ = played(worker_of("Repeats"), 0.3, "Once.")
+    assert answer.ending == "completed" and answer.turn.reward == 1.0
+    assert [turn.text for turn in whole.turns] == ["Once."]
+    whole = played(worker_of("GivesUp"), UNREAD, "One.", UNREAD, "Read.")[1]
+    assert [turn.text for turn in whole.turns] == ["One.", "Read."]
+
+
+def test_a_harness_that_gives_up_everything_is_blamed():
+    said = [0.05, "Unread."] * 30
+    answer, *_ = played(worker_of("Impatient"), *said)
+    assert answer.ending == "environment_failed" and "time limit of its client" in answer.reason
+
+
+def test_a_harness_at_the_end_of_its_context_is_told_and_may_go_on_with_a_shorter_chat():
+    given = replace(problem(n=60), id="full")
+    # A prompt of the second sequence may have the room of the first one's.
+    answer, whole, _ = played(worker_of("Compact"), *["Yes."] * 9, given=given, l_max=100)
+    assert (answer.ending, answer.turn.reward) == ("context_full", 0.5)
+    codes = harnesses.SEEN["full"]
+    assert codes.count("context_length_exceeded") == 2 and codes.count("stop") == len(whole.turns)
+    first = codes.index("context_length_exceeded")
+    assert 0 < first < len(codes) - 2  # an answer came after it
+    assert len(whole.earlier) == 1 and whole.n_tokens <= 100
+    assert "maximum context length" in answer.reason
+
+
+def test_a_harness_whose_answer_was_cut_reads_it_and_gives_its_reward():
+    given = replace(problem(n=1), id="cut")
+    answer, whole, _ = played(worker_of("Compact"), "word " * 60, given=given, l_max=20)
+    assert (answer.ending, answer.turn.reward) == ("context_full", 0.5)
+    assert harnesses.SEEN["cut"] == ["length", *["context_length_exceeded"] * 2]
+    assert len(whole.token_ids) == 20 and whole.finish_reason == "length"
+
+
+def test_a_harness_after_its_last_turn_is_told_and_gives_its_reward():
+    given = replace(problem(n=1), id="turns")
+    answer, *_ = played(worker_of("Compact", turns=2), "A.", "B.", given=given)
+    assert (answer.ending, answer.turn.reward) == ("max_turns", 0.5)
+    assert harnesses.SEEN["turns"] == ["stop", "stop", 410, 410]
+
+
+@pytest.mark.parametrize("longest", [2, 70])
+def test_a_first_prompt_that_is_too_long_may_be_shortened(longest):
+    given = replace(problem(n=60), id="first")
+    worker = worker_of("Compact", turns=1)
+    answer, _, prompts = played(worker, "A.", given=given, max_prompt=longest)
+    if longest == 2:  # nothing is short enough
+        assert answer.ending == "context_full" and "data.max_prompt_tokens" in answer.reason
+        assert harnesses.SEEN["first"] == ["context_length_exceeded"] * 2
+    else:
+        assert answer.ending == "max_turns" and len(prompts[0]) <= 70
+
+
+def test_a_conversation_that_has_ended_is_gone_and_others_do_not_exist():
+    given = replace(problem(n=1), id="stays")
+    worker = worker_of("Stays", turns=1, step_timeout=1.0)
+
+    async def run():
+        begun = time.perf_counter()
+        answer, *_ = await play(worker, "A.", given=given)
+        assert answer.ending == "max_turns" and time.perf_counter() - begun < 20
+        base = worker._switchboard._base
+        while "stays" not in harnesses.SEEN or not isinstance(harnesses.SEEN["stays"], int):
+            await asyncio.sleep(0.05)
+        asked = await asyncio.to_thread(httpx.get, f"{base}/0-{'0' * 64}/v1/models")
+        assert asked.status_code == 401
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert harnesses.SEEN["stays"] == 410
 
 
 def test_harnesses_are_checked_at_the_start():

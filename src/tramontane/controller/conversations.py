@@ -62,6 +62,8 @@ Key = tuple[int, int]  # group and index of a conversation
 def following(request: Request, answer: Continued) -> Request | Completion:
     """What follows a turn: the next turn's request, in the same sequence or in a new one, or the
     whole conversation if it has ended."""
+    if answer.withdrawn:
+        request = _without_last(request)
     request = replace(request, turns=[*request.turns, answer.turn])
     if answer.ending is not None:
         return ended(request, answer.ending, answer.reason)
@@ -87,6 +89,26 @@ def following(request: Request, answer: Continued) -> Request | Completion:
         versions=ints(),
         turn_start=0,
         earlier=[*request.earlier, earlier],
+    )
+
+
+def _without_last(request: Request) -> Request:
+    """A request up to the turn before its newest, which is not recorded; the record of that turn is
+    to come again."""
+    *turns, last = request.turns
+    own, cut = request.sequences[last.sequence], slice(last.end)
+    return replace(
+        request,
+        prompt_ids=own.prompt_ids,
+        seed=request.seed - FORK * (len(request.earlier) - last.sequence),
+        token_ids=own.token_ids[cut],
+        logprobs=own.logprobs[cut],
+        versions=own.versions[cut],
+        experts=None if own.experts is None else own.experts[cut],
+        turn_start=last.start,
+        finish_reason="stop",
+        turns=turns,
+        earlier=request.earlier[: last.sequence],
     )
 
 
@@ -174,6 +196,8 @@ class Conversations:
             if key in self._homes:
                 turn = replace(request.completed(request.finish_reason or "stop"), turns=[])
                 answer = await self._call(key, "step", turn, l_max)
+                if isinstance(answer, Started):  # nobody read its first turn
+                    request = _anew(request, l_max)
             else:
                 request, answer = await self._begin(l_max, problem, request)
             if isinstance(answer, Continued):
@@ -188,10 +212,6 @@ class Conversations:
             if isinstance(answer, Started):
                 if request.group >= 0:
                     self.tools[request.group] = answer.tools
-                if answer.ending is None and len(answer.prompt_ids) > self.max_prompt:
-                    reason = f"a prompt of {len(answer.prompt_ids):,} tokens, {self.max_prompt:,} "
-                    reason += "allowed (data.max_prompt_tokens)"
-                    answer = Started([], "context_full", reason)
                 request = _begun(request, answer)
                 if answer.ending is not None:
                     self._close(key)
@@ -269,9 +289,8 @@ class Conversations:
             return request, await self._call(key, "replay", problem, seed, so_far)
         if request.turns:
             self.counts["conversations_restarted"] += 1
-            first = request.seed - FORK * len(request.earlier)
-            request = Request(*key, [], first, replace(request.sampling, max_tokens=l_max))
-        return request, await self._call(key, "start", problem, seed)
+            request = _anew(request, l_max)
+        return request, await self._call(key, "start", problem, seed, self.max_prompt)
 
     async def _call(self, key: Key, method: str, *arguments: Any) -> Any:
         host = self._homes[key]
@@ -384,6 +403,12 @@ def start_conversations(
 
 def _key(request: Request) -> Key:
     return request.group, request.index
+
+
+def _anew(request: Request, l_max: int) -> Request:
+    """The request of a conversation that begins again."""
+    first = request.seed - FORK * len(request.earlier)
+    return Request(*_key(request), [], first, replace(request.sampling, max_tokens=l_max))
 
 
 def _begun(request: Request, started: Started) -> Request:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -311,6 +312,12 @@ class Chat:
         self._turns = 0
         self._nonce = uuid4().hex[:12]
         self.prefix = ""
+
+    def copy(self) -> Chat:
+        """A copy that this chat's further messages do not change."""
+        copied = copy(self)
+        copied._chat = [*self._chat]
+        return copied
 
     def start(self, messages: Sequence[Chatted]) -> list[int]:
         """The tokens of the prompt of the first turn.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -38,6 +38,14 @@ from tramontane.types import Completion, SampledTokens, SamplingParams
 from tramontane.types import Request as Unfinished
 
 Sampled = Unfinished | Completion
+CONTEXT_CODE = "context_length_exceeded"  # OpenAI's, for a chat that is too long
+
+
+class ContextExceeded(HTTPException):
+    """A request with more tokens than the context has room for."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(400, message)
 
 
 class Sampler(Protocol):
@@ -87,8 +95,8 @@ class Endpoint:
         model = {"id": served.name, "object": "model", "created": 0, "owned_by": "tramontane"}
         return {"object": "list", "data": [model | {"max_model_len": served.sampler.max_len}]}
 
-    async def chat(self, body: wire.ChatRequest, gone: Callable[[], Awaitable[bool]]) -> Response:
-        """`/v1/chat/completions`; `gone` is true once the client has disconnected."""
+    async def chat(self, body: wire.ChatRequest) -> Response:
+        """`/v1/chat/completions`."""
         self._check_model(body.model)
         loop = asyncio.get_running_loop()
         prompt, prefix = await loop.run_in_executor(self._writer, self._write, body)
@@ -101,15 +109,13 @@ class Endpoint:
         choices = self._sample(body, prompt)
         if body.stream:
             return StreamingResponse(answer.stream(choices), media_type="text/event-stream")
-        return JSONResponse(answer.whole(await _last(choices, gone)))
+        return JSONResponse(answer.whole(await _last(choices)))
 
-    async def generate(
-        self, body: wire.TokenRequest, gone: Callable[[], Awaitable[bool]]
-    ) -> Response:
+    async def generate(self, body: wire.TokenRequest) -> Response:
         """`/inference/v1/generate`."""
         if body.model is not None:
             self._check_model(body.model)
-        choices = await _last(self._sample(body.sampling_params, body.token_ids), gone)
+        choices = await _last(self._sample(body.sampling_params, body.token_ids))
         return JSONResponse(token_answer(body, choices))
 
     def _check_model(self, name: str) -> None:
@@ -153,10 +159,9 @@ class Endpoint:
         room = sampler.max_len - len(prompt)
         asked = body.max_tokens or max(1, min(served.defaults.max_tokens, room))
         if room < asked:
-            raise HTTPException(
-                400,
-                f"a prompt of {len(prompt):,} tokens and max_tokens {asked:,} exceed the "
-                f"{sampler.max_len:,} tokens that the server has room for; shorten either",
+            raise ContextExceeded(
+                f"{wire.CONTEXT} {sampler.max_len} tokens, and a prompt of {len(prompt)} with "
+                f"max_tokens {asked} exceeds it; shorten either"
             )
         if not all(0 <= token < sampler.vocab for token in prompt):
             raise HTTPException(400, f"tokens outside the model's vocabulary of {sampler.vocab:,}")
@@ -202,17 +207,24 @@ class SampledPart(SampledTokens):
     versions: Any
 
 
-async def _last(
-    choices: AsyncGenerator[list[Choice], None], gone: Callable[[], Awaitable[bool]]
-) -> list[Choice]:
-    """The finished choices; they are dropped once the client has disconnected."""
-    found: list[Choice] = []
+async def _last(choices: AsyncGenerator[list[Choice], None]) -> list[Choice]:
+    """The finished choices."""
     async with aclosing(choices):
-        async for report in choices:
-            found = report
-            if await gone():
-                raise HTTPException(499, "the client closed the connection")
-    return found
+        return [report async for report in choices][-1]
+
+
+async def _unless_gone(request: Request, answer: Coroutine[Any, Any, Response]) -> Response:
+    """An answer, which is cancelled once its client has disconnected."""
+    answering = asyncio.ensure_future(answer)
+    leaving = asyncio.ensure_future(request.receive())  # the next message after the body
+    try:
+        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            raise HTTPException(499, "the client closed the connection")
+        return answering.result()
+    finally:
+        leaving.cancel()
+        answering.cancel()
 
 
 def make_app(find: Callable[[str], Any]) -> FastAPI:
@@ -232,15 +244,22 @@ def make_app(find: Callable[[str], Any]) -> FastAPI:
     def models(endpoint: Any = Chosen) -> dict[str, Any]:
         return endpoint.models()
 
+    @api.get("/v1/models/{name:path}")
+    def model(name: str, endpoint: Any = Chosen) -> dict[str, Any]:
+        for each in endpoint.models()["data"]:
+            if each["id"] == name:
+                return each
+        raise HTTPException(404, f"no model {name!r}")
+
     @api.post("/v1/chat/completions")
     async def chat(request: Request, body: wire.ChatRequest, endpoint: Any = Chosen) -> Response:
-        return await endpoint.chat(body, request.is_disconnected)
+        return await _unless_gone(request, endpoint.chat(body))
 
     @api.post("/inference/v1/generate")
     async def generate(
         request: Request, body: wire.TokenRequest, endpoint: Any = Chosen
     ) -> Response:
-        return await endpoint.generate(body, request.is_disconnected)
+        return await _unless_gone(request, endpoint.generate(body))
 
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> Response:
@@ -252,7 +271,8 @@ def make_app(find: Callable[[str], Any]) -> FastAPI:
 
     @app.exception_handler(AnyHTTPException)
     def failed(_: Request, error: AnyHTTPException) -> Response:
-        return _error(error.status_code, str(error.detail))
+        code = CONTEXT_CODE if isinstance(error, ContextExceeded) else error.status_code
+        return _error(error.status_code, str(error.detail), code)
 
     app.include_router(api)
     app.include_router(api, prefix="/{key}")
@@ -286,7 +306,8 @@ def _line(fault: Any) -> str:
     return f"{place}: {message}" if place else message
 
 
-def _error(status: int, message: str) -> Response:
+def _error(status: int, message: str, code: str | int | None = None) -> Response:
     """An error in OpenAI's form."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse({"error": {"message": message, "type": kind, "code": status}}, status)
+    error = {"message": message, "type": kind, "param": None, "code": code or status}
+    return JSONResponse({"error": error}, status)

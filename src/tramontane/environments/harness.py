@@ -12,10 +12,12 @@ conversation token for token; any other begins a new sequence of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import hmac
+import secrets
+from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any
 
 from fastapi import HTTPException
@@ -27,21 +29,38 @@ from tramontane.data.prompts import PromptEncoder, Tool
 from tramontane.environments import wire
 from tramontane.environments.answers import ChatAnswer, Choice, shown_tokens, token_answer
 from tramontane.environments.calls import Message as Parsed
-from tramontane.environments.endpoint import make_app
+from tramontane.environments.endpoint import ContextExceeded, make_app
 from tramontane.environments.loading import Reply
 from tramontane.environments.running import EnvironmentFailed, Runner
-from tramontane.types import Completion, Message, Problem
+from tramontane.types import Completion, Ending, Message, Problem
 from tramontane.verifier import functions
 
 MODEL = "tramontane"  # name of the model for harnesses
+ENDED = "the conversation has ended"
+MAX_WITHDRAWN = 16  # requests in a row that a harness may give up, before it is blamed
 
 
-@dataclass
+Body = wire.ChatRequest | wire.TokenRequest
+
+
 class _Asked:
-    """A request of a harness, and its answer once there is one."""
+    """A request of a harness; several clients may wait for its answer."""
 
-    body: wire.ChatRequest | wire.TokenRequest
-    answer: asyncio.Future[tuple[Parsed, Completion]]
+    def __init__(self, body: Body) -> None:
+        self.body, self.clients = body, 0
+        self.answer: asyncio.Future[tuple[Parsed, Completion]]
+        self.answer = asyncio.get_running_loop().create_future()
+
+    @property
+    def withdrawn(self) -> bool:
+        """True if nobody waits for the answer any more."""
+        return not self.clients and not self.answer.done()
+
+    def refuse(self, error: HTTPException) -> None:
+        """Answer with an error, unless it was answered."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+            self.answer.exception()  # perhaps nobody waits
 
 
 class Line:
@@ -49,13 +68,15 @@ class Line:
 
     def __init__(self, encoder: PromptEncoder) -> None:
         self._tags, self._tokenizer = encoder.tags, encoder.tokenizer
+        self.key = ""
+        self._unanswered: list[_Asked] = []
         self.requests: asyncio.Queue[_Asked] = asyncio.Queue()
 
     def models(self) -> dict[str, Any]:
         """`/v1/models`."""
         return {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0}]}
 
-    async def chat(self, body: wire.ChatRequest, gone: Callable[[], Awaitable[bool]]) -> Response:
+    async def chat(self, body: wire.ChatRequest) -> Response:
         """`/v1/chat/completions`."""
         if body.stop_token_ids:
             raise HTTPException(400, "inside a run, `stop_token_ids` is not supported in a chat")
@@ -72,9 +93,7 @@ class Line:
 
         return StreamingResponse(answer.stream(choices()), media_type="text/event-stream")
 
-    async def generate(
-        self, body: wire.TokenRequest, gone: Callable[[], Awaitable[bool]]
-    ) -> Response:
+    async def generate(self, body: wire.TokenRequest) -> Response:
         """`/inference/v1/generate`. The turn ends where the run's do, so clients may send the stops
         of their model."""
         if not all(0 <= token < len(self._tokenizer) for token in body.token_ids):
@@ -82,18 +101,27 @@ class Line:
         _, turn = await self._turn(body, body.sampling_params)
         return JSONResponse(token_answer(body, [Choice(turn, turn.finish_reason)]))
 
-    async def _turn(
-        self, body: wire.ChatRequest | wire.TokenRequest, sampling: wire.SamplingRequest
-    ) -> tuple[Parsed, Completion]:
-        """The model's next turn: its message, and the turn by itself."""
+    async def _turn(self, body: Body, sampling: wire.SamplingRequest) -> tuple[Parsed, Completion]:
+        """The model's next turn: its message, and the turn by itself. A request that repeats one
+        under way, as clients do that gave up waiting, gets the same."""
         if sampling.n > 1 or sampling.stop:
             raise HTTPException(400, "inside a run, `n` is 1 and `stop` is not supported")
-        asked = _Asked(body, asyncio.get_running_loop().create_future())
-        self.requests.put_nowait(asked)
+        self._unanswered = [asked for asked in self._unanswered if not asked.answer.done()]
+        asked = next((each for each in self._unanswered if each.body == body), None)
+        if asked is None:
+            asked = _Asked(body)
+            self._unanswered.append(asked)
+            self.requests.put_nowait(asked)
+        asked.clients += 1
         try:
-            return await asked.answer
-        except asyncio.CancelledError:
-            raise HTTPException(410, "the conversation has ended") from None
+            return await asyncio.shield(asked.answer)
+        finally:
+            asked.clients -= 1
+
+    def close(self, error: HTTPException) -> None:
+        """Refuse all requests."""
+        for asked in self._unanswered:
+            asked.refuse(error)
 
 
 class Switchboard:
@@ -102,7 +130,7 @@ class Switchboard:
 
     def __init__(self) -> None:
         self.lines: dict[str, Line] = {}
-        self._base = ""
+        self._base, self._secret, self._numbers = "", secrets.token_bytes(32), count()
         self._open = ExitStack()
         self._serving: asyncio.Task[None] | None = None
 
@@ -111,18 +139,27 @@ class Switchboard:
         if self._serving is None:
             address = self._open.enter_context(loopback.listening(0))
             self._base = address.base
-            server = loopback.server(
-                make_app(lambda key: self.lines.get(key)), ends_by_signal=False
-            )
+            server = loopback.server(make_app(self._find), ends_by_signal=False)
             self._serving = asyncio.create_task(server.serve(sockets=[address.socket]))
-        key = loopback.new_key()
-        self.lines[key] = line
-        return f"{self._base}/{key}/v1"
+        line.key = self._key(str(next(self._numbers)))
+        self.lines[line.key] = line
+        return f"{self._base}/{line.key}/v1"
 
     def disconnect(self, line: Line) -> None:
-        """Forget a line."""
-        for key in [key for key, other in self.lines.items() if other is line]:
-            del self.lines[key]
+        """Forget a line; its requests are refused from now on."""
+        self.lines.pop(line.key, None)
+        line.close(HTTPException(410, ENDED))
+
+    def _find(self, key: str) -> Line | None:
+        if key in self.lines:
+            return self.lines[key]
+        if hmac.compare_digest(key.encode(), self._key(key.partition("-")[0]).encode()):
+            raise HTTPException(410, ENDED)
+        return None
+
+    def _key(self, number: str) -> str:
+        """The key of a conversation; it is known for one when the conversation is forgotten."""
+        return f"{number}-{hmac.new(self._secret, number.encode(), 'sha256').hexdigest()}"
 
 
 class HarnessHost:
@@ -133,6 +170,7 @@ class HarnessHost:
         posted: the tokens of its last request, if that was a token request.
         tools: those of its last request.
         restarted: True if that request does not continue the conversation so far.
+        ending: the limit that the conversation has reached, of which the harness was told.
     """
 
     def __init__(
@@ -146,11 +184,22 @@ class HarnessHost:
         self._runner = runner.of_conversation()
         self._encoder, self._line = encoder, Line(encoder)
         self._open: _Asked | None = None
+        self._read: tuple[Body, Parsed, Completion] | None = None  # last request with an answer
         self._running: asyncio.Future[Any] | None = None
+        self._withdrawn = 0  # requests in a row
         self.asked: list[wire.ChatMessage] = []
         self.posted: list[int] = []
         self.tools: list[Tool] = []
         self.restarted = False
+        self.ending: Ending | None = None
+
+    def withdraws(self) -> bool:
+        """True if the harness gave up the request that the model answered, which is dropped."""
+        if self._open is None or not self._open.withdrawn:
+            return False
+        self._open.answer.cancel()
+        self._withdrawn += 1
+        return True
 
     async def start(
         self, problem: Problem, seed: int, config: Config | None = None
@@ -163,69 +212,110 @@ class HarnessHost:
         run = (await self._runner.run(self._harness)).run
         base_url = self._switchboard.connect(self._line)
         self._running = asyncio.ensure_future(self._runner.run(run, problem, base_url))
-        if (body := await self._next()) is None:
-            raise EnvironmentFailed(f"{run.__qualname__} returned without a request to the model")
-        self._take(body)
-        return []
+        return await self.again()
+
+    async def again(self) -> list[Message]:
+        """Wait for another first request."""
+        return (await self.next()).messages
 
     async def step(self, message: Parsed, turn: Completion) -> Reply:
-        """Answer the harness, and wait for its next request or its reward.
-
-        Raises:
-            EnvironmentFailed: it raised an exception, or returned neither a number nor None.
-        """
+        """Answer the harness, and wait for its next request or its reward; see `next`."""
         assert self._open is not None
         if not self._open.answer.done():
             self._open.answer.set_result((message, turn))
-        if (body := await self._next()) is None:
-            assert self._running is not None
-            value = self._running.result()
-            reward = functions.number(value, bools=True)
-            if value is not None and reward is None:
-                raise EnvironmentFailed(f"run returned {value!r:.80}, not a finite number or None")
-            return Reply([], reward, done=True)
-        known, tools = self.asked, self.tools
-        self._take(body)
-        if self.posted:
-            tokens = [*turn.prompt_ids, *turn.token_ids]
-            count = len(tokens)
-            self.restarted = self.posted[:count] != tokens
-            if self.restarted:
-                return Reply([])
-            text = str(self._encoder.tokenizer.decode(self.posted[count:]))
-            return Reply([Message(role="user", content=text)])
-        count, said = len(known), self.asked[len(known) : len(known) + 1]
-        self.restarted = not (
-            known
-            and self.asked[:count] == known
-            and tools == self.tools
-            and said
-            and _repeats(said[0], wire.readable(message, self._encoder.tags))
-        )
-        if self.restarted:
-            return Reply([])
-        put = wire.answers(said[0], self.asked[count + 1 :])
-        return Reply([Message(role=m["role"], content=m["content"]) for m in put])
+        self._read, self._withdrawn = (self._open.body, message, turn), 0
+        self.ending = "max_tokens" if turn.finish_reason == "length" else None
+        return await self.next()
 
-    def _take(self, body: wire.ChatRequest | wire.TokenRequest) -> None:
+    async def refuse(self, ending: Ending, reason: str) -> Reply | None:
+        """Tell the harness of a limit that its request exceeds, and wait for its next request,
+        which may be shorter, or its reward."""
+        assert self._open is not None
+        self.ending = ending
+        full = ending == "context_full"
+        self._open.refuse(ContextExceeded(reason) if full else HTTPException(410, reason))
+        return await self.next()
+
+    async def next(self) -> Reply:
+        """Wait for the harness's next request, or its reward: what follows the last answer that it
+        read.
+
+        Raises:
+            EnvironmentFailed: it raised an exception, or returned neither a number nor None, or
+                without having read an answer; or it gives up all requests.
+        """
+        if self._withdrawn > MAX_WITHDRAWN:
+            raise EnvironmentFailed(
+                f"the harness gave up {MAX_WITHDRAWN} requests before they were answered; raise "
+                f"the time limit of its client"
+            )
+        try:
+            body = await self._next()
+        except EnvironmentFailed:
+            if self.ending is None or self._read is None:
+                raise
+            return Reply(done=True)  # it could not go on
+        if body is None:
+            return Reply([], self._reward(), done=True)
+        self.ending = None
         if isinstance(body, wire.TokenRequest):
             self.asked, self.tools, self.posted = [], [], body.token_ids
         else:
             self.asked, self.tools, self.posted = body.messages, body.described, []
+        put = None if self._read is None else self._put(*self._read)
+        self.restarted = put is None and self._read is not None
+        return Reply(put or [])
 
-    async def _next(self) -> wire.ChatRequest | wire.TokenRequest | None:
-        """The harness's next request; None if it has returned."""
+    def _reward(self) -> float | None:
         assert self._running is not None
-        waiting = asyncio.ensure_future(self._line.requests.get())
-        try:
-            await asyncio.wait({waiting, self._running}, return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
-                self._running.result()  # raises what it raised
+        value = self._running.result()
+        if self._read is None and self.ending is None:
+            raise EnvironmentFailed("run returned without a request that the model answered")
+        reward = functions.number(value, bools=True)
+        if value is not None and reward is None:
+            raise EnvironmentFailed(f"run returned {value!r:.80}, not a finite number or None")
+        return reward
+
+    def _put(self, before: Body, message: Parsed, turn: Completion) -> list[Message] | None:
+        """What the last request put in behind the answer to the one before it; None if it does not
+        continue that."""
+        if self.posted:
+            tokens = [*turn.prompt_ids, *turn.token_ids]
+            count = len(tokens)
+            if self.posted[:count] != tokens:
                 return None
-            self._open = waiting.result()
-            return self._open.body
-        finally:
-            waiting.cancel()
+            text = str(self._encoder.tokenizer.decode(self.posted[count:]))
+            return [Message(role="user", content=text)]
+        if isinstance(before, wire.TokenRequest):
+            return None
+        count, said = len(before.messages), self.asked[len(before.messages) :][:1]
+        continues = (
+            self.asked[:count] == before.messages
+            and self.tools == before.described
+            and said
+            and _repeats(said[0], wire.readable(message, self._encoder.tags))
+        )
+        if not continues:
+            return None
+        put = wire.answers(said[0], self.asked[count + 1 :])
+        return [Message(role=m["role"], content=m["content"]) for m in put]
+
+    async def _next(self) -> Body | None:
+        """The harness's next request that is not given up; None if it has returned."""
+        assert self._running is not None
+        while True:
+            waiting = asyncio.ensure_future(self._line.requests.get())
+            try:
+                await asyncio.wait({waiting, self._running}, return_when=asyncio.FIRST_COMPLETED)
+                if not waiting.done():
+                    self._running.result()  # raises what it raised
+                    return None
+                self._open = waiting.result()
+            finally:
+                waiting.cancel()
+            if not self._open.withdrawn:
+                return self._open.body
+            self._open.answer.cancel()
 
     async def final_reward(self) -> float | None:
         """None: a conversation that ends before its harness returns has no reward."""
@@ -236,10 +326,6 @@ class HarnessHost:
         self._switchboard.disconnect(self._line)
         if self._running is not None:
             self._running.cancel()
-        if self._open is not None:
-            self._open.answer.cancel()
-        while not self._line.requests.empty():
-            self._line.requests.get_nowait().answer.cancel()
         self._runner.end()
 
 

@@ -33,7 +33,7 @@ from tramontane.environments.running import EnvironmentFailed, Runner, blaming
 from tramontane.environments.tools import Toolset, methods, schema_of
 from tramontane.environments.wire import ChatMessage
 from tramontane.errors import InputError
-from tramontane.types import Completion, Message, Problem
+from tramontane.types import Completion, Ending, Message, Problem
 from tramontane.verifier import functions
 from tramontane.verifier.functions import defined_at
 
@@ -214,6 +214,7 @@ class Host:
     asked: Sequence[ChatMessage] = ()
     posted: Sequence[int] = ()
     restarted = False
+    ending: Ending | None = None
 
     def __init__(self, data: DataConfig, answer_bytes: int, runner: Runner) -> None:
         self._data, self._answer_bytes = data, answer_bytes
@@ -313,6 +314,15 @@ class Host:
         if not found.messages and not found.done:
             raise self._refused(step, returned, "messages, or done=True to end the conversation")
         return found
+
+    def withdraws(self) -> bool:
+        """False: an environment takes every turn."""
+        return False
+
+    async def refuse(self, ending: Ending, reason: str) -> Reply | None:
+        """None: an environment does not go on beyond a limit."""
+        self.ending = ending
+        return None
 
     async def final_reward(self) -> float | None:
         """The reward of the whole conversation, from TRL's `get_reward`; None if there is none."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,6 +97,12 @@ class MistralChat:
         self._turns = 0
         self._thinks = getattr(mistral.instruct_tokenizer, "BEGIN_THINK", None) is not None
         self._effort = encoder.config.chat_template_kwargs.get("reasoning_effort")
+
+    def copy(self) -> MistralChat:
+        """A copy that this chat's further messages do not change."""
+        copied = copy(self)
+        copied._messages = [*self._messages]
+        return copied
 
     def start(self, messages: Sequence[Chatted]) -> list[int]:
         """The tokens of the prompt of the first turn.

@@ -41,6 +41,8 @@ class Continued:
     """What follows a turn of the model."""
 
     turn: TurnRecord  # record of the turn
+    # True if nobody read the newest turn, which is dropped: `turn` is the one before it again.
+    withdrawn: bool = False
     # Tokens to append to the sequence; empty if the conversation ended or forked.
     put: Sequence[int] = field(default_factory=list)
     # If not None, the template rewrote history: a new sequence of the conversation begins with this

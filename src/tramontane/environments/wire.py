@@ -29,6 +29,8 @@ from tramontane.environments.forms import written
 from tramontane.types import SampledTokens, SamplingParams, ThinkingTags, ToolCall
 
 MAX_N = 128  # completions of one request
+# The beginning of OpenAI's message about a chat that is too long, which clients look for.
+CONTEXT = "This model's maximum context length is"
 Ignored = Annotated[Any, Field(exclude=True)]  # it changes nothing in the answer
 _EMPTY: tuple[Any, ...] = ({}, [], "")
 

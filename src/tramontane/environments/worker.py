@@ -7,7 +7,10 @@ and samples nothing: a completion of one turn comes in, and what follows it goes
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
+from array import array
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,18 +20,31 @@ from tramontane.environments import loading, wire
 from tramontane.environments.calls import Message as Parsed
 from tramontane.environments.calls import Parser
 from tramontane.environments.chat import Chat, ChatFormat, Chatted
-from tramontane.environments.loading import Host
+from tramontane.environments.loading import Host, Reply
 from tramontane.environments.mistral import MistralChat, load_mistral
 from tramontane.environments.protocol import Continued, Started
 from tramontane.environments.running import EnvironmentFailed, Runner
 from tramontane.errors import InputError
-from tramontane.types import Completion, Ending, Problem, TurnRecord
+from tramontane.types import Completion, Ending, Message, Problem, TurnRecord, ints
 
 if TYPE_CHECKING:
     from tramontane.environments.harness import HarnessHost, Switchboard
 
 Key = tuple[int, int]  # group and index of a conversation
 OPENING = 32  # tokens at the end of a harness's prompt that may open the model's thoughts
+
+
+@dataclass
+class _Said:
+    """A turn of the model, and the conversation up to its end."""
+
+    record: TurnRecord
+    message: Parsed
+    turn: Completion  # the turn by itself
+    chat: Any  # the chat before the turn
+    prompt: int  # length of its sequence's prompt
+    tokens: int  # of its sequence so far, without the prompt
+    n_tokens: int  # of all sequences so far
 
 
 @dataclass
@@ -40,9 +56,10 @@ class _Conversation:
     prompt_ids: list[int]  # the prompt of its first sequence
     effort: str | None  # level of effort of its problem
     turns: int = 0  # number of turns so far
+    said: _Said | None = None  # the last turn that was answered
     # Prompt and tokens of the current sequence, as they were last seen or sent; None after a
     # replay, until they are seen.
-    tokens: list[int] | None = None
+    tokens: array[int] | None = None
 
 
 class EnvironmentWorker:
@@ -67,7 +84,9 @@ class EnvironmentWorker:
         """Number of threads still running a step that its conversation has given up on."""
         return self._runner.stuck
 
-    async def start(self, key: Key, problem: Problem, seed: int) -> Started:
+    async def start(
+        self, key: Key, problem: Problem, seed: int, max_prompt: int = sys.maxsize
+    ) -> Started:
         """Begin a conversation.
 
         Args:
@@ -75,25 +94,58 @@ class EnvironmentWorker:
             problem: the problem.
             seed: for environments whose `start` takes one. Conversations of one group are compared
                 with each other, so they should have the same.
+            max_prompt: longest prompt of a first turn, in tokens.
         """
         await self.close(key)  # if it starts again
-        host = self._host(problem)
-        try:
-            conversation = await asyncio.wait_for(
-                self._start(host, problem, seed), self._limits.step_timeout
-            )
-        except asyncio.TimeoutError:
-            await host.close()
-            return Started([], "step_timeout", self._late("start"))
-        except (EnvironmentFailed, InputError) as error:
-            await host.close()
-            return Started([], "environment_failed", str(error))
-        self._open[key] = conversation
-        tools = [tool["function"]["name"] for tool in host.tools]
-        return Started(conversation.prompt_ids, tools=tools)
+        self._max_prompt, host = max_prompt, self._host(problem)
+        opening = host.start(problem, seed, self._config)
+        return await self._begin(key, host, opening, problem.effort)
 
-    async def step(self, key: Key, completion: Completion, l_max: int) -> Continued:
+    async def _begin(
+        self,
+        key: Key,
+        host: Host | HarnessHost,
+        opening: Awaitable[list[Message]],
+        effort: str | None,
+    ) -> Started:
+        """Begin a conversation whose first messages are `opening`."""
+        try:
+            self._open[key] = await asyncio.wait_for(
+                self._opened(host, opening, effort), self._limits.step_timeout
+            )
+            tools = [tool["function"]["name"] for tool in host.tools]
+            return Started(self._open[key].prompt_ids, tools=tools)
+        except asyncio.TimeoutError:
+            started = Started([], host.ending or "step_timeout", self._late("start"))
+        except (EnvironmentFailed, InputError) as error:
+            started = Started([], host.ending or "environment_failed", str(error))
+        self._open.pop(key, None)
+        await host.close()
+        return started
+
+    async def _opened(
+        self, host: Host | HarnessHost, opening: Awaitable[list[Message]], effort: str | None
+    ) -> _Conversation:
+        messages = await opening
+        while True:
+            chat = self._new_chat(host, effort)
+            if host.asked or host.posted:
+                prompt = self._asked(chat, host)
+            else:
+                prompt = chat.start(cast(list[Chatted], messages))
+            if len(prompt) <= self._max_prompt:
+                return _Conversation(host, chat, prompt, effort, tokens=ints(prompt))
+            reason = f"{wire.CONTEXT} {self._max_prompt} tokens at its beginning "
+            reason += f"(data.max_prompt_tokens), and this prompt has {len(prompt)}"
+            reply = await host.refuse("context_full", reason)
+            if reply is None or reply.done:
+                raise InputError(reason)
+
+    async def step(self, key: Key, completion: Completion, l_max: int) -> Continued | Started:
         """Answer a turn of the model.
+
+        A turn that nobody reads, since the harness gave up its request, is dropped: what follows is
+        that of the turn before, or the beginning of the conversation.
 
         Args:
             key: of the conversation.
@@ -104,18 +156,26 @@ class EnvironmentWorker:
             RuntimeError: the completion's tokens do not extend those of the turn before.
         """
         conversation = self._open[key]
-        record = self._record(conversation, completion)
+        host = conversation.host
+        withdrawn = host.withdraws()
+        said = conversation.said if withdrawn else self._said(conversation, completion)
+        if said is None:
+            assert not isinstance(host, Host)
+            return await self._begin(key, host, host.again(), conversation.effort)
+        conversation.said, record = said, said.record
         started = time.perf_counter()
         try:
-            return await asyncio.wait_for(
-                self._step(conversation, record, completion, l_max), self._limits.step_timeout
+            continued = await asyncio.wait_for(
+                self._step(conversation, said, l_max, withdrawn), self._limits.step_timeout
             )
         except asyncio.TimeoutError:
-            return Continued(record, ending="step_timeout", reason=self._late("step"))
+            ending = host.ending or "step_timeout"
+            continued = Continued(record, ending=ending, reason=self._late("step"))
         except (EnvironmentFailed, InputError) as error:
-            return Continued(record, ending="environment_failed", reason=str(error))
+            continued = Continued(record, ending="environment_failed", reason=str(error))
         finally:
             record.seconds = time.perf_counter() - started
+        return replace(continued, withdrawn=withdrawn)
 
     async def replay(
         self, key: Key, problem: Problem, seed: int, completion: Completion
@@ -129,14 +189,13 @@ class EnvironmentWorker:
             return started
         conversation = self._open[key]
         for number, turn in enumerate(completion.turns, 1):
-            message = self._parsed(conversation, turn.text)
+            conversation.said = self._read(conversation, completion, turn)
             try:
                 reply = await asyncio.wait_for(
-                    conversation.host.step(message, _turn_of(completion, turn)),
+                    conversation.host.step(conversation.said.message, conversation.said.turn),
                     self._limits.step_timeout,
                 )
-                if self._posted(conversation) is None:
-                    conversation.chat.follow(message, cast(list[Chatted], reply.messages))
+                self._followed(conversation, conversation.said, reply.messages)
             except asyncio.TimeoutError:
                 return Started(started.prompt_ids, "step_timeout", self._late("step"))
             except (EnvironmentFailed, InputError) as error:
@@ -163,15 +222,6 @@ class EnvironmentWorker:
         self._switchboard = self._switchboard or Switchboard()
         return HarnessHost(harness, self._runner, self._switchboard, self._format.encoder)
 
-    async def _start(self, host: Host | HarnessHost, problem: Problem, seed: int) -> _Conversation:
-        messages = await host.start(problem, seed, self._config)
-        chat = self._new_chat(host, problem.effort)
-        if host.asked or host.posted:
-            prompt = self._asked(chat, host)
-        else:
-            prompt = chat.start(cast(list[Chatted], messages))
-        return _Conversation(host, chat, prompt, problem.effort, tokens=prompt)
-
     def _new_chat(self, host: Host | HarnessHost, effort: str | None) -> Any:
         form = self._format.at(effort)
         if self._mistral is not None:
@@ -179,40 +229,45 @@ class EnvironmentWorker:
         return Chat(form, host.tools)
 
     async def _step(
-        self, conversation: _Conversation, record: TurnRecord, completion: Completion, l_max: int
+        self, conversation: _Conversation, said: _Said, l_max: int, withdrawn: bool
     ) -> Continued:
-        host, limits = conversation.host, self._limits
-        if completion.finish_reason == "length":
-            record.reward = await host.final_reward()
-            return Continued(record, ending="max_tokens")
-        message = self._parsed(conversation, record.text)
-        record.calls = message.calls
-        if limits.unparsed == "end" and (broken := [c for c in message.calls if not c.name]):
-            record.reward = await host.final_reward()
-            return Continued(record, ending="unparsed_call", reason=broken[0].answer)
-        reply = await host.step(message, _turn_of(completion, record))
-        record.messages, record.reward = reply.messages, reply.reward
-        ending: Ending | None = None
-        if reply.done:
-            ending = "completed"
-        elif conversation.turns == limits.turns:
-            ending = "max_turns"
+        host, record = conversation.host, said.record
+        if not isinstance(host, Host) and withdrawn:
+            reply: Reply | None = await host.next()
+        elif isinstance(host, Host) and said.turn.finish_reason == "length":
+            return await self._ended(host, record, "max_tokens")
         else:
-            continued = self._continued(conversation, message, record, completion, l_max)
-            if continued.ending is None:
-                return continued
-            ending = continued.ending
+            broken = [call for call in said.message.calls if not call.name]
+            if self._limits.unparsed == "end" and broken:
+                return await self._ended(host, record, "unparsed_call", broken[0].answer)
+            reply = await host.step(said.message, said.turn)
+        ending, reason = host.ending, ""
+        while reply is not None:
+            record.messages, record.reward = reply.messages, reply.reward
+            if reply.done:
+                return await self._ended(host, record, ending or "completed", reason)
+            if conversation.turns == self._limits.turns:
+                ending = "max_turns"
+                reason = f"{conversation.turns} turns were answered (conversation.turns)"
+            else:
+                continued = self._continued(conversation, said, l_max)
+                if continued.ending is None:
+                    return continued
+                ending, reason = continued.ending, continued.reason
+            reply = await host.refuse(ending, reason)
+        assert ending is not None
+        return await self._ended(host, record, ending, reason)
+
+    async def _ended(
+        self, host: Host | HarnessHost, record: TurnRecord, ending: Ending, reason: str = ""
+    ) -> Continued:
         if record.reward is None:
             record.reward = await host.final_reward()
-        return Continued(record, ending=ending)
+        return Continued(record, ending=ending, reason=reason)
 
-    def _parsed(self, conversation: _Conversation, text: str) -> Parsed:
-        tools = conversation.host.tools
-        return self._parser.parse(text, tools, conversation.chat.prefix)
-
-    def _record(self, conversation: _Conversation, completion: Completion) -> TurnRecord:
-        """The record of a turn, whose tokens extend those before."""
-        tokens = [*completion.prompt_ids, *completion.token_ids]
+    def _said(self, conversation: _Conversation, completion: Completion) -> _Said:
+        """The turn that ends a completion, whose tokens extend those before."""
+        tokens = ints(completion.prompt_ids) + completion.token_ids
         known, start = conversation.tokens, completion.turn_start
         if known is not None and tokens[: len(known)] != known:
             raise RuntimeError("a turn's tokens do not extend those of the turn before")
@@ -221,50 +276,58 @@ class EnvironmentWorker:
         place = len(completion.prompt_ids) + start
         text = self._format.text_of(tokens[place:], tokens[:place])
         text = conversation.chat.prefix + text
-        return TurnRecord(start, len(completion.token_ids), len(completion.earlier), text)
+        record = TurnRecord(start, len(completion.token_ids), len(completion.earlier), text)
+        return self._read(conversation, completion, record)
 
-    def _continued(
-        self,
-        conversation: _Conversation,
-        message: Parsed,
-        record: TurnRecord,
-        completion: Completion,
-        l_max: int,
-    ) -> Continued:
+    def _read(
+        self, conversation: _Conversation, completion: Completion, record: TurnRecord
+    ) -> _Said:
+        """A turn with its message and its place in the conversation."""
+        chat, host = conversation.chat, conversation.host
+        message = self._parser.parse(record.text, host.tools, chat.prefix)
+        record.calls = message.calls
+        *before, own = completion.sequences[: record.sequence + 1]
+        n_tokens = record.end + sum(len(sequence.token_ids) for sequence in before)
+        turn, prompt = _turn_of(completion, record), len(own.prompt_ids)
+        return _Said(record, message, turn, chat, prompt, record.end, n_tokens)
+
+    def _continued(self, conversation: _Conversation, said: _Said, l_max: int) -> Continued:
         """What follows a turn, if there is room for it and for one more token of the model."""
-        tokens, sampled = conversation.tokens, len(completion.token_ids)
-        assert tokens is not None
-        put, forked, posted = list[int](), None, self._posted(conversation)
-        if posted is not None and conversation.host.restarted:
-            forked = posted
-        elif posted is not None:
-            put = posted[len(tokens) :]
-        else:
-            following = conversation.chat.follow(message, cast(list[Chatted], record.messages))
-            if following.rewritten and self._format.history == "fork":
-                forked = following.whole()
-            else:
-                put = conversation.chat.tokens(following, tokens[-1])
-        if forked is not None:
-            sampled = 0
-        prompt = completion.prompt_ids if forked is None else forked
+        put, forked = self._followed(conversation, said, said.record.messages)
+        sampled, prompt = (0, len(forked)) if forked is not None else (said.tokens, said.prompt)
         # A forked conversation also keeps to the context of its first sequence.
         longest = min(
-            l_max - completion.n_tokens + sampled,
-            l_max + len(conversation.prompt_ids) - len(prompt),
+            l_max - said.n_tokens + sampled, l_max + len(conversation.prompt_ids) - prompt
         )
-        if longest <= sampled + len(put):
-            return Continued(record, ending="context_full")
-        conversation.tokens = tokens + put if forked is None else forked
-        return Continued(record, put=put, prompt_ids=forked, max_tokens=longest)
+        if longest <= (needed := sampled + len(put)):
+            reason = (
+                f"{wire.CONTEXT} {prompt + longest} tokens (pipeline.l_max), and the messages have "
+            )
+            return Continued(
+                said.record, ending="context_full", reason=f"{reason}{prompt + needed}"
+            )
+        conversation.tokens = (
+            ints([*said.turn.prompt_ids, *said.turn.token_ids, *put])
+            if forked is None
+            else ints(forked)
+        )
+        return Continued(said.record, put=put, prompt_ids=forked, max_tokens=longest)
 
-    def _posted(self, conversation: _Conversation) -> list[int] | None:
-        """All tokens of a harness's request; None if it is the chat so far with new messages."""
+    def _followed(
+        self, conversation: _Conversation, said: _Said, messages: Sequence[Message]
+    ) -> tuple[list[int], list[int] | None]:
+        """(tokens to put in after a turn, prompt of a new sequence or None)."""
         host = conversation.host
-        if not (host.posted or host.restarted):
-            return None
-        conversation.chat = self._new_chat(host, conversation.effort)
-        return self._asked(conversation.chat, host)
+        if host.posted or host.restarted:
+            conversation.chat = self._new_chat(host, conversation.effort)
+            posted = self._asked(conversation.chat, host)
+            known = len(said.turn.prompt_ids) + len(said.turn.token_ids)
+            return ([], posted) if host.restarted else (posted[known:], None)
+        conversation.chat = said.chat.copy()
+        following = conversation.chat.follow(said.message, cast(list[Chatted], messages))
+        if following.rewritten and self._format.history == "fork":
+            return [], following.whole()
+        return conversation.chat.tokens(following, said.turn.token_ids[-1]), None
 
     def _asked(self, chat: Any, host: Host | HarnessHost) -> list[int]:
         """The tokens that a harness asks for, with a new chat."""
