@@ -311,6 +311,7 @@ def test_a_report_shows_the_run_without_a_server(tab: Any, report: str) -> None:
     }
     custom = chart_of(tab, "Custom rewards").locator(".plot").get_attribute("aria-label")
     assert custom == "Custom rewards; last values: brevity 0.1"
+    assert chart_of(tab, "Custom rewards").locator(".legend").inner_text().strip() == "brevity"
     shares = chart_of(tab, "Staleness").locator(".plot").get_attribute("aria-label")
     assert shares == "Staleness; last values: share 10 %"
     assert chart_of(tab, "Pass rate").locator(".legend").inner_text().split() == [

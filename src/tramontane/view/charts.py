@@ -58,7 +58,7 @@ LEARNING = [
         "Pass rate",
         "share of completions that are right",
         {"pass_rate": "training"},
-        note="Points with bars: pass@1 on the evaluation problems, with its 95 % interval.",
+        note="Bars: pass@1 on the evaluation problems, 95 %.",
         percent=True,
         evaluated=True,
     ),

@@ -41,7 +41,7 @@ function made(spec, keys, runs) {
   if (!keys.length) return [];
   if (runs.length === 1) {
     const evaluations = spec.evaluated && runs[0].tail.evaluations.some((e) => e.pass_at_1 && setOf(e) === HELD_OUT);
-    return [{ chart: new Chart({ ...spec, note: evaluations || !spec.evaluated ? spec.note : "" }), keys, evaluations }];
+    return [{ chart: new Chart({ ...spec, legend: Boolean(spec.prefix), note: evaluations || !spec.evaluated ? spec.note : "" }), keys, evaluations }];
   }
   const kind = spec.kind === "bars" ? "lines" : spec.kind;
   return keys.map(([name, label]) => ({
