@@ -246,6 +246,10 @@ def test_sizes_start_at_one(args: list[str]) -> None:
         ({"temperature": math.nan}, "temperature is nan"),
         ({"top_p": 7}, "top_p is 7; it must be above 0 and at most 1"),
         ({"top_k": -2}, "top_k is -2"),
+        ({"n": 3}, "n: no such option; choose from problems, samples"),
+        ({"data": 5}, "data: of type int; give a list of dicts"),
+        ({"config": {"model": "tiny"}}, "config of type dict: give a Config"),
+        ({"overrides": "pipeline.updats=2"}, "did you mean 'updates'"),
         ({"write_to": "nodir/x.jsonl"}, "there is no folder nodir"),
         ({"write_to": "."}, "a folder; name a file"),
         ({"overrides": {"data.fields": {"problme": "x"}}}, "no such field; did you mean 'problem'"),
@@ -255,6 +259,12 @@ def test_sizes_start_at_one(args: list[str]) -> None:
 def test_an_evaluation_refuses_bad_settings(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         tramontane.evaluate("tiny", **options)
+
+
+@pytest.mark.parametrize("prompt", [5, ["1 + 1?"], []])
+def test_generate_refuses_what_is_neither_a_text_nor_a_chat(prompt: Any) -> None:
+    with pytest.raises(InputError, match="give a text, or a list of messages"):
+        tramontane.generate("tiny", prompt)
 
 
 def test_a_path_of_a_model_that_does_not_exist_is_no_folder() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from tramontane.data.objects import override_texts
 from tramontane.errors import InputError, importing
 from tramontane.run.folder import RunFolder
-from tramontane.run.task import config_of, new_run, settings_without_sources
+from tramontane.run.task import config_of, new_run, one_or_more, settings_without_sources
 
 # Mistakes in a run's input are reported before torch is imported, which takes seconds.
 if TYPE_CHECKING:
@@ -71,8 +71,9 @@ def train(
             `problem` (`prompt`, `question`) is a text or a list of chat messages.
         rewards: functions of (problem, text, n_tokens) that return a number from 0 to 1, functions
             of a whole group or of TRL's kind, import paths of these, or `Reward` objects with a
-            weight. Rows without domain, answer and tests are graded by the rewards alone, as are
-            all rows if there is no config and all rewards have TRL's signature.
+            weight; a single one may stand alone. Rows without domain, answer and tests are graded
+            by the rewards alone, as are all rows if there is no config and all rewards have TRL's
+            signature.
         environment: replaces `data.environment`: a class, or its import path.
         tools: replace `data.tools`: functions and toolboxes, or their import paths.
         resume: a run folder to continue, instead of a config and all of the above.
@@ -82,6 +83,7 @@ def train(
         InputError: before any work is done, except for a full disk, a run without learning signal,
             or a curriculum without problems left.
     """
+    rewards, tools = one_or_more(rewards), one_or_more(tools)
     _check_given(resume, config, [*rewards, *tools], model, data, environment)
     if resume is not None:
         RunFolder(resume).check_begun()
@@ -90,7 +92,7 @@ def train(
 
             folder, settings = open_run(resume, override_texts(overrides))
             return _train(settings, folder, **display)
-    talk = {"data.environment": environment, "data.tools": list(tools)}
+    talk = {"data.environment": environment, "data.tools": tools}
     texts = override_texts(overrides) + override_texts({k: v for k, v in talk.items() if v})
     settings, rows = config_of(config, texts, model=model, data=data, rewards=rewards)
     with new_run(settings, rows) as (folder, settings):
@@ -162,6 +164,7 @@ def dry_run(
     Raises:
         InputError: for the same reasons as `train`; an unknown GPU or shape.
     """
+    rewards = one_or_more(rewards)
     _check_given(resume, config, rewards, model, data)
     if model_shape is not None:
         overrides = settings_without_sources(config, overrides, on_gpus=gpu is not None)

@@ -437,6 +437,14 @@ def test_one_seed_makes_equal_conversations():
     assert outcomes == {"higher"}
 
 
+def test_rows_that_are_to_name_environments_and_do_not_are_refused():
+    data = Config(model="tiny", data={"environment": "row"}).data
+    row = Problem("1", "math", "Hey")
+    with pytest.raises(InputError, match="row, but no row names one in its field 'environment'"):
+        loading.check(data, [row])
+    loading.check(data, [row, replace(row, metadata={"environment": f"{WORLDS}:Guess"})])
+
+
 @pytest.mark.parametrize(
     ("environment", "tools", "found"),
     [
@@ -497,7 +505,10 @@ def test_a_class_and_a_function_may_be_passed_from_python():
     ("key", "path", "said"),
     [
         ("environment", f"{WORLDS}:Missing", "data.environment: .*cannot be imported"),
-        ("environment", "nowhere:Shop", "data.environment: .*No module named 'nowhere'"),
+        ("environment", "nowhere:Shop", r"No module named 'nowhere'\); name it"),
+        ("environment", "worlds.py:Guess", "name it as module.function, without .py"),
+        ("environment", f"{WORLDS}:StartsWithMore", r"StartsWithMore: start\(self, problem, world"),
+        ("environment", f"{WORLDS}:StepsWithMore", r"step\(self, message, state\).*'state'"),
         ("environment", f"{WORLDS}:add", "is a function, not an environment.*data.tools"),
         ("environment", "chess", "'chess' is not built in"),
         ("tools", f"{WORLDS}:Guess", "is an environment; name it in data.environment"),

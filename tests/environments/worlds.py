@@ -342,3 +342,16 @@ def pause(seconds: float) -> str:
     """
     time.sleep(seconds)
     return "done"
+
+
+class StartsWithMore:
+    def start(self, problem, world):
+        return None
+
+    def step(self, message):
+        return [], 1.0, True
+
+
+class StepsWithMore:
+    def step(self, message, state):
+        return [], 1.0, True

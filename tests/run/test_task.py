@@ -16,7 +16,7 @@ from tramontane.data.load import load_problems
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
 from tramontane.run.rollouts import read_run
-from tramontane.run.task import Reward, config_of, new_run
+from tramontane.run.task import Reward, config_of, new_run, one_or_more
 from tramontane.verifier import functions
 
 ROWS: list[dict[str, object]]
@@ -149,6 +149,13 @@ def test_a_function_of_a_module_is_named_by_its_path():
         f"{__name__}.names_the_sum",
         "tests.run.test_task.names_the_sum_again",
     ]
+
+
+def test_a_single_reward_or_tool_needs_no_list():
+    assert one_or_more("rewards.brief") == ["rewards.brief"]
+    assert one_or_more(Reward("rewards.brief")) == [Reward("rewards.brief")]
+    found = tramontane.dry_run(model="tiny", data=ROWS, rewards=names_the_sum).config
+    assert [reward.name for reward in found.verifier.reward.custom] == ["names_the_sum"]
 
 
 def test_all_kinds_of_data():

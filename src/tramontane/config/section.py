@@ -118,6 +118,9 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         InputError: no such file, invalid YAML, a key given twice, no keys and values, or a file
             from `sealed` that was cut or edited.
     """
+    if not isinstance(path, str | Path):
+        kind = type(path).__name__
+        raise InputError(f"config of type {kind}: give a Config, or the path of a file")
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path}: no such config file{_found_instead(path)}")

@@ -19,6 +19,9 @@ from tramontane.verifier import functions
 
 Rows: TypeAlias = Iterable[Mapping[str, Any]]
 Settings: TypeAlias = "Sequence[str] | Mapping[str, Any]"
+WANTED = (
+    "give a list of dicts, a datasets.Dataset, a pandas.DataFrame, or the name of a file or dataset"
+)
 
 
 def rows_of(source: Rows, name: str = f"data{PYTHON_ROWS}") -> list[Row]:
@@ -35,15 +38,14 @@ def rows_of(source: Rows, name: str = f"data{PYTHON_ROWS}") -> list[Row]:
     given = name_of(name)
     frame: Any = source
     rows = []
+    if not isinstance(source, Iterable):
+        raise InputError(f"{given}: of type {type(source).__name__}; {WANTED}")
     for number, row in enumerate(
         frame.to_dict("records") if hasattr(source, "iterrows") else source
     ):
         where = f"{given}[{number}]"
         if not isinstance(row, Mapping):
-            raise InputError(
-                f"{where} is of type {type(row).__name__}; give a list of dicts, a "
-                f"datasets.Dataset, a pandas.DataFrame, or the name of a file or dataset"
-            )
+            raise InputError(f"{where} is of type {type(row).__name__}; {WANTED}")
         rows.append(plain_row(row, where))
     if not rows:
         raise InputError(f"{given}: no rows")
@@ -56,6 +58,8 @@ def override_texts(settings: Settings | None) -> list[str]:
     Raises:
         InputError: a value of a type that a config cannot hold.
     """
+    if isinstance(settings, str):
+        return [settings]
     if not isinstance(settings, Mapping):
         return list(settings or ())
     return [f"{key}={_setting(key, value)}" for key, value in settings.items()]

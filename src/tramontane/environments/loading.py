@@ -42,6 +42,7 @@ CLOSE_SECONDS = 5.0  # limit of an environment's `close`, and of a toolbox's
 FIELD = "environment"  # of a row
 ROW = f"field {FIELD!r} of a row"  # in messages about a row, in place of a config key
 ROLES = ("user", "tool", "system")
+STARTED_WITH = ("problem", "seed", "config")  # arguments that `start` may name
 # Limits of what a method returns: far more than any context takes, yet rendered within seconds.
 MAX_MESSAGES, MAX_CHARACTERS = 1000, 4_000_000
 
@@ -101,10 +102,16 @@ def check(data: DataConfig, problems: Iterable[Problem] = (), reward_is_set: boo
         keys.append(("data.environment", cast(str, data.environment)))
     if data.environment is not None:
         named: dict[str, str] = {}  # the first row with each
-        for problem in problems:
+        rows = [*problems]
+        for problem in rows:
             if own := _own(problem):
                 named.setdefault(own, f"{problem.where or problem.id}: field {FIELD!r}")
         keys += [(key, _checked(path, key)) for path, key in named.items()]
+        if data.environment == "row" and rows and not named:
+            raise InputError(
+                f"data.environment: row, but no row names one in its field {FIELD!r}; add it, or "
+                f"name one for all rows"
+            )
     for key, path in keys:
         loaded = load(path, key)
         kind = kind_of(loaded)
@@ -144,6 +151,20 @@ def check(data: DataConfig, problems: Iterable[Problem] = (), reward_is_set: boo
                 f"{key}: {path} has `reset` and `step` like Gymnasium's environments; wrap it in a "
                 f"class with `start(problem)` and `step(message)` (docs/environments.md)"
             )
+        elif fault := _fault_of_methods(loaded):
+            raise InputError(f"{key}: {path}: {fault}")
+
+
+def _fault_of_methods(environment: Callable[..., Any]) -> str:
+    """What is wrong with the parameters of an environment's own `start` and `step`; empty if
+    nothing is."""
+    for name, given, call in (("start", STARTED_WITH, ()), ("step", (), ("message",))):
+        method = inspect.getattr_static(environment, name, None)
+        if inspect.isfunction(method):
+            named = functions.accepted(method, dict.fromkeys(given, ""))
+            if fault := functions.fault_of_call(method, "self", *call, **named):
+                return fault
+    return ""
 
 
 @lru_cache

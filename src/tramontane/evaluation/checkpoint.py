@@ -187,6 +187,10 @@ def sample_checkpoint(settings: Settings, prompt: Prompt, n: int) -> list[str]:
         raise InputError(f"effort: choose one of {', '.join(settings.efforts)} (--effort)")
     if n < 1:
         raise InputError(f"n is {n}; it must be at least 1")
+    if not isinstance(prompt, str) and not (
+        isinstance(prompt, list) and prompt and all(isinstance(m, dict) for m in prompt)
+    ):
+        raise InputError(f"prompt {prompt!r}: give a text, or a list of messages of one chat")
     text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
     messages = None if isinstance(prompt, str) else prompt
     problem = Problem("prompt", settings.config.data.domain or "math", text, messages=messages)

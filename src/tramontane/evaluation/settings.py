@@ -173,9 +173,12 @@ def settings_for(
     Raises:
         InputError: an invalid config, option or override.
     """
+    for name in options.keys() - SamplingOptions.__annotations__.keys():
+        choice = ", ".join(SamplingOptions.__annotations__)
+        raise InputError(f"{name}: no such option; choose from {choice}")
     run = run_of(model) if config is None else None
-    path = config if isinstance(config, str | Path) else run and run / "config.yaml"
-    raw = read_settings(path) if path else {}
+    path = run and run / "config.yaml" if isinstance(config, Config | None) else config
+    raw = {} if path is None else read_settings(path)
     if isinstance(config, Config):  # as if from a file: what was not set is left to the defaults
         raw = config.model_dump(exclude_unset=True)
     data = raw["data"] = raw.get("data") or {}

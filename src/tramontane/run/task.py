@@ -90,6 +90,12 @@ def config_of(
     return parsed, found
 
 
+def one_or_more(given: Any) -> list[Any]:
+    """Rewards or tools, of which a single one may be given without a list."""
+    alone = callable(given) or isinstance(given, str | Reward)
+    return [given] if alone else list(given)
+
+
 def settings_without_sources(
     config: Config | str | Path | None, settings: Settings | None, on_gpus: bool
 ) -> list[str]:
