@@ -8,13 +8,17 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from tests.paths import ROOT
+from tramontane.config import GeneratorConfig
 from tramontane.errors import InputError
+from tramontane.generator import load_generator
 from tramontane.models import fetch as module
 from tramontane.models.fetch import SOURCES, Wheel, fetch
 from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.models.names import cache_dir, sha256
+from tramontane.models.packing import pack
 
 SIZES = LlamaConfig(
     vocab_size=259,
@@ -185,3 +189,32 @@ def test_an_unknown_name_and_a_file_in_the_way_are_refused(tmp_path: Path) -> No
     (tmp_path / "out").touch()
     with pytest.raises(InputError, match="is a file; name a folder"):
         fetch("smollm2", tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_gemma_is_sampled_and_trained_as_by_a_plain_forward() -> None:
+    """A vocabulary of 262,144 tokens, and windows of 512 that the last text is longer than."""
+    folder = ROOT / "models" / "gemma3-270m"
+    if not folder.is_dir():
+        pytest.skip("needs `tramontane fetch gemma3-270m --accept-terms`")
+    tokenizer = load_tokenizer(str(folder))
+    texts = ["The capital of France is", "A strong, cold wind that blows over the hills. " * 60]
+    prompts = [tokenizer(text)["input_ids"] for text in texts]
+    assert len(prompts[1]) > 512
+    settings = GeneratorConfig(dtype="float32", device="cpu")
+    completions = load_generator(str(folder), settings, 2, 1024).probe(prompts, 8, 0, 1.0)
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    sequences = [[*p, *c.token_ids] for p, c in zip(prompts, completions, strict=True)]
+    with torch.no_grad():
+        alone = [plain(torch.tensor([ids])).logits[0].log_softmax(-1) for ids in sequences]
+        row = pack(sequences, torch.device("cpu"))
+        packed = load_model(str(folder))(**row).logits[0].log_softmax(-1)
+    start = 0
+    for prompt, completion, ids, wanted in zip(prompts, completions, sequences, alone, strict=True):
+        following = torch.tensor(ids[1:])[:, None]
+        expected = wanted[:-1].gather(1, following)
+        trained = packed[start : start + len(ids) - 1].gather(1, following)
+        sampled = torch.tensor(completion.logprobs)[:, None]
+        torch.testing.assert_close(trained, expected, atol=1e-4, rtol=0)
+        torch.testing.assert_close(sampled, expected[len(prompt) - 1 :], atol=1e-4, rtol=0)
+        start += len(ids)
