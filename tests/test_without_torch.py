@@ -25,7 +25,7 @@ from tramontane.config import load_config
 from tramontane.errors import InputError
 
 folder = Path(sys.argv[1])
-config = load_config(sys.argv[2])
+config = load_config(sys.argv[2], ["model=Qwen/Qwen3-0.6B"])
 graded = tramontane.score(folder / "answers.jsonl", folder / "verdicts.jsonl")
 curated = tramontane.curate(None, [f"out={folder / 'curated'}"], inputs=[str(folder / "raw.jsonl")])
 from tramontane.view.runs import load_runs

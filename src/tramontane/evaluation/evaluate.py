@@ -11,8 +11,6 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from huggingface_hub import EvalResult
-
 from tramontane.asking import answer_seed
 from tramontane.data.prompts import PromptEncoder
 from tramontane.evaluation.conversed import ConversationFigures, conversation_row
@@ -25,6 +23,8 @@ from tramontane.verifier.math.normalize import vote
 from tramontane.workplace import Journal
 
 if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
+
     from tramontane.controller.verifiers import Grading
 
 Row = dict[str, Any]  # a completion with its verdict
@@ -258,6 +258,8 @@ def hub_results(
         result: the figures.
         sampling: how they were sampled.
     """
+    from huggingface_hub import EvalResult
+
     drawn = {key: getattr(sampling, key) for key in ("temperature", "top_p", "max_tokens")}
     k = max(result.maj_at_k, default=1)
     figures = {"pass@1": result.pass_at_1}

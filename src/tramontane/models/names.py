@@ -25,7 +25,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from tramontane.errors import InputError
+from tramontane.errors import InputError, importing
 
 logger = logging.getLogger("tramontane")
 
@@ -114,7 +114,8 @@ def check_hub(name: str, what: str = "model") -> None:
     Raises:
         InputError: it cannot.
     """
-    from huggingface_hub import constants, try_to_load_from_cache
+    with importing():
+        from huggingface_hub import constants, try_to_load_from_cache
 
     if constants.HF_HUB_OFFLINE or getproxies() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         return
