@@ -256,7 +256,9 @@ def check_file(text: str, name: str) -> None:
         path = Path(folder, "rows.jsonl.gz" if zipped else "rows.jsonl")
         path.write_bytes(data)
         try:
-            problems = load_problems(str(path), DataConfig(), split="train", limit=None, seed=0)
+            problems = load_problems(
+                str(path), DataConfig(train="playground:"), split="train", limit=None, seed=0
+            )
         except InputError:
             return
     assert problems and len({p.id for p in problems}) == len(problems)

@@ -258,7 +258,12 @@ def test_sizes_start_at_one(args: list[str]) -> None:
 )
 def test_an_evaluation_refuses_bad_settings(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        tramontane.evaluate("tiny", **options)
+        tramontane.evaluate("tiny", "playground:", **options)
+
+
+def test_an_evaluation_needs_problems() -> None:
+    with pytest.raises(InputError, match="no problems to evaluate on: name their source"):
+        tramontane.evaluate("tiny")
 
 
 @pytest.mark.parametrize("prompt", [5, ["1 + 1?"], []])

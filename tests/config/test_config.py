@@ -12,15 +12,60 @@ from tramontane.errors import InputError
 @pytest.fixture
 def load(tmp_path):
     def load(text="", *overrides, cls=Config):
-        file = tmp_path / "run.yaml"
+        file, text = tmp_path / "run.yaml", text or "name: run"
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
         return load_section(cls, file, list(overrides))
 
     return load
 
 
-def test_an_empty_file_is_all_defaults(load):
-    assert load() == Config()
+def test_a_key_alone_leaves_all_others_at_their_defaults(load):
+    assert load("name: run") == Config()
+
+
+@pytest.mark.parametrize("text", ["\n", "# data: {train: a}\n", "{}", "---\n"])
+def test_an_empty_file_is_refused(load, text):
+    with pytest.raises(InputError, match=r"run\.yaml: the file is empty"):
+        load(text, "pipeline.updates=3")
+
+
+def test_the_playground_is_the_default_only_without_any_data(load):
+    assert (load().data.train, load().data.eval) == ("playground:", "playground:")
+    config = load("data: {train: mine.jsonl}")
+    assert (config.data.train, config.data.eval) == ("mine.jsonl", None)
+    assert load("data: mine.jsonl").data.eval is None
+    assert load("", "data.train=mine.jsonl").data.eval is None
+    assert "eval" not in config.data.model_fields_set
+    config = load("data: {playground: {levels: [1, 2]}}")  # says what to generate
+    assert (config.data.train, config.data.eval) == ("playground:", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("data: {eval: held_out.jsonl}", "data.train"),
+        ("data: {system_prompt: magistral}", "data.train"),
+        ("data: {limit: 10}", "data.train"),
+        ("data: {environment: guessing}", "data.train"),
+        ("stages: [{name: a, data: {train: mine.jsonl}}]", "data.train"),
+        ("data: {train: mine.jsonl}\ncold_start: {steps: 3}", "cold_start.data"),
+        ("cold_start: {data: {fields: {prompt: q}}}", "cold_start.data.train"),
+    ],
+)
+def test_data_of_ones_own_needs_a_source(load, text, key):
+    with pytest.raises(InputError, match=rf"run\.yaml: {key}: not given"):
+        load(text)
+
+
+def test_a_supervised_run_needs_a_source_too(load):
+    with pytest.raises(InputError, match=r"run\.yaml: data\.train: not given"):
+        load("output: out\nmodel: tiny\ndata: {fields: {prompt: q}}", cls=SFTConfig)
+
+
+def test_recorded_completions_alone_need_no_source(load):
+    assert load("data: {trajectories: {sources: [a.jsonl]}}").data.eval is None
+    with pytest.raises(InputError, match=r"data\.train: not given"):
+        load("data: {trajectories: {sources: [a.jsonl], share: 0.5}}")
 
 
 @pytest.mark.parametrize(
@@ -46,6 +91,25 @@ def test_a_key_given_twice_in_an_override_is_refused(load):
         load("", "data={train: a, train: b}")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("seed=1", "name=a", "seed=1"), "'seed=1': 'seed=1' gives seed already"),
+        (("seed=1", "seed=2"), "'seed=2': 'seed=1' gives seed already"),
+        (("pipeline.updates=1", "pipeline={n_batch: 64}"), "gives pipeline.updates already"),
+    ],
+)
+def test_a_key_of_two_overrides_is_refused(load, overrides, message):
+    with pytest.raises(InputError, match=f"override .*{re.escape(message)}"):
+        load("", *overrides)
+
+
+def test_overrides_may_set_keys_of_one_section(load):
+    config = load("", "pipeline={n_batch: 32, group_size: 8}", "pipeline.n_async=64")
+    assert (config.pipeline.n_batch, config.pipeline.n_async) == (32, 64)
+    assert load("", "data.train=a", "data.train_effort=null").data.train == "a"
+
+
 def test_a_merged_key_may_be_given_again():
     text = "a: {<<: &x {p: 1, q: 1}, p: 2}\nb: &y {<<: *x, q: 3}\nc: {<<: *y, q: 4}"
     read = read_yaml(text, "text")
@@ -57,6 +121,7 @@ def test_overrides_replace_values_of_the_file(load):
         "name: mine\npipeline: {n_batch: 64, group_size: 8}\n",
         "pipeline.n_batch=128",
         "trainer.learning_rate=1e-5",
+        "data.train=playground:",
         "data.playground.languages=[fr, zh]",
         "data.eval=null",
         "run_dir=out/a=b",
@@ -69,7 +134,9 @@ def test_overrides_replace_values_of_the_file(load):
 
 
 def test_a_config_survives_its_own_dump(load):
-    config = load("pipeline: {n_batch: 64, n_minibatch: 32}\ndata: {fields: {problem: q}}\n")
+    config = load(
+        "pipeline: {n_batch: 64, n_minibatch: 32}\ndata: {train: a, fields: {problem: q}}\n"
+    )
     assert parse(Config, config.model_dump(), "dump") == config
     assert parse(Config, config.model_dump(mode="json"), "dump") == config
 
@@ -137,7 +204,10 @@ def test_text_keys_keep_values_that_yaml_reads_as_other_types(load):
 
 @pytest.mark.parametrize("text", ["Think first. " * 40, "~nobody thinks first."])
 def test_a_system_prompt_of_one_line_is_a_text(load, text):
-    assert load("", f"data.system_prompt={text.strip()}").data.system_prompt == text.strip()
+    assert (
+        load("", "data.train=a", f"data.system_prompt={text.strip()}").data.system_prompt
+        == text.strip()
+    )
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,9 @@ def test_kept_rows_load_again_unchanged(tmp_path):
     _, out = run(tmp_path, source)
 
     def load(path):
-        return load_problems(str(path), DataConfig(), split="train", limit=None, seed=0)
+        return load_problems(
+            str(path), DataConfig(train="playground:"), split="train", limit=None, seed=0
+        )
 
     before, after = load(source), load(out / "kept.jsonl")
     fields = ("id", "domain", "problem", "answer", "tests", "language", "difficulty", "source")

@@ -278,7 +278,9 @@ def test_instructions_that_no_answer_could_follow(tmp_path, kinds, kwargs, messa
 def test_function_calls(tmp_path):
     def load():
         source = f"bfcl_parallel@{write_bfcl(tmp_path)}"
-        return load_problems(source, DataConfig(), split="test", limit=None, seed=0)
+        return load_problems(
+            source, DataConfig(train="playground:"), split="test", limit=None, seed=0
+        )
 
     [problem] = load()
     assert (problem.id, problem.domain) == ("parallel_7", "calls")
@@ -292,7 +294,7 @@ def test_function_calls(tmp_path):
     )
     source = f"bfcl_parallel@{tmp_path / 'BFCL_v3_parallel.json'}"
     with pytest.raises(InputError, match="has no answer for id 'parallel_7'"):
-        load_problems(source, DataConfig(), split="test", limit=None, seed=0)
+        load_problems(source, DataConfig(train="playground:"), split="test", limit=None, seed=0)
 
 
 FUNCTIONS = BFCL["function"]
@@ -301,7 +303,9 @@ FUNCTIONS = BFCL["function"]
 @pytest.mark.parametrize("functions", [json.dumps(FUNCTIONS), FUNCTIONS[0]])
 def test_functions_as_text_or_as_one_object(tmp_path, functions):
     source = f"bfcl_parallel@{write_bfcl(tmp_path, {**BFCL, 'function': functions})}"
-    [problem] = load_problems(source, DataConfig(), split="test", limit=None, seed=0)
+    [problem] = load_problems(
+        source, DataConfig(train="playground:"), split="test", limit=None, seed=0
+    )
     assert problem.metadata["function"] == FUNCTIONS
     assert json.dumps(FUNCTIONS[0]) in problem.problem.splitlines()
 
@@ -321,13 +325,19 @@ def test_functions_as_text_or_as_one_object(tmp_path, functions):
 def test_calls_that_no_answer_could_make(tmp_path, question, answer, message):
     source = f"bfcl_parallel@{write_bfcl(tmp_path, question, answer)}"
     with pytest.raises(InputError, match=message):
-        load_problems(source, DataConfig(), split="test", limit=None, seed=0)
+        load_problems(source, DataConfig(train="playground:"), split="test", limit=None, seed=0)
 
 
 def read(tmp_path, name, rows, **config):
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return load_problems(f"{name}@{file}", DataConfig(**config), split="test", limit=None, seed=0)
+    return load_problems(
+        f"{name}@{file}",
+        DataConfig(train="playground:", **config),
+        split="test",
+        limit=None,
+        seed=0,
+    )
 
 
 @pytest.mark.parametrize("name", MATHS)
@@ -428,7 +438,7 @@ def test_a_config_adds_a_set_of_its_own(tmp_path):
     file = tmp_path / "mine.jsonl"
     file.write_text('{"q": "1+1?", "a": 2}\n')
     mine = NamedSetConfig(source=str(file), fields={"problem": "q", "answer": "a"})
-    config = DataConfig(sets={"mine": mine}, fields={"answer": "final"})
+    config = DataConfig(train="playground:", sets={"mine": mine}, fields={"answer": "final"})
     [problem] = load_problems("mine", config, split="test", limit=None, seed=0)
     assert (problem.id, problem.answer, problem.source) == ("mine-1", "2", "mine")
     # A set of the config takes precedence over one of the catalog.
@@ -438,4 +448,6 @@ def test_a_config_adds_a_set_of_its_own(tmp_path):
 def test_a_field_of_a_named_set_that_no_problem_has(tmp_path):
     sets = {"mine": NamedSetConfig(source="x.jsonl", fields={"anwser": "a"})}
     with pytest.raises(InputError, match=r"data.sets.mine.fields.anwser: .* 'answer'\?"):
-        load_problems("mine", DataConfig(sets=sets), split="test", limit=None, seed=0)
+        load_problems(
+            "mine", DataConfig(train="playground:", sets=sets), split="test", limit=None, seed=0
+        )

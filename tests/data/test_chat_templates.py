@@ -244,7 +244,9 @@ def test_a_row_that_the_template_refuses_is_located_before_the_start(tmp_path):
     chats = [[user], [user, assistant, user], [user, user], [user, assistant, user]]
     file = tmp_path / "chats.jsonl"
     file.write_text("".join(json.dumps({"prompt": c, "answer": "2"}) + "\n" for c in chats))
-    problems = load_problems(str(file), DataConfig(), split="train", limit=None, seed=0)
+    problems = load_problems(
+        str(file), DataConfig(train="playground:"), split="train", limit=None, seed=0
+    )
     prompts = PromptFilter(PromptEncoder(tokenizer), PromptLimit(10_000, ""), drop=False)
     message = (
         r"chats\.jsonl:3: the model's chat template refuses the prompt, whose roles are user, user "

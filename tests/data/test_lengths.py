@@ -57,7 +57,7 @@ def test_the_descriptions_of_tools_take_room_in_the_context(encoder):
     )
     with pytest.raises(InputError, match="80 tokens and the tools' descriptions of 20 leave no"):
         PromptLimit.of(50, 100, 80, tools=20)
-    tools = described(DataConfig(tools=["calculator"]))
+    tools = described(DataConfig(train="playground:", tools=["calculator"]))
     (whole,) = encoder.tokenizer([encoder.render("2 + 2?", tools=tools)])["input_ids"]
     added = len(whole) - len(encoder.encode("2 + 2?"))
     assert encoder.tokens_of(tools) == added > 20 and encoder.tokens_of([]) == 0

@@ -20,7 +20,7 @@ STDIO = {"type": "stdio", "cases": [{"input": "1\n", "output": "2\n"}], "checker
 
 
 def load(source, split="train", limit=None, seed=0, world=None, **fields):
-    config = DataConfig(fields=fields, playground=world or PlaygroundConfig())
+    config = DataConfig(train="playground:", fields=fields, playground=world or PlaygroundConfig())
     return load_problems(str(source), config, split=split, limit=limit, seed=seed)
 
 
@@ -95,18 +95,28 @@ def test_a_mapped_answer_is_the_only_one(write):
 def test_evaluation_rows_may_have_names_of_their_own(write):
     train = write({"problem": "?", "answer": "1"}, name="train.jsonl")
     test = write({"aufgabe": "??", "lösung": "2"}, name="test.jsonl")
-    config = DataConfig(eval_fields={"problem": "aufgabe", "answer": "lösung"})
+    config = DataConfig(train="playground:", eval_fields={"problem": "aufgabe", "answer": "lösung"})
     sizes = {"limit": None, "seed": 0}
     (a,) = load_problems(str(train), config, split="train", **sizes)
     (b,) = load_problems(str(test), config, split="test", **sizes)
     assert (a.problem, a.answer, b.problem, b.answer) == ("?", "1", "??", "2")
     graded = write({"problem": "??", "tests": STDIO}, name="graded.jsonl")
     with pytest.raises(InputError, match=r"data\.eval_fields maps 'answer' to 'x', but no row has"):
-        load_problems(str(graded), DataConfig(eval_fields={"answer": "x"}), split="test", **sizes)
+        load_problems(
+            str(graded),
+            DataConfig(train="playground:", eval_fields={"answer": "x"}),
+            split="test",
+            **sizes,
+        )
     with pytest.raises(InputError, match=r"data\.eval_fields\.anwser: .*did you mean 'answer'"):
-        load_problems(str(test), DataConfig(eval_fields={"anwser": "x"}), split="test", **sizes)
+        load_problems(
+            str(test),
+            DataConfig(train="playground:", eval_fields={"anwser": "x"}),
+            split="test",
+            **sizes,
+        )
     # By default the names are those of the training rows.
-    config = DataConfig(fields={"problem": "aufgabe", "answer": "lösung"})
+    config = DataConfig(train="playground:", fields={"problem": "aufgabe", "answer": "lösung"})
     assert load_problems(str(test), config, split="test", **sizes) == [b]
 
 
@@ -349,14 +359,14 @@ def test_the_domain_table_says_which_columns_a_row_needs(write):
     rows = [{"problem": "White to move.", "domain": "chess", "best": "e4"}, {"problem": "Sum?"}]
     file = str(write(*rows))
     sizes = {"split": "train", "limit": None, "seed": 0, "domains": table}
-    chess, _ = load_problems(file, DataConfig(domain="chess"), **sizes)
+    chess, _ = load_problems(file, DataConfig(train="playground:", domain="chess"), **sizes)
     assert (chess.domain, chess.answer, chess.metadata["best"]) == ("chess", None, "e4")
     with pytest.raises(InputError, match=r":2: no answer .* domain 'math' could not grade"):
-        load_problems(file, DataConfig(), **sizes)
+        load_problems(file, DataConfig(train="playground:"), **sizes)
     with pytest.raises(InputError, match=r":1: no answer .* domain 'quiz' could not grade"):
-        load_problems(file, DataConfig(domain="quiz"), **sizes)
+        load_problems(file, DataConfig(train="playground:", domain="quiz"), **sizes)
     with pytest.raises(InputError, match=r":1: unknown domain 'ches'; did you mean 'chess'"):
-        load_problems(file, DataConfig(domain="ches"), **sizes)
+        load_problems(file, DataConfig(train="playground:", domain="ches"), **sizes)
 
 
 def test_a_prompt_may_be_a_chat(write):

@@ -104,7 +104,7 @@ def test_tools_and_the_game_answer_as_in_the_traces(kind):
 
     async def play(problem, style):
         environment = "guessing" if kind == "guessing" else None
-        data = DataConfig(environment=environment, tools=TOOLS.get(kind, ()))
+        data = DataConfig(train="playground:", environment=environment, tools=TOOLS.get(kind, ()))
         host = Host(data, 8192, runner)
         await host.start(problem, 0)
         turns = conversation(problem, rng, style)

@@ -152,7 +152,7 @@ def test_the_bound_on_a_chats_tokens_holds(tokenizer):
 
 
 def load(**keys):
-    return parse(DataConfig, keys, "run.yaml")
+    return parse(DataConfig, {"train": "playground:"} | keys, "run.yaml")
 
 
 def test_a_given_template_replaces_the_tokenizers_and_is_saved_with_it(tokenizer, tmp_path):

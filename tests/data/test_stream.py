@@ -47,7 +47,7 @@ def test_epoch_and_position(file):
     assert (stream.epoch, stream.position) == (0, 0)
     take(stream, 23)
     assert (stream.epoch, stream.position) == (2, 3)
-    endless = ProblemStream(DataConfig(), 0)
+    endless = ProblemStream(DataConfig(train="playground:"), 0)
     take(endless, 230)
     assert (endless.epoch, endless.position) == (0, 230)
     assert endless.problems is None
@@ -68,22 +68,22 @@ def test_a_restored_stream_continues_exactly(file, source, after):
 
 def test_restoring_does_not_replay():
     """A replay of this many problems would not end."""
-    state = ProblemStream(DataConfig(), 3).state() | {"handed_out": 10**15}
-    copies = [resumed(DataConfig(), 3, state) for _ in range(2)]
+    state = ProblemStream(DataConfig(train="playground:"), 3).state() | {"handed_out": 10**15}
+    copies = [resumed(DataConfig(train="playground:"), 3, state) for _ in range(2)]
     first, second = (take(copy, 70) for copy in copies)
     assert first == second
     assert copies[0].position == 10**15 + 70
 
 
 def test_endless_playground_keeps_to_its_split_and_hardly_repeats():
-    stream = ProblemStream(DataConfig(), 0)
+    stream = ProblemStream(DataConfig(train="playground:"), 0)
     drawn = [stream.next() for _ in range(2000)]
     assert {split_of(p.metadata["expression"]) for p in drawn} == {"train"}
     assert len({p.problem for p in drawn}) > 1900
 
 
 def test_a_limit_makes_the_playground_finite():
-    stream = ProblemStream(DataConfig(limit=16), 0)
+    stream = ProblemStream(DataConfig(train="playground:", limit=16), 0)
     assert set(take(stream, 16)) == set(take(stream, 16))
     assert stream.epoch == 2
 
@@ -97,9 +97,9 @@ def test_a_state_of_other_data_is_refused(file):
     moved.write_text(moved.read_text().replace("p3", "q3"))
     with pytest.raises(InputError, match="the rows have changed"):
         resumed(DataConfig(train=str(moved)), 0, state)
-    levels = DataConfig(playground={"levels": (1, 2)})
+    levels = DataConfig(train="playground:", playground={"levels": (1, 2)})
     with pytest.raises(InputError, match="setting under data"):
-        resumed(levels, 0, ProblemStream(DataConfig(), 0).state())
+        resumed(levels, 0, ProblemStream(DataConfig(train="playground:"), 0).state())
 
 
 def test_bad_data_is_refused_before_anything_is_handed_out(tmp_path):

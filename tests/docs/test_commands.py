@@ -175,13 +175,10 @@ def shortened(words: list[str], desk: Path) -> list[str]:
                 a.startswith(f"{key}=") for a in args
             ):
                 args.append({"model": "model=long", "data.train": "data.train=train.jsonl"}[key])
-        if "data.eval" not in str(args) and "playground" not in config:
-            args.append("data.eval=test.jsonl")
         if "also:" in config:
             args.append("evaluation.also={}")
-        if "model=Qwen" in str(args):
-            args.append("model=long")
-    return args + {
+        args = ["model=long" if word.startswith("model=Qwen") else word for word in args]
+    smaller = {
         "eval": ["--problems", "2", "--samples", "1", "--max-tokens", "16", "--out", own],
         "compare": ["--problems", "2", "--samples", "1", "--max-tokens", "16", "--out", "compared"],
         "generate": ["--max-tokens", "8"],
@@ -191,6 +188,8 @@ def shortened(words: list[str], desk: Path) -> list[str]:
         "sft": ["steps=1", "batch_tokens=512", f"output=made/{Path(args[-1]).stem}"]
         + ["new_model.tokenizer_examples=600"] * ("tiny_base" in args[-1]),
     }.get(command, [])
+    added = {word.partition("=")[0] for word in smaller if "=" in word}
+    return [word for word in args if word.partition("=")[0] not in added] + smaller
 
 
 @pytest.mark.parametrize(("command", "works"), [*tried()])

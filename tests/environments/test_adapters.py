@@ -87,7 +87,7 @@ def test_trls_trainer_finds_the_same_tools(environment, tmp_path, monkeypatch):
 def test_a_name_that_the_package_does_not_know(scheme):
     package(scheme)
     with pytest.raises(InputError, match=rf"data.environment: {scheme}:Nonesuch-v0: .*"):
-        loading.check(DataConfig(environment=f"{scheme}:Nonesuch-v0"))
+        loading.check(DataConfig(train="playground:", environment=f"{scheme}:Nonesuch-v0"))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -98,12 +98,12 @@ def test_a_package_that_is_not_installed(scheme, monkeypatch):
             monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(InputError, match=rf"pip install 'tramontane-rl\[{scheme}\]'"):
-        loading.check(DataConfig(environment=f"{scheme}:Missing-v0"))
+        loading.check(DataConfig(train="playground:", environment=f"{scheme}:Missing-v0"))
 
 
 def test_a_scheme_needs_a_name():
     with pytest.raises(ValueError, match="names no environment: write textarena:NAME"):
-        DataConfig(environment="textarena:")
+        DataConfig(train="playground:", environment="textarena:")
 
 
 def bisect(low=1, high=20, secret=None):
@@ -184,7 +184,7 @@ def test_a_game_of_textarena_keeps_its_own_random_numbers():
 def test_a_game_of_textarena_for_two_is_refused():
     package("textarena")
     with pytest.raises(InputError, match=r"textarena:TicTacToe-v0: the game cannot begin with one"):
-        loading.check(DataConfig(environment="textarena:TicTacToe-v0"))
+        loading.check(DataConfig(train="playground:", environment="textarena:TicTacToe-v0"))
 
 
 def test_an_environment_of_gymnasium():
@@ -201,7 +201,7 @@ def test_an_environment_of_gymnasium():
 def test_an_environment_of_gymnasium_with_other_spaces_is_refused():
     package("gymnasium")
     with pytest.raises(InputError, match=r"its observations are Discrete\(16\), not Text; wrap it"):
-        loading.check(DataConfig(environment="gymnasium:FrozenLake-v1"))
+        loading.check(DataConfig(train="playground:", environment="gymnasium:FrozenLake-v1"))
 
 
 def test_an_environment_of_skyrl():
@@ -250,7 +250,7 @@ def plays(environment):
     given = problem(seed=4, highest=20, unknown="not an argument of reset")
     secret = random.Random(4).randint(0, 20)
     guesses = [str(guess) for guess in bisect(0, 20, secret)]
-    loading.check(DataConfig(environment=environment))
+    loading.check(DataConfig(train="playground:", environment=environment))
     answered, spoken = talk(worker_of(environment), *guesses, given=given)
     assert "Guess from 0 to 20." in spoken.tokenizer.decode(spoken.prompt)
     assert set(shown(spoken)[:-1]) <= {"higher", "lower"}
@@ -281,4 +281,4 @@ def test_actions_of_several_fields_are_json():
 def test_a_server_of_openenv_that_does_not_run():
     package("openenv")
     with pytest.raises(InputError, match=r"openenv:http://127.0.0.1:1: the server does not answer"):
-        loading.check(DataConfig(environment="openenv:http://127.0.0.1:1"))
+        loading.check(DataConfig(train="playground:", environment="openenv:http://127.0.0.1:1"))

@@ -238,6 +238,8 @@ def test_a_conversation_that_has_ended_is_gone_and_others_do_not_exist():
 
 def test_harnesses_are_checked_at_the_start():
     environment = "tests.environments.harnesses:Adder"
-    loading.check(DataConfig(environment=environment))
+    loading.check(DataConfig(train="playground:", environment=environment))
     with pytest.raises(InputError, match="tools of its own"):
-        loading.check(DataConfig(environment=environment, tools=("calculator",)))
+        loading.check(
+            DataConfig(train="playground:", environment=environment, tools=("calculator",))
+        )

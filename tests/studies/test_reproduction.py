@@ -373,7 +373,7 @@ def test_there_are_as_many_problems_as_an_evaluation_takes(name, tmp_path):
     for n, (playground, count) in enumerate(sets):
         if (playground, count) in sets[:n]:
             continue
-        data = DataConfig(playground=playground)
+        data = DataConfig(train="playground:", playground=playground)
         assert len(load_problems("playground:", data, split="test", limit=count, seed=0)) == count
 
 

@@ -16,7 +16,7 @@ from tramontane.verifier.reward import grade
 
 
 def load(source):
-    return load_problems(source, DataConfig(), split="train", limit=None, seed=0)
+    return load_problems(source, DataConfig(train="playground:"), split="train", limit=None, seed=0)
 
 
 def test_a_package_that_is_not_installed(monkeypatch):

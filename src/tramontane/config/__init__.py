@@ -9,6 +9,7 @@ from tramontane.config.config import (
 from tramontane.config.conversation import ConversationConfig, RewardSource
 from tramontane.config.data import (
     LANGUAGES,
+    PLAYGROUND,
     DataConfig,
     Language,
     NamedSetConfig,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tramontane.config.conversation import ConversationConfig
-from tramontane.config.data import DataConfig, check_efforts
+from tramontane.config.data import PLAYGROUND, DataConfig, check_efforts
 from tramontane.config.device import Model
 from tramontane.config.evaluation import EvaluationConfig
 from tramontane.config.generator import GeneratorConfig
@@ -132,8 +132,9 @@ class Config(Section):
     `metrics.jsonl` always has everything. See docs/view.md."""
     data: Annotated[
         DataConfig, Fixed("the position in the data and the problems' records belong to it")
-    ] = Field(default_factory=DataConfig)
-    """Problem sources, and which of their problems are used."""
+    ] = Field(default_factory=DataConfig.default)
+    """Problem sources, and which of their problems are used. Without this section, a run trains and
+    is evaluated on the playground."""
     cold_start: Annotated[
         SupervisedConfig | None, Fixed("the reinforcement learning began from its weights")
     ] = None
@@ -237,6 +238,25 @@ class Config(Section):
 
     def _in_stage(self, stage: StageConfig) -> Config:
         return Config.model_validate(stage.applied_to(self.model_dump(exclude={"stages"})))
+
+    @model_validator(mode="after")
+    def _no_playground_unasked(self) -> Config:
+        """The playground is the default only where no data is given at all."""
+        given = "data" in self.model_fields_set
+        own = given and self.data.train != PLAYGROUND
+        if self.cold_start and own and "data" not in self.cold_start.model_fields_set:
+            raise key_error(
+                "not given: name the prompts and responses to learn from before the reinforcement "
+                "learning, data: {train: FILE} (`playground:` generates some)",
+                "cold_start.data",
+            )
+        if not given and any(stage.data.train for stage in self.stages):
+            raise key_error(
+                "not given, but stages have data of their own: name what the others train on",
+                "data.train",
+                "stages",
+            )
+        return self
 
     @model_validator(mode="after")
     def _groups_and_minibatches(self) -> Config:

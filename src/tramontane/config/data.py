@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -25,6 +25,7 @@ Language = Literal["en", "fr", "es", "it", "de", "zh", "ru"]
 ProblemKind = Literal[
     "sums", "stories", "programs", "long_sums", "lookups", "articles", "sessions", "guessing"
 ]
+PLAYGROUND = "playground:"  # the source of generated problems
 LANGUAGES: tuple[Language, ...] = ("en", "fr", "es", "it", "de", "zh", "ru")
 
 
@@ -103,6 +104,13 @@ class PlaygroundConfig(Section):
     """Kinds of problems, drawn uniformly: arithmetic, word problems, small Python `programs`; for
     `data.tools`, `long_sums` (calculator), `lookups` and `articles` (notebook) and `sessions`
     (python); and `guessing`, a game of several turns."""
+
+
+def of_playground(raw: Any, *keys: str) -> Any:
+    """A section as given, with the playground as its source if it says what to generate (one of
+    `keys`) and names no source."""
+    asked = isinstance(raw, dict) and not raw.keys().isdisjoint(keys)
+    return {"train": PLAYGROUND, **raw} if asked else raw
 
 
 class TooHard(Section):
@@ -215,11 +223,12 @@ class DataConfig(PromptConfig):
 
     of_text: ClassVar = "train"
 
-    train: str = "playground:"
+    train: str
     """Source of training problems: `playground:`, `reasoning_gym:NAME`, `verifiers:NAME`, a file
     (JSON lines, a JSON array, CSV, each also gzip, or Parquet), a Hugging Face dataset (`NAME` or
     `NAME#SUBSET`), a short name (`polaris`) or a local file of a named set's layout
-    (`polaris@FILE`)."""
+    (`polaris@FILE`). Without it, `playground` with any key stands for
+    `playground:`."""
     environment: str | None = None
     """Import path of the environment that the model talks to, `my_module:Shop`, a built-in name, or
     one of another package: `textarena:GuessTheNumber-v0`, `gymnasium:NAME`, `skyrl:NAME`,
@@ -234,7 +243,7 @@ class DataConfig(PromptConfig):
     and evaluations measure all. Empty: the model is not asked for any. See docs/effort.md."""
     train_effort: EffortNames | None = None
     """Levels that training draws from, by their shares. null: all."""
-    eval: str | None = "playground:"
+    eval: str | None = None
     """Source of evaluation problems, as for `train`. null: the run is not evaluated."""
     fields: dict[str, str] = Field(default_factory=dict)
     """Names of a row's fields, where they differ from a Problem's, e.g. `{problem: question}`."""
@@ -295,6 +304,11 @@ class DataConfig(PromptConfig):
     def _all_importable(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(map(_checked, paths))
 
+    @classmethod
+    def default(cls) -> DataConfig:
+        """The playground, for training and evaluation: the data of a config without any."""
+        return cls(train=PLAYGROUND, eval=PLAYGROUND)
+
     @property
     def effort_shares(self) -> dict[str, float]:
         """Levels of effort that training draws from, with their relative shares."""
@@ -323,6 +337,15 @@ class DataConfig(PromptConfig):
     def selects(self) -> bool:
         """True if problems are selected by pass rate."""
         return self.min_pass_rate is not None or self.max_pass_rate is not None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_recorded(cls, raw: Any) -> Any:
+        """Where all completions are recorded, `train` is not used."""
+        recorded = isinstance(raw, dict) and raw.get("trajectories")
+        if isinstance(recorded, dict) and recorded.get("share", 1) == 1:
+            return {"train": PLAYGROUND, **raw}
+        return of_playground(raw, "playground")
 
     @model_validator(mode="after")
     def _range(self) -> DataConfig:

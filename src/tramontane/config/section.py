@@ -134,7 +134,11 @@ def read_settings(path: str | Path) -> dict[str, Any]:
             f"Restore it from a copy. To change keys of a run, give them on the command line "
             f"(--resume RUN key=value); to use an edited copy as a config, delete its first line"
         )
-    raw = read_yaml(text, str(path)) or {}
+    raw = read_yaml(text, str(path))
+    if raw is None or raw == {}:
+        raise InputError(
+            f"{path}: the file is empty, or was cut short: it must hold keys and values"
+        )
     if not isinstance(raw, dict):
         raise InputError(f"{path}: the file must hold keys and values, not a {type(raw).__name__}")
     return raw
@@ -194,10 +198,17 @@ def parse_settings(cls: type[S], raw: dict[str, Any], overrides: Sequence[str], 
     """Validate `raw` with `key.sub=value` overrides as `cls`; `where` names the source in errors.
 
     Raises:
-        InputError: see `load_section`.
+        InputError: a key that two overrides give; or see `load_section`.
     """
+    given: dict[str, str] = {}  # overrides by key
     for override in overrides:
-        _apply(cls, raw, override)
+        key = _apply(cls, raw, override)
+        # A more general key would replace the value of an earlier one, too.
+        if lost := next((k for k in given if f"{k}.".startswith(f"{key}.")), None):
+            raise InputError(
+                f"override {override!r}: {given[lost]!r} gives {lost} already; remove one of them"
+            )
+        given[key] = override
     return parse(cls, raw, where)
 
 
@@ -256,7 +267,8 @@ def _path(location: Iterable[int | str]) -> str:
     return ".".join(map(str, location))
 
 
-def _apply(cls: type[Section], raw: dict[str, Any], override: str) -> None:
+def _apply(cls: type[Section], raw: dict[str, Any], override: str) -> str:
+    """Put the value of an override into `raw`; returns its key."""
     key, separator, value = override.partition("=")
     if not separator or not key:
         raise InputError(f"override {override!r}: write it as key=value, e.g. pipeline.updates=10")
@@ -280,6 +292,7 @@ def _apply(cls: type[Section], raw: dict[str, Any], override: str) -> None:
     if not isinstance(parsed, str | None) and _takes_only_text(_annotation_at(cls, key.split("."))):
         parsed = value
     place[last] = parsed
+    return key
 
 
 def _annotation_at(cls: type[Section], path: Sequence[int | str]) -> Any:

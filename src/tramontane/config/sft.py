@@ -6,7 +6,14 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from tramontane.config.data import EffortName, Levels, PlaygroundConfig, check_efforts
+from tramontane.config.data import (
+    PLAYGROUND,
+    EffortName,
+    Levels,
+    PlaygroundConfig,
+    check_efforts,
+    of_playground,
+)
 from tramontane.config.device import Model
 from tramontane.config.objective_choice import ObjectiveConfig
 from tramontane.config.prompt import EffortConfig, PromptConfig, TagPair
@@ -89,11 +96,11 @@ class ExamplesConfig(Section):
 
     of_text: ClassVar = "train"
 
-    train: str = "playground:"
+    train: str
     """Source: `playground:`, mixed from the parts under `playground`, or a JSONL (also gzip) or
     Parquet file with `prompt` and `response` in each row, or with conversations: `messages` (roles
     system, user, assistant and tool), whose assistant messages are learned, and optionally
-    `tools`."""
+    `tools`. Required, unless one of `playground`, `drills` and `mixture` is given."""
     fields: dict[str, str] = Field(default_factory=dict)
     """Names of `prompt` and `response`, or `messages` and `tools`, and of `effort`, in the rows, if
     different. A row's `effort` is the level that its prompt asks for, if `data.effort` has
@@ -105,6 +112,11 @@ class ExamplesConfig(Section):
     mixture: MixtureConfig = Field(default_factory=MixtureConfig)
     """Frequencies of styles and flaws in generated traces."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _generated(cls, raw: Any) -> Any:
+        return of_playground(raw, "playground", "drills", "mixture")
+
     def efforts(self, key: str) -> dict[str, list[str]]:
         """The levels of effort that parts of the playground, at `key`, ask for, by key."""
         parts = enumerate(self.playground)
@@ -115,8 +127,8 @@ class SupervisedConfig(NumericsConfig):
     """Supervised fine-tuning of a model before its reinforcement learning. Optimizer and memory
     keys have the same names as in `trainer`, with different defaults."""
 
-    data: ExamplesConfig = Field(default_factory=ExamplesConfig)
-    """Prompts and responses to learn from."""
+    data: ExamplesConfig = Field(default_factory=lambda: ExamplesConfig(train=PLAYGROUND))
+    """Prompts and responses to learn from. Without this section, they are the playground's."""
     steps: int = Field(1000, ge=1)
     """Optimizer steps. The paper trains for 4 epochs (Small)."""
     batch_tokens: int = Field(16384, ge=1)
@@ -203,7 +215,7 @@ class SFTConfig(SupervisedConfig):
     """Tokenizer, named like a model. null: the model's own."""
     new_model: NewModelConfig | None = None
     """Architecture and tokenizer of a new model. null: the run starts from `model`."""
-    data: SFTDataConfig = Field(default_factory=SFTDataConfig)
+    data: SFTDataConfig = Field(default_factory=lambda: SFTDataConfig(train=PLAYGROUND))
     """Prompts and responses to learn from, and how prompts are written."""
 
     @model_validator(mode="after")

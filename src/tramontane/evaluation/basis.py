@@ -55,7 +55,7 @@ def basis_of(settings: Settings, problems: Sequence[Problem]) -> Basis:
         parts["conversation"] = config["conversation"]
     return {
         "model": settings.config.model,
-        "source": settings.config.data.eval or settings.config.data.train,
+        "source": settings.config.data.eval,
         "settings": {
             part: {key: value for key, value in values.items() if key not in FREE.get(part, ())}
             for part, values in parts.items()

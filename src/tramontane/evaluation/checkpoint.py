@@ -92,10 +92,12 @@ def problems_of(settings: Settings, split: Split = "test") -> list[Problem]:
     """The problems of `data.eval`.
 
     Raises:
-        InputError: see `load_problems`.
+        InputError: there is no `data.eval`; or see `load_problems`.
     """
     config, sampling = settings.config, settings.sampling
-    source = config.data.eval or config.data.train
+    source = config.data.eval
+    if source is None:
+        raise InputError("no problems to evaluate on: name their source, or set data.eval")
     problems_seed = config.evaluation.problems_seed
     limit = sampling.problems or (ENDLESS_PROBLEMS if source.startswith(GENERATED) else None)
     problems = load_problems(

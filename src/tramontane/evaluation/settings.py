@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
-from tramontane.config import Config, PromptConfig, parse_settings, read_settings
+from tramontane.config import PLAYGROUND, Config, PromptConfig, parse_settings, read_settings
 from tramontane.config.device import dtype_warnings, idle_gpus
 from tramontane.errors import InputError
 from tramontane.models.names import find_weights
@@ -181,15 +181,17 @@ def settings_for(
     raw = {} if path is None else read_settings(path)
     if isinstance(config, Config):  # as if from a file: what was not set is left to the defaults
         raw = config.model_dump(exclude_unset=True)
-    data = raw["data"] = raw.get("data") or {}
+    data = raw.get("data") or {}
+    data = {"train": data} if isinstance(data, str) else data
     if run and source not in (None, data.get("train"), data.get("eval")):
         # The run's columns and domain belong to its data, not to this source.
         kept = {*PromptConfig.model_fields, *CONVERSING, "effort", "sets"}
-        raw["data"] = data = {k: v for k, v in data.items() if k in kept}
+        data = {k: v for k, v in data.items() if k in kept}
     if source is not None:
-        data["eval"] = "playground:" if source == "playground" else source
+        data = data | {"eval": PLAYGROUND if source == "playground" else source}
     elif path or config:
         options = {"problems": raw.get("evaluation", {}).get("problems"), **options}
+    raw["data"] = {"train": data.get("eval") or PLAYGROUND, **data}  # nothing is trained
     named = find_weights(str(model))
     if find_weights(str(raw.get("model"))) != named:
         raw["tokenizer"] = None  # it is for the config's model; a run's checkpoints have their own

@@ -146,6 +146,7 @@ def _evaluation_sets(config: Config, last: Config) -> dict[str, EvaluationSet]:
             name,
             also.source,
             DataConfig(
+                train=also.source,
                 fields=also.fields,
                 eval_split=also.split,
                 sets=data.sets,

@@ -60,8 +60,6 @@ def config_of(
     if isinstance(config, Config) and not (settings or model or data or rewards):
         return config, {}
     raw = _raw(config)
-    if config is None and data is not None:
-        raw["data"] = {"eval": None}
     found: dict[str, list[dict[str, Any]]] = {}
     for key, (name, source) in _sources(data).items():
         if isinstance(source, str | Path):
@@ -107,9 +105,14 @@ def settings_without_sources(
         return texts
     raw = read_settings(config)
     missing = {"model": raw.get("model", ""), "data.train": raw.get("data", {}).get("train", "")}
-    filled = [f"{key}={NOT_OPENED}" for key, value in missing.items() if value is None]
+    given = {text.partition("=")[0] for text in texts}
+    filled = [f"{k}={NOT_OPENED}" for k, v in missing.items() if v is None and k not in given]
     sections = ("generator", "trainer") if on_gpus else ()
-    filled += [f"{s}.device=cuda" for s in sections if raw.get(s, {}).get("device") is None]
+    filled += [
+        f"{section}.device=cuda"
+        for section in sections
+        if raw.get(section, {}).get("device") is None and f"{section}.device" not in given
+    ]
     return filled + texts
 
 
@@ -162,7 +165,7 @@ def _raw(config: Config | str | Path | None) -> dict[str, Any]:
     if config is None:
         return {}
     if isinstance(config, Config):
-        raw = config.model_dump()
+        raw = config.model_dump(exclude=None if "data" in config.model_fields_set else {"data"})
         unset = {*AXES} - config.verifier.reward.model_fields_set
         raw["verifier"]["reward"] = {
             key: value for key, value in raw["verifier"]["reward"].items() if key not in unset

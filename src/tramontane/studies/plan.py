@@ -155,7 +155,7 @@ class Plan:
         ends = [max(1, round(end * self.share)) if end else 0 for end in ends]
         least = sum(ends) + 1
         updates = max(least, round(config.pipeline.updates * self.share))
-        texts += [f"pipeline.updates={updates}"]
+        texts = [f"pipeline.updates={updates}"]  # `raw` has the others
         if any(ends):
             stages = [s.model_dump(exclude_unset=True) for s in config.stages]
             for stage, end in zip(stages, ends, strict=True):
