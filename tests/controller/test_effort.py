@@ -144,7 +144,7 @@ def test_a_phrase_comes_before_any_system_prompt(shape: str, own: bool) -> None:
 
 
 def test_a_conversation_is_asked_at_the_level_of_its_problem() -> None:
-    data: Any = {"tools": ["calculator"], "effort": LEVELS}
+    data: Any = {"train": "playground:", "tools": ["calculator"], "effort": LEVELS}
     config = Config(model="tiny", data=data, pipeline={"l_max": 64})  # type: ignore[arg-type]
     encoder = PromptEncoder(tokenizer_of("qwen2.5"), config.data, None, config.data.effort)
     worker = EnvironmentWorker(config, encoder)
@@ -204,7 +204,10 @@ def test_prompts_are_measured_at_the_level_that_makes_them_longest() -> None:
 )
 def test_levels_that_cannot_be_are_refused(sections: dict[str, Any], message: str) -> None:
     effort = {"low": {"phrase": "x", "l_max": 40, "l_cache": 20}}
-    raw: dict[str, Any] = {**sections, "data": {"effort": effort} | sections.get("data", {})}
+    raw: dict[str, Any] = {
+        **sections,
+        "data": {"train": "playground:", "effort": effort} | sections.get("data", {}),
+    }
     with pytest.raises(InputError, match=message):
         parse_settings(Config, raw, [], "run.yaml")
 
@@ -212,7 +215,7 @@ def test_levels_that_cannot_be_are_refused(sections: dict[str, Any], message: st
 def test_an_evaluation_measures_the_levels_that_are_chosen(tmp_path: Path) -> None:
     also = {"easy": {"source": "playground:", "problems": 2, "effort": "low"}}
     sections: Any = {
-        "data": {"effort": LEVELS, "eval": "playground:"},
+        "data": {"train": "playground:", "effort": LEVELS, "eval": "playground:"},
         "evaluation": {"problems": 3, "also": also},
     }
     sets = read_input(small_config(tmp_path, **sections)).sets

@@ -115,7 +115,10 @@ def test_thoughts_that_would_outlast_l_max_are_refused() -> None:
 
 
 def test_conversations_are_not_interrupted() -> None:
-    raw = {"generator": {"interruption": {"after": [20, 30]}}, "data": {"tools": ["calculator"]}}
+    raw = {
+        "generator": {"interruption": {"after": [20, 30]}},
+        "data": {"train": "playground:", "tools": ["calculator"]},
+    }
     with pytest.raises(InputError, match="interrupts the thoughts of a single turn"):
         parse_settings(Config, raw, [], "run.yaml")
 

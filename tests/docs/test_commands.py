@@ -31,7 +31,7 @@ from tramontane_oversight.studies.lessons import drills, lessons, write_lessons,
 
 SUMS = [{"id": f"s{n}", "problem": f"What is {n} + {n + 1}?", "answer": str(2 * n + 1)}
         for n in range(8)]  # fmt: skip
-PLAYGROUND = 'data: {eval: "playground:"}\n'  # as by default, so that no file is needed
+PLAYGROUND = 'data: {train: "playground:", eval: "playground:"}\n'  # the default: no file is needed
 COSTLY = ("sft", "compare")  # they take seconds
 ON_CPU = ["generator.device=cpu", "trainer.device=cpu"]
 
@@ -175,6 +175,8 @@ def shortened(words: list[str], desk: Path) -> list[str]:
                 a.startswith(f"{key}=") for a in args
             ):
                 args.append({"model": "model=long", "data.train": "data.train=train.jsonl"}[key])
+        if "data.eval" not in str(args) and "playground" not in config:
+            args.append("data.eval=test.jsonl")
         if "also:" in config:
             args.append("evaluation.also={}")
         args = ["model=long" if word.startswith("model=Qwen") else word for word in args]

@@ -36,7 +36,7 @@ def package(scheme):
 
 
 def worker_of(environment):
-    config = Config(model="tiny", data={"environment": environment})
+    config = Config(model="tiny", data={"train": "playground:", "environment": environment})
     return EnvironmentWorker(config, PromptEncoder(tokenizer_of("qwen2.5")))
 
 

@@ -26,7 +26,11 @@ SAID = f"<think>add</think>\n{call('add', a=1)}{call('add', a=2)}"
 
 def worker_of(name, shape="qwen2.5", **conversation):
     environment = f"tests.environments.harnesses:{name}"
-    config = Config(model="tiny", data={"environment": environment}, conversation=conversation)
+    config = Config(
+        model="tiny",
+        data={"train": "playground:", "environment": environment},
+        conversation=conversation,
+    )
     return EnvironmentWorker(config, PromptEncoder(tokenizer_of(shape)))
 
 

@@ -176,7 +176,7 @@ def test_a_process_ends_with_its_environment_or_its_pool(tmp_path):
 
 
 def test_calls_that_a_dead_process_was_not_sent_are_lost_as_well():
-    config = Config(model="tiny", data={"environment": f"{WORLDS}:Guess"})
+    config = Config(model="tiny", data={"train": "playground:", "environment": f"{WORLDS}:Guess"})
     host = EnvironmentHost(config, PromptEncoder(load_tokenizer("tiny"), config.data))
     problem = Problem("0", "math", "Hello", "1", metadata={"long": "x" * 10_000_000})
     calls = [Call(n, "start", (n, 0), (problem, n), SECONDS) for n in range(3)]

@@ -42,6 +42,7 @@ def worker_of(shape="qwen2.5", environment=None, tools=(), **conversation):
     config = Config(
         model="tiny",
         data={
+            "train": "playground:",
             "environment": environment and (f"{WORLDS}:{environment}"),
             "tools": [f"{WORLDS}:{tool}" for tool in tools],
         },
@@ -455,17 +456,19 @@ def test_rows_that_are_to_name_environments_and_do_not_are_refused():
     ],
 )
 def test_what_is_deterministic_says_so(environment, tools, found):
-    data = Config(model="tiny", data={"environment": environment, "tools": tools}).data
+    data = Config(
+        model="tiny", data={"train": "playground:", "environment": environment, "tools": tools}
+    ).data
     assert loading.deterministic(data, problem()) == found
 
 
 def test_a_row_names_its_own_environment_where_the_config_has_one():
-    data = Config(model="tiny", data={"environment": "row"}).data
+    data = Config(model="tiny", data={"train": "playground:", "environment": "row"}).data
     own = problem(environment=f"{WORLDS}:Guess")
     assert loading.environment_of(data, own) == f"{WORLDS}:Guess"
     assert loading.environment_of(data, problem()) is None
     assert loading.environment_of(Config(model="tiny").data, own) is None
-    default = Config(model="tiny", data={"environment": "shop:Shop"}).data
+    default = Config(model="tiny", data={"train": "playground:", "environment": "shop:Shop"}).data
     assert loading.environment_of(default, problem()) == "shop:Shop"
     for path, said in (
         ("os:system", "Python itself"),
@@ -491,7 +494,7 @@ def test_a_class_and_a_function_may_be_passed_from_python():
         """
         return text.upper()
 
-    given = {"data.environment": Echo, "data.tools": [shout, f"{WORLDS}:add"]}
+    given = {"data.train": "a", "data.environment": Echo, "data.tools": [shout, f"{WORLDS}:add"]}
     parsed, _ = config_of(None, given, model="tiny", data=None, rewards=())
     assert parsed.data.environment.startswith("pickle:")
     worker = EnvironmentWorker(parsed, PromptEncoder(tokenizer_of("qwen2.5")))
@@ -518,7 +521,7 @@ def test_a_class_and_a_function_may_be_passed_from_python():
 )
 def test_a_wrong_path_is_refused_at_the_start(key, path, said):
     value = [path] if key == "tools" else path
-    data = Config(model="tiny", data={key: value}).data
+    data = Config(model="tiny", data={"train": "playground:", key: value}).data
     with pytest.raises(InputError, match=said):
         loading.check(data)
 

@@ -75,7 +75,7 @@ def test_compiling_without_a_compiler_is_refused_at_the_start(
 
 def test_a_context_too_small_for_the_tools_is_refused_at_the_start(tmp_path: Path) -> None:
     """The tiny base has room for 1,024 tokens."""
-    sizes = {"pipeline": {"l_max": 900}, "data": {"tools": ["calculator"]}}
+    sizes = {"pipeline": {"l_max": 900}, "data": {"train": "playground:", "tools": ["calculator"]}}
     with pytest.raises(InputError, match="the tools' descriptions of"):
         prepare(small_config(tmp_path, **sizes))
     prepare(small_config(tmp_path, pipeline={"l_max": 900}))

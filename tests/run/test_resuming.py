@@ -43,12 +43,16 @@ def folder_with(tmp_path: Path, **config: object) -> RunFolder:
 
 
 def test_ordinary_runs_need_nothing(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path, model="tiny", data={"environment": "guessing"})
+    folder = folder_with(
+        tmp_path, model="tiny", data={"train": "playground:", "environment": "guessing"}
+    )
     assert folder.resume_command == f"tramontane train --resume '{folder.path}'"
 
 
 def test_pickled_code_needs_consent(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path, data={"environment": "pickle:abc", "tools": []})
+    folder = folder_with(
+        tmp_path, data={"train": "playground:", "environment": "pickle:abc", "tools": []}
+    )
     assert "TRAMONTANE_ALLOW_PICKLE=1 " in folder.resume_command
     assert folder.resume_command.endswith(f"tramontane train --resume '{folder.path}'")
 
@@ -59,7 +63,9 @@ def test_modules_out_of_reach_need_their_folder(
     (tmp_path / "my_code_elsewhere.py").write_text("class Shop: pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.import_module("my_code_elsewhere")
-    folder = folder_with(tmp_path, data={"tools": ["my_code_elsewhere:Shop", "json:loads"]})
+    folder = folder_with(
+        tmp_path, data={"train": "playground:", "tools": ["my_code_elsewhere:Shop", "json:loads"]}
+    )
     assert folder.resume_command.startswith(f"PYTHONPATH={tmp_path} tramontane train --resume ")
     monkeypatch.chdir(tmp_path)
     assert folder.resume_command.startswith("tramontane train --resume ")

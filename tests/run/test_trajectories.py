@@ -218,12 +218,12 @@ def test_regraded_rewards_are_those_of_the_verifiers(tmp_path: Path) -> None:
     ("sections", "message"),
     [
         (
-            {"data": {"trajectories": {"sources": ["x"], "share": 0.1}}},
+            {"data": {"trajectories": {"sources": ["x"], "share": 0.1}, "train": "a"}},
             r"data\.trajectories\.share: share 0\.1 of a batch of 4 groups is less than half",
         ),
         (
             {
-                "data": {"trajectories": {"sources": ["x"], "share": 0.5}},
+                "data": {"train": "a", "trajectories": {"sources": ["x"], "share": 0.5}},
                 "generator": {"workers": 0},
             },
             r"generator\.workers: workers 0: completions are sampled for training",

@@ -202,7 +202,10 @@ def test_an_environment_may_give_the_reward_and_its_failure_is_unscorable():
     assert (failed.verdict, failed.reason) == ("unscorable", "step_timeout: over 3 s")
 
 
-SHOP = {"data": {"environment": "shop:Shop"}, "conversation": {"reward": "sum"}}
+SHOP = {
+    "data": {"train": "playground:", "environment": "shop:Shop"},
+    "conversation": {"reward": "sum"},
+}
 
 
 def test_a_reward_of_an_environment_is_all_that_counts_in_any_format():
@@ -236,9 +239,19 @@ def test_axes_that_are_not_set_keep_the_papers_weights_elsewhere():
     assert weights(SHOP) == (0, 1, 0, 0)
     assert weights(Config.model_validate(SHOP).model_dump()) == (0, 1, 0, 0)
     sums = {"domains": {"sums": {}}, "reward": {"custom": [{"function": "mine.close"}]}}
-    assert weights({"data": {"domain": "sums"}, "verifier": sums}) == (0, 0, 0, 0)
+    assert weights({"data": {"train": "playground:", "domain": "sums"}, "verifier": sums}) == (
+        0,
+        0,
+        0,
+        0,
+    )
     sums["reward"]["length"] = 0.3
-    assert weights({"data": {"domain": "sums"}, "verifier": sums}) == (0, 0, 0.3, 0)
+    assert weights({"data": {"train": "playground:", "domain": "sums"}, "verifier": sums}) == (
+        0,
+        0,
+        0.3,
+        0,
+    )
     assert weights({"verifier": sums}) == (0.1, 0.9, 0.3, 0.1)  # beside the rows' verifiers
 
 
