@@ -258,7 +258,7 @@ def test_sizes_start_at_one(args: list[str]) -> None:
 )
 def test_an_evaluation_refuses_bad_settings(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        tramontane.evaluate("tiny", "playground:", **options)
+        tramontane.evaluate("tiny", **{"data": "playground:"} | options)
 
 
 def test_an_evaluation_needs_problems() -> None:

@@ -23,7 +23,9 @@ SECONDS = 200.0
 
 def load(name, limit=6, split="train", seed=0):
     source = f"reasoning_gym:{name}"
-    return load_problems(source, DataConfig(), split=split, limit=limit, seed=seed)
+    return load_problems(
+        source, DataConfig(train="playground:"), split=split, limit=limit, seed=seed
+    )
 
 
 def graded(problem, answer, **reward):
