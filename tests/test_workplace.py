@@ -523,3 +523,9 @@ def test_a_file_in_place_of_a_folder_is_said_to_be_one(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").touch()
     with pytest.raises(InputError, match=r"rows\.jsonl is a file; name a folder"):
         workplace.check_file(tmp_path / "rows.jsonl" / "audit.md")
+
+
+def test_a_device_in_place_of_a_file_is_refused() -> None:
+    for device in ("/dev/full", "/dev/null"):
+        with pytest.raises(InputError, match=f"{device}: a device or a pipe; name a file"):
+            workplace.check_file(device)

@@ -480,7 +480,7 @@ def check_file(file: str | Path) -> None:
     """Check that a file can be written at a path.
 
     Raises:
-        InputError: the path is a folder, or its folder does not exist.
+        InputError: the path is a folder or a device, or its folder does not exist.
     """
     file = Path(file)
     if file.parent.is_file():
@@ -489,6 +489,8 @@ def check_file(file: str | Path) -> None:
         raise InputError(f"{file}: there is no folder {file.parent}; make it first")
     if file.is_dir():
         raise InputError(f"{file}: a folder; name a file")
+    if file.exists() and not file.is_file():  # of /dev/full, one would read zeros without end
+        raise InputError(f"{file}: a device or a pipe; name a file")
 
 
 def check_folder(folder: str | Path) -> None:
