@@ -32,6 +32,10 @@ def test_a_single_row(tmp_path: Path) -> None:
     assert "has a single problem" in warned(tmp_path, rows=1)
 
 
+def test_a_split_of_a_file(tmp_path: Path) -> None:
+    assert "data.split 'dev' has no effect" in warned(tmp_path, data={"split": "dev"})
+
+
 def test_an_evaluation_on_the_training_problems(tmp_path: Path) -> None:
     data = {"eval": str(tmp_path / "rows.jsonl")}
     assert "the evaluation has no other problems (12)" in warned(tmp_path, data=data)

@@ -8,7 +8,7 @@ from itertools import chain
 from tramontane.config import Config
 from tramontane.config.verifier import AXES
 from tramontane.data.curriculum import Curriculum
-from tramontane.data.files import name_of
+from tramontane.data.files import ENDINGS, name_of
 from tramontane.trainer.optimizer import rate_warnings, warmup_warnings
 
 WITHOUT_REWARDS = ("sft", "distill")  # objectives
@@ -29,6 +29,9 @@ def forewarnings(config: Config, problems: Curriculum) -> list[str]:
 def _data(config: Config, problems: Curriculum) -> Iterator[str]:
     groups = config.pipeline.groups_per_batch
     for stream in problems.streams:
+        source, split = stream.config.train, stream.config.split
+        if split != "train" and source.endswith(ENDINGS):
+            yield f"data.split {split!r} has no effect: {name_of(source)} is a file, without splits"
         rows = len(stream.problems or ())
         if stream.problems is not None and MUCH * rows <= groups:
             noun = "a single problem" if rows == 1 else f"{rows:,} problems"
