@@ -269,6 +269,15 @@ class Request(SampledTokens):
         """True while the environment is to answer a turn, or to begin the conversation."""
         return self.finish_reason is not None or not self.prompt_ids
 
+    @property
+    def sampled_from(self) -> int:
+        """The place in `token_ids` behind all that was put in: what the model samples begins there,
+        or began before an interruption."""
+        place = len(self.versions)
+        while place > self.turn_start and self.versions[place - 1] != INSERTED:
+            place -= 1
+        return place
+
     def copy(self, tokens: int | None = None) -> Request:
         """A copy that does not grow with the request, with its first `tokens` tokens or all."""
         return replace(

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from tramontane.config import Config, EffortConfig
 from tramontane.data.prompts import PromptEncoder
+from tramontane.environments.chat import Chat, ChatFormat
 from tramontane.environments.endpoint import Endpoint, Served, key_is, make_app
-from tramontane.environments.wire import ChatMessage, ChatRequest
+from tramontane.environments.wire import ChatMessage, ChatRequest, write
 from tramontane.models.loading import load_tokenizer
 from tramontane.types import Completion, Request, SamplingParams
 
@@ -278,6 +279,23 @@ def test_reasoning_is_read_by_both_names() -> None:
     for key in ("reasoning", "reasoning_content"):
         said = {"role": "assistant", "content": "2", "reasoning_content": None, key: "hm"}
         assert ChatMessage.model_validate(said).reasoning_content == "hm"
+
+
+def test_a_chat_is_tokenized_once_however_many_turns_it_has(sampler: Recorded) -> None:
+    encoded = list[int]()
+
+    class Counting(PromptEncoder):
+        def encode_marked(self, *given: Any) -> list[int]:
+            encoded.append(len(given[0]))
+            return super().encode_marked(*given)
+
+    said = [("user", "1 + 1?"), ("assistant", "2")] * 20 + [("user", "3 + 3?")]
+    chat = [ChatMessage(role=role, content=text) for role, text in said]  # type: ignore[arg-type]
+    encoder = Counting(sampler.tokenizer)
+    tokens = write(Chat(ChatFormat(encoder)), chat)
+    plain = [{"role": role, "content": text} for role, text in said]
+    assert tokens == encoder.encode(plain)  # type: ignore[arg-type]
+    assert sum(encoded) < 4 * len(sampler.tokenizer.decode(tokens))
 
 
 HALF = "a \ud83d"  # half a surrogate pair, as programs that cut UTF-16 write

@@ -1,5 +1,6 @@
 """Texts and tokens that end a completion, against a search in the whole text after every token."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -15,7 +16,7 @@ from tramontane.errors import InputError
 from tramontane.generator import Generator
 from tramontane.generator.endings import Detokenizer, StopTexts
 from tramontane.generator.engine import SlotEngine
-from tramontane.types import ResponseText
+from tramontane.types import INSERTED, ResponseText, floats, ints
 
 STOPS = ("\n\nT", "é!", "ab")
 
@@ -141,6 +142,39 @@ def test_completions_end_at_the_first_stop_text(unstopped, record):
                 len(free.token_ids),
             )
     assert ended > 10
+
+
+@pytest.mark.parametrize("turn_start", [0, 7])  # of an interruption, of a conversation
+def test_a_stop_text_in_what_was_put_in_does_not_end_what_follows(turn_start):
+    put = tokenizer()("so ab\n\n", add_special_tokens=False)["input_ids"]
+    ids, decode = [40, *put], Detokenizer(tokenizer(), ResponseText()).decode
+    count = len(ids)
+    stops = ("ab", "\n\n", " ab")
+
+    def going_on(stop):
+        generator = Generator(model(), tokenizer(), GeneratorConfig(stop=stop), 16, 160)
+        requests = [
+            replace(
+                each,
+                token_ids=ints(ids),
+                logprobs=floats([0.0] * count),
+                versions=ints([0] + [INSERTED] * len(put)),
+                turn_start=min(turn_start, count),
+                sampling=replace(each.sampling, max_tokens=count + 50),
+            )
+            for each in make_requests(8, 1, seed=3, lengths=(2, 30), tokens=(60, 61))
+        ]
+        generator.submit(requests)
+        return finish(generator)
+
+    stopped = going_on(stops)
+    for key, free in going_on(()).items():
+        sampled = free.token_ids[count:].tolist()
+        first = (
+            n for n in range(len(sampled)) if any(s in decode(sampled[: n + 1]) for s in stops)
+        )
+        n = next(first, len(sampled) - 1) + 1
+        assert stopped[key].token_ids.tolist() == [*ids, *sampled[:n]]
 
 
 def test_a_text_that_never_comes_changes_nothing(unstopped):

@@ -17,7 +17,7 @@ from tramontane.generator.vllm import environment
 from tramontane.generator.vllm.flights import Flights, Gained
 from tramontane.generator.vllm.generator import SharedTensors
 from tramontane.generator.vllm.process import engine_args, variables
-from tramontane.types import Request, ResponseText, SamplingParams
+from tramontane.types import INSERTED, Request, ResponseText, SamplingParams
 
 
 def make_flights(stop: tuple[str | int, ...] = ()) -> Flights:
@@ -46,6 +46,18 @@ def test_a_stop_text_ends_a_completion_and_drops_what_follows():
     assert c.finish_reason == "stop"
     assert stopped == [message["name"]]
     assert not flights
+
+
+def test_a_stop_text_in_what_was_put_in_does_not_end_what_follows():
+    flights = make_flights(stop=("w7 w8",))
+    ids, versions = array("i", [4, 7, 7]), array("i", [0, INSERTED, INSERTED])
+    going_on = request(sampling=SamplingParams(20), token_ids=ids, versions=versions)
+    going_on.logprobs = array("f", [0.0] * 3)
+    flights.add([going_on], limit=100, version=0)
+    (message,) = flights.take_unsent()
+    assert flights.note({message["name"]: gained([8, 9])}) == ([], [])
+    (c,), _ = flights.note({message["name"]: gained([7, 8])})
+    assert c.token_ids.tolist() == [4, 7, 7, 8, 9, 7, 8] and c.finish_reason == "stop"
 
 
 def test_a_completion_that_vllm_ended_is_not_dropped_again():

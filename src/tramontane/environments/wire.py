@@ -267,11 +267,12 @@ def write(chat: Any, messages: Sequence[ChatMessage]) -> list[int]:
     places = [i for i, message in enumerate(messages) if message.role == "assistant"]
     first, *ends = [*places, len(messages)]
     prompt: list[int] = chat.start([message.plain() for message in messages[:first]])
+    following = None
     for place, end in zip(places, ends, strict=True):
         put = answers(messages[place], messages[place + 1 : end])
         for message, new in chat.parts(messages[place].parsed(chat.calls_form), put):
-            prompt = chat.follow(message, new).whole()
-    return prompt
+            following = chat.follow(message, new)
+    return following.whole() if following else prompt
 
 
 def answers(said: ChatMessage, new: Sequence[ChatMessage]) -> list[Chatted]:

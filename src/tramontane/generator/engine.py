@@ -12,7 +12,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby, islice
 
 import torch
@@ -63,6 +63,10 @@ class _Flight:
     request: Request
     key: Key
     serial: int
+
+    @cached_property
+    def sampled_from(self) -> int:
+        return self.request.sampled_from
 
     @property
     def context_length(self) -> int:
@@ -403,8 +407,9 @@ class SlotEngine:
         slots = [self._decoder.cache.slots[row] for row in rows]
         counts = [self._count(slot) for slot in slots]
         tails = columns_of(self._newest(slots, counts, texts.tail))[0].tolist()
-        for row, tail, count in zip(rows, tails, counts, strict=True):
-            found[row] = texts.found(tail[max(0, texts.tail - count) :])
+        for row, slot, tail, count in zip(rows, slots, tails, counts, strict=True):
+            sampled = count - self._flights[slot].sampled_from
+            found[row] = texts.found(tail[max(0, texts.tail - sampled) :])
         return found
 
     def _snapshot(self, slot: int) -> Request:

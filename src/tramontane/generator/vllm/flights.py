@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from tramontane.generator.endings import Endings
@@ -41,6 +43,11 @@ class _Pending:
     version: int
     sent: bool = False
     probe: bool = False
+
+    @cached_property
+    def sampled_from(self) -> int:
+        """See `Request`; read before its tokens grow."""
+        return self.request.sampled_from
 
 
 class Flights:
@@ -89,11 +96,15 @@ class Flights:
         for name, new in gained.items():
             flight = self._flights[name]
             request, before = flight.request, len(flight.request.token_ids)
+            sampled_from = flight.sampled_from
             request.token_ids.frombytes(new.token_ids.tobytes())
             request.logprobs.frombytes(new.logprobs.tobytes())
             request.versions.frombytes(new.versions.tobytes())
             reason = new.finish_reason
-            if not flight.probe and (end := self._stop_text(request, before)) is not None:
+            if (
+                not flight.probe
+                and (end := self._stop_text(request.token_ids, before, sampled_from)) is not None
+            ):
                 del request.token_ids[end:], request.logprobs[end:], request.versions[end:]
                 if reason is None:
                     stopped.append(name)
@@ -149,14 +160,15 @@ class Flights:
             "salt": str(flight.version),
         }
 
-    def _stop_text(self, request: Request, begin: int) -> int | None:
-        """Number of tokens up to the first, from place `begin` on, that completes a stop text."""
-        texts, ids = self._endings.texts, request.token_ids
+    def _stop_text(self, ids: array[int], begin: int, sampled_from: int) -> int | None:
+        """Number of tokens up to the first, from place `begin` on, that completes a stop text; the
+        text begins at `sampled_from` or later."""
+        texts = self._endings.texts
         if texts is None:
             return None
         for end in range(begin + 1, len(ids) + 1):
             if texts.may_end[ids[end - 1]] and texts.found(
-                ids[max(0, end - texts.tail) : end].tolist()
+                ids[max(sampled_from, end - texts.tail) : end].tolist()
             ):
                 return end
         return None
