@@ -25,9 +25,9 @@ Grade = Callable[[str, str], bool]  # of (reference, answer)
 INTRODUCTION = r"""# Graders side by side
 
 Each answer is given in a `\boxed{}`, and each row says what it should be; `x` marks a wrong
-verdict. The rows follow our [policies](math-answers.md#policies) and were chosen for being telling, with our
-rules known: they show where graders differ, not how often, and ours has no errors here by
-construction. Each row is a test. Written by `python -m benchmarks.graders`.
+verdict. The rows follow our [policies](math-answers.md#policies) and were chosen for being
+telling, with our rules known: they show where graders differ, not how often, and ours has no
+errors here by construction. Each row is a test. Written by `python -m benchmarks.graders`.
 """
 
 

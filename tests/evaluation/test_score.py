@@ -67,7 +67,7 @@ def test_score_file(tmp_path):
     where = [row.partition(": ")[0].rpartition(":")[2] for row in summary.bad_rows]
     assert where == ["2", "5", "6", "7"]
     assert (
-        'domain must be one of math, code, instructions, calls, verifiers, not "physics"'
+        "domain must be one of math, code, instructions, calls, reasoning_gym, verifiers, not "
         in summary.bad_rows[1]
     )
     assert "answer is missing" in summary.bad_rows[2]
