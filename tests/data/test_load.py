@@ -382,3 +382,36 @@ def test_a_set_whose_rows_are_all_left_out(write):
     file = write(row | {"solution_is_valid": "Yes"}, row | {"problem": "And this."})
     with pytest.raises(InputError, match=r"numina@.*: all 2 rows were skipped.*docs/data.md"):
         load(f"numina@{file}")
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer"),
+    [
+        ("We add them. The answer is \\boxed{2}.", "2"),
+        ("Answer: 2", "2"),
+        ("1 + 1 = 2, so the final answer is: $2$.", "$2$"),
+        ("Two steps.\nFinal Answer: 2", "2"),
+        ("2 (two)", "2"),
+        ("1,021 (one thousand twenty-one)", "1,021"),
+        ("\\boxed{1} or \\boxed{2}", "\\boxed{1} or \\boxed{2}"),  # which one is not said
+        ("2 (mod 5)", "2 (mod 5)"),
+        ("x = 2", "x = 2"),
+        ("parallelogram", "parallelogram"),
+    ],
+)
+def test_a_reference_in_prose_is_read_for_its_answer(tmp_path, reference, answer):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"problem": "1 + 1?", "answer": reference}))
+    config = DataConfig(train=str(file))
+    (problem,) = load_problems(str(file), config, split="train", limit=None, seed=0)
+    assert problem.answer == answer
+
+
+def test_only_the_math_verifiers_references_are_read(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"problem": "Explain.", "answer": "Say so. Answer: 2"}))
+    config, domains = DataConfig(train=str(file), domain="open"), {"open": DomainConfig()}
+    (problem,) = load_problems(
+        str(file), config, split="train", limit=None, seed=0, domains=domains
+    )
+    assert problem.answer == "Say so. Answer: 2"

@@ -28,6 +28,16 @@ def test_an_ordinary_run_has_no_warning(tmp_path: Path) -> None:
     assert warned(tmp_path) == ""
 
 
+def test_references_that_no_answer_can_equal(tmp_path: Path) -> None:
+    file = tmp_path / "prose.jsonl"
+    told = "First add the two numbers, then you will see what comes out of it."
+    answers = ["2", "So we add them up. The answer is \\boxed{3}.", told, "4"]
+    rows = [{"problem": f"{n} + 1?", "answer": answer} for n, answer in enumerate(answers)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = warned(tmp_path, data={"train": str(file)})
+    assert "1 of 4 reference answers are sentences" in found and "prose.jsonl:3" in found
+
+
 def test_a_single_row(tmp_path: Path) -> None:
     assert "has a single problem" in warned(tmp_path, rows=1)
 

@@ -22,7 +22,7 @@ from tramontane.data.gym import gym_problems
 from tramontane.data.values import encodable, is_missing
 from tramontane.errors import InputError
 from tramontane.types import Message, Problem
-from tramontane.verifier.format import last_box
+from tramontane.verifier.format import boxes, last_box
 
 logger = logging.getLogger("tramontane")
 
@@ -41,6 +41,12 @@ ALIASES = {
 UNSURE = ("ground_truth", "solution")
 MAX_ANSWER = 200  # longest text without a box that counts as an answer, not a derivation
 ROLES = ("system", "user", "assistant")
+# What introduces the answer on the last line of a reference.
+_INTRODUCED = re.compile(r"(?is).*\banswer(?:\s+is\s*:?|\s*:)\s*(\S[^\n]*?)\s*$")
+_DIGITS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
+_TENS = "fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty"
+_NUMERALS = f"{_DIGITS} {_TENS} ninety hundred thousand million minus and".replace(" ", "|")
+_SPELLED = re.compile(rf"(?i)([-−]?\d[\d,.]*)\s*\((?:(?:{_NUMERALS})[\s-]*)+\)\.?")
 # Names in the metadata read by curation; `data.fields` can map these too.
 METADATA_FIELDS = ("solutions",)
 
@@ -233,6 +239,8 @@ def parse_problem(
     if values["answer"] is None and not tests and "answer" not in fields:
         answer = next(filter(None, (_stated(rest.get(name)) for name in UNSURE)), None)
     if rules.gradable:
+        if answer and rules.domains[domain].verifier == "math":
+            answer = reference_in(answer)
         for name in rules.domains[domain].needs:
             if not {"answer": answer, "tests": tests}[name]:
                 raise InputError(f"{where}: {_missing(name, domain, rules, row)}")
@@ -335,6 +343,19 @@ def answer_text(value: Any) -> str | None:
     if not isinstance(value, str):
         return None
     return value.rpartition("####")[2].strip()
+
+
+def reference_in(text: str) -> str:
+    r"""The answer that a reference states in prose: the content of its only box, what follows
+    `Answer:` or `the answer is`, or a number before the same number in words (`2 (two)`); any other
+    text unchanged."""
+    if len(found := boxes(text)) == 1:
+        _, start, end = found[0]
+        return text[start : end - 1].strip()
+    if stated := _INTRODUCED.match(text):
+        text = stated[1].strip().removesuffix(".")
+    spelled = _SPELLED.fullmatch(text)
+    return spelled[1] if spelled else text
 
 
 def _stated(value: Any) -> str | None:

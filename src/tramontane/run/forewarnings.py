@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import chain
 
@@ -9,9 +10,14 @@ from tramontane.config import Config
 from tramontane.config.verifier import AXES
 from tramontane.data.curriculum import Curriculum
 from tramontane.data.files import ENDINGS, name_of
+from tramontane.data.stream import ProblemStream
+from tramontane.run.screen import shortened
 from tramontane.trainer.optimizer import rate_warnings, warmup_warnings
 
 WITHOUT_REWARDS = ("sft", "distill")  # objectives
+WORDS = 8  # a reference with so many words is a sentence
+ANSWER = 60  # characters of a reference that are shown
+_WORD = re.compile(r"(?<![\\\w])[^\W\d_]{2,}")  # no command of LaTeX
 MUCH = 2  # times what can be in flight
 
 
@@ -32,6 +38,7 @@ def _data(config: Config, problems: Curriculum) -> Iterator[str]:
         source, split = stream.config.train, stream.config.split
         if split != "train" and source.endswith(ENDINGS):
             yield f"data.split {split!r} has no effect: {name_of(source)} is a file, without splits"
+        yield from _references(config, stream)
         rows = len(stream.problems or ())
         if stream.problems is not None and MUCH * rows <= groups:
             noun = "a single problem" if rows == 1 else f"{rows:,} problems"
@@ -40,6 +47,25 @@ def _data(config: Config, problems: Curriculum) -> Iterator[str]:
                 f"{groups:,} groups (pipeline.n_batch / group_size), so that the same ones come "
                 f"again in every batch: give more rows, or lower pipeline.n_batch"
             )
+
+
+def _references(config: Config, stream: ProblemStream) -> Iterator[str]:
+    domains = config.verifier.domains
+    told = [
+        problem
+        for problem in stream.problems or ()
+        if domains[problem.domain].verifier == "math"
+        and len(_WORD.findall(problem.answer or "")) >= WORDS
+    ]
+    if told:
+        shown = shortened(" ".join(str(told[0].answer).split()), ANSWER)
+        yield (
+            f"data {name_of(stream.config.train)!r}: {len(told):,} of "
+            f"{len(stream.problems or ()):,} reference answers are sentences that no answer is "
+            f"likely to equal, the first at {told[0].where or told[0].id}: {shown!r}. Give the "
+            f"answer alone (or in \\boxed{{}}), remove the rows, or name another column in "
+            f"data.fields"
+        )
 
 
 def _rewards(config: Config) -> Iterator[str]:
