@@ -98,7 +98,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("problems", "held_out"):
         write_problems(desk / f"runs/oversight_data/{name}.jsonl", "train", 0, 4)
     (desk / "models").mkdir()
-    (desk / "models/smollm2").symlink_to(desk / "long")
+    for name in SOURCES:
+        (desk / "models" / name).symlink_to(desk / "long")
     data = {"train": str(desk / "train.jsonl"), "eval": str(desk / "test.jsonl")}
     config = small_config(
         desk / "runs/quickstart",
@@ -138,6 +139,8 @@ def without_work(args: list[str], works: bool) -> bool:
         return bool(recipe.out)
     if args[:1] == ["transplant"]:
         return len([word for word in args[1:] if "=" not in word]) == 3
+    if args[:1] == ["extract"]:
+        return len(args) == 3
     if args[:1] == ["harvest"]:
         overrides = [word for word in args[2:] if "=" in word]
         return parse_settings(HarvestConfig, {}, overrides, "harvest").per_problem > 0

@@ -9,9 +9,10 @@ import tramontane
 from tests.data.chat_templates import make_checkpoint
 from tests.docs.pages import blocks
 from tests.paths import ROOT
-from tramontane.config import load_config
+from tramontane.config import load_config, load_section
+from tramontane.config.sft import SFTConfig
 
-CONFIGS = blocks(ROOT / "docs/bring-your-own-model.md", "yaml")
+*CONFIGS, TEACHING = blocks(ROOT / "docs/bring-your-own-model.md", "yaml")
 KINDS = ("qwen3", "r1-distill", "base")
 BEGINNINGS = {"r1-distill": "<think>\n", "base": "<think>"}
 
@@ -48,3 +49,13 @@ def test_the_page_leads_to_a_run(
     assert all(row["text"].startswith(begins) for row in found)
     opened = [not row["reason"].startswith("does not start with <think>") for row in found]
     assert opened == [row["text"].startswith("<think>") for row in found]
+
+
+@pytest.mark.slow
+def test_a_base_model_is_taught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("gemma.yaml").write_text(TEACHING)
+    model = make_checkpoint(tmp_path / "model", "base", context=1024)
+    config = load_section(SFTConfig, "gemma.yaml", [f"model={model}", "steps=1", "device=cpu"])
+    assert tramontane.sft(config) == Path("models/gemma3-tuned")
+    assert Path("models/gemma3-tuned/model.safetensors").is_file()
