@@ -80,6 +80,13 @@ def test_families_that_leak_are_refused(kind, keys):
         miniature(config_of(kind, **keys))
 
 
+@pytest.mark.slow
+def test_compressed_keys_are_refused_in_words():
+    """They stand beside those of the tokens (DeepSeek V4), whose published widths take long."""
+    with pytest.raises(InputError, match="attends to other keys than those of its tokens"):
+        miniature(AutoConfig.for_model("deepseek_v4"))
+
+
 def test_a_dry_run_refuses_what_training_refuses(tmp_path):
     tokenizer = load_tokenizer("tiny")
     sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 512}

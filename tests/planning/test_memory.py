@@ -79,6 +79,7 @@ def test_activations_are_what_autograd_keeps_of_a_block(dtype: str, layout: str)
     continues = [None] + [0] * (len(parts) - 1)
     block, packed = model.model.layers[0], pack([range(n) for n in parts], continues=continues)
     hidden = torch.randn(1, sum(parts), 64).to(getattr(torch, dtype)).requires_grad_()
+    del packed["input_ids"]
     rotary = model.model.rotary_emb(hidden, packed["position_ids"])
     ours = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *rotary]}
     kept: dict[int, int] = {}
@@ -101,6 +102,19 @@ def test_activations_are_what_autograd_keeps_of_a_block(dtype: str, layout: str)
         for layers in (1, 2)
     )
     assert 0.98 * sum(kept.values()) <= two - one <= above * sum(kept.values())
+
+
+def test_a_batch_smaller_than_a_microbatch_takes_its_own_memory(small: ModelShape) -> None:
+    """As with the defaults and four completions of 200 tokens, which no microbatch is full of."""
+    lengths = Lengths(prompt=100, completion=100)
+    shape = replace(small, vocabulary=262_144)
+    by_default = config(trainer={"dtype": "bfloat16", "microbatch_tokens": 16384}).trainer
+    filled = by_default.model_copy(update={"microbatch_tokens": 4 * lengths.longest})
+    found = trainer_memory(by_default, shape, lengths, 4)
+    assert found == trainer_memory(filled, shape, lengths, 4)
+    full = trainer_memory(by_default, shape, lengths, 1000)
+    for part in ("activations", "logits"):
+        assert getattr(found, part) < 0.25 * getattr(full, part)
 
 
 def test_one_rank_holds_everything(small: ModelShape) -> None:

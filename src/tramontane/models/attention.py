@@ -86,10 +86,15 @@ def packed_attention(
         [1, N, Hq, dv].
 
     Raises:
-        InputError: see `check_arguments`.
+        InputError: see `check_arguments`; or there are more keys than tokens.
     """
     check_arguments(module, attention_mask, kwargs)
     batch, _, length, d = query.shape
+    if key.shape[2] != length:
+        raise InputError(
+            f"{type(module).__name__} attends to other keys than those of its tokens (compressed "
+            f"ones, or an encoder's), which is not computed here; choose another model"
+        )
     if packing is None and (reader := getattr(module, "row_reader", None)):
         packing = reader.packing
     if packing is None:

@@ -30,7 +30,7 @@ _WINDOW = 4  # sliding windows during the check, so that short sequences go beyo
 
 
 class ForwardFails(InputError):
-    """A model's forward fails in transformers, whoever calls it."""
+    """A model cannot be built or run by transformers itself."""
 
 
 @torch.no_grad()
@@ -84,14 +84,25 @@ def _logits(model: PreTrainedModel, inputs: dict[str, Any]) -> torch.Tensor:
 def _logits_alone(model: PreTrainedModel, sequence: Sequence[int]) -> torch.Tensor:
     """[N, V] float32 of one sequence."""
     ids = torch.tensor([sequence], device=model.device)
-    try:
+    with transformers_fails(f"own forward of {type(model).__name__}"):
         return _logits(model, {"input_ids": ids, "use_cache": False})
+
+
+@contextmanager
+def transformers_fails(what: str) -> Iterator[None]:
+    """Context manager: what fails in transformers' code fails whoever calls it.
+
+    Raises:
+        ForwardFails: an exception was raised there.
+    """
+    try:
+        yield
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError) or not _raised_by_model(error):
             raise
         raise ForwardFails(
-            f"transformers' own forward of {type(model).__name__} fails ({_first_line(error)}); "
-            f"choose another model, or correct its config.json"
+            f"transformers' {what} fails ({_first_line(error)}); choose another model, or correct "
+            f"its config.json"
         ) from error
 
 

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tramontane.models.attention import PACKED
-from tramontane.models.families import check_packing
+from tramontane.models.families import check_packing, transformers_fails
 from tramontane.models.states import separate_states
 from tramontane.models.wrapped import LOADING
 
@@ -31,13 +31,15 @@ def miniature(config: Any) -> PreTrainedModel:
 
     Raises:
         InputError: see `check_packing`.
+        ForwardFails: the family does not allow these widths.
     """
     small = _with_layers(_narrow(config), _prefix(config))
     with LOADING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(
-            small, dtype=torch.float32, attn_implementation="eager"
-        )
+        with transformers_fails(f"code of a small {small.model_type}"):
+            model = AutoModelForCausalLM.from_config(
+                small, dtype=torch.float32, attn_implementation="eager"
+            )
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 noise = torch.randn(parameter.shape) * parameter.shape[-1] ** -0.5
@@ -55,6 +57,8 @@ def _narrow(config: Any) -> Any:
     experts = max(_EXPERTS, 4 * groups, 2 * (values.get("num_experts_per_tok") or 1))
     changes: dict[str, Any] = {}
     for name, value in values.items():
+        if isinstance(value, list) and _WIDTHS.search(name):  # one for each layer
+            changes[name] = [min(x, _WIDTH) for x in value]
         if type(value) is not int:
             continue
         if _WIDTHS.search(name):
@@ -64,7 +68,7 @@ def _narrow(config: Any) -> Any:
         elif _EXPERT_COUNTS.search(name):
             changes[name] = min(value, -(-experts // groups) * groups)
         elif _TOKENS.search(name):
-            changes[name] = value if value < _VOCABULARY else None
+            changes[name] = min(value, _VOCABULARY - 1)
     return _changed(config, changes | _fewer_heads(values))
 
 
