@@ -124,6 +124,23 @@ def test_the_default_is_four_batches_of_groups_and_at_least_32() -> None:
     assert monitor([], **sizes, max_groups_without_signal=5).limit == 5
 
 
+def test_the_first_failure_of_each_kind_is_shown_at_once() -> None:
+    warnings: list[str] = []
+    signal = monitor(warnings)
+    for number in range(3):
+        failed = f"reward 'brief': KeyError: 'word {number}' (my_rewards.py:12, in brief)"
+        signal.graded(group("unscorable", failed), None)
+    [first] = warnings
+    assert "reward 'brief': KeyError: 'word 0' (my_rewards.py:12, in brief)" in first
+    signal.graded(group("unscorable", "reward 'brief': KeyError: 'x' (my_rewards.py:20)"), None)
+    signal.graded(group("unscorable", "reward 'brief': ValueError: x (my_rewards.py:12)"), None)
+    assert len(warnings) == 3
+    for line in range(99):
+        reason = f"reward 'brief': KeyError: 'x' (my_rewards.py:{line})"
+        signal.graded(group("unscorable", reason), None)
+    assert len(warnings) == 16
+
+
 def test_a_run_ends_at_the_limit_when_none_of_its_first_groups_is_kept() -> None:
     signal = monitor([], max_groups_without_signal=8)
     for _ in range(7):
@@ -297,7 +314,7 @@ def test_rewards_of_an_environment_that_do_not_count_are_told_of_once() -> None:
     played = group("right")
     played.completions[0].turns = [TurnRecord(0, 1, 0, "text", reward=0.0)]
     warnings: list[str] = []
-    data = {"environment": "tests.environments.worlds:Guess"}
+    data = {"train": "a", "environment": "tests.environments.worlds:Guess"}
     for reward, told in ({}, 1), ({"reward": "verifier"}, 1):
         config = Config.model_validate({"data": data, "conversation": reward})
         watched = SignalMonitor(config, Path("runs/x"), warnings.append, 0, str)

@@ -86,6 +86,9 @@ CONSTANT = (
 )
 
 
+FAILURES = 16  # kinds of failures of the user's code that are shown
+
+
 class NoSignal(InputError):
     """No group can be learned from; the message holds the diagnosis."""
 
@@ -201,7 +204,8 @@ class SignalMonitor:
 
     A run ends when none of its first `pipeline.max_groups_without_signal` groups is kept; after the
     first kept group, when none of `PATIENCE` times as many consecutive groups is. The user is
-    warned each time the share of kept groups, over that many groups, falls below
+    warned of the first failure of each kind of a reward, verifier or environment of theirs, and
+    each time the share of kept groups, over that many groups, falls below
     `pipeline.min_kept_share`. A run whose model has tools also ends when the first groups have no
     call that parses: whatever it learns, it is not to use them.
 
@@ -232,6 +236,7 @@ class SignalMonitor:
         self._uncalled = None if updates else self._tally()
         self._window, self._share_is_low, self._constant = self._tally(), False, False
         self._reward_is_set = config.conversation.reward_is_set
+        self._failures: set[tuple[str, str]] = set()  # kinds that were shown
 
     def graded(
         self, group: Group, filtered: FilterReason | None, tools: Sequence[str] = ()
@@ -244,6 +249,7 @@ class SignalMonitor:
         """
         self._watch_calls(group, filtered, tools)
         self._watch_rewards(group)
+        self._watch_failures(group)
         self._unkept.add(group, filtered)
         self._window.add(group, filtered)
         if filtered is None:
@@ -285,6 +291,19 @@ class SignalMonitor:
                 f"{environment.__qualname__} gives rewards, which do not count: "
                 f"set conversation.reward to last or sum, or to verifier to ignore them"
             )
+
+    def _watch_failures(self, group: Group) -> None:
+        """Show the first failure of each kind of the user's code, with its place."""
+        for completion, verdict in zip(group.completions, group.verdicts, strict=True):
+            if len(self._failures) == FAILURES or _fate(completion, verdict) != "failed":
+                continue
+            if (kind := _kind(verdict.reason)) not in self._failures:
+                self._failures.add(kind)
+                self.warn(
+                    f"a completion could not be graded (pipeline.unscorable): "
+                    f"{printable(verdict.reason)}. Later failures of this kind are counted only "
+                    f"(unscorable_rate, groups_unscorable)"
+                )
 
     def _judge_window(self) -> None:
         window, self._window = self._window, self._tally()
@@ -355,6 +374,11 @@ def _judgment(completion: Completion, verdict: Verdict) -> str:
     reason = f": {verdict.reason}" if verdict.reason else ""
     cut_off = ", cut off at l_max" if completion.finish_reason == "length" else ""
     return f"{verdict.verdict}{reason}{cut_off}"
+
+
+def _kind(reason: str) -> tuple[str, str]:
+    """What failed with which exception, and where: failures differ in the text of the exception."""
+    return ": ".join(reason.split(": ")[:2]), reason.rpartition("(")[2]
 
 
 def _general(reason: str) -> str:
