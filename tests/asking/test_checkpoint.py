@@ -49,7 +49,7 @@ def test_checkpoints_that_cannot_run_are_refused_at_once():
 
     with pytest.raises(InputError, match=r"max_tokens 1024 leave no room .* context of 1024"):
         check_model(config(max_tokens=1024))
-    with pytest.raises(InputError, match="no checkpoint"):
+    with pytest.raises(InputError, match="no such folder"):
         check_model(config(path="./nowhere"))
     with pytest.raises(InputError, match="torch sees no GPU"):
         check_model(config(device="cuda:99"))

@@ -165,9 +165,11 @@ def broken(tmp_path):
 
 def test_a_missing_model(tmp_path):
     for name in (str(tmp_path / "none"), str(tmp_path), "./none", "a/b/c"):
-        with pytest.raises(InputError, match=r"no checkpoint \(config\.json\) in folder"):
+        empty = r"no checkpoint \(config\.json\) in folder"
+        message = empty if Path(name).is_dir() else "no such folder"
+        with pytest.raises(InputError, match=message):
             load_model(name)
-        with pytest.raises(InputError, match=r"no checkpoint \(config\.json\) in folder"):
+        with pytest.raises(InputError, match=message):
             load_tokenizer(name)
 
 
@@ -264,7 +266,7 @@ def test_a_damaged_tokenizer(broken):
 def test_context_length(broken):
     assert loading.context_length(loading.load_config(str(broken))) == 256
     shutil.rmtree(broken)
-    with pytest.raises(InputError, match="no checkpoint"):
+    with pytest.raises(InputError, match="no such folder"):
         loading.load_config(str(broken))
 
 

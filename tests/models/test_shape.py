@@ -68,7 +68,7 @@ def test_tied_weights_count_once(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no checkpoint"):
+    with pytest.raises(InputError, match="no such folder"):
         load_shape(str(tmp_path / "config.json"))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
     with pytest.raises(InputError, match="not a causal LM"):

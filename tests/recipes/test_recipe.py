@@ -282,7 +282,7 @@ def test_a_recipe_reads_its_input_before_the_work(part, changed, match, tmp_path
     section = getattr(recipe, part).model_copy(update=changed)
     with pytest.raises(InputError, match=match):
         run(recipe.model_copy(update={part: section}))
-    with pytest.raises(InputError, match="no checkpoint"):
+    with pytest.raises(InputError, match="no such folder"):
         run(recipe.model_copy(update={"model": str(tmp_path / "none")}))
     assert not (tmp_path / "out").exists()
 
