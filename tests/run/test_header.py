@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 import tramontane
+from tests.hybrids import make_hybrid
 from tests.runs import small_config
 from tramontane.errors import InputError
-from tramontane.run.header import header
+from tramontane.run.header import header, model_line
 from tramontane.run.prepare import prepare
 
 ROWS = [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(12)]
@@ -128,3 +129,12 @@ def test_sizes_and_the_whole_prompt_are_for_a_verbose_display(
     head = quiet[quiet.index("tramontane · ") : quiet.index("update 1/1")].splitlines()
     assert len(head) <= 12
     assert "staleness at most" not in quiet and "prompt: " in quiet
+
+
+def test_a_model_with_state_says_how_its_rows_are_computed(tmp_path):
+    make_hybrid("qwen3_5_text").config.save_pretrained(tmp_path)
+    hybrid, dense = (
+        model_line(small_config(tmp_path / "run", model=model)) for model in (str(tmp_path), "tiny")
+    )
+    assert hybrid.endswith("; layers with state take one sequence a row")
+    assert "one sequence a row" not in dense

@@ -17,6 +17,7 @@ from transformers import (
 
 from tramontane.errors import InputError
 from tramontane.models import loading
+from tramontane.models.states import stateful_layers
 from tramontane.models.wrapped import LOADING
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
@@ -81,6 +82,7 @@ class ModelShape:
     # True if the logits are not a linear function of the head's output, so that all logits of a
     # microbatch must be in memory (`trainer.head`).
     soft_capped: bool = False
+    stateful: bool = False  # True if layers carry state from token to token
 
     @property
     def head(self) -> int:
@@ -178,4 +180,5 @@ def shape_of(config: Any, name: str, *, classifier: bool = False) -> ModelShape:
         context=loading.context_length(text),
         linear_layers=linear_layers(model),
         soft_capped=getattr(text, "final_logit_softcapping", None) is not None,
+        stateful=bool(stateful_layers(model)),
     )

@@ -34,7 +34,7 @@ def header(prepared: Prepared, opening: Sequence[int] = ()) -> dict[str, str]:
     """
     config = prepared.config
     lines = {
-        "model": _model_line(config),
+        "model": model_line(config),
         "train": _train_line(prepared),
         "held out": _held_out_line(prepared),
         "reward": reward_line(config, _domains(prepared)),
@@ -122,13 +122,15 @@ def _one_line(text: str, characters: int | None) -> str:
     return shortened(text.replace("\n", "⏎"), characters or len(text))
 
 
-def _model_line(config: Config) -> str:
+def model_line(config: Config) -> str:
+    """Name, size and number type of the trained model, and how its rows are computed."""
     shape, types = load_shape(config.model), number_types(config)
     size = shape.parameters
     shown = f"{size / 1e9:,.1f} billion" if size >= 1e9 else f"{size / 1e6:,.1f} million"
     lora = f", LoRA of rank {config.trainer.lora.rank}" if config.trainer.lora else ""
     kind = types["trainer"].partition(" ")[0]
-    return f"{config.model}, {shown} parameters{lora}; {kind} on {config.trainer.device}"
+    rows = "; layers with state take one sequence a row" * shape.stateful
+    return f"{config.model}, {shown} parameters{lora}; {kind} on {config.trainer.device}{rows}"
 
 
 def _train_line(prepared: Prepared) -> str:
