@@ -68,6 +68,18 @@ class Tokens:
         return seen
 
 
+class Back:
+    """Continues the tokens that it was given."""
+
+    def run(self, problem, base_url):
+        route, ids = f"{base_url.removesuffix('/v1')}/inference/v1/generate", [5]
+        for put in ([], [7]):
+            body = {"token_ids": ids + put}
+            answer = httpx.post(route, json=body, timeout=30)
+            answer.raise_for_status()
+            ids = ids + put + answer.json()["choices"][0]["token_ids"]
+
+
 class Unfit:
     """Asks for what no run answers, and reads the tokens of what one does."""
 
@@ -123,6 +135,7 @@ class Impatient:
         while True:
             with contextlib.suppress(httpx.TimeoutException):
                 httpx.post(f"{base_url}/chat/completions", json=body, timeout=0.02)
+            time.sleep(GIVES_UP)
 
 
 class Compact:

@@ -114,6 +114,16 @@ def test_an_answer_has_its_tokens(client: TestClient, sampler: Recorded) -> None
     assert answer["usage"]["completion_tokens"] == len(ids)
 
 
+def test_log_probs_have_the_bytes_of_characters_that_are_split(
+    client: TestClient, sampler: Recorded
+) -> None:
+    sampler.text = "é 😀 漢"
+    answer = ask(client, logprobs=True).json()["choices"][0]
+    shown = answer["logprobs"]["content"][:-1]
+    assert any("\ufffd" in each["token"] for each in shown)
+    assert bytes(b for each in shown for b in each["bytes"]).decode() == sampler.text
+
+
 def test_the_prompt_is_that_of_training(client: TestClient, sampler: Recorded) -> None:
     sampler.text = "2"
     ask(client, "What is 3 + 4?")

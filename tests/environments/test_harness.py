@@ -15,7 +15,7 @@ from tests.environments.test_worker import KEY, Talk, call, problem, talk
 from tramontane.config import Config, DataConfig
 from tramontane.controller.conversations import following
 from tramontane.data.prompts import PromptEncoder
-from tramontane.environments import loading
+from tramontane.environments import harness, loading
 from tramontane.environments.protocol import Started
 from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
@@ -176,8 +176,9 @@ def test_the_same_request_under_way_gets_the_same_answer():
     assert [turn.text for turn in whole.turns] == ["One.", "Read."]
 
 
-def test_a_harness_that_gives_up_everything_is_blamed():
-    said = [0.05, "Unread."] * 30
+def test_a_harness_that_gives_up_everything_is_blamed(monkeypatch):
+    monkeypatch.setattr(harness, "MAX_WITHDRAWN", 3)
+    said = [harnesses.GIVES_UP / 2, "Unread."] * 9
     answer, *_ = played(worker_of("Impatient"), *said)
     assert answer.ending == "environment_failed" and "time limit of its client" in answer.reason
 
@@ -247,3 +248,20 @@ def test_harnesses_are_checked_at_the_start():
         loading.check(
             DataConfig(train="playground:", environment=environment, tools=("calculator",))
         )
+
+
+def test_a_harness_gives_back_tokens_without_a_text():
+    """The vocabulary of a model may be padded beyond its tokenizer's."""
+    worker = worker_of("Back")
+
+    async def run():
+        spoken = Talk(worker)
+        await spoken.begin()
+        spoken.ids = [len(spoken.tokenizer) + 2, spoken.tokenizer.eos_token_id]
+        turn = replace(spoken.completion, turn_start=0)
+        answered = await worker.step(KEY, turn, 2000)
+        await worker.close(KEY)
+        return answered
+
+    answered = asyncio.run(run())
+    assert answered.ending is None and answered.prompt_ids is None and list(answered.put) == [7]

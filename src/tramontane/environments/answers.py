@@ -8,10 +8,12 @@ whole answer.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 from uuid import uuid4
 
@@ -43,9 +45,34 @@ class _Sent:
     ended: bool = False
 
 
-def shown_tokens(tokenizer: Any, tokens: SampledTokens) -> list[str]:
-    """A text for each token."""
-    return [str(tokenizer.decode([token])) for token in tokens.token_ids]
+def shown_tokens(tokenizer: Any, tokens: SampledTokens) -> list[tuple[str, list[int] | None]]:
+    """A text for each token, and its bytes; None where they are unknown."""
+    shown = []
+    for token in tokens.token_ids:
+        text = str(tokenizer.decode([token]))
+        part = PARTIAL in text
+        shown.append((text, _bytes_of(tokenizer, token) if part else list(text.encode())))
+    return shown
+
+
+def _bytes_of(tokenizer: Any, token: int) -> list[int] | None:
+    """The bytes of a token with part of a character, by its name in the vocabulary: `<0xE2>`, or
+    GPT-2's letter for each byte."""
+    name = str(tokenizer.convert_ids_to_tokens(token))
+    if found := re.fullmatch("<0x([0-9A-F]{2})>", name):
+        return [int(found[1], 16)]
+    letters = _byte_letters()
+    return [letters[char] for char in name] if set(name) <= letters.keys() else None
+
+
+@cache
+def _byte_letters() -> dict[str, int]:
+    """Each byte by its letter in a byte-level vocabulary: printable ones stand for themselves, the
+    others are numbered from 256 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(256 + number): byte for number, byte in enumerate(others)}
 
 
 def token_answer(body: wire.TokenRequest, choices: Sequence[Choice]) -> dict[str, Any]:
@@ -53,7 +80,8 @@ def token_answer(body: wire.TokenRequest, choices: Sequence[Choice]) -> dict[str
     answered: list[dict[str, Any]] = []
     for choice in choices:
         assert choice.tokens is not None
-        names = [f"token_id:{token}" for token in choice.tokens.token_ids]
+        ids = choice.tokens.token_ids
+        names = [(name, [*name.encode()]) for name in map("token_id:{}".format, ids)]
         found: dict[str, Any] = {"index": len(answered), "finish_reason": choice.reason}
         found["logprobs"] = wire.logprobs(choice.tokens, names)
         answered.append({**found, **wire.truth(choice.tokens)})
@@ -68,7 +96,7 @@ class ChatAnswer:
         body: the request.
         prompt_ids: its prompt.
         read: finds thoughts, content and calls in a choice's tokens.
-        show: returns a text for each token.
+        show: returns a text for each token, and its bytes.
         tags: thinking tags.
         held: characters at the end of an unfinished text that may yet prove to be a tag or a stop;
             None: no text is certain before the end.
@@ -79,7 +107,7 @@ class ChatAnswer:
         body: wire.ChatRequest,
         prompt_ids: list[int],
         read: Callable[[SampledTokens], Parsed],
-        show: Callable[[SampledTokens], list[str]],
+        show: Callable[[SampledTokens], list[tuple[str, list[int] | None]]],
         tags: ThinkingTags,
         held: int | None,
     ) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import resource
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack
@@ -70,6 +71,7 @@ class Line:
         self._tags, self._tokenizer = encoder.tags, encoder.tokenizer
         self.key = ""
         self._unanswered: list[_Asked] = []
+        self._nameless = set[int]()  # sampled tokens of a padded vocabulary, which have no text
         self.requests: asyncio.Queue[_Asked] = asyncio.Queue()
 
     def models(self) -> dict[str, Any]:
@@ -96,9 +98,11 @@ class Line:
     async def generate(self, body: wire.TokenRequest) -> Response:
         """`/inference/v1/generate`. The turn ends where the run's do, so clients may send the stops
         of their model."""
-        if not all(0 <= token < len(self._tokenizer) for token in body.token_ids):
+        count = len(self._tokenizer)
+        if not all(0 <= token < count or token in self._nameless for token in body.token_ids):
             raise HTTPException(400, "tokens outside the model's vocabulary")
         _, turn = await self._turn(body, body.sampling_params)
+        self._nameless |= {token for token in turn.token_ids if token >= count}
         return JSONResponse(token_answer(body, [Choice(turn, turn.finish_reason)]))
 
     async def _turn(self, body: Body, sampling: wire.SamplingRequest) -> tuple[Parsed, Completion]:
@@ -137,6 +141,8 @@ class Switchboard:
     def connect(self, line: Line) -> str:
         """A `base_url` whose requests reach this line."""
         if self._serving is None:
+            _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two a conversation, and more
             address = self._open.enter_context(loopback.listening(0))
             self._base = address.base
             server = loopback.server(make_app(self._find), ends_by_signal=False)

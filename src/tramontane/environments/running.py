@@ -12,7 +12,9 @@ from typing import Any
 
 from tramontane.verifier.functions import MAX_ERROR, place_of
 
-THREADS = 256  # most functions without an object that run at once in a process; others wait
+# Functions without an object that run at once in a process, or one for each conversation if these
+# are more; others wait.
+THREADS = 256
 
 
 class EnvironmentFailed(Exception):

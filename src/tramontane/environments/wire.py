@@ -282,17 +282,19 @@ def answers(said: ChatMessage, new: Sequence[ChatMessage]) -> list[Chatted]:
     return [message.plain() for message in ordered]
 
 
-def logprobs(tokens: SampledTokens, shown: Sequence[str]) -> dict[str, Any]:
-    """Log-probs of sampled tokens in OpenAI's form, with a text for each token."""
+def logprobs(
+    tokens: SampledTokens, shown: Sequence[tuple[str, list[int] | None]]
+) -> dict[str, Any]:
+    """Log-probs of sampled tokens in OpenAI's form, with a text and bytes for each token."""
     return {
         "content": [
             {
                 "token": text,
-                "bytes": list(text.encode()),
+                "bytes": encoded,
                 "logprob": logprob,
                 "top_logprobs": [],
             }
-            for text, logprob in zip(shown, tokens.logprobs, strict=True)
+            for (text, encoded), logprob in zip(shown, tokens.logprobs, strict=True)
         ]
     }
 

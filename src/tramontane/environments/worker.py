@@ -23,7 +23,7 @@ from tramontane.environments.chat import Chat, ChatFormat, Chatted
 from tramontane.environments.loading import Host, Reply
 from tramontane.environments.mistral import MistralChat, load_mistral
 from tramontane.environments.protocol import Continued, Started
-from tramontane.environments.running import EnvironmentFailed, Runner
+from tramontane.environments.running import THREADS, EnvironmentFailed, Runner
 from tramontane.errors import InputError
 from tramontane.types import Completion, Ending, Message, Problem, TurnRecord, ints
 
@@ -75,7 +75,7 @@ class EnvironmentWorker:
         self._format = ChatFormat(encoder, self._limits.history)
         self._parser = Parser(encoder.tokenizer, self._limits.calls, encoder.tags)
         self._mistral = load_mistral(encoder) if self._limits.tokens == "mistral" else None
-        self._runner = Runner()
+        self._runner = Runner(max(THREADS, config.pipeline.n_async))
         self._switchboard: Switchboard | None = None  # with the first harness
         self._open: dict[Key, _Conversation] = {}
 
