@@ -386,7 +386,7 @@ def test_a_class_says_itself_that_it_may_be_replayed(forty: Path) -> None:
 
 
 def test_a_call_that_comes_while_a_worker_dies_is_sent_to_the_next() -> None:
-    environment = {"environment": "tests.environments.worlds:Guess"}
+    environment = {"train": "playground:", "environment": "tests.environments.worlds:Guess"}
     config = Config(model="tiny", data=environment, placement={"kind": "ray"})
     encoder, died = PromptEncoder(load_tokenizer("tiny"), config.data), Future[Any]()
     handles: list[ThreadHandle] = []
