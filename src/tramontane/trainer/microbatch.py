@@ -258,13 +258,14 @@ class Minibatch:
         )
 
     def log_weights(self) -> torch.Tensor:
-        """log π/μ of each completion that this run sampled, summed over its tokens, as they were
+        """log π/μ of each scored completion that this run sampled, over its tokens, as they were
         trained: [B] float64. Collective."""
         drifts = [
             torch.where(self.upload(self.versions(i) >= 0), x - self.upload(self.behavior(i)), 0.0)
             for i, x in sorted(self.trained.items())
         ]
-        return self._summed(drifts)[self._per_completion(self._counts("sampled")) > 0]
+        sampled = self._per_completion(self._counts("sampled")) > 0
+        return self._summed(drifts)[sampled & self.sequences.scored]
 
     def set_baselines(self) -> None:
         """Compute the baselines of the charges, and upload the teacher's log-probs, if any."""

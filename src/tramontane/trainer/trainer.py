@@ -182,7 +182,7 @@ class Trainer:
         rate = self._set_learning_rate()
         minibatches = cut_batch(batch, self.config)
         self._freeze_logprobs(minibatches)
-        averages, norms = Averages(), []
+        averages, norms, log_weights = Averages(), [], []
         for number, minibatch in enumerate(minibatches):
             self._set_advantages(minibatch)
             found = Averages()
@@ -199,6 +199,7 @@ class Trainer:
             if math.isfinite(norm):
                 averages.merge(found)
                 norms.append(norm)
+                log_weights.append(minibatch.log_weights())
         self.version += 1
         self._learned = TrainedFigures()
         for minibatch in minibatches:
@@ -219,10 +220,9 @@ class Trainer:
             metrics |= {
                 "staleness_mean": float(ages.mean()),
                 "staleness_max": float(ages.max()),
-                "effective_sample_size": effective_sample_size(
-                    torch.cat([minibatch.log_weights() for minibatch in minibatches])
-                ),
             }
+        if log_weights and len(whole := torch.cat(log_weights)):
+            metrics["effective_sample_size"] = effective_sample_size(whole)
         if self.config.objective.mask.enabled:
             metrics["masked_tokens"] = sum(m.masked for m in minibatches) / len(minibatches)
         self._computed += computed
