@@ -12,6 +12,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     StringConstraints,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -223,7 +224,7 @@ class DataConfig(PromptConfig):
 
     of_text: ClassVar = "train"
 
-    train: str
+    train: str = ""
     """Source of training problems: `playground:`, `reasoning_gym:NAME`, `verifiers:NAME`, a file
     (JSON lines, a JSON array, CSV, each also gzip, or Parquet), a Hugging Face dataset (`NAME` or
     `NAME#SUBSET`), a short name (`polaris`) or a local file of a named set's layout
@@ -303,6 +304,13 @@ class DataConfig(PromptConfig):
     @classmethod
     def _all_importable(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(map(_checked, paths))
+
+    @model_validator(mode="after")
+    def _names_a_source(self, info: ValidationInfo) -> DataConfig:
+        """A config that a command reads must; one of an environment alone does without."""
+        if not self.train and info.context:
+            raise key_error("not given; set it in the file, or as key=value", "train")
+        return self
 
     @classmethod
     def default(cls) -> DataConfig:

@@ -219,7 +219,7 @@ def parse(cls: type[S], raw: dict[str, Any], where: str) -> S:
         InputError: one line per invalid key.
     """
     try:
-        return cls.model_validate(raw)
+        return cls.model_validate(raw, context=where)
     except ValidationError as error:
         if reader := _other_reader(cls, raw):
             raise InputError(f"{where}: a config of `{reader}`, by its keys") from None

@@ -166,8 +166,10 @@ def generated(source: str) -> tuple[str, str]:
     """(scheme, name) of a source that generates problems; ("", "") for finite ones.
 
     Raises:
-        InputError: text follows `playground:`.
+        InputError: there is no source, or text follows `playground:`.
     """
+    if not source:
+        raise InputError("data.train: not given; name a source, or `playground:`")
     scheme, colon, name = source.partition(":")
     if f"{scheme}{colon}" not in GENERATED:
         return "", ""

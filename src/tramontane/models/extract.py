@@ -46,7 +46,7 @@ def extract(parent: str, out: str | Path) -> Path:
         with LOADING, torch.device("meta"):
             model = AutoModelForCausalLM.from_config(half.config)
         if (files := _copyable(model, half, folder)) is None:
-            model = load_model(parent, half.config.dtype or torch.float32)
+            model = load_model(parent, model.dtype)
             model.save_pretrained(unfinished)
         else:
             write_files(unfinished, files.entries(), ((n, files.read(n)) for n in files.names))

@@ -41,7 +41,7 @@ def load_tekken(folder: Path) -> PreTrainedTokenizerBase:
         ) from None
     except Exception as error:  # tokenizers raises Exception itself, e.g. for a damaged pattern
         raise InputError(f"{file}: damaged, not a tekken tokenizer ({error!r})") from None
-    tokenizer.add_bos_token = True
+    setattr(tokenizer, "add_bos_token", True)  # noqa: B010 (typed as read-only)
     tokenizer.name_or_path = str(folder)
     if tokenizer.chat_template is None:
         _warn_no_template(file)

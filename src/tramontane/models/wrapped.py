@@ -201,7 +201,7 @@ def _dropped_scales(config: PreTrainedConfig, text: PreTrainedConfig) -> list[st
     """Keys of `SCALES` that a text half's causal LM applies to its logits and its wrapper does not:
     many wrappers take a text model of any kind, and have an output head of their own."""
     scales = [key for key, off in SCALES.items() if getattr(text, key, off) not in (off, None)]
-    wrapper = MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
+    wrapper: Any = MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
     if not scales or wrapper is None:
         return []
     with LOADING, torch.device("meta"):
