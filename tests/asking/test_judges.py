@@ -18,7 +18,7 @@ from transformers import (
 
 from tests.verifier.test_judge import JUDGED, judged
 from tramontane import InputError
-from tramontane.asking.classifier import Classifier
+from tramontane.asking.classifier import Classifier, saturated, standardized
 from tramontane.config import VerifierConfig, parse
 from tramontane.config.judge import RewardModelConfig
 from tramontane.models.loading import load_tokenizer
@@ -51,7 +51,8 @@ def save_classifier(folder, labels, pad):
 def test_a_reward_model_scores_in_batches_as_one_by_one(tmp_path, monkeypatch, labels, pad):
     monkeypatch.setenv("TRAMONTANE_CPU_DTYPE", "float32")
     model, tokenizer = save_classifier(tmp_path, labels, pad)
-    config = RewardModelConfig(path=str(tmp_path), device="cpu", max_tokens=60, batch_size=2)
+    settings = {"path": str(tmp_path), "device": "cpu", "max_tokens": 60, "batch_size": 2}
+    config = RewardModelConfig(**settings)
     answers = ["You are kind.", "No", "", "What a day!", "word " * 60]
     found = Classifier(config).score(PROBLEM, answers)
     expected = []
@@ -66,6 +67,20 @@ def test_a_reward_model_scores_in_batches_as_one_by_one(tmp_path, monkeypatch, l
     assert len({round(value, 4) for value in expected}) == 4
     assert found.values[4] is None
     assert "longer than 60 tokens" in found.fault(4)
+    odds = torch.tensor(expected, dtype=torch.float64).logit()
+    expected = ((odds - odds.mean()) / odds.std(correction=0)).sigmoid().tolist()
+    found = Classifier(RewardModelConfig(**settings, scores="standardized")).score(PROBLEM, answers)
+    assert found.values[:4] == pytest.approx(expected, abs=1e-3) and found.values[4] is None
+
+
+def test_logits_that_a_probability_cannot_tell_apart_have_different_scores():
+    odds = torch.tensor([91.67, 109.88, torch.nan, 110.0])
+    assert saturated(odds) and saturated(-odds)
+    assert not saturated(torch.tensor([2.0, 4.0, 110.0])) and not saturated(odds[:1])
+    scores = standardized(odds).sigmoid()
+    assert scores[0] < 0.25 < 0.6 < scores[1] < scores[3] and scores[2].isnan()
+    assert standardized(torch.tensor([92.0, 92.0])).tolist() == [0.0, 0.0]
+    assert standardized(torch.tensor([torch.nan])).isnan().all()
 
 
 def test_a_reward_model_whose_scores_depend_on_padding_takes_one_answer_at_a_time(

@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 
 # Largest difference of logits in a batch from those alone, as a share of the largest logit.
 SAME = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+# A group's log-odds that differ by more, and its probabilities by less, are saturated.
+APART, ALIKE = 0.1, 1e-3
 _ANSWERS = ("Yes.", "No, it is not, and here is why.", "It is right. " * 8)
 
 Inputs: TypeAlias = "Mapping[str, Sequence[int]]"  # by name, such as input_ids, token_type_ids
 
 
 class Classifier:
-    """Scores answers with a classifier: the probability of its last label or, if it has only one,
-    the logistic function of its logit.
+    """Scores answers with a classifier, by the log-odds of its last label or, if it has only one,
+    its logit.
 
     Raises:
         InputError: no such checkpoint or device, one with more than two labels, or one whose
@@ -71,15 +73,35 @@ class Classifier:
         encoded = [encode(self.tokenizer, problem.prompt, answer) for answer in answers]
         limit = self.config.max_tokens
         fits = [i for i, inputs in enumerate(encoded) if len(inputs["input_ids"]) <= limit]
-        values: list[float | None] = [None] * len(answers)
+        odds = torch.full((len(answers),), torch.nan)
         for start in range(0, len(fits), self._size):
             places = fits[start : start + self._size]
-            logits = logits_of(self.model, [encoded[i] for i in places])
-            chances = logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(dim=1)
-            for i, chance in zip(places, chances[:, -1].tolist(), strict=True):
-                values[i] = chance
+            logits = logits_of(self.model, [encoded[i] for i in places]).cpu()
+            odds[places] = logits[:, -1] - (logits[:, 0] if logits.shape[1] == 2 else 0)
+        kind = self.config.scores
+        if kind == "standardized" or (kind == "auto" and saturated(odds)):
+            odds = standardized(odds)
+        scores = odds.sigmoid().tolist()
+        values = [scores[i] if i in fits else None for i in range(len(answers))]
         long = f"judge: longer than {limit} tokens (reward_model.max_tokens)"
         return GroupResult(values, notes=[long if v is None else "" for v in values])
+
+
+def saturated(odds: torch.Tensor) -> bool:
+    """True if the probabilities of log-odds [N] hide how much these differ; NaN is left out."""
+    known = odds[~odds.isnan()]
+    if len(known) < 2:
+        return False
+    chances = known.sigmoid()
+    return bool(known.max() - known.min() > APART and chances.max() - chances.min() < ALIKE)
+
+
+def standardized(values: torch.Tensor) -> torch.Tensor:
+    """Values [N] less their mean, divided by their population standard deviation; NaN is left out
+    and stays. Zeros where all are equal."""
+    known = values[~values.isnan()].double()
+    spread = known.std(correction=0) if len(known) else values.new_ones(())
+    return ((values - known.mean()) / spread.clamp_min(1e-6)).to(values.dtype)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, answer: str) -> Inputs:

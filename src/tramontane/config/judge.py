@@ -57,6 +57,11 @@ class RewardModelConfig(Section):
     """Longest problem and answer, in tokens; longer ones are unscorable."""
     batch_size: int = Field(16, ge=1)
     """Answers in one forward pass."""
+    scores: Literal["auto", "probability", "standardized"] = "auto"
+    """`probability`: that of the last label. `standardized`: its log-odds, less their mean over the
+    group's answers and divided by their standard deviation, through the logistic function; such a
+    score means nothing beyond its group. `auto`: the probability, but standardized where the
+    probabilities of a group are all nearly equal and the log-odds are not."""
 
     @model_validator(mode="before")
     @classmethod
@@ -103,8 +108,7 @@ class JudgeConfig(ModelConfig):
     is asked in domains with `verifier: judge`, and everywhere if `reward.judge` is above 0."""
 
     reward_model: RewardModelConfig | None = None
-    """A sequence classifier, whose probability of the last label is the score; it reads no
-    rubric."""
+    """A sequence classifier, whose last label stands for a good answer; it reads no rubric."""
     rubric: tuple[RubricItem, ...] = ()
     """Criteria. The score is the weighted share of those that an answer satisfies."""
     rubric_field: str | None = None
@@ -149,7 +153,8 @@ class JudgeConfig(ModelConfig):
     @property
     def compares(self) -> bool:
         """True if an answer's score depends on the others of its group."""
-        return self.method != "rubric"
+        standardized = self.reward_model and self.reward_model.scores == "standardized"
+        return self.method != "rubric" or bool(standardized)
 
     @model_validator(mode="after")
     def _check(self) -> JudgeConfig:
@@ -159,7 +164,7 @@ class JudgeConfig(ModelConfig):
             raise key_error(
                 f"give one of checkpoint, endpoint and reward_model, not {found}", "endpoint"
             )
-        if self.reward_model and (self.rubric or self.rubric_field or self.compares):
+        if self.reward_model and (self.rubric or self.rubric_field or self.method != "rubric"):
             raise key_error("a reward model reads no rubric; leave it out", "rubric")
         if not self.reward_model and not self.rubric and not self.rubric_field:
             raise key_error("name the criteria, e.g. [It names its source]", "rubric")

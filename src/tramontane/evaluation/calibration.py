@@ -205,7 +205,8 @@ def _items(path: Path, judge: JudgeConfig) -> list[_Item]:
     if not pairs:
         raise InputError(
             f"{path}: no problem has two answers with different labels, which a judge that "
-            f"compares (verifier.judge.method) is calibrated on"
+            f"compares (verifier.judge.method, or reward_model.scores: standardized) is calibrated "
+            f"on"
         )
     return pairs
 
