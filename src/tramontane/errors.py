@@ -8,7 +8,7 @@ from pathlib import Path
 VERSION = "0.1.0"  # as in pyproject.toml, which names the package tramontane-rl
 # What runs a model, and stands in pyproject.toml as the extra `train`.
 TRAIN = (
-    "torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "scipy", "datasets",
+    "torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "datasets",
 )  # fmt: skip
 
 
