@@ -58,9 +58,10 @@ def main(descriptor: int) -> None:
     except InputError as error:
         connection.send(str(error))
         return
-    # Each conversation has a thread, and may have another in a function of `data.tools`; only the
-    # stacks of a large number of them are added.
-    stacks = 2 * max(0, config.pipeline.n_async - THREADS) * STACK
+    # Each conversation has a thread, and another in a function of `data.tools`; only the stacks of
+    # a large number of them are added.
+    threads = max(0, config.pipeline.n_async - THREADS) * (2 if config.data.tools else 1)
+    stacks = threads * STACK
     limit_memory((config.conversation.memory_mb << 20) + stacks)
     connection.send(READY)
     asyncio.run(serve(connection, worker))
