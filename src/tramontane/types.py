@@ -177,6 +177,7 @@ class ToolCall:
     answer: str  # what the model reads
     error: bool = False  # True if the model used the tool wrongly; the answer is then the error
     seconds: float = 0.0  # time that the call took
+    id: str = ""  # that the model wrote (Mistral v7 and v11, Kimi); empty: none
 
 
 @dataclass

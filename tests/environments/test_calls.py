@@ -168,6 +168,23 @@ def test_calls_of_families_with_tokens_of_their_own(form, text, expected):
         assert found.content == "Well."
 
 
+@pytest.mark.parametrize(
+    ("form", "text", "expected"),
+    [
+        ("mistral", '[TOOL_CALLS]f[CALL_ID]XyZ123456[ARGS]{"a": 1}', "XyZ123456"),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "XyZ123456"}]', "XyZ123456"),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "no id"}]', ""),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"a": 1}', ""),
+        ("kimi", "<|tool_call_begin|>functions.f:3<|tool_call_argument_begin|>{}<|tool_call_end|>",
+         "functions.f:3"),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}}</tool_call>', ""),
+    ],
+)  # fmt: skip
+def test_the_id_that_a_model_wrote_is_kept(form, text, expected):
+    (call,) = parse(text, form).calls
+    assert (call.name, call.id) == ("f", expected)
+
+
 def test_arguments_have_the_types_of_the_schema():
     types = {
         "n": {"type": "integer"},

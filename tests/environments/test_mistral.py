@@ -167,6 +167,22 @@ def test_v7_moves_its_tools_to_the_last_message_of_the_user(encoder):
     assert chat.follow(thought, [user("More")]).rewritten
 
 
+def test_ids_that_the_model_wrote_are_kept(encoder):
+    """v7 writes them into calls and answers."""
+    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+
+    pytest.importorskip("sentencepiece", reason="mistral-common is not installed")
+    mistral = MistralTokenizer.from_file(str(DATA / "mistral_instruct_tokenizer_241114.model.v7"))
+    parser = Parser(_Bare(), "mistral", encoder.tags)
+    call = '{"name": "add", "arguments": {"a": 1, "b": 2}, "id": "XyZ123456"}'
+    chat = MistralChat(mistral, encoder, [schema_of(add)])
+    chat.start([user("Hi")])
+    message = parser.parse(f"[TOOL_CALLS][{call}]", [schema_of(add)])
+    following = chat.follow(message, [{"role": "tool", "content": "3"}])
+    text = mistral.instruct_tokenizer.decode(following.whole(), special_token_policy="keep")
+    assert text.count("XyZ123456") == 2 and "call000" not in text
+
+
 class _Bare:
     chat_template = None
 

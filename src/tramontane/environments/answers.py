@@ -193,7 +193,7 @@ class ChatAnswer:
         if parsed.calls:
             message["tool_calls"] = [
                 {
-                    "id": call_id(self._turns, number),
+                    "id": call.id or call_id(self._turns, number),
                     "type": "function",
                     "function": {
                         "name": call.name,

@@ -84,7 +84,7 @@ _LLAMA = re.compile(r'\{\s*"(?:name|type|function)"')
 _LLAMA_NAMED = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"')
 _LLAMA_ARGUMENTS = re.compile(r'"(?:parameters|arguments)"\s*:')
 _MISTRAL = "[TOOL_CALLS]"
-_MISTRAL_NAMED = re.compile(r"\s*([^\[\]{}\s]+)\s*(?:\[CALL_ID\]\w*)?\[ARGS\]")
+_MISTRAL_NAMED = re.compile(r"\s*([^\[\]{}\s]+)\s*(?:\[CALL_ID\](\w*))?\[ARGS\]")
 _PYTHON_TAG = "<|python_tag|>"
 
 
@@ -253,7 +253,8 @@ def _hermes(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
 
 def _listed(value: Any) -> list[ToolCall]:
     """The calls of an object, or of a list of some."""
-    return [call_of(each) for each in (value if isinstance(value, list) and value else [value])]
+    listed = value if isinstance(value, list) and value else [value]
+    return [call_of(each, each.get("id") if isinstance(each, dict) else None) for each in listed]
 
 
 def _qwen_xml(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
@@ -312,7 +313,8 @@ def _mistral(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
         elif named and after.strip():
             calls.append(unparsed("a text follows its arguments"))
         else:
-            calls += [call_of({"name": named[1], "arguments": value})] if named else _listed(value)
+            made = {"name": named[1], "arguments": value} if named else {}
+            calls += [call_of(made, named[2])] if named else _listed(value)
         rest = following
     return content, calls
 

@@ -28,7 +28,7 @@ from tramontane.environments.calls import shown_by
 from tramontane.environments.forms import DELIMITERS
 from tramontane.errors import InputError
 from tramontane.models.names import end_tokens
-from tramontane.types import ThinkingTags
+from tramontane.types import ThinkingTags, ToolCall
 
 Chatted = dict[str, Any]  # a message: role, content, and what tools need
 
@@ -80,7 +80,7 @@ class ChatFormat:
     def _calling(self, taken: _Calls, count: int) -> list[Chatted]:
         """A chat that ends with calls of `zq0qz` with the arguments `zq1qz`, `zq2qz`, …"""
         made = [("zq0qz", {"x": f"zq{n + 1}qz"}) for n in range(count)]
-        return [{"role": "user", "content": "?"}, taken.message("", made, 0)]
+        return [{"role": "user", "content": "?"}, taken.message("", made, _ids(count))]
 
     @property
     def reads_calls(self) -> bool:
@@ -105,11 +105,11 @@ class ChatFormat:
         return DELIMITERS.get(self.calls_form, ())
 
     def calling(
-        self, content: str, calls: Sequence[tuple[str, dict[str, Any]]], turn: int
+        self, content: str, calls: Sequence[tuple[str, dict[str, Any]]], ids: Sequence[str]
     ) -> Chatted:
         """A message with calls, each a name and arguments, as the template takes them."""
         assert self._taken_calls is not None
-        return self._taken_calls.message(content, calls, turn)
+        return self._taken_calls.message(content, calls, ids)
 
     @cached_property
     def reads_thoughts(self) -> bool:
@@ -119,7 +119,7 @@ class ChatFormat:
         said: Chatted = {"role": "assistant", "content": "!", "reasoning_content": thought}
         tried = [said]
         if self._taken_calls:
-            call = self._taken_calls.message("", [("probe", {"x": "y"})], 0)
+            call = self._taken_calls.message("", [("probe", {"x": "y"})], _ids(1))
             tried.append(call | {"reasoning_content": thought})
         return any(thought in self._tried([asked, message]) for message in tried)
 
@@ -206,7 +206,7 @@ class ChatFormat:
         taken = self._taken_calls or _Calls(as_json=False)
         chat: list[Chatted] = [
             {"role": "user", "content": "?"},
-            taken.message("", [("probe", {"x": "y"})], 0),
+            taken.message("", [("probe", {"x": "y"})], _ids(1)),
             {"role": "tool", "content": answer, "name": "probe", "tool_call_id": call_id(0, 0)},
         ]
         try:
@@ -253,20 +253,29 @@ def call_id(turn: int, number: int) -> str:
     return f"call{turn % 1000:03d}{number % 100:02d}"
 
 
+def ids_of(calls: Sequence[ToolCall], turn: int) -> list[str]:
+    """The ids of the calls of a turn: those that the model wrote, else `call_id`."""
+    return [call.id or call_id(turn, number) for number, call in enumerate(calls)]
+
+
+def _ids(count: int) -> list[str]:
+    return [call_id(0, number) for number in range(count)]
+
+
 class _Calls(NamedTuple):
     """How a template takes calls: with their arguments as an object, or as JSON (DeepSeek)."""
 
     as_json: bool
 
     def message(
-        self, content: str, calls: Sequence[tuple[str, dict[str, Any]]], turn: int
+        self, content: str, calls: Sequence[tuple[str, dict[str, Any]]], ids: Sequence[str]
     ) -> Chatted:
         """A message with calls, each a name and arguments."""
         made = []
-        for number, (name, given) in enumerate(calls):
+        for call, (name, given) in zip(ids, calls, strict=True):
             arguments = json.dumps(given, ensure_ascii=False) if self.as_json else given
             function = {"name": name, "arguments": arguments}
-            made.append({"id": call_id(turn, number), "type": "function", "function": function})
+            made.append({"id": call, "type": "function", "function": function})
         return {"role": "assistant", "content": content, "tool_calls": made}
 
 
@@ -458,11 +467,12 @@ class Chat:
         real: Chatted = {"role": "assistant", "content": said}
         sign: Chatted = {"role": "assistant", "content": started + content}
         if calls:
+            ids = ids_of(calls, self._turns - 1)
             made = [(made.name or "invalid", self._map(made.arguments)) for made in calls]
             signs = [(name, {"x": self._sign(f"c{n}")}) for n, (name, _) in enumerate(made)]
             shown = started + content if message.content else started if around else ""
-            real = form.calling(said, made, self._turns - 1)
-            sign = form.calling(shown, signs, self._turns - 1)
+            real = form.calling(said, made, ids)
+            sign = form.calling(shown, signs, ids)
             content = self._sign(f"c{len(calls) - 1}")
         if form.reads_thoughts and message.thoughts:
             real["reasoning_content"] = self._mark(message.thoughts, "assistant")
@@ -509,10 +519,12 @@ class Chat:
     def _put(self, messages: Sequence[Chatted], message: Parsed) -> list[Chatted]:
         """Messages that answer the model's, in the roles that the template takes."""
         put, names = [], [call.name or "invalid" for call in message.calls]
+        ids = ids_of(message.calls, self._turns)
         for number, given in enumerate(map(self._marked, messages)):
             if given["role"] == "tool":
                 name = names[number] if number < len(names) else "environment"
-                given |= {"name": name, "tool_call_id": call_id(self._turns, number)}
+                own = ids[number] if number < len(ids) else call_id(self._turns, number)
+                given |= {"name": name, "tool_call_id": own}
             put.append(given)
         return self._form.as_taken(put)
 

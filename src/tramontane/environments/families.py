@@ -169,9 +169,12 @@ class Family:
             made = [(call["name"], call["arguments"]) for call in calls]
             if form.one_call and len(made) > 1:  # one after another, each with its answer
                 pairs = zip(made, answers, strict=True)
-                each = [(form.calling("", [call], 0), answer) for call, answer in pairs]
+                each = [
+                    (form.calling("", [call], [answer["tool_call_id"]]), answer)
+                    for call, answer in pairs
+                ]
                 return [message for pair in each for message in pair]
-            said = form.calling(said["content"], made, 0)
+            said = form.calling(said["content"], made, [call_id(0, n) for n in range(len(made))])
         if thoughts and form.reads_thoughts:
             said["reasoning_content"] = thoughts
         return [said, *form.as_taken(answers)]

@@ -26,6 +26,7 @@ PYTHON = "python"  # the tool that runs code, whose argument is `code`
 MAX_CALLS = 64  # of one turn; further ones are not read
 MAX_DEPTH = 32  # of nested arguments
 _SPACE = re.compile(r"\s*")
+_ID = re.compile(r"[a-zA-Z0-9]{9}|functions\.[^\s<]+:\d+")
 
 
 def unparsed(reason: str) -> ToolCall:
@@ -33,8 +34,15 @@ def unparsed(reason: str) -> ToolCall:
     return ToolCall("", {}, f"error: the call cannot be read: {reason[:200]}", error=True)
 
 
-def call_of(value: Any) -> ToolCall:
-    """A call from an object with a name and arguments, which may be JSON in a text."""
+def kept_id(text: object) -> str:
+    """The id of a call, if it has a form that models are trained on: nine letters and digits
+    (Mistral), `functions.NAME:NUMBER` (Kimi); else empty."""
+    return text if isinstance(text, str) and _ID.fullmatch(text) else ""
+
+
+def call_of(value: Any, own_id: object = None) -> ToolCall:
+    """A call from an object with a name and arguments, which may be JSON in a text; `own_id`: what
+    the model wrote as its id."""
     if not isinstance(value, dict):
         return unparsed("not an object with `name` and `arguments`")
     name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
@@ -48,7 +56,7 @@ def call_of(value: Any) -> ToolCall:
         return unparsed("it has no `name`")
     if not isinstance(arguments, dict) and arguments is not None:
         return unparsed("its `arguments` are not an object")
-    return ToolCall(_clean(name), arguments or {}, "")
+    return ToolCall(_clean(name), arguments or {}, "", id=kept_id(own_id))
 
 
 def _clean(value: Any, depth: int = 0) -> Any:
@@ -225,15 +233,16 @@ def _constant(value: ast.expr) -> Any:
 
 _DEEPSEEK = (
     re.compile(
-        r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(?:\w+<｜tool▁sep｜>)?([^\s<{]+)\s*"
+        r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(?:\w+<｜tool▁sep｜>)?"
+        r"(?P<name>[^\s<{]+)\s*"
         r"(?:```json|<｜tool▁sep｜>)"
     ),
     re.compile(r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>\s*(?:<｜tool▁calls▁end｜>)?|\Z)"),
 )
 _KIMI = (
     re.compile(
-        r"(?:<\|tool_calls_section_begin\|>\s*)?<\|tool_call_begin\|>\s*(?:functions\.)?"
-        r"([^\s<]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>"
+        r"(?:<\|tool_calls_section_begin\|>\s*)?<\|tool_call_begin\|>\s*(?P<id>(?:functions\.)?"
+        r"(?P<name>[^\s<]+?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>"
     ),
     re.compile(r"\s*(?:<\|tool_call_end\|>\s*(?:<\|tool_calls_section_end\|>)?|\Z)"),
 )
@@ -248,7 +257,8 @@ def _named(text: str, form: tuple[re.Pattern[str], re.Pattern[str]]) -> tuple[st
         value, end = decoded(text, found.end())
         closed = None if end is None else closing.match(text, end)
         if closed:
-            calls.append(call_of({"name": found[1], "arguments": value}))
+            made = {"name": found["name"], "arguments": value}
+            calls.append(call_of(made, found.groupdict().get("id")))
             at = closed.end()
         else:
             calls.append(unparsed(f"not JSON: {text[found.end() :].strip()[:80]!r}"))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tramontane.data.prompts import PromptEncoder, Tool
 from tramontane.environments.calls import Message as Parsed
-from tramontane.environments.chat import Chatted, call_id
+from tramontane.environments.chat import Chatted, call_id, ids_of
 from tramontane.errors import InputError, install
 
 if TYPE_CHECKING:
@@ -137,10 +137,11 @@ class MistralChat:
             said = self._encoder.tags.around(message.thoughts) + said
         chunks = self._chunks({"role": "assistant", "content": said})
         own: Chatted = {"role": "assistant", "content": chunks}
+        ids = ids_of(message.calls, self._turns)
         if message.calls:
             own["tool_calls"] = [
                 {
-                    "id": call_id(self._turns, number),
+                    "id": ids[number],
                     "function": {
                         # As the library's validator takes it; a name that no tool has is answered.
                         "name": re.sub("[^a-zA-Z0-9_-]", "_", call.name)[:64] or "invalid",
@@ -152,13 +153,14 @@ class MistralChat:
         self._messages.append(own)
         for number, given in enumerate(new):
             if given["role"] == "tool":
-                given = {**given, "tool_call_id": call_id(self._turns, number)}
+                call = ids[number] if number < len(ids) else call_id(self._turns, number)
+                given = {**given, "tool_call_id": call}
             self._messages.append(dict(given))
             put += self._encode_one(given)
         self._turns += 1
-        self._ids = ids = self._encode()
-        rewritten = ids[: len(before)] != before or ids[-len(put) :] != put
-        return MistralFollowing(put, rewritten, lambda: ids)
+        self._ids = whole = self._encode()
+        rewritten = whole[: len(before)] != before or whole[-len(put) :] != put
+        return MistralFollowing(put, rewritten, lambda: whole)
 
     def parts(
         self, message: Parsed, new: Sequence[Chatted]

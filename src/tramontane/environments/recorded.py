@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 from tramontane.data.prompts import GENERATED, Marks, PromptEncoder, Tool
 from tramontane.environments.chat import ChatFormat, Chatted, call_id, shared
-from tramontane.environments.forms import written
+from tramontane.environments.forms import kept_id, written
 from tramontane.errors import InputError
 
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # a message's key for its thoughts
@@ -139,7 +139,7 @@ class ConversationEncoder:
         thoughts = next((message[key] for key in THOUGHTS if message.get(key)), None)
         if calls and self._form.reads_calls:
             given = [(call["name"], call["arguments"]) for call in calls]
-            made = self._form.calling(made["content"], given, 0)
+            made = self._form.calling(made["content"], given, _ids_of(message))
         elif calls and self._by_text:
             text = written(self._form.calls_form, calls)
             made["content"] = "\n".join(filter(None, [made["content"], text]))
@@ -212,6 +212,12 @@ class ConversationEncoder:
                 f"give another template (data.chat_template), or put it into the content as the "
                 f"model writes it"
             )
+
+
+def _ids_of(message: Mapping[str, Any]) -> list[str]:
+    """The ids of a row's calls, where they have a model's form."""
+    calls = enumerate(message["tool_calls"])
+    return [kept_id(call.get("id")) or call_id(0, number) for number, call in calls]
 
 
 def _holds(text: str, wanted: str) -> bool:

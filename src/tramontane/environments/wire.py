@@ -25,7 +25,7 @@ from tramontane.data.prompts import Tool
 from tramontane.data.values import cleaned
 from tramontane.environments.calls import Message as Parsed
 from tramontane.environments.chat import Chatted
-from tramontane.environments.forms import written
+from tramontane.environments.forms import kept_id, written
 from tramontane.types import SampledTokens, SamplingParams, ThinkingTags, ToolCall
 
 MAX_N = 128  # completions of one request
@@ -111,7 +111,10 @@ class ChatMessage(Part):
     def parsed(self, form: str = "hermes") -> Parsed:
         """A message of the assistant as it was read when the model wrote it; `form`: of calls that
         are part of its text."""
-        calls = [ToolCall(c.function.name, c.function.arguments, "") for c in self.tool_calls or ()]
+        calls = [
+            ToolCall(c.function.name, c.function.arguments, "", id=kept_id(c.id))
+            for c in self.tool_calls or ()
+        ]
         thoughts = self.reasoning_content or ""
         made = [{"name": call.name, "arguments": call.arguments} for call in calls]
         text = "\n".join(filter(None, (self.content, written(form, made) if made else "")))
