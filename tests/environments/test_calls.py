@@ -2,13 +2,17 @@
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.environments.templates import SHAPES, tokenizer_of
 from tests.environments.worlds import add
+from tramontane.environments import wire
+from tramontane.environments.answers import ChatAnswer, Choice
 from tramontane.environments.calls import Parser, form_of, outside_thoughts
+from tramontane.environments.endpoint import SampledPart
 from tramontane.environments.tools import schema_of
 from tramontane.errors import InputError
 from tramontane.types import PAPER_TAGS
@@ -349,3 +353,19 @@ def test_a_response_template_reads_the_end_of_the_prompt_and_of_the_message():
     message = parser.parse(text, [schema_of(add)], "<think>\n")
     assert message.thoughts.strip() == "Add."
     assert [(call.name, call.arguments) for call in message.calls] == [("add", {"a": 1, "b": 2})]
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_an_answer_that_the_length_cut_says_so(reason):
+    body = wire.ChatRequest(model="m", messages=[{"role": "user", "content": "?"}], tools=TOOLS)
+    text = f"<tool_call>{OBJECT}</tool_call>\n<tool_call>{OBJECT[:20]}"
+    read = Parser(TOKENIZER, "hermes", PAPER_TAGS).parse
+
+    def shown(_):
+        return wire.readable(read(text, TOOLS), PAPER_TAGS)
+
+    answer = ChatAnswer(body, [1], shown, lambda _: [], PAPER_TAGS, 3)
+    tokens = SampledPart(np.array([1]), np.array([0.0]), np.array([0]))
+    (choice,) = answer.whole([Choice(tokens, reason)])["choices"]
+    assert len(choice["message"]["tool_calls"]) == 1
+    assert choice["finish_reason"] == ("length" if reason == "length" else "tool_calls")

@@ -202,8 +202,9 @@ class ChatAnswer:
                 }
                 for number, call in enumerate(parsed.calls)
             ]
+        called = parsed.calls and choice.reason != "length"  # a cut answer may lack calls
         end: dict[str, Any] = {
-            "finish_reason": "tool_calls" if parsed.calls else choice.reason,
+            "finish_reason": "tool_calls" if called else choice.reason,
             "logprobs": None,
             **wire.truth(choice.tokens),
         }
