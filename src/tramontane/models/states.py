@@ -20,7 +20,9 @@ from transformers.cache_utils import Cache
 
 from tramontane.models.attention import RowReader, note_rows
 from tramontane.models.packing import Packing, PaddingIndex
+from tramontane.models.steps import with_steps
 
+_NO_LIMIT = (0.0, float("inf"))  # of time steps, which are positive
 _UPDATES = {"update_conv_state", "update_recurrent_state"}  # methods of transformers' caches
 
 
@@ -192,7 +194,7 @@ def _unpad(places: PaddingIndex, x: torch.Tensor) -> torch.Tensor:
 
 
 def _by_rows(cls: Any) -> Any:
-    return type(cls.__name__, (_ByRows, cls), {})
+    return type(cls.__name__, (_ByRows, with_steps(cls)), {})
 
 
 def stateful_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -224,7 +226,7 @@ def separate_states(model: PreTrainedModel) -> None:
     for layer in [x for x in stateful_layers(model) if not isinstance(x, _ByRows)]:
         layer.continues = _takes_initial_state(type(layer))  # type: ignore[assignment]
         layer.__class__ = _by_rows(type(layer))
-        if hasattr(layer, "time_step_limit"):
+        if getattr(layer, "time_step_limit", _NO_LIMIT) != _NO_LIMIT:
             in_proj: Any = layer.in_proj
             in_proj.register_forward_hook(partial(_limit_time_steps, layer))
 
