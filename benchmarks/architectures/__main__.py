@@ -1,0 +1,45 @@
+"""What runs of each architecture of transformers, on tiny random models; writes docs/models.md.
+
+    python -m benchmarks.architectures [ROW ...] [--page]
+
+A row has a process of its own. Rows that benchmarks/architectures.json has for the installed
+transformers are kept, so an interrupted run resumes; rows that are named are measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+from benchmarks.architectures.page import PAGE, page
+from benchmarks.architectures.report import Report
+from benchmarks.architectures.rows import every_row
+from benchmarks.architectures.trial import isolated
+
+PROCESSES = 2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("rows", nargs="*", help="rows to measure again, by the names on the page")
+    parser.add_argument("--page", action="store_true", help="write the page from the file alone")
+    args = parser.parse_args()
+    report, rows = Report.load(), every_row()
+    names = [row.name for row in rows]
+    if unknown := [name for name in args.rows if name not in names]:
+        sys.exit(f"no row {unknown[0]!r}; choose from {'; '.join(names)}")
+    if not args.page:
+        wanted = [row for row in rows if row.name in (args.rows or report.missing(names))]
+        with ThreadPoolExecutor(PROCESSES) as pool:
+            trials = {pool.submit(isolated, row.kind, row.changed): row for row in wanted}
+            for count, done in enumerate(as_completed(trials), 1):
+                row = trials[done]
+                report.rows[row.name] = done.result()
+                report.save(names)
+                print(f"{count}/{len(trials)} {row.name}: {report.rows[row.name]}", flush=True)
+    PAGE.write_text(page(report), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

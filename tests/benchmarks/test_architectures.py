@@ -1,0 +1,63 @@
+"""docs/models.md says what the installed transformers does."""
+
+import pytest
+import transformers
+
+from benchmarks.architectures.page import PAGE, page
+from benchmarks.architectures.report import Report, outcome, outcomes
+from benchmarks.architectures.rows import every_row
+from benchmarks.architectures.trial import LIMIT, isolated, trial
+
+ROWS = {row.name: row for row in every_row()}
+COMMITTED = Report.committed()
+# One of each mechanism: windows, tied heads, experts, a text half, latent attention, state.
+FAST = ("mistral", "llama, tied head", "qwen3_moe", "mistral3", "deepseek_v3", "qwen3_5_text")
+TO_MEASURE = "python -m benchmarks.architectures"
+
+
+def test_the_page_is_that_of_the_figures():
+    assert PAGE.read_text(encoding="utf-8") == page(COMMITTED), (
+        f"write it again: {TO_MEASURE} --page"
+    )
+
+
+def test_every_architecture_has_a_row():
+    missing = sorted({*ROWS} - {*COMMITTED.rows})
+    assert not missing, (
+        f"transformers {transformers.__version__} has {', '.join(missing)}, and "
+        f"{COMMITTED.versions['transformers']} had not; measure: {TO_MEASURE}"
+    )
+
+
+def test_rounding_errors_and_words_are_told_apart():
+    assert [outcome(x) for x in (1e-6, 0.3, float("nan"))] == ["yes", "no", "no"]
+    assert outcomes({"cells": {"decode": "refused: so", "packed": 0.0}}) == {
+        "decode": "refused",
+        "packed": "yes",
+    }
+    assert outcomes({"crashed": "exit code -11"}) == {"crashed": "crashed"}
+
+
+def test_a_process_that_ends_by_itself_is_a_row():
+    assert isolated("llama", {"hidden_act": "no such function"})["unbuilt"].startswith("KeyError")
+
+
+def assert_unchanged(name, found):
+    known = COMMITTED.rows[name]
+    assert outcomes(found) == outcomes(known), (
+        f"{name} with transformers {transformers.__version__}: {found}; docs/models.md, of "
+        f"{COMMITTED.versions['transformers']}: {known}. If it should be so, write the page again: "
+        f'{TO_MEASURE} "{name}"'
+    )
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_row_that_people_use_is_as_the_page_says(name):
+    assert_unchanged(name, trial(ROWS[name].kind, ROWS[name].changed))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT + 60)
+@pytest.mark.parametrize("name", [*ROWS][::8])
+def test_a_sample_of_all_rows_is_as_the_page_says(name):
+    assert_unchanged(name, isolated(ROWS[name].kind, ROWS[name].changed))
