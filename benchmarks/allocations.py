@@ -62,9 +62,11 @@ def measured() -> Iterator[Peak]:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    with peak:
-        yield peak
-    ended.set()
-    watcher.join()
+    try:
+        with peak:
+            yield peak
+    finally:  # the process of an error could not end
+        ended.set()
+        watcher.join()
     gc.collect()
     peak.at_end = in_use() - peak.start
