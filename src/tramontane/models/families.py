@@ -34,12 +34,14 @@ class ForwardFails(InputError):
 
 
 @torch.no_grad()
-def check_packing(model: PreTrainedModel) -> None:
+def check_packing(model: PreTrainedModel, dtype: torch.dtype | None = None) -> None:
     """Check that a model computes the same for packed sequences as for each of them alone, also
     for one that shares the tokens before it with another.
 
     Args:
         model: its attention is `packed`. With sharded weights, every rank must call it.
+        dtype: what it computes in; None: the number type of its weights. Sharded weights are
+            float32 whatever it is.
 
     Raises:
         InputError: the logits differ, or the model does not take packed rows at all.
@@ -55,12 +57,13 @@ def check_packing(model: PreTrainedModel) -> None:
     wanted = torch.cat(alone)
     if not bool(wanted.isfinite().all()):
         return  # broken weights say nothing about the family
+    dtype = dtype or model.dtype
     error = (packed - wanted).square().mean(-1).sqrt() / wanted.std(-1).clamp_min(1e-6)
-    if model.dtype == torch.float32:
+    if dtype == torch.float32:
         found = error.max()
     else:  # a mixture of experts may choose other experts for a few tokens
         found = max(part.median() for part in error.split(_LENGTHS))
-    if not float(found) <= SAME.get(model.dtype, SAME[torch.bfloat16]):
+    if not float(found) <= SAME.get(dtype, SAME[torch.bfloat16]):
         raise InputError(
             f"{type(model).__name__} computes other logits for sequences that are packed in one "
             f"row than for each alone (they differ by {float(found):.2g} standard deviations): "

@@ -63,7 +63,7 @@ class Teacher:
             sharding.shard(model, device, config.dtype)
             sharding.materialize(model, device)
             sharding.read(model.state_dict(keep_vars=True), found[1])
-            check_packing(model)
+            check_packing(model, dtype)
             sharding.free_gathered(model)
         else:
             model = load_model(path, dtype).requires_grad_(False)

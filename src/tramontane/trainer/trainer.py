@@ -117,7 +117,7 @@ class Trainer:
         self._working = working_model(model, config.dtype)
         forwards.check_repeatable(self._working, self.device)
         if files is not None:  # otherwise checked when it was loaded
-            check_packing(self._working)
+            check_packing(self._working, dtype)
         if config.lora:
             lora.check_applied(self._working)
         if config.router_replay:
