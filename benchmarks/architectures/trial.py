@@ -56,8 +56,10 @@ class Trial:
     def __init__(self, kind: str, changed: Mapping[str, Any] | None, folder: Path) -> None:
         self.cells: dict[str, Cell] = {}
         self._folder, self._path = folder, str(folder / "model")
-        self._plain = tiny_model(kind, changed)
-        self._plain.save_pretrained(self._path)
+        made = tiny_model(kind, changed)
+        made.save_pretrained(self._path)
+        # Loading resets some weights (seen in Youtu's embeddings).
+        self._plain = type(made).from_pretrained(self._path, attn_implementation="eager").eval()
         AutoTokenizer.from_pretrained(resolve("tiny")).save_pretrained(self._path)
         ends = json.dumps({"eos_token_id": EOS})
         (folder / "model/generation_config.json").write_text(ends, encoding="utf-8")
