@@ -140,6 +140,11 @@ def measured(
     curated(work / "clean/kept.jsonl", work / out, (stage,), **{stage: section})
 
 
+def config_of(*overrides: str) -> Config:
+    """The config of a training, with overrides of which the last one of a key counts."""
+    return load_config(QUICKSTART, [*{text.partition("=")[0]: text for text in overrides}.values()])
+
+
 def trained(folder: Path, data: Path, seed: int, settings: Sequence[str]) -> Path:
     """Train in a folder, or continue there; returns the folder."""
     if (folder / "config.yaml").is_file():
@@ -148,7 +153,7 @@ def trained(folder: Path, data: Path, seed: int, settings: Sequence[str]) -> Pat
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     run = [f"name={folder.name}", f"seed={seed}", f"run_dir={folder}", f"data.train={data}"]
-    tramontane.train(load_config(QUICKSTART, [*TRAINING, *run, *settings]), report=False)
+    tramontane.train(config_of(*TRAINING, *run, *settings), report=False)
     return folder
 
 
@@ -370,7 +375,7 @@ def main() -> None:
     torch.set_num_threads(1)  # the other core grades
 
     longer = [f"pipeline.updates={TEACHER_UPDATES}", *args.overrides]
-    config = load_config(QUICKSTART, [*TRAINING, *longer])
+    config = config_of(*TRAINING, *longer)
     teacher = work / "runs/teacher"
     checkpoint = teacher / f"checkpoints/update_{config.pipeline.updates}/weights"
     measure = partial(measured, work, args.samples, config)

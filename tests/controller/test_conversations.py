@@ -261,7 +261,7 @@ def test_a_prompt_that_is_too_long_ends_its_conversation(forty: Path) -> None:
         request = Request(0, 0, [], 0, SamplingParams(96))
         ended = asyncio.run(conversations.answer(96, PROBLEM, request))
     assert isinstance(ended, Completion) and ended.ending == "context_full"
-    assert "5 allowed (data.max_prompt_tokens)" in ended.ending_reason
+    assert "5 tokens at its beginning (data.max_prompt_tokens)" in ended.ending_reason
 
 
 @pytest.mark.slow
