@@ -89,6 +89,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     load_tokenizer("tiny").save_pretrained(desk / "long")
     load_model("tiny").save_pretrained(desk / "my-model")
     load_tokenizer("tiny").save_pretrained(desk / "my-model")
+    own_model = blocks(ROOT / "docs/bring-your-own-model.md", "yaml")
+    [gemma] = [block for block in own_model if block.startswith("# gemma.yaml")]
+    (desk / "gemma.yaml").write_text(gemma.replace("models/gemma3-270m", str(desk / "my-model")))
     (desk / "runs").mkdir(exist_ok=True)
     for name in ("oversight_drilled", "oversight_tiny"):
         shutil.copytree(desk / "my-model", desk / "runs" / name)
