@@ -141,7 +141,7 @@ def measured(
 
 
 def config_of(*overrides: str) -> Config:
-    """The config of a training, with overrides of which the last one of a key counts."""
+    """The training config. If a key is overridden twice, the last override counts."""
     return load_config(QUICKSTART, [*{text.partition("=")[0]: text for text in overrides}.values()])
 
 

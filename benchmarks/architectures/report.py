@@ -1,4 +1,4 @@
-"""benchmarks/architectures.json: what was found of each row, and of which transformers."""
+"""The rows measured so far, and with which transformers: benchmarks/architectures.json."""
 
 from __future__ import annotations
 

@@ -307,7 +307,8 @@ class DataConfig(PromptConfig):
 
     @model_validator(mode="after")
     def _names_a_source(self, info: ValidationInfo) -> DataConfig:
-        """A config that a command reads must; one of an environment alone does without."""
+        """A config that a command reads must name its source. A config made in Python, e.g. to try
+        an environment, need not."""
         if not self.train and info.context:
             raise key_error("not given; set it in the file, or as key=value", "train")
         return self

@@ -165,8 +165,8 @@ class EndpointSampler(Sampler):
 
 
 class _Room:
-    """Room for a number of completions at once. Requests get theirs in the order in which they
-    came, so that a large one is not overtaken by small ones forever."""
+    """Limits the number of completions sampled at once. Requests are admitted in the order in
+    which they came, so that small ones do not overtake a large one forever."""
 
     def __init__(self, limit: int | None) -> None:
         self._free = math.inf if limit is None else limit

@@ -146,7 +146,7 @@ def _problem(name: str, statement: str, item: dict[str, Any]) -> Problem:
 
 
 def main(requests: TextIO, answers: TextIO) -> None:
-    """Answer requests until there are no more."""
+    """Answer requests, one a line, until the input ends."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends this process
     for line in requests:
         request = json.loads(line)

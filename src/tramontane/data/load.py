@@ -166,7 +166,7 @@ def generated(source: str) -> tuple[str, str]:
     """(scheme, name) of a source that generates problems; ("", "") for finite ones.
 
     Raises:
-        InputError: there is no source, or text follows `playground:`.
+        InputError: the source is empty, or text follows `playground:`.
     """
     if not source:
         raise InputError("data.train: not given; name a source, or `playground:`")

@@ -95,8 +95,8 @@ class ChatFormat:
 
     @cached_property
     def calls_form(self) -> str:
-        """The form in which calls are written as text, for a template that writes none: that of
-        `TOOLS_PROMPT` if the template does not describe tools, either."""
+        """The text form of calls, for a template that writes none: the form that its model was
+        shown, or that of `TOOLS_PROMPT`."""
         return shown_by(self.encoder.tokenizer) if self.encoder.reads_tools else "hermes"
 
     @property
@@ -496,7 +496,7 @@ class Chat:
 
     @property
     def calls_form(self) -> str:
-        """The form in which calls are written as text."""
+        """The text form of calls; see `calls_form` of the template's form."""
         return self._form.calls_form
 
     def _marked(self, message: Chatted) -> Chatted:

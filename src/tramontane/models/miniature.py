@@ -73,7 +73,8 @@ def _narrow(config: Any) -> Any:
 
 
 def _fewer_heads(values: dict[str, Any]) -> dict[str, int]:
-    """As many query heads for each key-value head, where the width of a head is given."""
+    """Fewer heads, with the same number of query heads for each key-value head; none if the width
+    of a head depends on their number."""
     heads, kv_heads = values.get("num_attention_heads"), values.get("num_key_value_heads")
     if not (values.get("head_dim") and isinstance(heads, int) and isinstance(kv_heads, int)):
         return {}

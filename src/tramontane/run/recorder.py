@@ -23,6 +23,7 @@ from tramontane.controller.verifiers import Verifiers
 from tramontane.controller.waits import in_background
 from tramontane.evaluation.conversed import ConversationFigures, conversation_row
 from tramontane.evaluation.thinking import ThinkingCounter, thinking_counters
+from tramontane.models.tokenizers import save_tokenizer
 from tramontane.placement import Handle, Limit, WaitTimeout, call, release, written
 from tramontane.placement.files import Folder
 from tramontane.run.canaries import Canaries
@@ -248,8 +249,6 @@ class Recorder:
         self, partial: Path, pipeline: PipelineCheckpoint, records: Iterable[dict[str, Any]]
     ) -> None:
         """The controller's part of a checkpoint; runs in a thread."""
-        from tramontane.models.tokenizers import save_tokenizer
-
         save_tokenizer(self.tokenizer, partial / "weights")
         write_pipeline(partial, pipeline)
         self.folder.write_problems(records)
