@@ -1,7 +1,10 @@
 import gzip
 import json
 import math
+import os
+import subprocess
 import sys
+import threading
 from dataclasses import asdict
 from datetime import date
 
@@ -345,6 +348,19 @@ def test_reasoning_gym():
     for p in train:
         expression = p.problem.rpartition(":")[2].strip(" =")
         assert int(p.answer) == eval(expression)
+
+
+def test_reasoning_gym_outlives_the_thread_that_first_asked():
+    pytest.importorskip("reasoning_gym")
+    gym._drawer.cache_clear()
+    drawn = []
+    first = threading.Thread(target=lambda: drawn.append(load("reasoning_gym:chain_sum", limit=5)))
+    first.start()
+    first.join()
+    drawer = gym._drawer(os.getpid())
+    with pytest.raises(subprocess.TimeoutExpired):
+        drawer._process.wait(0.2)
+    assert [load("reasoning_gym:chain_sum", limit=5)] == drawn
 
 
 def test_reasoning_gym_is_an_extra(monkeypatch):

@@ -26,7 +26,6 @@ from typing import Any, Literal, TextIO
 from tramontane.data import playground
 from tramontane.errors import InputError, install
 from tramontane.imports import command_of
-from tramontane.temporary import die_with_parent
 from tramontane.types import Problem
 
 Split = Literal["train", "test"]
@@ -249,7 +248,8 @@ def _same(text: str, answer: str | None) -> bool:
 
 
 if __name__ == "__main__":
-    die_with_parent()
+    # The end of the input ends this process. A signal at the parent's death would do so early: it
+    # comes when the thread that started this process ends.
     private = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # generators may print
     main(sys.stdin, private)
