@@ -29,6 +29,15 @@ def test_every_architecture_has_a_row():
     )
 
 
+def test_no_row_is_wrong():
+    wrong = {
+        name
+        for name, row in COMMITTED.rows.items()
+        if {"no", "failed", "crashed"} & {*outcomes(row).values()}
+    }
+    assert not wrong
+
+
 def test_rounding_errors_and_words_are_told_apart():
     assert [outcome(x) for x in (1e-6, 0.3, float("nan"))] == ["yes", "no", "no"]
     assert outcomes({"cells": {"decode": "refused: so", "packed": 0.0}}) == {

@@ -128,6 +128,19 @@ def test_log_probs_of_other_tokens_are_those_of_the_logits(monkeypatch):
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
 
 
+def test_a_model_that_computes_all_logits_is_read_at_the_positions_that_predict():
+    # Whisper's decoder does so, whatever `logits_to_keep` says.
+    llama, row = model().double(), pack_row(batch().sequences[:4], torch.device("cpu"))
+    every = copy.deepcopy(llama)
+    every.register_forward_pre_hook(
+        lambda _, args, kwargs: (args, kwargs | {"logits_to_keep": 0}), with_kwargs=True
+    )
+    for predict in (lambda *a: fused_predictions(*a, 1.0), plain_predictions):
+        found, wanted = predict(every, row, 0.8), predict(llama, row, 0.8)
+        torch.testing.assert_close(found.logprobs, wanted.logprobs, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(found.entropy, wanted.entropy, rtol=1e-9, atol=1e-9)
+
+
 def test_entropy_has_a_gradient_only_on_request():
     llama, row = model(), pack_row(batch().sequences[:2], torch.device("cpu"))
     assert not fused_predictions(llama, row, 1.0, 1.0).entropy.requires_grad

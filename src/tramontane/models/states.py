@@ -126,6 +126,7 @@ class PackedStates:
 class _ByRows(torch.nn.Module):
     """A layer that carries state, for packed rows; mixed into the layer's own class."""
 
+    signature: inspect.Signature  # of the layer's own forward
     row_reader: RowReader
     layer_idx: int
     continues: bool  # False if its scan of several tokens starts from no state: Mamba 1
@@ -134,8 +135,9 @@ class _ByRows(torch.nn.Module):
         packing = self.row_reader.packing
         if packing is None:
             return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
-        names = [name for name, x in kwargs.items() if isinstance(x, Cache)]
-        return self._packed(hidden_states, packing, {name: kwargs[name] for name in names})
+        given = self.signature.bind(self, hidden_states, *args, **kwargs)
+        caches = {name: x for name, x in given.arguments.items() if isinstance(x, Cache)}
+        return self._packed(hidden_states, packing, caches)
 
     @torch.compiler.disable
     def _packed(self, row: torch.Tensor, packing: Packing, caches: dict[str, Any]) -> Any:
@@ -149,10 +151,11 @@ class _ByRows(torch.nn.Module):
         """Outputs of each block. Padding follows a sequence's last token. A sequence that continues
         another is computed with the other's tokens before its own."""
         rows, parts = row[0, :, None].split(packing.sizes), []
+        cache = dict.fromkeys(_required(self.signature))
         for own, block in zip(rows, packing.blocks, strict=True):
             seen = own if block.context is None else torch.cat([rows[block.context], own])
             places = block.key_places(1)
-            out = super().forward(places.pad(seen)[:, 0])  # type: ignore[misc]
+            out = super().forward(places.pad(seen)[:, 0], **cache)  # type: ignore[misc]
             parts.append(_each(partial(_unpad, places), out))
         return parts
 
@@ -178,6 +181,13 @@ class _ByRows(torch.nn.Module):
         return [parts[i] for i in range(len(rows))]
 
 
+def _required(signature: inspect.Signature) -> list[str]:
+    """The arguments without a default of a layer's forward, after the hidden states."""
+    _, _, *others = signature.parameters.values()
+    plain = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return [p.name for p in others if p.default is p.empty and p.kind is plain]
+
+
 def _has_recurrence(states: States) -> bool:
     return any(key.kind == "recurrent" for key in states)
 
@@ -194,7 +204,8 @@ def _unpad(places: PaddingIndex, x: torch.Tensor) -> torch.Tensor:
 
 
 def _by_rows(cls: Any) -> Any:
-    return type(cls.__name__, (_ByRows, with_steps(cls)), {})
+    signature = inspect.signature(inspect.unwrap(cls.forward))
+    return type(cls.__name__, (_ByRows, with_steps(cls)), {"signature": signature})
 
 
 def stateful_layers(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -102,6 +102,7 @@ def fused_predictions(
         targets = torch.cat([targets, row.candidates], dim=1)
 
     def fused(hidden: torch.Tensor) -> torch.Tensor:
+        hidden = row.kept(hidden)
         ids = F.pad(targets, (0, 0, 0, hidden.shape[1] - len(targets)))
         logprobs, *others = _HeadLogprobs.apply(
             hidden[0], head.weight, head.bias, ids, temperature / scale, compiled
@@ -123,7 +124,7 @@ def plain_predictions(
     model: PreTrainedModel, row: PackedRow, temperature: float, entropy_grad: bool = False
 ) -> Predictions:
     """The same for any model, computed from its logits."""
-    logits = model(**row.inputs).logits[0, : len(row.targets)]
+    logits = row.kept(model(**row.inputs).logits)[0, : len(row.targets)]
     logprobs, entropy = token_logprobs(logits, row.targets, temperature, entropy_grad)
     top1 = (logits.detach().argmax(-1) == row.targets).to(logprobs.dtype)
     top = None

@@ -36,6 +36,12 @@ class PackedRow:
     # recorded none.
     experts: torch.Tensor | None = None
 
+    def kept(self, outputs: torch.Tensor) -> torch.Tensor:
+        """[1, N or more, ...] of a model's outputs [1, positions, ...], at the positions to keep:
+        not every model leaves out the others (Whisper does not)."""
+        keep = self.inputs["logits_to_keep"]
+        return outputs if outputs.shape[1] == len(keep) else outputs[:, keep]
+
 
 @dataclass(frozen=True)
 class Predictions:

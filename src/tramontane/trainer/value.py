@@ -71,7 +71,7 @@ class ValueNetwork:
         sharding.reduce_gradients(
             self._working, last or self._config.reduce_gradients == "microbatch"
         )
-        values = self._working(**row.inputs).logits[0, : len(row.targets), 0]
+        values = row.kept(self._working(**row.inputs).logits)[0, : len(row.targets), 0]
         return values if values.dtype == torch.float64 else values.float()
 
     def step(self, rate: float, apply: bool) -> None:
