@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL,
+    MODEL_FOR_CAUSAL_LM_MAPPING as CAUSAL,
 )
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as IMAGE,
@@ -143,7 +143,8 @@ def tiny_config(kind: str, changed: Mapping[str, Any] | None = None) -> PreTrain
     """A small config of an architecture, wrappers of several models included."""
     config = CONFIG_MAPPING[kind]
     keys = _sizes(config(), SIZES, SPECIAL.get(kind, {}) | dict(changed or {}))
-    for part, base in _parts(config()).items():
+    given = {part: keys[part] for part in _TEXT_PARTS & {*keys}}
+    for part, base in _parts(config(**given)).items():
         if part in _TEXT_PARTS:
             own = SPECIAL.get(base.model_type, {})
             keys[part] = {"model_type": base.model_type} | _sizes(base, SIZES, own)
@@ -173,7 +174,7 @@ def tiny_model(kind: str, changed: Mapping[str, Any] | None = None) -> PreTraine
     auto: Any = AutoModelForCausalLM
     if kind in IMAGE:  # these may be in both
         auto = AutoModelForImageTextToText
-    elif kind not in CAUSAL:
+    elif type(config) not in CAUSAL:
         auto = AutoModelForMultimodalLM
     with torch.device("meta"):
         count = auto.from_config(config).num_parameters()

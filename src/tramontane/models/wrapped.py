@@ -23,12 +23,13 @@ import torch
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
+    Mistral4Config,
+    Mistral4ForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_MULTIMODAL_LM_MAPPING,
 )
 
@@ -42,6 +43,9 @@ logger = logging.getLogger("tramontane")
 # leave tied output heads untied, with random weights (seen with 5.23), or torch's default number
 # type changed.
 LOADING = threading.Lock()
+
+# transformers 5.23 has this class, and AutoModelForCausalLM does not know it.
+AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 
 # Causal LMs that compute on text what text halves without a causal LM of their own compute: of
 # multimodal rotary embeddings, all three positions of a text token are equal.
@@ -92,6 +96,7 @@ class TextHalf:
     def __init__(self, name: str, own: PreTrainedConfig, folder: Path | None) -> None:
         self.config = _text_config(name, own)
         self._prefix, self._base = "", ""
+        self._blocks = "layers."  # what the files call the layers
         self._modules: tuple[str, ...] = ()  # prefixes of its names
         self._head: str | None = None
         self.names: dict[str, str] | None = None
@@ -101,7 +106,8 @@ class TextHalf:
 
     def loading_options(self) -> dict[str, Any]:
         """Arguments with which `from_pretrained` reads the text half from the wrapper's files."""
-        renames = {f"^{re.escape(self._prefix)}": self._base}
+        renames = {f"^{re.escape(self._prefix)}{self._blocks}": f"{self._base}layers."}
+        renames[f"^{re.escape(self._prefix)}"] = self._base
         if self._head is not None:
             renames[f"^{re.escape(self._head)}$"] = HEAD
         return {"config": self.config, "key_mapping": renames}
@@ -109,6 +115,11 @@ class TextHalf:
     def unread(self, names: Iterable[str]) -> list[str]:
         """Of names of weights that were not loaded, those in the text half's own modules."""
         return [name for name in names if name.startswith(self._modules)]
+
+    def _place(self, name: str) -> str:
+        """The name in the files of a weight below the base."""
+        stem = name.removeprefix(self._base)
+        return self._prefix + re.sub(r"^layers\.", self._blocks, stem)
 
     def _find(self, files: WeightFiles, folder: Path) -> None:
         with LOADING, torch.device("meta"):
@@ -132,12 +143,15 @@ class TextHalf:
                 f"shape {list(shape)}); fetch or save it again"
             )
         self._prefix = max(prefixes, key=lambda prefix: sum(prefix + s in there for s in stems))
+        # As transformers 5.23 saves Kimi K2.5; published files have layers.
+        if any(name.startswith(f"{self._prefix}blocks.") for name in there):
+            self._blocks = "blocks."
         heads = [name for name in there if is_head(name, self._prefix)]
         self._head = max(heads, key=len, default=None)
         if self._head is not None and self.config.tie_word_embeddings:
             equal = _equal(files, self._prefix + stem, self._head)
             self.config.tie_word_embeddings = equal
-        placed = {name: self._prefix + name.removeprefix(self._base) for name in own}
+        placed = {name: self._place(name) for name in own}
         if self._head is not None:
             placed[HEAD] = self._head
         self.names = {name: place for name, place in placed.items() if place in there}
@@ -177,7 +191,7 @@ def _text_config(name: str, config: PreTrainedConfig) -> PreTrainedConfig:
     """
     text = config.get_text_config()
     kind = EQUIVALENTS.get(text.model_type, text.model_type)
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise InputError(
             f"model {name!r}: {config.model_type} wraps a text half ({text.model_type}) for which "
             f"transformers has no causal LM; give a model that AutoModelForCausalLM loads"
