@@ -355,3 +355,17 @@ class StartsWithMore:
 class StepsWithMore:
     def step(self, message, state):
         return [], 1.0, True
+
+
+class Loud:
+    """Prints, and has a child print."""
+
+    def start(self, problem):
+        print("starts")
+        subprocess.run(["echo", "from a child"])
+
+    def step(self, message):
+        return [], 1.0, True
+
+
+LOUD = f"{__name__}:Loud"

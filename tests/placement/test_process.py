@@ -1,13 +1,16 @@
 """A worker process that is killed from outside."""
 
+import contextlib
 import fcntl
 import os
+import re
 import signal
 import tempfile
 import time
 
 import pytest
 
+from tramontane.placement.printed import BURST
 from tramontane.placement.process import WorkerProcess
 from tramontane.temporary import process_folder
 
@@ -38,7 +41,7 @@ def is_running(pid):
 def test_nothing_that_a_process_started_outlives_it(way, tmp_path, monkeypatch):
     (tmp_path / "forking_worker.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    worker = WorkerProcess("worker", "forking_worker")
+    worker = WorkerProcess("worker", "forking_worker", "reward")
     children = worker.ready(lambda: "settings").recv()
     assert all(map(is_running, children))
     if way == "kill":
@@ -53,16 +56,63 @@ def test_nothing_that_a_process_started_outlives_it(way, tmp_path, monkeypatch):
     assert not any(map(is_running, children))
 
 
-def test_what_a_process_and_its_children_print_goes_nowhere(tmp_path, monkeypatch, capfd):
-    lines = ["import os, subprocess", "print('printed')", "os.write(1, b'written')"]
-    loud = "\n".join([*lines, "subprocess.run(['echo', 'from a child'])"])
-    (tmp_path / "loud_worker.py").write_text(MODULE.replace("connection.recv()\n", loud))
+def printed_by(code, tmp_path, monkeypatch):
+    """What a worker that runs `code` and ends leaves on standard error."""
+    (tmp_path / "loud_worker.py").write_text(MODULE.replace("connection.recv()\n", code))
     monkeypatch.syspath_prepend(str(tmp_path))
-    worker = WorkerProcess("worker", "loud_worker")
+    worker = WorkerProcess("worker", "loud_worker", "reward")
     worker.ready(lambda: "settings").recv()
     worker.process.wait(SECONDS)
     worker.stop()
-    assert capfd.readouterr().out == ""
+
+
+def test_what_a_process_and_its_children_print_is_shown_by_line(tmp_path, monkeypatch, capfd):
+    lines = ["import os, subprocess", "print('printed')", "os.write(1, b'in two\\nlines')"]
+    lines += ["subprocess.run(['echo', 'from a child'])", "print('with\\ta tab,', '\\033[31mred')"]
+    lines += ["print('an error', file=sys.stderr)", "print('5%\\r100%')"]
+    code = "\n".join(["from tramontane.placement.printed import print_by_line", "print_by_line()"])
+    printed_by("\n".join([code, *lines]), tmp_path, monkeypatch)
+    found = capfd.readouterr()
+    assert found.out == ""  # which may be a command's own output
+    assert found.err.splitlines() == [
+        "reward: printed",
+        "reward: in two",
+        "reward: linesfrom a child",
+        "reward: with\ta tab, ·[31mred",
+        "reward: an error",
+        "reward: 100%",
+    ]
+
+
+def test_a_flood_is_neither_waited_for_nor_kept_and_is_counted(tmp_path, monkeypatch, capfd):
+    code = "import os\nfor _ in range(200): os.write(1, b'x' * 99 + b'\\n' + b'y' * (1 << 20))\n"
+    code += "os.write(1, b'\\nlast')"
+    began = time.monotonic()
+    printed_by(code, tmp_path, monkeypatch)
+    shown = capfd.readouterr().err
+    assert time.monotonic() - began < SECONDS / 3
+    assert len(shown) < 2 * BURST
+    dropped = sum(map(int, re.findall(r"(\d+) bytes dropped", shown)))
+    kept = sum(len(line) - len("reward: ") for line in shown.splitlines() if "dropped" not in line)
+    assert abs(200 * (100 + (1 << 20)) + 5 - dropped - kept) < 1000  # line ends
+
+
+def test_a_child_that_holds_the_pipe_does_not_hold_up_the_end(tmp_path, monkeypatch, capfd):
+    """One that nothing marks, and that prints without end."""
+    code = """
+import os
+child = subprocess.Popen(["yes"], start_new_session=True, env={})
+print(child.pid, file=open("pid", "w"), flush=True)
+"""
+    monkeypatch.chdir(tmp_path)
+    began = time.monotonic()
+    try:
+        printed_by(code, tmp_path, monkeypatch)
+        assert time.monotonic() - began < SECONDS / 3
+        assert "reward: y" in capfd.readouterr().err
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
 SERVING = """
@@ -80,7 +130,7 @@ def test_a_process_whose_folder_is_gone_ends_without_a_word(tmp_path, monkeypatc
     """A run that ends removes the folder, perhaps while a process still starts."""
     (tmp_path / "serving_worker.py").write_text(SERVING)
     monkeypatch.syspath_prepend(str(tmp_path))
-    worker = WorkerProcess("worker", "serving_worker")
+    worker = WorkerProcess("worker", "serving_worker", "reward")
     worker.start((None, str(tmp_path / "gone")))
     assert worker.process.wait(SECONDS) == 0
     worker.stop()
@@ -102,7 +152,7 @@ def test_an_interrupt_while_the_temporary_folder_is_made_leaves_none(tmp_path, m
 
 
 def test_what_a_worker_forks_ends_by_sigterm_and_answers_nothing(tmp_path):
-    worker = WorkerProcess("worker", "tests.placement.forks")
+    worker = WorkerProcess("worker", "tests.placement.forks", "reward")
     try:
         connection = worker.ready(lambda: (None, str(tmp_path)))
 

@@ -51,7 +51,9 @@ class EnvironmentHost:
 
     def __init__(self, config: Config, encoder: PromptEncoder) -> None:
         self._config, self._encoder = config, encoder
-        self._process = WorkerProcess("environment worker", "tramontane.environments.process")
+        self._process = WorkerProcess(
+            "environment worker", "tramontane.environments.process", "environment"
+        )
         self._begun: set[Key] = set()  # conversations that the process knows
         self._unanswered: dict[int, tuple[Call, float]] = {}  # by number, with the time it was sent
         self._folder = temporary_folder("environments")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from tramontane.environments.running import THREADS
 from tramontane.errors import InputError
 from tramontane.interrupt import leave_to_controller
+from tramontane.placement.printed import print_by_line
 from tramontane.placement.process import limit_memory
 from tramontane.temporary import die_with_parent
 
@@ -93,8 +94,7 @@ async def serve(connection: Connection, worker: EnvironmentWorker) -> None:
 
 
 if __name__ == "__main__":
-    # Not descriptor 1, which an environment may close for all others.
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    print_by_line(os.dup(1))  # an environment may close 1 for all others
     status = 1
     try:
         main(int(sys.argv[1]))

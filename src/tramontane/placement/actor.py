@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from tramontane.placement.files import Copies
+from tramontane.placement.printed import Kept
 from tramontane.temporary import die_with_parent
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Actor:
     """One worker; its calls run in order, concurrently with heartbeats and file transfers."""
 
     def __init__(self) -> None:
-        self._copies = Copies()
+        self._copies, self._printed = Copies(), Kept()
 
     def make(self, make: Callable[[], Any], membership: Membership | None) -> None:
         """Make the worker; if it is one of several ranks, it joins the others first."""
@@ -41,7 +42,8 @@ class Actor:
         self._worker = self._copies.located(make)()
 
     def call(self, method: str, *args: Any) -> Any:
-        return getattr(self._worker, method)(*map(self._copies.located, args))
+        result = getattr(self._worker, method)(*map(self._copies.located, args))
+        return self._printed.told(result)
 
     @ray.method(concurrency_group="files")
     def files(self, method: str, *args: Any) -> Any:
@@ -57,6 +59,11 @@ class Actor:
     def beat(self) -> tuple[str, int]:
         """Node and process id; answered by a separate thread, even while the worker is busy."""
         return ray.get_runtime_context().get_node_id(), os.getpid()
+
+    @ray.method(concurrency_group="pulse")
+    def printed(self) -> Any:
+        """What the worker's processes have printed since the last answer."""
+        return self._printed.told(None)
 
     @ray.method(concurrency_group="pulse")
     def free_address(self) -> str:

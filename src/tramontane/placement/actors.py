@@ -20,7 +20,7 @@ from typing import Any
 
 import ray
 import torch
-from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
@@ -42,6 +42,7 @@ from tramontane.placement.handle import (
     WorkerDied,
     WorkerLost,
 )
+from tramontane.placement.printed import result_of
 from tramontane.placement.ranks import (
     COLLECTIVE_SECONDS,
     Membership,
@@ -55,6 +56,7 @@ logger = logging.getLogger("tramontane")
 
 CONNECT_SECONDS = 10.0
 EXIT_SECONDS = 2.0  # time for a process to exit after Ray asked it to
+PRINTED_SECONDS = 1.0  # limit for an actor that is to end to say what was printed
 
 
 _remote: Any = ray.remote
@@ -118,6 +120,8 @@ class ActorHandle:
         """Kill the process."""
         for calls in (self._mailbox, self._background):
             calls.shutdown(wait=False, cancel_futures=True)
+        if self._place is not None and not self._silent:
+            self._hear()
         ray.kill(self._actor)
         if self._place is None:
             return
@@ -129,6 +133,11 @@ class ActorHandle:
         elif self._silent:
             there = NodeAffinitySchedulingStrategy(node, soft=False)
             _remote(_kill).options(num_cpus=0, scheduling_strategy=there).remote(process)
+
+    def _hear(self) -> None:
+        printed = self._actor.printed.remote()
+        with contextlib.suppress(RayActorError, GetTimeoutError):  # it has ended, or hangs
+            result_of(ray.get(printed, timeout=PRINTED_SECONDS))
 
     def free_address(self) -> str:
         """An address on this actor's machine at which ranks can meet."""
@@ -176,7 +185,7 @@ class ActorHandle:
             while not ray.wait([done], timeout=self._heartbeat)[0]:
                 if not ray.wait([self._actor.beat.remote()], timeout=self._heartbeat)[0]:
                     raise self._stalled(what, began)
-            return ray.get(done)
+            return result_of(ray.get(done))
         except RayTaskError as error:
             if isinstance(error.cause, ObjectLostError):
                 raise WeightsLost(

@@ -25,6 +25,7 @@ from uuid import uuid4
 from tramontane.errors import InputError
 from tramontane.imports import command_of
 from tramontane.interrupt import leave_to_controller
+from tramontane.placement.printed import Relay, print_by_line
 from tramontane.temporary import die_with_parent
 
 START_SECONDS = 120.0  # limit for a worker to import its libraries
@@ -44,11 +45,13 @@ class WorkerProcess:
     Args:
         name: in messages, e.g. `verifier worker`.
         module: serves the socket FD.
+        label: of what it and its children print, e.g. `reward`.
     """
 
-    def __init__(self, name: str, module: str) -> None:
-        self.name, self._module = name, module
+    def __init__(self, name: str, module: str, label: str) -> None:
+        self.name, self._module, self._label = name, module, label
         self.process: subprocess.Popen[bytes] | None = None
+        self._relay: Relay | None = None  # of the process
         self.connection: Connection | None = None
         self.warm = False  # it has said that it is ready
         self.closing = False  # set by another thread, before `kill`
@@ -62,16 +65,20 @@ class WorkerProcess:
     def start(self, settings: Any) -> None:
         """Start a process, and send it `settings`; it warms up in the background."""
         ours, theirs = Pipe()
-        # A plain interpreter, not multiprocessing: the caller's __main__ is not imported again.
-        self.process = subprocess.Popen(
-            command_of(self._module, str(theirs.fileno())),
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            # Output must not reach the run's display; errors still go to stderr.
-            stdout=subprocess.DEVNULL,
-            env=os.environ | {MARK: self._mark},
-            start_new_session=True,  # Ctrl-C is the controller's to handle
-        )
+        self._relay = relay = Relay(self._label)
+        try:
+            # A plain interpreter, not multiprocessing: the caller's __main__ is not imported again.
+            self.process = subprocess.Popen(
+                command_of(self._module, str(theirs.fileno())),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=relay.writing,
+                stderr=relay.writing,
+                env=os.environ | {MARK: self._mark},
+                start_new_session=True,  # Ctrl-C is the controller's to handle
+            )
+        finally:
+            os.close(relay.writing)
         theirs.close()
         _limit_transfers(ours)
         self.connection = ours
@@ -126,6 +133,8 @@ class WorkerProcess:
         _kill_group(process)
         status = process.wait(KILL_SECONDS)
         _kill_marked(self._mark)
+        assert self._relay
+        self._relay.close()
         if status < 0:
             return f"signal {-status} ({signal.strsignal(-status)})"
         return f"exit code {status}"
@@ -154,6 +163,7 @@ def serve(descriptor: int, prepare: Callable[..., Callable[[Any], Iterable[Any]]
     """
     die_with_parent()
     leave_to_controller(signal.SIGTERM)
+    print_by_line()
     connection = Connection(descriptor)
     os.register_at_fork(after_in_child=connection.close)  # answers come from this process alone
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # it is gone

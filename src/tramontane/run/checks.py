@@ -22,10 +22,11 @@ from tramontane.environments.loading import environment_of, load
 from tramontane.errors import InputError
 from tramontane.evaluation import EvaluationResult, malformed
 from tramontane.placement import Handle, Limit, call
+from tramontane.placement.printed import printable
 from tramontane.run.folder import RunFolder
 from tramontane.run.prepare import PROBE_TOKENS, Prepared
 from tramontane.run.sample import Decode, messages_of
-from tramontane.run.screen import printable, share
+from tramontane.run.screen import share
 from tramontane.trainer import parity
 from tramontane.types import FAILED, Completion, FilterReason, Group, Problem, Verdict
 from tramontane.verifier import functions

@@ -12,6 +12,7 @@ problems.jsonl           record of each problem of a finite source, at the last 
 summary.json report.html at the end
 events.log               stages that began, lost workers, restarts of the trainer, damaged
                          checkpoints
+printed.log              what rewards, tools and environments have printed
 workers.jsonl            process of each worker, weights that each generator sampled with, losses
 timeline.jsonl           steps and waits of the trainer, waits of generators, evaluations
 
@@ -42,6 +43,7 @@ from tramontane.config import (
 )
 from tramontane.errors import InputError, reading
 from tramontane.models.names import numbered
+from tramontane.placement.printed import PrintedLog
 from tramontane.run import rollouts
 from tramontane.run.checkpoint import damage, seal
 from tramontane.run.resuming import resume_command
@@ -90,7 +92,8 @@ class RunFolder:
         with owned_folder(path, "trained", new=new, then=folder._remedy) as before:
             if before and folder.begun:
                 folder.log_event(f"taken over; was being {before}, which has ended")
-            yield folder
+            with PrintedLog(folder.path / "printed.log", lambda: folder.begun):
+                yield folder
 
     @classmethod
     @contextmanager

@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tramontane.config import HELD_OUT
+from tramontane.placement.printed import printable
 from tramontane.run.sample import MODEL, Sample
 
 Metrics: TypeAlias = Mapping[str, Any]
@@ -103,11 +104,6 @@ def sparkline(values: list[float]) -> str:
     if high - low < 1e-9:
         return BLOCKS[0] * len(values)
     return "".join(BLOCKS[round((v - low) / (high - low) * (len(BLOCKS) - 1))] for v in values)
-
-
-def printable(text: str, keep: str = "") -> str:
-    """Replace control characters: the text of a model may contain escape sequences."""
-    return "".join(c if c.isprintable() or c in keep else "·" for c in text)
 
 
 def shortened(text: str, characters: int = MESSAGE_CHARACTERS) -> str:

@@ -369,7 +369,8 @@ class _Worker:
         self.tasks = pool._to_judge if judges else pool._tasks
         # Named by a string: the judge's module imports the verifier, not the other way around.
         module = "tramontane.asking.judge" if judges else "tramontane.verifier.worker"
-        self.child = WorkerProcess("judge" if judges else "verifier worker", module)
+        name, label = ("judge", "judge") if judges else ("verifier worker", "reward")
+        self.child = WorkerProcess(name, module, label)
         self.thread = threading.Thread(target=self._serve, name=f"verifier-{name}", daemon=True)
 
     def _serve(self) -> None:
