@@ -20,7 +20,8 @@ from tramontane.verifier.custom import Response
 from tramontane.verifier.pool import VerifierPool
 
 SUM = Problem("sum", "math", "1 + 1?", "2", language="en")
-PROGRAM = Problem("echo", "code", "Print 5.", tests={"type": "stdio", "cases": [{"input": "", "output": "5"}]})
+CASES = [{"input": "", "output": "5"}]
+PROGRAM = Problem("echo", "code", "Print 5.", tests={"type": "stdio", "cases": CASES})
 LOUD_PROGRAM = "import sys\nprint('a program', file=sys.stderr)\nprint(5)"
 RIGHT = "<think>a</think>\\boxed{2}"
 
