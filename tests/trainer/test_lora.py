@@ -275,3 +275,12 @@ def test_adapters_begin_by_the_run_s_seed():
         return layer.lora_A["default"].weight.detach()
 
     assert torch.equal(first(1), first(1)) and not torch.equal(first(1), first(2))
+
+
+def test_adapters_that_compute_something_else_than_their_merged_weights_are_refused():
+    t = lora_trainer()
+    lora.check_merged(t.model, torch.float32)
+    for layer in lora.adapted_layers(t.model).values():
+        layer.lora_B["default"].register_forward_hook(lambda module, args, output: 2 * output)
+    with pytest.raises(InputError, match="with merged weights, LlamaForCausalLM computes other"):
+        lora.check_merged(t.model, torch.float32)

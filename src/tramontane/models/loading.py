@@ -173,6 +173,15 @@ def load_model(
     return loaded
 
 
+def read_back(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """A causal LM as transformers alone reads it from a folder that was just written.
+
+    Raises:
+        InputError: weights are missing there.
+    """
+    return _complete(AutoModelForCausalLM, str(folder), dtype=dtype)
+
+
 def load_classifier(
     model: str, dtype: torch.dtype, device: str
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

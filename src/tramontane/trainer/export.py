@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
-from tramontane.models.loading import converts_weights
+from tramontane.errors import InputError
+from tramontane.models.loading import converts_weights, read_back
 from tramontane.models.weight_files import Entry, write_files
 from tramontane.models.weights import tied_names
 from tramontane.trainer.sharding import rank
@@ -30,6 +31,7 @@ class CheckpointWriter:
         self._model = model
         self._config = copy.deepcopy(model.config)
         self._architecture = type(model).__name__
+        self._checked = False
         self._converted = converts_weights(model)
         tensors = model.state_dict(keep_vars=True)
         copies = set(getattr(model, "all_tied_weights_keys", None) or ())
@@ -43,16 +45,29 @@ class CheckpointWriter:
     def save(
         self,
         folder: Path,
-        buckets: Iterable[dict[str, torch.Tensor]],
+        buckets: Callable[[], Iterable[dict[str, torch.Tensor]]],
         dtype: torch.dtype,
     ) -> None:
-        """Write config and weights. Collective: every rank must call it; rank 0 writes.
+        """Write config and weights, and read the first ones back. Collective: every rank must call
+        it; rank 0 writes and reads.
 
         Args:
             folder: created if missing.
-            buckets: all weights, in the order of the model's `state_dict`.
+            buckets: gives all weights, in the order of the model's `state_dict`.
             dtype: type of the weights in the files.
+
+        Raises:
+            InputError: transformers reads other weights from the files.
+            OSError: a file cannot be written.
         """
+        self._write(folder, buckets(), dtype)
+        if not self._checked:
+            check_reloaded(folder, buckets(), dtype)
+            self._checked = True
+
+    def _write(
+        self, folder: Path, buckets: Iterable[dict[str, torch.Tensor]], dtype: torch.dtype
+    ) -> None:
         if rank() > 0:
             for _ in buckets:
                 pass
@@ -86,6 +101,37 @@ class CheckpointWriter:
             for name, tensor in bucket.items():
                 if name in names:
                     yield name, tensor
+
+
+def check_reloaded(
+    folder: Path, buckets: Iterable[dict[str, torch.Tensor]], dtype: torch.dtype
+) -> None:
+    """Check that transformers reads from written files the weights that were written. Collective;
+    rank 0 reads the files.
+
+    Args:
+        folder: what `CheckpointWriter.save` wrote.
+        buckets: all weights, in `dtype`.
+        dtype: type of the weights in the files.
+
+    Raises:
+        InputError: a weight is missing there, or has other values.
+    """
+    read: dict[str, torch.Tensor] = {}
+    if rank() == 0:
+        read = read_back(folder, dtype).state_dict()
+    other = [
+        name
+        for bucket in buckets
+        for name, tensor in bucket.items()
+        if rank() == 0 and not torch.equal(read[name].to(dtype), tensor.cpu())
+    ]
+    if other:
+        raise InputError(
+            f"{folder}: {other[0]} is read back with other values ({len(other)} weights differ), "
+            f"so what was trained would be lost; train a model whose weights transformers saves "
+            f"as they are"
+        )
 
 
 def copied(

@@ -11,7 +11,7 @@ import copy
 import importlib.util
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from tramontane.config import LoraConfig
 from tramontane.errors import InputError, install
-from tramontane.models.families import short_sequences
+from tramontane.models.families import SAME, short_sequences
 from tramontane.models.packing import pack
 from tramontane.models.shape import LinearLayer, linear_layers
 from tramontane.trainer import sharding
@@ -217,6 +217,58 @@ def check_applied(model: PreTrainedModel) -> None:
             f"lora: {type(model).__name__} reads the weight of {min(reads.found)} itself, so an "
             f"adapter would not be applied to it; choose other layers by lora.target_modules"
         )
+
+
+@torch.no_grad()
+def check_merged(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Check by two forwards that the model computes with its merged weights what it computes with
+    adapters, whose values it changes. Collective: every rank must call it.
+
+    Args:
+        model: its attention is `packed`.
+        dtype: what it computes in.
+
+    Raises:
+        InputError: the logits differ.
+    """
+    layers = adapted_layers(model).values()
+    for layer in layers:
+        spread = sharding.local(layer.base_layer.weight).float().std().nan_to_num()
+        _fill(layer.lora_A[ADAPTER].weight, layer.in_features**-0.5)
+        _fill(layer.lora_B[ADAPTER].weight, float(spread))
+    inputs = pack(short_sequences(model), model.device)
+    adapted = model(**inputs).logits[0].float()
+    with ExitStack() as replaced:
+        for layer in layers:
+            replaced.enter_context(_merged_forward(layer))
+        plain = model(**inputs).logits[0].float()
+    error = float(((adapted - plain).square().mean(-1).sqrt() / plain.std(-1)).median())
+    if error > SAME.get(dtype, SAME[torch.bfloat16]):  # not so for NaN, of broken weights
+        raise InputError(
+            f"lora: with merged weights, {type(model).__name__} computes other logits than with "
+            f"adapters (they differ by {error:.2g} standard deviations), so the generator would "
+            f"sample from another policy; choose other layers by lora.target_modules"
+        )
+
+
+def _fill(parameter: torch.Tensor, size: float) -> None:
+    """Fill this rank's rows with values of a size, but not with random ones: a run draws those."""
+    rows = sharding.local(parameter)
+    rows.copy_(torch.arange(rows.numel(), device=rows.device).cos().view_as(rows) * size)
+
+
+@contextmanager
+def _merged_forward(layer: Any) -> Iterator[None]:
+    """Let a layer compute with its merged weights."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, merged(layer).to(x.dtype), layer.base_layer.bias)
+
+    layer.forward = forward
+    try:
+        yield
+    finally:
+        del layer.forward
 
 
 class _Reads(TorchFunctionMode):

@@ -104,6 +104,7 @@ class Trainer:
             sharding.materialize(model, self.device)
             sharding.read(lora.base_tensors(model), files)
         if self._adapters:
+            lora.check_merged(model, dtype)
             self._adapters.initialize(seed)
         if self._reference is not model:
             sharding.shard(self._reference, self.device, config.dtype)
@@ -369,12 +370,14 @@ class Trainer:
 
     def save_weights(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         """Write config and weights (safetensors) in the Hugging Face layout. Collective: every rank
-        must call it; rank 0 writes, and holds one bucket of weights at a time.
+        must call it; rank 0 writes, and holds one bucket of weights at a time; it reads the first
+        files back as a whole.
 
         Raises:
+            InputError: transformers reads other weights from the files.
             OSError: a file cannot be written.
         """
-        self._writer.save(folder, self.buckets(BUCKET_BYTES, dtype), dtype)
+        self._writer.save(folder, partial(self.buckets, BUCKET_BYTES, dtype), dtype)
 
     def save_adapters(self, folder: Path) -> None:
         """Write the adapters in peft's layout, if `lora` is set. Collective: every rank must call
