@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 
 from tramontane.verifier.math.numbers import numeral_value, to_number
@@ -244,27 +245,39 @@ def values(gold: str, pred: str) -> tuple[str, str]:
 
 
 _HEDGED = re.compile(r"\b(?:not|or|nor|except|unless)\b")
-_OF_LETTER = re.compile(r"\s*([A-Za-z]'*)\s*(?:\(\s*([a-z])\s*\)|_\s*\{?\s*([a-z])\s*\}?)\s*(?==)")
+_OF_LETTER = re.compile(
+    r"\s*([A-Za-z]'*)\s*(?:\(\s*([a-z](?:\s*,\s*[a-z])*)\s*\)|_\s*\{?\s*([a-z])\s*\}?)\s*(?==)"
+)
 _FROM_START = (
     r"\s*[,(]\s*(?:\\text\s*\{{\s*for\s*\}}\s*)?{}\s*(?:\\ge\s*[01]|>\s*0|=\s*[01]\s*,.*)\s*\)?$"
 )
 
 
 def with_bound_letter(gold: str, pred: str) -> str:
-    """The prediction with the reference's letter for the argument or index of its name: `f(x) = 2x`
-    for `f(t) = 2t`, and without a remark where the index begins."""
+    """The prediction with the reference's letters for the arguments or index of its name: `f(x) =
+    2x` for `f(t) = 2t`, and without a remark where the index begins."""
     g = _OF_LETTER.match(gold)
     if g is None:
         return pred
-    letter = g[2] or g[3]
+    letters = re.findall("[a-z]", g[2] or g[3])
     p = _OF_LETTER.match(pred)
     if p is not None and p[1] == g[1] and bool(p[2]) == bool(g[2]):
-        other = p[2] or p[3]
-        if other != letter and letter not in variables(pred):
-            pred = re.sub(
-                rf"\\[A-Za-z]+|{other}", lambda m: letter if m[0] == other else m[0], pred
-            )
-    return re.sub(_FROM_START.format(letter), "", pred)
+        named = dict(zip(re.findall("[a-z]", p[2] or p[3]), letters, strict=False))
+        is_renaming = len(named) == len(set(letters)) == len(letters)
+        if is_renaming and not (set(letters) - named.keys()) & variables(pred):
+            label, value = pred[: p.end()], pred[p.end() :]
+            rename = partial(re.sub, r"\\[A-Za-z]+|[a-z]", lambda m: named.get(m[0], m[0]))
+            pred = label[: p.end(1)] + rename(label[p.end(1) :]) + rename(value)
+    return re.sub(_FROM_START.format(letters[0]), "", pred)
+
+
+def with_imaginary_unit(gold: str, pred: str) -> str:
+    """The prediction with `i` for the `I` of computer algebra, if the reference has an `i` and no
+    `I`."""
+    of_gold, of_pred = variables(gold), variables(pred)
+    if "i" not in of_gold - of_pred or "I" in of_gold:
+        return pred
+    return re.sub(r"\\[A-Za-z]+|I", lambda m: "i" if m[0] == "I" else m[0], pred)
 
 
 def _same_name(a: str, b: str) -> bool:

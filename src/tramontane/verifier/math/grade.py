@@ -71,6 +71,8 @@ def _judge(prediction: str, reference: str | None, policy: MathConfig) -> Judgme
     gold, pred = with_thousands(normalize(reference), normalize(prediction))
     if policy.log == "natural":
         pred, gold = (_LOG.sub(r"\\ln ", side) for side in (pred, gold))
+    if "I" in pred:
+        pred = equations.with_imaginary_unit(gold, pred)
     if policy.explained == "right":
         pred = wording.without_reason(gold, pred)
     answer = wording.chosen(gold, pred) or None
@@ -221,7 +223,8 @@ def _equal_by_value(
 ) -> bool:
     from tramontane.verifier.math import symbolic  # SymPy takes a second to import
 
-    if ("\\vec" in gold) != ("\\vec" in pred):
+    with_vectors = [side for side in (gold, pred) if "\\vec" in side]
+    if len(with_vectors) == 1 and "\\vec" in with_vectors[0].rpartition("=")[2]:
         gold, pred = _without_vectors(gold), _without_vectors(pred)
     return symbolic.equal(gold, pred, scales, places)
 

@@ -275,7 +275,9 @@ def _counted(name: str, condition: str) -> str:
 # ----------------------------------------------------------------------------- definitions by cases
 
 _CASES = re.compile(
-    r"(?:\\\{\s*)?\\begin\s*\{cases\}(.*)\\end\s*\{cases\}\s*(?:\\\})?\.?", re.DOTALL
+    r"(?:\\\{\s*)?\\begin\s*\{cases\}(.*)\\end\s*\{cases\}\s*(?:\\\})?\.?"
+    r"|\\\{\s*\\begin\s*\{array\}\s*\{[^{}]*\}(.*)\\end\s*\{array\}\s*\.?",
+    re.DOTALL,
 )
 _IF = re.compile(r"\\text\w*\s*\{\s*(?:if|for|when|wenn|si|se|если|若|当)\s*\}|\b(?:if|for|when)\b")
 _OTHERWISE = re.compile(r"(?:\\text\w*\s*\{)?\s*(?:otherwise|else|sonst|sinon)\s*\}?")
@@ -283,7 +285,7 @@ _OTHERWISE = re.compile(r"(?:\\text\w*\s*\{)?\s*(?:otherwise|else|sonst|sinon)\s
 
 def same_cases(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool | None:
     """Compare definitions by cases row by row, in any order; None if neither side is one."""
-    if "cases" not in gold and "cases" not in pred:
+    if not any(name in side for name in ("{cases}", "{array}") for side in (gold, pred)):
         return None
     sides = [(label(side) or ("", side))[1] for side in (gold, pred)]
     g, p = (_read_cases(side) for side in sides)
@@ -305,7 +307,7 @@ def _read_cases(text: str) -> list[str] | None:
     if match is None:
         return None
     rows = []
-    for line in re.split(r"\\\\", match[1]):
+    for line in re.split(r"\\\\", match[1] or match[2]):
         cells = [_IF.sub(" ", cell).strip(" ,;.") for cell in line.split("&")]
         if len(cells) == 1 and len(parts := _IF.split(line)) == 2:
             cells = [part.strip(" ,;.") for part in parts]
@@ -342,9 +344,12 @@ def with_factor(text: str, other: str) -> str:
 
 
 def as_rows(text: str) -> str:
-    """`[[1,2],[3,4]]` for `[1,2;3,4]`."""
+    """`[[1,2],[3,4]]` for `[1,2;3,4]` and `[1 2; 3 4]`."""
     match = _ROWS.fullmatch(text)
-    return f"[{','.join(f'[{row}]' for row in match[1].split(';'))}]" if match else text
+    if match is None:
+        return text
+    rows = match[1] if "," in match[1] else re.sub(r"(?<=\w)\s+(?=[-\w])", ",", match[1])
+    return f"[{','.join(f'[{row}]' for row in rows.split(';'))}]"
 
 
 def are_alternatives(reference: str, gold: str, prediction: str, pred: str) -> bool:

@@ -20,8 +20,8 @@ _SUPER = str.maketrans(_RAISED, "0123456789+-()nixyzabcdkmprst")
 _SUB = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙᵢ", "0123456789+-()ni")
 _GREEK_NAMES = """
     αalpha βbeta γgamma δdelta εepsilon ζzeta ηeta θtheta ιiota κkappa λlambda μmu νnu ξxi πpi
-    ρrho σsigma τtau υupsilon φphi χchi ψpsi ωomega ΓGamma ΔDelta ΘTheta ΛLambda ΞXi ΠPi ΣSigma
-    ΦPhi ΨPsi ΩOmega
+    ρrho σsigma τtau υupsilon φphi χchi ψpsi ωomega ϵepsilon ϑtheta ϕphi ϱrho ΓGamma ΔDelta
+    ΘTheta ΛLambda ΞXi ΠPi ΣSigma ΦPhi ΨPsi ΩOmega
 """
 _VULGAR = {c: Fraction(unicodedata.numeric(c)).limit_denominator(10) for c in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒"}
 _COMMANDS = """
@@ -51,12 +51,14 @@ _PLAIN_FUNCTIONS = (
     "|cot|sec|csc|ln|log|exp|max|min|gcd|lcm"
 )
 _OTHER_NAMES = {
-    "lg": "log_{10}", "arctg": "arctan", "tg": "tan", "co?tg": "cot", "cosec": "csc"
+    "lg": "log_{10}", "arctg": "arctan", "tg": "tan", "co?tg": "cot", "cosec": "csc", "Ln": "ln",
+    "arcco?tg": "operatorname{arccot}",
 }  # fmt: skip
 _RULES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
         # Layout only.
+        (r"^\s*\\(?:therefore|implies|(?:Long)?[rR]ightarrow)(?![A-Za-z])", " "),
         (r"\\(?:left|right|middle|mathopen|mathclose|[bB]igg?[lr]?)(?![A-Za-z])\.?", " "),
         (r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)", " "),
         (r"\\(?:displaystyle|textstyle|limits|nolimits|hfill)(?![A-Za-z])", " "),
@@ -64,6 +66,8 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
+        (r"\\var(epsilon|theta|phi|rho|kappa)(?![A-Za-z])", r"\\\1"),
+        (r"(?<![\d!])(\d+|[a-z])\s*!\s*\^", r"(\1!)^"),
         (r"\\wedge(?![A-Za-z])", r"\\land "),
         (r"\\(?:mathbb|Bbb|mathbf)(?:\s*\{\s*|\s+)([RNZQC])(?![A-Za-z])\s*\}?", r"\\mathbb{\1}"),
         (r"\\in\s*R(?![A-Za-z_^])", r"\\in \\mathbb{R}"),
@@ -108,19 +112,30 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
             )
             for name, usual in _OTHER_NAMES.items()
         ),
+        *(
+            (
+                rf"\\(?:(?:operatorname|mathrm)\s*\{{\s*{name}\s*\}}|{name}(?![A-Za-z]))",
+                rf"\\{usual} ",
+            )
+            for name, usual in (("sh", "sinh"), ("ch", "cosh"), ("th", "tanh"), ("cth", "coth"))
+        ),
         (rf"{TEXT}\s*\{{\s*((?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|ln|log|exp)\s*\}}", r"\\\1 "),
-        (rf"(?:{TEXT}\s*\{{\s*cis\s*\}}|\\?\bcis)\s*\(({_ARGUMENT})\)", r"e^{i(\1)}"),
+        (rf"(?:{TEXT}\s*\{{\s*cis\s*\}}|\\?\bcis)\s*\(({_ARGUMENT})\)", r"e^{i\\cdot (\1)}"),
         (
             rf"(?:{TEXT}\s*\{{\s*cis\s*\}}|\\?\bcis)\s*(\\frac\s*\{{[^{{}}]*\}}\s*\{{[^{{}}]*\}}|\d+(?:\s*\^\s*\{{?\\circ\}}?)?|\\[a-z]+|[a-z])",
-            r"e^{i(\1)}",
+            r"e^{i\\cdot (\1)}",
         ),
-        (r"(?<=e\^\{i\()(\d+)\s*\^\s*\{?\\circ\s*\}?(?=\)\})", r"\\frac{\1\\pi}{180}"),
+        (r"(?<=e\^\{i\\cdot \()(\d+)\s*\^\s*\{?\\circ\s*\}?(?=\)\})", r"\\frac{\1\\pi}{180}"),
         # Money.
         (r"\\pounds(?![A-Za-z])", "£"),
         (r"\\(?:text)?euro(?![A-Za-z])", "€"),
         (r"\s*(?:¢|\\(?:text)?cent(?![A-Za-z]))", r"\\text{ cents}"),
         (rf"{TEXT}\s*\{{\s*(Rs|USD|EUR|GBP|INR)\.?\s*\}}\s*(?=\d)", r"\1 "),
-        (r"\bper[ -]cent\b", "percent"),
+        (rf"{TEXT}\s*\{{\s*([£€¥₹]|(?:US\s*)?\\\$)\s*\}}", r"\1"),
+        (r"\bUS\s*(?=\\\$)", ""),
+        (r"\bper[ -]cents?\b", "percent"),
+        (r"(\d)\u0307", r"\\dot{\1}"),
+        (r"(\d)\u0305(?![\d\u0305])", r"\\overline{\1}"),
         # `0.\dot{1}4285\dot{7}`, digits with a base, `1'000`.
         (r"(\.\d*)\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?", r"\1\\overline{\2\3\4}"),
         (r"(\.\d*)\\dot\s*\{?(\d)\}?(?!\d)", r"\1\\overline{\2}"),
@@ -133,12 +148,15 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\gt(?![A-Za-z])", ">"),
         (r"\\lt(?![A-Za-z])", "<"),
         (r"\\(?:overline|bar)\s*(\d)(?!\d)", r"\\overline{\1}"),
-        (r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm|in)\s*\]|\\cr(?![A-Za-z])", r"\\\\"),
+        (r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm|in)\s*\]|\\(?:cr|tabularnewline|newline)(?![A-Za-z])"
+            r"|\\\\\*", r"\\\\"),
+        (r"\\(?:hline|(?:top|mid|bottom)rule)(?![A-Za-z])|\\cline\s*\{[^{}]*\}", " "),
+        (r"\\([pbB]?matrix)\s*\{([^{}]*)\}", r"\\begin{\1}\2\\end{\1}"),
         (r"(?<!\\)\\(?:\(|\)|\[|\])|\$\$", " "),
         (r"\\colon(?![A-Za-z])", ":"),
         (rf"^\s*(\d+)\s*(?:{TEXT}\s*\{{\s*to\s*\}}|\bto\b)\s*(\d+)\s*$", r"\1:\2"),
         (
-            rf"^\s*(\d+)\s*(?:{TEXT}\s*\{{\s*out of\s*\}}|\bout of\b)\s*(\d+)\s*$",
+            rf"^\s*(\d+)\s*(?:{TEXT}\s*\{{\s*(?:out of|in)\s*\}}|\b(?:out of|in)\b)\s*(\d+)\s*$",
             r"\\frac{\1}{\2}",
         ),
         (r"\.{2,}|\\dots(?:c|b)?(?![A-Za-z])|\\cdots(?![A-Za-z])", r"\\ldots "),
@@ -232,6 +250,8 @@ _PLAIN_NAME = re.compile(
     rf"|(?P<function>{_PLAIN_FUNCTIONS})(?:(?=\s*[(^_|\\{{\d])|(?=\s+(?:[A-Za-z]|{_GREEK_WORDS}"
     rf"|{_PLAIN_FUNCTIONS})(?![A-Za-z]))|(?=[nxyz](?![A-Za-z]))))"
 )
+_OF_SEVERAL = {"min", "max", "gcd", "lcm"}
+_OPENED = re.compile(r"\s*(?:[({_]|\\[{A-Za-z])")
 _ARC = re.compile(r"a(?=(?:sin|cos|tan)$)")
 
 
@@ -239,8 +259,8 @@ def _command(m: re.Match[str]) -> str:
     """`\\sin ` for `sin` before its argument, `\\theta ` for `theta`."""
     if m["greek"]:
         return f"\\{m['greek']} "
-    if not m["function"]:
-        return m[0]
+    if not m["function"] or (m["function"] in _OF_SEVERAL and not _OPENED.match(m.string, m.end())):
+        return m[0]  # 5 min 30 s
     name = _ARC.sub("arc", m["function"])
     return f"\\operatorname{{{name}}}" if name in ("lcm", "arccot") else f"\\{name} "
 
@@ -426,7 +446,7 @@ def _apply_rules(text: str) -> str:
 
 # Thousands in a text that is a number otherwise; a single one is left to `read_numbers`.
 _GROUPED = re.compile(
-    rf"^((?:\\approx|\\\$|[£€¥₹+-]|\s)*)([1-9]\d{{0,2}}(?:,\d{{3}})+)((?:\.\d+)?\s*(?:\\?%|{TEXT}[^,]*|[A-Za-z]{{2}}[^,\d]*)?)$"
+    rf"^((?:\\approx|\\\$|[£€¥₹+-]|\s)*)([1-9]\d{{0,2}}(?:,\d{{3}})+|[1-9]\d?(?:,\d\d)+,\d{{3}})((?:\.\d+)?\s*(?:\\?%|{TEXT}[^,]*|[A-Za-z]{{2}}[^,\d]*)?)$"
 )
 
 

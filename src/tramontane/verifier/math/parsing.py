@@ -15,7 +15,7 @@ from typing import Any
 import sympy
 from sympy.core.relational import Relational
 
-from tramontane.verifier.math import equations
+from tramontane.verifier.math import equations, values
 from tramontane.verifier.math.structure import split
 
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
@@ -90,7 +90,8 @@ _UNREADABLE = re.compile(
     rf"{_FUNCTION}\+"  # \log_2+3
     rf"|{_ALONE}\d+\s*_"  # digits with an index
     rf"|{_ALONE}\d+(?:\.\d*)?(?:\s+\d|\s*\{{\s*[-+]?\d)"  # 5 3 is not 8
-    r"|[A-Za-z)}]\s*\^\s*\{\s*\(\s*(?:\d+|[ivx]+)\s*\)\s*\}"  # a derivative: x^{(2)}
+    # A derivative: x^{(2)}; other brackets.
+    r"|[A-Za-z)}]\s*\^\s*\{\s*(?:\(\s*(?:\d+|[ivx]+)\s*\)|\[[^\[\]]*\])\s*\}"
     r"|!\s*!"  # n!! is not (n!)!
     r"|[\"”″']|\\prime(?![A-Za-z])"  # primes of a letter are a part of its name (`_PRIMED`)
     r"|_\s*(?:\w|\{[^{}]*\})\s*_"  # two indices
@@ -113,7 +114,13 @@ _PRIMED = re.compile(
 )
 _GAMMA = re.compile(r"\\(?:gamma(?![A-Za-z])|Gamma(?![A-Za-z])(?!\s*\())")
 _DECIMAL_POWER = re.compile(r"\^\s*\{\s*(-?)\s*(\d{0,9}\.\d{1,9})\s*\}")
-_HAS_RARE = re.compile(r"['()]|\\prime|\\[gG]amma|\^\s*\{[-\s]*\d*\.|\d\s*\\frac|\d\s+\d")
+_GCD = re.compile(
+    r"(?:\\(?:operatorname|text|mathrm)\s*\{\s*(gcd|lcm)\s*\}|\\(gcd|lcm)(?![A-Za-z]))\s*(?=\()"
+)
+_CURRENT = re.compile(
+    r"(\\(?:text\w*|math\w*|mbox|operatorname|begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+)|I"
+)
+_HAS_RARE = re.compile(r"['()I]|\\prime|\\[gG]amma|\^\s*\{[-\s]*\d*\.|\d\s*\\frac|\d\s+\d")
 
 
 def _spelled(text: str) -> str:
@@ -123,6 +130,10 @@ def _spelled(text: str) -> str:
         text = _MIXED.sub(_improper, text)
         text = _PRODUCT.sub(r"\1\2\\cdot ", _BRACED.sub(r"\1", text))
         text = _PRIMED.sub(_primed, text)
+        text = _GCD.sub(
+            lambda m: (values.GCD if "gcd" in m.groups() else values.LCM).__name__, text
+        )
+        text = _CURRENT.sub(lambda m: m[1] or r"\mathbf{I}", text)
         text = _GAMMA.sub(lambda m: r"\mathbf{gam}" if m[0][1] == "g" else r"\mathbf{Gam}", text)
         text = _DECIMAL_POWER.sub(_exact_power, text)
     if not _DIFFERENTIAL.search(text):

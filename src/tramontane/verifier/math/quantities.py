@@ -34,7 +34,7 @@ _DIMENSION = {unit: name for name, units in _SCALES.items() for unit in units}
 
 _N = r"(\d+(?:\.\d+)?)"
 _MINUTE, _SECOND = (
-    r"(?:'(?!')|\^\s*\{\s*(?:\\prime|')\s*\})",
+    r"(?:'(?!')|\^\s*(?:\\prime(?![A-Za-z])|\{\s*(?:\\prime|')\s*\}))",
     r"(?:''|[\"”″]|\^\s*\{\s*(?:\\prime\s*\\prime|'')\s*\})",
 )
 _ANGLE = re.compile(rf"(-?){_N}\s*\^\{{\\circ\}}\s*(?:{_N}\s*{_MINUTE})?\s*(?:{_N}\s*{_SECOND})?")
@@ -50,6 +50,7 @@ _OTHER_NOTATION = re.compile(
 )
 _IGNORED = re.compile(r"\b(?:and|the|an?|is|are|of)\b|[.,:;=]")
 _LIST_LABEL = re.compile(r"\(?(?:[a-h]|[ivx]{1,4}|[1-9])[).]|(?:part|question) \(?[a-h1-9]\)?")
+_PLAIN_LABEL = re.compile(r"(?:(?<=[\s,;\d])|^)(\((?:[a-h]|[ivx]{1,4}|[1-9])\))\s*(?=[-\d\\])")
 _REMAINDERS = {"r", "remainder", "rem", "mit rest", "rest", "余"}
 
 
@@ -104,6 +105,8 @@ def read_items(text: str) -> list[Item] | None:
         return found if len(found) > 1 else None
     if match := _FEET.fullmatch(text):
         return [Item("ft", match[1]), Item("in", match[2])]
+    if len(labels := _PLAIN_LABEL.findall(text)) > 1 and text.startswith(labels[0]):
+        text = _PLAIN_LABEL.sub(r"\\text{\1}", text)
     body, unit = split_unit(text)
     if _OTHER_NOTATION.search(text) or (unit and to_number(body) is not None):
         return None
@@ -157,7 +160,7 @@ def _parts(text: str) -> list[tuple[bool, str]]:
 
 def _is_bare(words: str) -> bool:
     """True for words outside of text commands that are not letters of a formula."""
-    if words in ("R", "r") or (words in SYMBOLS and len(words) > 1) or words in ("h", "°"):
+    if words in ("R", "r", "°") or (words in SYMBOLS and (len(words) > 1 or words in _DIMENSION)):
         return True
     return all(
         word.lower() in NAMES
@@ -182,8 +185,11 @@ def _total(items: list[Item] | None, text: str, other: list[Item] | None) -> Fra
     """The quantity of a side in the least unit of its dimension; a single number has the first unit
     of the other side if it names none. None for any other text."""
     if items is None:
-        value, unit = split_unit(text, named=other[0].name if other else "")
-        items = [Item(unit or (other[0].name if other else ""), value)]
+        first = other[0].name if other else ""
+        units = [first, *_SCALES.get(_DIMENSION.get(first, ""), {})]
+        split = (split_unit(text, named=name) for name in units)
+        value, unit = next((found for found in split if found[1]), (text, first))
+        items = [Item(unit, value)]
     dimensions = {_DIMENSION.get(item.name) for item in items}
     numbers = [to_number(item.value) for item in items]
     if len(dimensions) != 1 or None in dimensions or None in numbers:

@@ -16,7 +16,7 @@ from tramontane.verifier.math.numbers import residue
 MAX_EXPONENT_BITS = 4096
 MAX_FACTORIAL = 10_000
 _PRIMES = (2**61 - 1, 2**89 - 1, 2**107 - 1)
-_IMAGINARY_UNIT = {"i", "I"}
+MAX_BINOMIAL = 20_000
 _NO_LETTERS: Mapping[str, int] = MappingProxyType({})
 
 
@@ -26,7 +26,7 @@ def same_fingerprint(a: Any, b: Any) -> bool | None:
     if not (isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr)):
         return None
     names = {symbol.name for e in (a, b) for symbol in e.free_symbols}
-    if names & _IMAGINARY_UNIT:
+    if "i" in names:  # the imaginary unit
         return None
     for prime in _PRIMES:
         letters = {name: pow(zlib.crc32(name.encode()) + 2, 3, prime) for name in names}
@@ -65,6 +65,10 @@ def remainder(e: Any, modulus: int, letters: Mapping[str, int] = _NO_LETTERS) ->
         if n >= modulus:
             return 0
         return math.factorial(n) % modulus if 0 <= n <= MAX_FACTORIAL else None
+    if isinstance(e, sympy.binomial):
+        n, k = (_exact(a) for a in e.args)
+        if n is not None and k is not None and 0 <= k <= n <= MAX_BINOMIAL:
+            return math.comb(n, k) % modulus
     return None
 
 

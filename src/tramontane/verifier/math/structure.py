@@ -27,6 +27,9 @@ _CHAIN = re.compile(
     rf"(?:\\[A-Za-z]+\s?){{{MAX_CHAIN}}}|(?:\^\s?\{{?\w+\}}?\s?){{{MAX_CHAIN // 3}}}"
 )
 _CHOOSE = re.compile(r"\\[dt]?binom|\\choose|\\brace|\\brack")
+_SMALL_BINOMIAL = re.compile(  # of letters, or of numbers whose coefficient has few thousand digits
+    r"\\binom\s*(?:\{(?=[^{}]*[A-Za-z])[^{}]*\}\s*\{[^{}]*\}|\{\s*1?\d{1,4}\s*\}\s*\{\s*\d{1,5}\s*\})"
+)
 _OPENING = ("(", "[", "{", "\\{")
 _CLOSING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
 _TOKEN = re.compile(r"\\[{}|]|\\[A-Za-z]+|\\.|.", re.DOTALL)
@@ -75,7 +78,8 @@ def too_large(text: str) -> str:
         return "a chain of functions or exponents"
     if text.count("&") > MAX_CELLS:
         return f"a matrix of more than {MAX_CELLS} cells"
-    if _CHOOSE.search(text) and re.search(r"\d{4}|\^|!", text):
+    others = _SMALL_BINOMIAL.sub(" ", text)
+    if _CHOOSE.search(others) and re.search(r"\d{4}|\^|!", others):
         return "a binomial coefficient is too large"
     return ""
 

@@ -317,7 +317,7 @@ class _Reader:
 
 # ---------------------------------------------------------------------------------- comparison
 
-_PAIRS = "M mol·L^-1, C degC, K degK, F degF, deg degC, deg degF"
+_PAIRS = "M mol·L^-1, C degC, K degK, F degF, deg degC, deg degF, lb gbp"
 _SAME = [set(pair.split()) for pair in _PAIRS.split(", ")]
 
 

@@ -57,13 +57,21 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Abs": mpmath.fabs,
     "ceiling": mpmath.ceil,
     "conjugate": mpmath.conj,
+    r"\varsigma": lambda *values: mpmath.mpf(math.gcd(*map(_whole, values))),
+    r"\varpi": lambda *values: mpmath.mpf(math.lcm(*map(_whole, values))),
+    r"\zeta": lambda value: mpmath.zeta(_whole(value)),
 }
+# Functions that the parser does not know, or computes of polynomials, under names that it does.
+GCD, LCM, ZETA = (sympy.Function(name) for name in (r"\varsigma", r"\varpi", r"\zeta"))
+_NAMED = {GCD.__name__, LCM.__name__, ZETA.__name__}
 _SATURATING = (mpmath.tanh, mpmath.coth)
 _STEPS = (mpmath.floor, mpmath.ceil)
 _CHEAP = (mpmath.fabs, mpmath.re, mpmath.im, mpmath.floor, mpmath.ceil)
 _GAMMAS = (mpmath.binomial, mpmath.factorial, mpmath.gamma)
-_INTEGER_FUNCTIONS = (sympy.factorial, sympy.binomial, sympy.Mod, sympy.Sum, sympy.Product)
-_IMAGINARY_UNIT = {"i", "I"}
+_INTEGER_FUNCTIONS = (
+    sympy.factorial, sympy.binomial, sympy.Mod, sympy.Sum, sympy.Product, GCD, LCM,
+)  # fmt: skip
+_IMAGINARY_UNIT = {"i"}
 _ROUNDING = (sympy.floor, sympy.ceiling)
 _INTEGER_LETTERS = set("ijklmnpqIKMN")  # by custom; the floor of x is not x
 
@@ -151,7 +159,7 @@ class _Evaluation:
         if isinstance(e, sympy.exp):
             return self._power(mpmath.e, e.args[0])
         function = _FUNCTIONS.get(type(e).__name__)
-        if function is None or isinstance(e, AppliedUndef):
+        if function is None or (isinstance(e, AppliedUndef) and type(e).__name__ not in _NAMED):
             raise NoValue
         return self._call(function, [self(a) for a in e.args])
 
@@ -241,13 +249,24 @@ def _point(
     return point
 
 
+def _whole(value: Any) -> int:
+    """A value as an integer.
+
+    Raises:
+        ValueError: it is not one, or is too large.
+    """
+    if not mpmath.isint(value) or abs(value) > MAX_ARGUMENT**2:
+        raise ValueError
+    return int(mpmath.nint(value.real))
+
+
 def _nearest(value: Any) -> Any:
     """The nearest integer of a value that differs from it by rounding errors only."""
     nearest = mpmath.nint(value)
     return nearest if abs(value - nearest) < mpmath.mpf(10) ** (SLACK - DIGITS) else value
 
 
-_STEPPED = (sympy.floor, sympy.ceiling, sympy.Mod, sympy.binomial)
+_STEPPED = (sympy.floor, sympy.ceiling, sympy.Mod, sympy.binomial, GCD, LCM)
 _COSTLY = (sympy.Sum, sympy.Product, sympy.factorial)
 MAX_STEP = 10**6  # constants near which steps are looked for
 
