@@ -8,13 +8,12 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tramontane.errors import InputError, install
 
 if TYPE_CHECKING:
     import uvicorn
-    from fastapi import FastAPI
 
 NEEDS = ("fastapi", "uvicorn")
 HOST = "127.0.0.1"
@@ -74,8 +73,8 @@ def listening(port: int, host: str = HOST) -> Iterator[Address]:
         yield Address(found)
 
 
-def server(app: FastAPI, *, ends_by_signal: bool = True) -> uvicorn.Server:
-    """A server of an application; it ends with Ctrl-C if `ends_by_signal`."""
+def server(app: Any, *, ends_by_signal: bool = True) -> uvicorn.Server:
+    """A server of an ASGI application; it ends with Ctrl-C if `ends_by_signal`."""
     import uvicorn
 
     class Deaf(uvicorn.Server):

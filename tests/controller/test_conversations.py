@@ -22,6 +22,7 @@ from tests.controller.talking import EOS, TalkingGenerator
 from tests.controller.test_bound import Copies, CountingTrainer, HalfRight, Updates
 from tramontane.config import Config
 from tramontane.controller.conversations import (
+    MAX_FAULTS,
     Conversations,
     _Host,
     ended,
@@ -34,7 +35,8 @@ from tramontane.controller.pipeline import Pipeline, Workers
 from tramontane.data.curriculum import Curriculum
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import host
-from tramontane.environments.protocol import Continued, Started
+from tramontane.environments.protocol import Broken, Continued, Started
+from tramontane.errors import InputError
 from tramontane.models.loading import load_tokenizer
 from tramontane.placement import TRAINER
 from tramontane.placement.handle import WorkerDied
@@ -314,6 +316,48 @@ async def talk(conversations: Conversations, about: Problem, group: int) -> Comp
             request = request.turn_ended(sampled(request, [200, EOS], 0))
         request = await conversations.answer(96, about, request)
     return request
+
+
+def test_an_exception_fails_one_conversation_and_the_run_when_it_repeats(forty: Path) -> None:
+    """The process raises one where tokens do not extend those of the turn before."""
+
+    async def torn(conversations: Conversations, group: int) -> Completion:
+        begun = await conversations.answer(96, PROBLEM, Request(group, 0, [], 0, SamplingParams(9)))
+        assert isinstance(begun, Request)
+        begun.prompt_ids = [*begun.prompt_ids[1:], 7]
+        answered = begun.turn_ended(sampled(begun, [200, EOS], 0))
+        torn = await conversations.answer(96, PROBLEM, answered)
+        assert isinstance(torn, Completion)
+        return torn
+
+    async def all_of(conversations: Conversations) -> None:
+        for group in range(1, MAX_FAULTS):
+            ended = await torn(conversations, group)
+            assert ended.ending == "environment_failed"
+            assert "do not extend" in ended.ending_reason and "worker.py" in ended.ending_reason
+            assert len(said) == group and "Traceback" in said[-1]
+            assert f"conversation {group}/0" in said[-1]
+        assert (await talk(conversations, PROBLEM, 0)).ending == "completed"
+        with pytest.raises(Broken, match="do not extend"):
+            await torn(conversations, MAX_FAULTS)
+
+    said: list[str] = []
+    config = talking(forty)
+    encoder, placement = PromptEncoder(load_tokenizer("tiny"), config.data), LocalPlacement
+    heard = unheard, said.append
+    with start_conversations(config, encoder, placement(config, unheard), *heard) as conversations:
+        asyncio.run(all_of(conversations))
+        assert not conversations._homes
+
+
+def test_a_conversation_that_does_not_fit_the_context_is_found_before_the_run(forty: Path) -> None:
+    config = talking(forty)
+    with environments(config) as conversations:
+        longest = asyncio.run(conversations.fit([PROBLEM], lambda problem: [1] * 20, 20, 40))
+        assert longest <= 40
+        opened = len(conversations.opening)
+        with pytest.raises(InputError, match=rf"begins with {opened} tokens.* room for 5"):
+            asyncio.run(conversations.fit([PROBLEM], lambda problem: [1] * 20, 20, 5))
 
 
 @pytest.mark.slow

@@ -132,7 +132,7 @@ class Impatient:
 
     def run(self, problem, base_url):
         body = {"model": "tramontane", "messages": [{"role": "user", "content": "?"}]}
-        while True:
+        for _ in range(30):
             with contextlib.suppress(httpx.TimeoutException):
                 httpx.post(f"{base_url}/chat/completions", json=body, timeout=0.02)
             time.sleep(GIVES_UP)

@@ -221,8 +221,9 @@ def test_tokens_go_in_and_out(client: TestClient, sampler: Recorded) -> None:
     assert sampler.prompts[-1] == [5, 6] and len(answer["choices"]) == 2
     choice = answer["choices"][0]
     assert choice["finish_reason"] == "length" and choice["versions"] == [3]
-    shown = choice["logprobs"]["content"][0]
-    assert shown["token"] == f"token_id:{choice['token_ids'][0]}" and shown["logprob"] == -0.5
+    shown, token = choice["logprobs"]["content"][0], choice["token_ids"][0]
+    assert shown["token"] == f"token_id:{token}" and shown["logprob"] == -0.5  # of vLLM before 0.33
+    assert shown["token_id"] == token and shown["top_logprobs"] == []  # and since
 
 
 def test_sampling_is_the_requests_else_the_servers(client: TestClient, sampler: Recorded) -> None:
@@ -242,6 +243,7 @@ def test_sampling_is_the_requests_else_the_servers(client: TestClient, sampler: 
         ({"temperature": -1}, 400, "temperature"),
         ({"n": 0}, 400, "n: "),
         ({"logit_bias": {"5": 1}}, 400, "logit_bias"),
+        ({"include_reasoning": False}, 400, "include_reasoning"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, 400, "chat_template_kwargs"),
         ({"unknown": 0}, 400, "unknown"),
         ({"add_generation_prompt": False}, 400, "add_generation_prompt"),
@@ -277,18 +279,22 @@ def test_a_neutral_value_is_one_that_is_not_given(client: TestClient, sampler: R
     assert sampler.asked[-1] == SamplingParams(300, 0.7)
     empty: dict[str, Any] = {"logit_bias": {}, "chat_template_kwargs": {}, "documents": []}
     values = {"n": 1, "best_of": 1, "length_penalty": 1.0, "echo": False, "ignore_eos": False}
+    values |= {"priority": 0, "include_reasoning": True, "return_routed_experts": False}
+    values |= {"stop": "", "modalities": ["text"], "prompt_cache_key": "a"}  # type: ignore[dict-item]
     assert ask(client, **empty, **values, guided_regex="").status_code == 200
     said = {"role": "assistant", "content": None, "tool_calls": None, "refusal": None}
     chat = [{"role": "user", "content": "1 + 1?"}, said, {"role": "user", "content": "2 + 2?"}]
     assert ask(client, chat, stream_options={"include_usage": None}).status_code == 200
-    body = {"token_ids": [5], "sampling_params": None, "features": {}}
+    body = {"token_ids": [5], "sampling_params": None, "features": {}, "output_mode": "tokens"}
     assert client.post(f"/{KEY}/inference/v1/generate", json=body).status_code == 200
 
 
 def test_reasoning_is_read_by_both_names() -> None:
     for key in ("reasoning", "reasoning_content"):
-        said = {"role": "assistant", "content": "2", "reasoning_content": None, key: "hm"}
-        assert ChatMessage.model_validate(said).reasoning_content == "hm"
+        for other in (None, ""):
+            said = {"role": "assistant", "content": "2"}
+            said |= dict.fromkeys(("reasoning_content", "reasoning"), other) | {key: "hm"}
+            assert ChatMessage.model_validate(said).parsed().thoughts == "hm"
 
 
 def test_a_chat_is_tokenized_once_however_many_turns_it_has(sampler: Recorded) -> None:
@@ -364,3 +370,39 @@ def test_the_key_is_in_the_address_or_the_header(client: TestClient) -> None:
     assert client.get("/v1/models", headers=good).status_code == 200
     for path, headers in (("/v1/models", {}), ("/other/v1/models", good)):
         assert client.get(path, headers=headers).status_code == 401
+
+
+class Failing(Recorded):
+    """Fails for one chat, before or after its first tokens."""
+
+    late = False
+
+    async def sample(self, prompt_ids: list[int], *rest: Any) -> AsyncGenerator[Any, None]:
+        fails = "poison" in self.tokenizer.decode(prompt_ids)
+        if fails and not self.late:
+            raise ZeroDivisionError("poison")
+        async for report in super().sample(prompt_ids, *rest):
+            yield report
+            if fails:
+                raise ZeroDivisionError("poison")
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_exception_fails_its_request_alone_with_its_traceback(late: bool, stream: bool) -> None:
+    failing, said = Failing(), list[str]()
+    failing.text, failing.late = "It is 2.", late
+    parts = PromptEncoder(failing.tokenizer), SamplingParams(300, 0.7), failing, said.append
+    client = TestClient(make_app(key_is(KEY, Endpoint(Served("tiny", Config(), *parts)))))
+    for _ in range(3):  # as often as it comes
+        answer = ask(client, "poison", stream=stream)
+        if stream:
+            assert "[DONE]" not in answer.text
+        else:
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"]) == (500, "server_error")
+            assert "ZeroDivisionError" in error["message"] and "poison" not in error["message"]
+        assert ask(client).json()["choices"][0]["message"]["content"] == "It is 2."
+    assert len(said) == 3
+    for trace in said:
+        assert "Traceback" in trace and trace.endswith("ZeroDivisionError: poison\n")

@@ -169,7 +169,7 @@ def test_another_request_in_place_of_one_given_up_follows_what_was_read():
 
 
 def test_the_same_request_under_way_gets_the_same_answer():
-    answer, whole, _ = played(worker_of("Repeats"), 0.3, "Once.")
+    answer, whole, _ = played(worker_of("Repeats"), 1.0, "Once.")
     assert answer.ending == "completed" and answer.turn.reward == 1.0
     assert [turn.text for turn in whole.turns] == ["Once."]
     whole = played(worker_of("GivesUp"), UNREAD, "One.", UNREAD, "Read.")[1]
@@ -265,3 +265,20 @@ def test_a_harness_gives_back_tokens_without_a_text():
 
     answered = asyncio.run(run())
     assert answered.ending is None and answered.prompt_ids is None and list(answered.put) == [7]
+
+
+def test_an_exception_in_its_endpoint_fails_a_conversation_alone():
+    worker = worker_of("Adder")
+
+    async def run():
+        spoken = Talk(worker)
+        await spoken.begin()
+        worker._open[KEY].host._line._tags = None  # broken
+        with pytest.raises(AttributeError):  # with its traceback, and not what the harness raised
+            await spoken.say("It is 5.")
+        await worker.close(KEY)
+        whole = Talk(worker)
+        await whole.begin()
+        assert (await whole.say("It is 5.")).turn.reward == 1.0
+
+    asyncio.run(asyncio.wait_for(run(), 60))

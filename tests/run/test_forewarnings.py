@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tramontane.config import Config
 from tramontane.config.sft import SFTConfig
 from tramontane.controller.generators import slots
 from tramontane.planning import remedies
+from tramontane.run import forewarnings
 from tramontane.run.prepare import prepare
 
 
@@ -85,6 +87,22 @@ def test_slots_are_no_more_than_can_be_in_flight(tmp_path: Path) -> None:
     assert slots(Config.model_validate({"pipeline": sizes})) == 768
     text = warned(tmp_path, pipeline={"n_async": 20_000, "n_batch": 8, "group_size": 4})
     assert "pipeline.n_async 20,000: only 16 completions can be in flight" in text
+
+
+def test_conversations_that_the_machine_has_no_threads_or_files_for() -> None:
+    sizes = {"n_async": 4096, "n_batch": 4096, "group_size": 16, "max_staleness": 0}
+    data = {"tools": ["calculator"]}
+    config = Config.model_validate({"pipeline": sizes, "data": data})
+    limits = {"threads (ulimit -u)": 8000.0, "open files (ulimit -Hn)": math.inf}
+    (warning,) = forewarnings._conversations(config, limits)
+    assert "4,096 conversations at once" in warning and "8,192 threads (ulimit -u)" in warning
+    config = Config.model_validate(
+        {"pipeline": sizes, "data": data, "conversation": {"workers": 2}}
+    )
+    assert not [*forewarnings._conversations(config, limits)]
+    (warning,) = forewarnings._conversations(config, {"open files (ulimit -Hn)": 1024.0})
+    assert "4,096 open files (ulimit -Hn)" in warning and "conversation.workers 2" in warning
+    assert not [*forewarnings._conversations(Config.model_validate({"pipeline": sizes}), limits)]
 
 
 def test_no_remedy_is_a_number_type_that_is_slower_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,15 +8,18 @@ began, so the staleness bound holds however long steps take.
 An environment whose process was lost, or whose run was resumed, is rebuilt from the recorded turns
 if it and its tools are `deterministic`; otherwise its conversation starts again. One whose own
 step hangs ends as `step_timeout`, and one whose process dies `MAX_DEATHS` times during its steps as
-`environment_failed`: both are unscorable, never 0.
+`environment_failed`: both are unscorable, never 0. So does one that this package fails; the same
+exception ends the run when it comes for the `MAX_FAULTS`-th time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import sys
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import TimeoutError
@@ -30,7 +33,7 @@ from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.host import Call, EnvironmentHost, Lost
 from tramontane.environments.loading import deterministic
-from tramontane.environments.protocol import Continued, Started
+from tramontane.environments.protocol import Broken, Continued, Started
 from tramontane.errors import InputError
 from tramontane.placement.handle import Handle, Limit, WorkerLost, call
 from tramontane.types import (
@@ -50,10 +53,13 @@ from tramontane.types import (
 if TYPE_CHECKING:
     from tramontane.placement.place import Placement
 
+logger = logging.getLogger(__name__)
+
 EXCHANGE_SECONDS = 0.02  # longest wait of a new call while earlier ones are unanswered
 CLOSE_SECONDS = 10.0  # limit for a process to end
 BEGUN_FIRST = 64  # conversations begun before anything is generated, to measure their prompts
 MAX_DEATHS = 3  # process deaths during a conversation's steps, after which it is blamed
+MAX_FAULTS = 16  # times that one exception of this package may come; the last ends the run
 FORK = 0x9E3779B97F4A7C15  # added to the seed, so a new sequence draws different random numbers
 NO_CALL = ToolCall("", {}, "")
 Key = tuple[int, int]  # group and index of a conversation
@@ -135,6 +141,7 @@ class Conversations:
         config: the run's; `conversation` and `timeouts` are read.
         make: starts the `EnvironmentHost` with a given number.
         replaced: called with each loss of a host, before its replacement starts.
+        failed: called with the traceback of each exception that failed a conversation.
 
     Attributes:
         converses: False if completions have no environment.
@@ -153,8 +160,9 @@ class Conversations:
         config: Config,
         make: Callable[[int], Handle],
         replaced: Callable[[WorkerLost], None],
+        failed: Callable[[str], None] = logger.error,
     ) -> None:
-        self._limits, self._data = config.conversation, config.data
+        self._limits, self._data, self._failed = config.conversation, config.data, failed
         self.converses = config.converses
         self.max_prompt = sys.maxsize
         self.opening: list[int] = []
@@ -169,6 +177,7 @@ class Conversations:
         ]
         self._homes: dict[Key, _Host] = {}  # of conversations whose environments have begun
         self._deaths: Counter[Key] = Counter()  # of processes, during a conversation's steps
+        self._faults: Counter[str] = Counter()  # by the exception and its place
         self._loads: Counter[_Host] = Counter(dict.fromkeys(self._hosts, 0))
 
     def awaits(self, request: Request) -> bool:
@@ -189,7 +198,25 @@ class Conversations:
         Raises:
             InputError: the environments or tools of the config cannot be used.
             WorkerLost: a host cannot be replaced.
+            Exception: of this package, for the `MAX_FAULTS`-th time.
         """
+        try:
+            return await self._answer(l_max, problem, request)
+        except (InputError, WorkerLost):
+            raise
+        except Exception as error:
+            trace = str(error) if isinstance(error, Broken) else traceback.format_exc()
+            place = [line.strip() for line in trace.splitlines() if line.startswith("  File ")][-1]
+            what = f"{trace.splitlines()[-1]} ({place})"
+            self._failed(f"conversation {request.group}/{request.index} failed: {trace}")
+            if _key(request) in self._homes:
+                self._close(_key(request))
+            self._faults[place] += 1
+            if self._faults[place] == MAX_FAULTS:
+                raise
+            return ended(request, "environment_failed", f"this package failed: {what}")
+
+    async def _answer(self, l_max: int, problem: Problem, request: Request) -> Request | Completion:
         key = _key(request)
         while self.awaits(request):
             began = time.time()
@@ -240,7 +267,11 @@ class Conversations:
         return self._limits.replay or deterministic(self._data, problem)
 
     async def fit(
-        self, problems: Sequence[Problem], encode: Callable[[Problem], list[int]], longest: int
+        self,
+        problems: Sequence[Problem],
+        encode: Callable[[Problem], list[int]],
+        longest: int,
+        room: int = sys.maxsize,
     ) -> int:
         """Begin conversations about the first `BEGUN_FIRST` problems, to see what environments and
         tools add to a prompt; returns and sets `max_prompt`.
@@ -252,9 +283,10 @@ class Conversations:
             problems: some of the run's.
             encode: returns the tokens of a problem's own prompt.
             longest: upper bound of these, in tokens.
+            room: tokens that the model's context leaves for a first prompt.
 
         Raises:
-            InputError: an environment cannot begin.
+            InputError: an environment cannot begin, or its first prompt leaves too little room.
         """
         if not self.converses:
             return longest
@@ -270,8 +302,15 @@ class Conversations:
             self._close(_key(begun))
             self.opening = self.opening or begun.prompt_ids
             tokens = len(begun.prompt_ids)
+            if tokens > room:
+                raise InputError(
+                    f"{problem.where or problem.id}: the conversation begins with {tokens:,} "
+                    f"tokens, and the model's context has room for {max(0, room):,}: lower "
+                    f"pipeline.l_max (max_tokens of an evaluation), shorten what the environment "
+                    f"and its tools write, or take a model with more context"
+                )
             bounds += [longest + tokens - len(encode(problem)), math.ceil(1.25 * tokens)]
-        self.max_prompt = max(bounds)
+        self.max_prompt = min(max(bounds), room)
         return self.max_prompt
 
     async def _begin(
@@ -348,13 +387,16 @@ class _Host:
         return number
 
     async def _exchange(self) -> None:
-        """Send calls and take answers until no call is waiting; an error fails all that are."""
+        """Send calls and take answers until no call is waiting; an error fails all that are, as
+        the loss of a process that cannot be replaced."""
         try:
             while self._waiting or self._unsent:
                 for number, result in await self._answers():
                     if not (waiting := self._waiting.pop(number)).done():
                         waiting.set_result(result)
         except Exception as error:
+            if not isinstance(error, (InputError, WorkerLost)):
+                error = WorkerLost(f"environments: {error}")
             for waiting in self._waiting.values():
                 if not waiting.done():
                     waiting.set_exception(error)
@@ -394,11 +436,13 @@ def start_conversations(
     encoder: PromptEncoder,
     placement: Placement,
     replaced: Callable[[WorkerLost], None],
+    failed: Callable[[str], None] = logger.error,
 ) -> Conversations:
-    """The conversations of a run. `placement` starts each process when it is first needed;
-    `replaced` is called with every worker that was lost."""
+    """The conversations of a run. `placement` starts each process when it is first needed; for the
+    functions, see `Conversations`."""
     make = partial(EnvironmentHost, config, encoder)
-    return Conversations(config, lambda n: placement.judge(f"environment {n}", make), replaced)
+    hosts = lambda n: placement.judge(f"environment {n}", make)  # noqa: E731
+    return Conversations(config, hosts, replaced, failed)
 
 
 def _key(request: Request) -> Key:

@@ -6,6 +6,7 @@ statements are tokenized, the longest first.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,10 +33,13 @@ class PromptLimit:
     Args:
         tokens: maximum length of a prompt.
         reason: what sets the limit, and the remedy, for messages.
+        room: tokens that the context leaves next to completions, for a prompt that an environment
+            writes.
     """
 
     tokens: int
     reason: str
+    room: int = sys.maxsize
 
     @classmethod
     def of(
@@ -56,7 +60,7 @@ class PromptLimit:
         limit = FINITE_LIMIT if max_prompt_tokens is None else max_prompt_tokens
         if context is None or limit + max_tokens + tools <= context:
             reason = f"data.max_prompt_tokens allows {limit:,}: raise it"
-            return cls(limit, reason)
+            return cls(limit, reason, sys.maxsize if context is None else context - max_tokens)
         described = f" and the tools' descriptions of {tools:,}" if tools else ""
         left = context - max_tokens - tools
         if left <= 0:
@@ -70,7 +74,7 @@ class PromptLimit:
             f"{max_tokens:,}{described}: allow fewer tokens a completion, take a model with more "
             f"context"
         )
-        return cls(left, reason)
+        return cls(left, reason, context - max_tokens)
 
     def refusal(self, problem: Problem, tokens: int, counts: str = "") -> InputError:
         """The error for a prompt above the limit."""

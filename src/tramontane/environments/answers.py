@@ -76,7 +76,8 @@ def _byte_letters() -> dict[str, int]:
 
 
 def token_answer(body: wire.TokenRequest, choices: Sequence[Choice]) -> dict[str, Any]:
-    """The answer of the token route; its log-probs name tokens by their ids."""
+    """The answer of the token route. Its log-probs name tokens by their ids: `token_id` as vLLM
+    does since 0.33, and `token` as it did before."""
     answered: list[dict[str, Any]] = []
     for choice in choices:
         assert choice.tokens is not None
@@ -84,6 +85,8 @@ def token_answer(body: wire.TokenRequest, choices: Sequence[Choice]) -> dict[str
         names = [(name, [*name.encode()]) for name in map("token_id:{}".format, ids)]
         found: dict[str, Any] = {"index": len(answered), "finish_reason": choice.reason}
         found["logprobs"] = wire.logprobs(choice.tokens, names)
+        for shown, token in zip(found["logprobs"]["content"], ids, strict=True):
+            shown["token_id"] = token
         answered.append({**found, **wire.truth(choice.tokens)})
     request_id = body.request_id or uuid4().hex
     return {"request_id": request_id, "choices": answered, "prompt_token_ids": body.token_ids}

@@ -9,7 +9,9 @@ answer has its tokens, their log-probs and versions, so a trainer need not token
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
@@ -36,6 +38,8 @@ from tramontane.errors import InputError
 from tramontane.loopback import Address
 from tramontane.types import Completion, SampledTokens, SamplingParams
 from tramontane.types import Request as Unfinished
+
+logger = logging.getLogger(__name__)
 
 Sampled = Unfinished | Completion
 CONTEXT_CODE = "context_length_exceeded"  # OpenAI's, for a chat that is too long
@@ -66,6 +70,19 @@ class Sampler(Protocol):
         Closing the generator earlier drops them."""
 
 
+class Serving(Protocol):
+    """Answers the requests of one address; its routes are those of `make_app`."""
+
+    def models(self) -> dict[str, Any]: ...
+
+    async def chat(self, body: wire.ChatRequest) -> Response: ...
+
+    async def generate(self, body: wire.TokenRequest) -> Response: ...
+
+    def failed(self, error: Exception) -> None:
+        """An exception of this package, which failed one request alone."""
+
+
 @dataclass(frozen=True)
 class Served:
     """A model as it is served."""
@@ -75,6 +92,7 @@ class Served:
     encoder: PromptEncoder  # makes its prompts
     defaults: SamplingParams  # for what a request omits
     sampler: Sampler  # samples from it
+    failed: Callable[[str], None] = logger.error  # called with the traceback of a failed request
 
 
 class Endpoint:
@@ -94,6 +112,10 @@ class Endpoint:
         served = self._served
         model = {"id": served.name, "object": "model", "created": 0, "owned_by": "tramontane"}
         return {"object": "list", "data": [model | {"max_model_len": served.sampler.max_len}]}
+
+    def failed(self, error: Exception) -> None:
+        trace = "".join(traceback.format_exception(error))
+        self._served.failed(f"a request to the endpoint failed: {trace}")
 
     async def chat(self, body: wire.ChatRequest) -> Response:
         """`/v1/chat/completions`."""
@@ -227,37 +249,55 @@ async def _unless_gone(request: Request, answer: Coroutine[Any, Any, Response]) 
         answering.cancel()
 
 
-def make_app(find: Callable[[str], Any]) -> FastAPI:
+class _FailingAlone:
+    """An application whose exceptions go to the endpoint that was asked: each fails its request."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await self.app(scope, receive, send)
+        except Exception as error:
+            if "serving" not in scope:
+                raise
+            scope["serving"].failed(error)
+
+
+def make_app(find: Callable[[str], Serving | None]) -> _FailingAlone:
     """The application that serves endpoints; `find` returns the endpoint of a key, or None."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
-    def found(request: Request) -> Any:
+    def found(request: Request) -> Serving:
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         if (endpoint := find(request.path_params.get("key", bearer))) is None:
             raise HTTPException(401, "the address lacks the key: http://HOST:PORT/KEY/v1")
+        request.scope["serving"] = endpoint
         return endpoint
 
     Chosen = Depends(found)
     api = APIRouter()
 
     @api.get("/v1/models")
-    def models(endpoint: Any = Chosen) -> dict[str, Any]:
+    def models(endpoint: Serving = Chosen) -> dict[str, Any]:
         return endpoint.models()
 
     @api.get("/v1/models/{name:path}")
-    def model(name: str, endpoint: Any = Chosen) -> dict[str, Any]:
+    def model(name: str, endpoint: Serving = Chosen) -> dict[str, Any]:
         for each in endpoint.models()["data"]:
             if each["id"] == name:
                 return each
         raise HTTPException(404, f"no model {name!r}")
 
     @api.post("/v1/chat/completions")
-    async def chat(request: Request, body: wire.ChatRequest, endpoint: Any = Chosen) -> Response:
+    async def chat(
+        request: Request, body: wire.ChatRequest, endpoint: Serving = Chosen
+    ) -> Response:
         return await _unless_gone(request, endpoint.chat(body))
 
     @api.post("/inference/v1/generate")
     async def generate(
-        request: Request, body: wire.TokenRequest, endpoint: Any = Chosen
+        request: Request, body: wire.TokenRequest, endpoint: Serving = Chosen
     ) -> Response:
         return await _unless_gone(request, endpoint.generate(body))
 
@@ -274,9 +314,13 @@ def make_app(find: Callable[[str], Any]) -> FastAPI:
         code = CONTEXT_CODE if isinstance(error, ContextExceeded) else error.status_code
         return _error(error.status_code, str(error.detail), code)
 
+    @app.exception_handler(Exception)
+    def broken(_: Request, error: Exception) -> Response:
+        return _error(500, f"the server failed, not the request: {type(error).__name__}")
+
     app.include_router(api)
     app.include_router(api, prefix="/{key}")
-    return app
+    return _FailingAlone(app)
 
 
 def key_is(key: str, endpoint: Endpoint) -> Callable[[str], Endpoint | None]:

@@ -71,12 +71,19 @@ class Line:
         self._tags, self._tokenizer = encoder.tags, encoder.tokenizer
         self.key = ""
         self._unanswered: list[_Asked] = []
+        self._named = len(encoder.tokenizer)
         self._nameless = set[int]()  # sampled tokens of a padded vocabulary, which have no text
         self.requests: asyncio.Queue[_Asked] = asyncio.Queue()
+        # Holds an exception of this package.
+        self.fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def models(self) -> dict[str, Any]:
         """`/v1/models`."""
         return {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0}]}
+
+    def failed(self, error: Exception) -> None:
+        if not self.fault.done():
+            self.fault.set_exception(error)
 
     async def chat(self, body: wire.ChatRequest) -> Response:
         """`/v1/chat/completions`."""
@@ -98,11 +105,9 @@ class Line:
     async def generate(self, body: wire.TokenRequest) -> Response:
         """`/inference/v1/generate`. The turn ends where the run's do, so clients may send the stops
         of their model."""
-        count = len(self._tokenizer)
-        if not all(0 <= token < count or token in self._nameless for token in body.token_ids):
+        if not all(0 <= token < self._named or token in self._nameless for token in body.token_ids):
             raise HTTPException(400, "tokens outside the model's vocabulary")
         _, turn = await self._turn(body, body.sampling_params)
-        self._nameless |= {token for token in turn.token_ids if token >= count}
         return JSONResponse(token_answer(body, [Choice(turn, turn.finish_reason)]))
 
     async def _turn(self, body: Body, sampling: wire.SamplingRequest) -> tuple[Parsed, Completion]:
@@ -118,7 +123,9 @@ class Line:
             self.requests.put_nowait(asked)
         asked.clients += 1
         try:
-            return await asyncio.shield(asked.answer)
+            message, turn = await asyncio.shield(asked.answer)
+            self._nameless |= {each for each in turn.token_ids if each >= self._named}
+            return message, turn
         finally:
             asked.clients -= 1
 
@@ -312,7 +319,10 @@ class HarnessHost:
         while True:
             waiting = asyncio.ensure_future(self._line.requests.get())
             try:
-                await asyncio.wait({waiting, self._running}, return_when=asyncio.FIRST_COMPLETED)
+                coming = {waiting, self._running, self._line.fault}
+                await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
+                if self._line.fault.done():
+                    self._line.fault.result()
                 if not waiting.done():
                     self._running.result()  # raises what it raised
                     return None

@@ -63,7 +63,7 @@ class EnvironmentHost:
         """Send calls, and wait at most `seconds` for answers; returns (number, result) of each call
         answered, and how often the process was replaced.
 
-        A result is that of the `EnvironmentWorker`, or an exception that it raised, or `Lost`.
+        A result is that of the `EnvironmentWorker`, or `Lost`, or an exception: see `process`.
 
         Raises:
             InputError: the process cannot use the config's environments or tools.

@@ -1,9 +1,9 @@
 """A process that runs environments: `python -m tramontane.environments.process FD`.
 
 Requests arrive over the socket FD as pickled (number, method of `EnvironmentWorker`, arguments),
-and are answered in any order with (number, result). An exception as a result is a bug in this
-package, and the pool raises it. Late steps are answered by the worker itself; if it does not
-answer, the pool kills the process, with its group, and starts another.
+and are answered in any order with (number, result). A result may be an exception: `InputError`, or
+`Broken`, which fails that conversation alone. Late steps are answered by the worker itself; if it
+does not answer, the pool kills the process, with its group, and starts another.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
+from tramontane.environments.protocol import Broken
 from tramontane.environments.running import THREADS
 from tramontane.errors import InputError
 from tramontane.interrupt import leave_to_controller
@@ -81,10 +82,12 @@ async def serve(connection: Connection, worker: EnvironmentWorker) -> None:
 
     async def answer(number: int, method: str, arguments: tuple) -> None:
         try:
-            result = await getattr(worker, method)(*arguments)
-        except Exception as error:  # the pool raises it: this process has many other conversations
-            result = error
-        await loop.run_in_executor(writer, connection.send, (number, result))
+            found = pickle.dumps((number, await getattr(worker, method)(*arguments)))
+        except InputError as error:
+            found = pickle.dumps((number, error))
+        except Exception:  # this process has many other conversations
+            found = pickle.dumps((number, Broken(traceback.format_exc())))
+        await loop.run_in_executor(writer, connection.send_bytes, found)
 
     while worker.stuck <= MAX_STUCK:
         number, method, arguments = await loop.run_in_executor(reader, connection.recv)

@@ -25,6 +25,10 @@ class Turn:
     done: bool = False
 
 
+class Broken(Exception):
+    """An exception of this package on the path of one conversation; its text is the traceback."""
+
+
 @dataclass
 class Started:
     """A conversation ready for its first turn: the tokens of its prompt, or why there is none, and

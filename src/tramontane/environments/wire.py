@@ -2,7 +2,7 @@
 route.
 
 A key that would change the answer and is not supported is refused, never ignored. Null is "not
-given" for every key, and so is an empty value of an unknown one.
+given" for every key, and so are an empty value and false for an unknown one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AliasChoices,
     BaseModel,
     ConfigDict,
     Field,
@@ -32,7 +31,6 @@ MAX_N = 128  # completions of one request
 # The beginning of OpenAI's message about a chat that is too long, which clients look for.
 CONTEXT = "This model's maximum context length is"
 Ignored = Annotated[Any, Field(exclude=True)]  # it changes nothing in the answer
-_EMPTY: tuple[Any, ...] = ({}, [], "")
 
 
 class Part(BaseModel):
@@ -47,8 +45,8 @@ class Part(BaseModel):
 
 
 class Body(Part):
-    """A whole body: unknown keys are refused unless they are empty, and texts are made encodable in
-    UTF-8."""
+    """A whole body: unknown keys are refused unless they are empty or false, and texts are made
+    encodable in UTF-8."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -57,8 +55,14 @@ class Body(Part):
     def _neutral(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        known = {key: v for key, v in body.items() if key in cls.model_fields or v not in _EMPTY}
-        return cleaned(known)
+        return cleaned(
+            {key: v for key, v in body.items() if key in cls.model_fields or not _neutral(v)}
+        )
+
+
+def _neutral(value: Any) -> bool:
+    """True if an unknown key with this value asks for nothing."""
+    return value is False or (isinstance(value, (dict, list, str)) and not value)
 
 
 class Function(Part):
@@ -87,9 +91,8 @@ class ChatMessage(Part):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str = ""
-    reasoning_content: str | None = Field(
-        None, validation_alias=AliasChoices("reasoning_content", "reasoning")
-    )
+    reasoning_content: str = ""
+    reasoning: str = ""  # the same, in clients that follow vLLM's newer name
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
 
@@ -115,7 +118,7 @@ class ChatMessage(Part):
             ToolCall(c.function.name, c.function.arguments, "", id=kept_id(c.id))
             for c in self.tool_calls or ()
         ]
-        thoughts = self.reasoning_content or ""
+        thoughts = self.reasoning_content or self.reasoning
         made = [{"name": call.name, "arguments": call.arguments} for call in calls]
         text = "\n".join(filter(None, (self.content, written(form, made) if made else "")))
         return Parsed(text, thoughts, self.content, calls)
@@ -143,13 +146,17 @@ class SamplingRequest(Body):
     use_beam_search: Literal[False] | None = None
     ignore_eos: Literal[False] | None = None
     include_stop_str_in_output: Literal[False] | None = None
+    detokenize: Literal[True] | None = None
+    output_kind: Ignored = None
+    cache_salt: Ignored = None
+    priority: Ignored = None
     skip_special_tokens: Ignored = None
     spaces_between_special_tokens: Ignored = None
 
     @field_validator("stop", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
+        return [value] if isinstance(value, str) and value else value or []
 
     def params(self, max_tokens: int, defaults: SamplingParams) -> SamplingParams:
         """Sampling parameters, with the server's `defaults` for those that are not given."""
@@ -188,7 +195,19 @@ class ChatRequest(SamplingRequest):
     add_generation_prompt: Literal[True] | None = None
     continue_final_message: Literal[False] | None = None
     add_special_tokens: Literal[False] | None = None
+    include_reasoning: Literal[True] | None = None
+    separate_reasoning: Literal[True] | None = None
+    modalities: list[Literal["text"]] | None = None
+    verbosity: Literal["medium"] | None = None
     metadata: Ignored = None
+    mm_payload: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_retention: Ignored = None
+    request_id: Ignored = None
+    safety_identifier: Ignored = None
+    session_id: Ignored = None
+    stream_interval: Ignored = None
+    stream_reasoning: Ignored = None
     service_tier: Ignored = None
     store: Ignored = None
     user: Ignored = None
@@ -230,6 +249,8 @@ class TokenRequest(Body):
     model: str | None = None
     request_id: str | None = None
     stream: Literal[False] | None = None
+    output_mode: Literal["tokens"] | None = None
+    return_token_ids: Ignored = None
     cache_salt: Ignored = None
     priority: Ignored = None
 

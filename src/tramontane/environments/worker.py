@@ -119,6 +119,9 @@ class EnvironmentWorker:
             started = Started([], host.ending or "step_timeout", self._late("start"))
         except (EnvironmentFailed, InputError) as error:
             started = Started([], host.ending or "environment_failed", str(error))
+        except Exception:  # of this package
+            await host.close()
+            raise
         self._open.pop(key, None)
         await host.close()
         return started

@@ -53,12 +53,14 @@ class Work:
         sampling: how they are sampled.
         encoder: makes the prompts.
         longest_prompt: upper bound of all prompts, in tokens.
+        room: tokens that the model's context leaves for the first prompt of a conversation.
     """
 
     problems: Sequence[Problem]
     sampling: Sampling
     encoder: PromptEncoder
     longest_prompt: int
+    room: int
 
 
 def evaluate_checkpoint(
@@ -130,7 +132,7 @@ def prepare(settings: Settings, problems: Sequence[Problem]) -> Work:
     limit = PromptLimit.of(config.data.max_prompt_tokens, context, sampling.max_tokens, tools)
     prompts = PromptFilter(encoder, limit, drop=config.data.overlong_prompts == "drop")
     kept = prompts.keep(problems)
-    return Work(kept, sampling, encoder, prompts.longest)
+    return Work(kept, sampling, encoder, prompts.longest, limit.room)
 
 
 def continue_evaluation(
@@ -292,7 +294,7 @@ async def _completing(
     def encode(problem: Problem) -> list[int]:
         return work.encoder.at(problem.effort).encode(problem.prompt, problem.where)
 
-    longest = await conversations.fit(work.problems, encode, work.longest_prompt)
+    longest = await conversations.fit(work.problems, encode, work.longest_prompt, work.room)
     with closing(generators_of(config, work.encoder, placement, longest)) as generators:
         await generators.started()
         async with aclosing(Sampler(generators)) as sampler:

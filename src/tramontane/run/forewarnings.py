@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
+import resource
 from collections.abc import Iterator
 from itertools import chain
+from pathlib import Path
 
 from tramontane.config import Config
 from tramontane.config.verifier import AXES
@@ -29,7 +32,7 @@ def forewarnings(config: Config, problems: Curriculum) -> list[str]:
         problems: its training problems.
     """
     warnings = (_data(config, problems), _rewards(config), _in_flight(config), _rates(config))
-    return [*chain.from_iterable(warnings)]
+    return [*chain.from_iterable(warnings), *_conversations(config, _machine())]
 
 
 def _data(config: Config, problems: Curriculum) -> Iterator[str]:
@@ -87,6 +90,37 @@ def _in_flight(config: Config) -> Iterator[str]:
                 f"pipeline.n_async {sizes.n_async:,}: only {sizes.in_flight:,} completions can be "
                 f"in flight, n_batch × (max_staleness + 1); the rest has no effect. Lower it, or "
                 f"raise max_staleness"
+            )
+
+
+def _machine() -> dict[str, float]:
+    """What a process of environments may have of this machine, by name."""
+    (threads, _), (_, files) = map(
+        resource.getrlimit, (resource.RLIMIT_NPROC, resource.RLIMIT_NOFILE)
+    )
+    found = {"threads (ulimit -u)": threads, "open files (ulimit -Hn)": files}
+    machine = {name: math.inf if n == resource.RLIM_INFINITY else n for name, n in found.items()}
+    group = Path("/sys/fs/cgroup/pids.max")
+    if group.exists() and (most := group.read_text().strip()).isdigit():
+        machine["threads (pids.max)"] = float(most)
+    return machine
+
+
+def _conversations(config: Config, machine: dict[str, float]) -> Iterator[str]:
+    """Conversations at once that a process of environments has no room for: each may need a thread,
+    a second one for tools, and two open files."""
+    if not config.converses or config.placement.kind == "ray":  # on other machines
+        return
+    most = max(stage.pipeline.in_flight for stage in config.by_stage())
+    at_once = -(-most // config.conversation.workers)
+    needed = {"threads": (1 + bool(config.data.tools)) * at_once, "open files": 2 * at_once}
+    for name, limit in machine.items():
+        count = needed[name.partition(" (")[0]]
+        if count > limit:
+            yield (
+                f"conversation.workers {config.conversation.workers}: {at_once:,} conversations at "
+                f"once in a process may need {count:,} {name}, and there are {limit:,.0f}, so some "
+                f"will fail: give more workers, raise the limit, or lower pipeline.n_async"
             )
 
 

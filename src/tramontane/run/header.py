@@ -68,13 +68,14 @@ def opening_of(prepared: Prepared) -> list[int]:
     if prepared.config.data.environment is None:
         return []
     config = prepared.config.model_copy(update={"placement": PlacementConfig()})
-    problems, encode = prepared.sample[:1], prepared.prompts.encode
+    problems, prompts = prepared.sample[:1], prepared.prompts
+    of_prompts = prompts.encode, prepared.max_prompt, prompts.limit.room
     with (
         closing(place(config, note)) as placement,
         start_conversations(config, prepared.encoder, placement, replaced) as conversations,
         Interrupt() as interrupt,
     ):
-        interrupt.run(conversations.fit(problems, encode, prepared.max_prompt))
+        interrupt.run(conversations.fit(problems, *of_prompts))
     return conversations.opening
 
 

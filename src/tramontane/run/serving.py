@@ -62,6 +62,7 @@ async def answered(
     max_len = min(generators.max_len, context or generators.max_len)
     sampler = EndpointSampler(generators, max_len, vocab, serve.completions)
     defaults = SamplingParams(config.pipeline.l_max, config.generator.temperature)
-    served = Served(config.name, config, encoder_of(config), defaults, sampler)
+    failed = session.folder.log_event
+    served = Served(config.name, config, encoder_of(config), defaults, sampler, failed)
     async with answering(served, address, ends_by_signal=False):
         yield

@@ -157,9 +157,10 @@ def _run_session(session: Session, placement: Placement, interrupt: Interrupt) -
     """One session: the cold start, if not done yet, and the pipeline, with new workers."""
     placement.reserve()
     last, encoder = session.prepared.stages[-1], session.prepared.encoder
+    failed = session.folder.log_event
     with (
         start_verifiers(last, placement, session.replaced) as verifiers,
-        start_conversations(last, encoder, placement, session.replaced) as conversations,
+        start_conversations(last, encoder, placement, session.replaced, failed) as conversations,
         address_of(session) as address,
     ):
         judges = Judges(verifiers, conversations)
@@ -345,8 +346,9 @@ def _interruption(prepared: Prepared) -> Interruption | None:
 
 async def _longest_prompt(prepared: Prepared, judges: Judges) -> int:
     """Upper bound of all prompts, in tokens, including those that environments begin with."""
-    problems, encode = prepared.sample, prepared.prompts.encode
-    return await judges.conversations.fit(problems, encode, prepared.max_prompt)
+    prompts, sample = prepared.prompts, prepared.sample
+    fit = judges.conversations.fit
+    return await fit(sample, prompts.encode, prepared.max_prompt, prompts.limit.room)
 
 
 async def _measure_base(session: Session, placement: Placement, judges: Judges) -> Results:
