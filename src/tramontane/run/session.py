@@ -97,6 +97,7 @@ class Session:
         facts, sizes = header(session.prepared), resolved(session.prepared)
         sizes["whole prompt"] = prompt_line(session.prepared)
         screen.start(title, facts, config.pipeline.updates, sizes)
+        warm_up()
         for warning in session.prepared.warnings:
             session.announce(warning)
         return session
@@ -154,7 +155,6 @@ class Session:
             calibration = calibrate(
                 prepared.config.verifier, partial(screen.phase, "calibration of the judge")
             )
-        warm_up()
         session = cls(prepared, folder, screen, began, on_update)
         if resumes:
             session._restore(changes)
