@@ -222,6 +222,18 @@ def test_a_phone_shows_it_without_scrolling_sideways(phone: Any, address: str, v
     assert small == 0
 
 
+def test_a_view_that_is_loading_says_so(tab: Any, address: str) -> None:
+    tab.goto(f"{address}#curves")
+    tab.wait_for_selector("main.curves canvas")
+    held = []
+    tab.route("**/api/summary*", lambda route: held.append(route))
+    tab.evaluate("location.hash = '#summary'")
+    tab.wait_for_selector("#status >> text=Loading …")
+    held.pop().continue_()
+    tab.wait_for_selector("main.summary .chart")
+    tab.wait_for_selector("#status", state="hidden")
+
+
 def test_curves_grow_while_the_run_trains(tab: Any, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "live", name="live", updates=2)
     with served(folder.path) as page:
@@ -364,6 +376,25 @@ def test_a_chart_is_read_by_the_pointer_and_the_keys_and_zoomed(tab: Any, report
     assert chart.evaluate("chart => chart.uplot.scales.x.min") > 5
     over.dblclick()
     assert chart.evaluate("chart => chart.uplot.scales.x.min") == 1
+
+
+@pytest.mark.parametrize("browser_tab", ["tab", "phone"])
+def test_no_paper_is_blank_under_a_chart(
+    request: pytest.FixtureRequest, report: str, browser_tab: str
+) -> None:
+    tab = request.getfixturevalue(browser_tab)
+    tab.goto(f"{report}#curves")
+    tab.wait_for_selector("main.curves canvas")
+    blank, unfilled = tab.evaluate("""() => {
+        const bottom = (e) => e.getBoundingClientRect().bottom;
+        const charts = [...document.querySelectorAll(".chart")].filter((c) => c.uplot);
+        const last = (c) => Math.max(...[...c.querySelectorAll(".plot, .note")].map(bottom));
+        const plot = (c) => c.querySelector(".plot").clientHeight - c.uplot.height;
+        return [charts.map((c) => bottom(c) - last(c)), charts.map(plot)]
+            .map((all) => Math.max(...all));
+    }""")
+    assert blank < 20
+    assert unfilled == 0
 
 
 def test_a_chart_has_the_colors_of_the_page(tab: Any, report: str) -> None:

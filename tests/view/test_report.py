@@ -143,7 +143,7 @@ def make_run(folder: Path) -> Path:
         spanning = sorted(old + i * (update - old) // 39 for i in range(40))
         write_rollouts(RunFolder(folder), update, spanning)
     before, after = evaluation(1), evaluation(3)
-    before[0]["text"] = f"The answer is {HOSTILE}"
+    before[1]["text"] = f"The answer is {HOSTILE}"  # wrong, as most are
     before[0].update(verdict="malformed", reason="does not start with <think>", reward=0.0)
     write_jsonl(folder / "evaluation_before.jsonl", before)
     write_jsonl(folder / "evaluation_after.jsonl", after)
@@ -301,7 +301,9 @@ def test_it_repeats(tmp_path: Path) -> None:
 def test_completions_of_three_updates_have_their_tokens(tmp_path: Path) -> None:
     answers = answers_of(write_report(make_run(tmp_path)))
     traces = answers["summary"]["traces"]
-    assert [trace["update"] for trace in traces] == [1, 6, 12]
+    assert [(trace["update"], trace["why"]) for trace in traces] == [
+        (1, "typical"), (6, "typical"), (12, "typical"),
+    ]  # fmt: skip
     shown = [answers[f"rollout?row={t['row']}&update={t['update']}"] for t in traces]
     assert [sorted({*completion["versions"]}) for completion in shown] == [
         [0, 1],
@@ -400,6 +402,34 @@ def test_examples_are_of_the_usual_verdict_and_no_table_is_empty(tmp_path: Path)
         usual = Counter(row["verdict"] for row in part.table.to_pylist()).most_common(1)[0][0]
         verdict = part.table["verdict"][trace["row"]].as_py()
         assert verdict == usual or all(row["verdict"] != usual for row in kept)
+
+
+def test_the_best_of_the_last_update_stands_beside_its_typical_one(tmp_path: Path) -> None:
+    folder = RunFolder(make_run(tmp_path))
+    problem = Problem("p", "math", "1 + 1?", "2", language="en")
+    completions = [rollout(index, [12] * 10)[0] for index in range(5)]
+    verdicts = [Verdict(0.2, {}, "wrong")] * 3 + [Verdict(0.0, {}, "malformed")]
+    group = Group(3, problem, completions, [*verdicts, Verdict(1.1, {}, "right")])
+    folder.write_rollouts(12, [(group, None)], ["correctness"])
+    answers = answers_of(write_report(tmp_path))
+    last = [trace for trace in answers["summary"]["traces"] if trace["update"] == 12]
+    shown = [answers[f"rollout?row={t['row']}&update=12"] for t in last]
+    assert [(t["why"], c["verdict"], c["reward"]) for t, c in zip(last, shown, strict=True)] == [
+        ("typical", "wrong", 0.2), ("best", "right", 1.1),
+    ]  # fmt: skip
+
+
+def test_of_a_problem_the_usual_verdict_is_shown_not_the_first(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    file = path / "evaluation_after.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    malformed = [
+        row | {"verdict": "malformed"} if n % 4 == 0 else row for n, row in enumerate(rows)
+    ]
+    write_jsonl(file, malformed)
+    for sample in answers_of(write_report(path))["summary"]["samples"]:
+        after = dict(sample["ends"])["after"]
+        assert (after["verdict"], after["right"], after["of"]) == ("right", 2, 4)
 
 
 def test_several_pairs_are_shown_of_one_language(tmp_path: Path) -> None:

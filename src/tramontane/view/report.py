@@ -10,7 +10,6 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -61,28 +60,31 @@ def answers(run: Run) -> Row:
         "summary": shown,
         "timeline": timeline(run.path, MAX_ACTIVITIES),
     }
-    updates = []
+    updates: dict[int, list[int]] = {}  # rows of the completions to show
     for trace in shown["traces"]:
-        update, row = trace["update"], trace["row"]
-        with suppress(InputError):  # texts are damaged, which `tramontane audit` names
-            groups, rows = _groups(run, update, row)
-            found[f"groups?update={update}"] = groups
-            updates.append(update)
-            for place, completion in _completions(run, update, [row, *rows]):
-                found[f"rollout?row={place}&update={update}"] = completion
+        updates.setdefault(trace["update"], []).append(trace["row"])
+    for update, shown_rows in [*updates.items()]:
+        try:
+            groups, rows = _groups(run, update, shown_rows)
+        except InputError:  # texts are damaged, which `tramontane audit` names
+            del updates[update]
+            continue
+        found[f"groups?update={update}"] = groups
+        for place, completion in _completions(run, update, [*shown_rows, *rows]):
+            found[f"rollout?row={place}&update={update}"] = completion
     shown["traces"] = [t for t in shown["traces"] if t["update"] in updates]
-    return found | {"facets": {"updates": updates}}
+    return found | {"facets": {"updates": [*updates]}}
 
 
-def _groups(run: Run, update: int, row: int) -> tuple[Row, list[int]]:
-    """Some groups of an update, that of the row first, and the rows of their completions."""
+def _groups(run: Run, update: int, shown: list[int]) -> tuple[Row, list[int]]:
+    """Some groups of an update, those of the rows `shown` first, and the other rows in them."""
     found = details.groups(run, update)
 
     def without(group: Row) -> bool:
-        return all(completion["row"] != row for completion in group["completions"])
+        return all(completion["row"] not in shown for completion in group["completions"])
 
     groups = sorted(found["groups"], key=without)[:MAX_GROUPS]
-    rows = [c["row"] for group in groups for c in group["completions"] if c["row"] != row]
+    rows = [c["row"] for group in groups for c in group["completions"] if c["row"] not in shown]
     return found | {"groups": groups, "left_out": len(found["groups"]) - len(groups)}, rows
 
 

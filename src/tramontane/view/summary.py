@@ -220,24 +220,31 @@ def _models_table(written: Mapping[str, Any]) -> list[Row]:
 
 def _samples(run: Run, before: list[Row], after: list[Row]) -> list[Row]:
     tags = ThinkingTags.of((run.config.get("verifier") or {}).get("thinking_tags"))
-    later: dict[tuple[str, str | None], Row] = {}
-    for row in after:
-        later.setdefault((row["problem"], row.get("effort")), row)
+    ends = {"before": _by_problem(before), "after": _by_problem(after)}
     samples = []
     for row in _chosen(before or after):
-        found = [
-            ("before", row if before else None),
-            ("after", later.get((row["problem"], row.get("effort")))),
-        ]
+        asked = {when: found[_asked(row)] for when, found in ends.items() if _asked(row) in found}
         samples.append(
             {
                 "problem": row["problem"],
                 "language": row.get("language"),
                 "reference": row.get("reference"),
-                "ends": [(when, _judged(end, tags, run)) for when, end in found if end],
+                "ends": [(when, _judged(rows, tags, run)) for when, rows in asked.items()],
             }
         )
     return samples
+
+
+def _asked(row: Row) -> tuple[str, str | None]:
+    return row["problem"], row.get("effort")
+
+
+def _by_problem(rows: Sequence[Row]) -> dict[tuple[str, str | None], list[Row]]:
+    """The completions of each problem, at each level of effort."""
+    found: dict[tuple[str, str | None], list[Row]] = {}
+    for row in rows:
+        found.setdefault(_asked(row), []).append(row)
+    return found
 
 
 def _chosen(rows: Sequence[Row]) -> list[Row]:
@@ -253,34 +260,59 @@ def _chosen(rows: Sequence[Row]) -> list[Row]:
     return [*islice(filter(None, ordered), wanted)]
 
 
-def _judged(row: Row, tags: ThinkingTags, run: Run) -> Row:
+def _judged(rows: Sequence[Row], tags: ThinkingTags, run: Run) -> Row:
+    """The first of a problem's completions with their most frequent verdict, and how many of them
+    are right."""
+    row = next(row for row in rows if row["verdict"] == _usual(rows)[0])
     thoughts, answer = split_response(row["text"], tags)
     kept = {key: row.get(key) for key in ("verdict", "reward", "reason", "turns")}
     prompt = run.tokens.text(row.get("prompt_ids"))
+    right = sum(row["verdict"] == "right" for row in rows)
+    kept |= {"right": right, "of": len(rows)}
     return kept | {"thoughts": thoughts, "answer": answer.lstrip("\n"), "prompt": prompt}
 
 
+def _usual(rows: Sequence[Row]) -> list[str]:
+    """The verdicts, the most frequent first."""
+    return [verdict for verdict, _ in Counter(row["verdict"] for row in rows).most_common()]
+
+
 def traces(run: Run) -> list[Row]:
-    """`update` and `row` of a completion in each of three updates: at one third, two thirds and the
-    end of the run. Among the trained completions with the update's most frequent verdict, so that
-    it stands for the others, it is the one sampled by the most weight versions."""
+    """`update`, `row` and `why` of the completions shown of training.
+
+    `typical`, of the updates at one third, two thirds and the end of the run: of the trained
+    completions with the update's most frequent verdict, the one that the most weight versions
+    sampled. `best`, of the last update: the one with the highest reward, likewise.
+    """
     parts = [part for part in run.rollouts.refresh() if not part.damage]
     places = sorted({(len(parts) * third - 1) // 3 for third in (1, 2, 3)} - {-1})
-    found = [(parts[place].update, _most_versions(parts[place])) for place in places]
-    return [{"update": update, "row": row} for update, row in found if row is not None]
+    shown = {}
+    for place in places:
+        trained = _trained(parts[place])
+        if trained:
+            shown[parts[place].update, _typical(trained)] = "typical"
+            if place == len(parts) - 1:
+                shown.setdefault((parts[place].update, _best(trained)), "best")
+    return [{"update": update, "row": row, "why": why} for (update, row), why in shown.items()]
 
 
-def _most_versions(part: UpdateFile) -> int | None:
-    """The row of the completion that `traces` shows, the first of several."""
-    names = ["filtered", "verdict", "version_spans"]
-    rows = list(enumerate(rollouts.read_rollouts(part.path, names)))
-    usual = Counter(row["verdict"] for _, row in rows).most_common()
-    for verdict, _ in usual:
-        spans = [
-            (len({*row["versions"]}), -number)
-            for number, row in rows
-            if row["versions"] and row["filtered"] is None and row["verdict"] == verdict
-        ]
-        if spans:
-            return -max(spans)[1]
-    return None
+def _trained(part: UpdateFile) -> list[Row]:
+    """The completions of an update that were trained on, with their `row`."""
+    names = ["filtered", "verdict", "reward", "version_spans"]
+    rows = enumerate(rollouts.read_rollouts(part.path, names))
+    return [{"row": n, **row} for n, row in rows if row["versions"] and row["filtered"] is None]
+
+
+def _typical(rows: Sequence[Row]) -> int:
+    verdict = _usual(rows)[0]
+    return _most_versions([row for row in rows if row["verdict"] == verdict])
+
+
+def _best(rows: Sequence[Row]) -> int:
+    highest = max(row["reward"] for row in rows)
+    return _most_versions([row for row in rows if row["reward"] == highest])
+
+
+def _most_versions(rows: Sequence[Row]) -> int:
+    """The `row` sampled by the most weight versions, the first of several."""
+    return int(max(rows, key=lambda row: len({*row["versions"]}))["row"])

@@ -2,7 +2,6 @@
 
 import { h, replace, number } from "./dom.js";
 
-const HEIGHT = 200;
 const FONT = "11px system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', sans-serif";
 const CHARACTER = 6.4; // width of one, about
 const WHOLE = [0, 1, 2, 3, 4, 5].flatMap((power) => [1, 2, 5].map((n) => n * 10 ** power)); // between two updates
@@ -20,6 +19,11 @@ function smoothed(ys, weight) {
 function powers(ys) {
   const found = ys.map((y) => (Number.isInteger(+Math.log10(y).toFixed(6)) ? y : null));
   return found.some((y) => y !== null) ? found : ys;
+}
+
+// A tick of a linear axis: of small values, all in the same form.
+function tick(y) {
+  return Math.abs(y) >= 1e-5 && Math.abs(y) < 1e-2 ? String(+y.toPrecision(3)) : number(y, 4);
 }
 
 // options: title, unit, note, percent, log, from_zero, kind, evaluated; series: name, color, points [[x, y]],
@@ -43,7 +47,7 @@ export class Chart {
     document.addEventListener("themed", repaint, { signal: this.ended.signal });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint, { signal: this.ended.signal });
     this.observer = new ResizeObserver(() => this.plot && this.plot.setSize(this.size()));
-    this.observer.observe(this.element);
+    this.observer.observe(this.box);
   }
 
   set(series, view) {
@@ -84,7 +88,7 @@ export class Chart {
   get over() { return this.histogram ? "versions old" : this.view.xLabel; }
   get histogram() { return this.options.kind === "histogram"; }
   get bars() { return this.options.kind === "bars" || (this.histogram && this.series.length === 1); } // of several runs: lines
-  size() { return { width: Math.max(200, this.element.clientWidth - 26), height: HEIGHT }; }
+  size() { return { width: Math.max(200, this.box.clientWidth), height: this.box.clientHeight }; }
 
   color(name) { // what a canvas understands
     this.colors.style.color = name;
@@ -125,7 +129,7 @@ export class Chart {
         { ...axis, ...whole, ...lone, grid: { show: false }, size: 24, gap: 4, space: 55, label: this.over, labelSize: 16, labelGap: -2,
           values: (u, xs) => xs.map((x) => view.xFormat(x)) },
         { ...axis, ...filtered, grid, gap: 6, space: 27, size: (u, texts) => (texts ? Math.max(30, 14 + CHARACTER * Math.max(...texts.map((text) => text.length))) : 40),
-          values: (u, ys) => ys.map((y) => (y === null ? "" : options.log ? y.toExponential(0) : options.percent ? `${number(100 * y, 1)}%` : number(y, 4))) },
+          values: (u, ys) => ys.map((y) => (y === null ? "" : options.log ? y.toExponential(0) : options.percent ? `${number(100 * y, 1)}%` : tick(y))) },
       ],
       series: [{}, ...(this.bars ? lines.reverse() : lines)],
       hooks: {

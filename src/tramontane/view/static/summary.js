@@ -22,7 +22,8 @@ export async function show(main, theValues, page) {
   const [found, specs, tail] = await Promise.all([get("summary", { run: run.run }), get("charts"), measured(run.run)]);
   Object.assign(run, { tail });
   const [title, learning] = sections([run], specs).find(([, made]) => made.length) || ["", []];
-  const traces = (await Promise.all(found.traces.filter((t) => holds("rollout", t)).map((t) => get("rollout", { run: run.run, ...t }))));
+  const kept = found.traces.filter(({ update, row }) => holds("rollout", { update, row }));
+  const traces = await Promise.all(kept.map(async ({ update, row, why }) => ({ why, ...await get("rollout", { run: run.run, update, row }) })));
   leave();
   const accuracy = new Chart({ title: "Accuracy over tokens", unit: "share of completions that are right within so many tokens", percent: true });
   charts = [...learning, { chart: accuracy }];
@@ -36,9 +37,9 @@ export async function show(main, theValues, page) {
     section(learning.length, title, h("div", { class: "charts" }, learning.map(({ chart }) => chart.element)),
       h("p", { class: "note" }, page.link("curves", {}, "All curves"), ", over updates or time.")),
     section(found.samples.length, "Completions before and after",
-      h("p", { class: "note" }, "The first completion of the first evaluation problems in each language; not selected by result."), found.samples.map(sample)),
-    section(traces.length, "Written by several policies",
-      h("p", { class: "note" }, "Completions of training, shaded by the version of the weights that sampled each token. Shown: from the updates at one third, two thirds and the end of the run, the one that the most versions wrote of those with the update’s most frequent verdict."),
+      h("p", { class: "note" }, "The first evaluation problems in each language, not selected by result; of the completions of each, one with their most frequent verdict."), found.samples.map(sample)),
+    section(traces.length, "Completions of training",
+      h("p", { class: "note" }, "Shaded by the version of the weights that sampled each token. A typical one has the most frequent verdict of its update (at one third, two thirds and the end of the run); the best has the highest reward of the last. Of several, the one that the most versions wrote is shown."),
       traces.map((data) => trace(data, run, page))),
     section(found.changes.length, "Changed during the run", panel(["from update", "key", "before", "after"],
       found.changes.map((c) => [c.update, c.key, text(c.before), text(c.after)]))),
@@ -89,7 +90,7 @@ function sample(found) {
     h("p", { class: "statement asked-for", lang: found.language }, found.ends.some(([, row]) => row.prompt) ? h("span", { class: "muted" }, "the row’s problem: ") : null, found.problem),
     found.reference === null ? null : h("p", { class: "muted" }, "reference: ", h("code", {}, found.reference)),
     h("div", { class: "pair" }, found.ends.map(([when, row]) => h("div", {},
-      h("p", { class: "meta" }, h("b", {}, when), badge(row.verdict), row.reward === null ? null : h("span", {}, `reward ${row.reward.toFixed(2)}`), row.reason ? h("span", {}, row.reason) : null),
+      h("p", { class: "meta" }, h("b", {}, when), badge(row.verdict), row.of > 1 ? h("span", {}, `${row.right} of ${row.of} are right`) : null, row.reward === null ? null : h("span", {}, `reward ${row.reward.toFixed(2)}`), row.reason ? h("span", {}, row.reason) : null),
       row.turns ? transcript(row) : h("pre", { class: "completion" }, h("span", { class: "muted" }, row.thoughts), row.thoughts ? "\n\n" : "", row.answer)))));
 }
 
@@ -97,7 +98,7 @@ function trace(data, run, page) {
   const readout = h("p", { class: "token-facts", "aria-live": "polite" });
   return h("article", { class: "panel" },
     h("p", { class: "meta" }, page.link("rollout", { run: run.run, update: data.update, row: data.row }, `update ${data.update}`),
-      badge(data.verdict), h("span", {}, `reward ${number(data.reward)}`)),
+      h("b", {}, data.why), badge(data.verdict), h("span", {}, `reward ${number(data.reward)}`)),
     h("p", { class: "statement asked-for", lang: data.language }, data.problem),
     legend("version", data), data.ending ? conversation(data, "version", readout) : tokens(data, "version", readout), readout);
 }
