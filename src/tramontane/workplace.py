@@ -17,9 +17,11 @@ import errno
 import json
 import logging
 import os
+import re
 import shutil
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -35,6 +37,7 @@ logger = logging.getLogger("tramontane")
 
 HIDDEN = (".lock", ".lease")  # in a folder with an owner
 LEASE_SECONDS = 30.0
+MAX_NAME = 200  # bytes; file systems allow 255, and endings are added
 EXIT_SECONDS = 1.0  # the kernel takes a moment to release a killed process's lock
 CONTINUE = "run the same command again"
 Remedy: TypeAlias = "str | Callable[[], str]"  # what to do after a fault
@@ -279,17 +282,52 @@ def _fault(error: Exception, path: Path) -> str | None:
     return None
 
 
+def path_part(name: str) -> str:
+    """The name, which can be that of a file or folder: it leads nowhere else.
+
+    Raises:
+        ValueError: it is empty, `.` or `..`, too long, or has a separator or control characters.
+    """
+    bad = name.strip() in ("", ".", "..") or re.search(r"[/\\]", name) or not name.isprintable()
+    if bad or len(name.encode()) > MAX_NAME:
+        raise ValueError(
+            f"{name!r} cannot be a file's name: give one of letters, digits and . + - _"
+        )
+    return name
+
+
 # ------------------------------------------------------------------------------------ JSON lines
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, as `object_pairs_hook`: json itself keeps the last of two equal keys.
+
+    Raises:
+        ValueError: a key is given twice.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise DuplicateKey(f"key {key!r} is given twice: remove one")
+    return found
+
+
+class DuplicateKey(ValueError):
+    """An object of JSON gives a key twice."""
 
 
 def parse_object(line: str | bytes) -> dict[str, Any]:
     """The object in one line of JSON.
 
     Raises:
-        ValueError: the line is not UTF-8, not JSON, or not an object; the message says which.
+        ValueError: the line is not UTF-8, not JSON, not an object, or gives a key twice; the
+            message says which.
     """
     try:
-        row = json.loads((line.encode() if isinstance(line, str) else line).decode())
+        text = (line.encode() if isinstance(line, str) else line).decode()
+        row = json.loads(text, object_pairs_hook=unique_keys)
+    except DuplicateKey:
+        raise
     except UnicodeError:  # bytes, or text with bytes that were passed on (surrogateescape)
         raise ValueError("not UTF-8") from None
     except (ValueError, RecursionError) as error:  # numbers too long, or nesting too deep

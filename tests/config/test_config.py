@@ -1,3 +1,4 @@
+import json
 import re
 
 import pytest
@@ -21,6 +22,16 @@ def load(tmp_path):
 
 def test_a_key_alone_leaves_all_others_at_their_defaults(load):
     assert load("name: run") == Config()
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", ".", "..", "../x", "/x", "a/b", "a\\b", "a\nb", "x" * 300]
+)
+def test_a_name_that_leads_elsewhere_is_refused_by_its_key(load, name):
+    with pytest.raises(InputError, match=r"run\.yaml: name: .*cannot be a file's name"):
+        load(f"name: {json.dumps(name)}")
+    with pytest.raises(InputError, match=r"(?s)evaluation\.also\..*: .*cannot be a file's name"):
+        load(f"evaluation: {{also: {{{json.dumps(name)}: {{source: aime24}}}}}}")
 
 
 @pytest.mark.parametrize("text", ["\n", "# data: {train: a}\n", "{}", "---\n"])

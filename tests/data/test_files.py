@@ -1,10 +1,12 @@
 import csv
 import gzip
 import json
+import time
 
 import datasets
 import pyarrow
 import pytest
+from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
@@ -92,6 +94,7 @@ def test_a_copy_of_a_hugging_face_dataset(tmp_path, monkeypatch):
 
 def test_a_dataset_that_cannot_be_loaded(monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match=r"'nobody/nothing': no such file, and as a Hugging Face"):
         list(read_rows("nobody/nothing"))
 
@@ -120,6 +123,10 @@ def test_corrupt_gzip(tmp_path):
         ("a.jsonl", b'{"n": 1}\n{"n": 2\n', r"a\.jsonl:2: not JSON .*one JSON object"),
         ("a.jsonl", b'{"n": 1}\n[1, 2]\n', r"a\.jsonl:2: a list; every line"),
         ("a.jsonl", b'{"n": 1}\n{"n": "\xff"}\n', r"a\.jsonl: not UTF-8"),
+        ("a.jsonl", b'{"n": 1}\n{"n": 1, "n": 2}', r"a\.jsonl:2: key 'n' is given twice"),
+        ("a.jsonl", b'{"m": [{"r": 1, "r": 1}]}', r"a\.jsonl:1: key 'r' is given twice"),
+        ("a.json", b'[{"n": 1},\n {"n": 1},\n{"n": 1, "n": 2}]', r"a\.json:3: key 'n' is given"),
+        ("a.json", b'\n[{"m": {"r": 1, "r": 1}}]', r"a\.json:2: key 'r' is given twice"),
         ("a.jsonl", b"", r"a\.jsonl': there are no rows"),
         ("a.jsonl", b"\n \n", r"a\.jsonl': there are no rows"),
         ("a.jsonl.gz", gzip.compress(b"", mtime=0), r"a\.jsonl\.gz': there are no rows"),
@@ -149,6 +156,24 @@ def test_broken_files(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message):
         list(read_rows(str(tmp_path / name)))
+
+
+def test_a_column_given_twice(tmp_path):
+    column = pyarrow.array([1])
+    table = pyarrow.Table.from_arrays([column, column, column], names=["n", "m", "n"])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"a\.parquet: column 'n' is given twice"):
+        list(read_rows(str(tmp_path / "a.parquet")))
+
+
+def test_an_unreachable_hub_is_asked_once(monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("tramontane.models.names.getproxies", dict)
+    began = time.monotonic()
+    with pytest.raises(InputError, match=r"dataset 'nobody/gsm8k': no such file or folder, and"):
+        list(read_rows("nobody/gsm8k#main"))
+    assert time.monotonic() - began < 5
 
 
 def test_truncated_parquet(tmp_path):

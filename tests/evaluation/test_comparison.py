@@ -49,6 +49,9 @@ def test_labels():
         labels(["a/x", "b/x"])
     with pytest.raises(InputError, match="a label has letters"):
         labels(["a b=x"])
+    for label in ("..", "../b", "/b", ""):
+        with pytest.raises(InputError, match="a label has letters, digits"):
+            labels({label: "tiny"})
 
 
 def test_suites_have_different_names():

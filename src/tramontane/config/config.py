@@ -16,7 +16,7 @@ from tramontane.config.evaluation import EvaluationConfig
 from tramontane.config.generator import GeneratorConfig
 from tramontane.config.pipeline import PipelineConfig, nearest_multiple
 from tramontane.config.resume import Fixed, MayChange
-from tramontane.config.section import Section, key_error, load_section
+from tramontane.config.section import PathPart, Section, key_error, load_section
 from tramontane.config.sft import SupervisedConfig
 from tramontane.config.stages import StageConfig
 from tramontane.config.teacher import TeacherConfig
@@ -113,8 +113,8 @@ class Config(Section):
     """A training run, as `tramontane train` reads it."""
 
     read_by = "tramontane train"
-    name: Annotated[str, Fixed("the run has its folder already")] = "run"
-    """Name of the run; its folder is `runs/NAME`."""
+    name: Annotated[PathPart, Fixed("the run has its folder already")] = "run"
+    """Name of the run; its folder is `runs/NAME`, unless `run_dir` names another."""
     seed: Annotated[int, Fixed("groups under way drew from it")] = 0
     """Seed of initialization, data order and sampling."""
     model: Annotated[Model, Fixed("the checkpoint holds its weights")] = "tiny"

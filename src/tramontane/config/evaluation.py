@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from tramontane.config.data import EffortNames, PlaygroundConfig
 from tramontane.config.resume import Fixed
-from tramontane.config.section import Section, key_error
+from tramontane.config.section import PathPart, Section, key_error
 
 _COMPARABLE = Fixed("measurements before and after the run must be comparable")
 HELD_OUT = "held_out"  # name of the problems of `data.eval`
@@ -59,7 +59,7 @@ class EvaluationConfig(Section):
     """Also measure before training. Runs that start from the same model need this only once."""
     every: int = Field(0, ge=0)
     """Updates between two measurements. 0: only before and after the run."""
-    also: Annotated[dict[str, EvaluationSetConfig], _COMPARABLE] = Field(default_factory=dict)
+    also: Annotated[dict[PathPart, EvaluationSetConfig], _COMPARABLE] = Field(default_factory=dict)
     """Further sets by name, measured before and after the run only, e.g. a public benchmark."""
 
     @model_validator(mode="after")

@@ -13,15 +13,16 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from tramontane.config.peers import explain
 from tramontane.config.yaml_text import read_yaml
 from tramontane.errors import InputError
+from tramontane.workplace import path_part
 
 logger = logging.getLogger("tramontane")
 
@@ -61,6 +62,9 @@ class Section(BaseModel):
             if raw.pop(key, default) != default:
                 raise key_error(f"removed: {remedy}", key)
         return raw
+
+
+PathPart = Annotated[str, AfterValidator(path_part)]  # a name in the path of a file or folder
 
 
 @cache
@@ -264,7 +268,7 @@ def _location(key: str) -> tuple[int | str, ...]:
 
 
 def _path(location: Iterable[int | str]) -> str:
-    return ".".join(map(str, location))
+    return ".".join(str(part) for part in location if part != "[key]")  # pydantic's, of a mapping
 
 
 def _apply(cls: type[Section], raw: dict[str, Any], override: str) -> str:

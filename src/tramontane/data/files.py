@@ -9,6 +9,7 @@ import gzip
 import json
 import logging
 import random
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -17,8 +18,9 @@ from typing import TextIO, TypeVar, cast
 
 from tramontane.data.values import Row, UnknownType, encodable, plain
 from tramontane.errors import InputError, importing
+from tramontane.models.names import check_hub
 from tramontane.verifier import tasksets
-from tramontane.workplace import parse_object
+from tramontane.workplace import DuplicateKey, parse_object, unique_keys
 
 logger = logging.getLogger("tramontane")
 
@@ -115,9 +117,11 @@ def is_array(path: Path) -> bool:
 
 
 def _array_rows(source: str, path: Path) -> Iterator[tuple[str, Row]]:
-    text = "".join(line for _, line in read_lines(source, path))
+    text = "".join(_raw_lines(source, path))
     try:
-        rows = json.loads(text)
+        rows = json.loads(text, object_pairs_hook=unique_keys)
+    except DuplicateKey as error:
+        raise InputError(f"{source}:{_line_of(text)}: {error}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(
             f"{source}: begins with [ and is not a JSON array ({error}); give an array of "
@@ -128,6 +132,18 @@ def _array_rows(source: str, path: Path) -> Iterator[tuple[str, Row]]:
         if not isinstance(row, dict):
             raise InputError(f"{where}: a {type(row).__name__}; the array must hold objects")
         yield where, encodable(row, where) if "\\u" in text else row
+
+
+def _line_of(text: str) -> int:
+    """The line of the first item of a JSON array that gives a key twice."""
+    decoder = json.JSONDecoder(object_pairs_hook=unique_keys)
+    start = text.index("[")
+    while True:
+        start = re.compile(r"[\s,\[]*").match(text, start).end()  # type: ignore[union-attr]
+        try:
+            _, start = decoder.raw_decode(text, start)
+        except DuplicateKey:
+            return text.count("\n", 0, start) + 1
 
 
 def _csv_rows(source: str, path: Path) -> Iterator[tuple[str, Row]]:
@@ -221,6 +237,11 @@ def _parquet_rows(source: str, path: Path) -> Iterator[tuple[str, Row]]:
     index = 0
     try:
         with ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise InputError(
+                    f"{source}: column {twice[0]!r} is given twice: rename or remove one"
+                )
             for batch in file.iter_batches(batch_size=1024):
                 for row in batch.to_pylist():
                     yield f"{source}[{index}]", row
@@ -240,6 +261,8 @@ def _dataset_rows(source: str, split: str) -> Iterator[tuple[str, Row]]:
         from datasets import load_dataset
 
     name, _, subset = source.partition("#")
+    if not Path(name).expanduser().is_dir():
+        check_hub(name, "dataset")
     try:
         rows = load_dataset(str(Path(name).expanduser()), subset or None, split=split)
     except Exception as error:

@@ -157,13 +157,15 @@ def _load(suite: str, models: Mapping[str, Settings]) -> dict[str, list[Problem]
     return found
 
 
-def labels(models: Sequence[str]) -> dict[str, str]:
+def labels(models: Mapping[str, str | Path] | Sequence[str]) -> dict[str, str]:
     """Models by label. `LABEL=MODEL` sets the label; the default is the end of the path or, for a
     run's checkpoint, the run and the update.
 
     Raises:
-        InputError: two models with the same label.
+        InputError: two models with the same label, or a label that cannot be a file's name.
     """
+    if isinstance(models, Mapping):
+        models = [f"{label}={model}" for label, model in models.items()]
     return _by_label(models, _label, "LABEL", "model")
 
 
@@ -185,7 +187,7 @@ def _by_label(
         label, equals, value = text.partition("=")
         if not equals:
             value, label = text, default(text)
-        if not re.fullmatch(r"[\w.+-]+", label):
+        if not re.fullmatch(r"[\w.+-]+", label) or label in (".", ".."):
             raise InputError(f"{text}: a {key.lower()} has letters, digits and . + - _ only")
         if label in found:
             raise InputError(

@@ -105,7 +105,7 @@ def compare(
             folder with completions for different settings, problems or weights.
     """
     texts = override_texts(overrides)
-    named = models if isinstance(models, Mapping) else comparison.labels(models)
+    named = comparison.labels(models)
     plan = {
         suite: {
             label: settings_for(model, source, config, texts, sampling)

@@ -108,8 +108,9 @@ def folder_of(name: str, files: Sequence[str] | None = None, what: str = "model"
 
 
 def check_hub(name: str, what: str = "model") -> None:
-    """Check that the hub can be reached, if a name must be fetched from it: its client would retry
-    for a minute. Behind a proxy, that is left to the client.
+    """Check that the hub can be reached, if the name of a model, tokenizer or `dataset` must be
+    fetched from it: its client would retry for a minute. Behind a proxy, that is left to the
+    client.
 
     Raises:
         InputError: it cannot.
@@ -119,15 +120,21 @@ def check_hub(name: str, what: str = "model") -> None:
 
     if constants.HF_HUB_OFFLINE or getproxies() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         return
+    if (
+        what == "dataset"
+        and (Path(constants.HF_HOME) / "datasets" / name.replace("/", "___")).is_dir()
+    ):
+        return
     if isinstance(try_to_load_from_cache(name, "config.json"), str):
         return
+    place = "file or folder" if what == "dataset" else "folder"
     hub = urlsplit(constants.ENDPOINT)
     port = hub.port or {"http": 80}.get(hub.scheme, 443)
     try:
         socket.create_connection((hub.hostname or "", port), HUB_SECONDS).close()
     except OSError as error:
         raise InputError(
-            f"{what} {name!r}: no such folder, and the model hub cannot be reached "
+            f"{what} {name!r}: no such {place}, and the model hub cannot be reached "
             f"({hub.hostname}: {error}); check the path, or the connection"
         ) from error
 
