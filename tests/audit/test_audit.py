@@ -379,6 +379,32 @@ def test_a_program_without_input_need_not_read():
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
+@pytest.mark.parametrize(
+    ("code", "is_found"),
+    [
+        ("", True),
+        ("assert 1 + 1 == 2", True),
+        ("def add_test():\n    assert add(1, 2) == 3", True),
+        ("import unittest\nprint(add(1, 2))", True),
+        ("def test_add():\n    assert add(1, 2) == 3", False),
+        ("import unittest\nclass T(unittest.TestCase):\n"
+         "    def test_add(self): self.assertEqual(add(1, 2), 3)", False),
+        ("def check(candidate):\n    assert candidate(1, 2) == 3", False),
+        ("assert add(1, 2) == 3", False),
+    ],
+)  # fmt: skip
+def test_idle_tests_are_found(tmp_path, code, is_found):
+    """As recorded before such tests were refused."""
+    tests = {"type": "python_assert", "code": code, "entry_point": "add"}
+    given = {"id": "a", "domain": "code", "problem": "Add.", "tests": tests}
+    response = program("def add(a, b): return 0")
+    rows = write(tmp_path / "in.jsonl", [given | {"response": response}])
+    verdict = {"id": "a", "verdict": "right", "reward": 1.0, "reason": "", "parts": {}}
+    out = write(tmp_path / "out.jsonl", [verdict])
+    result = tramontane.audit(out, rows=rows)
+    assert [finding.kind for finding in result.findings] == ["tests"] * is_found
+
+
 def test_reference_solutions_do_not_look_like_cheats():
     files = ["humaneval_python", "humaneval_cpp", "mbpp_python", "mbpp_stdio", "stdio_problems"]
     for file in files:

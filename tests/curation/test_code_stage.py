@@ -208,6 +208,12 @@ def row(name, cases, solutions, **extra):
     return {"id": name, "problem": f"{name}?", "tests": tests, "solutions": solutions} | extra
 
 
+# Tests that never call the program, check nothing, or pass a program that does nothing.
+IDLE = [
+    "", "assert 1 + 1 == 2", "def helper():\n    assert f() == 1", "print(f())",
+    "assert isclose(sqrt(4), 2)", "def check(candidate):\n    pass", "assert not f()",
+    "try:\n    assert f() == 1\nexcept Exception:\n    pass",
+]  # fmt: skip
 # Rows, each with the reason that it is given.
 PLANTED = [
     (row("good", doubles(3, 5, 7), DOUBLE), "asked_in_python"),
@@ -235,6 +241,10 @@ PLANTED = [
     (row("no_function", [], ["def g(): return 1"],
          tests={"type": "python_assert", "code": "assert f() == 1", "entry_point": "f"}),
      "no_agreement"),
+    *((row(f"idle_{i}", [], ["def f(): return 1"],
+           tests={"type": "python_assert", "code": code, "entry_point": "f"}), "idle_tests")
+      for i, code in enumerate(IDLE)),
+    (row("no_output", [{"input": "1\n", "output": "\n"}], ["input()"]), "idle_tests"),
     ({"id": "maths", "problem": "What is $1+1$?", "answer": "2"}, ""),
 ]  # fmt: skip
 SETTINGS = CodeConfig(want_tests=0, verifier=VerifierConfig(workers=2, code_timeout_s=4))
@@ -273,7 +283,7 @@ def test_each_fault_is_found(planted):
     wanted = {row["id"]: reason for row, reason in PLANTED}
     assert {name: found[name]["reason"] for name in wanted} == wanted
     for name, reason in wanted.items():
-        dropped = reason.startswith("no_")
+        dropped = reason.startswith(("no_", "idle"))
         assert found[name]["decision"] == (
             "dropped" if dropped else "rewritten" if reason else "kept"
         )

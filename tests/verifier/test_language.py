@@ -533,3 +533,41 @@ def test_a_language_outside_the_paper_agrees_with_itself_and_not_with_english(na
 )
 def test_units_are_not_prose(target, text):
     assert on_target_share(text, target) == 1
+
+
+# One problem, solved in 23 languages.
+NATIVES = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "language_natives.jsonl").read_text("utf-8").splitlines()
+]
+
+
+@pytest.mark.parametrize("row", NATIVES, ids=lambda row: row["language"])
+def test_a_native_answer_agrees_and_another_does_not(row):
+    problem, thoughts, answer = row["problem"], row["thoughts"], row["answer"]
+    for language in (row["language"], None):
+        assert consistent(problem, thoughts, answer, language)
+        for other in NATIVES:
+            if other["language"] in ({"en", "es", "zh", "ru", "pt", "ja"} - {row["language"]}):
+                assert not consistent(problem, other["thoughts"], other["answer"], language)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ("zh", "求速度。", "速度为 60 km/h，时间为 30 min，所以路程是 30 km，功率为 5 kW。"),
+        ("zh", "求值。", "我们计算 sin 和 cos 的值，再用 log 函数，最后得到 max 和 min 的结果。"),
+        ("ru", "Найдите массу.", "Масса равна 5 kg, объём 3 mL, давление 2 kPa, ответ пять."),
+        (
+            "ja",
+            "速さを求めなさい。",
+            "速さは 60 km/h で、時間は 30 min なので、道のりは 30 km です。",
+        ),
+        ("ko", "속력을 구하시오.", "속력은 60 km/h 이고 시간은 30 min 이므로 30 km 입니다."),
+        ("ar", "أوجد السرعة.", "السرعة تساوي 60 km/h والزمن 30 min لذلك المسافة 30 km."),
+    ],
+)
+def test_units_and_functions_are_of_no_language(row):
+    language, problem, thoughts = row
+    assert consistent(problem, thoughts, r"\boxed{30}", language)
+    assert consistent(problem, thoughts, r"\boxed{30}")

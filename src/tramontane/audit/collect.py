@@ -11,6 +11,7 @@ from tramontane.audit.suspicion import describe_cheat, describe_hedge, occurs_in
 from tramontane.config import VerifierConfig
 from tramontane.run.flattery import flattered, score_of
 from tramontane.statistics import majority, merged
+from tramontane.verifier.code.idle import why_idle
 from tramontane.verifier.format import boxes, check_format, fences, last_box, thinking_text
 from tramontane.verifier.math.grade import is_unevaluated
 from tramontane.verifier.math.normalize import vote
@@ -90,6 +91,8 @@ class Collector:
             self._right["code"] += 1
             if detail := describe_cheat(blocks[0].body, row.tests):
                 self.findings.append(graded.finding("program", detail))
+            if idle := why_idle(row.tests, row.statement):
+                self.findings.append(graded.finding("tests", idle))
 
     def _answer(self, row: Rollout, answer_part: str) -> str | None:
         """The answer judged by the math verifier: in the paper's format, the last box."""
@@ -129,7 +132,8 @@ class Collector:
         result = Audit(self.findings, {}, n)
         kinds = ("hedge", "unevaluated", "boxes", "not in thoughts")
         result.totals = dict.fromkeys(kinds, right)
-        result.totals["program"] = (self._right["code"], "right programs")
+        programs = (self._right["code"], "right programs")
+        result.totals |= {"program": programs, "tests": programs}
         result.totals["judge"] = (len(self._judged), "completions judged twice")
         liked, detail = flattered(self._judged)
         result.findings += [g.finding("judge", f"score {s:.2f}; {detail}") for s, g in liked]

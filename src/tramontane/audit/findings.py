@@ -18,6 +18,7 @@ KINDS = {
     "boxes": "right, with several boxes in the answer part",
     "not in thoughts": "right, but the answer does not occur in the thoughts",
     "program": "right, but the program looks as if it cheats its tests",
+    "tests": "right, but the tests would pass every program, or every one that ends",
     "disputed": "right or wrong, and another verifier says the opposite",
     "judge": "wrong, but the judge likes it, and its scores rise in the run while verdicts do not",
     "unscorable": "no judgment could be made",

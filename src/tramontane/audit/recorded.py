@@ -26,7 +26,8 @@ AUDITED = [
 
 @dataclass(frozen=True)
 class Rollout:
-    """One completion and its verdict; `tests` is None if they were not recorded.
+    """One completion and its verdict; `tests` is None if they were not recorded, and so is the
+    problem's `statement` empty.
 
     `line` is the line of a JSONL file, or the row of a Parquet file. For a conversation, `text` is
     the last turn, and `before` the earlier turns with the messages that answered them. `judged` is
@@ -44,6 +45,7 @@ class Rollout:
     group: str | int
     index: int | None
     tests: Row | None
+    statement: str = ""
     before: str = ""
     judged: float | None = None
     ending: str | None = None
@@ -138,6 +140,7 @@ def _rollout(row: Row, file: str, line: int, scored: _ScoredRows | None) -> Roll
         group=group,
         index=row.get("index"),
         tests=tests if isinstance(tests, dict) and not fault_of(tests) else None,
+        statement=str(row.get("problem") or ""),
         before=before,
         judged=parts.get("judge"),
         ending=row.get("ending"),

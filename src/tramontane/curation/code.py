@@ -38,7 +38,9 @@ from tramontane.data.code import Solution, parse_solutions
 from tramontane.errors import InputError
 from tramontane.types import PAPER_TAGS, Problem
 from tramontane.verifier.code import sandbox
+from tramontane.verifier.code.functions import doing_nothing
 from tramontane.verifier.code.grade import MAX_TIMEOUTS, NO_SANDBOX, Trial, TrialOutput
+from tramontane.verifier.code.idle import why_idle
 from tramontane.workplace import Journal, write_whole
 
 BATCH = 50  # inputs per sandbox
@@ -140,6 +142,8 @@ class Code(ModelStage):
         tests, solutions = row.task.tests, self._solutions(row.task)
         if not tests:
             return [row.drop(self.name, "no_tests", "")]
+        if reason := why_idle(tests, row.task.problem):
+            return [row.drop(self.name, "idle_tests", reason)]
         if not solutions:
             return [row.drop(self.name, "no_solutions", "none in Python or C++")]
         if tests["type"] == "stdio" and tests.get("checker") != "program":
@@ -275,8 +279,13 @@ class Code(ModelStage):
         programs = [s for s in solutions if is_stdio or s.language == "python"]
         if not programs:
             return [row.drop(self.name, "no_solutions", "none in Python")]
-        responses = [(f"{PAPER_TAGS.around('-')}\n{_fenced(*s)}", 0) for s in programs]
-        verdicts = self.judge.pool.score(row.task, responses).result()
+        nothing = Solution("python", doing_nothing(row.task))
+        tried = [*programs, nothing]
+        responses = [(f"{PAPER_TAGS.around('-')}\n{_fenced(*s)}", 0) for s in tried]
+        *verdicts, idle = self.judge.pool.score(row.task, responses).result()
+        if idle.verdict == "right":
+            detail = "a program that does nothing passes them"
+            return [row.drop(self.name, "idle_tests", detail)]
         passed = sum(verdict.verdict == "right" for verdict in verdicts)
         if passed >= self.config.agreement * len(programs):
             return self._in_each_language(row, row.task, "", "") if is_stdio else [row]

@@ -23,6 +23,7 @@ from tramontane.config import LANGUAGES
 from tramontane.config.yaml_text import read_yaml
 from tramontane.verifier.format import boxes, fences
 from tramontane.verifier.math.units import SYMBOLS
+from tramontane.verifier.math.wording import FUNCTIONS
 
 THRESHOLD = 0.9
 MIN_LETTERS = 8  # minimum for identifying a sentence on its own
@@ -83,7 +84,8 @@ _WORD = re.compile(
     r"|(?P<kana>[\u3041-\u30ff]+)"
     r"|(?P<cyrillic>[\u0400-\u04ff]+)"
     r"|(?P<latin>[A-Za-z\u00aa\u00ba\u00c0-\u024f]+(?:['’][A-Za-z\u00c0-\u024f]+)*['’]?)"
-    r"|(?P<other>[^\W\d_A-Za-z\u00aa\u00ba\u00c0-\u024f\u0400-\u04ff\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff]+)"
+    r"|(?P<other>(?:[^\W\d_A-Za-z\u00aa\u00ba\u00c0-\u024f\u0400-\u04ff\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
+    r"|[\u0900-\u109f\u0591-\u05c7\u064b-\u065f\u200c\u200d])+)"  # with vowel signs
 )
 # A lone consonant is a variable, not a word in any of the seven languages.
 _VARIABLE = re.compile(r"[b-df-hj-np-tv-xz]", re.IGNORECASE)
@@ -258,11 +260,12 @@ def _weight(script: str, words: list[str]) -> int:
 
 
 def _language_of_script(script: str, sentence: str) -> str:
-    if script == "cyrillic" and _is_russian(sentence) is not False:
-        return "ru"
     if script in ("cyrillic", "other"):
         scores = _predict(sentence)
-        return max(scores, key=scores.__getitem__)
+        best = max(scores, key=scores.__getitem__)
+        is_russian = _is_russian(sentence) if script == "cyrillic" else False
+        is_unknown = _letters(sentence) < MIN_LETTERS or scores[best] <= CONFIDENT
+        return "ru" if is_russian or (is_russian is None and is_unknown) else best
     return {"han": "zh", "kana": "ja"}[script]
 
 
@@ -297,7 +300,11 @@ def _latin_is(sentence: str, target: str) -> bool | None:
         return None
     if target in _NOT_LATIN:
         # Such texts keep Latin names and units, but not whole sentences.
-        words = [word for word in sentence.split() if len(word) > 1 and word not in SYMBOLS]
+        words = [
+            word
+            for word in sentence.split()
+            if len(word) > 1 and word not in SYMBOLS and not FUNCTIONS.fullmatch(word)
+        ]
         known = sum(word.lower() in _KNOWN for word in words)
         is_prose = known >= 2 or (len(words) >= 3 and sum(map(str.islower, words)) >= 2)
         is_prose |= sum(len(word) > 4 and word.isupper() for word in words) >= 3  # no labels

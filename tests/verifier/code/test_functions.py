@@ -333,7 +333,7 @@ def test_verdicts_say_why(rung):
         "unscorable",
         "the tests do not compile: invalid syntax (<tests>, line 1)",
     )
-    assert run("def f(x): return 2", "class A: pass\nf(A())") == (
+    assert run("def f(x): return 2", "class A: pass\nassert f(A())") == (
         "unscorable",
         "the tests pass a A, which is not a plain value",
     )
@@ -411,6 +411,23 @@ UNCALLED = {
     "unittest": "import unittest\nclass T(unittest.TestCase):\n    def setUp(self): self.x = 3\n"
     "    def test_f(self): self.assertEqual(f(self.x), 4)",
     "check": "def check(candidate):\n    assert candidate(3) == 4",
+    "a class in a class": "class TestF:\n    class TestG:\n"
+    "        def test_f(self): assert f(3) == 4",
+    "an inherited test": "class Base:\n    def test_f(self): assert f(3) == 4\n"
+    "class TestF(Base): pass",
+    "setup_class": "class TestF:\n    def setup_class(self): self.x = 3\n"
+    "    def test_f(self): assert f(self.x) == 4",
+    "a coroutine": "async def test_f():\n    assert f(3) == 4",
+    "a runner": "import unittest\nclass T(unittest.TestCase):\n"
+    "    def test_f(self): self.assertEqual(f(3), 4)\n"
+    "unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTestCase(T))",
+    "parameters": "import pytest\n@pytest.mark.parametrize('a, b', [(1, 2), (3, 4)])\n"
+    "@pytest.mark.slow\ndef test_f(a, b): assert f(a) == b",
+    "a fixture": "import pytest\n@pytest.fixture\ndef x(): yield 3\n"
+    "@pytest.fixture(scope='module')\ndef y(x): return x + 1\n"
+    "def test_f(x, y): assert f(x) == pytest.approx(y)",
+    "raises": "import pytest\ndef test_f():\n    assert f(3) == 4\n"
+    "    with pytest.raises(TypeError) as info: f('a')\n    assert 'str' in str(info.value)",
 }
 
 
@@ -421,7 +438,11 @@ def test_tests_that_nothing_calls_are_found_and_run(name):
     assert run("g = 1", UNCALLED[name], "", "f")[0] == "wrong"
 
 
-@pytest.mark.parametrize("code", ["", "assert 1 + 1 == 2", "def helper():\n    assert f(3) == 4"])
+@pytest.mark.parametrize(
+    "code",
+    ["", "assert 1 + 1 == 2", "def helper():\n    assert f(3) == 4", "assert f.__name__ == 'f'",
+     "assert isclose(sqrt(4), 2)", "for x in []:\n    assert f(x)", "assert callable(f)"],
+)  # fmt: skip
 def test_tests_that_never_call_the_program_decide_nothing(code):
     for program in ("def f(x): return x + 1", "def f(x): return 0"):
         assert run(program, code, "", "f") == (
@@ -430,10 +451,39 @@ def test_tests_that_never_call_the_program_decide_nothing(code):
         )
 
 
+@pytest.mark.parametrize(
+    "code",
+    ["print(f(3))", "x = f(3)", "assert (f(3) == 4, 'four')", "def test_f():\n    return f(3) == 4",
+     "try:\n    assert f(3) == 4\nexcept Exception:\n    pass", "f(3)\nassert True"],
+)  # fmt: skip
+def test_tests_that_check_nothing_decide_nothing(code):
+    for program in ("def f(x): return x + 1", "def f(x): return 0"):
+        assert run(program, code) == ("unscorable", "the tests check nothing")
+
+
+def test_parts_of_pytest_that_are_missing_are_named():
+    code = "def test_f(tmp_path):\n    assert f(tmp_path) == 4"
+    assert run("def f(x): return 4", f"import pytest\n{code}") == (
+        "unscorable",
+        "the tests need the fixture 'tmp_path', which they do not define",
+    )
+    outcome, reason = run("def f(x): return 4", "import pytest\npytest.warns(f(3) == 4)")
+    assert (outcome, reason) == ("unscorable", "the tests need pytest.warns")
+
+
+@pytest.mark.parametrize(
+    "code", ["assert list(accumulate([1])) == [1]", "assert accumulate(1) == 1"]
+)
+def test_what_wraps_a_result_is_not_the_program_s(code):
+    assert run("def accumulate(x): return x", code, "Accumulate a list.", "")[0] == "right"
+    assert run("def accumulate(x): return [7]", code, "Accumulate a list.", "")[0] == "wrong"
+
+
 @pytest.mark.parametrize("name", ["gcd", "comb", "mean", "sqrt", "max", "isqrt"])
 def test_a_library_name_alone_is_the_program_s(name):
-    assert run(f"def {name}(*x): return 'mine'", f"assert {name}(6, 4) == 'mine'") == ("right", "")
-    assert run(f"def {name}(*x): return 0", f"assert {name}(6, 4) == 'mine'")[0] == "wrong"
+    code = f"assert {name}(6, 4) == 'mine'"
+    assert run(f"def {name}(*x): return 'mine'", code, "", "") == ("right", "")
+    assert run(f"def {name}(*x): return 0", code, "", "")[0] == "wrong"
 
 
 def test_tests_that_await_the_program_are_unscorable():

@@ -45,6 +45,12 @@ _COMPARISONS = {
     "allclose", "approx", "array_equal", "assert_allclose", "assert_almost_equal",
     "assert_array_equal", "np", "numpy", "pd", "pytest",
 }  # fmt: skip
+# What tests wrap a result in.
+_HELPERS = {
+    "Counter", "abs", "all", "any", "deque", "dict", "float", "int", "isclose", "isinstance",
+    "iter", "len", "list", "map", "max", "min", "print", "range", "repr", "round", "set", "sorted",
+    "str", "sum", "tuple", "type", "zip",
+}  # fmt: skip
 CONVENTIONAL = {"Solution"}  # LeetCode's class, which some statements omit
 _AWAITED = re.compile(r"\bawait\b|\basyncio\s*\.\s*(?:run|gather|get_event_loop|new_event_loop)\b")
 _WORD = re.compile(r"[^\W\d]\w*")
@@ -172,7 +178,7 @@ def names_of(code: str, statement: str, entry_point: str) -> Names:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return Names(frozenset(), {})
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    own = set(_bound(tree))
+    own = set(bound(tree))
     entries = set(_WORD.findall(entry_point))
     asked = set(_CALL.findall(_EXAMPLE.sub("", statement))) - _COMPARISONS
     shown = set(_CALL.findall(statement)) - _COMPARISONS
@@ -189,7 +195,7 @@ def names_of(code: str, statement: str, entry_point: str) -> Names:
     program |= open_names & (asked | caught)
     weak = (open_names & shown) - program
     program |= weak - _judging(tree, weak, program)
-    if not program and not _called(tree) & open_names:
+    if not (program or entry_point or _called(tree) & open_names):
         program |= _only_library_name(tree, own, statement)
     library = {name: module for name, module in library.items() if name not in program}
     read = frozenset(
@@ -201,16 +207,33 @@ def names_of(code: str, statement: str, entry_point: str) -> Names:
     return Names(frozenset(program), library, read, entry_point, helpers)
 
 
+def doing_nothing(problem: Problem) -> str:
+    """A program whose functions, and methods, of the names that the tests use return None; it
+    prints nothing. Tests that it passes decide nothing."""
+    tests = problem.tests or {}
+    names = names_of(tests.get("code") or "", problem.problem, tests.get("entry_point") or "")
+    return "".join(
+        (
+            f"class {name}:\n    def __init__(*a, **k): pass\n"
+            "    def __getattr__(self, name): return lambda *a, **k: None\n"
+        )
+        if name[0].isupper()
+        else f"def {name}(*a, **k): return None\n"
+        for name in sorted(names.program)
+    )
+
+
 def _only_library_name(tree: ast.AST, own: set[str], statement: str) -> set[str]:
     """The name of a built-in or of the library that alone can be the program's: the only one that
-    the tests call, or the only one of these that the statement mentions."""
+    the tests call, or the only one of these that the statement mentions, apart from helpers."""
     called = {name for name in _called(tree) - own if hasattr(builtins, name) or _module(name)}
     mentioned = called & set(_WORD.findall(statement))
-    names = mentioned or called
+    candidates = (mentioned - _HELPERS, called - _HELPERS, mentioned, called)
+    names = next(filter(None, candidates), called)
     return names if len(names) == 1 else set()
 
 
-def _bound(tree: ast.AST) -> Iterator[str]:
+def bound(tree: ast.AST) -> Iterator[str]:
     """Names that the tests define, import or assign."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -20,6 +20,7 @@ from tramontane.temporary import temporary_folder
 from tramontane.types import Judgment, Outcome, Problem
 from tramontane.verifier.code import functions, sandbox
 from tramontane.verifier.code.comparing import fault_of, same_output
+from tramontane.verifier.code.idle import why_idle
 from tramontane.verifier.format import fences
 
 MAX_TIMEOUTS = 3  # afterwards the remaining tests count as failed
@@ -75,6 +76,8 @@ def judge(answer_part: str, problem: Problem, config: VerifierConfig) -> Judgmen
         return Judgment("wrong", f"cannot run {tag}: only Python, C++ and C are graded", program)
     if problem.tests["type"] != "stdio" and language != "python":
         return Judgment("wrong", f"the tests are for another language than {tag}", program)
+    if "code" in problem.tests and (idle := why_idle(problem.tests, problem.problem)):
+        return Judgment("unscorable", idle, program)
     if missing := missing_compiler(language):
         return Judgment("unscorable", missing, program)
     if sandbox.probe() == "rlimits" and not config.allow_unsandboxed:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
-from functools import partial
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any, NoReturn
 
-from . import wire
+from . import discovery, wire
 from .wire import BROKEN, BUILTIN_ERRORS, GONE, MUTABLE_TYPES, Peer
 
 
@@ -28,6 +26,8 @@ def run_tests(settings: dict[str, Any]) -> int:
     module = ModuleType("__main__")
     space = module.__dict__
     sys.modules["__main__"] = module
+    if "pytest" in settings["code"]:
+        sys.modules["pytest"] = discovery.pytest()
     try:
         compiled = compile(settings["code"], "<tests>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
@@ -41,11 +41,13 @@ def run_tests(settings: dict[str, Any]) -> int:
         space.update(tests.bind(settings["program"]))
         exec(helpers, space)
         exec(compiled, space)
-        for test in _discovered(space, set(settings["used"]), settings["entry_point"]):
+        for test in discovery.find(space, set(settings["used"]), settings["entry_point"]):
             test()
     except SystemExit as end:
         if end.code not in (None, 0):
             exit_with(1, "the tests ended the process")
+    except discovery.NotSupported as error:
+        exit_with(BROKEN, f"the tests need {error}")
     except BaseException as error:
         if isinstance(error, (NameError, ImportError)) and is_of_tests(error):
             missing = getattr(error, "name", None)
@@ -55,40 +57,6 @@ def run_tests(settings: dict[str, Any]) -> int:
     if not tests.reached:
         exit_with(BROKEN, "the tests never called the program")
     return 0
-
-
-def _discovered(
-    space: dict[str, Any], used: set[str], entry_point: str
-) -> Iterator[Callable[[], Any]]:
-    """The tests that are defined in `space` and named by nothing: `check(candidate)` of HumanEval,
-    pytest's functions and classes, and unittest's."""
-    unittest = sys.modules.get("unittest")  # if the tests import it
-    own = {k: v for k, v in space.items() if getattr(v, "__module__", None) == "__main__"}
-    for name, value in own.items():
-        if name in used:
-            continue
-        if name == "check" and isinstance(value, FunctionType):
-            if entry_point:
-                yield partial(_call_check, value, entry_point, space)
-        elif unittest and isinstance(value, type) and issubclass(value, unittest.TestCase):
-            yield unittest.defaultTestLoader.loadTestsFromTestCase(value).debug
-        elif isinstance(value, type) and name.startswith("Test"):
-            for method in filter(lambda k: k.startswith("test"), vars(value)):
-                yield partial(_call_method, value, method)
-        elif name.startswith("test") and isinstance(value, FunctionType):
-            yield value
-
-
-def _call_check(check: Callable[[Any], Any], entry_point: str, space: dict[str, Any]) -> None:
-    check(eval(entry_point, space))
-
-
-def _call_method(owner: type, name: str) -> None:
-    """Call a method of a new instance, after pytest's `setup_method`."""
-    instance = owner()
-    if hasattr(instance, "setup_method"):
-        instance.setup_method()
-    getattr(instance, name)()
 
 
 def is_of_tests(error: BaseException) -> bool:
@@ -198,7 +166,9 @@ class Tests(Peer):
         exit_with(GONE, "")
 
     def ask(self, *question: Any) -> Any:
-        self.reached |= question[0] not in ("names", "name")
+        # A program's function has a name before it is called.
+        is_own = question[0] == "get" and question[2].startswith("__")
+        self.reached |= question[0] not in ("names", "name") and not is_own
         try:
             return super().ask(*question)
         except StopIteration:
