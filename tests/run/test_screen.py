@@ -163,6 +163,20 @@ def test_the_live_page_has_the_terminals_width_and_both_ends_of_a_sample(width: 
     assert "142 verdicts/s" in page and "idle  86%" in page and "12.3 ms pause" in page
 
 
+def test_the_live_page_shows_all_parts_of_a_reward_at_80_columns() -> None:
+    console = Console(file=io.StringIO(), width=80, height=40, record=True)
+    display = LiveDisplay(console)
+    display.update({"update": 1, **METRICS, "reward_brevity": 0.377, "reward_tone": -0.211})
+    parts = {"format": 0.1, "correctness": 0.9, "brevity": 0.25, "tone": -0.125}
+    reason = "the answer is that of the reference in other words"
+    display.sample(Sample([("problem", "?"), ("model", "!")], "right", 1.125, parts, reason))
+    console.print(display._render())
+    page = console.export_text()
+    assert re.search(r"brevity +0\.377 .*\n.*tone +-0\.211 .*\n.*pass rate", page)
+    told = " ".join(re.sub("[│\n]", " ", page.partition("sample")[2]).split())
+    assert f"right ({reason}), reward 1.12 = format +0.1" in told and "tone -0.125" in told
+
+
 def test_sizes_are_shown_on_request() -> None:
     file = io.StringIO()
     for verbose in (False, True):

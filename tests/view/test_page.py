@@ -229,9 +229,11 @@ def test_a_view_that_is_loading_says_so(tab: Any, address: str) -> None:
     tab.route("**/api/summary*", lambda route: held.append(route))
     tab.evaluate("location.hash = '#summary'")
     tab.wait_for_selector("#status >> text=Loading …")
+    assert tab.locator("main").get_attribute("aria-busy") == "true"  # shown faintly
     held.pop().continue_()
     tab.wait_for_selector("main.summary .chart")
     tab.wait_for_selector("#status", state="hidden")
+    tab.wait_for_selector("main:not([aria-busy])")
 
 
 def test_curves_grow_while_the_run_trains(tab: Any, tmp_path: Path) -> None:

@@ -108,7 +108,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-console = Console()
+PIPE_WIDTH = 200  # columns of a table that does not go to a terminal, which has no width
+console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
 CONTINUES = "the same command continues"
 LINE_SECONDS = 30.0  # between progress lines in a log
 # Rounds that an idle thread of GNU's OpenMP spins before it sleeps. By default it spins for

@@ -91,7 +91,10 @@ def print_sizes(found: DryRunResult) -> None:
     """
     from tramontane.run.screen import facts_table
 
-    console.print(facts_table(found.header))
+    if console.is_terminal:
+        console.print(facts_table(found.header))
+    else:
+        say("\n".join(f"{name}: {value}" for name, value in found.header.items()))
     say("")
     for name, value in found.lines.items():
         say(f"{name}: {value}")

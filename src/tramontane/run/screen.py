@@ -70,6 +70,7 @@ class QuietScreen:
 
 PLAIN_WIDTH = 140  # columns of a plain line, at most
 WORKERS_WIDTH = 46  # columns of the panel of the workers: its longest figures
+LABEL = 16  # characters of a reward's name on a live page
 LABELS_WIDTH = 29  # columns of the panel of learning without its sparklines, at most
 HISTORY = 24  # updates in a sparkline
 REFRESHES_PER_SECOND = 2  # a frame takes some 10 ms of a core that the workers use
@@ -113,7 +114,8 @@ def shortened(text: str, characters: int = MESSAGE_CHARACTERS) -> str:
 
 
 # (label, metrics key, formatter, True if indented as a part of the row above)
-_LEARNING: list[tuple[str, str, Callable[[float], str], bool]] = [
+_Figure: TypeAlias = "tuple[str, str, Callable[[float], str], bool]"
+_LEARNING: list[_Figure] = [
     ("reward", "reward", number, False),
     ("correctness", "reward_correctness", number, True),
     ("format", "reward_format", number, True),
@@ -216,7 +218,7 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
             stage = f", stage {metrics['stage']}" if metrics.get("stage") else ""
             self._set_phase(f"training{stage}", update, self._total)
             self._metrics = dict(metrics)
-            for _, key, _, _ in _LEARNING:
+            for _, key, _, _ in self._rows():
                 if metrics.get(key) is not None:
                     self._history.setdefault(key, deque(maxlen=HISTORY)).append(metrics[key])
         if not self.live:
@@ -316,7 +318,7 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
             columns = Table.grid(expand=True)
             columns.add_column(ratio=1)
             columns.add_column(width=WORKERS_WIDTH)
-            height = len(_LEARNING) + 2
+            height = len(self._rows()) + 2
             columns.add_row(
                 _panel(self._learning(), "learning", height),
                 _panel(self._workers(), "workers", height),
@@ -350,7 +352,7 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
         table.add_column(justify="right", no_wrap=True)
         table.add_column(ratio=1, no_wrap=True)
         room = max(1, self.console.width - WORKERS_WIDTH - LABELS_WIDTH)
-        for label, key, show, part in _LEARNING:
+        for label, key, show, part in self._rows():
             value = self._metrics.get(key)
             history = list(self._history.get(key, ()))
             table.add_row(
@@ -359,6 +361,14 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
                 Text(sparkline(history[-room:]) if history else "", "blue" if part else "cyan"),
             )
         return table
+
+    def _rows(self) -> list[_Figure]:
+        """The rows of the panel of learning, with the rewards of the user's own."""
+        known = [key for _, key, _, _ in _LEARNING]
+        own = [key for key in self._metrics if key.startswith("reward_") and key not in known]
+        place = known.index("pass_rate")
+        parts = [(printable(key[7:][:LABEL]), key, number, True) for key in own]
+        return [*_LEARNING[:place], *parts, *_LEARNING[place:]]
 
     def _workers(self) -> Table:
         m = self._metrics
@@ -389,13 +399,13 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
         for role, text in sample.messages:
             body = Text(printable(text.strip(), keep="\n"), style="" if role == MODEL else "bold")
             shown += Text.assemble((f"{role}: ", "dim"), body).wrap(self.console, width - 4)
-        room = max(SAMPLE_LINES, self.console.height - len(_LEARNING) - 7) - 1
+        judgment = Text(printable(sample.judgment), COLORS[sample.verdict])
+        judgment = judgment.wrap(self.console, width - 4)
+        room = max(SAMPLE_LINES, self.console.height - len(self._rows()) - 6 - len(judgment))
         if len(shown) > room:
             first = room // 3
             shown = [*shown[:first], Text("…", style="dim"), *shown[first + 1 - room :]]
-        judgment = Text(printable(sample.judgment), style=COLORS[sample.verdict])
-        judgment.no_wrap, judgment.overflow = True, "ellipsis"
-        return _panel(Group(*shown, judgment), "sample")
+        return _panel(Group(*shown, *judgment), "sample")
 
     def _set_phase(self, name: str, done: int, total: int) -> None:
         if name != self._phase:

@@ -66,7 +66,7 @@ async function show() {
   main.className = name;
   document.title = `${(TABS.find(([view]) => view === tab) || ["", ""])[1]} · ${isReport ? page.runs[0].name : "Tramontane"}`;
   page.say("");
-  const late = setTimeout(() => page.say("Loading …"), PATIENCE);
+  const late = setTimeout(() => { page.say("Loading …"); main.ariaBusy = "true"; }, PATIENCE);
   try {
     await current.show(main, values, page);
     page.say("");
@@ -76,6 +76,7 @@ async function show() {
     replace(main, h("p", { class: "error", role: "alert" }, error.message));
   } finally {
     clearTimeout(late);
+    main.ariaBusy = null;
   }
 }
 
