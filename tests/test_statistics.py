@@ -305,4 +305,4 @@ def test_counts_of_rows():
         {"problem_id": "a", "verdict": "unscorable"},
         {"problem_id": "b", "verdict": "wrong"},
     ]
-    assert counts_of(rows) == {"a": (1, 2), "b": (0, 1)}
+    assert counts_of(rows) == {"a": (1, 1), "b": (0, 1)}

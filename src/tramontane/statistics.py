@@ -189,16 +189,17 @@ Counts = Mapping[str, tuple[int, int]]  # by problem: (right samples, samples)
 
 
 def counts_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[int, int]]:
-    """Right samples and all samples of each problem, by id, from the rows of an evaluation."""
+    """Right samples and all that could be judged of each problem, by id, from the rows of an
+    evaluation."""
     counts: dict[str, tuple[int, int]] = {}
     for row in rows:
-        right, n = counts.get(row["problem_id"], (0, 0))
-        counts[row["problem_id"]] = right + (row["verdict"] == "right"), n + 1
+        (right, n), verdict = counts.get(row["problem_id"], (0, 0)), row["verdict"]
+        counts[row["problem_id"]] = right + (verdict == "right"), n + (verdict != "unscorable")
     return counts
 
 
 def paired_difference(first: Counts, second: Counts) -> Difference:
-    """Compare two models by their rates on each problem.
+    """Compare two models by their rates on each problem of which both have samples.
 
     The interval is Student's, with each problem's difference as one observation. If all differences
     are equal, their variance is uninformative: the interval then has the width of Wilson's for a
@@ -213,9 +214,9 @@ def paired_difference(first: Counts, second: Counts) -> Difference:
             f"{len(alone)} problems were measured on one model alone, e.g. {alone[0]!r}; a paired "
             f"comparison needs the same problems"
         )
-    if not first:
+    problems = [name for name in first if first[name][1] and second[name][1]]
+    if not problems:
         raise ValueError("no problems to compare")
-    problems = list(first)
     n1, n2 = (np.array([counts[p][1] for p in problems]) for counts in (first, second))
     c1, c2 = (np.array([counts[p][0] for p in problems]) for counts in (first, second))
     differences = c2 / n2 - c1 / n1

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tramontane.config import Config, load_config, parse
 from tramontane.controller.stages import Stages
 from tramontane.data.curriculum import Curriculum
 from tramontane.errors import InputError
-from tramontane.types import Completion, FilterReason, Group, Problem
+from tramontane.types import Completion, FilterReason, Group, Problem, Verdict
 
 STAGES = [
     {"name": "short", "until": {"updates": 3}, "temperature": 0.7, "eps_high": 0.3},
@@ -110,6 +111,8 @@ def test_a_stage_ends_when_its_metric_reaches_the_limit_over_its_window(forty: P
     run_config = config(forty, stages=sections)
     stages, resumed = Stages(run_config), Stages(run_config)
     none, half = [graded(False, False)], [graded(True, False)]
+    unjudged = replace(graded(False), verdicts=[Verdict(0.0, {}, "unscorable")])
+    half.append(unjudged)  # neither solved nor not
     for version, groups in enumerate((half, none, half), start=1):
         stages.trained(groups, version, outstanding=5)
         assert stages.end == 12  # unknown: at most 1/2 in one update, 1/4 over two

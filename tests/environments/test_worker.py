@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import sqlite3
 import threading
 import time
 from dataclasses import replace
@@ -18,7 +19,8 @@ from tramontane.config import Config
 from tramontane.controller.conversations import following
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import loading
-from tramontane.environments.running import Runner
+from tramontane.environments.calls import Message as Parsed
+from tramontane.environments.running import EnvironmentFailed, Runner
 from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
 from tramontane.run.input import read_input
@@ -30,6 +32,7 @@ from tramontane.types import (
     Problem,
     Request,
     SamplingParams,
+    ToolCall,
     floats,
     ints,
 )
@@ -215,7 +218,7 @@ def test_a_tool_that_breaks_fails_the_conversation():
 
 
 def test_a_late_step_ends_its_conversation_alone():
-    worker = worker_of(tools=("Counter",), step_timeout=0.3)
+    worker = worker_of(tools=("Counter", "Dozer"), step_timeout=0.3)
 
     async def run():
         slow, quick = Talk(worker), Talk(worker)
@@ -532,7 +535,7 @@ def test_a_wrong_path_is_refused_at_the_start(key, path, said):
         ("Guess", (), []),
         ("Guess", ("add",), ["add"]),
         ("TrlCounter", (), ["increase"]),
-        ("Counter", (), ["increase", "fail", "hang", "give", "doze"]),
+        ("Counter", (), ["increase", "fail", "hang", "give"]),
         ("Stocked", (), ["look"]),
     ],
 )
@@ -620,6 +623,51 @@ def test_objects_are_used_in_the_thread_that_made_them():
     for thread in set(threading.enumerate()) - threads:
         thread.join(10)
         assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("data", "seen"),
+    [
+        ({"environment": f"{WORLDS}:AsyncStep"}, ["2", "3"]),
+        ({"environment": f"{WORLDS}:AsyncStart"}, ["2", "3"]),
+        ({"tools": [f"{WORLDS}:MixedBox"]}, ["2", "3"]),
+        ({"environment": f"{WORLDS}:MixedBox"}, ["2", "3"]),
+        ({"environment": f"{WORLDS}:MixedTrl"}, ["2", "3"]),
+        ({"environment": f"{WORLDS}:ClosingOver"}, ["3"]),
+    ],
+)
+def test_synchronous_and_asynchronous_methods_of_an_object_share_one_thread(data, seen):
+    config = Config(model="tiny", data=data)
+
+    async def converse(runner):
+        host = loading.Host(config.data, 1000, runner)
+        await host.start(problem(), 1)
+        calls = [ToolCall(tool["function"]["name"], {}, "") for tool in host.tools]
+        await host.step(Parsed("", "", "", calls))
+        if not calls:
+            reply = await host.step(Parsed("", "", "", []))
+            assert reply.done and reply.messages[-1]["content"] == "3"
+            calls = [ToolCall("", {}, answer) for answer in ("2", "3")]
+        reward = await host.final_reward()
+        await host.close()
+        return [call.answer for call in calls], reward
+
+    async def run():
+        return await asyncio.gather(*[converse(Runner()) for _ in range(8)])
+
+    for answers, reward in asyncio.run(run()):
+        assert (answers, reward) == (seen, 4.0 if "MixedTrl" in str(data) else None)
+
+
+def test_what_a_module_shares_fails_with_a_remedy():
+    connection = sqlite3.connect(":memory:")
+
+    def look() -> str:
+        """Look."""
+        return str(connection.execute("select 1"))
+
+    with pytest.raises(EnvironmentFailed, match=r"same thread.*make it in `__init__`"):
+        asyncio.run(Runner().run(look))
 
 
 def test_functions_without_an_object_run_side_by_side():

@@ -102,6 +102,10 @@ class Counter:
         found = {"unprintable": Unprintable(), "loop": loop, "huge": 10**6000, "half": "a\ud800b"}
         return found[kind]
 
+
+class Dozer:
+    """A toolbox of the event loop."""
+
     async def doze(self, seconds: float) -> str:
         """Wait without a thread.
 
@@ -369,3 +373,75 @@ class Loud:
 
 
 LOUD = f"{__name__}:Loud"
+
+
+class Kept:
+    """Made in one place, used in all others: a connection works in one thread alone."""
+
+    def __init__(self):
+        self.connection = sqlite3.connect(":memory:")
+        self.seen = threading.local()
+        self.seen.number = 0
+
+    def _use(self):
+        self.connection.execute("select 1")
+        self.seen.number += 1
+        return str(self.seen.number)
+
+
+class AsyncStep(Kept):
+    def start(self, problem):
+        self._use()
+
+    async def step(self, message):
+        await asyncio.sleep(0.01)
+        return self._use(), 1.0, self.seen.number == 3
+
+    def close(self):
+        self._use()
+
+
+class AsyncStart(Kept):
+    async def start(self, problem):
+        self._use()
+
+    def step(self, message):
+        return self._use(), 1.0, self.seen.number == 3
+
+
+class MixedBox(Kept):
+    def start(self, problem):
+        self._use()
+
+    def look(self) -> str:
+        """Look."""
+        return self._use()
+
+    async def listen(self) -> str:
+        """Listen."""
+        await asyncio.sleep(0.01)
+        return self._use()
+
+
+class MixedTrl(Kept):
+    look, listen = MixedBox.look, MixedBox.listen
+
+    def reset(self, **row):
+        self._use()
+
+    def get_reward(self):
+        return float(self._use())
+
+
+class ClosingOver(AsyncStep):
+    """An asynchronous environment whose tool is a closure, and whose `tools` is a property."""
+
+    @property
+    def tools(self):
+        self._use()
+
+        def look() -> str:
+            """Look."""
+            return self._use()
+
+        return [look]

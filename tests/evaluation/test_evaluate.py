@@ -19,6 +19,7 @@ from tramontane.evaluation.evaluate import Evaluation, vote
 from tramontane.evaluation.settings import Sampling
 from tramontane.generator import Generator
 from tramontane.placement import WaitTimeout
+from tramontane.statistics import counts_of, paired_difference
 from tramontane.types import Completion, Problem, Request, Verdict
 from tramontane.verifier.pool import PoolStats, VerifierPool
 from tramontane.workplace import Journal
@@ -141,15 +142,16 @@ def test_every_figure(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Non
             lambda done, total: progress.append((done, total)),
         )
     assert (result.n_problems, result.samples) == (3, 4)
-    assert result.pass_at_1 == mean_interval([3 / 4, 1 / 4, 0], 4)
-    assert result.pass_at_k[2] == mean_interval([1, 1 / 2, 0], 4)
-    assert result.pass_at_k[4] == mean_interval([1, 1, 0], 4)
+    assert result.pass_at_1 == mean_interval([1, 1 / 4, 0], 3)  # the unscorable is no sample
+    assert result.pass_at_k[2] == mean_interval([1, 1 / 2, 0], 3)
+    assert result.pass_at_k[4] == mean_interval([1, 1, 0], 3)
     # Equal spellings are one vote, malformed ones have none: "2" wins, then "5" over "4".
-    assert result.maj_at_k[4] == mean_interval([1, 0, 0], 4)
+    assert result.maj_at_k[4] == mean_interval([1, 0, 0], 3)
     assert set(result.pass_at_k) == set(result.maj_at_k) == {1, 2, 4}
-    assert result.format_rate == pytest.approx(7 / 12)
-    assert result.language_rate == pytest.approx(3 / 12)
+    assert result.format_rate == pytest.approx(6 / 11)
+    assert result.language_rate == pytest.approx(3 / 11)
     assert result.unscorable_rate == pytest.approx(1 / 12)
+    assert result.failures == {"late": 1}
     assert result.length_limited_rate == pytest.approx(5 / 12)
     lengths = [len(tokenizer(response(a))["input_ids"]) for row in ANSWERS for a in row]
     assert result.mean_completion_tokens == pytest.approx(sum(lengths) / 12)
@@ -157,7 +159,7 @@ def test_every_figure(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Non
     assert result.mean_thinking_tokens == pytest.approx(thoughts * 7 / 12)
     assert list(result.by_language) == ["en", "fr"]
     assert result.by_language["en"].n_problems == 2
-    assert result.by_language["en"].pass_at_1 == mean_interval([3 / 4, 0], 4)
+    assert result.by_language["en"].pass_at_1 == mean_interval([1, 0], 3)
     assert list(result.by_difficulty) == ["1", "2", "unknown"]
     assert progress[-1] == (12, 12)
 
@@ -166,7 +168,7 @@ def test_every_figure(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Non
         (p, i) for p in "abc" for i in range(4)
     ]
     assert summarize(rows) == result
-    assert json.loads(json.dumps(result.to_dict()))["pass_at_1"]["value"] == pytest.approx(1 / 3)
+    assert json.loads(json.dumps(result.to_dict()))["pass_at_1"]["value"] == pytest.approx(5 / 12)
 
 
 def test_levels_of_effort_are_measured_apart_and_a_problem_counts_once_in_all() -> None:
@@ -197,6 +199,30 @@ def test_levels_of_effort_are_measured_apart_and_a_problem_counts_once_in_all() 
     assert result.pass_at_1 == mean_interval([0.75, 0.25], 4)
     assert result.pass_at_k[2] == mean_interval([1, 0.5], 4)
     assert summarize([row | {"effort": None} for row in rows]).by_effort == {}
+
+
+def test_what_could_not_be_judged_is_no_sample_and_without_any_there_is_no_problem() -> None:
+    blank = {"domain": "math", "language": "en", "difficulty": 1, "answer": "2", "text": ""}
+    blank |= {"tokens": 1, "thinking_tokens": 1, "finish_reason": "stop", "parts": {}}
+
+    def rows(*groups: str) -> list[dict[str, Any]]:
+        verdicts = {"r": "right", "w": "wrong", "u": "unscorable"}
+        return [
+            blank | {"group": g, "problem_id": str(g), "verdict": verdicts[v], "reason": "lost"}
+            for g, group in enumerate(groups)
+            for v in group
+        ]
+
+    found = summarize(rows("rwuu", "uuuu", "uuur"))
+    assert (found.n_problems, found.samples, found.unscorable_rate) == (3, 4, 9 / 12)
+    assert found.pass_at_1 == mean_interval([1 / 2, 1], 1)
+    assert found.pass_at_k[4] == mean_interval([1, 1], 1)
+    assert found.by_language["en"].pass_at_1 == found.pass_at_1
+    assert found.failures == {"lost": 9}
+    assert summarize(rows("uu", "uu")).pass_at_1.value == 0
+    first, second = counts_of(rows("rw", "uu", "rr")), counts_of(rows("rr", "rr", "uw"))
+    difference = paired_difference(first, second)
+    assert (difference.n_problems, difference.value) == (2, -1 / 4)
 
 
 def test_a_problem_draws_the_same_numbers_in_any_set(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -5,6 +5,7 @@ import pytest
 from tramontane.run.recorder import effort_metrics, reward_metrics
 from tramontane.types import Completion, Group, Problem, Verdict
 
+FAILED, PLACE = "reward 'brevity': KeyError: ", "my_rewards.py:6, in brevity"
 PARTS = ("format", "correctness", "length", "language")
 
 
@@ -19,7 +20,8 @@ def group(*outcomes: str, effort: str | None = None) -> Group:
     for outcome in outcomes:
         right = float(outcome == "right")
         parts = dict.fromkeys(PARTS, 0.0) | {"correctness": right}
-        verdicts.append(Verdict(right, parts, outcome, ""))
+        reason = f"{FAILED}{len(verdicts)} ({PLACE})" if outcome == "unscorable" else ""
+        verdicts.append(Verdict(right, parts, outcome, reason))
     return Group(0, Problem("p", "math", "?", "1", effort=effort), completions, verdicts)
 
 
@@ -29,6 +31,7 @@ def test_means_are_over_the_judged_completions() -> None:
     assert found["reward"] == found["pass_rate"] == found["reward_correctness"] == 0.5
     assert (found["format_rate"], found["unscorable_rate"]) == (1, 0.5)
     assert found["completion_tokens"] == 1
+    assert found["failures"] == {f"reward 'brevity': KeyError ({PLACE})": 2}
 
 
 def test_without_a_judged_completion_there_is_no_mean() -> None:

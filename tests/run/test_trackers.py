@@ -54,6 +54,8 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_names_are_those_that_users_of_trackers_expect() -> None:
     assert update_values(LINE) == NAMED
+    failed = update_values({"failures": {"reward 'brief': KeyError (a.py:6, in brief)": 3}})
+    assert failed == {"train/failures.reward _brief_ KeyError _a.py_6_ in brief_": 3.0}
     values = evaluation_values(FIGURES)
     assert values["eval/pass_at_1"] == 0.4 and values["eval/pass_at_1_low"] == 0.3
     assert values["eval/maj_at_4"] == 0.6 and "eval/maj_at_1" not in values

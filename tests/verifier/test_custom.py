@@ -246,6 +246,8 @@ def test_groups_with_an_unscorable_completion_by_policy(folder, tmp_path, policy
     assert bad and {row["reward"] for row in bad} == {0.0}
     trained = [row for row in bad if row["filtered"] is None]
     dropped = {row["group"] for row in rows if row["filtered"]}
+    counted = metrics["failures"]
+    assert sum(counted.values()) == len(bad) and counted == result.summary["failures"]
     assert metrics["unscorable_trained"] == result.summary["unscorable_trained"] == len(trained)
     assert metrics["groups_unscorable"] == result.summary["groups_unscorable"] == len(dropped)
     assert bool(trained) == (policy == "wrong")
@@ -319,3 +321,34 @@ def test_one_rule_says_what_a_reward_is(value, expected):
 
 def test_true_is_1_where_rewards_may_be_bools():
     assert functions.number(torch.tensor(True), bools=True) == 1
+
+
+@pytest.mark.parametrize(
+    ("reasons", "kind"),
+    [
+        (
+            "reward 'a': KeyError: 'word {}' (my_rewards.py:12, in a)",
+            "reward 'a': KeyError (my_rewards.py:12, in a)",
+        ),
+        ("reward 'a': OSError: (x) at: {} (dir/r.py:7)", "reward 'a': OSError (dir/r.py:7)"),
+        (
+            "reward 'a': returned '{} (a)' (str), not a number from 0 to 1 (r.py:7)",
+            "reward 'a': returned a str (r.py:7)",
+        ),
+        (
+            "environment_failed: Shop.step: OSError: gone {} (shop.py:8, in step)",
+            "environment_failed: Shop.step: OSError (shop.py:8, in step)",
+        ),
+        ("reward 'a' (r.py:7): timed out after {} s", "reward 'a': timed out after N s (r.py:7)"),
+        ("the tests never called the program", "the tests never called the program"),
+        ("", ""),
+    ],
+)
+def test_failures_of_a_kind_differ_in_texts_and_values_only(reasons, kind):
+    found = functions.failures(reasons.format(number) for number in (1, 20))
+    assert found == {kind: 2}
+
+
+def test_many_kinds_of_failures_are_counted_together():
+    found = functions.failures(f"reward 'a': KeyError: 'b' (r.py:{line})" for line in range(40))
+    assert len(found) == 17 and sum(found.values()) == 40 and found["other kinds"] == 24

@@ -217,6 +217,7 @@ def _show_evaluation(result: EvaluationResult) -> None:
     ]
     for name in ("format_rate", "language_rate", "length_limited_rate", "unscorable_rate"):
         rows.append((name.replace("_", " "), f"{getattr(result, name):.3f}", ""))
+    rows += [(f"not judged: {kind}", f"{n:,}", "") for kind, n in result.failures.items()]
     rows.append(("thinking tokens", f"{result.mean_thinking_tokens:.1f}", ""))
     for label, part in efforts.items():
         rows.append((f"tokens, {label}", f"{part.mean_completion_tokens:.1f}", ""))

@@ -37,7 +37,7 @@ class Stages:
         self.number = number
         self._end: int | None = None  # the version at which the stage ends, once known
         self._end_reason = ""
-        self._recent: list[list[int]] = []  # per update: completions right, at the ceiling, all
+        self._recent: list[list[int]] = []  # per update: completions right, at the ceiling, judged
         if self._until and self._until.updates:
             self._end = version + self._until.updates
             self._end_reason = f"{self._until.updates} updates"
@@ -89,10 +89,14 @@ class Stages:
             return
         sizes = self.config.pipeline
         verdicts = [v for group in groups for v in group.verdicts]
-        full = []  # for each completion, True if it is at the ceiling
+        full = []  # for each completion that could be judged, True if it is at the ceiling
         for group in groups:
             l_max, l_cache = group.problem.lengths(sizes.l_max, sizes.l_cache)
-            full += [c.n_tokens >= l_max - l_cache for c in group.completions]
+            full += [
+                c.n_tokens >= l_max - l_cache
+                for c, v in zip(group.completions, group.verdicts, strict=True)
+                if v.verdict != "unscorable"
+            ]
         right = sum(v.verdict == "right" for v in verdicts)
         self._recent = [*self._recent, [right, sum(full), len(full)]][-until.window :]
         right, at_ceiling, total = (sum(column) for column in zip(*self._recent, strict=True))

@@ -278,7 +278,7 @@ class Host:
             chat[-1] = Message(role=last["role"], content=content)
         elif self._kind == "environment":
             chat = await self._begun(given) or chat
-            offered += await self._runner.run(_tools, self._environment)
+            offered += await self._runner.run(_tools_of(self._environment))
         self.toolset = Toolset(_functions(offered), self._answer_bytes)
         return chat
 
@@ -308,7 +308,7 @@ class Host:
                 self._toolboxes.append(await self._runner.run(loaded))
         if environment is not None:
             loaded = load(environment)
-            self._kind = kind_of(loaded)
+            self._kind, self._runner.environment = kind_of(loaded), loaded
             self._environment = await self._runner.run(loaded)
             if self._kind == "toolbox":
                 self._toolboxes.append(self._environment)
@@ -416,9 +416,13 @@ def _name(method: Callable[..., Any]) -> str:
     return str(getattr(method, "__qualname__", type(method).__name__))
 
 
-def _tools(environment: Any) -> list[Any]:
-    """The `tools` of an environment, which may be a property."""
-    return list(getattr(environment, "tools", None) or ())
+def _tools_of(environment: Any) -> Callable[[], list[Any]]:
+    """A function that returns the `tools` of an environment, which may be a property."""
+
+    def tools() -> list[Any]:
+        return list(getattr(environment, "tools", None) or ())
+
+    return tools
 
 
 def _is_message(value: Any) -> bool:

@@ -1,13 +1,19 @@
-"""Runs what a user wrote for a conversation: coroutines in the event loop, functions in threads."""
+"""Runs what a user wrote for a conversation: coroutines in the event loop, functions in threads.
+
+An object is made and used in one thread alone, since connections to SQLite, drivers of browsers and
+thread-local state work nowhere else: in the event loop's if any method that is called is a
+coroutine, otherwise in its conversation's.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from tramontane.verifier.functions import MAX_ERROR, place_of
@@ -15,6 +21,15 @@ from tramontane.verifier.functions import MAX_ERROR, place_of
 # Functions without an object that run at once in a process, or one for each conversation if these
 # are more; others wait.
 THREADS = 256
+
+
+# A remedy for objects that belong to a thread.
+SHARED = (
+    "; what a module makes is shared by all conversations and their threads: make it in `__init__` "
+    "or `start` of an environment or a toolbox, which each conversation has for itself"
+)
+# Methods of environments and harnesses that are called; of other classes, all that are public.
+_CALLED = ("start", "step", "run", "close")
 
 
 class EnvironmentFailed(Exception):
@@ -39,7 +54,9 @@ def blaming(name: str) -> Iterator[None]:
     except (EnvironmentFailed, asyncio.CancelledError):
         raise
     except BaseException as error:  # a user's code may raise anything
-        raise EnvironmentFailed(f"{name}: {said(error)} ({place_of(error)})") from error
+        text = said(error)
+        text += SHARED if re.search("(same|different) thread", text) else ""
+        raise EnvironmentFailed(f"{name}: {text} ({place_of(error)})") from error
 
 
 def _called(name: str, function: Callable[[], Any]) -> Any:
@@ -55,10 +72,26 @@ async def _awaited(name: str, value: Awaitable[Any]) -> Any:
         return await value
 
 
+@lru_cache
+def lives_in_event_loop(owner: type) -> bool:
+    """True if objects of a class must be used in the event loop's thread: a method that is called
+    is a coroutine."""
+    serves = hasattr(owner, "step") or hasattr(owner, "run")
+    names = _CALLED if serves else [name for name in dir(owner) if not name.startswith("_")]
+    methods = (inspect.getattr_static(owner, name, None) for name in names)
+    return any(inspect.iscoroutinefunction(_plain(method)) for method in methods)
+
+
+def _plain(method: Any) -> Any:
+    """The function behind a method, a static method or a decorator."""
+    return inspect.unwrap(method) if callable(method) else method
+
+
 class Runner:
     """Calls functions of one process, or of one conversation.
 
     Attributes:
+        environment: the class of the conversation's environment, to which closures belong.
         stuck: functions still running whose conversation has given up on them; a thread cannot be
             stopped.
         shared: functions that a conversation's runner calls in the threads of the process.
@@ -66,6 +99,7 @@ class Runner:
 
     def __init__(self, threads: int = THREADS, process: Runner | None = None) -> None:
         self.stuck = 0
+        self.environment: Callable[..., Any] | None = None
         self.shared: list[Callable[..., Any]] = []
         self._n_threads, self._process = threads, process
         self._threads = self._started()
@@ -90,6 +124,8 @@ class Runner:
         result: Any = partial(function, *arguments, **named)
         if inspect.iscoroutinefunction(function):
             result = result()
+        elif self._in_event_loop(function):
+            result = _called(name, result)
         else:
             with blaming(name):  # there may be no room for another thread
                 future = self._threads.submit(_called, name, result)
@@ -108,6 +144,15 @@ class Runner:
         if task.cancelled():
             raise EnvironmentFailed(f"{name}: it was cancelled")
         return task.result()
+
+    def _in_event_loop(self, function: Callable[..., Any]) -> bool:
+        closed_over = self.environment if getattr(function, "__closure__", None) else None
+        owner = getattr(function, "__self__", closed_over)
+        owner = function if inspect.isclass(function) else owner
+        if owner is None or inspect.ismodule(owner):
+            return False
+        of: Any = owner if inspect.isclass(owner) else type(owner)
+        return lives_in_event_loop(of)
 
     def _abandon(self, future: Future[Any]) -> None:
         if future.cancel() or future.done():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tramontane.asking import answer_seed
@@ -19,6 +19,7 @@ from tramontane.evaluation.settings import Sampling
 from tramontane.evaluation.thinking import thinking_counters
 from tramontane.statistics import Estimate, maj_at_k, mean_interval, pass_at_k, powers_of_two
 from tramontane.types import Completion, Problem, Request, Verdict
+from tramontane.verifier.functions import failures
 from tramontane.verifier.math.normalize import vote
 from tramontane.workplace import Journal
 
@@ -59,7 +60,9 @@ class EvaluationResult:
         mean_completion_tokens: generated tokens, EOS included, and those of what environments and
             tools answered.
         length_limited_rate: share of completions cut at `max_tokens`.
-        unscorable_rate: share of completions that could not be judged; they count as wrong.
+        unscorable_rate: share of completions that could not be judged, which the estimates and the
+            rates of format and language leave out.
+        failures: number of these, by the kind of the reason.
         by_language, by_difficulty: `unknown` holds the problems without a language or difficulty.
         by_effort: the same problems at each level of `data.effort`; empty without levels.
         malformed: the malformed completions, by the condition that failed.
@@ -82,6 +85,7 @@ class EvaluationResult:
     malformed: Malformed
     by_effort: dict[str, Slice]
     conversations: ConversationFigures | None = None
+    failures: dict[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON (where the keys `k` become strings)."""
@@ -227,16 +231,25 @@ def summarize(rows: Sequence[Row]) -> EvaluationResult:
         raise ValueError("no completions to count")
     n = len(problems[0])
     ks = powers_of_two(n)
-    right = [sum(row["verdict"] == "right" for row in group) for group in problems]
+    judged = _judged(problems)
+    right = [sum(row["verdict"] == "right" for row in group) for group in judged]
     voted = _voted_domains(rows)
-    asked = [group for group in problems if group[0]["domain"] in voted]
+    asked = [group for group in judged if group[0]["domain"] in voted]
     votes = [_votes(group) for group in asked]
     return EvaluationResult(
         n_problems=len(problems),
         samples=n,
         **_rates(problems),
-        pass_at_k={k: _mean(problems, [pass_at_k(n, c, k) for c in right]) for k in ks},
-        maj_at_k={k: _mean(asked, [maj_at_k(*v, k) for v in votes]) for k in ks if votes},
+        pass_at_k={
+            k: _mean(
+                judged,
+                [pass_at_k(len(g), c, min(k, len(g))) for g, c in zip(judged, right, strict=True)],
+            )
+            for k in ks
+        },
+        maj_at_k={
+            k: _mean(asked, [maj_at_k(*v, min(k, len(v[0]))) for v in votes]) for k in ks if votes
+        },
         length_limited_rate=_rate(rows, lambda row: row["finish_reason"] == "length"),
         unscorable_rate=_rate(rows, lambda row: row["verdict"] == "unscorable"),
         by_language=_slices(problems, "language"),
@@ -244,7 +257,14 @@ def summarize(rows: Sequence[Row]) -> EvaluationResult:
         malformed=Malformed.of(rows),
         by_effort=_slices(problems, "effort", list) if problems[0][0].get("effort") else {},
         conversations=ConversationFigures.of(rows),
+        failures=failures(row["reason"] for row in rows if row["verdict"] == "unscorable"),
     )
+
+
+def _judged(groups: list[list[Row]]) -> list[list[Row]]:
+    """The completions of each group that could be judged; all of them if none could."""
+    found = [[row for row in group if row["verdict"] != "unscorable"] for group in groups]
+    return [group for group in found if group] or groups
 
 
 def hub_results(
@@ -309,11 +329,13 @@ def _slices(
 def _rates(problems: list[list[Row]]) -> dict[str, Any]:
     """The figures that `Slice` and `EvaluationResult` have in common."""
     rows = [row for group in problems for row in group]
-    rates = [_rate(group, lambda row: row["verdict"] == "right") for group in problems]
+    groups = _judged(problems)
+    judged = [row for group in groups for row in group]
+    rates = [_rate(group, lambda row: row["verdict"] == "right") for group in groups]
     return {
-        "pass_at_1": _mean(problems, rates),
-        "format_rate": _rate(rows, lambda row: row["verdict"] != "malformed"),
-        "language_rate": _rate(rows, lambda row: row["parts"].get("language", 0.0) > 0),
+        "pass_at_1": _mean(groups, rates),
+        "format_rate": _rate(judged, lambda row: row["verdict"] != "malformed"),
+        "language_rate": _rate(judged, lambda row: row["parts"].get("language", 0.0) > 0),
         "mean_thinking_tokens": _rate(rows, lambda row: row["thinking_tokens"]),
         "mean_completion_tokens": _rate(rows, lambda row: row["tokens"]),
     }
@@ -326,7 +348,7 @@ def _mean(groups: Sequence[list[Row]], values: Sequence[float]) -> Estimate:
     for place, (group, value) in enumerate(zip(groups, values, strict=True)):
         of_problem[group[0]["problem_id"] if group[0].get("effort") else place].append(value)
     means = [sum(found) / len(found) for found in of_problem.values()]
-    return mean_interval(means, len(groups[0]) * len(groups) // len(means))
+    return mean_interval(means, sum(map(len, groups)) // len(means))
 
 
 def _rate(rows: Sequence[Row], figure: Callable[[Row], float]) -> float:

@@ -237,7 +237,7 @@ class SignalMonitor:
         self._uncalled = None if updates else self._tally()
         self._window, self._share_is_low, self._constant = self._tally(), False, False
         self._reward_is_set = config.conversation.reward_is_set
-        self._failures: set[tuple[str, str]] = set()  # kinds that were shown
+        self._failures: set[str] = set()  # kinds that were shown
 
     def graded(
         self, group: Group, filtered: FilterReason | None, tools: Sequence[str] = ()
@@ -298,12 +298,12 @@ class SignalMonitor:
         for completion, verdict in zip(group.completions, group.verdicts, strict=True):
             if len(self._failures) == FAILURES or _fate(completion, verdict) != "failed":
                 continue
-            if (kind := _kind(verdict.reason)) not in self._failures:
+            if (kind := functions.kind_of_failure(verdict.reason)) not in self._failures:
                 self._failures.add(kind)
                 self.warn(
                     f"a completion could not be graded (pipeline.unscorable): "
                     f"{printable(verdict.reason)}. Later failures of this kind are counted only "
-                    f"(unscorable_rate, groups_unscorable)"
+                    f"(`failures` of the metrics and the summary)"
                 )
 
     def _judge_window(self) -> None:
@@ -375,11 +375,6 @@ def _judgment(completion: Completion, verdict: Verdict) -> str:
     reason = f": {verdict.reason}" if verdict.reason else ""
     cut_off = ", cut off at l_max" if completion.finish_reason == "length" else ""
     return f"{verdict.verdict}{reason}{cut_off}"
-
-
-def _kind(reason: str) -> tuple[str, str]:
-    """What failed with which exception, and where: failures differ in the text of the exception."""
-    return ": ".join(reason.split(": ")[:2]), reason.rpartition("(")[2]
 
 
 def _general(reason: str) -> str:

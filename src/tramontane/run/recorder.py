@@ -34,6 +34,7 @@ from tramontane.run.rollouts import groups_to_record
 from tramontane.run.sample import Sample
 from tramontane.run.session import Session
 from tramontane.types import INSERTED, Ending, FilterReason, Group, Verdict
+from tramontane.verifier.functions import failures
 from tramontane.workplace import read_log
 
 SAMPLE_EVERY = 5  # updates between sample completions on the screen
@@ -334,8 +335,9 @@ class Recorder:
 
 def reward_metrics(
     groups: Sequence[Group], parts: Sequence[str], thinking: Mapping[str | None, ThinkingCounter]
-) -> dict[str, float]:
-    """Means over all completions of the groups; empty without groups.
+) -> dict[str, Any]:
+    """Means over all completions of the groups; empty without groups. `failures` counts the
+    completions that could not be judged, by the kind of the reason.
 
     The reward, its parts, `pass_rate`, `format_rate` and `language_rate` are means over the
     completions that could be judged, and absent if there are none.
@@ -352,7 +354,8 @@ def reward_metrics(
         return {}
     judged = [v for v in verdicts if v.verdict != "unscorable"]
     return _means_of_judged(judged, parts) | {
-        "unscorable_rate": sum(v.verdict == "unscorable" for v in verdicts) / n,
+        "unscorable_rate": 1 - len(judged) / n,
+        "failures": failures(v.reason for v in verdicts if v.verdict == "unscorable"),
         "completion_tokens": sum(c.n_tokens for c in completions) / n,
         "length_limited_rate": sum(c.finish_reason == "length" for c in completions) / n,
         "thinking_tokens": sum(
@@ -377,7 +380,7 @@ def _means_of_judged(verdicts: Sequence[Verdict], parts: Sequence[str]) -> dict[
 
 def effort_metrics(
     groups: Sequence[Group], thinking: Mapping[str | None, ThinkingCounter]
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, Any]]:
     """`reward_metrics` by level of effort; empty without levels."""
     at: defaultdict[str, list[Group]] = defaultdict(list)
     for group in groups:

@@ -74,6 +74,7 @@ LABEL = 16  # characters of a reward's name on a live page
 LABELS_WIDTH = 29  # columns of the panel of learning without its sparklines, at most
 HISTORY = 24  # updates in a sparkline
 REFRESHES_PER_SECOND = 2  # a frame takes some 10 ms of a core that the workers use
+FAILURES_SHOWN = 3  # kinds of failures named at the end of a run
 SAMPLE_LINES = 7  # of the sample on a live page, at least
 MESSAGE_CHARACTERS = 600  # of each message of a sample on plain lines
 
@@ -481,6 +482,13 @@ def _estimates(name: str, before: Any, after: Any) -> tuple[str, str, str, str]:
     return name, texts[0], texts[1], change
 
 
+def _failures(counts: Mapping[str, int]) -> str:
+    """The most frequent kinds of failures, with their numbers of completions."""
+    shown = [f"{count:,} × {kind}" for kind, count in [*counts.items()][:FAILURES_SHOWN]]
+    more = [f"{len(counts) - FAILURES_SHOWN} other kinds"] if len(counts) > FAILURES_SHOWN else []
+    return printable("; ".join(shown + more))
+
+
 def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Facts of a finished run by name, as text, from the content of its `summary.json`."""
     pause = summary.get("weight_update_pause_ms")
@@ -500,5 +508,6 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("optimizer steps skipped", _known(summary, "skipped_steps", "{:,}")),
         ("unscorable groups dropped", _known(summary, "groups_unscorable", "{:,}")),
         ("unscorable trained on as wrong", _known(summary, "unscorable_trained", "{:,}")),
+        ("could not be judged", _failures(summary.get("failures") or {})),
     ]
     return [(name, text) for name, text in found if text not in (None, "", "0", "0:00")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,7 @@ def summarize_run(
         "updates": len(metrics),
         "groups_unscorable": sum(m["groups_unscorable"] for m in metrics),
         "unscorable_trained": sum(m["unscorable_trained"] for m in metrics),
+        "failures": dict(_failures(metrics).most_common()),
         "skipped_steps": int(sum(m["skipped_steps"] for m in metrics)),
         "training_seconds": float(seconds.sum()),
         "trained_completion_tokens": tokens,
@@ -112,6 +114,14 @@ def summarize_run(
         "wall_seconds": round(wall_seconds, 2),
         "minutes": round(wall_seconds / 60, 1),
     }
+
+
+def _failures(metrics: list[dict[str, Any]]) -> Counter[str]:
+    """Completions that could not be judged, by the kind of the reason, over all updates."""
+    found = Counter[str]()
+    for row in metrics:
+        found.update(row.get("failures", {}))
+    return found
 
 
 def _models(measured: Measured) -> dict[str, Any]:

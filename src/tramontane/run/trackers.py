@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import threading
 import time
@@ -33,6 +34,7 @@ PROJECT = "tramontane"
 START_SECONDS, CALL_SECONDS, END_SECONDS = 120.0, 300.0, 60.0
 LEFT_OUT = "gets nothing more in this session (metrics.jsonl has everything)"
 
+_UNNAMABLE = re.compile(r"[^\w\-./ ]+")  # in names of metrics, for MLflow
 # Prefixes of metrics' names other than `train/`.
 _GROUPS = {
     "perf/": ("generator_", "trainer_", "verifier_", "padding_fraction", "computed_tokens"),
@@ -50,7 +52,7 @@ def update_values(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The numbers in a line of `metrics.jsonl`, by the names that trackers show: `train/KEY`,
     `perf/KEY` (throughput) or `async/KEY` (staleness and mismatch)."""
     return {
-        f"{_group(key)}{key}": float(value)
+        f"{_group(key)}{_UNNAMABLE.sub('_', key)}": float(value)
         for key, value in flat(metrics).items()
         if isinstance(value, int | float) and key != "update"
     }

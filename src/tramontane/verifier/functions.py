@@ -15,11 +15,13 @@ import importlib
 import inspect
 import mmap
 import os
+import re
 import site
 import sysconfig
 import traceback
 import zlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from numbers import Real
 from pathlib import Path
@@ -31,12 +33,17 @@ import cloudpickle
 from tramontane.config.domains import pickled_here
 from tramontane.errors import InputError
 from tramontane.imports import search_current_folder
+from tramontane.types import FAILED
 
 MAX_PICKLE = 1 << 20  # bytes of a pickled function, compressed; it is one line in config.yaml
 MAX_NUMBER = 1e300  # beyond it a sum may not be finite
 MAX_ERROR = 300  # characters of an exception's text in a message
+MAX_KIND = 100  # characters of a kind of failure, without its place
+MAX_KINDS, OTHER_KINDS = 16, "other kinds"  # of failures that are counted separately
 PICKLE = "pickle:"
 REWARD, VERIFIER = "reward", "verifier"  # the first word of a message about a failure
+_PLACE = re.compile(r" \([^()]*:\d+(?:, in [^()]*)?\)")  # as `place_of` and `defined_at` name it
+_RETURNED = re.compile(r"returned .* \((\w+)\), not .*", re.DOTALL)  # of `unusable`
 _TRAIL, _TRAIL_BYTES = "calling", 512
 _LIBRARIES = (
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
@@ -222,6 +229,23 @@ def unusable(function: Callable[..., Any], value: Any, wanted: str) -> str:
     shown = shown if len(shown) <= 80 else f"{shown[:80]}…"
     place = defined_at(function)
     return f"returned {shown} ({type(value).__name__}), not {wanted} ({place})"
+
+
+def kind_of_failure(reason: str) -> str:
+    """The reason of an unscorable verdict without what differs from one completion to the next: the
+    text of an exception, values and numbers. It keeps the function, the type and the place."""
+    places = _PLACE.findall(reason)
+    head = _RETURNED.sub(r"returned a \1", _PLACE.sub("", reason))
+    parts = 3 if head.startswith(tuple(FAILED)) else 2
+    kind = re.sub(r"(?<!\w)\d+(?:\.\d+)?", "N", ": ".join(head.split(": ")[:parts]))
+    return f"{kind[:MAX_KIND]}{places[-1] if places else ''}"
+
+
+def failures(reasons: Iterable[str]) -> dict[str, int]:
+    """Number of reasons by their kind, the most frequent first; beyond MAX_KINDS, of all others."""
+    kinds = Counter(map(kind_of_failure, reasons)).most_common()
+    rest = sum(count for _, count in kinds[MAX_KINDS:])
+    return dict(kinds[:MAX_KINDS]) | ({OTHER_KINDS: rest} if rest else {})
 
 
 def failed(reason: str) -> bool:

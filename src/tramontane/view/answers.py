@@ -57,13 +57,16 @@ def _agreement(found: list[tuple[int, int]]) -> float:
 
 
 def _counts(run: Run) -> dict[str, dict[str, tuple[int, int]]]:
-    """By source, from training to the last evaluation: completions and right ones by problem."""
+    """By source, from training to the last evaluation: completions that could be
+    judged, and right ones, by problem."""
     table = run.rollouts.table()
+    table = table.filter(pc.not_equal(table["verdict"], "unscorable"))
     right = pc.equal(table["verdict"], "right").cast(pa.int32())
     grouped = pa.table({"id": table["problem_id"], "right": right}).group_by("id")
     sums = grouped.aggregate([("right", "count"), ("right", "sum")]).to_pylist()
     counts = {TRAINING: {row["id"]: (row["right_count"], row["right_sum"] or 0) for row in sums}}
-    for name, rows in run.evaluations().items():
+    for name, found in run.evaluations().items():
+        rows = [row for row in found if row.get("verdict") != "unscorable"]
         totals = Counter(row["problem_id"] for row in rows)
         rights = Counter(row["problem_id"] for row in rows if row.get("verdict") == "right")
         counts[name] = {problem: (total, rights[problem]) for problem, total in totals.items()}

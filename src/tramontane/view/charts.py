@@ -98,6 +98,7 @@ LEARNING = [
         {"groups_kept": "kept", "groups_filtered": "dropped"},
         kind="bars",
     ),
+    Chart("Could not be judged", "completions, by the reason", prefix="failures.", kind="bars"),
 ]
 CONVERSATIONS = [
     Chart("Turns and calls", "a conversation", {"turns": "turns", "calls": "calls"}),

@@ -151,16 +151,20 @@ class Search:
 
     def groups(self, sort: str, descending: bool, offset: int, limit: int) -> Row:
         """The groups of the rows found so far, in order, each with its `members` among them, how
-        many are `right`, and the means of reward and tokens."""
+        many are `right`, and the means of tokens and of the reward where it could be judged."""
         found = np.sort(self.found)
         taken = self.table.take(pa.array(found, pa.int64()))
         numbers = np.stack([np.asarray(taken["part"]), np.asarray(taken["group"])])
         _, firsts, of = np.unique(numbers, axis=1, return_index=True, return_inverse=True)
-        of, counts = of.reshape(-1), np.bincount(of.reshape(-1), minlength=len(firsts))
+        of = of.reshape(-1)
+        judged = np.asarray(pc.not_equal(taken["verdict"], "unscorable"), dtype=float)
 
         def means(name: str) -> NDArray[np.float64]:
             values = np.asarray(pc.fill_null(taken[name].cast(pa.float64()), 0.0), dtype=float)
-            return np.bincount(of, values, len(firsts)) / np.maximum(counts, 1)
+            counted = judged if name == "reward" else np.ones(len(of))
+            totals = np.bincount(of, counted, len(firsts))
+            sums = np.bincount(of, values * counted, len(firsts))
+            return np.divide(sums, totals, out=np.full(len(firsts), np.nan), where=totals > 0)
 
         values = numbers[0][firsts].astype(float) if sort == "update" else means(sort)
         # Within an update, groups keep the order of their rows.
@@ -175,7 +179,7 @@ class Search:
                 | {
                     "problem": self._problem(first),
                     "right": sum(member["verdict"] == "right" for member in members),
-                    "reward": float(rewards[place]),
+                    "reward": None if np.isnan(rewards[place]) else float(rewards[place]),
                     "tokens": float(tokens[place]),
                     "members": [
                         {key: m[key] for key in ("row", "index", "verdict", "reward")}

@@ -191,7 +191,7 @@ def accuracy_over_tokens(when: str, rows: Sequence[Row]) -> list[Row]:
     """
     curves = []
     for effort in dict.fromkeys(row.get("effort") for row in rows if row.get("effort")):
-        asked = [row for row in rows if row["effort"] == effort]
+        asked = [r for r in rows if r["effort"] == effort and r["verdict"] != "unscorable"]
         lengths = sorted(row["tokens"] for row in asked if row["verdict"] == "right")
         reached = [(tokens, n / len(asked)) for n, tokens in enumerate(lengths, 1)]
         points = [(0, 0.0), *dict(reached).items()]
