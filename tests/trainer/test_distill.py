@@ -3,17 +3,21 @@
 from array import array
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.allocations import measured
 from tests.trainer import rollouts
 from tests.trainer.tabular import completion, descent, every_group, logits, trainer
 from tramontane.batches import TeacherScores
-from tramontane.config import ObjectiveConfig
+from tramontane.config import ObjectiveConfig, TrainerConfig
 from tramontane.config.objectives import DistillOptions
 from tramontane.trainer.objectives.distill import divergence
 from tramontane.trainer.teacher import Teacher
+from tramontane.trainer.trainer import Trainer
 from tramontane.types import ELSEWHERE, INSERTED
 
 # Two actions each time; all probabilities of pairs are multiples of 1/20.
@@ -285,3 +289,27 @@ def test_a_teacher_scores_tokens_as_a_trainer_does(top_k):
 def test_the_sampled_token_alone_has_no_forward_divergence():
     with pytest.raises(ValueError, match="top_k is null"):
         ObjectiveConfig.model_validate({"distill": {"divergence": "forward"}})
+
+
+def test_the_whole_vocabulary_takes_no_more_memory_than_a_few_times_its_scores():
+    """Of a step: the scores put together, the logits, their log-probs, and two gradients."""
+    vocab, tokens = 16_384, 400
+    config = LlamaConfig(
+        vocab_size=vocab, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        num_attention_heads=1, pad_token_id=0,
+    )  # fmt: skip
+    model = LlamaForCausalLM._from_config(config, attn_implementation="packed")
+    options = {"name": "distill", "distill": {"top_k": 0}}
+    settings = {"device": "cpu", "dtype": "float32", "microbatch_tokens": 1024}
+    distilling = Trainer(model, TrainerConfig(objective=options, **settings), 10)
+    batch = rollouts.batch(groups=1, size=1)
+    (sequence,) = batch.sequences
+    sequence.token_ids = array("i", range(1, tokens + 1))
+    sequence.logprobs, sequence.versions = array("f", [-9] * tokens), array("i", [0] * tokens)
+    scores = np.full((tokens, vocab), -9.7, np.float32)
+    none = np.zeros((tokens, 0), np.int32)
+    sequence.teacher = TeacherScores(scores[:, 0].copy(), none, scores)
+    distilling.step(batch)
+    with measured() as step:
+        distilling.step(batch)
+    assert step.highest < 5.5 * scores.nbytes

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.trainer.rollouts import batch, equal, group, train_batch, trainer
+from tests.trainer.rollouts import batch, completion, equal, group, model, train_batch, trainer
 from tramontane.trainer import rows
+from tramontane.trainer.head import plain_predictions
 from tramontane.trainer.microbatch import Microbatch, cut_batch
 from tramontane.trainer.rows import Predictions, pack_row
 from tramontane.types import INSERTED
@@ -105,3 +106,22 @@ def test_rows_of_a_gpu_are_multiples_of_256_tokens(tokens):
     padded = rows.padded(tokens, torch.device("cuda"))
     assert tokens <= padded < tokens + rows.ROW_MULTIPLE
     assert padded % rows.ROW_MULTIPLE == 0
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_empty_completion_changes_nothing_about_its_neighbors(shared):
+    rng = random.Random(3)
+    prompt = [5, 6, 7] if shared else None
+    one, other = (completion(rng, prompt, length) for length in (4, 5))
+    empty = completion(rng, prompt, 1)
+    empty.token_ids, empty.logprobs, empty.versions = array("i"), array("f"), array("i")
+    llama = model()
+    rows = [[one, empty, other], [empty, one, other], [one, other, empty], [one, other]]
+    found = []
+    for sequences in rows:
+        row = pack_row(sequences, CPU)
+        assert row.lengths == [len(s.token_ids) for s in sequences]
+        found.append(plain_predictions(llama, row, 1.0).logprobs)
+        assert len(row.targets) == 9
+    for logprobs in found:
+        torch.testing.assert_close(logprobs, found[-1])

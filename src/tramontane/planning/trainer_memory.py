@@ -276,8 +276,8 @@ def _logits(config: TrainerConfig, shape: ModelShape, row: _Row) -> float:
     size, tokens = DTYPE_BYTES[config.dtype], row.predicted
     compared = config.objective.distill.top_k if "teacher_top" in config.objective.needs else None
     if shape.soft_capped or compared == 0:
-        # Next to a teacher's, another softmax in float32 and its gradient.
-        return tokens * shape.vocabulary * (2 * size + (8 if compared is None else 20))
+        # Next to a teacher's scores: the log-probs in float32, and the gradients of both.
+        return tokens * shape.vocabulary * (2 * size + (8 if compared is None else 16))
     part = tokens * min(part_size(tokens, torch.device(config.device)), shape.vocabulary)
     kept = min(KEPT_BYTES, tokens * shape.vocabulary * size)
     softmax = SOFTMAX + (ENTROPY if "entropy" in config.objective.needs else 0)

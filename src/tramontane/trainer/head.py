@@ -36,6 +36,7 @@ SMALLEST_PART = 256  # entries of the vocabulary, so that matrix products stay e
 # Logits that are worked on at once in float32. On a CPU, 0.5 MB stay in the cache between the
 # passes over them; on a GPU, 256 MB keep it busy.
 CHUNK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 26, "mps": 1 << 24}
+ENTROPY_ROWS = 64  # of log-probs whose entropies are computed at once
 SMALLEST_CHUNK = 8  # rows, however large the vocabulary: fewer would cost a dozen calls per token
 
 
@@ -95,8 +96,10 @@ def fused_predictions(
     """
     head = model.get_output_embeddings()
 
-    if row.candidates is not None and 2 * row.candidates.shape[1] > head.out_features:
-        return plain_predictions(model, row, temperature, entropy_grad)  # these are the logits
+    if row.candidates is not None:
+        count = row.candidates.shape[1]
+        if not count or 2 * count > head.out_features:  # these are the logits
+            return plain_predictions(model, row, temperature, entropy_grad)
     targets = row.targets[:, None]
     if row.candidates is not None:
         targets = torch.cat([targets, row.candidates], dim=1)
@@ -125,13 +128,25 @@ def plain_predictions(
 ) -> Predictions:
     """The same for any model, computed from its logits."""
     logits = row.kept(model(**row.inputs).logits)[0, : len(row.targets)]
-    logprobs, entropy = token_logprobs(logits, row.targets, temperature, entropy_grad)
-    top1 = (logits.detach().argmax(-1) == row.targets).to(logprobs.dtype)
-    top = None
-    if row.candidates is not None:
-        scaled = logits.to(logprobs.dtype) / temperature
-        top = scaled.log_softmax(-1).gather(-1, row.candidates)
-    return Predictions(logprobs, entropy, top1, policy_top=top)
+    top1 = logits.detach().argmax(-1) == row.targets
+    if row.candidates is None:
+        logprobs, entropy = token_logprobs(logits, row.targets, temperature, entropy_grad)
+        return Predictions(logprobs, entropy, top1.to(logprobs.dtype))
+    scaled = logits if temperature == 1 else logits / temperature
+    del logits
+    # Kept for the gradient, as the only tensor of this size.
+    every = scaled.log_softmax(-1, torch.promote_types(scaled.dtype, torch.float32))
+    del scaled
+    logprobs = every.gather(-1, row.targets[:, None])[:, 0]
+    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+        entropy = torch.cat([_entropy(part) for part in every.split(ENTROPY_ROWS)])
+    top = every.gather(-1, row.candidates) if row.candidates.shape[1] else every
+    return Predictions(logprobs, entropy, top1.to(logprobs.dtype), policy_top=top)
+
+
+def _entropy(logprobs: torch.Tensor) -> torch.Tensor:
+    """Of rows of log-probs: [N]. A token of log p = −∞ adds 0 · log p = 0, not NaN."""
+    return -torch.linalg.vecdot(logprobs.exp(), logprobs.clamp(min=-1e4))
 
 
 @contextmanager

@@ -155,10 +155,8 @@ class Minibatch:
         indices = self.microbatches[index].indices
         row = pack_row([self.completions[i] for i in indices], self.device)
         if trained and "teacher_top" in self.needs:
-            scores = self._teacher(index)
-            ids, whole = scores.top_ids, np.arange(scores.top_logprobs.shape[1])
-            ids = ids if ids.shape[1] else np.tile(whole, (len(ids), 1))
-            row = replace(row, candidates=self.upload(ids.astype(np.int64)))
+            ids = self._teacher(index, "top_ids").astype(np.int64)
+            row = replace(row, candidates=self.upload(ids))
         return row
 
     def set_advantages(self, objective: Objective) -> None:
@@ -270,8 +268,8 @@ class Minibatch:
     def set_baselines(self) -> None:
         """Compute the baselines of the charges, and upload the teacher's log-probs, if any."""
         if "teacher" in self.needs:
-            scores = map(self._teacher, range(len(self.microbatches)))
-            self.frozen["teacher"] = [self.upload(found.logprobs) for found in scores]
+            numbers = range(len(self.microbatches))
+            self.frozen["teacher"] = [self.upload(self._teacher(n, "logprobs")) for n in numbers]
         charges = self._charges.items()
         self.baselines = {name: self._baseline(c) for name, c in charges if c.baseline}
 
@@ -311,15 +309,14 @@ class Minibatch:
         """[N]: log μ of microbatch `index`, as the generator recorded it."""
         return joined([self.completions[i].logprobs for i in self.microbatches[index].indices])
 
-    def _teacher(self, index: int) -> TeacherScores:
-        """The teacher's scores of the N tokens of microbatch `index`, one sequence after another;
-        zeros for tokens that it did not score, which have no weight in the term."""
+    def _teacher(self, index: int, name: str) -> NDArray[Any]:
+        """An array of the teacher's scores of the N tokens of microbatch `index`, one sequence
+        after another; zeros for tokens that it did not score, which have no weight in the term."""
         sequences = [self.completions[i] for i in self.microbatches[index].indices]
         assert all(s.teacher or max(s.versions) < 0 for s in sequences)  # others are all scored
         like = next((s.teacher for s in sequences if s.teacher), NO_SCORES)
         scores = [s.teacher or like.zeros(len(s.token_ids)) for s in sequences]
-        columns = zip(*(vars(found).values() for found in scores), strict=True)
-        return TeacherScores(*map(np.concatenate, columns))
+        return np.concatenate([getattr(found, name) for found in scores])
 
     def versions(self, index: int) -> NDArray[np.int32]:
         """[N]: the weights version that sampled each token of microbatch `index`."""
@@ -369,7 +366,8 @@ class Minibatch:
             "target": target,
         }
         if "teacher_top" in self.needs:
-            of_cpu["teacher_top"] = torch.from_numpy(self._teacher(index).top_logprobs).to(dtype)
+            top = self._teacher(index, "top_logprobs")
+            of_cpu["teacher_top"] = torch.from_numpy(top).to(dtype)
         # In an update of a single optimizer step, π_old is the π_θ just computed.
         frozen = {"proximal": predictions.logprobs.detach()} | {
             name: values[index].to(dtype) for name, values in self.frozen.items()

@@ -30,7 +30,8 @@ class PackedRow:
     inputs: dict[str, Any]
     targets: torch.Tensor  # [N] int64, the generated tokens
     lengths: list[int]  # generated tokens of each completion
-    # [N, k] int64, tokens whose log-probs are predicted besides the targets'; None without any.
+    # [N, k] int64, tokens whose log-probs are predicted besides the targets'; [N, 0]: the whole
+    # vocabulary; None without any.
     candidates: torch.Tensor | None = None
     # [tokens of the row, layers · k] int16, the experts that the generator chose, or −1; None if it
     # recorded none.
@@ -52,7 +53,7 @@ class Predictions:
     # [N] float32, 1 for a token that is the most likely one; None if not requested.
     top1: torch.Tensor | None = None
     values: torch.Tensor | None = None  # [N] float32, of a value network; None if not requested
-    # [N, k] float32, log-probs of the teacher's likeliest tokens; None if not requested.
+    # [N, k] float32, log-probs of the row's candidates; None without any.
     policy_top: torch.Tensor | None = None
 
 
@@ -73,8 +74,9 @@ def pack_row(sequences: Sequence[TrainSequence], device: torch.device) -> Packed
             ids = siblings[0].token_ids
             parts.append(prompt + ids[:-1])
             continues.append(None)
-            keep += range(end + len(prompt) - 1, end + len(prompt) + len(ids) - 1)
-            end += len(prompt) + len(ids) - 1
+            last = end + len(prompt) - 1
+            keep += range(last, last + len(ids))
+            end += len(parts[-1])
             continue
         prompt_part = len(parts)
         parts.append(prompt)
@@ -82,7 +84,7 @@ def pack_row(sequences: Sequence[TrainSequence], device: torch.device) -> Packed
         end += len(prompt)
         last = end - 1
         for sequence in siblings:
-            keep.append(last)
+            keep += [last] * bool(sequence.token_ids)
             if inputs := sequence.token_ids[:-1]:
                 parts.append(inputs)
                 continues.append(prompt_part)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -30,6 +31,7 @@ from tramontane.trainer.objectives import (
 from tramontane.trainer.ratios import estimate, sums_to_end
 
 LEAST_REST = 1e-6  # probability of all other tokens; in float32, a smaller difference is noise
+CHUNK_ELEMENTS = 1 << 20  # log-probs of a distribution that are worked on at once
 LEAST_LOGPROB = -1e4  # of a token that cannot be sampled: 0 · −∞ would be NaN
 
 
@@ -62,13 +64,46 @@ def loss(tokens: Tokens, options: DistillOptions) -> tuple[torch.Tensor, Metrics
 def divergence(
     policy: torch.Tensor, teacher: torch.Tensor, options: DistillOptions
 ) -> torch.Tensor:
-    """The divergence of two distributions at each place: [N], in nats.
+    """The divergence of two distributions at each place: [N], in nats. For the gradient, one tensor
+    of the policy's shape is kept.
 
     Args:
         policy: [N, k] log π_θ, with gradient.
         teacher: [N, k] log π_T of the same tokens.
         options: which divergence; with a `top_k` other than 0, all other tokens count as one.
     """
+    found: torch.Tensor = _ByRows.apply(policy, teacher, options)
+    return found
+
+
+class _ByRows(torch.autograd.Function):
+    """`_divergence` of some rows at a time, each with its gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, policy: torch.Tensor, teacher: torch.Tensor, options: DistillOptions
+    ) -> torch.Tensor:
+        gradient, found = torch.empty_like(policy), policy.new_empty(len(policy))
+        rows = max(1, CHUNK_ELEMENTS // policy.shape[1])
+        for start in range(0, len(policy), rows):
+            some = slice(start, start + rows)
+            with torch.enable_grad():
+                part = policy[some].detach().requires_grad_()
+                each = _divergence(part, teacher[some], options)
+                (gradient[some],) = torch.autograd.grad(each.sum(), part)
+            found[some] = each.detach()
+        ctx.save_for_backward(gradient)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient.mul_(slope[:, None]), None, None
+
+
+def _divergence(
+    policy: torch.Tensor, teacher: torch.Tensor, options: DistillOptions
+) -> torch.Tensor:
     q, p = (x.clamp(min=LEAST_LOGPROB) for x in (policy, teacher))
     if options.top_k:
         q, p = _with_rest(q), _with_rest(p)
