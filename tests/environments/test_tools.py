@@ -4,17 +4,25 @@ import asyncio
 import dataclasses
 import datetime
 import functools
+import json
 import time
 import types
+from collections.abc import Callable
 from decimal import Decimal
-from enum import Enum
-from typing import Literal, Optional
+from enum import Enum, IntEnum
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal, NamedTuple, Optional, TypedDict
+from uuid import UUID
 
 import numpy as np
+import pydantic
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from transformers.utils import get_json_schema
+from typing_extensions import Required
 
 from tests.environments.worlds import Counter, Dozer, add, divide
 from tramontane.data.values import UnknownType
@@ -185,6 +193,8 @@ class Point:
         (frozenset({(2, 1)}), "[[2, 1]]"),
         ([datetime.date(2026, 1, 2), datetime.time(3)], '["2026-01-02", "03:00:00"]'),
         ({"a": Decimal("1.5"), "b": Color.RED}, '{"a": 1.5, "b": "red"}'),
+        ([UUID(int=1), PurePosixPath("a")], '["00000000-0000-0000-0000-000000000001", "a"]'),
+        (datetime.timedelta(days=2), '"P2D"'),
         (Point(np.int64(1), datetime.date(2026, 1, 2)), '{"x": 1, "when": "2026-01-02"}'),
     ],
 )
@@ -251,35 +261,268 @@ def test_what_cannot_be_bound_is_refused_by_its_name():
         def __call__(self, key: str):
             return self._function(key)
 
-    for kind in (functools.partialmethod, Unbound):
-        box = type("Box", (), {"find": kind(vars(Desk)["keep"])})
-        with pytest.raises(InputError, match=f"Box.find is a {kind.__name__}"):
-            methods(box())
+    box = type("Box", (), {"find": Unbound(vars(Desk)["keep"])})
+    with pytest.raises(InputError, match="Box.find is a Unbound"):
+        methods(box())
 
 
-def test_parameters_that_json_cannot_give_are_refused_by_name():
-    def described(hint, by_name=True):
-        if by_name:
+def test_partial_functions_and_objects_are_tools_without_what_is_bound():
+    class Scale:
+        def __init__(self, factor):
+            self.factor = factor
 
-            def tool(good: int, bad):
-                return bad
-        else:
+        def times(self, amount: int, plus: int = 0, *, unit: str = "") -> str:
+            """Multiply.
 
-            def tool(good: int, *bad):
-                return bad
+            Args:
+                amount: What.
+                plus: Added.
+                unit: Written behind.
+            """
+            return f"{self.factor * amount + plus}{unit}"
 
-        tool.__annotations__["bad"] = hint
-        tool.__doc__ = "Do it.\n\nArgs:\n    good: One.\n    bad: Two.\n"
-        return schema_of(tool)
+        meters = functools.partialmethod(times, unit="m")
 
-    for hint in (dict[int, str], tuple[int, str], list[tuple[int, int]], Point, list[Point],
-                 Color | None, bytes, complex):  # fmt: skip
-        with pytest.raises(InputError, match=r"tool .*test_tools.py.*parameter 'bad'"):
-            described(hint)
-    with pytest.raises(InputError, match="parameter 'bad' cannot be given by name"):
-        described(int, by_name=False)
-    for hint in (Literal["a", "b"], dict[str, list[int]], int | None, list[str] | str):
-        assert "bad" in described(hint)["function"]["parameters"]["properties"]
+        def __call__(self, amount: int) -> int:
+            """Scale.
+
+            Args:
+                amount: What.
+            """
+            return self.factor * amount
+
+    scale = Scale(3)
+    bound = functools.partial(scale.times, unit="km")
+    for tool, name, known in (
+        (bound, "times", ["amount", "plus"]),
+        (scale, "Scale", ["amount"]),
+        (methods(scale)[1], "meters", ["amount", "plus"]),
+        (methods(Scale)[1], "meters", ["amount", "plus"]),
+    ):
+        described = schema_of(tool)["function"]
+        assert described["name"] == name and [*described["parameters"]["properties"]] == known
+        assert described["parameters"]["required"] == ["amount"]
+    assert [c.answer for c in answer([bound, scale], ("times", {"amount": 2, "plus": 1}),
+                                     ("Scale", {"amount": 2}))] == ["7km", "6"]  # fmt: skip
+    [call] = answer([methods(scale)[1]], ("meters", {"amount": "2"}))
+    assert call.answer == "6m"
+    [call] = answer([bound], ("times", {"amount": 2, "unit": "ly"}))
+    assert call.answer == "error: times has no argument 'unit'; it takes: amount, plus"
+
+
+def tool_of(hint, **default):
+    """A tool whose parameter `given` has this type; it answers with the value's repr."""
+
+    def tool(given):
+        return repr(given)
+
+    if default:
+        tool.__defaults__ = (default["default"],)
+    tool.__annotations__["given"] = hint
+    tool.__doc__ = "Do it.\n\nArgs:\n    given: It.\n"
+    return tool
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+class Options(TypedDict, total=False):
+    a: Required[int]
+    b: list[str]
+
+
+class Pair(NamedTuple):
+    x: int
+    y: str = "?"
+
+
+@dataclasses.dataclass
+class Leaf:
+    n: int
+    children: list["Leaf"] = dataclasses.field(default_factory=list)
+
+
+class Order(pydantic.BaseModel):
+    price: Decimal
+    when: datetime.date | None = None
+    color: Color = Color.RED
+
+
+CONVERTED = [
+    (Color, "red", "<Color.RED: 'red'>"),
+    (Level, 1, "<Level.LOW: 1>"),
+    (Color | None, None, "None"),
+    (tuple[int, str], [1, "a"], "(1, 'a')"),
+    (tuple[int, ...], "[1, \"2\"]", "(1, 2)"),
+    (tuple, [1], "(1,)"),
+    (set[int], ["2"], "{2}"),
+    (dict[int, float], {"1": "2"}, "{1: 2.0}"),
+    (list[tuple[int, Color]], [["1", "red"]], "[(1, <Color.RED: 'red'>)]"),
+    (Options, {"a": "1"}, "{'a': 1}"),
+    (list[Options], [{"a": 1, "b": ["x"]}], "[{'a': 1, 'b': ['x']}]"),
+    (Pair, [1, "a"], "Pair(x=1, y='a')"),
+    (Leaf, {"n": 1, "children": [{"n": 2}]},
+     "Leaf(n=1, children=[Leaf(n=2, children=[])])"),
+    (Order, {"price": "1.10", "when": "2026-01-02"},
+     "Order(price=Decimal('1.10'), when=datetime.date(2026, 1, 2), color=<Color.RED: 'red'>)"),
+    (datetime.datetime, "2026-01-02T03:04:05", "datetime.datetime(2026, 1, 2, 3, 4, 5)"),
+    (datetime.timedelta, "PT1M", "datetime.timedelta(seconds=60)"),
+    (Decimal, 1.5, "Decimal('1.5')"),
+    (UUID, "12345678-1234-5678-1234-567812345678",
+     "UUID('12345678-1234-5678-1234-567812345678')"),
+    (Path, "a/b", f"{Path('a/b')!r}"),
+    (bytes, "é", "b'\\xc3\\xa9'"),
+    (float, 3, "3.0"),
+    (int | str, "7", "'7'"),
+    (Annotated[int, pydantic.Field(gt=0)], 3, "3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("hint", "given", "taken"), CONVERTED)
+def test_arguments_are_converted_to_the_types_of_the_hints(hint, given, taken):
+    tool = tool_of(hint)
+    Draft202012Validator.check_schema(schema_of(tool)["function"]["parameters"])
+    assert "$ref" not in json.dumps(schema_of(tool)) and "title" not in json.dumps(schema_of(tool))
+    [call] = answer([tool], ("tool", {"given": given}))
+    assert call.answer == taken and not call.error
+
+
+@pytest.mark.parametrize(
+    ("hint", "given", "said"),
+    [
+        (Color, "blue", "argument 'given' of tool: 'blue' is not one of"),
+        (tuple[int, int], [1], "argument 'given' of tool: [1] is too short"),
+        (Options, {"b": []}, "argument 'given' of tool: 'a' is a required property"),
+        (datetime.date, "tomorrow", "argument 'given' of tool: Input should be a valid date"),
+        (Order, {"price": "x"}, "argument 'given' of tool: price: Input should be"),
+        (UUID, "x", "argument 'given' of tool: Input should be a valid UUID"),
+        (dict[int, str], {"a": "b"}, "argument 'given' of tool: a: [key]: Input should be a valid"),
+        (Annotated[int, pydantic.Field(gt=0)], 0, "argument 'given' of tool: 0 is less than"),
+        (list[datetime.date], ["2026-01-02", "x"], "argument 'given' of tool: 1: Input should be"),
+    ],
+)
+def test_an_argument_of_another_type_is_the_models_error(hint, given, said):
+    [call] = answer([tool_of(hint)], ("tool", {"given": given}))
+    assert call.error and call.answer.startswith(f"error: {said}"), call.answer
+
+
+def test_a_type_that_fails_by_itself_is_the_tools_failure():
+    @dataclasses.dataclass
+    class Disk:
+        path: str
+
+        def __post_init__(self):
+            raise OSError("the disk is gone")
+
+    with pytest.raises(EnvironmentFailed, match="argument 'given' of tool .*the disk is gone"):
+        answer([tool_of(Disk)], ("tool", {"given": {"path": "a"}}))
+
+
+@pytest.mark.parametrize(
+    "hint", [type("Own", (), {}), np.int64, list[torch.Tensor], Callable[[int], int]]
+)
+def test_parameters_that_json_cannot_give_are_refused_by_name(hint):
+    with pytest.raises(
+        InputError, match=r"tool .*test_tools.py.*parameter 'given'.*of a type that"
+    ):
+        schema_of(tool_of(hint))
+
+
+def test_parameters_of_every_kind_are_given():
+    def tool(first: int, /, second: int = 2, *rest: int, last: str = "z", **others: int) -> str:
+        """Do it.
+
+        Args:
+            first: One.
+            second: Two.
+            *rest: More.
+            last: The last.
+            **others: Even more.
+        """
+        return repr((first, second, rest, last, others))
+
+    described = schema_of(tool)["function"]["parameters"]
+    assert described["required"] == ["first"]
+    assert [*described["properties"]] == ["first", "second", "rest", "last", "others"]
+    made = answer(
+        [tool],
+        ("tool", {"first": 1}),
+        ("tool", {"first": 1, "rest": [3, "4"]}),
+        ("tool", {"first": 1, "last": "y", "others": {"x": "5"}}),
+        ("tool", {"first": 1, "rest": 3}),
+    )
+    assert [call.answer for call in made] == [
+        "(1, 2, (), 'z', {})",
+        "(1, 2, (3, 4), 'z', {})",
+        "(1, 2, (), 'y', {'x': 5})",
+        "error: argument 'rest' of tool: 3 is not of type 'array'",
+    ]
+
+
+def test_descriptions_stand_in_annotations_and_defaults_in_fields():
+    def find(
+        key: Annotated[str, "The key."],
+        near: Annotated[list[float] | None, pydantic.Field(description="A place.")] = None,
+        most: int = pydantic.Field(5, le=9, description="How many."),
+    ) -> str:
+        """Find something."""
+        return f"{key} {near} {most}"
+
+    described = schema_of(find)["function"]["parameters"]
+    assert described["properties"]["key"] == {"type": "string", "description": "The key."}
+    assert described["properties"]["near"]["description"] == "A place."
+    assert described["properties"]["most"]["maximum"] == 9 and described["required"] == ["key"]
+    made = answer([find], ("find", {"key": "a"}), ("find", {"key": "a", "near": [1], "most": 10}))
+    assert made[0].answer == "a None 5" and made[1].error
+
+
+def test_descriptions_of_types_of_json_are_those_of_transformers():
+    def tool(
+        a: int, b: list[str], c: dict[str, float], d: Literal["x", "y"], e: str | None = None,
+        f: int | str = 0, g: bool = False, h: Optional[list[list[int]]] = None, i: dict = {},  # noqa: B006, UP045
+    ) -> list[int]:  # fmt: skip
+        """Do it.
+
+        Args:
+            a: One.
+            b: Two
+                lines.
+            c: Three.
+            d: Four.
+            e: Five (choices: ["p", "q"])
+            f: Six.
+            g: Seven.
+            h: Eight.
+            i: Nine.
+
+        Returns:
+            Numbers.
+        """
+
+    assert schema_of(tool) == get_json_schema(tool)
+
+
+def test_generators_give_lists():
+    def count(n: int):
+        """Count.
+
+        Args:
+            n: How far.
+        """
+        yield from range(n)
+
+    async def slowly(n: int):
+        """Count.
+
+        Args:
+            n: How far.
+        """
+        for i in range(n):
+            yield i
+
+    made = answer([count, slowly], ("count", {"n": 3}), ("slowly", {"n": 2}))
+    assert [call.answer for call in made] == ["[0, 1, 2]", "[0, 1]"]
 
 
 def test_optional_arguments_take_null():
@@ -293,7 +536,7 @@ def test_optional_arguments_take_null():
         return f"{name} {near}"
 
     made = answer([find], ("find", {"name": None, "near": "[1, 2.5]"}), ("find", {}))
-    assert [call.answer for call in made] == ["None [1, 2.5]", "None None"]
+    assert [call.answer for call in made] == ["None [1.0, 2.5]", "None None"]
 
 
 @given(st.text(), st.integers(64, 200))

@@ -24,8 +24,9 @@ from tramontane.types import Problem
 
 Language = Literal["en", "fr", "es", "it", "de", "zh", "ru"]
 ProblemKind = Literal[
-    "sums", "stories", "programs", "long_sums", "lookups", "articles", "sessions", "guessing"
-]
+    "sums", "stories", "programs", "repairs", "long_sums", "lookups", "articles", "sessions",
+    "guessing",
+]  # fmt: skip
 PLAYGROUND = "playground:"  # the source of generated problems
 LANGUAGES: tuple[Language, ...] = ("en", "fr", "es", "it", "de", "zh", "ru")
 
@@ -35,8 +36,10 @@ SCHEMES: dict[str, str] = {
     "gymnasium": "tramontane.environments.adapters.gymnasium.Gymnasium",
     "skyrl": "tramontane.environments.adapters.skyrl.SkyRL",
     "openenv": "tramontane.environments.adapters.openenv.OpenEnv",
+    "mcp": "tramontane.environments.adapters.mcp.MCP",
 }
-"""Adapters of other packages' environments, which `data.environment` names as `textarena:NAME`."""
+"""Adapters of other packages' environments, which `data.environment` names as `textarena:NAME`, and
+of servers of tools, which `data.tools` names as `mcp:COMMAND`."""
 
 
 EffortName = Annotated[str, StringConstraints(pattern=r"^\w[\w-]*$")]
@@ -104,7 +107,8 @@ class PlaygroundConfig(Section):
     kinds: tuple[ProblemKind, ...] = ("sums", "stories")
     """Kinds of problems, drawn uniformly: arithmetic, word problems, small Python `programs`; for
     `data.tools`, `long_sums` (calculator), `lookups` and `articles` (notebook) and `sessions`
-    (python); and `guessing`, a game of several turns."""
+    (python); `guessing`, a game of several turns; and `repairs`, programs with the environment
+    `repair`."""
 
 
 def of_playground(raw: Any, *keys: str) -> Any:
@@ -238,7 +242,7 @@ class DataConfig(PromptConfig):
     docs/environments.md."""
     tools: tuple[str, ...] = ()
     """Tools that the model may call: import paths of functions or toolboxes, or built-in names
-    (`calculator`, `python`, `notebook`)."""
+    (`calculator`, `python`, `notebook`), or servers, `mcp:COMMAND` or `mcp:http://ADDRESS`."""
     effort: dict[EffortName, EffortConfig] = Field(default_factory=dict)
     """Levels of effort by name, e.g. `low` and `high`. Each training group is drawn at one of them,
     and evaluations measure all. Empty: the model is not asked for any. See docs/effort.md."""
@@ -303,7 +307,7 @@ class DataConfig(PromptConfig):
     @field_validator("tools")
     @classmethod
     def _all_importable(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(_checked, paths))
+        return tuple(map(checked_environment, paths))
 
     @model_validator(mode="after")
     def _names_a_source(self, info: ValidationInfo) -> DataConfig:

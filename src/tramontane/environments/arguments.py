@@ -19,6 +19,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "null": (type(None),),
 }
+_ALTERNATIVES = ("anyOf", "oneOf", "allOf")
+_SUBSCHEMAS = (*_ALTERNATIVES, "items", "prefixItems", "additionalProperties", "not")
 
 
 def typed(calls: Sequence[ToolCall], tools: Sequence[Tool], *, as_text: bool) -> None:
@@ -31,7 +33,7 @@ def typed(calls: Sequence[ToolCall], tools: Sequence[Tool], *, as_text: bool) ->
     """
     known = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
     for call in calls:
-        schemas = (known.get(call.name) or {}).get("properties") or {}
+        schemas = inlined(known.get(call.name) or {}).get("properties") or {}
         for name, value in call.arguments.items():
             call.arguments[name] = coerced(value, schemas.get(name) or {}, as_text=as_text)
 
@@ -48,10 +50,8 @@ def coerced(value: Any, schema: Mapping[str, Any], *, as_text: bool = False) -> 
     kinds = kinds_of(schema)
     if isinstance(value, float) and "integer" in kinds and "number" not in kinds:
         return int(value) if value.is_integer() else value
-    if isinstance(value, list) and isinstance(items := schema.get("items"), dict):
-        return [coerced(item, items) for item in value]
-    if isinstance(value, dict) and isinstance(fields := schema.get("properties"), dict):
-        return {key: coerced(item, fields.get(key) or {}) for key, item in value.items()}
+    if isinstance(value, list | dict):
+        return _coerced_parts(value, _part_for(value, schema))
     if not isinstance(value, str) or not kinds:
         return value
     if "string" in kinds:
@@ -64,16 +64,82 @@ def coerced(value: Any, schema: Mapping[str, Any], *, as_text: bool = False) -> 
     return coerced(read, schema)
 
 
+def _coerced_parts(value: Any, schema: Mapping[str, Any]) -> Any:
+    """A list or an object whose parts have the types that a schema asks for."""
+    if isinstance(value, list):
+        first, rest = schema.get("prefixItems") or (), schema.get("items")
+        wanted = [*first, *[rest] * (len(value) - len(first))]
+        return [coerced(item, _schema(part)) for item, part in zip(value, wanted, strict=False)]
+    fields, others = _schema(schema.get("properties")), schema.get("additionalProperties")
+    return {key: coerced(item, _schema(fields.get(key, others))) for key, item in value.items()}
+
+
+def _schema(part: Any) -> Mapping[str, Any]:
+    """A part of a schema that is one; booleans take anything, or nothing."""
+    return part if isinstance(part, dict) else {}
+
+
+def _part_for(value: Any, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The alternative of a schema that a list or an object is meant for: the first of its type
+    whose properties it has."""
+    kind = "array" if isinstance(value, list) else "object"
+    if schema.get("type") == kind:
+        return schema
+    parts = [_schema(part) for key in _ALTERNATIVES for part in schema.get(key) or ()]
+    fitting = [part for part in (_part_for(value, part) for part in parts) if part]
+    named = (
+        p for p in fitting if isinstance(value, dict) and {*value} <= {*p.get("properties", ())}
+    )
+    return next(named, fitting[0] if fitting else schema)
+
+
+def inlined(schema: Any, root: Any = None, within: tuple[str, ...] = ()) -> Any:
+    """A JSON Schema with the schemas that it refers to in place of references, and without titles.
+    Where one refers to itself, anything is taken.
+
+    Args:
+        schema: it, or a part of it.
+        root: the whole document; by default the schema itself.
+        within: references that lead to this part.
+    """
+    root = schema if root is None else root
+    if isinstance(schema, list):
+        return [inlined(part, root, within) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if isinstance(reference := schema.get("$ref"), str):
+        found = None if reference in within else _referred(reference, root)
+        rest = {key: part for key, part in schema.items() if key != "$ref"}
+        return inlined(found or {}, root, (*within, reference)) | inlined(rest, root, within)
+    whole = {}
+    for key, part in schema.items():
+        if key in ("properties", "patternProperties") and isinstance(part, dict):
+            whole[key] = {name: inlined(each, root, within) for name, each in part.items()}
+        elif key in _SUBSCHEMAS:
+            whole[key] = inlined(part, root, within)
+        elif key not in ("$defs", "definitions", "title"):
+            whole[key] = part
+    return whole
+
+
+def _referred(reference: str, root: Any) -> Any:
+    """The part of a document that a reference within it names; None if there is none."""
+    for name in reference.removeprefix("#").split("/")[1:]:
+        root = root.get(name) if isinstance(root, dict) else None
+    return root if reference.startswith("#") else None
+
+
 def kinds_of(schema: Mapping[str, Any]) -> set[str]:
     """The types that a schema takes, by their names in JSON Schema; none: any, or unknown."""
     wanted = schema.get("type")
     kinds = {wanted} if isinstance(wanted, str) else set(wanted or ())
     if schema.get("nullable") is True:
         kinds.add("null")
-    for key in ("anyOf", "oneOf"):
+    for key in _ALTERNATIVES:
         for part in schema.get(key) or ():
-            kinds |= kinds_of(part)
-    if not kinds and (choices := schema.get("enum")):
+            kinds |= kinds_of(_schema(part))
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not kinds and choices:
         kinds = {name for name in _KINDS if any(_is_one_of(each, {name}) for each in choices)}
     return kinds
 

@@ -432,10 +432,11 @@ def _is_message(value: Any) -> bool:
 
 
 def _functions(offered: Sequence[Any]) -> list[Callable[..., Any]]:
-    """The tools of functions, bound methods and toolboxes."""
+    """The tools of functions, toolboxes, and objects that are called."""
     found: list[Callable[..., Any]] = []
     for each in offered:
-        found += [each] if inspect.isroutine(each) else methods(each)
+        own = [] if inspect.isroutine(each) else methods(each)
+        found += own or ([each] if callable(each) else [])
     return found
 
 

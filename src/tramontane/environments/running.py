@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -62,7 +62,8 @@ def blaming(name: str) -> Iterator[None]:
 def _called(name: str, function: Callable[[], Any]) -> Any:
     with blaming(name):
         try:
-            return function()
+            result = function()
+            return list(result) if inspect.isgenerator(result) else result
         except asyncio.CancelledError as error:  # nobody cancels a thread
             raise RuntimeError("CancelledError") from error
 
@@ -85,6 +86,10 @@ def lives_in_event_loop(owner: type) -> bool:
 def _plain(method: Any) -> Any:
     """The function behind a method, a static method or a decorator."""
     return inspect.unwrap(method) if callable(method) else method
+
+
+async def _listed(values: AsyncIterator[Any]) -> list[Any]:
+    return [value async for value in values]
 
 
 class Runner:
@@ -134,6 +139,8 @@ class Runner:
             except asyncio.CancelledError:
                 self._abandon(future)
                 raise
+        if inspect.isasyncgen(result):
+            result = _listed(result)
         if not inspect.isawaitable(result):
             return result
         task = asyncio.ensure_future(_awaited(name, result))

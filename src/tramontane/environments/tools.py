@@ -1,8 +1,8 @@
 """Tools: functions and toolboxes that a model may call, and the answers to its calls.
 
 A tool is a function with type hints and a Google docstring, from which its description is made
-(transformers' `get_json_schema`). It is called with the arguments that its description allows; its
-result is the answer, a text or JSON.
+(`signatures`). It is called with the arguments that its description allows, in the types of its
+hints; its result is the answer, a text or JSON.
 
 A model that uses a tool wrongly reads an error: an unknown name, arguments that do not fit, or a
 `ValueError`, `TypeError`, `LookupError` or `ArithmeticError` of the tool. Any other exception is a
@@ -14,28 +14,41 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import sys
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
+from datetime import date, timedelta
+from datetime import time as clock
 from enum import Enum
-from functools import lru_cache, partialmethod
-from types import FunctionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from functools import lru_cache, partial, partialmethod
+from pathlib import PurePath
+from types import MethodType
+from typing import Any, NamedTuple
+from uuid import UUID
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from tramontane.data.prompts import Tool
 from tramontane.data.values import UnknownType, encoded, plain
 from tramontane.environments.arguments import coerced
 from tramontane.environments.running import EnvironmentFailed, Runner, blaming, said
+from tramontane.environments.signatures import (
+    Signature,
+    Unfit,
+    function_of,
+    name_of,
+    signature_of,
+)
 from tramontane.errors import InputError
 from tramontane.types import ToolCall
 from tramontane.verifier.functions import MAX_ERROR, defined_at
 
 MISUSE = (ValueError, TypeError, LookupError, ArithmeticError)
-_BY_NAME = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+_STARS = re.compile(r"(?<=\n)(\s+)\*{1,2}(?=\w+:)")  # of `*args: …` in a docstring
 # Methods of a toolbox or an environment that are not tools.
 RESERVED = frozenset({"start", "step", "close", "reset", "get_reward", "tools"})
 
@@ -78,7 +91,7 @@ class Toolset:
         lines: dict[Any, list[ToolCall]] = {}
         for number, call in enumerate(calls):
             if call.name:
-                toolbox = getattr(self._tools.get(call.name), "__self__", None)
+                toolbox = _toolbox_of(self._tools.get(call.name))
                 alone = toolbox is None or getattr(toolbox, "independent", False)
                 lines.setdefault(("call", number) if alone else id(toolbox), []).append(call)
         tasks = [asyncio.create_task(self._in_order(line, runner)) for line in lines.values()]
@@ -95,67 +108,96 @@ class Toolset:
     async def _answer(self, call: ToolCall, runner: Runner) -> None:
         started = time.perf_counter()
         try:
-            tool, arguments = self._checked(call)
-            result = await runner.run(tool, **arguments)
-        except _Misuse as error:
+            tool, positional, named = self._checked(call)
+            result = await runner.run(tool, *positional, **named)
+        except Misuse as error:
             call.answer, call.error = cut(f"error: {error}", self._answer_bytes), True
         except EnvironmentFailed as failure:
             cause = failure.__cause__
             if not isinstance(cause, MISUSE):
                 raise
-            call.answer, call.error = cut(f"error: {said(cause)}", self._answer_bytes), True
+            text = str(cause) if isinstance(cause, Misuse) else said(cause)
+            call.answer, call.error = cut(f"error: {text}", self._answer_bytes), True
         else:
             with blaming(f"the result of {call.name} ({defined_at(tool)})"):
                 call.answer = cut(text_of(result), self._answer_bytes)
         call.seconds = time.perf_counter() - started
 
-    def _checked(self, call: ToolCall) -> tuple[Callable[..., Any], dict[str, Any]]:
-        """The tool that a call names, and its arguments."""
+    def _checked(self, call: ToolCall) -> tuple[Callable[..., Any], Any, dict[str, Any]]:
+        """The tool that a call names, and its positional and named arguments."""
         if call.name not in self._tools:
             known = ", ".join(self._tools) or "none"
-            raise _Misuse(f"there is no tool {call.name[:80]!r}; the tools are: {known}")
+            raise Misuse(f"there is no tool {call.name[:80]!r}; the tools are: {known}")
         tool = self._tools[call.name]
-        function = getattr(tool, "__func__", tool)  # the same for all conversations
-        schema = _schema(function)["function"]["parameters"]
-        known = schema.get("properties", {})
-        if extra := [name for name in call.arguments if name not in known]:
-            takes = ", ".join(known) or "none"
-            raise _Misuse(f"{call.name} has no argument {extra[0][:80]!r}; it takes: {takes}")
-        if missing := [name for name in schema.get("required", ()) if name not in call.arguments]:
-            raise _Misuse(f"{call.name} needs the argument {missing[0]!r}")
-        arguments = {}
-        for name, value in call.arguments.items():
-            arguments[name] = coerced(value, known[name])
-            if fault := best_match(_validator(function, name).iter_errors(arguments[name])):
-                raise _Misuse(f"argument {name!r} of {call.name}: {fault.message[:MAX_ERROR]}")
-        return tool, arguments
+        described = described_of(tool)
+        values = checked(call.name, call.arguments, described.parameters)
+        if (signature := described.signature) is None:
+            return tool, (), values
+        for name, value in values.items():
+            try:
+                with blaming(f"argument {name!r} of {call.name} ({defined_at(tool)})"):
+                    values[name] = signature.converted(name, value)
+            except EnvironmentFailed as failure:
+                if not isinstance(failure.__cause__, Unfit):
+                    raise
+                text = f"argument {name!r} of {call.name}: {failure.__cause__}"
+                raise Misuse(text[:MAX_ERROR]) from None
+        bound = signature.bound(values)
+        return tool, bound.args, bound.kwargs
 
 
-class _Misuse(Exception):
-    """A call that the tool's description does not allow."""
+def checked(tool: str, arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of a tool, those written as texts in their schema's types.
+
+    Raises:
+        Misuse: they do not fit.
+    """
+    known = schema.get("properties", {})
+    if extra := [name for name in arguments if name not in known]:
+        takes = ", ".join(known) or "none"
+        raise Misuse(f"{tool} has no argument {extra[0][:80]!r}; it takes: {takes}")
+    if missing := [name for name in schema.get("required", ()) if name not in arguments]:
+        raise Misuse(f"{tool} needs the argument {missing[0]!r}")
+    values = {}
+    for name, value in arguments.items():
+        values[name] = coerced(value, known[name])
+        validator = Draft202012Validator(_standard(known[name]))
+        if fault := best_match(validator.iter_errors(values[name])):
+            raise Misuse(f"argument {name!r} of {tool}: {fault.message[:MAX_ERROR]}")
+    return values
+
+
+class Misuse(ValueError):
+    """A call that the tool's description does not allow; the model reads the message alone."""
 
 
 def methods(toolbox: Any) -> list[Callable[..., Any]]:
-    """The public methods of a toolbox, a class or an object, in the order of their definition.
+    """The public methods of a toolbox, a class or an object, in the order of their definition; or
+    the tools that its class describes (`descriptions`), which its `call(name, arguments)` calls.
 
     Raises:
         InputError: one that Python does not bind as a method: a `partialmethod`, or an object of a
             decorator without `__get__`.
     """
     owner = toolbox if inspect.isclass(toolbox) else type(toolbox)
+    if describe := getattr(owner, "descriptions", None):
+        return [Remote(toolbox, described) for described in describe()]
     names = dict.fromkeys(name for base in reversed(owner.__mro__) for name in vars(base))
+    instance = object() if toolbox is owner else toolbox  # a class: only its methods' signatures
     found: list[Callable[..., Any]] = []
     for name in names:
         method = inspect.getattr_static(owner, name)
         if name.startswith("_") or name in RESERVED or not _is_method(method):
             continue
-        if isinstance(method, partialmethod) or not hasattr(method, "__get__"):
+        if not hasattr(method, "__get__"):
             raise InputError(
                 f"{owner.__qualname__}.{name} is a {type(method).__name__}, which cannot be a tool:"
                 f" define a method, or begin its name with _"
             )
-        plainly = isinstance(method, FunctionType | staticmethod | classmethod)
-        found.append(getattr(toolbox, name) if plainly or toolbox is not owner else method)
+        bound = method.__get__(instance, owner)
+        if isinstance(method, partialmethod):
+            bound.__name__ = name
+        found.append(bound)
     return found
 
 
@@ -165,63 +207,89 @@ def _is_method(attribute: Any) -> bool:
     return isinstance(attribute, kinds) or (callable(attribute) and not inspect.isclass(attribute))
 
 
+def _toolbox_of(tool: Any) -> Any:
+    """The object whose method a tool is; None for functions."""
+    return _toolbox_of(tool.func) if isinstance(tool, partial) else getattr(tool, "__self__", None)
+
+
+class Described(NamedTuple):
+    """A tool's description, and how it is called; without a signature, by its parameters' names."""
+
+    tool: Tool
+    signature: Signature | None = None
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The JSON Schema of its arguments."""
+        return dict(self.tool["function"].get("parameters") or {})
+
+
+class Remote:
+    """A tool that its toolbox describes, and calls by its name."""
+
+    def __init__(self, toolbox: Any, described: Described) -> None:
+        self.__self__, self.described = toolbox, described
+        self.__name__ = self.__qualname__ = str(described.tool["function"]["name"])
+
+    async def __call__(self, **arguments: Any) -> Any:
+        return await self.__self__.call(self.__name__, arguments)
+
+
 def schema_of(tool: Callable[..., Any]) -> Tool:
     """The description of a tool, in the form that chat templates read.
 
     Raises:
-        InputError: it has no docstring, or a parameter without a type hint or a description.
+        InputError: it has no docstring, or a parameter without a type hint or a description, or of
+            a type that JSON cannot give.
     """
-    return _schema(getattr(tool, "__func__", tool))
+    return described_of(tool).tool
+
+
+def described_of(tool: Callable[..., Any]) -> Described:
+    """A tool's own attribute `described`, or what its hints and its docstring say; see
+    `schema_of`."""
+    own = getattr(tool, "described", None)
+    return own if isinstance(own, Described) else _described(_Same(tool))
+
+
+class _Same:
+    """A tool that equals itself; a method, that of every other object."""
+
+    def __init__(self, tool: Callable[..., Any]) -> None:
+        self.tool = tool
+        self._of = tool.__func__ if isinstance(tool, MethodType) else tool
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._of is other._of
+
+    def __hash__(self) -> int:
+        return id(self._of)
 
 
 @lru_cache
-def _schema(function: Callable[..., Any]) -> Tool:
+def _described(same: _Same) -> Described:
     # Imported here: transformers takes seconds, and a run's first checks need none of it.
-    from transformers.utils import chat_template_utils as templates
+    from transformers.utils.chat_template_utils import parse_google_format_docstring
 
-    # It would import torch, which takes seconds, to recognize a tensor among the type hints.
-    templates.is_torch_available = lambda: "torch" in sys.modules
-    name = getattr(function, "__qualname__", repr(function))
+    tool, name = same.tool, name_of(same.tool)
+    function = function_of(tool)
     try:
-        for parameter in inspect.signature(function).parameters.values():
-            if parameter.kind not in _BY_NAME and parameter.name != "self":
-                raise TypeError(f"parameter {parameter.name!r} cannot be given by name")
-        for named, hint in get_type_hints(function).items():
-            _check_hint(named, hint, templates._parse_type_hint)
-        described: Tool = templates.get_json_schema(function)
+        doc = inspect.getdoc(function) or inspect.getdoc(type(tool) if function != tool else None)
+        if not doc:
+            raise TypeError("it has no docstring")
+        doc = _STARS.sub(r"\1", doc.strip())
+        about, parameters, returned = parse_google_format_docstring(doc)
+        signature = signature_of(tool, parameters or {})
     except Exception as error:  # a hint may be anything, and raise anything
+        named = f"tool {getattr(function, '__qualname__', name)} ({defined_at(function)})"
         raise InputError(
-            f"tool {name} ({defined_at(function)}): {error}; a tool needs a type hint for each "
-            f"parameter and a Google docstring that describes each under `Args:`"
+            f"{named}: {error}; a tool needs a type hint for each parameter, of a type that JSON "
+            f"can give, and a Google docstring that describes each under `Args:`"
         ) from None
-    return described
-
-
-def _check_hint(parameter: str, hint: Any, parse: Callable[[Any], Any]) -> None:
-    """Raise a TypeError for a parameter whose values JSON does not give in its type."""
-    if parameter == "return":
-        return
-    try:
-        parse(hint)
-    except Exception as error:
-        raise TypeError(f"parameter {parameter!r}: {error}") from None
-    todo = [hint]
-    while todo:
-        part = todo.pop()
-        keys = get_args(part)[:1] if get_origin(part) is dict else ()
-        is_enum = isinstance(part, type) and issubclass(part, Enum) and not issubclass(part, str)
-        if is_enum or get_origin(part) is tuple or part is tuple or keys not in ((), (str,)):
-            raise TypeError(
-                f"parameter {parameter!r}: JSON has no {part}; take text, numbers, a Literal, a "
-                f"list or a dict with text as keys"
-            )
-        todo += [inner for inner in get_args(part) if get_origin(part) is not Literal]
-
-
-@lru_cache
-def _validator(function: Callable[..., Any], parameter: str) -> Draft202012Validator:
-    properties = _schema(function)["function"]["parameters"]["properties"]
-    return Draft202012Validator(_standard(properties[parameter]))
+    described = {"name": name, "description": about, "parameters": signature.schema}
+    if signature.returns is not None:
+        described["return"] = signature.returns | ({"description": returned} if returned else {})
+    return Described({"type": "function", "function": described}, signature)
 
 
 def _standard(schema: Any) -> Any:
@@ -244,8 +312,8 @@ def text_of(result: Any) -> str:
 
 
 def _jsonable(value: Any) -> Any:
-    """A result in JSON's types: as a row's values (`plain`), and sets in order, dates, enumerations
-    and dataclasses."""
+    """A result in JSON's types: as a row's values (`plain`), and sets in order, dates, paths,
+    enumerations, dataclasses and models."""
     if isinstance(value, Mapping):
         return {_key(key): _jsonable(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -261,10 +329,10 @@ def _jsonable(value: Any) -> Any:
         return str(value)  # NumPy's date
     if kind in ("M", "O") and hasattr(value, "tolist"):  # of dates, of objects
         return [_jsonable(part) for part in value]
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
-    if hasattr(value, "model_dump"):  # of pydantic
-        return value.model_dump(mode="json")
+    if isinstance(value, UUID | PurePath):
+        return str(value)
+    if isinstance(value, date | clock | timedelta | BaseModel):
+        return to_jsonable_python(value)
     return plain(value)
 
 

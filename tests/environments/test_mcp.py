@@ -1,0 +1,156 @@
+"""Tools of MCP servers: a real one, over stdio and at an address."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+if not hasattr(pytest.importorskip("mcp", reason="needs tramontane-rl[mcp]"), "Client"):
+    pytest.skip("needs tramontane-rl[mcp]", allow_module_level=True)  # an older one
+
+from tramontane.config import Config, DataConfig
+from tramontane.environments import loading
+from tramontane.environments.calls import Message
+from tramontane.environments.loading import Host
+from tramontane.environments.running import EnvironmentFailed, Runner
+from tramontane.errors import InputError
+from tramontane.types import Problem, ToolCall
+
+SERVER = f"{sys.executable} {Path(__file__).with_name('mcp_server.py')}"
+WAIT = 30.0  # for a server
+
+
+@pytest.fixture
+def address():
+    """The address of a server of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([*SERVER.split(), str(port)], stderr=subprocess.DEVNULL)
+    ends = time.monotonic() + WAIT
+    while time.monotonic() < ends:
+        with socket.socket() as probe:
+            if not probe.connect_ex(("127.0.0.1", port)):
+                break
+        time.sleep(0.1)
+    yield f"http://127.0.0.1:{port}/mcp", process
+    process.kill()
+    process.wait(WAIT)
+
+
+def data(path):
+    return DataConfig(train="playground:", tools=(f"mcp:{path}",))
+
+
+async def conversation(path, *turns, limit=WAIT):
+    """The answers to turns of calls, each (name, arguments), in a conversation of its own."""
+    host = Host(data(path), 2000, Runner())
+    try:
+        await host.start(Problem("p", "math", "?"), 0, Config())
+        for turn in turns:
+            calls = [ToolCall(name, arguments, "") for name, arguments in turn]
+            message = Message("", "", "", calls)
+            reply = await asyncio.wait_for(host.step(message), limit)
+            yield [found["content"] for found in reply.messages], [call.error for call in calls]
+    finally:
+        await asyncio.wait_for(host.close(), WAIT)
+
+
+def answers(path, *turns, **limits):
+    async def all_of():
+        return [found async for found in conversation(path, *turns, **limits)]
+
+    return asyncio.run(all_of())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["stdio", "address"])
+def test_tools_of_a_server_are_called(kind, request):
+    path = SERVER if kind == "stdio" else request.getfixturevalue("address")[0]
+    loading.check(data(path))
+    described = {
+        tool["function"]["name"]: tool["function"] for tool in loading.described(data(path))
+    }
+    assert [*described] == ["add", "put", "fail"]
+    assert described["add"]["parameters"] == {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer", "default": 1}},
+        "required": ["a"],
+    }
+    found = answers(
+        path,
+        [("add", {"a": "2", "b": 3}), ("put", {"key": "x", "value": [1]})],
+        [("put", {"key": "y", "value": "[2]"}), ("put", {"key": "z", "value": [3]})],
+        [("add", {"a": "two"}), ("add", {"c": 1}), ("sub", {})],
+        [("fail", {"kind": "told"}), ("fail", {"kind": "disk"}), ("add", {"a": 1})],
+    )
+    assert found[0][0][0] == "5" and '"x"' in found[0][0][1] and not any(found[0][1])
+    assert '"z"' not in found[1][0][0] and '"y"' in found[1][0][1]  # in order, in one session
+    assert found[2][0] == [
+        "error: argument 'a' of add: 'two' is not of type 'integer'",
+        "error: add has no argument 'c'; it takes: a, b",
+        "error: there is no tool 'sub'; the tools are: add, put, fail",
+    ]
+    assert found[3][0] == [
+        "error: Error executing tool fail: use it otherwise",
+        "error: Error executing tool fail (the server withholds why)",
+        "2",
+    ]
+
+
+@pytest.mark.slow
+def test_each_conversation_has_a_server_of_its_own_and_ends_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("MCP_STARTS", str(tmp_path / "starts"))
+    path = f"{SERVER} "  # listed anew
+    loading.check(data(path))
+
+    async def both():
+        one = conversation(path, [("put", {"key": "x", "value": [1]})], [("add", {"a": 1})])
+        two = conversation(path, [("put", {"key": "y", "value": [2]})])
+        first = await anext(one), await anext(two)
+        return first, [found async for found in one], [found async for found in two]
+
+    first, *_ = asyncio.run(both())
+    assert '"x"' not in first[1][0][0]
+    started = [int(line) for line in (tmp_path / "starts").read_text().split()]
+    assert len(started) == 3  # for the list, and two conversations
+    assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["stdio", "address"])
+def test_a_server_that_ends_is_a_failure_of_its_conversation(kind, request):
+    path = SERVER if kind == "stdio" else request.getfixturevalue("address")[0]
+    with pytest.raises(EnvironmentFailed, match="fail: "):
+        answers(path, [("add", {"a": 1})], [("fail", {"kind": "end"})])
+    if kind == "stdio":
+        assert answers(path, [("add", {"a": 1})])[0][0] == ["2"]
+
+
+@pytest.mark.slow
+def test_a_call_that_hangs_is_given_up_and_its_server_ended(tmp_path, monkeypatch):
+    monkeypatch.setenv("MCP_STARTS", str(tmp_path / "starts"))
+    began = time.monotonic()
+    with pytest.raises(asyncio.TimeoutError):
+        answers(SERVER, [("fail", {"kind": "hang"})], limit=1.0)
+    assert time.monotonic() - began < WAIT
+    [*pids] = (tmp_path / "starts").read_text().split()
+    assert not os.path.exists(f"/proc/{pids[-1]}")
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("no-such-command --x", "No such file or directory: 'no-such-command'"),
+        (f"{SERVER} --broken", "it wrote: no configuration"),
+        ("http://127.0.0.1:9/mcp", "does not answer"),
+    ],
+)
+def test_a_server_that_does_not_start_is_refused_before_the_run(path, said):
+    with pytest.raises(InputError, match=f"data.tools: mcp:.*{said}"):
+        loading.check(data(path))
