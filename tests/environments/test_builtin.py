@@ -123,5 +123,6 @@ def test_built_in_names_are_what_they_say():
         "notebook": "toolbox",
         "python": "toolbox",
         "guessing": "environment",
+        "repair": "environment",
     }
     assert ast.literal_eval(calculator("6 * 7")) == 42

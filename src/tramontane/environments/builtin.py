@@ -18,6 +18,7 @@ BUILT_IN: dict[str, str] = {
     "notebook": "tramontane.environments.builtin.Notebook",
     "python": "tramontane.environments.python.Python",
     "guessing": "tramontane.environments.builtin.Guessing",
+    "repair": "tramontane.environments.repair.Repair",
 }
 
 EXPRESSION_CHARACTERS = 500

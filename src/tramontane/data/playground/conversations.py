@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from random import Random
 from typing import TypedDict
 
 from tramontane.config import MixtureConfig
 from tramontane.types import Message, Problem
+from tramontane.verifier.code.shown import divide, of_case
 
+from . import programs
 from .arithmetic import LEVELS
 from .generate import problems
 from .language import LANGUAGES, Language, language, pick
 from .tasks import Call
-from .traces import Style, framed, near_miss, sample_style, trace
+from .traces import Style, fenced, framed, near_miss, program, sample_style, trace
 
 DEFAULT_MIXTURE = MixtureConfig()
+ATTEMPTS = 3  # most programs of a trace
+LUCK = 0.15  # share of right programs among a guess's further attempts
 UNPARSED = "error: the call cannot be read: not JSON"  # how `environments.calls` begins
 _THOUGHTS = {"calculator": "calculator", "lookup": "notebook", "python": "python"}
 
@@ -40,6 +45,8 @@ def conversation(problem: Problem, rng: Random, style: Style) -> list[Message]:
     lang = language(problem.language or "en")
     if problem.metadata.get("environment") == "guessing":
         return _game(problem, rng, style, lang)
+    if problem.metadata.get("environment") == "repair":
+        return _repaired(problem, rng, style)
     calls: list[Call] = problem.metadata.get("calls", [])
     if style.use == "needless":
         a, op, b, c = problem.metadata["steps"][0]
@@ -103,6 +110,27 @@ def _game(problem: Problem, rng: Random, style: Style, lang: Language) -> list[M
         messages.append(_said(_final(rng, Style(), lang, [thought], n)))
         messages.append(Message(role="user", content=problem.metadata[hint]))
     raise AssertionError("a game has a last guess")
+
+
+def _repaired(problem: Problem, rng: Random, style: Style) -> list[Message]:
+    """Programs, each answered with a test that it fails: work then reads the answer, and corrects
+    the program; guess writes another one without regard to it."""
+    divided, messages = divide(problem), list[Message]()
+    cases = divided.shown.tests["cases"]  # type: ignore[union-attr, index]
+    thoughts, right = "", style.right
+    while len(messages) < 2 * ATTEMPTS:
+        said, code = program(problem, rng, replace(style, right=right))
+        messages.append(_said(framed(style, thoughts + said, fenced(code, style.box))))
+        if not style.box or style.tags != "ok" or (found := programs.failed(code, cases)) is None:
+            return messages
+        place, printed = found
+        messages.append(Message(role="user", content=of_case(place + 1, cases, printed)))
+        if style.manner == "guess":
+            right = rng.random() < LUCK
+        else:
+            right, expected = True, cases[place]["output"].strip()
+            thoughts = f"It should print {expected}, but it prints {printed.strip()}. "
+    return messages[:-1]
 
 
 def _final(rng: Random, style: Style, lang: Language, thoughts: list[str], n: int | str) -> str:

@@ -15,7 +15,8 @@ from .arithmetic import LEVELS, Step, chain, expression
 from .language import LANGUAGES, Language, language, pick
 
 Split = Literal["train", "test"]
-KINDS = ("sums", "stories", "programs", *tasks.KINDS)
+PROGRAMS = ("programs", "repairs")
+KINDS = ("sums", "stories", *PROGRAMS, *tasks.KINDS)
 
 # (operator, operand) → the story's event for it.
 _EVENTS = {("*", 2): "double", ("*", 3): "triple", ("/", 2): "half"}
@@ -93,9 +94,14 @@ def _stream(
 
 def _draw(split: Split, rng: Random, kind: str, code: str, level: int) -> Problem | None:
     """One problem, or None if the draw belongs to the other split."""
-    if kind == "programs":
+    if kind in PROGRAMS:
         program = programs.draw(rng, level)
-        return programs.problem(program) if split_of(program.canonical) == split else None
+        if split_of(program.canonical) != split:
+            return None
+        problem = programs.problem(program)
+        if kind == "repairs":
+            problem.metadata.update(kind=kind, environment="repair")
+        return problem
     if kind in tasks.KINDS:
         task = tasks.draw(rng, kind, language(code), level)
         if split_of(task.canonical) != split:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.resources import files
@@ -108,6 +108,16 @@ def cases(program: Program) -> list[dict[str, str]]:
     while len(inputs) < wanted:
         inputs.setdefault(_line(shape(rng, *task.values)))
     return [{"input": line, "output": _printed(solution, line)} for line in inputs]
+
+
+def failed(source: str, cases: Sequence[dict[str, str]]) -> tuple[int, str] | None:
+    """(place of the first case that a slip's source fails, what it prints); None: it passes."""
+    program = compile(source, "<slip>", "exec")
+    for place, case in enumerate(cases):
+        printed = _printed(program, case["input"])
+        if printed.split() != case["output"].split():
+            return place, printed
+    return None
 
 
 def _printed(solution: CodeType, line: str) -> str:

@@ -46,7 +46,8 @@ class Style:
 def trace(problem: Problem, rng: Random, style: Style) -> str:
     """A completion of the given style."""
     if problem.domain == "code":
-        return framed(style, *_program(problem, rng, style))
+        thoughts, code = program(problem, rng, style)
+        return framed(style, thoughts, fenced(code, style.box))
     return framed(style, *_words(problem, rng, style))
 
 
@@ -122,8 +123,8 @@ def slip(rng: Random, steps: list[Step]) -> list[Step]:
     return [*steps[:-1], (a, op, b, near_miss(rng, c))]
 
 
-def _program(problem: Problem, rng: Random, style: Style) -> tuple[str, str]:
-    """(thoughts, answer) for a program, always in English; `switch` is ignored."""
+def program(problem: Problem, rng: Random, style: Style) -> tuple[str, str]:
+    """(thoughts, program), always in English; `switch` is ignored."""
     lang = language("en")
     plan, solution = problem.metadata["plan"], problem.metadata["solution"]
     code = solution if style.right else pick(rng, problem.metadata["wrong"])
@@ -134,7 +135,12 @@ def _program(problem: Problem, rng: Random, style: Style) -> tuple[str, str]:
         thoughts = plan
         for _ in range(rounds - 1):
             thoughts += f" {lang.say(rng, 'doubt')} {plan}"
-    return thoughts, f"```python\n{code}```" if style.box else code
+    return thoughts, code
+
+
+def fenced(code: str, box: bool) -> str:
+    """A program as an answer, in a fenced block if `box`."""
+    return f"```python\n{code}```" if box else code
 
 
 def sample_style(problem: Problem, rng: Random, mixture: MixtureConfig) -> Style:

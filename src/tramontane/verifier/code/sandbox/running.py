@@ -61,6 +61,7 @@ class Result(NamedTuple):
     is_unjudged: bool = False
     is_clock: bool = False
     times: Times = Times()
+    errors: str = ""  # the end of what a failed one wrote to standard error
 
 
 class Results(Iterator[Result]):
@@ -115,7 +116,8 @@ class Results(Iterator[Result]):
         code = None if status < 0 else _exit_code(status)
         is_clock = status in (records.ASLEEP, records.BUSY)
         is_unjudged = status in (records.BUSY, records.HOST)
-        return Result(b"", failure, code, is_unjudged, is_clock, times)
+        said = (errors or b"").decode(errors="replace")
+        return Result(b"", failure, code, is_unjudged, is_clock, times, said)
 
     def drain(self, seconds: float) -> None:
         """Read until the pipe closes, `seconds` at most, and close it."""
