@@ -80,7 +80,8 @@ def lives_in_event_loop(owner: type) -> bool:
     serves = hasattr(owner, "step") or hasattr(owner, "run")
     names = _CALLED if serves else [name for name in dir(owner) if not name.startswith("_")]
     methods = (inspect.getattr_static(owner, name, None) for name in names)
-    return any(inspect.iscoroutinefunction(_plain(method)) for method in methods)
+    kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction
+    return any(kind(_plain(method)) for method in methods for kind in kinds)
 
 
 def _plain(method: Any) -> Any:
@@ -153,6 +154,8 @@ class Runner:
         return task.result()
 
     def _in_event_loop(self, function: Callable[..., Any]) -> bool:
+        while isinstance(function, partial):
+            function = function.func
         closed_over = self.environment if getattr(function, "__closure__", None) else None
         owner = getattr(function, "__self__", closed_over)
         owner = function if inspect.isclass(function) else owner
