@@ -86,8 +86,8 @@ def test_functions_are_told_what_is_expected_of_them(code, told):
 @pytest.mark.slow
 def test_what_hidden_tests_give_the_program_is_not_told():
     """A program that ends with what it was called with tells only of shown tests."""
-    spy = "import os\ndef f(a):\n    if a > 3:\n        os.write(2, b'got %d' % a)\n        os._exit(1)\n"
-    spy += "    return a + 1"
+    spy = "import os\ndef f(a):\n    if a > 3:\n"
+    spy += "        os.write(2, b'got %d' % a)\n        os._exit(1)\n    return a + 1"
     judged = tried(spy, CALLS)
     assert not isinstance(judged, str) and judged.outcome == "wrong"
 
