@@ -9,7 +9,11 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections.abc import Iterable
 from fractions import Fraction
+from functools import lru_cache
+from re._parser import parse  # type: ignore[import-not-found]
+from typing import Any
 
 from tramontane.verifier.math.numbers import DECIMAL, to_number
 from tramontane.verifier.math.structure import MAX_LENGTH
@@ -399,6 +403,7 @@ MAX_PASSES = 5  # two are enough for any sensible answer
 MAX_REWRITTEN = 20_000  # characters; all rules together take a tenth of a second for this many
 
 
+@lru_cache(maxsize=4096)
 def normalize(text: str) -> str:
     """Rewrite one answer, reference or prediction, into the spelling that is compared.
 
@@ -415,6 +420,55 @@ def normalize(text: str) -> str:
     return same_phrase(text)
 
 
+def _needed(pattern: re.Pattern[str]) -> frozenset[str]:
+    """Characters that every text with a match of a pattern has."""
+
+    def of(items: Iterable[Any]) -> set[str]:
+        found: set[str] = set()
+        for operation, argument in items:
+            match str(operation), argument:
+                case "LITERAL", code:
+                    found.add(chr(code))
+                case "SUBPATTERN", (*_, inner):
+                    found |= of(inner)
+                case "ASSERT", (_, inner):
+                    found |= of(inner)
+                case "MAX_REPEAT" | "MIN_REPEAT", (least, _, inner) if least:
+                    found |= of(inner)
+                case "BRANCH", (_, branches):
+                    found |= set.intersection(*map(of, branches))
+        return found
+
+    return frozenset() if pattern.flags & re.IGNORECASE else frozenset(of(parse(pattern.pattern)))
+
+
+_NEEDED = [_needed(pattern) for pattern, _ in _RULES]
+
+
+@lru_cache(maxsize=4096)
+def _possible(characters: frozenset[str]) -> list[int]:
+    """The rules that can match a text with these characters."""
+    return [number for number, needed in enumerate(_NEEDED) if needed <= characters]
+
+
+_MENTIONED = frozenset().union(*_NEEDED)
+
+
+def _rewritten(text: str) -> str:
+    """The text after each of `_RULES` in turn; those that cannot match are not tried."""
+    done = -1
+    while True:
+        before = text
+        for number in _possible(_MENTIONED.intersection(text)):
+            if number > done:
+                pattern, replacement = _RULES[number]
+                text, done = pattern.sub(replacement, text), number
+                if text != before:  # it may have characters that other rules need
+                    break
+        else:
+            return text
+
+
 def _apply_rules(text: str) -> str:
     text = re.sub(r"[\x00-\x1f\x7f]", " ", text)
     text = re.sub(f"[{_RAISED}]+", lambda m: f"^{{{m[0].translate(_SUPER)}}}", text)
@@ -422,9 +476,7 @@ def _apply_rules(text: str) -> str:
     text = text.translate(_SYMBOLS).strip()
     while (match := _UNWRAP.fullmatch(text)) and "\\boxed" not in (match[3] or ""):
         text = next(group for group in match.groups() if group is not None).strip()
-    text = _listed(re.sub(r"(?<!\\)\$", " ", text).strip())
-    for pattern, replacement in _RULES:
-        text = pattern.sub(replacement, text)
+    text = _rewritten(_listed(re.sub(r"(?<!\\)\$", " ", text).strip()))
     if "\\ldots" in text:
         text = _REPEATED.sub(r"\1\\overline{\2}", text)
     if "[" in text or "]" in text or ";" in text:

@@ -15,7 +15,7 @@ from typing import Any
 import sympy
 from sympy.core.relational import Relational
 
-from tramontane.verifier.math import equations, values
+from tramontane.verifier.math import equations, reading, values
 from tramontane.verifier.math.structure import split
 
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
@@ -173,9 +173,12 @@ def parse_latex(text: str) -> Any:
     if _UNREADABLE.search(text):
         return None
     config = NormalizationConfig(basic_latex=True, malformed_operators=True, boxed="none")
+    text = normalize_latex(text, config)
     try:
+        if (common := reading.read(text)) is not None:
+            return common
         return latex2sympy(
-            normalize_latex(text, config),
+            text,
             normalization_config=None,
             conversion_config=ConversionConfig(lowercase_symbols=False),
         )
