@@ -8,11 +8,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
-
-from tests.generator.slot_models import FAMILIES, make_model
-from tramontane.generator.forward import examine_model
-from tramontane.models.memory import kv_bytes_per_token
 
 HOLES = """
 import re
@@ -40,13 +35,3 @@ def test_free_memory_between_used_blocks_is_released():
     full, after = map(float, done.stdout.split())
     assert full > 250
     assert after < 60
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_bytes_per_token_are_those_that_the_model_caches(family, dtype):
-    """Among them a model whose head size is not hidden size / heads (qwen3)."""
-    model = make_model(family, dtype=getattr(torch, dtype))
-    layout, _ = examine_model(model, 16)
-    cached = sum(planes * heads * d for planes, heads, d in layout.shapes) * layout.dtype.itemsize
-    assert kv_bytes_per_token(model.config, dtype) == cached

@@ -5,9 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.architectures.rows import every_row
+from benchmarks.architectures.sizes import tiny_config
 from tramontane.errors import InputError
+from tramontane.generator.forward import examine_model
 from tramontane.models import loading
 from tramontane.models.shape import KNOWN_SHAPES, load_shape, shape_of
 
@@ -73,3 +77,23 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
     with pytest.raises(InputError, match="not a causal LM"):
         load_shape(str(tmp_path))
+
+
+# Heads of other widths, latents, layers that attend to others' keys, states, and code that reads
+# numbers, which a model without memory does not have.
+CACHED = (
+    "qwen3", "deepseek_v3", "mistral4", "minicpm3", "gemma4_text, shared keys and values", "gpt_oss",
+    "qwen3_5_text", "jamba", "falcon_h1", "lfm2", "mamba2", "mistral3", "gpt2", "opt", "gemma3n_text",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_a_generator_keeps_what_is_counted_without_memory(name):
+    [row] = [row for row in every_row() if row.name == name]
+    config = tiny_config(row.kind, row.changed).get_text_config()
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    layout, _ = examine_model(model.eval(), 16)
+    shape = shape_of(config, name)
+    assert shape.kv_bytes_per_token("float32") == layout.token_bytes
+    assert shape.state_bytes("float32") == layout.state_bytes
+    assert 2 * shape.state_bytes("bfloat16") == layout.state_bytes

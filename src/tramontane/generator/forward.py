@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +16,7 @@ from tramontane.generator.fusion import uncompiled
 from tramontane.generator.graphs import ValueReadDetector
 from tramontane.generator.lanes import Layout, PackedCache, Prefix, RecordedCache, WrittenCache
 from tramontane.generator.parking import NOTHING, Context, ContinuedCache
+from tramontane.models.cached import cache_argument
 from tramontane.models.packing import pack, recurring
 from tramontane.models.states import separate_states, stateful_layers
 
@@ -83,7 +81,7 @@ def _packed_forward(
     # No logits are needed. As a number, it would make Gemma 4 drop positions from its last layers.
     first = torch.zeros(1, dtype=torch.int64, device=model.device)
     with forward_over(cache, decode, inputs["packing"]):
-        model(**inputs, **{_cache_argument(type(model).forward): cache}, logits_to_keep=first)
+        model(**inputs, **{cache_argument(type(model).forward): cache}, logits_to_keep=first)
 
 
 def decode(
@@ -115,16 +113,9 @@ def decode(
             input_ids=tokens[:, None],
             position_ids=lengths[:, None],
             use_cache=True,
-            **{_cache_argument(type(model).forward): cache},
+            **{cache_argument(type(model).forward): cache},
         )
     return out.logits[:rows, -1]
-
-
-@functools.cache
-def _cache_argument(forward: Any) -> str:
-    """The name that a model's forward gives its cache; models without attention differ."""
-    names = inspect.signature(forward).parameters
-    return "past_key_values" if "past_key_values" in names else "cache_params"
 
 
 def _filler(model: PreTrainedModel, rows: int) -> int:

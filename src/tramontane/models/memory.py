@@ -1,12 +1,10 @@
-"""Memory: of this machine, of this process, and of keys and values (from a model's config, before
-the model is loaded)."""
+"""Memory of this machine and of this process."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 from pathlib import Path
-from typing import Any
 
 _CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -30,24 +28,3 @@ def release_free_memory() -> None:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
-
-
-def kv_bytes_per_token(model_config: Any, dtype: str) -> int:
-    """Bytes of the keys and values of one token, over all layers.
-
-    2 · layers · key-value heads · head size · bytes of a number. Layers with a sliding window count
-    like the others: the embedded generator caches all positions.
-
-    Args:
-        model_config: a Hugging Face config, e.g. of `loading.load_config`.
-        dtype: torch's name of the number type, e.g. `bfloat16`.
-    """
-    heads = getattr(model_config, "num_key_value_heads", None) or model_config.num_attention_heads
-    width = (
-        getattr(model_config, "head_dim", None)
-        or model_config.hidden_size // model_config.num_attention_heads
-    )
-    import torch  # takes a second, which callers of `machine_memory` need not wait for
-
-    itemsize: int = getattr(torch, dtype).itemsize
-    return int(2 * model_config.num_hidden_layers * heads * width * itemsize)

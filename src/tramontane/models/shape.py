@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,10 +18,13 @@ from transformers import (
 
 from tramontane.errors import InputError
 from tramontane.models import loading
+from tramontane.models.cached import Cached
+from tramontane.models.families import ForwardFails, transformers_fails
 from tramontane.models.states import stateful_layers
 from tramontane.models.wrapped import LOADING
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+_NOTHING = Cached(0)
 
 
 class LinearLayer(NamedTuple):
@@ -83,6 +87,7 @@ class ModelShape:
     # microbatch must be in memory (`trainer.head`).
     soft_capped: bool = False
     stateful: bool = False  # True if layers carry state from token to token
+    cached: Cached = _NOTHING  # what a generator keeps of a sequence
 
     @property
     def head(self) -> int:
@@ -95,8 +100,12 @@ class ModelShape:
         return self.outside < 2 * self.head
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """Bytes of a token's keys and values over all layers; as `models.memory` computes."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * DTYPE_BYTES[dtype]
+        """Bytes of a token's keys and values over all layers; 1 for a model without attention."""
+        return self.cached.token * DTYPE_BYTES[dtype] or 1
+
+    def state_bytes(self, dtype: str) -> int:
+        """Bytes of the states of one sequence over all layers."""
+        return self.cached.sequence * DTYPE_BYTES[dtype]
 
 
 # Models with known sizes, whose files are not needed. Mistral Small 3.1 is the base of Magistral
@@ -122,6 +131,9 @@ KNOWN_SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+_counted: dict[tuple[str, str, bool], ModelShape] = {}
+
+
 def load_shape(model: str, *, classifier: bool = False) -> ModelShape:
     """The sizes of a model.
 
@@ -141,11 +153,18 @@ def load_shape(model: str, *, classifier: bool = False) -> ModelShape:
 
 
 def shape_of(config: Any, name: str, *, classifier: bool = False) -> ModelShape:
-    """The sizes of the model of a transformers config, counted on a model without memory.
+    """The sizes of the model of a transformers config, counted once on a model without memory.
 
     Raises:
         InputError: the config is not that of a causal LM, or of a `classifier`.
     """
+    key = (config.to_json_string(use_diff=False), name, classifier)
+    if key not in _counted:
+        _counted[key] = _count(config, name, classifier)
+    return _counted[key]
+
+
+def _count(config: Any, name: str, classifier: bool) -> ModelShape:
     text = config.get_text_config()
     kind = "sequence classifier" if classifier else "causal LM"
     auto = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
@@ -163,22 +182,46 @@ def shape_of(config: Any, name: str, *, classifier: bool = False) -> ModelShape:
     sizes = [sum(block) for block in by_block]
     parameters = list(model.parameters())  # tied tensors once
     total = sum(p.numel() for p in parameters)
-    expert = int(getattr(text, "moe_intermediate_size", None) or text.intermediate_size)
+    linear = linear_layers(model)
+    cached = _cached(model, text)
     return ModelShape(
         name=name,
         parameters=total,
         block=max(sizes, default=0),
         outside=total - sum(sizes),
         matrix=max((n for block in by_block for n in block), default=0),
-        layers=text.num_hidden_layers,
+        layers=len(sizes) or text.num_hidden_layers,
         hidden=text.hidden_size,
-        intermediate=expert * (getattr(text, "num_experts_per_tok", None) or 1),
-        heads=text.num_attention_heads,
-        kv_heads=getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+        intermediate=_intermediate(text, linear),
+        heads=cached.heads,
+        kv_heads=cached.kv_heads,
+        head_dim=cached.head_dim,
         vocabulary=text.vocab_size,
         context=loading.context_length(text),
-        linear_layers=linear_layers(model),
+        linear_layers=linear,
         soft_capped=getattr(text, "final_logit_softcapping", None) is not None,
         stateful=bool(stateful_layers(model)),
+        cached=cached,
     )
+
+
+# Names that configs give the width of an MLP, or of one of its experts.
+_WIDTHS = ("moe_intermediate_size", "intermediate_size", "ffn_dim", "decoder_ffn_dim", "n_inner")
+
+
+def _intermediate(config: Any, layers: Sequence[LinearLayer]) -> int:
+    """Width of the MLP, over all experts that a token visits; the widest linear layer's where the
+    config does not say."""
+    found = next((x for name in _WIDTHS if (x := getattr(config, name, None))), None)
+    if found is None:
+        found = [layer.outputs for layer in layers if not layer.head] or 4 * config.hidden_size
+    width = max(found) if isinstance(found, list) else found  # one for each layer
+    return int(width) * (getattr(config, "num_experts_per_tok", None) or 1)
+
+
+def _cached(model: PreTrainedModel, config: Any) -> Cached:
+    try:
+        with transformers_fails(f"code of {type(model).__name__}"):
+            return Cached.of(model)
+    except ForwardFails:
+        return Cached.by(config)

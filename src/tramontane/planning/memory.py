@@ -132,7 +132,7 @@ def generator_memory(
             weights=weights,
             activations=activations,
             logits=step + recorded,
-            cache=rows * longest * TOKEN_STATE,
+            cache=rows * (longest * TOKEN_STATE + shape.state_bytes(config.dtype)),
             reused=min(activations, step),
         )
 

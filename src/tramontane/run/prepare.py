@@ -21,7 +21,6 @@ from tramontane.evaluation.checkpoint import encoder_of
 from tramontane.generator.lanes import CacheSize
 from tramontane.generator.vllm import environment
 from tramontane.models import loading
-from tramontane.models.memory import kv_bytes_per_token
 from tramontane.models.shape import load_shape
 from tramontane.placement.seats import rank_device, seats
 from tramontane.planning.fit import RunMemory, generator_limits, run_memory
@@ -445,7 +444,7 @@ def _until(until: Until | None, config: Config) -> str:
 
 
 def _bytes_per_token(config: Config) -> int:
-    return kv_bytes_per_token(loading.load_config(config.model), config.generator.dtype)
+    return load_shape(config.model).kv_bytes_per_token(config.generator.dtype)
 
 
 def _cache_size(prepared: Prepared, stage: Config) -> CacheSize:

@@ -24,8 +24,8 @@ from tramontane.generator.vllm.flights import Flights, Gained
 from tramontane.generator.vllm.process import VllmProcess, engine_args, variables
 from tramontane.models.host import flat
 from tramontane.models.loading import context_length, load_model, load_tokenizer, vocabulary
-from tramontane.models.memory import kv_bytes_per_token
 from tramontane.models.names import resolve
+from tramontane.models.shape import shape_of
 from tramontane.models.staging import collect, from_state
 from tramontane.models.weights import Weights
 from tramontane.models.wrapped import PARENT, write_config
@@ -221,7 +221,8 @@ class VllmGenerator(AnyGenerator):
         arguments = engine_args(self.config, self._path, self._model_config, slots, max_len)
         facts = self._process.call("start", arguments)
         self._cached_tokens = facts["blocks"] * facts["block_size"]
-        self._bytes_per_token = kv_bytes_per_token(self._model_config, self.config.dtype)
+        shape = shape_of(self._model_config, self._path)
+        self._bytes_per_token = shape.kv_bytes_per_token(self.config.dtype)
         with self._memory:
             assert self._fetched is not None, "a fetch failed, which ends a run"
             self._load(self._fetched)

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from tramontane.config import GeneratorConfig
 from tramontane.generator.vllm.environment import Environment
-from tramontane.models.memory import kv_bytes_per_token
+from tramontane.models.shape import shape_of
 from tramontane.placement import WorkerDied
 from tramontane.temporary import die_with_parent
 
@@ -91,7 +91,7 @@ def _cpu_cache_bytes(config: GeneratorConfig, model: Any, slots: int, max_len: i
     if config.kv_cache_mib is not None:
         return (config.kv_cache_mib << 20) // config.workers
     blocks = slots * -(-max_len // BLOCK) + 1
-    return blocks * BLOCK * kv_bytes_per_token(model, config.dtype)
+    return blocks * BLOCK * shape_of(model, "").kv_bytes_per_token(config.dtype)
 
 
 class VllmError(RuntimeError):
