@@ -136,8 +136,10 @@ async def measure(completions: int, tokens: int, folder: Path) -> dict[str, floa
                     c.logprobs, c.versions)
             for c in group.completions[half:]
         ]  # fmt: skip
-        ledger.outstanding[group.id] = Group(
-            group.id, group.problem, group.completions[:half], [], deadline=2, requests=pending
+        ledger.groups.add(
+            Group(
+                group.id, group.problem, group.completions[:half], [], deadline=2, requests=pending
+            )
         )
     ledger.trained_version = 1
     settings = batch_settings(tokens, completions)

@@ -7,7 +7,8 @@ from typing import Any
 
 from tramontane.batches import Batch
 from tramontane.config import Config
-from tramontane.controller.ledger import Ledger, Snapshot
+from tramontane.controller.ledger import Ledger
+from tramontane.controller.snapshot import Snapshot
 from tramontane.data.curriculum import Curriculum
 from tramontane.run.checkpoint import PipelineCheckpoint, read_pipeline, write_pipeline
 from tramontane.types import Completion, Group, Outcome, Verdict

@@ -30,8 +30,9 @@ from tramontane.controller.conversations import (
     start_conversations,
 )
 from tramontane.controller.generators import GeneratorPool
-from tramontane.controller.ledger import FrozenGroup, Ledger, Snapshot
+from tramontane.controller.ledger import Ledger
 from tramontane.controller.pipeline import Pipeline, Workers
+from tramontane.controller.snapshot import FrozenGroup, Snapshot
 from tramontane.data.curriculum import Curriculum
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import host

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.controller.driven import DrivenLedger, config
 from tests.runs import small_config
 from tramontane.config import Config, InterruptionConfig, parse_settings
-from tramontane.controller.ledger import Interruption, Ledger
+from tramontane.controller.interruption import Interruption
+from tramontane.controller.ledger import Ledger
 from tramontane.data.curriculum import Curriculum
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder

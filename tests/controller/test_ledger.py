@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from tests.controller.driven import DrivenLedger, config, unscorable, verdict
-from tramontane.types import Completion, FilterReason, Verdict
+from tramontane.controller.groups import MOVES, UNREADY, Groups, State
+from tramontane.types import Completion, FilterReason, Group, Problem, Verdict
 
 RIGHT, WRONG = verdict(True), verdict(False)
 
@@ -16,7 +17,7 @@ def reason_for(train: Path, verdicts: list[Verdict], **pipeline: Any) -> FilterR
     run = DrivenLedger(config(train, pipeline=pipeline))
     run.hand_out()
     reason = run.ledger.grade(run.complete(0), verdicts)
-    kept = run.ledger.ready == [0]
+    kept = [*run.ledger.ready] == [0]
     assert kept == (0 in run.ledger.outstanding) == (not run.ledger.filtered) == (reason is None)
     assert kept or run.ledger.filtered[0][1] == reason
     return reason
@@ -153,7 +154,7 @@ def test_a_restored_ledger_forms_the_batch_that_the_snapshot_allowed(forty: Path
     expected = sorted(run.ledger.choice())
     assert expected == [2, 3, 5, 7]
     run.resume()
-    assert run.ledger.ready == expected
+    assert [*run.ledger.ready] == expected
     assert [(g.id, reason.kind) for g, reason in run.ledger.filtered] == [(1, "no diversity")]
     run.form()
     assert [g.id for g in run.formed[0].groups] == expected
@@ -178,10 +179,10 @@ def test_groups_that_were_whole_but_not_graded_are_graded_after_a_restore(forty:
     run.hand_out()
     run.complete(4)
     run.generate(5, [True, False])
-    assert [g.id for g in run.ledger.ungraded()] == [4]
+    assert [*run.ledger.groups.of(State.GRADED)] == [4]
     run.resume()
-    assert [g.id for g in run.ledger.ungraded()] == [4]
-    assert len(run.ledger.ungraded()[0].completions) == 2
+    assert [*run.ledger.groups.of(State.GRADED)] == [4]
+    assert len(run.ledger.groups.of(State.GRADED)[4].completions) == 2
 
 
 def test_a_snapshot_in_the_middle_of_a_synchronous_round_is_the_state_before_it(
@@ -261,7 +262,7 @@ def test_an_update_reports_what_was_filtered_since_the_one_before(forty: Path) -
     run.form()
     run.train()
     assert run.filtered == {"no diversity": 1}
-    assert not run.ledger.filtered and not run.ledger.batched
+    assert not run.ledger.filtered and not run.ledger.groups.of(State.BATCHED)
 
 
 @pytest.mark.parametrize("left", [2, 6])
@@ -283,3 +284,35 @@ def test_a_run_without_problems_is_over_once_no_batch_can_be_formed(forty: Path,
         problems.note(problem, [RIGHT, RIGHT], 0, 0)
     run.hand_out()
     assert run.ledger.exhausted == run.ledger.stage_is_over == (left < 4)
+
+
+def test_a_group_moves_only_as_the_table_says() -> None:
+    def group_in(state: State) -> tuple[Groups, Group]:
+        groups, group = Groups(), Group(3, PROBLEM, [], [], deadline=7)
+        groups.add(group)
+        for step in ways[state]:
+            groups.move(group, step)
+        return groups, group
+
+    PROBLEM = Problem("p", "math", "1 + 1?", "2")
+    ways: dict[State, list[State]] = {
+        State.GENERATED: [],
+        State.GRADED: [State.GRADED],
+        State.READY: [State.GRADED, State.READY],
+        State.BATCHED: [State.GRADED, State.READY, State.BATCHED],
+        State.TRAINED: [State.GRADED, State.READY, State.BATCHED, State.TRAINED],
+        State.FILTERED: [State.GRADED, State.FILTERED],
+    }
+    for state in State:
+        for to in State:
+            groups, group = group_in(state)
+            if to not in MOVES.get(state, ()):
+                with pytest.raises(RuntimeError, match="group 3 .* cannot become"):
+                    groups.move(group, to)
+                to = state
+            else:
+                groups.move(group, to)
+            assert [s for s in MOVES if groups.of(s)] == [to] * (to in MOVES)
+            out = to in (State.GENERATED, State.GRADED, State.READY)
+            assert (3 in groups.outstanding) == out
+            assert groups.unready == ({7: 1} if to in UNREADY else {})

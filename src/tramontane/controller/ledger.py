@@ -1,25 +1,23 @@
 """The groups of a run, and the rules for handing them out and training on them.
 
-Each group is in exactly one place: outstanding (with generators, environments or verifiers, or
-ready), batched, trained on, or filtered with a reason. Nothing here waits; `pipeline` does that.
+Each group is in exactly one of the states of `groups`. Nothing here waits; `pipeline` does that.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from random import Random
 from typing import Any, Protocol
 
 from tramontane.batches import Batch
-from tramontane.config import Config, InterruptionConfig, PipelineConfig
+from tramontane.config import Config, PipelineConfig
+from tramontane.controller.groups import Groups, State
+from tramontane.controller.interruption import Interruption
 from tramontane.controller.replay import Replay
+from tramontane.controller.snapshot import FrozenGroup, Snapshot
 from tramontane.controller.stages import Stages
 from tramontane.controller.staleness import can_choose, choose, room
 from tramontane.types import (
-    INSERTED,
     Completion,
     FilterReason,
     Group,
@@ -27,8 +25,6 @@ from tramontane.types import (
     Request,
     SamplingParams,
     Verdict,
-    floats,
-    ints,
 )
 
 
@@ -59,103 +55,6 @@ class Problems(Protocol):
     def load_state(self, state: dict[str, Any]) -> None: ...
 
 
-class FrozenGroup:
-    """A group as it is now, at no cost: its sequences are copied only by `thaw`, which any thread
-    may call while the group's requests keep growing."""
-
-    def __init__(self, group: Group) -> None:
-        self.id = group.id
-        self._group = replace(group, completions=[*group.completions])
-        # The arrays themselves: a lost worker's requests may restart with new ones.
-        self._known = [(len(r.token_ids), replace(r)) for r in group.requests]
-
-    def thaw(self) -> Group:
-        """The group at the moment of the freeze."""
-        group, requests = self._group, [r.copy(n) for n, r in self._known]
-        return replace(group, requests=requests, completions=[*group.completions])
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """Everything that a resumed run needs besides the trainer's state. Taking one is cheap, since
-    no tokens are copied.
-
-    Args:
-        version: updates done.
-        next_group: number of the next group to hand out.
-        stage: the state of `Stages`, JSON-able.
-        problems: the state of the source of problems, JSON-able.
-        groups: groups handed out, neither trained on nor filtered.
-        filtered: groups filtered since the last update, each with its reason.
-        replay: the state of the source of trajectories, JSON-able.
-    """
-
-    version: int
-    next_group: int
-    stage: dict[str, Any]
-    problems: dict[str, Any]
-    groups: list[FrozenGroup]
-    filtered: list[tuple[FrozenGroup, FilterReason]]
-    replay: dict[str, Any] = field(default_factory=dict)
-
-    def all_groups(self) -> list[tuple[FrozenGroup, FilterReason | None]]:
-        """`groups`, with None as the reason, then `filtered`."""
-        return [*((group, None) for group in self.groups), *self.filtered]
-
-
-def thought_limit(config: InterruptionConfig, seed: int) -> int:
-    """Number of tokens after which the thoughts of the request with this seed are interrupted."""
-    return Random(seed).randint(*config.after)
-
-
-class Interruption:
-    """Interruption of long thoughts, as ScaleRL does it (arXiv 2510.13786): decides when, and how a
-    completion continues.
-
-    A completion whose thoughts are still open at a random length is stopped. A fixed sentence and
-    the closing thinking tag are appended, and it continues to an answer as an ordinary unfinished
-    request, so generators need no support for it. The appended tokens have the version `INSERTED`
-    and are not learned from.
-
-    Args:
-        config: lengths in tokens.
-        inserted: tokens of the sentence and the closing thinking tag.
-        closing: the closing thinking tag, which ends the thoughts in a completion's text.
-    """
-
-    def __init__(self, config: InterruptionConfig, inserted: Sequence[int], closing: str) -> None:
-        self._config, self._inserted, self._closing = config, inserted, closing
-
-    def limit(self, seed: int) -> int:
-        """`thought_limit` of the request with this seed."""
-        return thought_limit(self._config, seed)
-
-    def following(self, completion: Completion, request: Request, l_max: int) -> Request | None:
-        """The request that continues a completion stopped at its limit; None for a completion that
-        has ended. Nothing is appended if the thoughts are already closed.
-
-        Args:
-            completion: the request's, with its text.
-            request: as it was handed out; its `max_tokens` is `limit(seed)` before an interruption.
-            l_max: longest completion allowed, in tokens.
-        """
-        limit = self.limit(request.seed)
-        if completion.finish_reason != "length" or request.sampling.max_tokens != limit:
-            return None
-        put = [] if self._closing in completion.text else list(self._inserted)
-        longest = min(l_max, limit + len(put) + self._config.answer_tokens)
-        put = put[: longest - limit - 1]  # at least one token is sampled
-        return replace(
-            request,
-            sampling=replace(request.sampling, max_tokens=longest),
-            keep_kv=False,
-            token_ids=completion.token_ids + ints(put),
-            logprobs=completion.logprobs + floats([0.0] * len(put)),
-            versions=completion.versions + ints([INSERTED] * len(put)),
-            experts=completion.experts,
-        )
-
-
 class Ledger:
     """The groups of one run, and the versions at which they are generated and trained.
 
@@ -183,15 +82,22 @@ class Ledger:
         self.generator_version = 0  # weights that all generators now sample with
         self.next_version = 0  # the version that the next batch will be trained at
         self.next_group = 0
-        self.outstanding: dict[int, Group] = {}  # handed out, neither batched nor filtered
+        self.groups = Groups()
         self.unfinished = 0  # completions handed out, waiting conversations included
-        self.ready: list[int] = []  # outstanding groups graded and kept, in order of completion
-        self.batched: dict[int, Group] = {}  # in a batch that is not trained yet
         self.filtered: list[tuple[Group, FilterReason]] = []  # since the last update
-        self._unready: Counter[int] = Counter()  # outstanding and not ready, by deadline
         self._to_note: list[Group] = []  # graded, and not yet noted with `problems`
         self._no_problem_left = False  # the last answer of `problems`
         self._round_start: Snapshot | None = None  # the state before a synchronous round
+
+    @property
+    def outstanding(self) -> dict[int, Group]:
+        """Groups handed out, neither batched nor filtered, by number."""
+        return self.groups.outstanding
+
+    @property
+    def ready(self) -> dict[int, Group]:
+        """Outstanding groups graded and kept, in order of completion."""
+        return self.groups.of(State.READY)
 
     @property
     def sizes(self) -> PipelineConfig:
@@ -232,7 +138,10 @@ class Ledger:
         """True once all batches of this stage are trained on and the generators have the weights:
         the next stage may begin, or the run may end."""
         version = self.trained_version
-        if self.batched or not self.generator_version == self.next_version == version:
+        if (
+            self.groups.of(State.BATCHED)
+            or not self.generator_version == self.next_version == version
+        ):
             return False
         return self.exhausted or (version == self.stages.end and not self.stages.last)
 
@@ -240,9 +149,9 @@ class Ledger:
         """Enter the next stage; returns a readable description of the event."""
         # Groups are outstanding here only if too few problems were left for a batch.
         reason = FilterReason("left over", "too few for a batch, and no problem is left")
-        self.filtered += [(group, reason) for group in self.outstanding.values()]
-        self.outstanding, self.ready, self._no_problem_left = {}, [], False
-        self._unready.clear()
+        for group in [*self.ready.values()]:
+            self._filter(group, reason)
+        self._no_problem_left = False
         return self.stages.begin_next(self.trained_version)
 
     def room(self) -> int:
@@ -290,10 +199,8 @@ class Ledger:
             keep = self.interruption is not None
             requests.append(Request(number, index, prompt, seed, sampling, keep_kv=keep))
         deadline = self.generator_version + self.sizes.max_staleness
-        group = self.outstanding[number] = Group(
-            number, problem, [], [], deadline=deadline, requests=requests
-        )
-        self._unready[deadline] += 1
+        group = Group(number, problem, [], [], deadline=deadline, requests=requests)
+        self.groups.add(group)
         self.unfinished += len(requests)
         return group
 
@@ -324,25 +231,20 @@ class Ledger:
         insort(group.completions, completion, key=lambda c: c.index)
         group.requests = [r for r in group.requests if r.index != completion.index]
         self.unfinished -= 1
-        return None if group.requests else group
-
-    def ungraded(self) -> list[Group]:
-        """Complete groups without verdicts."""
-        return [g for g in self.outstanding.values() if not g.requests and not g.verdicts]
+        if group.requests:
+            return None
+        self.groups.move(group, State.GRADED)
+        return group
 
     def grade(self, group: Group, verdicts: list[Verdict]) -> FilterReason | None:
         """Keep a group if its rewards differ (paper: section 2.1); otherwise return why it is
         filtered."""
         group.verdicts = verdicts
         reason = self._filter_reason(group)
-        self._unready[group.deadline] -= 1
-        if not self._unready[group.deadline]:
-            del self._unready[group.deadline]
         if reason is None:
-            self.ready.append(group.id)
+            self.groups.move(group, State.READY)
         else:
-            del self.outstanding[group.id]
-            self.filtered.append((group, reason))
+            self._filter(group, reason)
         self._to_note.append(group)
         if not self.in_mid_round:  # within a round, the order of completion depends on timing
             for graded in sorted(self._to_note, key=lambda g: g.id):
@@ -351,6 +253,10 @@ class Ledger:
                 )
             self._to_note, self._no_problem_left = [], False
         return reason
+
+    def _filter(self, group: Group, reason: FilterReason) -> None:
+        self.groups.move(group, State.FILTERED)
+        self.filtered.append((group, reason))
 
     def _filter_reason(self, group: Group) -> FilterReason | None:
         verdicts = group.verdicts
@@ -371,7 +277,9 @@ class Ledger:
     @property
     def batch_is_complete(self) -> bool:
         """True if the next batch can be formed."""
-        return can_choose(self._unready, len(self.ready), self.next_version, self.sampled_groups)
+        return can_choose(
+            self.groups.unready, len(self.ready), self.next_version, self.sampled_groups
+        )
 
     def choice(self) -> list[int]:
         """Groups of the next batch; empty if it cannot be formed yet."""
@@ -389,9 +297,9 @@ class Ledger:
 
     def batch(self) -> Batch:
         """Form the next batch from the groups of `choice`, and from trajectories."""
-        groups = [self.outstanding.pop(i) for i in sorted(self.choice())]
-        self.batched.update((g.id, g) for g in groups)
-        self.ready = [i for i in self.ready if i not in self.batched]
+        groups = [self.outstanding[i] for i in sorted(self.choice())]
+        for group in groups:
+            self.groups.move(group, State.BATCHED)
         settings = self.stages.batch_settings
         rest = self.sizes.n_batch - len(groups) * self.sizes.group_size
         replayed = self.replay.take(self.next_version, rest, settings.n_minibatch)
@@ -403,7 +311,7 @@ class Ledger:
         """Drop a batch that was trained on; returns the groups filtered since the last update."""
         sampled = [group for group in batch.groups if group.sampled]
         for group in sampled:
-            del self.batched[group.id]
+            self.groups.move(group, State.TRAINED)
         filtered, self.filtered = self.filtered, []
         graded = [*sampled, *(group for group, _ in filtered)]
         self.stages.trained(graded, self.next_version, len(self.outstanding))
@@ -418,7 +326,7 @@ class Ledger:
         return self._round_start if self.in_mid_round and self._round_start else self._now()
 
     def _now(self) -> Snapshot:
-        groups = [*self.batched.values(), *self.outstanding.values()]
+        groups = [*self.groups.of(State.BATCHED).values(), *self.outstanding.values()]
         return Snapshot(
             version=self.trained_version,
             next_group=self.next_group,
@@ -437,10 +345,11 @@ class Ledger:
         self.problems.load_state(state.problems)
         self.replay.load_state(state.replay)
         self.filtered = [(group.thaw(), reason) for group, reason in state.filtered]
-        self.outstanding = {group.id: group.thaw() for group in state.groups}
+        self.groups = Groups()
+        for group in (frozen.thaw() for frozen in state.groups):
+            graded = State.READY if group.verdicts else State.GRADED
+            self.groups.add(group, State.GENERATED if group.requests else graded)
         self.unfinished = sum(len(g.requests) for g in self.outstanding.values())
-        self.ready = [g.id for g in self.outstanding.values() if g.verdicts]
-        self._unready = Counter(g.deadline for g in self.outstanding.values() if not g.verdicts)
 
 
 def _seed(run: int, group: int, index: int) -> int:

@@ -24,6 +24,7 @@ from tramontane.batches import Batch, TrainBatch
 from tramontane.config import Config, PipelineConfig
 from tramontane.controller.conversations import Conversations
 from tramontane.controller.generators import GeneratorPool
+from tramontane.controller.groups import State
 from tramontane.controller.ledger import Ledger
 from tramontane.controller.observer import Activity, Observer, Update
 from tramontane.controller.pooled_generator import PooledGenerator
@@ -95,7 +96,7 @@ class Pipeline:
         restored = self.ledger.outstanding.values()
         for group in sorted(restored, key=lambda g: not any(r.token_ids for r in g.requests)):
             self._send_on(group.requests)
-        for group in self.ledger.ungraded():
+        for group in self.ledger.groups.of(State.GRADED).values():
             self._start(self._grade(group), f"grade group {group.id}")
         self._hand_out()
         self._start(self.feed(), "feed")

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tramontane.config import Config
-from tramontane.controller.ledger import thought_limit
+from tramontane.controller.interruption import thought_limit
 from tramontane.models.weights import Weights
 from tramontane.placement.handle import (
     GeneratorHandle,

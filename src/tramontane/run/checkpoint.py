@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tramontane.controller.ledger import FrozenGroup, Snapshot
+from tramontane.controller.snapshot import FrozenGroup, Snapshot
 from tramontane.models.names import crc32
 from tramontane.run.columns import TOKEN_FIELDS, Row, read_rows, sampled_of, token_columns, writer
 from tramontane.types import (

@@ -18,7 +18,8 @@ from tramontane.config import HELD_OUT, Config
 from tramontane.config.device import machine, number_types
 from tramontane.controller.conversations import start_conversations
 from tramontane.controller.generators import GeneratorPool, generator_maker
-from tramontane.controller.ledger import Interruption, Ledger
+from tramontane.controller.interruption import Interruption
+from tramontane.controller.ledger import Ledger
 from tramontane.controller.pipeline import Pipeline, Workers
 from tramontane.controller.replay import Replay
 from tramontane.controller.teachers import Teachers
