@@ -82,8 +82,9 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
 # Heads of other widths, latents, layers that attend to others' keys, states, and code that reads
 # numbers, which a model without memory does not have.
 CACHED = (
-    "qwen3", "deepseek_v3", "mistral4", "minicpm3", "gemma4_text, shared keys and values", "gpt_oss",
-    "qwen3_5_text", "jamba", "falcon_h1", "lfm2", "mamba2", "mistral3", "gpt2", "opt", "gemma3n_text",
+    "qwen3", "deepseek_v3", "mistral4", "minicpm3", "gemma4_text, shared keys and values",
+    "gpt_oss", "qwen3_5_text", "jamba", "falcon_h1", "lfm2", "mamba2", "mistral3", "gpt2", "opt",
+    "gemma3n_text",
 )  # fmt: skip
 
 
