@@ -17,10 +17,12 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+from fuzz.neighbors import CLASSES, function_tests
 from fuzz.vocabulary import ANSWERS, CALLS, FORMS, ODD_VALUES, PART, RESPONSES, ROWS
 from tramontane.config import BUILT_IN, DataConfig, VerifierConfig
 from tramontane.data.load import load_problems
@@ -30,10 +32,12 @@ from tramontane.evaluation.score import parse_row
 from tramontane.types import PAPER_TAGS, Problem
 from tramontane.verifier import language
 from tramontane.verifier.code import sandbox
+from tramontane.verifier.code.functions import doing_nothing
 from tramontane.verifier.code.grade import draw_tests, same_output, time_limit
+from tramontane.verifier.code.grade import judge as judge_program
 from tramontane.verifier.code.inside import records, wire
 from tramontane.verifier.format import boxes, check_format, fences, last_box
-from tramontane.verifier.math.grade import judge_answer
+from tramontane.verifier.math.grade import can_judge, judge_answer
 from tramontane.verifier.math.normalize import normalize, vote
 from tramontane.verifier.math.numbers import to_number
 from tramontane.verifier.math.units import split_unit
@@ -104,7 +108,8 @@ def check_normalize(text: str) -> None:
 
 def check_prediction(text: str) -> None:
     for reference in _some_answers(text):
-        _judge(text, reference)
+        outcome = _judge(text, reference)
+        assert outcome != "unscorable" or not can_judge(reference), "an answer made it unscorable"
 
 
 def check_reference(text: str) -> None:
@@ -151,6 +156,25 @@ def check_variation(text: str) -> None:
         assert _judge("x", rf"x \approx {spelt}") == "wrong"
     elif known:
         assert _judge("77777", text) != "unscorable"
+
+
+def _check_neighbors(name: str, text: str) -> None:
+    for reference, answer, is_right in CLASSES[name](random.Random(text)):
+        outcome = _judge(answer, reference)
+        assert outcome == ("right" if is_right else "wrong"), (reference, answer, outcome)
+
+
+def check_function_tests(text: str) -> None:
+    """A program that returns None for everything passes no tests."""
+    code, statement, entry_point = function_tests(random.Random(text))
+    tests = {"type": "python_assert", "code": code, "entry_point": entry_point}
+    problem = Problem(text, "code", statement, tests=tests)
+    program = doing_nothing(problem) or "f = lambda x: None"
+    judged = judge_program(f"```python\n{program}\n```", problem, SANDBOXED)
+    assert judged.outcome != "right", (code, judged)
+
+
+SANDBOXED = VerifierConfig(code_timeout_s=20.0, allow_unsandboxed=True)
 
 
 def check_numbers(left: str, right: str) -> None:
@@ -344,6 +368,7 @@ class Target(NamedTuple):
     share: int = 1
 
 
+DRAWN = [f"draw {i}" for i in range(9)]
 _PAIRS = [f"{a}{PART}{b}" for a, b in itertools.pairwise(ANSWERS)]
 _THREE = [f"{a}{PART}{b}{PART}{a}" for a in RESPONSES for b in RESPONSES]
 _RECORD = records.RECORD.pack(0, 2, 0, 0.0, 0.0, 0.0) + b"7\n"
@@ -364,6 +389,11 @@ TARGETS = {
     "pair": Target(check_pair, _PAIRS, 2, seconds=2 * JUDGE_SECONDS, share=3),
     "same": Target(check_same, ANSWERS, seconds=JUDGE_SECONDS, share=2),
     "variation": Target(check_variation, ANSWERS, seconds=9 * JUDGE_SECONDS, share=2),
+    **{
+        name: Target(partial(_check_neighbors, name), DRAWN, seconds=9 * JUDGE_SECONDS, share=2)
+        for name in CLASSES
+    },
+    "function-tests": Target(check_function_tests, DRAWN, seconds=JUDGE_SECONDS, share=2),
     "numbers": Target(check_numbers, _PAIRS, 2, seconds=3 * JUDGE_SECONDS, share=2),
     "grade": Target(check_grade, _THREE, 3, seconds=2 * JUDGE_SECONDS, share=2),
     "language": Target(check_language, _THREE, 3, seconds=3, share=2),

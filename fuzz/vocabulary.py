@@ -12,6 +12,7 @@ _LATEX, _NUMBERS, _WORDS = map(str.split, (r"""
     \times \cdot \div / * ** + - = == != < > <= >= \le \ge \neq \approx \equiv \pm \mp \in \cup
     \cap \setminus \emptyset \infty \pi \sin \log \ln \sum_{ \prod_{ \int_{ \lim_{ \to \mathbb{R}
     \begin{pmatrix} \end{pmatrix} \begin{cases} \end{cases} \begin{array}{cc} & \text{ \textbf{
+    \bmod \pmod \lfloor \rfloor \lceil \rceil \gcd( \max( \gamma \Gamma( \equiv \not \neg \lg \tan
     \mathrm{ \operatorname{ \mbox{ \text{and} \text{cm} \% % \$ $ $$ \( \) \[ \] \, \! \; \: ~
     \quad ^\circ ^{\circ} \degree \ldots \phantom{ \displaystyle {,} , ; : . ' " ` inf oo nan e i
     """, """
@@ -60,7 +61,8 @@ ANSWERS = [
     r"2 \pm \sqrt{3}", r"x \in \{1, 2\}", r"[0, 2] \cap (1, 3)", "a = 1, b = 2", r"y = mx + b",
     r"\sum_{k=1}^{n} k", r"\log_2 8", r"\frac{\sqrt{3}}{3}", r"\infty", "5 or 6", "1 = 2 = 5",
     "=", "9^{9^{9}}", "C(5,2)", "{}_5C_2", "C_5^2", r"120^\circ", r"\frac{2\pi}{3}",
-    r"\overline{AB}", r"\{x : x^2 < 4\}", r"0.333\ldots",
+    r"\overline{AB}", r"\{x : x^2 < 4\}", r"0.333\ldots", r"17 \bmod 7", r"3 \pmod 7",
+    r"7\bmod\infty", r"\lfloor\sqrt{n+1}\rfloor", r"\gcd(n,12)", r"\binom{2014}{2}",
 ]  # fmt: skip
 _PROBLEM = {"id": "a", "problem": "What is 1+1?", "response": r"<think>t</think>\boxed{2}"}
 _TESTS = {"type": "stdio", "cases": [{"input": "1", "output": "2"}], "checker": "float"}

@@ -26,6 +26,22 @@ def test_jsonl_gzip_and_parquet_hold_the_same_rows(tmp_path):
         assert [row for _, row in read_rows(str(tmp_path / name))] == ROWS
 
 
+def test_columns_of_json_in_parquet_are_values(tmp_path):
+    """As `datasets` 5 writes columns of mixed types (its feature `Json`), alone or in others."""
+    values = [[{"role": "user", "content": "1+1?"}], {"type": "stdio", "cases": []}, "2", 3, None]
+    texts = pyarrow.array([None if value is None else json.dumps(value) for value in values])
+    column = pyarrow.ExtensionArray.from_storage(pyarrow.json_(), texts)
+    nested = pyarrow.StructArray.from_arrays([column], ["a"])
+    listed = pyarrow.ListArray.from_arrays([0, 1, 2, 3, 4, 5], column)
+    table = pyarrow.table({"plain": column, "nested": nested, "listed": listed, "text": texts})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    read = [row for _, row in read_rows(str(tmp_path / "a.parquet"))]
+    assert [row["plain"] for row in read] == values
+    assert [row["nested"] for row in read] == [{"a": value} for value in values]
+    assert [row["listed"] for row in read] == [[value] for value in values]
+    assert read[3]["text"] == "3"
+
+
 @pytest.mark.parametrize("indent", [None, 1])
 def test_an_array_of_json_is_a_source(tmp_path, indent):
     for name, pack in (("a.json", bytes), ("a.json.gz", gzip.compress)):

@@ -196,6 +196,14 @@ def test_every_kind_has_cases():
         ("He lives in the U.S. He likes it.", 2),
         ("1. apples\n2. pears\n3. plums", 1),
         ("**All is done.** We can go.", 2),
+        ("He works at Apple Inc. He likes it.", 2),
+        ("He works at Apple Inc. in town.", 1),
+        ("She has a Ph.D. She teaches.", 2),
+        ("**1. Title**\nText one. Text two.", 2),
+        ("I. Intro\nII. Body", 1),
+        ("We met at 5 p.m. It was late.", 2),
+        ("1) apples\n2) pears", 1),
+        ("1. First item.\n2. Second item.", 2),
     ],
 )
 def test_sentences_are_counted(text, count):

@@ -19,6 +19,11 @@ EXAMPLES = {
     "file": 40,
     "odd-row": 60,
     "growth": 2,
+    "steps": 30,
+    "letters": 50,
+    "words": 50,
+    "products": 30,
+    "function-tests": 6,
 }
 pieces = st.lists(st.sampled_from(TOKENS) | st.text(max_size=3), max_size=12).map("".join)
 

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TextIO, TypeVar, cast
+from typing import Any, TextIO, TypeVar, cast
 
 from tramontane.data.values import Row, UnknownType, encodable, plain
 from tramontane.errors import InputError, importing
@@ -242,14 +242,39 @@ def _parquet_rows(source: str, path: Path) -> Iterator[tuple[str, Row]]:
                 raise InputError(
                     f"{source}: column {twice[0]!r} is given twice: rename or remove one"
                 )
+            json_columns = {f.name: f.type for f in file.schema_arrow if _has_json(f.type)}
             for batch in file.iter_batches(batch_size=1024):
                 for row in batch.to_pylist():
-                    yield f"{source}[{index}]", row
+                    parsed = {k: _parsed(row[k], kind) for k, kind in json_columns.items()}
+                    yield f"{source}[{index}]", row | parsed
                     index += 1
     except (ArrowException, OSError) as error:
         raise InputError(
             f"{source}: damaged after row {index}, or not Parquet ({error}); fetch it again"
         ) from None
+
+
+def _has_json(kind: Any) -> bool:
+    """True for a type of Arrow with JSON texts in it, which `datasets` writes for columns of mixed
+    types."""
+    return _is_json(kind) or any(_has_json(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _is_json(kind: Any) -> bool:
+    return getattr(kind, "extension_name", "") == "arrow.json"
+
+
+def _parsed(value: Any, kind: Any) -> Any:
+    """A value of an Arrow type with its JSON texts parsed."""
+    if value is None:
+        return None
+    if _is_json(kind):
+        return json.loads(value)
+    if isinstance(value, dict):
+        return {k: _parsed(v, kind.field(k).type) for k, v in value.items()}
+    if isinstance(value, list) and _has_json(kind):
+        return [_parsed(item, kind.value_type) for item in value]
+    return value
 
 
 def _dataset_rows(source: str, split: str) -> Iterator[tuple[str, Row]]:

@@ -28,9 +28,11 @@ _ABBREVIATIONS = re.compile(
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"[.!?]+[\"'”’)\]}*_]*(?=\s)")
-_MARKER = re.compile(r"(?:^|\n)\s*(?:\d{1,3}|[A-Za-z])\.$")  # of a list's item
+_MARKER = re.compile(
+    r"(?:^|\n)[\s*_#]*(?:\d{1,3}|[A-Za-z]|[IVX]{2,5}|i{2,3}|iv|vi{1,3}|ix)\.$"
+)  # of a list's item
 # An abbreviation such as `U.S.` ends a sentence before a word that begins one.
-_INITIALS = re.compile(r"\b(?:[A-Za-z]\.){2,}$")
+_INITIALS = re.compile(r"\b(?:(?:[A-Za-z]\.){2,}|(?:Inc|Ltd|Co|Corp|Jr|Sr|etc|Ph\.D)\.)$")
 _STARTER = re.compile(
     r"(?:He|She|It|They|We|You|I|The|This|That|These|Those|There|Then|But|And|However|In|On|At|A|An|My"
     r"|His|Her|Its|Our|Their|If|When|What|Who|Why|How)\b"

@@ -4,20 +4,8 @@ import re
 
 import pytest
 
+from fuzz.neighbors import REFERENCES, TOKEN, TOKENS
 from tramontane.verifier.math.grade import judge_answer
-
-REFERENCES = [
-    "42", "x=5", "(1,2)", r"\frac{3}{4}", r"2\sqrt{3}", "x^2+1", r"\log_2 3", r"\frac{\pi}{6}",
-    "f(x)=2x+1", "3:4:5", r"\{1,2\}", r"[0,3)", "2+3i", r"90^\circ", r"15\text{ cm}", "-7y",
-    r"\lfloor\sqrt{n-1}\rfloor", r"\lfloor n/10\rfloor", r"\gamma^2+1", "a_n=2^n-1", "1011_2",
-    r"2\text{ hours }30\text{ minutes}", r"30^\circ 15'", r"2\frac{1}{2}", r"x<3",
-    r"\binom{n}{3}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"3\pmod 7", "P(X=1)=0.4, P(X=2)=0.6",
-]  # fmt: skip
-# Tokens that change or spoil every answer, wherever they stand.
-TOKENS = [
-    r"\neg ", r"\lim ", r"\sum ", r"\dot ", r"\to ", r"\star ", "'", '"', r"^{\prime}", "_7",
-]  # fmt: skip
-TOKEN = re.compile(r"\\text\{[^{}]*\}|\\(?:begin|end)\{\w+\}|\\[A-Za-z]+ ?|\\.|\d+|.")
 
 
 def right(reference, mutants):

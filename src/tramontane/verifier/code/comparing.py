@@ -98,7 +98,7 @@ def _same_floats(printed: str, expected: str, tests: dict[str, Any]) -> bool:
 
 
 def _close(printed: str, wanted: str, tolerance: float) -> bool:
-    if "_" in printed:  # Python's 1_5 is 15
+    if not _is_plain(printed):
         return False
     try:
         x, y = float(printed), float(wanted)
@@ -115,7 +115,14 @@ def _same_lines(printed: str, expected: str, tests: dict[str, Any]) -> bool:
     )
 
 
+def _is_plain(printed: str) -> bool:
+    """False for numbers that only Python reads: `1_5`, full-width digits."""
+    return printed.isascii() and "_" not in printed
+
+
 def _same_numbers(printed: str, wanted: str) -> bool:
+    if not _is_plain(printed):
+        return False
     try:
         return [*map(Decimal, printed.split())] == [*map(Decimal, wanted.split())]
     except InvalidOperation:

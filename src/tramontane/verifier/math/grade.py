@@ -82,6 +82,8 @@ def _judge(prediction: str, reference: str | None, policy: MathConfig) -> Judgme
         return Judgment("wrong", "the box is empty", answer)
     if families.domains_clash(reference, prediction):
         return Judgment("wrong", "its letters stand for other numbers", answer)
+    if structure.is_unfinished(prediction, reference):
+        return Judgment("wrong", "an unfinished answer", answer)
     if items.are_alternatives(reference, gold, prediction, pred):
         return Judgment("wrong", "alternatives, not values of several names", answer)
     if gold == pred or _compact(gold) == _compact(pred):

@@ -206,6 +206,8 @@ def read_numeral(text: str, *, lower: bool = False) -> Numeral | None:
     A letter with an index is a name (`A_{12}`, `ab_{16}`); several capitals are digits, and with
     `lower`, so are lowercase letters.
     """
+    if text.count("(") != text.count(")"):
+        return None
     bare = re.sub(r"[\s{}()]", "", _FONT.sub("", text))
     bare = _LABEL.sub("", bare, count=1) if "=" in bare else bare
     if match := _PREFIXED.fullmatch(bare):

@@ -34,6 +34,13 @@ _OPENING = ("(", "[", "{", "\\{")
 _CLOSING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
 _TOKEN = re.compile(r"\\[{}|]|\\[A-Za-z]+|\\.|.", re.DOTALL)
 _DOTS = re.compile(r"\\ldots(?![A-Za-z])")
+_SCALED_INFINITY = re.compile(r"\\infty\s*(?:\d|[a-z](?![a-z]))|\d\s*\\infty")
+_PART_IN_DEGREES = re.compile(r"\^\{\\circ\}(?=\s*(?:[-+}]|\\cdot)\s*[\w\\{(])")
+_ANGLE = re.compile(r"\\circ|\\pi|\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)|\\angle|\\theta")
+_UNFINISHED = re.compile(
+    r"(?:(?<![\^_])[-+/^_=<>]|\\(?:equiv|approx|in|to|cup|cap|pm|cdot|times|ne|[lg]e)(?![A-Za-z])"
+    r"|\\text\s*\{\s*(?:or|and)\s*\})[\s$]*$"
+)
 _CLOSED_INFINITY = re.compile(r"\\infty\s*\]|\[\s*-\s*\\infty")
 _EQUALS = re.compile(r"(?<![<>!\\:])=")
 _NEGATION = re.compile(r"\\(?:not|neg|lnot|nequiv|ncong|nmid|nsim)(?![A-Za-z])|¬")
@@ -152,6 +159,12 @@ def label(item: str) -> tuple[str, str] | None:
 # -------------------------------------------------------------------------------------- refusals
 
 
+def is_unfinished(prediction: str, reference: str) -> bool:
+    """True for an answer as written that ends in an operator, a relation or a connective, which
+    rules of spelling would drop."""
+    return bool(_UNFINISHED.search(prediction)) and not _UNFINISHED.search(reference)
+
+
 def refuse_notation(gold: str, pred: str) -> None:
     """Reject dots, a bracket that includes infinity, primes and transposes that the reference does
     not have, since the parser drops them."""
@@ -161,6 +174,10 @@ def refuse_notation(gold: str, pred: str) -> None:
         raise Refused("dots")
     if _CLOSED_INFINITY.search(pred) and not _CLOSED_INFINITY.search(gold):
         raise Refused("infinity is not a number")
+    if _SCALED_INFINITY.search(pred) and not _SCALED_INFINITY.search(gold):
+        raise Refused("a multiple of infinity")
+    if _PART_IN_DEGREES.search(pred) and not _ANGLE.search(pred.replace("\\circ", "") + gold):
+        raise Refused("a part in degrees")
     if len(_NEGATION.findall(pred)) != len(_NEGATION.findall(gold)):
         raise Refused("a negation")
     if _count_primes(gold) != _count_primes(pred):
