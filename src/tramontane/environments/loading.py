@@ -16,6 +16,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, cast
@@ -451,7 +452,7 @@ def _as_dict(message: Parsed) -> dict[str, Any]:
         found["reasoning_content"] = message.thoughts
     if message.calls:
         found["tool_calls"] = [
-            {"type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+            {"type": "function", "function": {"name": c.name, "arguments": deepcopy(c.arguments)}}
             for c in message.calls
         ]
     return found

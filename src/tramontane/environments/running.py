@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any
 
-from tramontane.verifier.functions import MAX_ERROR, place_of
+from tramontane.verifier.functions import MAX_ERROR, ending_forks, place_of
 
 # Functions without an object that run at once in a process, or one for each conversation if these
 # are more; others wait.
@@ -60,7 +60,7 @@ def blaming(name: str) -> Iterator[None]:
 
 
 def _called(name: str, function: Callable[[], Any]) -> Any:
-    with blaming(name):
+    with blaming(name), ending_forks():
         try:
             result = function()
             return list(result) if inspect.isgenerator(result) else result
@@ -69,7 +69,7 @@ def _called(name: str, function: Callable[[], Any]) -> Any:
 
 
 async def _awaited(name: str, value: Awaitable[Any]) -> Any:
-    with blaming(name):
+    with blaming(name), ending_forks():
         return await value
 
 

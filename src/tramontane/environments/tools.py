@@ -12,6 +12,7 @@ failure of the tool, for which the model must not be punished (`EnvironmentFaile
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import json
 import re
@@ -130,7 +131,8 @@ class Toolset:
             raise Misuse(f"there is no tool {call.name[:80]!r}; the tools are: {known}")
         tool = self._tools[call.name]
         described = described_of(tool)
-        values = checked(call.name, call.arguments, described.parameters)
+        own = copy.deepcopy(call.arguments)  # the tool may change them, but not what is recorded
+        values = checked(call.name, own, described.parameters)
         if (signature := described.signature) is None:
             return tool, (), values
         for name, value in values.items():

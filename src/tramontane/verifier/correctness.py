@@ -81,7 +81,9 @@ def check(config: VerifierConfig) -> None:
 
 def fault(function: Callable[..., Any]) -> str:
     """The reason why a function cannot be called as a verifier; empty if it can."""
-    return functions.fault_of_call(function, *PARAMETERS)
+    return functions.fault_of_call(function, *PARAMETERS) or functions.fault_of_order(
+        function, *PARAMETERS
+    )
 
 
 def has_functions(config: VerifierConfig, domain: str) -> bool:
@@ -102,7 +104,8 @@ def judge(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgment:
     if built_in := BUILT_IN.get(domain.verifier):
         return built_in(problem, parsed, config)
     what = f"{functions.VERIFIER} {problem.domain!r}"
-    returned = functions.call(domain.verifier, what, problem, parsed.extracted)
+    given = {"problem": problem, "answer": parsed.extracted}
+    returned = functions.call_with(domain.verifier, what, **given)
     is_pair = isinstance(returned, tuple) and len(returned) == 2
     result, reason = returned if is_pair else (returned, "")
     share = functions.number(result, bools=True)

@@ -12,6 +12,7 @@ makes the completions unscorable.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -136,6 +137,8 @@ def fault(function: Callable[..., Any]) -> str:
     if called == "group":
         names = functions.parameters_of(function)
         return functions.fault_of_call(function, **{n: n for n in GROUP_PARAMETERS if n in names})
+    if fault := functions.fault_of_order(function, *PARAMETERS):
+        return fault
     found = functions.fault_of_call(function, *PARAMETERS)
     return found and (
         f"{found}. A reward of one completion is called with ({', '.join(PARAMETERS)}), one of a "
@@ -171,7 +174,8 @@ def part(reward: CustomReward, problem: Problem, text: str, n_tokens: int) -> fl
         FunctionFailed: the function failed.
     """
     what = _what(reward)
-    value = functions.call(reward.function, what, problem, text, n_tokens)
+    given = {"problem": problem, "text": text, "n_tokens": n_tokens}
+    value = functions.call_with(reward.function, what, **given)
     number = functions.number(value)
     if number is None or not 0 <= number <= 1:
         raise functions.refused(reward.function, what, value, "a number from 0 to 1")
@@ -181,7 +185,7 @@ def part(reward: CustomReward, problem: Problem, text: str, n_tokens: int) -> fl
 def call_group(reward: CustomReward, problem: Problem, call: GroupCall) -> GroupResult:
     """Call a function of a whole group. Never raises."""
     try:
-        named = _named(reward, problem, call)
+        named = _named(reward, copy.deepcopy(problem), call)  # which the function may change
         returned = functions.call(reward.function, _what(reward), **named)
         return GroupResult(_values(reward, returned, len(call.responses)))
     except FunctionFailed as error:

@@ -11,22 +11,25 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 import importlib
 import inspect
 import mmap
 import os
 import re
 import site
+import sys
 import sysconfig
 import traceback
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from numbers import Real
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, NoReturn
 
 import cloudpickle
 
@@ -197,25 +200,79 @@ def _code(function: Any) -> CodeType | None:
     return getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
 
 
+def call_with(path: str, what: str, **given: Any) -> Any:
+    """`call` with copies of these arguments: by name if the function has all the names, otherwise
+    in order."""
+    own = copy.deepcopy(given)  # what it changes must not reach other calls
+    by_name = given.keys() <= parameters_of(load(path)).keys()
+    return call(path, what, **own) if by_name else call(path, what, *own.values())
+
+
+def fault_of_order(function: Callable[..., Any], *names: str) -> str:
+    """The reason why `call_with` would mistake the arguments with these names; empty if it would
+    not."""
+    found = list(parameters_of(function))
+    moved = [name for i, name in enumerate(names) if name in found and found.index(name) != i]
+    if not moved or set(names) <= set(found):
+        return ""
+    order = ", ".join(names)
+    return (
+        f"{getattr(function, '__name__', type(function).__name__)}({', '.join(found)}), "
+        f"{defined_at(function)}, is called with ({order}) in this order, and its parameter "
+        f"{moved[0]!r} is at another place: keep the order, or use all of these names"
+    )
+
+
 def call(path: str, what: str, *arguments: Any, **named: Any) -> Any:
     """Call a function; a coroutine is run to its end. `what` is its role, e.g. `reward 'brevity'`.
+
+    The current folder is restored after it.
 
     Raises:
         FunctionFailed: it raised an exception.
     """
-    function = load(path)
+    function, folder = load(path), os.getcwd()
     text = _trail_text(path, what)
     _trail[: len(text)] = text
     try:
-        value = function(*arguments, **named)
-        if inspect.isawaitable(value):
-            value = _event_loop().run_until_complete(_awaited(value))
+        with ending_forks():
+            value = function(*arguments, **named)
+            if inspect.isawaitable(value):
+                value = _event_loop().run_until_complete(_awaited(value))
     except (Exception, SystemExit) as error:  # any kind makes the completion unscorable
         message = f"{type(error).__name__}: {error}"[:MAX_ERROR]
         raise FunctionFailed(f"{what}: {message} ({place_of(error)})") from error
     finally:
         _trail[0] = 0
+        os.chdir(folder)
     return value
+
+
+@contextmanager
+def ending_forks() -> Iterator[None]:
+    """A block of a user's code: a child that it forks, and that does not end in it, ends with it,
+    as it would at the end of a program."""
+    process = os.getpid()
+    try:
+        yield
+        if os.getpid() != process:
+            print("a forked process returned: end it with os._exit", file=sys.stderr)
+            _leave(0)
+    except BaseException as error:
+        if os.getpid() == process:
+            raise
+        code = error.code if isinstance(error, SystemExit) else 1
+        if not isinstance(error, SystemExit):
+            traceback.print_exception(error)
+        elif not isinstance(code, int | None):
+            print(code, file=sys.stderr)
+            code = 1
+        _leave(code or 0)
+
+
+def _leave(code: int) -> NoReturn:
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def refused(path: str, what: str, value: Any, wanted: str) -> FunctionFailed:

@@ -1,0 +1,128 @@
+"""What users' functions do beside computing a number: processes, arguments in any order, changes of
+their arguments, other folders."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.verifier import user_functions
+from tests.verifier.user_functions import SHORT
+from tramontane.config import Config, CustomReward, DomainConfig, RewardConfig, VerifierConfig
+from tramontane.environments.calls import Message
+from tramontane.environments.loading import Host
+from tramontane.environments.running import Runner
+from tramontane.errors import InputError
+from tramontane.types import Problem, ToolCall
+from tramontane.verifier.pool import VerifierPool
+from tramontane.verifier.reward import grade
+
+SECONDS = 300.0  # limit of every wait
+HERE = user_functions.__name__
+SUM = Problem("sum", "math", "1 + 1?", "2", language="en", metadata={"seen": []})
+
+
+def config(*names, **domains):
+    custom = tuple(CustomReward(name=name, function=f"{HERE}.{name}", weight=0.1) for name in names)
+    reward = RewardConfig(custom=custom)
+    return VerifierConfig(workers=1, timeout_s=60.0, reward=reward, domains=domains)
+
+
+def graded(problem, *names, **domains):
+    with VerifierPool(config(*names, **domains), 256, 32) as pool:
+        return pool.score(problem, SHORT).result(SECONDS)
+
+
+def running(mark):
+    """Processes with the mark of a worker."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            found += [entry.name] if mark.encode() in (entry / "environ").read_bytes() else []
+        except OSError:  # it has ended, or is another user's
+            continue
+    return found
+
+
+FORKING = ["fork_pool", "futures", "kept_pool", "exits", "fails", "returns"]
+
+
+def test_processes_of_a_reward_neither_hang_nor_answer_for_it_nor_stay(capfd):
+    with VerifierPool(config(*FORKING), 256, 32) as pool:
+        mark = pool._workers[0].child._mark
+        found = pool.score(SUM, SHORT).result(SECONDS)
+        assert len(running(mark)) > 2
+    for name in FORKING:
+        assert [v.parts[name] for v in found] == [0.1, 0.1], (name, found)
+    assert running(mark) == []
+    said = capfd.readouterr().err
+    assert said.count("a forked process returned") == 2 and said.count("Traceback") == 2
+    assert "KeyError: 'in the child'" in said and "handle is closed" not in said
+
+
+@pytest.mark.slow
+def test_a_reward_may_spawn_processes():
+    assert [v.parts["spawn_pool"] for v in graded(SUM, "spawn_pool")] == [0.1, 0.1]
+
+
+@pytest.mark.parametrize("name", ["Forks", "ForksInLoop"])
+def test_an_environment_may_have_processes(name):
+    async def run():
+        host = Host(Config(model="tiny", data={"environment": f"{HERE}:{name}"}).data, 99, Runner())
+        await host.start(SUM, 0)
+        reply = await host.step(Message("", "", "", []))
+        await host.close()
+        return reply.reward
+
+    assert asyncio.run(asyncio.wait_for(run(), SECONDS)) == 3.0
+
+
+def test_arguments_are_given_by_name_where_their_order_is_another():
+    problem = replace(SUM, domain="turned")
+    turned = DomainConfig(verifier=f"{HERE}.turned", format="boxed")
+    verdict = grade(problem, SHORT[0].text, 9, config("in_another_order", turned=turned), 256, 32)
+    assert (verdict.verdict, verdict.parts["in_another_order"]) == ("right", 0.1), verdict
+
+
+def test_an_order_that_would_be_mistaken_is_refused():
+    with pytest.raises(InputError, match=r"misnamed\(text, problem, length\).*'problem' is at ano"):
+        VerifierPool(config("misnamed"), 256, 32)
+
+
+def test_a_function_that_changes_its_problem_changes_it_for_no_other():
+    found = graded(SUM, "changes", "changes_all")
+    assert [(v.parts["changes"], v.parts["changes_all"]) for v in found] == [(0.1, 0.1)] * 2
+
+
+def test_each_call_begins_in_the_folder_of_the_run(tmp_path, monkeypatch):
+    (tmp_path / "here").touch()
+    monkeypatch.chdir(tmp_path)
+    assert [v.parts["moves"] for v in graded(SUM, "moves")] == [0.1, 0.1]
+
+
+def test_a_tool_that_changes_its_arguments_changes_no_record():
+    class Spoiler:
+        def tally(self, numbers: list[int]) -> int:
+            """Add numbers.
+
+            Args:
+                numbers: Some.
+            """
+            return sum(numbers.pop() for _ in range(len(numbers)))
+
+    class World:
+        def step(self, message):
+            message["tool_calls"][0]["function"]["arguments"]["numbers"].clear()
+            return "", 1.0, True
+
+    call = ToolCall("tally", {"numbers": [1, 2]}, "")
+
+    async def run():
+        host = Host(Config(model="tiny").data, 99, Runner())
+        host._environment, host._kind = World(), "environment"
+        host.toolset = type(host.toolset)([Spoiler().tally], 99)
+        await host.step(Message("", "", "", [call]))
+
+    asyncio.run(run())
+    assert (call.answer, call.arguments) == ("3", {"numbers": [1, 2]})
