@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 connection = Connection(int(sys.argv[1]))
 command = ["sleep", "600"]
 children = [subprocess.Popen(command), subprocess.Popen(command, start_new_session=True)]
+children.append(subprocess.Popen(command, start_new_session=True, env={"PATH": "/bin:/usr/bin"}))
 assert connection.recv() == "settings"
 connection.send("")
 connection.send([child.pid for child in children])
@@ -47,6 +48,7 @@ def test_nothing_that_a_process_started_outlives_it(way, tmp_path, monkeypatch):
     if way == "kill":
         worker.kill()
     if way == "died":
+        os.kill(children.pop(), signal.SIGKILL)  # it has no mark, and then no parent
         os.kill(worker.process.pid, signal.SIGKILL)
         worker.process.wait(SECONDS)
     assert "signal 9" in worker.stop()

@@ -116,9 +116,9 @@ class WorkerProcess:
         raise RuntimeError(f"a {self.name} could not be started ({ending}); see stderr for why")
 
     def kill(self) -> None:
-        """Kill the process, and what it started in its own session."""
+        """Kill the process, and what it started."""
         if (process := self.process) is not None:
-            _kill_group(process)
+            _kill_tree(process)
 
     def stop(self) -> str:
         """Kill the process, if any, and describe how it ended."""
@@ -128,9 +128,9 @@ class WorkerProcess:
         # Forgotten before the wait: an answer that it still sends must not count for another task.
         self.process = self.connection = None
         self.warm = False
+        _kill_tree(process)  # before it learns that the connection is closed, and ends
         if connection is not None:
             connection.close()
-        _kill_group(process)
         status = process.wait(KILL_SECONDS)
         _kill_marked(self._mark)
         assert self._relay
@@ -184,13 +184,30 @@ def serve(descriptor: int, prepare: Callable[..., Callable[[Any], Iterable[Any]]
                 connection.send(result)
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
+def _kill_tree(process: subprocess.Popen[bytes]) -> None:
+    started = _descendants(process.pid) if process.poll() is None else []
     with contextlib.suppress(ProcessLookupError):  # the whole group has ended
         os.killpg(process.pid, signal.SIGKILL)
+    for each in started:
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            os.kill(each, signal.SIGKILL)
+
+
+def _descendants(process: int) -> list[int]:
+    """What a process started, and what that started, in whatever session (Linux only)."""
+    parents = dict[int, int]()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            status = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            parents[int(entry.name)] = int(status[1])
+    found = [process]
+    for parent in found:  # which grows
+        found += [child for child, of in parents.items() if of == parent]
+    return found[1:]
 
 
 def _kill_marked(mark: str) -> None:
-    """Kill what a worker started in other sessions (Linux only)."""
+    """Kill what a worker started and no longer is the parent of (Linux only)."""
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or is another user's
             if mark.encode() in (entry / "environ").read_bytes():

@@ -264,10 +264,9 @@ def ending_forks() -> Iterator[None]:
         code = error.code if isinstance(error, SystemExit) else 1
         if not isinstance(error, SystemExit):
             traceback.print_exception(error)
-        elif not isinstance(code, int | None):
+        elif isinstance(code, str):
             print(code, file=sys.stderr)
-            code = 1
-        _leave(code or 0)
+        _leave(1 if isinstance(code, str) else code or 0)
 
 
 def _leave(code: int) -> NoReturn:
