@@ -6,9 +6,12 @@ import re
 import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
+import pydantic
 import pytest
+import typer
 from packaging.requirements import Requirement
 
 import tramontane
@@ -120,10 +123,6 @@ def test_advice_names_this_interpreter_and_an_extra_that_exists() -> None:
         assert not re.search(r"(?<!-m )\bpip install", text.replace("`pip install", "")), path
 
 
-def pip(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "pip", "--quiet", *words], check=True)
-
-
 def import_error(site: Path, program: str) -> str:
     """The last error of a program that finds the packages in `site` first."""
     done = subprocess.run(
@@ -136,28 +135,68 @@ def import_error(site: Path, program: str) -> str:
     return done.stderr.rpartition("ImportError: ")[2]
 
 
-@pytest.mark.slow
-def test_a_wheel_and_an_sdist_install_the_same_package(tmp_path: Path) -> None:
-    build = "import sys; from hatchling.build import build_sdist; build_sdist(sys.argv[1])"
-    pip("install", "--target", str(tmp_path / "hatchling"), "hatchling>=1.26")
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with uv and what builds the package, from the package index."""
+    folder = tmp_path_factory.mktemp("tools")
+    words = ["--quiet", "--retries", "1", "--timeout", "15", "--target", str(folder)]
+    command = [sys.executable, "-m", "pip", "install", *words, "hatchling>=1.26", "uv"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        pytest.skip("no package index can be reached")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packages(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What can be installed: the repository, its wheel and its sdist."""
+    folder = tmp_path_factory.mktemp("built")
+    build = "import sys; from hatchling import build as b\n"
+    build += "b.build_wheel(sys.argv[1]); b.build_sdist(sys.argv[1])"
     subprocess.run(
-        [sys.executable, "-c", build, str(tmp_path)],
+        [sys.executable, "-c", build, str(folder)],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(tmp_path / "hatchling")},
+        env=os.environ | {"PYTHONPATH": str(tools)},
         check=True,
         stdout=subprocess.DEVNULL,
+        timeout=120,
     )
-    [sdist] = tmp_path.glob("tramontane_rl-*.tar.gz")
-    pip("wheel", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT))
-    [wheel] = tmp_path.glob("tramontane_rl-*.whl")
-    files = []
-    for number, source in enumerate((wheel, sdist)):
-        site = tmp_path / f"site{number}"
-        pip("install", "--no-deps", "--target", str(site), str(source))
-        program = "import tramontane.errors as e; raise ImportError(e.__file__)"
-        assert import_error(site, program).startswith(str(site))
-        files.append({p.relative_to(site) for p in (site / "tramontane").rglob("*.py")})
-    assert files[0] == files[1]
+    [wheel], [sdist] = folder.glob("tramontane_rl-*.whl"), folder.glob("tramontane_rl-*.tar.gz")
+    return {"folder": ROOT, "wheel": wheel, "sdist": sdist}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+@pytest.mark.parametrize("package", ["folder", "wheel", "sdist"])
+def test_the_command_runs_where_it_was_installed(
+    tools: Path, packages: dict[str, Path], tmp_path: Path, installer: str, package: str
+) -> None:
+    """In an environment of its own; the packages that it needs are those of this machine."""
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = tmp_path / "venv/bin/python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python)]
+    uv = [str(tools / "bin/uv"), "pip"]
+    install = {"pip": [*pip, "install"], "uv": [*uv, "install", "--python", str(python)]}[installer]
+    # Built with what is in `tools`: an isolated build would fetch it again each time.
+    environment = os.environ | {"PYTHONPATH": str(tools), "UV_CACHE_DIR": str(tmp_path / "cache")}
+    words = ["--quiet", "--no-deps", "--no-build-isolation", str(packages[package])]
+    subprocess.run([*install, *words], env=environment, check=True, timeout=300)
+    [site] = (tmp_path / "venv/lib").glob("python*/site-packages")
+    found = {file.relative_to(site) for file in (site / "tramontane").rglob("*.*")}
+    source = Path(tramontane.__file__).parents[1]
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z", "tramontane"], cwd=source, capture_output=True, check=True
+    ).stdout.decode()
+    assert {Path(name) for name in tracked.split("\0") if "." in Path(name).name} <= found
+    needed = {Path(module.__file__).parents[1] for module in (typer, pydantic)}
+    (site / "machine.pth").write_text("".join(f"{folder}\n" for folder in needed))
+    program = "import tramontane.cli, tramontane.config; print(tramontane.__file__)"
+    for command, says in (
+        ([tmp_path / "venv/bin/tramontane", "--version"], f"tramontane {tramontane.__version__}"),
+        ([python, "-c", program], str(site / "tramontane/__init__.py")),
+    ):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.stdout.strip() == says, done.stderr
 
 
 def test_files_of_the_other_project_are_named(tmp_path: Path) -> None:

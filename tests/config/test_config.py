@@ -25,6 +25,23 @@ def test_a_key_alone_leaves_all_others_at_their_defaults(load):
 
 
 @pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("verifier.reward.correctness=yes", r"correctness: a number, not true"),
+        ("pipeline.updates=true", r"pipeline\.updates: a number, not true"),
+        ("data.max_prompt_tokens=off", r"data\.max_prompt_tokens: a number, not false"),
+        ("trainer.n_batch=64", r"unknown key; it belongs to another section: pipeline\.n_batch"),
+        ("data=[a.jsonl]", r"data: a section with keys, not .*; write data: \{train: …\}"),
+        ("trainer.compile=maybe", r"trainer\.compile: Input should be 'auto', not 'maybe'\n"),
+    ],
+)
+def test_values_of_another_kind_and_keys_of_another_section(load, override, message):
+    with pytest.raises(InputError, match=message):
+        load("", override)
+    assert load("", "trainer.compile=true").trainer.compile is True
+
+
+@pytest.mark.parametrize(
     "name", ["", " ", ".", "..", "../x", "/x", "a/b", "a\\b", "a\nb", "x" * 300]
 )
 def test_a_name_that_leads_elsewhere_is_refused_by_its_key(load, name):

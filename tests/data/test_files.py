@@ -192,6 +192,24 @@ def test_an_unreachable_hub_is_asked_once(monkeypatch):
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("sums", r"dataset 'sums': .*; did you mean 'sums\.jsonl'\?$"),
+        ("[a.jsonl, b.jsonl]", r"neither a file nor the name of a dataset .*one source"),
+        ("https://example.org/a.jsonl", r"an address; download the file"),
+    ],
+)
+def test_a_source_that_is_none(tmp_path, monkeypatch, source, message):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("tramontane.models.names.getproxies", dict)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sums.jsonl").write_text(LINES)
+    with pytest.raises(InputError, match=message):
+        list(read_rows(source))
+
+
 def test_truncated_parquet(tmp_path):
     file = tmp_path / "cut.parquet"
     parquet.write_table(pyarrow.Table.from_pylist(ROWS), file)

@@ -40,6 +40,15 @@ def test_references_that_no_answer_can_equal(tmp_path: Path) -> None:
     assert "1 of 4 reference answers are sentences" in found and "prose.jsonl:3" in found
 
 
+def test_rows_that_contradict_each_other(tmp_path: Path) -> None:
+    file = tmp_path / "twice.jsonl"
+    pairs = [("1 + 1?", "2"), ("1 + 2?", "3"), ("1 + 1?", "3"), ("1 + 2?", "3"), ("2 + 2?", "4")]
+    file.write_text("".join(json.dumps({"problem": p, "answer": a}) + "\n" for p, a in pairs))
+    found = warned(tmp_path, data={"train": str(file)})
+    assert "1 of 5 rows repeat a problem with another answer" in found
+    assert "twice.jsonl:1 ('2')" in found and "twice.jsonl:3 ('3')" in found
+
+
 def test_a_single_row(tmp_path: Path) -> None:
     assert "has a single problem" in warned(tmp_path, rows=1)
 

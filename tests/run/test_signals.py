@@ -122,6 +122,25 @@ def test_sigterm_and_ctrl_c_while_the_run_starts(tmp_path: Path) -> None:
         assert list((place / "tmp").iterdir()) == []
 
 
+@pytest.mark.parametrize("after", ["reading the data", "loading torch"])
+def test_ctrl_c_before_the_header_leaves_no_traceback(tmp_path: Path, after: str) -> None:
+    """While the data are read, and while torch and the model are imported."""
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(small_config(tmp_path / "run").model_dump(mode="json")))
+    command = [sys.executable, "-u", "-m", "tramontane", "train", str(file)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
+    )
+    assert process.stdout
+    assert any(after in line for line in iter(process.stdout.readline, ""))
+    time.sleep(0.2)  # in the middle of it
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_evaluation_is_given_up_for_the_checkpoint_and_taken_by_the_resumed_run(
     tmp_path: Path,
 ) -> None:

@@ -109,7 +109,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 PIPE_WIDTH = 200  # columns of a table that does not go to a terminal, which has no width
-console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+console = Console()
 CONTINUES = "the same command continues"
 LINE_SECONDS = 30.0  # between progress lines in a log
 # Rounds that an idle thread of GNU's OpenMP spins before it sleeps. By default it spins for
@@ -220,7 +220,12 @@ def show_table(header: Iterable[str], rows: Iterable[Iterable[str]], **style: An
     table = Table(*header, **style)
     for row in rows:
         table.add_row(*row)
-    console.print(table)
+    print_table(table)
+
+
+def print_table(table: Table) -> None:
+    """Print a table in the terminal's width; elsewhere its cells stay whole."""
+    (console if console.is_terminal else Console(width=PIPE_WIDTH)).print(table)
 
 
 def say(text: str) -> None:

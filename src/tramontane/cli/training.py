@@ -19,6 +19,7 @@ from tramontane.cli.terminal import (
     complain,
     console,
     loading,
+    print_table,
     progress_bar,
     say,
 )
@@ -105,7 +106,7 @@ def print_sizes(found: DryRunResult) -> None:
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(*row)
-    console.print(table)
+    print_table(table)
     for line in found.memory.verdicts():
         say(line)
     if found.memory.refusals:

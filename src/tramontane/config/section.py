@@ -13,7 +13,8 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
@@ -58,6 +59,11 @@ class Section(BaseModel):
                     raise key_error(f"the old name of {new}, which is given too; remove it", old)
                 _warn_renamed(old, new)
                 raw[new] = raw.pop(old)
+        for key in _numbers(cls):
+            if isinstance(raw.get(key), bool):
+                raise key_error(
+                    f"a number, not {str(raw[key]).lower()} (in YAML, also yes, no)", key
+                )
         for key, (default, remedy) in cls.removed.items():
             if raw.pop(key, default) != default:
                 raise key_error(f"removed: {remedy}", key)
@@ -73,8 +79,16 @@ def _warn_renamed(old: str, new: str) -> None:
     logger.warning(f"key {old} is now called {new}")
 
 
+@cache
+def _numbers(cls: type[Section]) -> list[str]:
+    """The keys of a section that take numbers, and neither true nor false."""
+    kinds = {name: {f.annotation, *get_args(f.annotation)} for name, f in cls.model_fields.items()}
+    return [name for name, types in kinds.items() if types & {int, float} and bool not in types]
+
+
 S = TypeVar("S", bound=Section)
 _SEALED = re.compile(rb"# Written by tramontane; sha256 of what follows: ([0-9a-f]{64})\n")
+MAX_SUGGESTED = 3  # keys in a message
 SHOWN_CHARACTERS = 60  # of an invalid value in a message
 _BETWEEN_KEYS = "between_keys"  # the pydantic error type of `key_error`
 
@@ -228,7 +242,7 @@ def parse(cls: type[S], raw: dict[str, Any], where: str) -> S:
         if reader := _other_reader(cls, raw):
             raise InputError(f"{where}: a config of `{reader}`, by its keys") from None
         lines = [_explain(cls, dict(details)) for details in error.errors()]
-        raise InputError("\n".join(f"{where}: {line}" for line in lines)) from None
+        raise InputError("\n".join(f"{where}: {line}" for line in dict.fromkeys(lines))) from None
 
 
 def _other_reader(cls: type[Section], raw: Mapping[str, Any]) -> str:
@@ -323,6 +337,9 @@ def _takes_only_text(annotation: Any) -> bool:
 def _explain(cls: type[Section], error: dict[str, Any]) -> str:
     """`KEY: message` for an item of `ValidationError.errors()`."""
     location, kind = error["loc"], error["type"]
+    around = _annotation_at(cls, location[:-1])
+    if get_origin(around) in (Union, UnionType) and not subsection(around):
+        location = location[:-1]  # pydantic's name of the union's member
     key = _path(location)
     if kind == "extra_forbidden":
         return f"{key}: unknown key; {_suggestion(cls, location, error['input'])}"
@@ -333,7 +350,8 @@ def _explain(cls: type[Section], error: dict[str, Any]) -> str:
         return f"{key}: {'; '.join(theirs)}"
     if kind == "model_type" and (section := subsection(_annotation_at(cls, location))):
         needed = [name for name, each in section.model_fields.items() if each.is_required()]
-        example = ", ".join(f"{name}: …" for name in needed or [next(iter(section.model_fields))])
+        needed = needed or [section.of_text or next(iter(section.model_fields))]
+        example = ", ".join(f"{name}: …" for name in needed)
         given = repr(error["input"])
         return f"{key}: a section with keys, not {given}; write {key}: {{{example}}}"
     if kind in ("tuple_type", "list_type"):
@@ -361,9 +379,12 @@ def paths(cls: type[Section]) -> tuple[str, ...]:
 def _suggestion(cls: type[Section], location: tuple[int | str, ...], value: Any) -> str:
     if theirs := explain(_path(location), value, paths(cls)):
         return "; ".join(theirs)
+    last = str(location[-1])
+    if elsewhere := [path for path in paths(cls) if path.rpartition(".")[2] == last]:
+        return f"it belongs to another section: {' or '.join(elsewhere[:MAX_SUGGESTED])}"
     parent = subsection(_annotation_at(cls, location[:-1]))
     assert parent, "only sections forbid unknown keys"
-    if near := nearest(str(location[-1]), parent.model_fields):
+    if near := nearest(last, parent.model_fields):
         description = first_sentence(parent.model_fields[near].description or "")
         return f"did you mean {near!r}? {description}"
     return f"valid keys: {', '.join(sorted(parent.model_fields))}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import glob
 import gzip
 import json
 import logging
@@ -54,6 +55,8 @@ def read_rows(
     path = Path(source).expanduser()
     folder = Path(source.partition("#")[0]).expanduser().is_dir()
     if path.name.endswith(ENDINGS):
+        if "://" in source:
+            raise InputError(f"data {source!r}: an address; download the file, and name its path")
         require_file(path)
         if path.suffix == ".parquet":
             rows = _table_rows(source, _parquet_rows(source, path))
@@ -282,22 +285,35 @@ def _dataset_rows(source: str, split: str) -> Iterator[tuple[str, Row]]:
         near = difflib.get_close_matches(source.partition(":")[0] + ":", SCHEMES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(SCHEMES)}"
         raise InputError(f"data {source!r}: no such kind of source; {hint}")
+    name, _, subset = source.partition("#")
+    beside = [path for path in glob.glob(f"{glob.escape(name)}.*") if path.endswith(ENDINGS)]
+    hint = f"; did you mean {min(beside)!r}?" if beside else ""
     with importing():
         from datasets import load_dataset
 
-    name, _, subset = source.partition("#")
-    if not Path(name).expanduser().is_dir():
-        check_hub(name, "dataset")
     try:
-        rows = load_dataset(str(Path(name).expanduser()), subset or None, split=split)
+        if not (folder := Path(name).expanduser()).is_dir():
+            _check_dataset(source, name)
+        rows = load_dataset(str(folder), subset or None, split=split)
+    except InputError as error:
+        raise InputError(f"{error}{hint}") from None
     except Exception as error:
         # The hub's client raises many types; all mean that the dataset is not available.
         raise InputError(
             f"data {source!r}: no such file, and as a Hugging Face dataset (NAME or NAME#SUBSET, "
-            f"split {split!r}) it cannot be loaded ({type(error).__name__}: {error})"
+            f"split {split!r}) it cannot be loaded ({type(error).__name__}: {error}){hint}"
         ) from error
     for i, row in enumerate(rows):
         yield f"{source}[{i}]", dict(row)
+
+
+def _check_dataset(source: str, name: str) -> None:
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        raise InputError(
+            f"data {source!r}: neither a file nor the name of a dataset (NAME or NAME#SUBSET); "
+            f"give one source: several files in one, or in stages"
+        )
+    check_hub(name, "dataset")
 
 
 def require_file(path: Path) -> None:

@@ -16,6 +16,7 @@ from tramontane.data.files import ENDINGS, name_of
 from tramontane.data.stream import ProblemStream
 from tramontane.run.screen import shortened
 from tramontane.trainer.optimizer import rate_warnings, warmup_warnings
+from tramontane.types import Problem
 
 WITHOUT_REWARDS = ("sft", "distill")  # objectives
 WORDS = 8  # a reference with so many words is a sentence
@@ -42,6 +43,7 @@ def _data(config: Config, problems: Curriculum) -> Iterator[str]:
         if split != "train" and source.endswith(ENDINGS):
             yield f"data.split {split!r} has no effect: {name_of(source)} is a file, without splits"
         yield from _references(config, stream)
+        yield from _repeats(stream)
         rows = len(stream.problems or ())
         if stream.problems is not None and MUCH * rows <= groups:
             noun = "a single problem" if rows == 1 else f"{rows:,} problems"
@@ -50,6 +52,25 @@ def _data(config: Config, problems: Curriculum) -> Iterator[str]:
                 f"{groups:,} groups (pipeline.n_batch / group_size), so that the same ones come "
                 f"again in every batch: give more rows, or lower pipeline.n_batch"
             )
+
+
+def _repeats(stream: ProblemStream) -> Iterator[str]:
+    """Rows that ask the same and expect different answers."""
+    first: dict[tuple[str, ...], Problem] = {}
+    differing = []
+    for problem in stream.problems or ():
+        asked = (problem.problem, *(message["content"] for message in problem.messages or ()))
+        if (known := first.setdefault((*asked, problem.domain), problem)).answer != problem.answer:
+            differing.append((known, problem))
+    if differing:
+        known, problem = differing[0]
+        yield (
+            f"data {name_of(stream.config.train)!r}: {len(differing):,} of "
+            f"{len(stream.problems or ()):,} rows repeat a problem with another answer, the first "
+            f"at {known.where or known.id} ({known.answer!r}) and "
+            f"{problem.where or problem.id} ({problem.answer!r}): what is "
+            f"right for one is wrong for the other. Correct them, or remove them"
+        )
 
 
 def _references(config: Config, stream: ProblemStream) -> Iterator[str]:
