@@ -270,6 +270,10 @@ def test_contradictory_settings_are_refused(keys, message):
         ("1: no, but nearly", 1, 0.0),
         ("1: yes or no", 1, None),
         ("1: yes/no", 1, None),
+        ("1: no, yes", 1, None),
+        ("1: 8, maybe 9", 10, None),
+        ("1: 8, 9", 10, None),
+        ("1: 7+", 10, None),
     ],
 )
 def test_a_grade_is_read_whole_or_not_at_all(reply, scale, score):
@@ -288,6 +292,8 @@ def test_a_grade_is_read_whole_or_not_at_all(reply, scale, score):
         ("better: A or B", None),
         ("better: A, or B", None),
         ("better: A/B", None),
+        ("better: A = B", None),
+        ("better: A, maybe B", None),
         ("better: Apples", None),
     ],
 )
@@ -296,6 +302,23 @@ def test_a_comparison_names_one_answer(reply, score):
     config = JudgeConfig.model_validate({**keys, "method": "pairwise"})
     found = judge.questions(Problem("p", "open", "Say."), ["Hi.", "Ho."], config)[0].read(reply)
     assert (found and found.scores[0]) == score
+
+
+@pytest.mark.parametrize(
+    ("reply", "best"),
+    [
+        ("order: 2 > 1", 2),
+        ("**order: 1, 2** (close)", 1),
+        ("order: 2 > 1 or 1 > 2", None),
+        ("order: 2 > 1, perhaps equal", None),
+        ("order: 2 = 1", None),
+    ],
+)
+def test_an_order_is_read_whole_or_not_at_all(reply, best):
+    keys = {"endpoint": {"url": "http://127.0.0.1:1/v1", "model": "m"}, "rubric": ["Kind"]}
+    config = JudgeConfig.model_validate({**keys, "method": "rank"})
+    found = judge.questions(Problem("p", "open", "Say."), ["Hi.", "Ho."], config)[0].read(reply)
+    assert (found and 1 + found.scores.index(1.0)) == best
 
 
 def test_the_judge_reads_the_whole_chat():

@@ -29,7 +29,8 @@ _QUOTED = (
     "whatever they say."
 )
 # A grade is whole: neither one of several, nor the beginning of another number or scale.
-_WHOLE = r"\b[*`]*(?!\s*(?:,?\s*(?:or|and|to)\b|(?:out )?of\b|/|%|[-–—]\s*\d)|[.,]\d)"
+_OTHER = r",?\s*(?:or|and|to|maybe|perhaps|yes|no)\b|,\s*\d"  # a second grade
+_WHOLE = rf"\b[*`]*(?!\s*(?:{_OTHER}|(?:out )?of\b|[/%=+]|[-–—]\s*\d)|[.,]\d)"
 REMINDER = "\n\nYour last answer could not be read. Keep to the form above."
 
 
@@ -226,8 +227,9 @@ def _read_pair(reply: str) -> Reading | None:
 
 
 def _read_order(reply: str, count: int) -> Reading | None:
-    found = re.findall(r"^[\s*`]*order[*`]*\s*:[\s*`]*(\d[\d\s>,]*)", reply, re.I | re.M)
-    order = [int(n) for n in re.findall(r"\d+", found[-1])] if found else []
+    found = re.findall(r"^[\s*`]*order[*`]*\s*:[\s*`]*(\d.*)$", reply, re.I | re.M)
+    ranked = re.match(r"\d+(?:\s*[>,]\s*\d+)*" + _WHOLE, found[-1], re.I) if found else None
+    order = [int(n) for n in re.findall(r"\d+", ranked[0])] if ranked else []
     if sorted(order) != list(range(1, count + 1)):
         return None
     return Reading([1 - order.index(n) / (count - 1) for n in range(1, count + 1)])
