@@ -126,3 +126,17 @@ def test_a_tool_that_changes_its_arguments_changes_no_record():
 
     asyncio.run(run())
     assert (call.answer, call.arguments) == ("3", {"numbers": [1, 2]})
+
+
+def test_what_a_module_prints_on_import_is_not_part_of_a_commands_output(tmp_path, capfd):
+    (tmp_path / "printing_rewards.py").write_text(
+        "print('imported')\n\ndef one(problem, text, n_tokens):\n    return 1.0\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        function = CustomReward(name="one", function="printing_rewards.one", weight=0.1)
+        with VerifierPool(VerifierConfig(reward=RewardConfig(custom=(function,))), 256, 32) as pool:
+            assert pool.score(SUM, SHORT).result(SECONDS)[0].parts["one"] == 0.1
+    found = capfd.readouterr()
+    assert (found.out, found.err.splitlines()[0]) == ("", "imported")
+    assert "reward: imported" in found.err

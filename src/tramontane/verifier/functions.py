@@ -24,7 +24,7 @@ import traceback
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from functools import lru_cache, partial
 from numbers import Real
 from pathlib import Path
@@ -93,7 +93,15 @@ def path_of(function: Callable[..., Any]) -> str:
 
 @lru_cache
 def load(path: str) -> Callable[..., Any]:
-    """Load a function by its path; the current folder is searched last."""
+    """Load a function by its path; the current folder is searched last.
+
+    What its module prints goes to standard error: standard output may be a command's result.
+    """
+    with redirect_stdout(sys.stderr):
+        return _loaded(path)
+
+
+def _loaded(path: str) -> Callable[..., Any]:
     search_current_folder()
     if path.startswith(PICKLE):
         pickled = base64.urlsafe_b64decode(path.removeprefix(PICKLE))
