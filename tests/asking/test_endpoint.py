@@ -270,6 +270,8 @@ def test_the_next_process_requests_failed_answers_again(tmp_path):
 )
 def test_separate_thoughts_are_put_between_the_tags(message, text):
     assert read_answer(json.dumps({"choices": [{"message": message}]}).encode()) == Answer(text, 0)
+    cut = {"message": message, "finish_reason": "length"}
+    assert read_answer(json.dumps({"choices": [cut]}).encode()) == Answer(text, 0, cut=True)
 
 
 ANYTHING = st.recursive(

@@ -1,5 +1,6 @@
 """Judges over real sockets and in real processes: scores, faults, quotes, and the bound on cost."""
 
+import json
 import re
 from dataclasses import replace
 
@@ -133,6 +134,14 @@ def test_a_judge_without_an_answer_is_a_fault(mind, reason, requests, tmp_path):
         assert len(server.requests) == Spending(tmp_path, None).requests == requests
     assert found.values == [None]
     assert reason in found.fault(0)
+
+
+def test_a_reply_that_the_server_cut_is_no_grade(tmp_path):
+    message = {"role": "assistant", "content": "1: yes\n2: yes"}
+    cut = json.dumps({"choices": [{"message": message, "finish_reason": "length"}]})
+    with Server(lambda *_: status(200, cut)) as server:
+        found = judged(config(server), ["Blue."], tmp_path)
+    assert found.values == [None] and "was cut" in found.fault(0)
 
 
 def test_a_judge_that_nobody_can_ask_is_a_fault(tmp_path):

@@ -26,7 +26,8 @@ class Prompt(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """An answer and its number of tokens; `fault` says why, if there is no answer.
+    """An answer and its number of tokens; `fault` says why, if there is no answer. `cut` is True if
+    a server says that it ended at a limit.
 
     Its thoughts, if any, are between the paper's tags, whatever the tags of the model.
     """
@@ -34,6 +35,7 @@ class Answer(NamedTuple):
     text: str
     tokens: int
     fault: str = ""
+    cut: bool = False
 
 
 class Model(Protocol):

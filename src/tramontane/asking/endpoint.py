@@ -235,7 +235,8 @@ def read_answer(content: bytes) -> Answer:
     """
     try:
         response = json.loads(content)
-        message = response["choices"][0]["message"]
+        choice = response["choices"][0]
+        message, cut = choice["message"], choice.get("finish_reason") == "length"
         thoughts, text = _parts(message["content"])
         thoughts = message.get("reasoning_content") or message.get("reasoning") or thoughts
         tokens = int((response.get("usage") or {}).get("completion_tokens") or 0)
@@ -248,7 +249,7 @@ def read_answer(content: bytes) -> Answer:
         raise Failed(f"not a chat completion ({cause}): {content[:100]!r}") from None
     # JSON can hold half a surrogate pair, which cannot be encoded.
     whole = PAPER_TAGS.around(thoughts) + text if thoughts else text
-    return Answer(whole.encode(errors="replace").decode(), tokens)
+    return Answer(whole.encode(errors="replace").decode(), tokens, cut=cut)
 
 
 def _parts(content: Any) -> tuple[str, str]:

@@ -88,8 +88,9 @@ def _readings(
         for i, answer in zip(pending, ask(prompts) if prompts else [], strict=True):
             if answer.fault:  # after the endpoint's own retries
                 found[i] = f"judge: {answer.fault}"
-            elif answer.tokens >= (limit := asked[i].config.max_tokens):
+            elif answer.cut or answer.tokens >= asked[i].config.max_tokens:
                 unread.append(i)
+                limit = asked[i].config.max_tokens
                 found[i] = f"judge: its answer was cut at {limit} tokens (max_tokens)"
             elif reading := asked[i].read(answer.text):
                 found[i] = reading
