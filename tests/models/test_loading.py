@@ -18,11 +18,15 @@ from transformers import (
     Qwen3Config,
 )
 
+from benchmarks.architectures.sizes import tiny_model
+from tramontane.config import TrainerConfig
 from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
 from tramontane.models import loading, packing
 from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.models.packing import pack
+from tramontane.models.weight_files import SINGLE
+from tramontane.trainer.trainer import Trainer
 
 torch.set_num_threads(1)
 
@@ -321,4 +325,59 @@ def test_a_special_token_that_nothing_writes_may_be_unknown(broken):
 def test_adapters_alone_are_no_model(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(InputError, match=r"no checkpoint .* but adapters; name the `weights`"):
+        load_model(str(tmp_path))
+
+
+def save_quantized(folder, kind, block):
+    """A tiny checkpoint in FP8 as published: a scale for each weight (Mistral) or block (DeepSeek).
+    Returns the weights that it stands for."""
+    tiny_model(kind).save_pretrained(folder)
+    plain, stored, meant = load_file(folder / SINGLE), {}, {}
+    for name, weight in plain.items():
+        if weight.dim() != 2 or not name.endswith("_proj.weight"):
+            stored[name] = weight.bfloat16()
+            continue
+        height, width = weight.shape
+        size = block or max(height, width)
+        scales = torch.linspace(1e-3, 1e-2, -(-height // size) * -(-width // size))
+        scales = scales.view(-(-height // size), -1) if block else scales[0].bfloat16()
+        whole = scales.float().expand(1, 1) if not block else scales
+        whole = whole.repeat_interleave(size, 0).repeat_interleave(size, 1)[:height, :width]
+        stored[name] = (weight / whole).to(torch.float8_e4m3fn)
+        stored[f"{name}_scale_inv"] = scales
+        meant[name] = stored[name].float() * whole
+    save_file(stored, folder / SINGLE, metadata={"format": "pt"})
+    scheme = {"quant_method": "fp8", "activation_scheme": "dynamic" if block else "static"}
+    edit_config(folder, quantization_config=scheme | {"weight_block_size": block and [block] * 2})
+    return meant
+
+
+def edit_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(("kind", "block"), [("ministral3", None), ("qwen3", 16)])
+def test_weights_in_eight_bits_are_read_as_what_they_stand_for(kind, block, tmp_path):
+    meant = save_quantized(tmp_path, kind, block)
+    model = load_model(str(tmp_path))
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    own = model.state_dict()
+    for name, weight in meant.items():
+        torch.testing.assert_close(own[name], weight, rtol=1e-2, atol=0)  # scales in bfloat16
+    Trainer.load(str(tmp_path), TrainerConfig(), 1).save_weights(tmp_path / "out")
+    assert "quantization_config" not in json.loads((tmp_path / "out/config.json").read_text())
+
+
+def test_experts_in_eight_bits_are_saved_by_their_published_names(tmp_path):
+    save_quantized(tmp_path, "deepseek_v3", 16)
+    names = set(load_file(tmp_path / SINGLE))
+    Trainer.load(str(tmp_path), TrainerConfig(), 1).save_weights(tmp_path / "out")
+    assert {n for n in names if "_scale" not in n} == set(load_file(tmp_path / "out" / SINGLE))
+
+
+def test_weights_whose_quantization_cannot_be_undone_are_refused(tmp_path):
+    tiny_model("llama").save_pretrained(tmp_path)
+    edit_config(tmp_path, quantization_config={"quant_method": "gptq", "bits": 4})
+    with pytest.raises(InputError, match="quantized by 'gptq', which cannot be undone"):
         load_model(str(tmp_path))

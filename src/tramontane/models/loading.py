@@ -45,6 +45,10 @@ from tramontane.models.wrapped import LOADING, TextHalf
 
 logger = logging.getLogger("tramontane")
 
+# Ways of quantization from which transformers reads plain weights: FP8 of DeepSeek-V3, Ministral 3
+# and Devstral Small 2, and gpt-oss's four bits.
+DEQUANTIZED = {"fp8", "mxfp4"}
+
 # Progress bars would break the display of a run, and so would transformers' tables of weights that
 # a model lacks or a file has beside the model's, such as those of a vision tower. `_complete` says
 # what matters of them; a failed conversion is only in the table.
@@ -158,7 +162,14 @@ def load_model(
     own = load_own_config(model)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager", "config": own}
     half = wrapped.find(model, own, local_folder(model))
+    if half:
+        options |= half.loading_options()
+    quantized = _dequantize(model, options["config"])
     loaded = _complete(AutoModelForCausalLM, model, half, **options)
+    if quantized:
+        loaded.to(dtype)  # transformers leaves that of the scales
+        # Those that it read with cannot be undone in saving.
+        loaded._weight_conversions = get_model_conversion_mapping(loaded, add_legacy=False)
     loaded.set_attn_implementation(PACKED)
     if half:
         # save_pretrained would write the wrapper's names, which AutoModelForCausalLM does not read.
@@ -182,6 +193,25 @@ def read_back(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     return _complete(AutoModelForCausalLM, str(folder), dtype=dtype)
 
 
+def _dequantize(model: str, config: Any) -> bool:
+    """Let transformers read quantized weights as plain ones; False if they are plain.
+
+    Raises:
+        InputError: it cannot.
+    """
+    settings = getattr(config, "quantization_config", None)
+    if settings is None:
+        return False
+    settings = dict(settings if isinstance(settings, dict) else settings.to_dict())
+    if (method := settings.get("quant_method")) not in DEQUANTIZED:
+        raise InputError(
+            f"model {model!r}: quantized by {method!r}, which cannot be undone here; give "
+            f"the model that it was made from"
+        )
+    config.quantization_config = settings | {"dequantize": True}
+    return True
+
+
 def load_classifier(
     model: str, dtype: torch.dtype, device: str
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -197,7 +227,6 @@ def load_classifier(
 
 
 def _complete(auto: Any, model: str, half: TextHalf | None = None, **options: Any) -> Any:
-    options |= half.loading_options() if half else {}
     loaded, info = _from_pretrained(
         auto, model, output_loading_info=True, ignore_mismatched_sizes=True, **options
     )
