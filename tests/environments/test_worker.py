@@ -634,6 +634,7 @@ def test_objects_are_used_in_the_thread_that_made_them():
         ({"environment": f"{WORLDS}:MixedBox"}, ["2", "3"]),
         ({"environment": f"{WORLDS}:MixedTrl"}, ["2", "3"]),
         ({"environment": f"{WORLDS}:ClosingOver"}, ["3"]),
+        ({"environment": f"{WORLDS}:Boxed"}, ["2"]),
     ],
 )
 def test_synchronous_and_asynchronous_methods_of_an_object_share_one_thread(data, seen):

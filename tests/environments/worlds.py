@@ -445,3 +445,16 @@ class ClosingOver(AsyncStep):
             return self._use()
 
         return [look]
+
+
+class Boxed(Kept):
+    """A synchronous environment with a tool of an object that it makes."""
+
+    def __init__(self):
+        super().__init__()
+        box = MixedBox()
+        box._use()
+        self.tools = [box.look]
+
+    def step(self, message):
+        return self._use(), 1.0, False

@@ -25,8 +25,9 @@ THREADS = 256
 
 # A remedy for objects that belong to a thread.
 SHARED = (
-    "; what a module makes is shared by all conversations and their threads: make it in `__init__` "
-    "or `start` of an environment or a toolbox, which each conversation has for itself"
+    "; what a module makes is shared by the threads of all conversations: make it in `__init__` or "
+    "`start` of an environment or a toolbox; and an environment with asynchronous tools needs an "
+    "asynchronous `step`"
 )
 # Methods of environments and harnesses that are called; of other classes, all that are public.
 _CALLED = ("start", "step", "run", "close")
@@ -97,7 +98,7 @@ class Runner:
     """Calls functions of one process, or of one conversation.
 
     Attributes:
-        environment: the class of the conversation's environment, to which closures belong.
+        environment: the class of the conversation's environment.
         stuck: functions still running whose conversation has given up on them; a thread cannot be
             stopped.
         shared: functions that a conversation's runner calls in the threads of the process.
@@ -108,6 +109,7 @@ class Runner:
         self.environment: Callable[..., Any] | None = None
         self.shared: list[Callable[..., Any]] = []
         self._n_threads, self._process = threads, process
+        self._made: list[Any] = []
         self._threads = self._started()
 
     def of_conversation(self) -> Runner:
@@ -142,6 +144,8 @@ class Runner:
                 raise
         if inspect.isasyncgen(result):
             result = _listed(result)
+        if inspect.isclass(function):
+            self._made.append(result)
         if not inspect.isawaitable(result):
             return result
         task = asyncio.ensure_future(_awaited(name, result))
@@ -154,15 +158,18 @@ class Runner:
         return task.result()
 
     def _in_event_loop(self, function: Callable[..., Any]) -> bool:
-        while isinstance(function, partial):
-            function = function.func
-        closed_over = self.environment if getattr(function, "__closure__", None) else None
-        owner = getattr(function, "__self__", closed_over)
-        owner = function if inspect.isclass(function) else owner
-        if owner is None or inspect.ismodule(owner):
+        """True for a function of an object that lives there. Closures, and methods of objects that
+        were not made here, belong to the environment."""
+        bound = getattr(function, "__self__", None)
+        is_plain = bound is None or inspect.ismodule(bound)
+        owner: Any = self.environment
+        if inspect.isclass(function):
+            owner = function
+        elif any(bound is made for made in self._made):
+            owner = type(bound)
+        elif is_plain and not getattr(function, "__closure__", None):
             return False
-        of: Any = owner if inspect.isclass(owner) else type(owner)
-        return lives_in_event_loop(of)
+        return owner is not None and lives_in_event_loop(owner)
 
     def _abandon(self, future: Future[Any]) -> None:
         if future.cancel() or future.done():

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 logger = logging.getLogger("tramontane.printed")
 logger.propagate = False  # not events of this program
-assert logging.lastResort
-logger.addHandler(logging.lastResort)  # standard error as it is at that moment
+if logging.lastResort:  # standard error as it is at that moment
+    logger.addHandler(logging.lastResort)
 
 CHUNK = 1 << 16  # bytes read at once; no less than a pipe holds
 BURST, PER_SECOND = 256 << 10, 32 << 10  # bytes relayed of a process, at once and in the long run
