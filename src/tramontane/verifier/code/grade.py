@@ -21,7 +21,7 @@ from tramontane.types import Judgment, Outcome, Problem
 from tramontane.verifier.code import functions, sandbox
 from tramontane.verifier.code.comparing import fault_of, same_output
 from tramontane.verifier.code.idle import why_idle
-from tramontane.verifier.format import fences
+from tramontane.verifier.format import Fence, fences
 
 MAX_TIMEOUTS = 3  # afterwards the remaining tests count as failed
 MAX_OUTPUT = 1 << 20  # bytes of one output that a trial keeps
@@ -65,27 +65,36 @@ def judge(answer_part: str, problem: Problem, config: VerifierConfig) -> Judgmen
     blocks = fences(answer_part)
     if not blocks:
         return Judgment("wrong", "no program")
-    program = blocks[0].body
-    tag = blocks[0].tag.lower() or "python"
+    refused = unfit(blocks[0], problem, config)
+    if refused is not None:
+        return refused
+    program, language = blocks[0].body, language_of(blocks[0].tag or "python")
+    assert language is not None
+    judged = _run_tests(_Run(program, language, problem, config))
+    if judged.outcome == "unscorable":  # the machine's fault: the next completion is tried again
+        _run_tests.cache_clear()
+    return judged._replace(answer=program)
+
+
+def unfit(block: Fence, problem: Problem, config: VerifierConfig) -> Judgment | None:
+    """The judgment of a program that cannot be run on its problem's tests; None if it can."""
+    tag, program, tests = block.tag.lower() or "python", block.body, problem.tests
     language = language_of(tag)
-    if not problem.tests:
+    if not tests:
         return Judgment("unscorable", "the problem has no tests", program)
-    if fault := fault_of(problem.tests):
+    if fault := fault_of(tests):
         return Judgment("unscorable", f"the tests {fault}", program)
     if language is None:
         return Judgment("wrong", f"cannot run {tag}: only Python, C++ and C are graded", program)
-    if problem.tests["type"] != "stdio" and language != "python":
+    if tests["type"] != "stdio" and language != "python":
         return Judgment("wrong", f"the tests are for another language than {tag}", program)
-    if "code" in problem.tests and (idle := why_idle(problem.tests, problem.problem)):
+    if "code" in tests and (idle := why_idle(tests, problem.problem)):
         return Judgment("unscorable", idle, program)
     if missing := missing_compiler(language):
         return Judgment("unscorable", missing, program)
     if sandbox.probe() == "rlimits" and not config.allow_unsandboxed:
         return Judgment("unscorable", NO_SANDBOX, program)
-    judged = _run_tests(_Run(program, language, problem, config))
-    if judged.outcome == "unscorable":  # the machine's fault: the next completion is tried again
-        _run_tests.cache_clear()
-    return judged._replace(answer=program)
+    return None
 
 
 def missing_compiler(language: Language) -> str:

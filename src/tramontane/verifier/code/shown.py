@@ -18,16 +18,23 @@ from tramontane.config import VerifierConfig
 from tramontane.temporary import temporary_folder
 from tramontane.types import Judgment, Problem
 from tramontane.verifier.code import sandbox
-from tramontane.verifier.code.grade import Language, judge, language_of, prelude_of, stdio_job
-from tramontane.verifier.format import fences
+from tramontane.verifier.code.comparing import same_output
+from tramontane.verifier.code.grade import (
+    draw_tests,
+    judge,
+    language_of,
+    prelude_of,
+    stdio_job,
+    unfit,
+)
+from tramontane.verifier.format import Fence, fences
 
 SHOWN = 3
 NO_PROGRAM = "There is no program: write it in a fenced block with its language."
-_CASE = re.compile(r"test (\d+) of \d+: ")
 _LINE = re.compile(r"(.*) \(line (\d+) of the tests\)", re.DOTALL)
 # An assertion that `data.code` made of a call and its results.
 _MADE = re.compile(r"assert _plain\(_function\((.*)\)\) in \[(.*)\]", re.DOTALL)
-_NOT_COMPILED = ("SyntaxError", "IndentationError", "TabError", "error:")
+_NOT_COMPILED = ("SyntaxError", "IndentationError", "TabError")
 
 
 class Divided(NamedTuple):
@@ -66,30 +73,58 @@ def try_program(text: str, problem: Problem, config: VerifierConfig) -> Judgment
     """
     if not (blocks := fences(text)):
         return NO_PROGRAM
-    program, language = blocks[0].body, language_of(blocks[0].tag or "python")
     shown, hidden = divide(problem)
+    tests = (shown or hidden).tests or {}
+    if tests.get("type") == "stdio" and tests.get("checker") != "program":
+        refused = unfit(blocks[0], problem, config)
+        if refused is not None:
+            return refused if refused.outcome == "unscorable" else refused.reason
+        return _try_cases(blocks[0], tests["cases"] if shown else [], hidden, config)
     if shown is None:
-        result = None if language is None else _run(program, language, "", {}, config)
-        if result and any(sign in result.failure for sign in _NOT_COMPILED):
-            return _said(result)
         return judge(text, hidden, config)
     reward = config.reward.model_copy(update={"code": "all_tests"})
     judged = judge(text, shown, config.model_copy(update={"reward": reward}))
     if judged.outcome == "right":
         return judge(text, hidden, config)
-    if judged.outcome == "unscorable":
-        return judged
-    tests = shown.tests or {}
-    if tests["type"] == "python_assert":
-        return _of_units(judged.reason, tests)
-    if language is None:
-        return judged.reason
-    if judged.reason.startswith("does not compile"):
-        return _said(_run(program, language, "", {}, config))
-    found = _CASE.match(judged.reason)
-    number, cases = int(found[1]) if found else 1, tests["cases"]
-    result = _run(program, language, cases[number - 1]["input"], tests, config)
-    return of_case(number, cases, result.output.decode(errors="replace"), _said(result))
+    return judged if judged.outcome == "unscorable" else _told(judged.reason, tests)
+
+
+def _try_cases(
+    block: Fence, shown: list[dict[str, str]], hidden: Problem, config: VerifierConfig
+) -> Judgment | str:
+    """`try_program` by inputs and outputs, in one sandbox."""
+    language, program, tests = language_of(block.tag or "python"), block.body, hidden.tests or {}
+    assert language is not None
+    first = shown or [{"input": "", "output": ""}]  # only to see whether it compiles
+    rest = [case for _, case in draw_tests(hidden, config.code_tests)]
+    inputs, passed = [case["input"] for case in (*first, *rest)], 0
+    with temporary_folder("code") as folder:
+        Path(folder).chmod(0o711)  # the program may run as another user
+        job = stdio_job(program, language, inputs, config, Path(folder) / "program")
+        job.prelude, job.keep_going = prelude_of(tests), True
+        with sandbox.Sandbox(job, sandbox.probe()) as running:
+            if job.compiler and (compiled := next(running.results)).failure:
+                unjudged = Judgment("unscorable", compiled.failure, program)
+                return unjudged if compiled.is_unjudged else _said(compiled)
+            for place, result in enumerate(running.results):
+                if result.is_unjudged:
+                    return Judgment("unscorable", result.failure, program)
+                case = (*first, *rest)[place]
+                right = not result.failure and same_output(result.output, case["output"], tests)
+                if place >= len(first):
+                    passed += right
+                    if not right and config.reward.code == "all_tests":
+                        break
+                elif not shown:
+                    if any(sign in result.failure for sign in _NOT_COMPILED):
+                        return _said(result)
+                elif not right:
+                    printed = result.output.decode(errors="replace")
+                    return of_case(place + 1, shown, printed, _said(result))
+    if passed == len(rest):
+        return Judgment("right", "", program, 1.0)
+    share = passed / len(rest) if config.reward.code == "fraction" else 0.0
+    return Judgment("wrong", "it fails a hidden test", program, share)
 
 
 def of_case(number: int, cases: Sequence[dict[str, str]], printed: str, failure: str = "") -> str:
@@ -102,26 +137,16 @@ def of_case(number: int, cases: Sequence[dict[str, str]], printed: str, failure:
     )
 
 
-def _run(
-    program: str, language: Language, given: str, tests: dict[str, Any], config: VerifierConfig
-) -> sandbox.Result:
-    """The result of a program on one input, or of its compiler if that fails."""
-    with temporary_folder("code") as folder:
-        job = stdio_job(program, language, [given], config, Path(folder) / "program")
-        job.prelude = prelude_of(tests)
-        Path(folder).chmod(0o711)  # the program may run as another user
-        with sandbox.Sandbox(job, sandbox.probe()) as running:
-            compiled = next(running.results) if job.compiler else None
-            return compiled if compiled and compiled.failure else next(running.results)
-
-
 def _said(result: sandbox.Result) -> str:
     """The end of a program or compiler that failed, in its own words; empty if it did not."""
     own = result.errors.strip()
     return f"It failed: {result.failure.partition(': ')[0]}\n{own}" if own else result.failure
 
 
-def _of_units(reason: str, tests: dict[str, Any]) -> str:
+def _told(reason: str, tests: dict[str, Any]) -> str:
+    """What is said of a program that fails shown tests."""
+    if tests["type"] == "stdio":
+        return f"It failed {reason}"
     found, units = _LINE.fullmatch(reason), _units(tests["code"])
     for number, unit in enumerate(units, 1):
         if found and int(found[2]) in unit.lines:
