@@ -3,8 +3,9 @@
     python -m benchmarks.chat_templates [FOLDER ...] [--only NAME ...] [--into docs/templates.md]
 
 A folder has `*.jinja` files, or is a checkpoint. Without one, the templates are those of the
-installed packages: TRL's, with its response templates. A template gets a byte-level tokenizer that
-has its control tokens.
+installed packages: TRL's, with its response templates, and each version of Mistral's tokenizers in
+mistral-common, which writes without a template. A template gets a byte-level tokenizer that has its
+control tokens; a version of Mistral's, a thousand tokens of a real one.
 
 The exit code is 1 if a cell is wrong.
 """
@@ -19,12 +20,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.families import COLUMNS, Cell, Family
+from tramontane.environments.mistral import files_of, load_mistral
+from tramontane.environments.mistral_family import MistralFamily
 from tramontane.errors import InputError
 from tramontane.models.loading import load_tokenizer
 
@@ -37,6 +41,19 @@ CONTROL = re.compile(
 )
 ADDED = re.compile(r"</?(?:think|tool_call|tool_response|arg_key|arg_value)>")
 BEGINS = ("<|begin_of_text|>", "<bos>", "<s>", "<｜begin▁of▁sentence｜>", "<BOS_TOKEN>")
+MISTRAL_VERSIONS = ("v3", "v7", "v11", "v13", "v15")
+MISTRAL = (
+    "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]",
+    "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]",
+    "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]",
+    "[TOOL_CONTENT]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]", "[MODEL_SETTINGS]",
+    "[/MODEL_SETTINGS]",
+)  # fmt: skip
+EFFORTS = {
+    "reasoning_effort": {
+        "type": "enum", "accepts_none": True, "default": "none", "values": ["none", "high"]
+    }
+}  # fmt: skip
 RESPONSE = ", response template"  # behind a template's name
 START, END = "<!-- table -->\n", "<!-- end of the table -->\n"
 
@@ -96,6 +113,7 @@ def sources(folders: list[str], scratch: Path) -> Iterator[tuple[str, PreTrained
             yield file.stem, tokenizer_for(file.read_text(encoding="utf-8"), scratch)
     if not folders:
         yield from _of_trl(scratch)
+        yield from _of_mistral(scratch)
 
 
 def _of_trl(scratch: Path) -> Iterator[tuple[str, PreTrainedTokenizerBase]]:
@@ -113,9 +131,47 @@ def _of_trl(scratch: Path) -> Iterator[tuple[str, PreTrainedTokenizerBase]]:
         yield file.stem + RESPONSE, with_response
 
 
+def mistral_tokenizer(version: str, folder: Path, **more: Any) -> PreTrainedTokenizerBase:
+    """A tokenizer of a version of Mistral's, whose `tekken.json` is written to a folder; `more`
+    is added to that."""
+    import mistral_common
+    from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer
+
+    file = Path(mistral_common.__file__).parent / "data" / "tekken_240911.json"
+    raw = json.loads(file.read_text())
+    raw["config"] |= {
+        "version": version,
+        "default_vocab_size": 1000 + len(MISTRAL),
+        "default_num_special_tokens": len(MISTRAL),
+        "num_vocab_tokens": 1000,
+    }
+    raw |= {"vocab": raw["vocab"][:1000], **more}
+    raw.pop("image", None)
+    raw["special_tokens"] = [
+        {"rank": n, "token_str": token, "is_control": True} for n, token in enumerate(MISTRAL)
+    ]
+    folder.mkdir(exist_ok=True)
+    (folder / "tekken.json").write_text(json.dumps(raw))
+    template = "{{ reasoning_effort }}{{ messages[0].content }}"  # the library's tokens are used
+    tokenizer = convert_tekken_tokenizer(str(folder / "tekken.json"), template)
+    tokenizer.name_or_path = str(folder)
+    return tokenizer
+
+
+def _of_mistral(scratch: Path) -> Iterator[tuple[str, PreTrainedTokenizerBase]]:
+    if importlib.util.find_spec("mistral_common") is not None:
+        for version in MISTRAL_VERSIONS:
+            more = {"model_settings_builder": EFFORTS} if version == "v15" else {}
+            tokenizer = mistral_tokenizer(version, scratch / version, **more)
+            yield f"mistral-common {version}", tokenizer
+
+
 def row_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, Cell]:
     try:
-        return Family(PromptEncoder(tokenizer)).row()
+        encoder = PromptEncoder(tokenizer)
+        if files_of(encoder):
+            return MistralFamily(load_mistral(encoder), encoder).row()
+        return Family(encoder).row()
     except InputError as error:
         return {column: Cell("refused", {str(error): ["all"]}) for column in COLUMNS}
 

@@ -12,11 +12,13 @@ mistral_common = pytest.importorskip("mistral_common", reason="mistral-common is
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer
 
+from benchmarks.chat_templates import MISTRAL, MISTRAL_VERSIONS, mistral_tokenizer
 from tests.environments.worlds import add
 from tramontane.config import PromptConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.calls import Parser
 from tramontane.environments.mistral import MistralChat, files_of, load_mistral
+from tramontane.environments.mistral_family import MistralFamily
 from tramontane.environments.report import by_mistral
 from tramontane.environments.tools import schema_of
 from tramontane.errors import InputError
@@ -185,6 +187,72 @@ def test_ids_that_the_model_wrote_are_kept(encoder):
 
 class _Bare:
     chat_template = None
+
+
+@pytest.fixture(scope="module", params=MISTRAL_VERSIONS)
+def version(request, tmp_path_factory):
+    """(version, encoder) of each of Mistral's tokenizers."""
+    settings = {"reasoning_effort": {"type": "enum", "default": "none", "values": EFFORTS}}
+    more = {"model_settings_builder": settings} if request.param == "v15" else {}
+    folder = tmp_path_factory.mktemp(request.param)
+    return request.param, PromptEncoder(mistral_tokenizer(request.param, folder, **more))
+
+
+EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+def test_every_version_writes_and_reads_what_its_library_does(version):
+    name, encoder = version
+    row = MistralFamily(load_mistral(encoder), encoder).row()
+    assert {column: cell.state for column, cell in row.items()} == {
+        "bridge": "ok",
+        "history": "ok",
+        "SFT text": "refused",
+        "calls read back": "ok",
+        "end of turn": "ok",
+    }, row
+    assert str(row["bridge"]) == {"v13": "ok", "v15": "ok"}.get(name, str(row["bridge"]))
+
+
+def test_every_version_keeps_ids_and_answers_unknown_names(version):
+    name, encoder = version
+    mistral = load_mistral(encoder)
+    listed = '[TOOL_CALLS][{"name": "%s", "arguments": {"a": 1}, "id": "XyZ123456"}]'
+    form = {"v3": listed, "v7": listed, "v11": '[TOOL_CALLS]%s[CALL_ID]XyZ123456[ARGS]{"a": 1}'}
+    parser = Parser(encoder.tokenizer, "mistral", encoder.tags)
+    for called in ("add", "my.tool", "add numbers", "ünïcode", "a" * 70):
+        chat = MistralChat(mistral, encoder, [schema_of(add)])
+        chat.start([user("Hi")])
+        text = form.get(name, '[TOOL_CALLS]%s[ARGS]{"a": 1}') % called
+        message = parser.parse(text, [schema_of(add)])
+        assert [call.name for call in message.calls] == [called]
+        following = chat.follow(message, [{"role": "tool", "content": "no such tool"}])
+        kept = encoder.decode(following.whole()).count("XyZ123456")
+        assert kept == (2 if name in form else 0)
+
+
+def test_efforts_reach_the_settings_of_v15_alone(version):
+    name, encoder = version
+    for effort in EFFORTS:
+        config = PromptConfig(chat_template_kwargs={"reasoning_effort": effort})
+        tokenizer = encoder.tokenizer
+        asking = PromptEncoder(tokenizer, config)
+        chat = MistralChat(load_mistral(asking), asking)
+        if name != "v15" and effort != "none":
+            with pytest.raises(InputError, match="reasoning_effort"):
+                chat.start([user("Hi")])
+        elif name == "v15":
+            settings = f'[MODEL_SETTINGS]{{"reasoning_effort": "{effort}"}}[/MODEL_SETTINGS]'
+            assert settings in encoder.decode(chat.start([user("Hi")]))
+
+
+def test_thoughts_of_a_system_prompt_are_control_tokens_where_a_version_takes_them(version):
+    name, encoder = version
+    config = PromptConfig(system_prompt="First [THINK]your thoughts[/THINK], then the answer.")
+    thinking = PromptEncoder(encoder.tokenizer, config)
+    prompt = MistralChat(load_mistral(thinking), thinking).start([user("Hi")])
+    control = {MISTRAL[token] for token in prompt if token < len(MISTRAL)}
+    assert ("[THINK]" in control) == (name == "v13"), control
 
 
 def test_what_cannot_be_written_is_refused(encoder, tmp_path):

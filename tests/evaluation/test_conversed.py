@@ -121,11 +121,11 @@ def test_figures_of_conversations() -> None:
 
     turns = [{"calls": [call("add", False), call("", True)]}, {"calls": []}]
     rows = [
-        {"turns": turns, "ending": "completed", "inserted_tokens": 6},
-        {"turns": turns[:1], "ending": "max_turns", "inserted_tokens": 0},
+        {"turns": turns, "ending": "completed", "inserted_tokens": 6, "verdict": "right"},
+        {"turns": turns[:1], "ending": "max_turns", "inserted_tokens": 0, "verdict": "wrong"},
         {"text": "of no conversation"},
     ]
     assert ConversationFigures.of(rows) == ConversationFigures(
-        1.5, 2.0, 3.0, 0.5, 0.5, {"completed": 0.5, "max_turns": 0.5}
+        1.5, 2.0, 3.0, 0.5, 0.5, {"completed": 0.5, "max_turns": 0.5}, [0.0, 0.5]
     )
     assert ConversationFigures.of(rows[2:]) is None

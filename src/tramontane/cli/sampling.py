@@ -224,6 +224,8 @@ def _show_evaluation(result: EvaluationResult) -> None:
     if talked := result.conversations:
         for name in ("mean_turns", "mean_calls", "parsed_rate", "failed_rate"):
             rows.append((name.replace("_", " "), f"{getattr(talked, name):.3f}", ""))
+        by_turn = enumerate(talked.right_by_turn, 1)
+        rows += [(f"pass@1 within {n} turn{'s' * (n > 1)}", f"{x:.3f}", "") for n, x in by_turn]
         rows += [(f"ended: {e}", f"{share:.3f}", "") for e, share in talked.endings.items()]
     show_table(("", "value", "95 % interval"), rows)
 

@@ -84,7 +84,7 @@ _LLAMA = re.compile(r'\{\s*"(?:name|type|function)"')
 _LLAMA_NAMED = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"')
 _LLAMA_ARGUMENTS = re.compile(r'"(?:parameters|arguments)"\s*:')
 _MISTRAL = "[TOOL_CALLS]"
-_MISTRAL_NAMED = re.compile(r"\s*([^\[\]{}\s]+)\s*(?:\[CALL_ID\](\w*))?\[ARGS\]")
+_MISTRAL_NAMED = re.compile(r"\s*([^\[\]{}\n]*[^\[\]{}\s])\s*(?:\[CALL_ID\](\w*))?\[ARGS\]")
 _PYTHON_TAG = "<|python_tag|>"
 
 

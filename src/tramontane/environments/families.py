@@ -32,7 +32,7 @@ _TYPES: dict[str, Any] = {
     "more": {"type": "object"},
     "text": {"type": "string"},
 }
-_TOOL: Tool = {
+TOOL: Tool = {
     "type": "function",
     "function": {
         "name": "add",
@@ -49,7 +49,7 @@ _RICH = {
     **{"a": 7, "half": 0.5, "sure": True, "none": None},
     **{"parts": [1, "x"], "more": {"k": "v"}, "text": "12"},
 }
-_ASKED: list[Chatted] = [{"role": "user", "content": "What is 1 + 2?"}]
+ASKED: list[Chatted] = [{"role": "user", "content": "What is 1 + 2?"}]
 _MORE: list[Chatted] = [{"role": "user", "content": "And 3 + 4?"}]
 
 
@@ -111,7 +111,22 @@ class Cell(NamedTuple):
         return "; ".join([self.state, *notes])
 
 
-_Note = tuple[Literal["ok", "refused", "wrong"], str]  # of one case; an empty text says nothing
+Note = tuple[Literal["ok", "refused", "wrong"], str]  # of one case; an empty text says nothing
+
+
+def cell_of(try_one: Callable[[Case], Note]) -> Cell:
+    """One column's outcome over all cases; an `InputError` is a refusal."""
+    notes: dict[Note, list[str]] = {}
+    for case in CASES:
+        try:
+            note = try_one(case)
+        except InputError as error:
+            note = ("refused", _reason(error))
+        notes.setdefault(note, []).append(case.name)
+    states = [state for state, _ in notes]
+    state = next((s for s in ("wrong", "refused") if s in states), "ok")
+    named = {what: names for (_, what), names in notes.items() if what}
+    return Cell(cast(Any, state), named)
 
 
 class Family:
@@ -134,23 +149,15 @@ class Family:
         tried = (self.bridge, self.history, self.tuned, self.read_back, self.end)
         return {column: self._cell(try_one) for column, try_one in zip(COLUMNS, tried, strict=True)}
 
-    def _cell(self, try_one: Callable[[Case], _Note]) -> Cell:
-        notes: dict[_Note, list[str]] = {}
-        for case in CASES:
+    def _cell(self, try_one: Callable[[Case], Note]) -> Cell:
+        def tried(case: Case) -> Note:
             try:
                 self.whole(case)
             except InputError as error:  # the template refuses the conversation
-                note: _Note = ("refused", f"the template: {_reason(error)}")
-            else:
-                try:
-                    note = try_one(case)
-                except InputError as error:
-                    note = ("refused", _reason(error))
-            notes.setdefault(note, []).append(case.name)
-        states = [state for state, _ in notes]
-        state = next((s for s in ("wrong", "refused") if s in states), "ok")
-        named = {what: names for (_, what), names in notes.items() if what}
-        return Cell(cast(Any, state), named)
+                return "refused", f"the template: {_reason(error)}"
+            return try_one(case)
+
+        return cell_of(tried)
 
     # What the template writes.
 
@@ -182,17 +189,17 @@ class Family:
     @cached_property
     def prompt(self) -> str:
         """The prompt of the message."""
-        return self.encoder.render(_prompt(_ASKED), tools=[_TOOL])
+        return self.encoder.render(_prompt(ASKED), tools=[TOOL])
 
     def ended(self, case: Case, *, tuned: bool = False) -> str:
         """The chat that ends with the model's message."""
-        chat = [*_ASKED, self.taken(case, tuned=tuned)[0]]
-        return self.encoder.complete(_prompt(chat), tools=[_TOOL])
+        chat = [*ASKED, self.taken(case, tuned=tuned)[0]]
+        return self.encoder.complete(_prompt(chat), tools=[TOOL])
 
     def whole(self, case: Case, *, tuned: bool = False) -> str:
         """The chat with the message's answers and the start of the next one."""
-        chat = [*_ASKED, *self.taken(case, tuned=tuned)]
-        return self.encoder.render(_prompt(chat), tools=[_TOOL])
+        chat = [*ASKED, *self.taken(case, tuned=tuned)]
+        return self.encoder.render(_prompt(chat), tools=[TOOL])
 
     def ids(self, text: str) -> list[int]:
         """Tokens of a rendered text."""
@@ -259,26 +266,26 @@ class Family:
 
     # What this package writes.
 
-    def bridge(self, case: Case) -> _Note:
+    def bridge(self, case: Case) -> Note:
         """What was sampled and what is put in after it, against the whole chat."""
         text = self.sampled(case)
         if text is None:
             return "ok", "one call a message" if len(case.calls) > 1 else ""
         if not self.end_of(case):
             return self.end(case)
-        chat = Chat(self.form, [_TOOL])
-        prompt, whole = chat.start(_ASKED), self.ids(self._bridged(case, text))
+        chat = Chat(self.form, [TOOL])
+        prompt, whole = chat.start(ASKED), self.ids(self._bridged(case, text))
         if prompt != self.ids(self.prompt):
             return "wrong", "another prompt"
         ids = self.encoder.tokenizer(text, add_special_tokens=False)["input_ids"]
         message = self._read(chat.prefix, ids, prompt)
-        following = chat.follow(message, [_plain(answer) for answer in case.answers()])
+        following = chat.follow(message, [plain(answer) for answer in case.answers()])
         put = chat.tokens(following, ids[-1])
         told = following.whole()
         if not following.rewritten:
-            return _same([*prompt, *ids, *put], whole, self.encoder)
+            return same([*prompt, *ids, *put], whole, self.encoder)
         if told != whole:
-            return _same(told, whole, self.encoder)
+            return same(told, whole, self.encoder)
         if [*prompt, *ids] == whole[: len(prompt) + len(ids)]:
             return "ok", "a new sequence, though the template appends"
         return "ok", "a new sequence"
@@ -291,34 +298,34 @@ class Family:
             return self.whole(case, tuned=True)
         said, *answers = self.taken(case)
         said["content"] = opened + sampled.removesuffix(self.end_of(case))
-        return self.encoder.render(_prompt([*_ASKED, said, *answers]), tools=[_TOOL])
+        return self.encoder.render(_prompt([*ASKED, said, *answers]), tools=[TOOL])
 
     def _read(self, prefix: str, ids: Sequence[int], before: Sequence[int]) -> Message:
         text = prefix + self.form.text_of(ids, before)
-        return self.parser.parse(text, [_TOOL], prefix)
+        return self.parser.parse(text, [TOOL], prefix)
 
-    def history(self, case: Case) -> _Note:
+    def history(self, case: Case) -> Note:
         """The endpoint's prompt for the whole chat."""
         said = case.said()
         for call in said.get("tool_calls", ()):
             call["function"] = {**call["function"]}
-        messages = [wire.ChatMessage.model_validate(m) for m in (*_ASKED, said, *case.answers())]
-        prompt = wire.write(Chat(self.form, [_TOOL]), messages)
-        return _same(prompt, self.ids(self.whole(case)), self.encoder)
+        messages = [wire.ChatMessage.model_validate(m) for m in (*ASKED, said, *case.answers())]
+        prompt = wire.write(Chat(self.form, [TOOL]), messages)
+        return same(prompt, self.ids(self.whole(case)), self.encoder)
 
-    def tuned(self, case: Case) -> _Note:
+    def tuned(self, case: Case) -> Note:
         """The example of fine-tuning for the chat that ends with the message."""
-        tools = [_TOOL] if self.encoder.reads_tools else []
-        conversation = Conversation.of([*_ASKED, case.said()], tools, "the chat")
+        tools = [TOOL] if self.encoder.reads_tools else []
+        conversation = Conversation.of([*ASKED, case.said()], tools, "the chat")
         made = ConversationEncoder(self.encoder, lambda _, text: text)
         (example,) = made.examples(conversation, "the chat")
         own = [*example.prompt, *example.response]
-        chat = [*_ASKED, self.taken(case, tuned=True)[0]]
+        chat = [*ASKED, self.taken(case, tuned=True)[0]]
         if "endgeneration" not in self.form.template:
             said = self.encoder.complete(_prompt(chat), tools=tools)
             end = self.end_of(case) or str(self.tokenizer.eos_token)
             text = self._body(said, end) + end
-            return _same(own, self.ids(text), self.encoder)
+            return same(own, self.ids(text), self.encoder)
         found: Any = self.tokenizer.apply_chat_template(
             self.encoder.as_read(chat),
             tools=cast(Any, tools or None),
@@ -333,34 +340,38 @@ class Family:
         size = max((place + 1 for place, mark in enumerate(marks) if mark), default=0)
         if learned != marks[:size]:
             return "wrong", "learns other tokens than the template marks"
-        return _same(own, list(found["input_ids"])[:size], self.encoder)
+        return same(own, list(found["input_ids"])[:size], self.encoder)
 
-    def read_back(self, case: Case) -> _Note:
+    def read_back(self, case: Case) -> Note:
         """What is read in the message that the template writes."""
         text = self.sampled(case)
         if text is None:
             return "ok", "one call a message" if len(case.calls) > 1 else ""
-        chat = Chat(self.form, [_TOOL])
-        prompt = chat.start(_ASKED)
+        chat = Chat(self.form, [TOOL])
+        prompt = chat.start(ASKED)
         ids = self.encoder.tokenizer(text, add_special_tokens=False)["input_ids"]
-        message = self._read(chat.prefix, ids, prompt)
-        found = [(call.name, call.arguments) for call in message.calls]
-        if found != [("add", arguments) for arguments in case.calls]:
-            return "wrong", f"reads {[call.answer or call.arguments for call in message.calls]}"
-        if case.content and case.content in message.thoughts:
-            return "ok", "its text is written as thoughts"
-        if message.thoughts.strip() != case.thoughts and case.thoughts in text:
-            return "wrong", "its thoughts are not found"
-        if message.content.strip() != case.content and case.content in text:
-            return "wrong", "its content has more or less than its text"
-        return "ok", ""
+        return misread(case, self._read(chat.prefix, ids, prompt), text)
 
-    def end(self, case: Case) -> _Note:
+    def end(self, case: Case) -> Note:
         """The token that ends the message."""
         end = self.end_of(case)
         if not end:
             return "refused", "no token ends it: neither the template's nor the generation config's"
         return "ok", f"`{end}`"
+
+
+def misread(case: Case, message: Message, text: str) -> Note:
+    """What is wrong with a message that was read in the text of a case."""
+    found = [(call.name, call.arguments) for call in message.calls]
+    if found != [("add", arguments) for arguments in case.calls]:
+        return "wrong", f"reads {[call.answer or call.arguments for call in message.calls]}"
+    if case.content and case.content in message.thoughts:
+        return "ok", "its text is written as thoughts"
+    if message.thoughts.strip() != case.thoughts and case.thoughts in text:
+        return "wrong", "its thoughts are not found"
+    if message.content.strip() != case.content and case.content in text:
+        return "wrong", "its content has more or less than its text"
+    return "ok", ""
 
 
 def _which(names: list[str]) -> str:
@@ -379,7 +390,7 @@ def _first(text: str, tokens: set[str]) -> str:
     return max((token for token in tokens if bare.startswith(token)), key=len, default="")
 
 
-def _plain(message: Chatted) -> Chatted:
+def plain(message: Chatted) -> Chatted:
     return {"role": message["role"], "content": message["content"]}
 
 
@@ -394,7 +405,7 @@ def _reason(error: InputError) -> str:
     return (inner[1] if "refuses the prompt" in text and inner else text.partition(";")[0])[:120]
 
 
-def _same(own: list[int], wanted: list[int], encoder: PromptEncoder) -> _Note:
+def same(own: list[int], wanted: list[int], encoder: PromptEncoder) -> Note:
     if own == wanted:
         return "ok", ""
     ours, theirs = encoder.decode(own), encoder.decode(wanted)

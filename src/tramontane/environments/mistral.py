@@ -91,11 +91,13 @@ class MistralChat:
         self, mistral: MistralTokenizer, encoder: PromptEncoder, tools: Sequence[Tool] = ()
     ) -> None:
         self._mistral, self._encoder = mistral, encoder
-        self._tools = [_plain_tool(tool) for tool in tools]
+        self._tools = [plain_tool(tool) for tool in tools]
         self._messages: list[Chatted] = []
         self._ids: list[int] = []
         self._turns = 0
-        self._thinks = getattr(mistral.instruct_tokenizer, "BEGIN_THINK", None) is not None
+        self.thinks = getattr(mistral.instruct_tokenizer, "BEGIN_THINK", None) is not None
+        # Before v7, a message has a text or calls.
+        self.takes_both = hasattr(mistral.instruct_tokenizer, "BEGIN_TOOL_CONTENT")
         self._effort = encoder.config.chat_template_kwargs.get("reasoning_effort")
 
     def copy(self) -> MistralChat:
@@ -135,6 +137,8 @@ class MistralChat:
         said = message.content if message.thoughts or message.calls else message.text or " "
         if message.thoughts:
             said = self._encoder.tags.around(message.thoughts) + said
+        dropped = bool(said and message.calls) and not self.takes_both
+        said = "" if dropped else said
         chunks = self._chunks({"role": "assistant", "content": said})
         own: Chatted = {"role": "assistant", "content": chunks}
         ids = ids_of(message.calls, self._turns)
@@ -159,7 +163,7 @@ class MistralChat:
             put += self._encode_one(given)
         self._turns += 1
         self._ids = whole = self._encode()
-        rewritten = whole[: len(before)] != before or whole[-len(put) :] != put
+        rewritten = dropped or whole[: len(before)] != before or whole[-len(put) :] != put
         return MistralFollowing(put, rewritten, lambda: whole)
 
     def parts(
@@ -200,7 +204,7 @@ class MistralChat:
     def _chunks(self, message: Chatted) -> Any:
         """The content of a message, with thoughts in chunks of their own; the user's is a text."""
         text, (opening, closing) = message["content"], self._encoder.tags
-        may_think = self._thinks and message["role"] in ("system", "assistant")
+        may_think = self.thinks and message["role"] in ("system", "assistant")
         if not may_think or opening not in text:
             return text
         parts = re.split(
@@ -212,7 +216,7 @@ class MistralChat:
         ]
 
 
-def _plain_tool(tool: Tool) -> dict[str, Any]:
+def plain_tool(tool: Tool) -> dict[str, Any]:
     """A description without keys that the library does not know, e.g. the type of the result."""
     function = tool["function"]
     known = {key: function[key] for key in ("name", "description", "parameters") if key in function}

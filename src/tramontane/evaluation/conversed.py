@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tramontane.types import INSERTED, Completion
@@ -38,6 +38,8 @@ class ConversationFigures:
         parsed_rate: share of calls that could be parsed; 1 without calls.
         failed_rate: share of calls that were answered with an error; 0 without calls.
         endings: share of each ending that occurred.
+        right_by_turn: share of the judged conversations that are right after 1, 2, … turns: the
+            first is pass@1 of a single turn, the last that of the whole conversation.
     """
 
     mean_turns: float
@@ -46,6 +48,7 @@ class ConversationFigures:
     parsed_rate: float
     failed_rate: float
     endings: dict[str, float]
+    right_by_turn: list[float] = field(default_factory=list)
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> ConversationFigures | None:
@@ -63,7 +66,16 @@ class ConversationFigures:
             1 - sum(not call["name"] for call in calls) / made,
             sum(call["error"] for call in calls) / made,
             {ending: k / n for ending, k in Counter(row["ending"] for row in rows).most_common()},
+            right_by_turn(rows),
         )
+
+
+def right_by_turn(rows: Sequence[Row]) -> list[float]:
+    """Share of the judged conversations that are right after 1, 2, … turns."""
+    judged = [row for row in rows if row["verdict"] != "unscorable"]
+    right = [len(row["turns"]) for row in judged if row["verdict"] == "right"]
+    turns = range(1, max((len(row["turns"]) for row in judged), default=0) + 1)
+    return [sum(used <= most for used in right) / len(judged) for most in turns]
 
 
 def transcript(completion: Completion) -> str:

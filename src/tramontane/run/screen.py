@@ -466,6 +466,8 @@ def _before_after(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]
         for name in called:
             label = title if name == HELD_OUT else f"{title}, {name}"
             measures.append((label, summary.get(key, {}).get(name, {}), "{:.3f}".format))
+    alone = (summary.get("first_turn") or {}).get(HELD_OUT, {})
+    measures.insert(0, ("pass@1, first turn", alone, "{:.3f}".format))
     for name, measure, show in measures:
         before, after = measure.get("before"), measure.get("after")
         change = "" if before is None or after is None else show(after - before)

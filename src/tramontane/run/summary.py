@@ -82,6 +82,8 @@ def summarize_run(
         for name, result in measured.get(when, {}).items():
             if talked := result.conversations:
                 figures = {"calls": talked.mean_calls, "calls_parsed": talked.parsed_rate}
+                if talked.right_by_turn and not talked.mean_calls:
+                    figures["first_turn"] = talked.right_by_turn[0]
                 for key, figure in figures.items():
                     summary.setdefault(key, {}).setdefault(name, {})[when] = figure
     if not metrics:  # they are lost

@@ -1,0 +1,123 @@
+"""Holds conversations in Mistral's own tokens (`mistral`) to what its library makes of the whole
+request, as `families` holds chat templates to their rendering."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tramontane.data.prompts import PromptEncoder
+from tramontane.environments import wire
+from tramontane.environments.calls import Message, Parser
+from tramontane.environments.chat import ChatFormat, Chatted
+from tramontane.environments.families import (
+    ASKED,
+    COLUMNS,
+    TOOL,
+    Case,
+    Cell,
+    Note,
+    cell_of,
+    misread,
+    plain,
+    same,
+)
+from tramontane.environments.mistral import MistralChat, plain_tool
+
+if TYPE_CHECKING:
+    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+
+
+class MistralFamily:
+    """One version of Mistral's tokenizers, tried.
+
+    Args:
+        mistral: the library's tokenizer.
+        encoder: of the same tokens.
+    """
+
+    def __init__(self, mistral: MistralTokenizer, encoder: PromptEncoder) -> None:
+        self.mistral, self.encoder = mistral, encoder
+        self.instruct: Any = mistral.instruct_tokenizer
+        self.form = ChatFormat(encoder)
+        self.parser = Parser(encoder.tokenizer, "mistral", encoder.tags)
+
+    def row(self) -> dict[str, Cell]:
+        """The outcome of each of the `COLUMNS`; fine-tuning writes the chat template."""
+        tried: tuple[Callable[[Case], Note], ...] = (
+            self.bridge, self.history, self.tuned, self.read_back, self.end
+        )  # fmt: skip
+        return {column: cell_of(try_one) for column, try_one in zip(COLUMNS, tried, strict=True)}
+
+    def chat(self) -> MistralChat:
+        return MistralChat(self.mistral, self.encoder, [TOOL])
+
+    def whole(self, case: Case) -> list[int]:
+        """The library's tokens of the request after the message's answers."""
+        from mistral_common.protocol.instruct.request import ChatCompletionRequest
+
+        said = self._said(case)
+        answers = [dict(answer) for answer in case.answers()]
+        request = {"messages": [*ASKED, said, *answers], "tools": [plain_tool(TOOL)]}
+        made = ChatCompletionRequest.model_validate(request)
+        return list(self.mistral.encode_chat_completion(made).tokens)
+
+    def _said(self, case: Case) -> Chatted:
+        """The model's message as the library takes it."""
+        said = case.said()
+        thoughts = said.pop("reasoning_content", "")
+        for call in said.get("tool_calls", ()):
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+        if thoughts and self.chat().thinks:
+            text = [{"type": "text", "text": case.content}] if case.content else []
+            said["content"] = [{"type": "thinking", "thinking": thoughts}, *text]
+        elif thoughts:
+            said["content"] = self.encoder.tags.around(thoughts) + case.content
+        if case.calls and not self.chat().takes_both:
+            said["content"] = ""
+        return said
+
+    def sampled(self, case: Case) -> list[int]:
+        """The tokens of the message."""
+        from mistral_common.protocol.instruct.messages import AssistantMessage
+
+        said = self._said(case)
+        text = self.encoder.tags.around(case.thoughts) if case.thoughts else ""
+        before = text + case.content if case.calls and not self.chat().takes_both else ""
+        ids = self.encoder.tokenizer(before, add_special_tokens=False)["input_ids"]
+        message = AssistantMessage.model_validate(said)
+        return [*ids, *self.instruct.encode_assistant_message(message, False)]
+
+    def read(self, ids: list[int]) -> Message:
+        """The message in sampled tokens."""
+        return self.parser.parse(self.form.text_of(ids), [TOOL])
+
+    def bridge(self, case: Case) -> Note:
+        """What was sampled and what is put in after it, against the whole request."""
+        chat, ids, wanted = self.chat(), self.sampled(case), self.whole(case)
+        prompt = chat.start(ASKED)
+        following = chat.follow(self.read(ids), [plain(answer) for answer in case.answers()])
+        if following.rewritten:
+            state, said = same(following.whole(), wanted, self.encoder)
+            return state, said or "a new sequence"
+        return same([*prompt, *ids, *chat.tokens(following, ids[-1])], wanted, self.encoder)
+
+    def history(self, case: Case) -> Note:
+        """The endpoint's prompt for the whole chat."""
+        messages = [
+            wire.ChatMessage.model_validate(m) for m in (*ASKED, case.said(), *case.answers())
+        ]
+        return same(wire.write(self.chat(), messages), self.whole(case), self.encoder)
+
+    def tuned(self, case: Case) -> Note:
+        return "refused", "fine-tuning writes the chat template"
+
+    def read_back(self, case: Case) -> Note:
+        """What is read in the message that the library writes."""
+        ids = self.sampled(case)
+        return misread(case, self.read(ids), self.form.text_of(ids))
+
+    def end(self, case: Case) -> Note:
+        """The token that ends the message."""
+        return "ok", f"`{self.encoder.tokenizer.convert_ids_to_tokens(self.sampled(case)[-1])}`"
