@@ -185,7 +185,7 @@ class MistralChat:
         if self._effort is not None:
             given["reasoning_effort"] = self._effort
         try:
-            request = ChatCompletionRequest.model_validate(given)
+            request: Any = ChatCompletionRequest.model_validate(given)
             return list(self._mistral.encode_chat_completion(request).tokens)
         except (MistralCommonException, ValueError) as error:
             raise InputError(f"mistral-common refuses the conversation: {error}") from None

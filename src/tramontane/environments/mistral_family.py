@@ -60,7 +60,7 @@ class MistralFamily:
         said = self._said(case)
         answers = [dict(answer) for answer in case.answers()]
         request = {"messages": [*ASKED, said, *answers], "tools": [plain_tool(TOOL)]}
-        made = ChatCompletionRequest.model_validate(request)
+        made: Any = ChatCompletionRequest.model_validate(request)
         return list(self.mistral.encode_chat_completion(made).tokens)
 
     def _said(self, case: Case) -> Chatted:
