@@ -188,12 +188,15 @@ def test_the_command_runs_where_it_was_installed(
         ["git", "ls-files", "-z", "tramontane"], cwd=source, capture_output=True, check=True
     ).stdout.decode()
     assert {Path(name) for name in tracked.split("\0") if "." in Path(name).name} <= found
-    needed = {Path(module.__file__).parents[1] for module in (typer, pydantic)}
+    needed = {Path(str(module.__file__)).parents[1] for module in (typer, pydantic)}
     (site / "machine.pth").write_text("".join(f"{folder}\n" for folder in needed))
     program = "import tramontane.cli, tramontane.config; print(tramontane.__file__)"
     for command, says in (
-        ([tmp_path / "venv/bin/tramontane", "--version"], f"tramontane {tramontane.__version__}"),
-        ([python, "-c", program], str(site / "tramontane/__init__.py")),
+        (
+            [str(tmp_path / "venv/bin/tramontane"), "--version"],
+            f"tramontane {tramontane.__version__}",
+        ),
+        ([str(python), "-c", program], str(site / "tramontane/__init__.py")),
     ):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert done.stdout.strip() == says, done.stderr

@@ -30,6 +30,10 @@ def test_a_key_alone_leaves_all_others_at_their_defaults(load):
         ("verifier.reward.correctness=yes", r"correctness: a number, not true"),
         ("pipeline.updates=true", r"pipeline\.updates: a number, not true"),
         ("data.max_prompt_tokens=off", r"data\.max_prompt_tokens: a number, not false"),
+        (
+            "verifier.reward.custom=[{function: a.Style}]",
+            r"custom\.0\.name: 'Style' cannot be the name of the reward .*: lower-case letters",
+        ),
         ("trainer.n_batch=64", r"unknown key; it belongs to another section: pipeline\.n_batch"),
         ("data=[a.jsonl]", r"data: a section with keys, not .*; write data: \{train: …\}"),
         ("trainer.compile=maybe", r"trainer\.compile: Input should be 'auto', not 'maybe'\n"),

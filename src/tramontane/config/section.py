@@ -354,6 +354,10 @@ def _explain(cls: type[Section], error: dict[str, Any]) -> str:
         example = ", ".join(f"{name}: …" for name in needed)
         given = repr(error["input"])
         return f"{key}: a section with keys, not {given}; write {key}: {{{example}}}"
+    parent = subsection(around) if location[:-1] else cls
+    if kind == "string_pattern_mismatch" and parent and location[-1] in parent.model_fields:
+        meaning = first_sentence(parent.model_fields[str(location[-1])].description or "")
+        return f"{key}: {error['input']!r} cannot be the {meaning[:1].lower()}{meaning[1:]}"
     if kind in ("tuple_type", "list_type"):
         return f"{key}: a list, not {error['input']!r}; write {key}: [{error['input']}]"
     message = error["msg"].removeprefix("Value error, ")

@@ -400,8 +400,8 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
         for role, text in sample.messages:
             body = Text(printable(text.strip(), keep="\n"), style="" if role == MODEL else "bold")
             shown += Text.assemble((f"{role}: ", "dim"), body).wrap(self.console, width - 4)
-        judgment = Text(printable(sample.judgment), COLORS[sample.verdict])
-        judgment = judgment.wrap(self.console, width - 4)
+        judged = Text(printable(sample.judgment), COLORS[sample.verdict])
+        judgment = judged.wrap(self.console, width - 4)
         room = max(SAMPLE_LINES, self.console.height - len(self._rows()) - 6 - len(judgment))
         if len(shown) > room:
             first = room // 3
