@@ -6,6 +6,7 @@ Imports no torch, so that its processes start fast.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import time
 from collections import defaultdict
@@ -15,6 +16,7 @@ from typing import Any
 
 from tests.controller.counting import CountingGenerator
 from tramontane.environments.protocol import Turn
+from tramontane.environments.worker import EnvironmentWorker
 from tramontane.types import Growth, Problem, Progress, Request
 
 EOS = 1  # of the shipped base model's tokenizer
@@ -62,6 +64,25 @@ class Perilous(Talk):
                 if peril == "hang":
                     time.sleep(3600)  # the process answers nobody any more
                 os._exit(9)
+        return await super().step(message)
+
+
+class Tears(Talk):
+    """Breaks the first conversation of its process that is answered, inside the package."""
+
+    torn = False
+
+    def start(self, problem: Problem, seed: int) -> None:
+        super().start(problem, seed)
+        self.left += 1
+
+    async def step(self, message: dict[str, Any]) -> Turn:
+        breaks, Tears.torn = not Tears.torn, True
+        for worker in gc.get_objects() if breaks else ():
+            if isinstance(worker, EnvironmentWorker):
+                for conversation in worker._open.values():
+                    if getattr(conversation.host, "_environment", None) is self:
+                        conversation.said.chat = None  # type: ignore[union-attr]
         return await super().step(message)
 
 

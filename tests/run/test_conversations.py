@@ -63,6 +63,17 @@ def check_turns(rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
+def test_an_exception_fails_its_conversation_and_not_the_run(tmp_path: Path) -> None:
+    data = {"environment": "tests.controller.talking:Tears"}
+    train(talking(tmp_path, data=data, pipeline={"updates": 2}), QuietScreen())
+    events = (tmp_path / "events.log").read_text()
+    assert events.count("Traceback") == 1 and "conversation " in events
+    assert "AttributeError: 'NoneType' object has no attribute 'copy'" in events
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["update"] for row in rows] == [1, 2]
+
+
+@pytest.mark.slow
 def test_a_synchronous_run_of_conversations_killed_and_resumed_repeats(tmp_path: Path) -> None:
     sizes = {"updates": 3, "n_batch": 16, "max_staleness": 0}
     whole = talking(tmp_path / "whole", pipeline=sizes, generator={"workers": 2})
