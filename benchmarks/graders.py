@@ -3,8 +3,8 @@ r"""Graders of mathematical answers side by side, on telling answers: docs/grade
     python -m benchmarks.graders            # writes the page
 
 Each answer of graders.jsonl is given in a box. Graders whose package is not installed are left out:
-pip install lm_eval inspect-ai verl pylatexenc adds them; verl wants many more packages than its
-graders do (--no-deps, with tensordict, hydra-core and codetiming, suffices).
+pip install 'lm_eval[math]' inspect-ai verl pylatexenc adds them; verl wants many more packages than
+its graders do (--no-deps, with tensordict, pyvers, hydra-core and codetiming, suffices).
 """
 
 from __future__ import annotations
@@ -55,6 +55,12 @@ def hendrycks(reference: str, answer: str) -> bool:
     return bool(is_equiv(reference, answer))
 
 
+def minerva(reference: str, answer: str) -> bool:
+    from lm_eval.tasks.minerva_math.utils import is_equiv, normalize_final_answer
+
+    return bool(is_equiv(normalize_final_answer(reference), normalize_final_answer(answer)))
+
+
 def prime_math(reference: str, answer: str) -> bool:
     from verl.utils.reward_score.prime_math import grade_answer
 
@@ -83,6 +89,7 @@ GRADERS: dict[str, tuple[str, str, Grade]] = {
     "tramontane": ("tramontane", "", tramontane),
     "math-verify": ("math_verify", "math-verify", math_verify),
     "MATH (lm_eval)": ("lm_eval", "lm_eval", hendrycks),
+    "Minerva (lm_eval)": ("lm_eval", "lm_eval", minerva),
     "prime_math (verl)": ("verl", "verl", prime_math),
     "DAPO (verl)": ("verl", "verl", dapo),
     "inspect_ai math": ("inspect_ai", "inspect-ai", inspect_math),
@@ -99,6 +106,8 @@ def graded(grade: Grade, reference: str, answer: str) -> bool:
 
 def page() -> str:
     found = {name: each for name, each in GRADERS.items() if find_spec(each[0])}
+    for _, _, grade in found.values():
+        grade("5", "5")  # raises if a package that it needs is missing
     told = rows()
     wrong = {
         name: [graded(grade, row["reference"], row["answer"]) != row["right"] for row in told]

@@ -166,6 +166,7 @@ _MEANINGS = [
     (r"{a}\text{{ cm}}^2", r"{a}\text{{ square centimeters}}", r"{a}\text{{ cm}}^3"),
     ("0.0{a}", r"{a}\%", r"0.0{a}\%"),
     (r"\${a},{b}50", "{a}{b}50", "{b}50,{a}"),
+    ("{a},{b}50", "{a}{b}50", "{b}50,{a}"),
     ("{a}I^2", r"I^2\cdot {a}", "{a}I"),
 ]
 

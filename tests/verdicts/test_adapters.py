@@ -221,7 +221,8 @@ def test_lm_eval_runs_a_task_with_the_filter_and_metric(tmp_path):
         "        return [r'It is \\boxed{4/2}' for _ in requests]\n"
         "    loglikelihood = loglikelihood_rolling = None\n"
         "manager = TaskManager(include_path=sys.argv[1], include_defaults=False)\n"
-        "found = lm_eval.simple_evaluate(Told(), tasks=['told'], task_manager=manager)\n"
+        "found = lm_eval.simple_evaluate(\n"
+        "    Told(), tasks=['told'], task_manager=manager, bootstrap_iters=0)\n"
         "assert found['results']['told']['tramontane,boxed'] == 1.0, found['results']\n"
     )
     done = subprocess.run(

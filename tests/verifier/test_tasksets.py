@@ -44,6 +44,9 @@ def test_a_set_of_tasks_is_a_source_of_problems(sums):
         load("verifiers:nonesuch")
     with pytest.raises(InputError, match="tools, a container or a user of their own"):
         load("verifiers:boxed_taskset")
+    for stage in ("setup", "finalize"):
+        with pytest.raises(InputError, match=f"the {stage} of its tasks uses a container"):
+            load(f"verifiers:{stage}_taskset")
 
 
 def test_the_rewards_of_an_answer_are_a_share_of_their_weights(sums):

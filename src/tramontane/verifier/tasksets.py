@@ -9,6 +9,7 @@ harness (docs/endpoint.md).
 
 from __future__ import annotations
 
+import dis
 import inspect
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -58,6 +59,12 @@ def _tasks(name: str, limit: int | None) -> list[Any]:
         raise InputError("the set is empty")
     task = tasks[0]
     hooks = chain(task.hooks("reward"), task.hooks("metric"))  # which rewards may read
+    staged = next((n for n in ("setup", "finalize") if _reads_runtime(getattr(task, n))), None)
+    if staged:
+        raise InputError(
+            f"the {staged} of its tasks uses a container, which is not available here; name a set "
+            f"whose {staged} needs the trace alone, or play it as a harness (docs/endpoint.md)"
+        )
     own_tools = taskset.toolsets(taskset.config) or task.toolsets(task.config)
     boxed = own_tools or task.NEEDS_CONTAINER or any(map(_needs_runtime, hooks))
     if boxed or any(each.data.prompt is None for each in tasks):
@@ -79,6 +86,14 @@ def _taskset(name: str) -> Any:
 def _needs_runtime(hook: Callable[..., Any]) -> bool:
     runtime = inspect.signature(hook).parameters.get("runtime")
     return runtime is not None and runtime.default is inspect.Parameter.empty
+
+
+def _reads_runtime(stage: Any) -> bool:
+    """True for a stage, `setup(trace, runtime)`, that reads its last argument."""
+    code = stage.__func__.__code__
+    runtime = code.co_varnames[code.co_argcount - 1]
+    reads = (i for i in dis.get_instructions(code) if i.opname.startswith("LOAD"))
+    return any(runtime in (i.argval if isinstance(i.argval, tuple) else (i.argval,)) for i in reads)
 
 
 def _chat(data: Any) -> list[Message]:

@@ -184,7 +184,11 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r">=", r"\\ge "),
         (r"!=|\\not\s*(?:=|\\eq(?![A-Za-z]))", r"\\neq "),
         (r"\\not\s*\\in(?![A-Za-z])", r"\\notin "),
-        (r"(?<=[\w})\]|'])(\s*)\\equiv(?![A-Za-z])(?!.*mod)(?=\s*[\w\\{([|.+-])", r"\1="),
+        (
+            r"(?<=[\w})\]|'])(?<!matrix\})(\s*)\\equiv(?![A-Za-z])(?!.*mod)"
+            r"(?=\s*(?:[\w{([|.+-]|\\(?!end)[A-Za-z]))",
+            r"\1=",
+        ),
         (r"\\varnothing(?![A-Za-z])", r"\\emptyset "),
         (r"==+", "="),
         (rf"(?<![A-Za-z\\])(?:sqrt|√|\\sqrt)\s*\(({_ARGUMENT})\)", r"\\sqrt{\1}"),

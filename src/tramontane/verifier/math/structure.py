@@ -39,11 +39,13 @@ _PART_IN_DEGREES = re.compile(r"\^\{\\circ\}(?=\s*(?:[-+}]|\\cdot)\s*[\w\\{(])")
 _ANGLE = re.compile(r"\\circ|\\pi|\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)|\\angle|\\theta")
 _UNFINISHED = re.compile(
     r"(?:(?<![\^_])[-+/^_=<>]|\\(?:equiv|approx|in|to|cup|cap|pm|cdot|times|ne|[lg]e)(?![A-Za-z])"
-    r"|\\text\s*\{\s*(?:or|and)\s*\})[\s$]*$"
+    r"|\\text\s*\{\s*(?:or|and)\s*\})[\s$]*$|\\text\s*\{\s*(?:or|and)\s*\}\s*[,;)\]]"
 )
 _CLOSED_INFINITY = re.compile(r"\\infty\s*\]|\[\s*-\s*\\infty")
 _EQUALS = re.compile(r"(?<![<>!\\:])=")
-_NEGATION = re.compile(r"\\(?:not|neg|lnot|nequiv|ncong|nmid|nsim)(?![A-Za-z])|¬")
+_NEGATION = re.compile(
+    r"\\(?:not|neg|lnot|nequiv|ncong|nmid|nsim)(?![A-Za-z])|¬|\\text\s*\{\s*not\s*\}"
+)
 _PRIME = re.compile(r"(?<=[A-Za-z)}])\s*\^?\{?(?:'|(?<=[\^{])T\b|\\(?:prime|top)(?![A-Za-z]))")
 
 
@@ -160,8 +162,8 @@ def label(item: str) -> tuple[str, str] | None:
 
 
 def is_unfinished(prediction: str, reference: str) -> bool:
-    """True for an answer as written that ends in an operator, a relation or a connective, which
-    rules of spelling would drop."""
+    """True for an answer as written that ends in an operator, a relation or a connective, or has a
+    connective before a comma or bracket, which rules of spelling would drop."""
     return bool(_UNFINISHED.search(prediction)) and not _UNFINISHED.search(reference)
 
 
