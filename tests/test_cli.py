@@ -348,6 +348,25 @@ def test_options_that_are_keys_elsewhere_are_answered(run: Run, line: str, answe
     assert ended.code == 2 and answer in ended.stderr
 
 
+def test_ctrl_c_while_commands_are_put_together_leaves_no_traceback() -> None:
+    program = """
+import os, signal, sys
+import typer.main
+import tramontane.__main__ as command
+
+made = typer.main.get_command_from_info
+def interrupted(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGINT)
+    return made(*args, **kwargs)
+
+typer.main.get_command_from_info = interrupted
+sys.argv = ["tramontane", "--help"]
+command.main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_ctrl_c_while_the_command_is_imported_leaves_no_traceback() -> None:
     program = """
 import importlib.abc, os, signal, sys

@@ -140,6 +140,8 @@ def main() -> None:
             raise
         complain(missing, "error:")
         code = 2
+    except KeyboardInterrupt:  # while the commands are put together; later, click answers it
+        code = 130
     except SystemExit as end:
         code = end.code
     leave_within(EXIT_SECONDS, code if isinstance(code, int) else 0, of_exit=True)
