@@ -183,7 +183,7 @@ def test_calls_that_a_dead_process_was_not_sent_are_lost_as_well():
     try:
         host.exchange([], 0.0)  # starts the process
         process = host._process.process
-        process.send_signal(signal.SIGSTOP)  # so that the first call fills the socket
+        os.kill(process.pid, signal.SIGSTOP)  # so that the first call fills the socket
         Timer(0.5, os.killpg, (process.pid, signal.SIGKILL)).start()
         answers, restarts = host.exchange(calls, SECONDS)
     finally:

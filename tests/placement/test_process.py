@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tramontane.placement import warm
 from tramontane.placement.printed import BURST
 from tramontane.placement.process import WorkerProcess
 from tramontane.temporary import process_folder
@@ -171,3 +172,32 @@ def test_what_a_worker_forks_ends_by_sigterm_and_answers_nothing(tmp_path):
         assert not connection.poll(0.1)
     finally:
         worker.stop()
+
+
+def test_workers_end_with_the_process_that_forked_them_and_new_ones_start(tmp_path):
+    worker = WorkerProcess("worker", "tests.placement.forks", "reward")
+    try:
+        worker.ready(lambda: (None, str(tmp_path)))
+        server = warm._server._process
+        os.kill(server.pid, signal.SIGKILL)
+        assert worker.process.wait(SECONDS) == -signal.SIGKILL
+        connection = worker.ready(lambda: (None, str(tmp_path)))
+        connection.send("returns")
+        assert connection.poll(SECONDS)
+        assert warm._server._process.pid != server.pid
+    finally:
+        worker.stop()
+
+
+def test_a_worker_has_the_variables_folder_and_path_of_its_start(tmp_path, monkeypatch):
+    """And so does what it starts, by which all of it is found."""
+    code = "import os; print(sorted(os.environ.items()), os.getcwd(), file=open('seen', 'w'))\n"
+    code += "print(open('/proc/self/environ').read(), file=open('shown', 'w'))\n"
+    monkeypatch.setenv("CHANGED_AFTER_THE_START", "yes")
+    monkeypatch.chdir(tmp_path)
+    printed_by(code, tmp_path, monkeypatch)
+    seen = (tmp_path / "seen").read_text()
+    assert "('CHANGED_AFTER_THE_START', 'yes')" in seen
+    assert str(tmp_path) in seen
+    mark = re.search(rf"\('{warm.MARK}', '(\w+)'\)", seen)[1]
+    assert f"{warm.MARK}={mark}" in (tmp_path / "shown").read_text()

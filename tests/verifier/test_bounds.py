@@ -158,7 +158,14 @@ def test_hostile_references_through_the_pool(pool):
     assert pool.stats().restarts == 0
 
 
-def test_out_of_memory_and_out_of_stack_are_never_wrong(monkeypatch):
+@pytest.mark.parametrize(
+    ("parser", "reference"),
+    [
+        ("tramontane.verifier.math.reading.read", "x+1"),
+        ("latex2sympy2_extended.latex2sympy", "f(x)+1"),
+    ],
+)
+def test_out_of_memory_and_out_of_stack_are_never_wrong(monkeypatch, parser, reference):
     for error in (MemoryError, RecursionError):
 
         def fail(*_, error=error, **__):
@@ -166,9 +173,9 @@ def test_out_of_memory_and_out_of_stack_are_never_wrong(monkeypatch):
 
         parse_latex.cache_clear()
         with monkeypatch.context() as patch:
-            patch.setattr("latex2sympy2_extended.latex2sympy", fail)
+            patch.setattr(parser, fail)
             with pytest.raises(error):
-                math.judge_answer("1+x", "x+1")
+                math.judge_answer("2+x", reference)
     parse_latex.cache_clear()
 
 

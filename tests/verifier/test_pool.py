@@ -7,11 +7,13 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tramontane.config import CustomReward, RewardConfig, VerifierConfig
+from tramontane.placement.process import WorkerProcess
 from tramontane.types import Problem
 from tramontane.verifier.pool import VerifierPool
 
@@ -273,7 +275,10 @@ def test_close_kills_workers_and_fails_unfinished_groups(folder):
 
 
 def test_a_worker_that_cannot_start_is_an_error(monkeypatch):
-    monkeypatch.setattr("tramontane.verifier.pool.sys.executable", "/bin/false")
+    process = partial(WorkerProcess, module="tests.no_such_module")
+    monkeypatch.setattr(
+        "tramontane.verifier.pool.WorkerProcess", lambda name, _, label: process(name, label=label)
+    )
     with VerifierPool(VerifierConfig(), 256, 32) as pool:
         future = pool.score(SUM, [response(5)])
         with pytest.raises(RuntimeError, match="could not be started \\(exit code 1\\)"):

@@ -38,6 +38,11 @@ STACK = 2 << 20  # bytes of a thread's stack, which counts as allocated
 MAX_STUCK = 16  # threads with steps that do not end, beyond which the process ends
 
 
+def warm_up() -> None:
+    """What every process of environments imports; see `placement.warm`."""
+    from tramontane.environments import loading, worker  # noqa: F401
+
+
 def main(descriptor: int) -> None:
     """Serve until the pool closes its end of the socket, or dies."""
     die_with_parent()

@@ -13,7 +13,6 @@ import resource
 import signal
 import socket
 import struct
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterable
 from multiprocessing import Pipe
@@ -23,8 +22,8 @@ from typing import Any
 from uuid import uuid4
 
 from tramontane.errors import InputError
-from tramontane.imports import command_of
 from tramontane.interrupt import leave_to_controller
+from tramontane.placement import warm
 from tramontane.placement.printed import Relay, print_by_line
 from tramontane.temporary import die_with_parent
 
@@ -33,13 +32,13 @@ TRANSFER_SECONDS = 30  # limit for one message, once it has begun
 KILL_SECONDS = 60.0  # limit for a killed worker to be gone
 MAX_STARTS = 5  # consecutive failed starts of one worker
 READY = ""  # the first message of a worker that is ready; any other text is the error
-MARK = "TRAMONTANE_WORKER"  # in the environment of a worker and of all that it starts
 
 
 class WorkerProcess:
     """One process that runs `python -m MODULE FD`; after `stop`, another takes its place.
 
-    Its first answer is an empty text if it is ready, otherwise what is wrong with its settings.
+    It is forked from a process that has the imports (`warm`). Its first answer is an empty text if
+    it is ready, otherwise what is wrong with its settings.
     Only one thread may use it, apart from `kill`.
 
     Args:
@@ -50,7 +49,7 @@ class WorkerProcess:
 
     def __init__(self, name: str, module: str, label: str) -> None:
         self.name, self._module, self._label = name, module, label
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: warm.Forked | None = None
         self._relay: Relay | None = None  # of the process
         self.connection: Connection | None = None
         self.warm = False  # it has said that it is ready
@@ -67,19 +66,11 @@ class WorkerProcess:
         ours, theirs = Pipe()
         self._relay = relay = Relay(self._label)
         try:
-            # A plain interpreter, not multiprocessing: the caller's __main__ is not imported again.
-            self.process = subprocess.Popen(
-                command_of(self._module, str(theirs.fileno())),
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=relay.writing,
-                stderr=relay.writing,
-                env=os.environ | {MARK: self._mark},
-                start_new_session=True,  # Ctrl-C is the controller's to handle
-            )
+            # Not multiprocessing's server: its workers import the caller's __main__ again.
+            self.process = warm.fork(self._module, self._mark, theirs.fileno(), relay.writing)
         finally:
+            theirs.close()
             os.close(relay.writing)
-        theirs.close()
         _limit_transfers(ours)
         self.connection = ours
         with contextlib.suppress(BrokenPipeError):  # dead already: `ready` will notice
@@ -184,7 +175,7 @@ def serve(descriptor: int, prepare: Callable[..., Callable[[Any], Iterable[Any]]
                 connection.send(result)
 
 
-def _kill_tree(process: subprocess.Popen[bytes]) -> None:
+def _kill_tree(process: warm.Forked) -> None:
     started = _descendants(process.pid) if process.poll() is None else []
     with contextlib.suppress(ProcessLookupError):  # the whole group has ended
         os.killpg(process.pid, signal.SIGKILL)

@@ -20,11 +20,15 @@ from tramontane.verifier.custom import GroupCall
 from tramontane.verifier.reward import grade_apart, run_group_call
 
 
-def prepare(config: VerifierConfig, folder: Path) -> Callable[[Any], Iterator[Any]]:
-    """Warm up, and check the user's functions under the memory limit; see `serve`."""
-    functions.leave_trail(folder)
+def warm_up() -> None:
+    """What every worker needs, before the first is forked; see `placement.warm`."""
     math.warm_up()
     language.warm_up()
+
+
+def prepare(config: VerifierConfig, folder: Path) -> Callable[[Any], Iterator[Any]]:
+    """Check the user's functions under the memory limit; see `serve`."""
+    functions.leave_trail(folder)
     limit_memory(config.memory_mb << 20)
     try:
         correctness.check(config)

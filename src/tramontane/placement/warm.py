@@ -1,0 +1,265 @@
+"""A small process that imports the workers' modules once, and forks every worker from there.
+
+Started with a process's first worker, it ends with that process. It has no threads, and imports
+only this package. A worker forked from it has the environment variables, the search path and
+the current folder of the process that asks for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import pickle
+import runpy
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from tramontane.imports import command_of
+from tramontane.interrupt import leave_to_controller
+
+MARK = "TRAMONTANE_WORKER"  # in the environment of a worker and of all that it starts
+_UNMARKED = "0" * 32
+REPLY_SECONDS = 120.0  # limit for the server to import a module and fork
+KILL_SECONDS = 60.0  # limit for a killed server to be gone
+_SIZE = struct.Struct("q")
+_KILLED = -signal.SIGKILL  # the status of a worker whose server is gone
+
+
+class Forked:
+    """A worker as its user sees it, like a `subprocess.Popen`."""
+
+    def __init__(self, pid: int, status: int) -> None:
+        self.pid, self._status = pid, status
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while the worker runs."""
+        return self._wait(0)
+
+    def wait(self, timeout: float) -> int:
+        """The exit code, once it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs after `timeout` seconds.
+        """
+        code = self._wait(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout)
+        return code
+
+    def _wait(self, seconds: float) -> int | None:
+        if self.returncode is None:
+            poll = select.poll()
+            poll.register(self._status, select.POLLIN)
+            if poll.poll(1000 * seconds):
+                ended = os.read(self._status, _SIZE.size)
+                self.returncode = _SIZE.unpack(ended)[0] if ended else _KILLED
+                os.close(self._status)
+        return self.returncode
+
+
+class _Server:
+    """This process's server, started when it is needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._link: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def fork(self, *asked: Any) -> Forked:
+        """See `fork`. A server that was killed is replaced."""
+        with self._lock:
+            try:
+                return self._ask(*asked)
+            except OSError:
+                self._end()
+                return self._ask(*asked)
+
+    def _ask(self, module: str, mark: str, descriptor: int, output: int) -> Forked:
+        if self._process is None:
+            self._start()
+        assert self._link
+        request = pickle.dumps((module, mark, dict(os.environ), sys.path, _folder()))
+        ours, theirs = os.pipe()
+        try:
+            descriptors = [descriptor, theirs, output]
+            socket.send_fds(self._link, [_SIZE.pack(len(request))], descriptors)
+            self._link.sendall(request)
+            return Forked(_SIZE.unpack(_received(self._link, _SIZE.size))[0], ours)
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+
+    def _end(self) -> None:
+        if self._process:
+            self._process.kill()
+            self._process.wait(KILL_SECONDS)
+        self._process = None
+
+    def _start(self) -> None:
+        if self._link:
+            self._link.close()
+        self._link, theirs = socket.socketpair()
+        self._link.settimeout(REPLY_SECONDS)
+        with theirs:
+            self._process = subprocess.Popen(
+                command_of(__name__, str(theirs.fileno())),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=os.environ | {MARK: _UNMARKED},
+                start_new_session=True,
+            )
+
+
+_server = _Server()
+
+
+def fork(module: str, mark: str, descriptor: int, output: int) -> Forked:
+    """Fork a worker that runs `module` like `python -m module DESCRIPTOR`, in its own session.
+
+    Args:
+        module: its `warm_up()`, if it has one, is called in the server before the first fork.
+        mark: 32 characters that identify the worker and all that it starts, as the variable MARK.
+        descriptor: an open one; the worker gets a copy.
+        output: becomes the worker's standard output and standard error.
+
+    Raises:
+        OSError: the server ended, as when the module cannot be imported; see stderr.
+    """
+    return _server.fork(module, mark, descriptor, output)
+
+
+def _forget() -> None:
+    """In a fork of a process with a server: it starts its own."""
+    global _server
+    if _server._link:
+        _server._link.close()
+    _server = _Server()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # deleted
+        return "/"
+
+
+def _received(link: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = link.recv(size - len(data))
+        if not part:
+            raise OSError("the process that forks workers ended")
+        data += part
+    return data
+
+
+# -------------------------------------------------------------------------------- the server's side
+
+
+def main(descriptor: int) -> None:
+    """Fork workers until the other side closes its end of the socket, or dies."""
+    leave_to_controller(signal.SIGTERM)
+    link = socket.socket(fileno=descriptor)
+    running: dict[int, int] = {}  # by process id, where its exit code is written
+    signal.signal(signal.SIGCHLD, lambda *_: _report(running))
+    loaded: set[str] = set()
+    while True:
+        head, descriptors, *_ = socket.recv_fds(link, _SIZE.size, 3)
+        if not head:
+            return
+        request = pickle.loads(_received(link, _SIZE.unpack(head)[0]))
+        if request[0] not in loaded:
+            _load(request[0])
+            loaded.add(request[0])
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        pid = os.fork()
+        if pid == 0:
+            _become_worker(link, descriptors, running, *request)
+            return
+        running[pid] = descriptors[1]
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+        os.close(descriptors[0])
+        os.close(descriptors[2])
+
+
+def _load(module: str) -> None:
+    """Import a module of this package with what its workers need; any other is the worker's."""
+    if module.startswith(f"{__package__.partition('.')[0]}."):
+        loaded = importlib.import_module(module)
+        if hasattr(loaded, "warm_up"):
+            loaded.warm_up()
+    gc.collect()
+    gc.freeze()  # a collection would copy the pages that forks share
+
+
+def _report(running: dict[int, int]) -> None:
+    """Write the exit codes of workers that have ended."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        end = running.pop(pid)
+        with contextlib.suppress(BrokenPipeError):  # nobody waits for it
+            os.write(end, _SIZE.pack(os.waitstatus_to_exitcode(status)))
+        os.close(end)
+
+
+def _become_worker(
+    link: socket.socket, descriptors: list[int], running: dict[int, int], *request: Any
+) -> None:
+    """In a fork: leave the server behind, and run the module."""
+    module, mark, environment, paths, folder = request
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+    os.setsid()
+    descriptor, status, output = descriptors
+    for other in (status, *running.values()):
+        os.close(other)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.close(output)
+    _remark(mark)
+    os.environ.clear()
+    os.environ.update(environment | {MARK: mark})
+    os.chdir(folder)
+    sys.path += [path for path in paths if path and path not in sys.path]
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # type: ignore[attr-defined]
+    link.sendall(_SIZE.pack(os.getpid()))  # it has its session: it can be killed
+    link.close()
+    sys.argv = [module, str(descriptor)]
+    sys.modules.pop(module, None)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _remark(mark: str) -> None:
+    """Write the mark over the server's, in the memory that the system shows as its environment and
+    that forks inherit."""
+    if Path("/proc/self/environ").exists():
+        find = ctypes.CDLL(None).getenv
+        find.restype = ctypes.c_void_p
+        ctypes.memmove(find(MARK.encode()), mark.encode(), len(_UNMARKED))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
