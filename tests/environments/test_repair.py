@@ -103,3 +103,4 @@ def test_right_by_turn_is_pass_after_each_turn():
     made = [{"verdict": verdict, "turns": [{}] * turns} for verdict, turns in rows]
     assert right_by_turn(made) == [0.25, 0.5, 0.75]
     assert right_by_turn(made[-1:]) == []
+    assert right_by_turn([{"turns": [{}]}]) == []  # of a batch, before its verdicts are joined

@@ -26,6 +26,7 @@ from typing_extensions import Required
 
 from tests.environments.worlds import Counter, Dozer, add, divide
 from tramontane.data.values import UnknownType
+from tramontane.environments.arguments import inlined, typed
 from tramontane.environments.running import EnvironmentFailed, Runner
 from tramontane.environments.tools import Toolset, coerced, cut, methods, schema_of, text_of
 from tramontane.errors import InputError
@@ -537,6 +538,50 @@ def test_optional_arguments_take_null():
 
     made = answer([find], ("find", {"name": None, "near": "[1, 2.5]"}), ("find", {}))
     assert [call.answer for call in made] == ["None [1.0, 2.5]", "None None"]
+
+
+def test_arguments_follow_references_and_alternatives_of_their_schema():
+    """As OpenAI's clients send them, made by pydantic."""
+
+    class Item(pydantic.BaseModel):
+        count: int
+        price: float | None = None
+
+    class Basket(pydantic.BaseModel):
+        items: list[Item]
+        first: tuple[int, bool]
+        by_name: dict[str, Item]
+        other: Item | list[int] | None = None
+        next: Optional["Basket"] = None
+
+    parameters = {
+        "type": "object",
+        "properties": {"basket": {"$ref": "#/$defs/Basket"}},
+        "$defs": {"Basket": Basket.model_json_schema()["$defs"]["Basket"]}
+        | {"Item": Item.model_json_schema()},
+    }
+    tool = {"type": "function", "function": {"name": "buy", "parameters": parameters}}
+    text = (
+        '{"items": [{"count": "2", "price": "null"}], "first": ["1", "true"], '
+        '"by_name": {"a": {"count": "3"}}, "other": {"count": "4"}, '
+        '"next": {"items": [], "first": [1, "false"], "by_name": {}}}'
+    )
+    call = ToolCall("buy", {"basket": text}, "")
+    typed([call], [tool], as_text=True)
+    assert call.arguments["basket"]["items"][0]["count"] == 2
+    assert call.arguments["basket"]["first"] == [1, True]
+    assert call.arguments["basket"]["by_name"] == {"a": {"count": 3}}
+    assert call.arguments["basket"]["other"] == {"count": 4}
+
+
+def test_a_schema_that_refers_to_itself_or_to_nothing_is_read():
+    loop = {"$ref": "#/$defs/A", "$defs": {"A": {"type": "array", "items": {"$ref": "#/$defs/A"}}}}
+    assert inlined(loop) == {"type": "array", "items": {}}
+    assert inlined({"properties": {"title": {"title": "T", "$ref": "x"}}}) == {
+        "properties": {"title": {}}
+    }
+    for broken in ({"properties": []}, {"anyOf": [True, 3]}, {"items": True}, {"$ref": 3}):
+        assert coerced({"a": ["1"]}, inlined(broken)) == {"a": ["1"]}
 
 
 @given(st.text(), st.integers(64, 200))

@@ -12,6 +12,7 @@ from tramontane.environments.calls import Message
 from tramontane.environments.chat import Chat, Chatted
 from tramontane.environments.families import Cell, Family
 from tramontane.environments.mistral import MistralChat, files_of, load_mistral
+from tramontane.environments.mistral_family import MistralFamily
 from tramontane.errors import InputError
 from tramontane.types import ToolCall
 
@@ -98,7 +99,9 @@ def by_mistral(encoder: PromptEncoder) -> list[Trait]:
         mistral = load_mistral(encoder)
     except InputError as error:
         return [Trait("by mistral-common", "optional", str(error))]
-    traits = _followed(lambda: MistralChat(mistral, encoder, [_TOOL]), encoder, [])
+    row = MistralFamily(mistral, encoder).row()
+    traits = [_trait(column, cell) for column, cell in row.items() if column != "SFT text"]
+    traits += _followed(lambda: MistralChat(mistral, encoder, [_TOOL]), encoder, [])
     return [trait._replace(name=f"{trait.name}, by mistral-common") for trait in traits]
 
 

@@ -71,8 +71,8 @@ class ConversationFigures:
 
 
 def right_by_turn(rows: Sequence[Row]) -> list[float]:
-    """Share of the judged conversations that are right after 1, 2, … turns."""
-    judged = [row for row in rows if row["verdict"] != "unscorable"]
+    """Share of the judged conversations that are right after 1, 2, … turns; empty without any."""
+    judged = [row for row in rows if row.get("verdict", "unscorable") != "unscorable"]
     right = [len(row["turns"]) for row in judged if row["verdict"] == "right"]
     turns = range(1, max((len(row["turns"]) for row in judged), default=0) + 1)
     return [sum(used <= most for used in right) / len(judged) for most in turns]

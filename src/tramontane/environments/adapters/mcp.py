@@ -2,7 +2,7 @@
 with the variables of the run, or `mcp:http://localhost:8000/mcp` over streamable HTTP.
 
 The tools are listed once in each process. A conversation has a server of its own, or at an address
-a session of its own, from its start to its end.
+a session of its own, from its first call to its end.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ class MCP:
         self._ends = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
+    async def _begun(self) -> Client:
+        """The client of this conversation."""
+        if self._task is not None:
+            return await self._client
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         # The client must be closed by the task that opened it.
         self._task = asyncio.create_task(self._connect())
@@ -67,6 +70,7 @@ class MCP:
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if self._task.done():
             self._task.result()
+        return await self._client
 
     async def _connect(self) -> None:
         async with _connected(self.name) as client:
@@ -81,7 +85,7 @@ class MCP:
             MCPError: the server has ended, or broken the protocol.
         """
         try:
-            result = await (await self._client).call_tool(name, arguments)
+            result = await (await self._begun()).call_tool(name, arguments)
         except MCPError as error:
             if error.code in _MISUSED:
                 raise Misuse(error.message) from None
