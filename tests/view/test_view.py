@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlparse
@@ -21,6 +22,7 @@ from tests.view.pages import (
     TOKEN,
     UPDATES,
     Page,
+    group,
     make_run,
     served,
     write_update,
@@ -241,6 +243,18 @@ def test_a_completion_comes_with_its_tokens_and_its_group(page: Page) -> None:
     assert page.answer(f"{page.address}api/rollout?run=5&update=3&row=0")[0] == 404
 
 
+def test_a_group_s_reward_is_the_mean_of_what_could_be_judged(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", updates=1)
+    part, whole = group(0, 1, False), group(1, 1, False)
+    part.verdicts[0] = replace(part.verdicts[0], verdict="unscorable")
+    whole.verdicts = [replace(v, verdict="unscorable", reward=0.0) for v in whole.verdicts]
+    folder.write_rollouts(1, [(part, None), (whole, None)], ["correctness"])
+    with served(folder.path) as page:
+        rows = page.get("rollouts", run=0, by="group", sort="reward")["rows"]
+        assert {row["group"]: row["reward"] for row in rows} == {0: pytest.approx(2 / 3), 1: None}
+        assert page.get("problems", among="0:training,0:training")["each"] == [1, 1]
+
+
 def test_groups_have_the_advantage_of_each_completion(page: Page) -> None:
     answer = page.get("groups", run=0, update=2)
     assert [g["group"] for g in answer["groups"]] == [3, 4, 5]
@@ -265,7 +279,10 @@ def test_two_runs_are_compared_on_the_problems_of_both(page: Page) -> None:
 
 def test_answers_before_and_after_training_are_counted_apart(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", updates=2)
-    for name, verdicts in (("before", ["wrong", "wrong"]), ("after", ["right", "wrong"])):
+    for name, verdicts in (
+        ("before", ["wrong", "wrong", "unscorable"]),
+        ("after", ["right", "wrong"]),
+    ):
         rows = [{"problem_id": "problem-0", "verdict": verdict} for verdict in verdicts]
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (folder.path / f"evaluation_{name}.jsonl").write_text(lines)
