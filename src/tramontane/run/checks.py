@@ -352,9 +352,9 @@ def evaluation_warnings(before: EvaluationResult) -> list[str]:
         samples = "1 sample" if k == 1 else f"{k} samples"
         return [
             f"evaluation before training: pass@{k} is 0. None of {before.n_problems:,} problems "
-            f"was solved in {samples}, so training learns little but the other parts of the reward "
-            f"(format, language) until the model solves some; easier problems or supervised "
-            f"training first would help"
+            f"was solved in {samples}, so training learns little but other parts of the reward, if "
+            f"it has any (format, language), until the model solves some; easier problems or "
+            f"supervised training first would help"
         ]
     return []
 
