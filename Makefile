@@ -121,6 +121,7 @@ fuzz: $(DEV)
 hostile: $(DEV)
 	$(BIN)/python -m fuzz.hostile --programs $(PROGRAMS) $(if $(RUNG),--rung $(RUNG))
 	$(BIN)/python -m fuzz.conversations
+	$(BIN)/python -m fuzz.clients
 
 bench: $(DEV)
 	$(BIN)/python -m benchmarks $(BENCH)
