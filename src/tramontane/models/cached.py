@@ -39,7 +39,7 @@ class Cached(NamedTuple):
         """
         cache = _States()
         _calls.set([])
-        model.to(torch.bfloat16)  # which kernels of experts want
+        model.bfloat16()  # which kernels of experts want
         model.set_attn_implementation(_MEASURED)
         ids = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
         with torch.no_grad(), torch.device("meta"):
