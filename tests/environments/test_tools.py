@@ -430,6 +430,18 @@ def test_parameters_that_json_cannot_give_are_refused_by_name(hint):
         schema_of(tool_of(hint))
 
 
+class Corner(Enum):
+    LEFT = (0, 1)
+
+
+@pytest.mark.parametrize(
+    "hint", [Corner, list[Corner], dict[tuple[int, int], str], dict[str, dict[Pair, int]] | None]
+)
+def test_values_that_the_model_can_never_write_are_refused(hint):
+    with pytest.raises(InputError, match="parameter 'given': .*neither texts nor numbers"):
+        schema_of(tool_of(hint))
+
+
 def test_parameters_of_every_kind_are_given():
     def tool(first: int, /, second: int = 2, *rest: int, last: str = "z", **others: int) -> str:
         """Do it.

@@ -14,13 +14,14 @@ import re
 import sys
 import types
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import typing_extensions
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from tramontane.environments.arguments import inlined
+from tramontane.environments.arguments import inlined, kinds_of
 
 _LIST, _OBJECT = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 _JSON = (str, int, float, bool, type(None), list, dict, Any)
@@ -98,7 +99,8 @@ def signature_of(tool: Callable[..., Any], docs: Mapping[str, str]) -> Signature
             hint, properties[name] = _described(hint, parameter.kind, docs.get(name))
             adapters[name] = TypeAdapter(hint)
         except Exception as error:  # a hint may be anything, and raise anything
-            raise TypeError(f"parameter {name!r}: {str(error).splitlines()[0]}") from None
+            said = str(error).partition("\n")[0].partition(". Set `arb")[0]
+            raise TypeError(f"parameter {name!r}: {said}") from None
         if default is parameter.empty and parameter.kind not in (_LIST, _OBJECT):
             required.append(name)
     schema = {"type": "object", "properties": properties}
@@ -150,6 +152,7 @@ def _schema_of(hint: Any) -> dict[str, Any]:
         Exception: it has none.
     """
     if not _is_json(hint):
+        _check_names(hint)
         return dict(inlined(TypeAdapter(hint).json_schema()))
     # Imported here: transformers takes seconds, and a run's first checks need none of it.
     from transformers.utils import chat_template_utils as templates
@@ -157,6 +160,21 @@ def _schema_of(hint: Any) -> dict[str, Any]:
     # It would import torch, which takes seconds, to recognize a tensor among the type hints.
     templates.is_torch_available = lambda: "torch" in sys.modules
     return dict(templates._parse_type_hint(hint))
+
+
+def _check_names(hint: Any) -> None:
+    """Raise a TypeError for a type whose values, or names in objects, JSON cannot write."""
+    origin, parts = get_origin(hint), get_args(hint)
+    members = list(hint) if isinstance(hint, type) and issubclass(hint, Enum) else []
+    members += parts if origin is Literal else []
+    values = [getattr(member, "value", member) for member in members]
+    if any(not isinstance(value, str | int | float | None) for value in values):
+        raise TypeError(f"{hint} has values that are neither texts nor numbers")
+    named = isinstance(origin, type) and issubclass(origin, Mapping) and parts
+    if named and kinds_of(_schema_of(parts[0])) & {"array", "object"}:
+        raise TypeError(f"{hint} has names that are neither texts nor numbers")
+    for part in parts if origin is not Literal else ():
+        _check_names(part)
 
 
 def _is_json(hint: Any) -> bool:
