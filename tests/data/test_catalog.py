@@ -15,6 +15,7 @@ from tramontane.data.layouts import LAYOUTS
 from tramontane.data.load import load_problems
 from tramontane.errors import InputError
 from tramontane.verifier.code.grade import judge
+from tramontane.verifier.code.shown import divide
 from tramontane.verifier.math.grade import judge_answer
 from tramontane.verifier.reward import grade
 
@@ -384,6 +385,13 @@ def test_the_pass_rates_of_a_set_select_its_problems(tmp_path):
     [problem] = read(tmp_path, "big_math", rows)
     assert problem.metadata["pass_rate"] == 0.25
     assert problem.metadata["topic"] == ["Mathematics -> Algebra -> Other"]
+
+
+def test_public_tests_of_livecodebench_are_the_shown_ones(tmp_path):
+    (problem,) = read(tmp_path, "livecodebench_v5", [STDIN])
+    shown, hidden = divide(problem)
+    assert [case["output"] for case in shown.tests["cases"]] == ["4\n"]
+    assert len(hidden.tests["cases"]) == len(problem.tests["cases"]) - 1 > 0
 
 
 def test_deepcoders_functions_and_programs(tmp_path):

@@ -78,7 +78,8 @@ def _known_form(value: Any, where: str) -> Any:
     """Tests of a public set in Tramontane's form; values of unknown form unchanged."""
     if isinstance(value, dict) and "type" not in value and value.get("rules"):
         known = _known_form(value.get("cases"), where)
-        return known | {"rules": value["rules"]} if isinstance(known, dict) else known
+        rest = {key: value[key] for key in ("rules", "shown") if key in value}
+        return known | rest if isinstance(known, dict) else known
     if isinstance(value, dict) and "type" not in value:
         for names in (("inputs", "outputs"), ("input", "output")):
             columns = [x for name in names if isinstance(x := value.get(name), list)]

@@ -139,11 +139,12 @@ def gpqa(row: Row) -> Row:
 def livecodebench(row: Row) -> Row:
     """LiveCodeBench: public and private tests combined; a program reads standard input, or, with
     starter code, completes a function."""
-    cases = [*_cases(row.get("public_test_cases")), *_cases(row.get("private_test_cases"))]
+    shown = _cases(row.get("public_test_cases"))
+    cases = _with_function([*shown, *_cases(row.get("private_test_cases"))], row)
     return {
         "id": row.get("question_id"),
         "problem": _with_starter(_need(row, "question_content"), row),
-        "tests": {"rules": "livecodebench", "cases": _with_function(cases, row)},
+        "tests": {"rules": "livecodebench", "shown": len(shown), "cases": cases},
         "domain": "code",
         "level": row.get("difficulty"),
         "platform": row.get("platform"),
