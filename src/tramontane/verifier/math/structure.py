@@ -191,10 +191,13 @@ def _count_primes(text: str) -> int:
     return len(_PRIME.findall(_EQUALS.split(text)[-1]))
 
 
+_DIVISOR = re.compile(r"\\(?:operatorname|text|mathrm)\s*\{\s*(?:gcd|lcm)\s*\}(?=\s*\()")
+
+
 def refuse_more_than_a_number(pred: str) -> None:
     """Reject words, lists and notation in an answer whose reference is a single number."""
     value = _EQUALS.split(pred)[-1]
-    if WRAPPER.search(value):
+    if WRAPPER.search(_DIVISOR.sub("", value)):
         raise Refused("words beside the number")
     if len(read_shape(value).items) > 1:
         raise Refused("a list, not a number")
