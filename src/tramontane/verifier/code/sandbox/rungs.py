@@ -104,17 +104,22 @@ def _root_directory(shown: list[tuple[str, str]]) -> list[str]:
     lines += [f"mount -t tmpfs -o size={BOX_MB}m,mode=777,nosuid,nodev tmpfs tmp"]
     lines += ["mount -t proc -o nosuid,nodev,noexec proc proc"]
     devices = [(f"/dev/{name}", f"/dev/{name}") for name in DEVICES]
+    folders, targets, mounts = set[str](), list[str](), list[str]()
     for inside, outside in [*((p, p) for p in readable_paths()), *devices, *shown]:
         target = quote(inside.lstrip("/"))
         if os.path.islink(outside) and outside in SYSTEM:
-            lines.append(f"ln -s {quote(os.readlink(outside))} {target}")
+            targets.append(f"ln -s {quote(os.readlink(outside))} {target}")
             continue
-        folder = quote(os.path.dirname(inside).lstrip("/") or ".")
-        lines.append(f"mkdir -p {folder}")
-        lines.append(f"mkdir -p {target}" if os.path.isdir(outside) else f": > {target}")
-        lines.append(f"mount --rbind {quote(outside)} {target}")
+        if os.path.isdir(outside):
+            folders.add(target)
+        else:
+            folders.add(quote(os.path.dirname(inside).lstrip("/") or "."))
+            targets.append(f": > {target}")
+        mounts.append(f"mount --rbind {quote(outside)} {target}")
         if not outside.startswith("/dev/"):
-            lines.append(f"mount -o remount,bind,ro {target}")
+            mounts.append(f"mount -o remount,bind,ro {target}")
+    # One process for all folders: each costs as much as a test.
+    lines += [f"mkdir -p {' '.join(sorted(folders))}", *targets, *mounts]
     return [*lines, "mount -o remount,bind,ro $root"]
 
 
