@@ -215,8 +215,11 @@ def _after_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
+    pending = signal.sigpending()
     for number, default in DEFAULTS.items():
-        if signal.getsignal(number) in _own:
+        if number in pending:  # what a handler raises during a fork is lost, as Ray's SystemExit
+            signal.signal(number, signal.SIG_DFL)
+        elif signal.getsignal(number) in _own:
             signal.signal(number, default)
     _after_fork()
 

@@ -78,6 +78,12 @@ def backward(loss: torch.Tensor) -> None:
         run_nodes(loss, gradients)
 
 
+def gradient_of(output: torch.Tensor, leaf: torch.Tensor) -> tuple[torch.Tensor]:
+    """The gradient of a leaf like `torch.autograd.grad`, with the same engine."""
+    run_nodes(output, {output.grad_fn: {0: torch.ones_like(output)}})
+    return (leaf.grad,)
+
+
 def run_nodes(loss: torch.Tensor, gradients: dict) -> None:
     for node in reversed(dependencies_first(loss.grad_fn)):
         given = gradients.pop(node, {})
@@ -108,7 +114,11 @@ def dependencies_first(root) -> list:
 def launches(trainer, minibatch) -> Launches:
     """What the first microbatch launches, forward and backward."""
     trainer._freeze_logprobs([minibatch])
-    with Launches() as found, patch("torch.Tensor.backward", torch.no_grad()(backward)):
+    with (
+        Launches() as found,
+        patch("torch.Tensor.backward", torch.no_grad()(backward)),
+        patch("torch.autograd.grad", torch.no_grad()(gradient_of)),
+    ):
         trainer._accumulate(minibatch, 0, trainer._working, 0)
     return found
 

@@ -2,6 +2,9 @@
 their arguments, other folders."""
 
 import asyncio
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -140,3 +143,24 @@ def test_what_a_module_prints_on_import_is_not_part_of_a_commands_output(tmp_pat
     found = capfd.readouterr()
     assert (found.out, found.err.splitlines()[0]) == ("", "imported")
     assert "reward: imported" in found.err
+
+
+# A signal that arrives during the fork, and a handler that raises, as Ray installs one: what it
+# raises there is lost, and the child would go on.
+RAISES = """
+import os, signal, sys, time
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+import tramontane.interrupt
+if not (child := os.fork()):
+    time.sleep(60)
+    os._exit(9)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_child_that_is_ended_while_it_is_forked_ends():
+    done = subprocess.run(
+        [sys.executable, "-c", RAISES], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout.split() == [str(-signal.SIGTERM)]
