@@ -180,7 +180,7 @@ class TrajectoriesConfig(Section):
     """Recorded completions to fill batches with: rollouts of earlier runs, responses of other
     models or of humans. See docs/trajectories.md."""
 
-    removed: ClassVar = {
+    removed: ClassVar[Any] = {
         "min_version": (None, "give a later run as the source, or a file of selected rows")
     }
 
@@ -226,7 +226,7 @@ class DataConfig(PromptConfig):
     """Problem sources for training and evaluation, the prompts made from the problems, and the
     selection of problems by pass rate. A text in place of the section is `train`."""
 
-    of_text: ClassVar = "train"
+    of_text: ClassVar[Any] = "train"
 
     train: str = ""
     """Source of training problems: `playground:`, `reasoning_gym:NAME`, `verifiers:NAME`, a file

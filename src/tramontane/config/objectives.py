@@ -6,7 +6,7 @@ checked and described without importing torch.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -196,7 +196,7 @@ class GSPOOptions(AdvantageOptions):
 class InferenceOptions(KLOptions):
     """Options of an objective for k samples at inference (arXiv 2503.19595)."""
 
-    renamed: ClassVar = {"centred": "centered"}
+    renamed: ClassVar[Any] = {"centred": "centered"}
 
     loss_normalization: Annotated[LossNormalization, _LOSS] = "sequence_sum"
     """Divisor of summed token losses. The default is the paper's sum over tokens."""
@@ -269,7 +269,7 @@ class JEPOOptions(TargetOptions):
     """JEPO (arXiv 2503.19618): learns chains of thought without a verifier, from a lower bound on
     the reference answer's likelihood."""
 
-    removed: ClassVar = {
+    removed: ClassVar[Any] = {
         "format_reward": (-10.0, "it is FORMAT_REWARD in trainer/objectives/jepo.py")
     }
 
@@ -307,7 +307,7 @@ class JEPOOptions(TargetOptions):
 class SPOOptions(ObjectiveOptions):
     """SPO, soft policy optimization (arXiv 2503.05453)."""
 
-    removed: ClassVar = {
+    removed: ClassVar[Any] = {
         "q_max": (-0.01, "the bound is SUCCESS_MAX in trainer/objectives/spo.py"),
         "r_min": (1e-3, "the bound is REWARD_MIN in trainer/objectives/spo.py"),
     }
@@ -368,7 +368,7 @@ class DROOptions(ObjectiveOptions):
 class SFTOptions(ObjectiveOptions):
     """Supervised fine-tuning: the negative log-likelihood of given responses."""
 
-    term_tokens: ClassVar = "recorded"
+    term_tokens: ClassVar[Any] = "recorded"
 
     loss_normalization: Annotated[LossNormalization, _LOSS] = "minibatch_tokens"
     """Divisor of summed token losses. `minibatch_tokens` gives the mean over all response tokens,
@@ -383,7 +383,7 @@ class DistillOptions(ObjectiveOptions):
     """On-policy distillation: the divergence between the policy and a teacher, on the policy's own
     completions; see docs/distillation.md."""
 
-    term_tokens: ClassVar = "sampled"
+    term_tokens: ClassVar[Any] = "sampled"
 
     loss_normalization: Annotated[LossNormalization, _LOSS] = "minibatch_tokens"
     """Divisor of summed token losses. `minibatch_tokens` gives the mean over all tokens."""

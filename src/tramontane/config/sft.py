@@ -39,7 +39,7 @@ class NewModelConfig(Section):
 class MixtureConfig(Section):
     """Frequencies of styles and flaws in generated traces. The paper has no such data."""
 
-    removed: ClassVar = {
+    removed: ClassVar[Any] = {
         "wrong_call": (0.2, "it is WRONG_CALL in data/playground/traces.py"),
         "ignored_answer": (0.1, "it is IGNORED_ANSWER in data/playground/traces.py"),
     }
@@ -94,7 +94,7 @@ class DrillsConfig(Section):
 class ExamplesConfig(Section):
     """Prompts and responses to learn from."""
 
-    of_text: ClassVar = "train"
+    of_text: ClassVar[Any] = "train"
 
     train: str
     """Source: `playground:`, mixed from the parts under `playground`, or a JSONL (also gzip) or

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -86,7 +86,7 @@ class TrainerConfig(NumericsConfig):
     """Optimizer, numerics and memory use of training; see docs/training.md. The paper names neither
     optimizer nor learning rate."""
 
-    renamed: ClassVar = {"warmup_steps": "warmup_updates"}
+    renamed: ClassVar[Any] = {"warmup_steps": "warmup_updates"}
 
     learning_rate: float | None = Field(None, gt=0)
     """Learning rate of AdamW after warm-up. null: by the model's size: 3e-4 at 2 million

@@ -6,13 +6,14 @@ full-width digits, `√2`, `x²`, `45°`, `6.02e23`, `0.\overline{3}`.
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
+import sys
 import unicodedata
 from collections.abc import Iterable
 from fractions import Fraction
 from functools import lru_cache
-from re._parser import parse  # type: ignore[import-not-found]
 from typing import Any
 
 from tramontane.verifier.math.numbers import DECIMAL, to_number
@@ -424,6 +425,9 @@ def normalize(text: str) -> str:
     return same_phrase(text)
 
 
+_parser: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
+
+
 def _needed(pattern: re.Pattern[str]) -> frozenset[str]:
     """Characters that every text with a match of a pattern has."""
 
@@ -443,7 +447,8 @@ def _needed(pattern: re.Pattern[str]) -> frozenset[str]:
                     found |= set.intersection(*map(of, branches))
         return found
 
-    return frozenset() if pattern.flags & re.IGNORECASE else frozenset(of(parse(pattern.pattern)))
+    parsed = [] if pattern.flags & re.IGNORECASE else _parser.parse(pattern.pattern)
+    return frozenset(of(parsed))
 
 
 _NEEDED = [_needed(pattern) for pattern, _ in _RULES]
