@@ -5,11 +5,16 @@ import fcntl
 import os
 import re
 import signal
+import socket
+import struct
+import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tramontane.imports import command_of
 from tramontane.placement import warm
 from tramontane.placement.printed import BURST
 from tramontane.placement.process import WorkerProcess
@@ -201,3 +206,27 @@ def test_a_worker_has_the_variables_folder_and_path_of_its_start(tmp_path, monke
     assert str(tmp_path) in seen
     mark = re.search(rf"\('{warm.MARK}', '(\w+)'\)", seen)[1]
     assert f"{warm.MARK}={mark}" in (tmp_path / "shown").read_text()
+
+
+def test_several_threads_may_wait_for_one_worker():
+    for _ in range(20):
+        worker = WorkerProcess("worker", "tests.placement.forks", "reward")
+        worker.start(None)
+        process = worker.process
+        with ThreadPoolExecutor(8) as pool:
+            waiting = [pool.submit(process.wait, SECONDS) for _ in range(8)]
+            worker.kill()
+            assert {w.result() for w in waiting} == {-signal.SIGKILL}
+        worker.stop()
+
+
+def test_the_process_that_forks_says_nothing_when_its_user_dies_in_a_request():
+    ours, theirs = socket.socketpair()
+    server = subprocess.Popen(
+        command_of("tramontane.placement.warm", str(theirs.fileno())),
+        pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    theirs.close()
+    ours.sendall(struct.pack("q", 100))
+    ours.close()
+    assert server.communicate(timeout=SECONDS)[1] == "" and server.returncode == 0

@@ -60,7 +60,7 @@ def test_the_example_in_the_docs_is_trained_with(folder):
 def test_the_page_is_followed_to_the_end_of_a_run(folder):
     (folder / "asymre.py").write_text(blocks(DOCS, "python")[0])
     (folder / "asymre.yaml").write_text(blocks(DOCS, "yaml")[0])
-    short = ["pipeline.updates=1", "pipeline.n_batch=32", "data.eval=null"]
+    short = ["pipeline.updates=1", "pipeline.n_batch=32", "data={train: 'playground:', eval: null}"]
     result = tramontane.train("asymre.yaml", short, quiet=True, report=False)
     (metrics,) = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").open()]
     assert metrics["ratio"] == pytest.approx(1, abs=0.05)

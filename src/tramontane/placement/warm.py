@@ -40,6 +40,7 @@ class Forked:
 
     def __init__(self, pid: int, status: int) -> None:
         self.pid, self._status = pid, status
+        self._lock = threading.Lock()
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -62,10 +63,15 @@ class Forked:
             poll = select.poll()
             poll.register(self._status, select.POLLIN)
             if poll.poll(1000 * seconds):
-                ended = os.read(self._status, _SIZE.size)
-                self.returncode = _SIZE.unpack(ended)[0] if ended else _KILLED
-                os.close(self._status)
+                with self._lock:  # another thread may have read it meanwhile
+                    if self.returncode is None:
+                        self.returncode = self._read()
         return self.returncode
+
+    def _read(self) -> int:
+        ended = os.read(self._status, _SIZE.size)
+        os.close(self._status)
+        return _SIZE.unpack(ended)[0] if ended else _KILLED
 
 
 class _Server:
@@ -181,10 +187,9 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: _report(running))
     loaded: set[str] = set()
     while True:
-        head, descriptors, *_ = socket.recv_fds(link, _SIZE.size, 3)
-        if not head:
+        descriptors, request = _asked(link)
+        if not request:
             return
-        request = pickle.loads(_received(link, _SIZE.unpack(head)[0]))
         if request[0] not in loaded:
             _load(request[0])
             loaded.add(request[0])
@@ -197,6 +202,15 @@ def main(descriptor: int) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         os.close(descriptors[0])
         os.close(descriptors[2])
+
+
+def _asked(link: socket.socket) -> tuple[list[int], tuple[Any, ...]]:
+    """The next request with its descriptors; an empty one once the other side is gone."""
+    try:
+        head, descriptors, *_ = socket.recv_fds(link, _SIZE.size, 3)
+        return descriptors, pickle.loads(_received(link, _SIZE.unpack(head)[0])) if head else ()
+    except OSError:  # it died, with an answer that it had not read or in the middle of a request
+        return [], ()
 
 
 def _load(module: str) -> None:
