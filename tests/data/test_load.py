@@ -407,6 +407,10 @@ def test_a_set_whose_rows_are_all_left_out(write):
         ("Answer: 2", "2"),
         ("1 + 1 = 2, so the final answer is: $2$.", "$2$"),
         ("Two steps.\nFinal Answer: 2", "2"),
+        ("**Answer:** 2", "2"),
+        ("The final answer is **2**.", "2"),
+        ("\\text{The answer is } 2", "2"),
+        ("\\text{The answer is 2}", "2"),
         ("2 (two)", "2"),
         ("1,021 (one thousand twenty-one)", "1,021"),
         ("\\boxed{1} or \\boxed{2}", "\\boxed{1} or \\boxed{2}"),  # which one is not said

@@ -223,3 +223,13 @@ def test_conversations_are_judged_by_their_last_turn(tmp_path):
         "messages has no text of the model's in field 'content'",
         "turns is of the wrong type (needed: list of objects)",
     ]
+
+
+@pytest.mark.parametrize("answer", ["The answer is \\boxed{2}.", "Answer: 2", "2 (two)"])
+def test_a_reference_in_prose_is_read_as_in_training(tmp_path, answer):
+    row = {"id": "1", "domain": "math", "problem": "1 + 1?", "answer": answer}
+    row["response"] = "<think>a</think>\\boxed{2}"
+    (source := tmp_path / "in.jsonl").write_text(json.dumps(row) + "\n")
+    command = Command("score", str(source), "--out", str(tmp_path / "out.jsonl"))
+    assert command.wait() == 0, command.communicate()
+    assert json.loads((tmp_path / "out.jsonl").read_text())["verdict"] == "right"

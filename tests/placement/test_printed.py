@@ -33,8 +33,14 @@ def loud(problem, text, n_tokens):
     return 1.0
 
 
-def config():
-    reward = CustomReward(name="loud", function=f"{__name__}.loud", weight=0.1)
+def unfinished(problem, text, n_tokens):
+    """A reward that prints without a line's end."""
+    print("thinks", end="")
+    return 1.0
+
+
+def config(name="loud"):
+    reward = CustomReward(name=name, function=f"{__name__}.{name}", weight=0.1)
     return VerifierConfig(workers=1, reward=RewardConfig(custom=(reward,)), allow_unsandboxed=True)
 
 
@@ -50,6 +56,12 @@ def test_a_reward_s_print_reaches_standard_error_and_a_graded_program_s_does_not
     found = capfd.readouterr()
     lines = [f"reward: reads {name} …\\ud800\nreward: worried\n" for name in ("sum", "echo")]
     assert (found.out, found.err) == ("", "".join(lines))
+
+
+def test_a_line_without_an_end_is_shown_when_its_process_ends(capfd):
+    with VerifierPool(config("unfinished"), 256, 32) as pool:
+        pool.score(SUM, [Response(RIGHT, 9)]).result(PATIENCE)
+    assert "reward: thinks\n" in capfd.readouterr().err
 
 
 def test_an_environment_s_print_reaches_standard_error(capfd):

@@ -208,10 +208,10 @@ def test_a_worker_has_the_variables_folder_and_path_of_its_start(tmp_path, monke
     assert f"{warm.MARK}={mark}" in (tmp_path / "shown").read_text()
 
 
-def test_several_threads_may_wait_for_one_worker():
+def test_several_threads_may_wait_for_one_worker(tmp_path):
     for _ in range(20):
         worker = WorkerProcess("worker", "tests.placement.forks", "reward")
-        worker.start(None)
+        worker.ready(lambda: (None, str(tmp_path)))
         process = worker.process
         with ThreadPoolExecutor(8) as pool:
             waiting = [pool.submit(process.wait, SECONDS) for _ in range(8)]

@@ -355,7 +355,10 @@ def reference_in(text: str) -> str:
         _, start, end = found[0]
         return text[start : end - 1].strip()
     if stated := _INTRODUCED.match(text):
-        text = stated[1].strip().removesuffix(".")
+        # Emphasis and a box of text may begin before the answer.
+        text = stated[1].removesuffix(".").strip("*_ ").lstrip("} ")
+        if text.count("}") > text.count("{"):
+            text = text.removesuffix("}")
     spelled = _SPELLED.fullmatch(text)
     return spelled[1] if spelled else text
 

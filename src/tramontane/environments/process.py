@@ -24,7 +24,7 @@ from tramontane.environments.protocol import Broken
 from tramontane.environments.running import THREADS
 from tramontane.errors import InputError
 from tramontane.interrupt import leave_to_controller
-from tramontane.placement.printed import print_by_line
+from tramontane.placement.printed import flush, print_by_line
 from tramontane.placement.process import limit_memory
 from tramontane.temporary import die_with_parent
 
@@ -92,6 +92,7 @@ async def serve(connection: Connection, worker: EnvironmentWorker) -> None:
             found = pickle.dumps((number, error))
         except Exception:  # this process has many other conversations
             found = pickle.dumps((number, Broken(traceback.format_exc())))
+        flush()
         await loop.run_in_executor(writer, connection.send_bytes, found)
 
     while worker.stuck <= MAX_STUCK:

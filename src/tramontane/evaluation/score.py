@@ -23,6 +23,7 @@ from tramontane.config import (
 )
 from tramontane.data.code import parse_tests
 from tramontane.data.files import read_lines
+from tramontane.data.load import reference_in
 from tramontane.errors import InputError
 from tramontane.types import Problem, Verdict
 from tramontane.verifier import custom
@@ -266,6 +267,8 @@ def parse_row(
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
         raise InputError("response_tokens is of the wrong type (needed: int, 0 or more)")
     answer = row.get("answer") if isinstance(row.get("answer"), str) else None
+    if answer and domains[domain].verifier == "math":
+        answer = reference_in(answer)
     rest = {name: value for name, value in row.items() if name not in ROW_FIELDS}
     problem = Problem(
         row["id"], domain, row["problem"], answer, tests, language=spoken, metadata=rest

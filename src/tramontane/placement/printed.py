@@ -117,6 +117,12 @@ def print_by_line(descriptor: int = 1) -> None:
     os.environ["PYTHONUNBUFFERED"] = "1"  # of children, which may be killed
 
 
+def flush() -> None:
+    """Send what was printed of a line on its way, as `print(text, end="")` leaves it."""
+    if not sys.stdout.closed:
+        sys.stdout.flush()
+
+
 class PrintedLog(logging.Handler):
     """Within a `with` block, adds what is printed to a file, up to MAX_LOG bytes.
 

@@ -24,7 +24,7 @@ from uuid import uuid4
 from tramontane.errors import InputError
 from tramontane.interrupt import leave_to_controller
 from tramontane.placement import warm
-from tramontane.placement.printed import Relay, print_by_line
+from tramontane.placement.printed import Relay, flush, print_by_line
 from tramontane.temporary import die_with_parent
 
 START_SECONDS = 120.0  # limit for a worker to import its libraries
@@ -172,6 +172,7 @@ def serve(descriptor: int, prepare: Callable[..., Callable[[Any], Iterable[Any]]
         connection.send(READY)
         while True:
             for result in results(connection.recv()):
+                flush()
                 connection.send(result)
 
 
