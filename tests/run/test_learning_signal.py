@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,30 @@ def test_an_environment_without_a_reward_is_advised_to_give_one() -> None:
     first = tally.diagnosis().partition("try, in this order:\n")[2].splitlines()[0]
     assert "let the environment give a reward by its last turn" in first
     assert "sandbox" not in tally.diagnosis()
+
+
+def mixed(reason: str) -> Group:
+    """A group with one completion that could not be judged."""
+    found = group("wrong", "not the reference")
+    return replace(found, verdicts=[*found.verdicts[1:], Verdict(0.0, {}, "unscorable", reason)])
+
+
+@pytest.mark.parametrize(
+    ("reason", "advice"),
+    [
+        ("reward 'flaky': ValueError: bad (my_r.py:7, in flaky)", "correct the function"),
+        ("every reward returned None", "return a number for every text"),
+    ],
+)
+def test_advice_is_for_what_makes_most_groups_be_dropped(reason: str, advice: str) -> None:
+    tally = Tally(Config(), str)
+    for _ in range(3):
+        tally.add(mixed(reason), FilterReason("unscorable", reason))
+    headline, _, remedies = tally.diagnosis().partition("; try, in this order:\n")
+    assert headline.endswith(
+        "most groups were dropped, each for a completion that could not be judged"
+    )
+    assert advice in remedies.splitlines()[0]
 
 
 def test_an_environments_constant_reward_is_named() -> None:

@@ -30,6 +30,7 @@ from tramontane.run.screen import share
 from tramontane.trainer import parity
 from tramontane.types import FAILED, Completion, FilterReason, Group, Problem, Verdict
 from tramontane.verifier import functions
+from tramontane.verifier.reward import NO_NUMBER
 
 Fate = Literal["unscorable", "failed", "right", "cut off", "malformed", "wrong"]
 
@@ -75,6 +76,10 @@ ADVICE: dict[Fate, tuple[str, ...]] = {
 MOST: dict[Fate, str] = {
     "failed": "for most completions a reward, verifier or environment of yours failed",
 }
+NO_VALUE = (
+    "let a reward function return a number for every text: one for which all return None cannot be "
+    "judged, and its group is dropped",
+)
 NO_REWARD = (
     "let the environment give a reward by its last turn: `step` returns (messages, reward, done), "
     "and a class in TRL's shape has `get_reward`",
@@ -107,6 +112,7 @@ class Tally:
         self._earned: set[str] = set()  # what the user's code gave, in words; at most two
         self.groups = self.kept = self.completions = self.cut_off = self.unread_calls = 0
         self._filtered: Counter[str] = Counter()  # groups by reason
+        self._unjudged = 0  # groups that were dropped for a completion that could not be judged
         self._reasons: Counter[str] = Counter()  # completions by verdict and reason
         self._fates: Counter[Fate] = Counter()  # completions
         # The problem and the first completion of each fate.
@@ -119,6 +125,7 @@ class Tally:
         self.kept += filtered is None
         if filtered:
             self._filtered[_general(str(filtered))] += 1
+            self._unjudged += filtered.kind == "unscorable"
         for completion, verdict in zip(group.completions, group.verdicts, strict=True):
             fate = _fate(completion, verdict)
             self.completions += 1
@@ -131,8 +138,11 @@ class Tally:
 
     @property
     def main_fate(self) -> Fate:
-        """The most frequent fate of a completion."""
-        return self._fates.most_common(1)[0][0]
+        """The most frequent fate of a completion, or of those that made most groups be dropped."""
+        fates = self._fates.copy()
+        if 2 * self._unjudged > self.groups:
+            fates = Counter({fate: fates[fate] for fate in ("unscorable", "failed")})
+        return fates.most_common(1)[0][0]
 
     @property
     def constant(self) -> str:
@@ -144,14 +154,16 @@ class Tally:
         """Counts, one whole completion, and advice, as lines of text."""
         fate = self.main_fate
         problem, completion, verdict = self._examples[fate]
-        headline, advice = (
-            MOST.get(fate, f"most completions are {fate}"),
-            list(ADVICE.get(fate, ())),
-        )
+        headline = MOST.get(fate, f"most completions are {fate}")
+        if 2 * self._unjudged > self.groups and 2 * self._fates[fate] < self.completions:
+            headline = "most groups were dropped, each for a completion that could not be judged"
+        advice = list(ADVICE.get(fate, ()))
         if fate == "malformed":
             advice = malformed.remedies(verdict.reason, cut_off=False)
         elif "without a reward" in verdict.reason:
             advice = list(NO_REWARD)
+        elif verdict.reason == NO_NUMBER:
+            advice = list(NO_VALUE)
         elif self.constant:
             by_functions = self._config.conversation.reward == "verifier"
             advice = list(CONSTANT if by_functions else CONSTANT[:1])

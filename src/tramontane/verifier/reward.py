@@ -33,6 +33,8 @@ from tramontane.verifier.format import Parsed, check_format, split_thoughts
 from tramontane.verifier.functions import FunctionFailed
 from tramontane.verifier.judge import answer_of
 
+NO_NUMBER = "every reward returned None"  # of functions that alone judge
+
 
 def grade(
     problem: Problem,
@@ -153,7 +155,7 @@ def _added(
     of_one = [r for r in config.reward.custom if r.weight and not custom.of_group(r)]
     given += [_GroupReward(r.name, r.weight) for r in of_one]
     if not given:
-        return unscorable("every reward returned None", parts, seconds=verdict.seconds)
+        return unscorable(NO_NUMBER, parts, seconds=verdict.seconds)
     judged = _judge_by_rewards(sum(parts[r.name] for r in given), given, domain)
     return replace(verdict, verdict=judged.outcome, reason=judged.reason)
 
