@@ -128,6 +128,18 @@ def test_log_probs_of_other_tokens_are_those_of_the_logits(monkeypatch):
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_whole_vocabularies_in_bfloat16_are_divided_by_the_temperature_in_float32(temperature):
+    llama, row = model().bfloat16(), pack_row(batch().sequences[:4], torch.device("cpu"))
+    whole = row.targets.new_empty((len(row.targets), 0))
+    found = plain_predictions(llama, replace(row, candidates=whole), temperature)
+    logits = llama(**row.inputs).logits[0, : len(row.targets)].double()
+    wanted = (logits / temperature).log_softmax(-1).float()
+    torch.testing.assert_close(found.policy_top, wanted, rtol=1e-5, atol=1e-5)
+    at_targets = wanted.gather(1, row.targets[:, None])[:, 0]
+    torch.testing.assert_close(found.logprobs, at_targets, rtol=1e-5, atol=1e-5)
+
+
 def test_a_model_that_computes_all_logits_is_read_at_the_positions_that_predict():
     # Whisper's decoder does so, whatever `logits_to_keep` says.
     llama, row = model().double(), pack_row(batch().sequences[:4], torch.device("cpu"))

@@ -132,10 +132,11 @@ def plain_predictions(
     if row.candidates is None:
         logprobs, entropy = token_logprobs(logits, row.targets, temperature, entropy_grad)
         return Predictions(logprobs, entropy, top1.to(logprobs.dtype))
-    scaled = logits if temperature == 1 else logits / temperature
+    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32))
     del logits
-    # Kept for the gradient, as the only tensor of this size.
-    every = scaled.log_softmax(-1, torch.promote_types(scaled.dtype, torch.float32))
+    if temperature != 1:
+        scaled = scaled / temperature
+    every = scaled.log_softmax(-1)  # kept for the gradient, as the only tensor of this size
     del scaled
     logprobs = every.gather(-1, row.targets[:, None])[:, 0]
     with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
@@ -145,7 +146,7 @@ def plain_predictions(
 
 
 def _entropy(logprobs: torch.Tensor) -> torch.Tensor:
-    """Of rows of log-probs: [N]. A token of log p = −∞ adds 0 · log p = 0, not NaN."""
+    """The entropies of rows of log-probs: [N]. A token of log p = −∞ adds 0 · log p = 0, not NaN."""
     return -torch.linalg.vecdot(logprobs.exp(), logprobs.clamp(min=-1e4))
 
 
