@@ -3,8 +3,8 @@
     python benchmarks/verifiers.py [--against CHECKOUT] [--rounds 3]
 
 First the core cases of math_verify_cases.jsonl: accuracy and latency. Then verdicts per second of
-processor time on the pairs of verdict_pairs.py, programs in groups, and the time in which a worker
-of a pool starts: each grader in a process of its own, in turn, --rounds times. Ratios are of
+processor time on the pairs of verdict_pairs.py, programs in groups, and how long a worker of a
+pool takes to start: each grader in a process of its own, in turn, --rounds times. Ratios are of
 the runs of one round. Writes verifiers.json next to this file.
 """
 

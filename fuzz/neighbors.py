@@ -1,5 +1,5 @@
-r"""Answers near a reference, of each class in which a wrong answer was once accepted: drawn with
-what they are, so that a check can tell without the judge.
+r"""Answers near a reference, for each class in which a wrong answer was once accepted. Each is
+drawn together with whether it is right, so a check needs no judge.
 
 Each function draws (reference, answer, is right) triples. Others that are known to be wrong or
 right belong here, in the class of their fault.
@@ -55,7 +55,7 @@ _CONSTANTS = [0, 1, 2, 0.5772156649015329, 1.618033988749895, 2.718281828459045]
 
 
 def letters(draw: Draw) -> Iterator[Case]:
-    """A Greek letter is no constant, and no other letter."""
+    """Greek letters, which are neither constants nor other letters."""
     name, other = draw.sample(_LETTERS, 2)
     k = draw.randint(2, 9)
     form, value = draw.choice([
@@ -102,7 +102,7 @@ def words(draw: Draw) -> Iterator[Case]:
 
 
 def products(draw: Draw) -> Iterator[Case]:
-    """Products in brackets, which are no sums, and mixed numbers, which are."""
+    """Products in brackets, and mixed numbers, which are sums."""
     a, b = (draw.choice([-1, 1]) * draw.randint(2, 9) for _ in range(2))
     yield str(a * b), f"({a})({b})", True
     if a + b != a * b:

@@ -394,7 +394,7 @@ def test_a_program_without_input_need_not_read():
     ],
 )  # fmt: skip
 def test_idle_tests_are_found(tmp_path, code, is_found):
-    """As recorded before such tests were refused."""
+    """A verdict as it was recorded before such tests were refused."""
     tests = {"type": "python_assert", "code": code, "entry_point": "add"}
     given = {"id": "a", "domain": "code", "problem": "Add.", "tests": tests}
     response = program("def add(a, b): return 0")

@@ -26,8 +26,8 @@ class Prompt(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """An answer and its number of tokens; `fault` says why, if there is no answer. `cut` is True if
-    a server says that it ended at a limit.
+    """An answer and its number of tokens. `fault` says why there is no answer; `cut` is True if a
+    server says that the answer ended at a limit.
 
     Its thoughts, if any, are between the paper's tags, whatever the tags of the model.
     """

@@ -226,7 +226,7 @@ class DataConfig(PromptConfig):
     """Problem sources for training and evaluation, the prompts made from the problems, and the
     selection of problems by pass rate. A text in place of the section is `train`."""
 
-    of_text: ClassVar[Any] = "train"
+    of_text: ClassVar[str] = "train"
 
     train: str = ""
     """Source of training problems: `playground:`, `reasoning_gym:NAME`, `verifiers:NAME`, a file

@@ -48,7 +48,7 @@ class ObjectiveConfig(Section):
     objectives changes one key. A text in place of the section is its name. See
     docs/objectives.md."""
 
-    of_text: ClassVar[Any] = "name"
+    of_text: ClassVar[str] = "name"
 
     name: Annotated[str, _LOSS] = "magistral"
     """One of the sections below, or the import path of a module with your own objective."""

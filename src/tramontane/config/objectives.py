@@ -368,7 +368,7 @@ class DROOptions(ObjectiveOptions):
 class SFTOptions(ObjectiveOptions):
     """Supervised fine-tuning: the negative log-likelihood of given responses."""
 
-    term_tokens: ClassVar[Any] = "recorded"
+    term_tokens: ClassVar[Literal["all", "sampled", "recorded"]] = "recorded"
 
     loss_normalization: Annotated[LossNormalization, _LOSS] = "minibatch_tokens"
     """Divisor of summed token losses. `minibatch_tokens` gives the mean over all response tokens,
@@ -383,7 +383,7 @@ class DistillOptions(ObjectiveOptions):
     """On-policy distillation: the divergence between the policy and a teacher, on the policy's own
     completions; see docs/distillation.md."""
 
-    term_tokens: ClassVar[Any] = "sampled"
+    term_tokens: ClassVar[Literal["all", "sampled", "recorded"]] = "sampled"
 
     loss_normalization: Annotated[LossNormalization, _LOSS] = "minibatch_tokens"
     """Divisor of summed token losses. `minibatch_tokens` gives the mean over all tokens."""

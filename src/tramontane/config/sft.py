@@ -94,7 +94,7 @@ class DrillsConfig(Section):
 class ExamplesConfig(Section):
     """Prompts and responses to learn from."""
 
-    of_text: ClassVar[Any] = "train"
+    of_text: ClassVar[str] = "train"
 
     train: str
     """Source: `playground:`, mixed from the parts under `playground`, or a JSONL (also gzip) or

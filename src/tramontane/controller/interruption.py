@@ -1,4 +1,4 @@
-"""Interruption of long thoughts, as ScaleRL does it (arXiv 2510.13786)."""
+"""When long thoughts are interrupted, and how their completions continue."""
 
 from __future__ import annotations
 

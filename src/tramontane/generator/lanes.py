@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, NamedTuple, SupportsIndex, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -88,17 +88,6 @@ class WrittenCache(StateCache):
         """`write` with both in one tensor, [B, N, 2, kv_heads, d]."""
         key, value = pair.transpose(1, 3).unbind(2)
         self.write(layer, key, value)
-
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: SupportsIndex,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """For transformers: returns a layer's new keys and values as they are."""
-        return key_states, value_states
 
 
 class RecordedCache(WrittenCache):

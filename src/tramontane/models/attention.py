@@ -392,9 +392,9 @@ def plain_attention(
     return (weights @ v.unsqueeze(-3)).flatten(-4, -3)
 
 
-def _no_mask(*args: Any, **kwargs: Any) -> None:
+def no_mask(*args: Any, **kwargs: Any) -> None:
     return None
 
 
 AttentionInterface.register(PACKED, packed_attention)
-AttentionMaskInterface.register(PACKED, _no_mask)
+AttentionMaskInterface.register(PACKED, no_mask)

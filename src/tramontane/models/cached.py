@@ -8,10 +8,14 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
+from tramontane.models.attention import no_mask
 from tramontane.models.states import StateCache
 
 _MEASURED = "measured"
@@ -37,7 +41,7 @@ class Cached(NamedTuple):
         Args:
             model: on the meta device; its number type becomes bfloat16, and its attention another.
         """
-        cache = _States()
+        cache = StateCache()
         _calls.set([])
         model.bfloat16()  # which kernels of experts want
         model.set_attn_implementation(_MEASURED)
@@ -63,14 +67,6 @@ class Cached(NamedTuple):
         return cls(2 * config.num_hidden_layers * kv_heads * width, 0, heads, kv_heads, width)
 
 
-class _States(StateCache):
-    """Holds states alone."""
-
-    def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> Any:
-        """For transformers: returns a layer's new keys and values as they are."""
-        return key_states, value_states
-
-
 def _measured(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -91,5 +87,5 @@ def cache_argument(forward: Any) -> str:
     return "past_key_values" if "past_key_values" in names else "cache_params"
 
 
-ALL_ATTENTION_FUNCTIONS.register(_MEASURED, _measured)
-ALL_MASK_ATTENTION_FUNCTIONS.register(_MEASURED, lambda *args, **kwargs: None)
+AttentionInterface.register(_MEASURED, _measured)
+AttentionMaskInterface.register(_MEASURED, no_mask)

@@ -167,8 +167,8 @@ def load_model(
     quantized = _dequantize(model, options["config"])
     loaded = _complete(AutoModelForCausalLM, model, half, **options)
     if quantized:
-        loaded.to(dtype)  # transformers leaves that of the scales
-        # Those that it read with cannot be undone in saving.
+        loaded.to(dtype)  # transformers leaves some weights in the type of their scales
+        # Saving cannot undo the conversions of quantized weights.
         loaded._weight_conversions = get_model_conversion_mapping(loaded, add_legacy=False)
     loaded.set_attn_implementation(PACKED)
     if half:

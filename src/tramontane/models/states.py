@@ -84,6 +84,10 @@ class StateCache(Cache):
     ) -> bool:
         return any(layer_idx in (None, key.layer) for key in self.states)
 
+    def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> Any:
+        """For transformers: returns a layer's new keys and values as they are."""
+        return key_states, value_states
+
     def is_recording_past(self, layer_idx: int) -> bool:
         return False
 

@@ -29,7 +29,6 @@ from tramontane.temporary import die_with_parent
 
 START_SECONDS = 120.0  # limit for a worker to import its libraries
 TRANSFER_SECONDS = 30  # limit for one message, once it has begun
-KILL_SECONDS = 60.0  # limit for a killed worker to be gone
 MAX_STARTS = 5  # consecutive failed starts of one worker
 READY = ""  # the first message of a worker that is ready; any other text is the error
 
@@ -122,7 +121,7 @@ class WorkerProcess:
         _kill_tree(process)  # before it learns that the connection is closed, and ends
         if connection is not None:
             connection.close()
-        status = process.wait(KILL_SECONDS)
+        status = process.wait(warm.KILL_SECONDS)
         _kill_marked(self._mark)
         assert self._relay
         self._relay.close()

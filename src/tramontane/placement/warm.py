@@ -30,7 +30,7 @@ from tramontane.interrupt import leave_to_controller
 MARK = "TRAMONTANE_WORKER"  # in the environment of a worker and of all that it starts
 _UNMARKED = "0" * 32
 REPLY_SECONDS = 120.0  # limit for the server to import a module and fork
-KILL_SECONDS = 60.0  # limit for a killed server to be gone
+KILL_SECONDS = 60.0  # limit for a killed process to be gone
 _SIZE = struct.Struct("q")
 _KILLED = -signal.SIGKILL  # the status of a worker whose server is gone
 

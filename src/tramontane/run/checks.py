@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -137,12 +137,16 @@ class Tally:
                 self._earned.add(self._given(group.problem, completion, verdict))
 
     @property
+    def are_dropped(self) -> bool:
+        """True if most groups were dropped for a completion that could not be judged."""
+        return 2 * self._unjudged > self.groups
+
+    @property
     def main_fate(self) -> Fate:
-        """The most frequent fate of a completion, or of those that made most groups be dropped."""
-        fates = self._fates.copy()
-        if 2 * self._unjudged > self.groups:
-            fates = Counter({fate: fates[fate] for fate in ("unscorable", "failed")})
-        return fates.most_common(1)[0][0]
+        """The most frequent fate of a completion, or of those for which most groups were
+        dropped."""
+        fates: Iterable[Fate] = ("unscorable", "failed") if self.are_dropped else self._fates
+        return max(fates, key=self._fates.__getitem__)
 
     @property
     def constant(self) -> str:
@@ -155,7 +159,7 @@ class Tally:
         fate = self.main_fate
         problem, completion, verdict = self._examples[fate]
         headline = MOST.get(fate, f"most completions are {fate}")
-        if 2 * self._unjudged > self.groups and 2 * self._fates[fate] < self.completions:
+        if self.are_dropped and 2 * self._fates[fate] < self.completions:
             headline = "most groups were dropped, each for a completion that could not be judged"
         advice = list(ADVICE.get(fate, ()))
         if fate == "malformed":

@@ -136,7 +136,7 @@ def plain_predictions(
     del logits
     if temperature != 1:
         scaled = scaled / temperature
-    every = scaled.log_softmax(-1)  # kept for the gradient, as the only tensor of this size
+    every = scaled.log_softmax(-1)  # the only tensor of this size kept for the gradient
     del scaled
     logprobs = every.gather(-1, row.targets[:, None])[:, 0]
     with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
@@ -146,7 +146,7 @@ def plain_predictions(
 
 
 def _entropy(logprobs: torch.Tensor) -> torch.Tensor:
-    """The entropies of rows of log-probs: [N]. A token of log p = −∞ adds 0 · log p = 0, not NaN."""
+    """The entropy of each row of log-probs: [N]. A token of log p = −∞ adds 0, not NaN."""
     return -torch.linalg.vecdot(logprobs.exp(), logprobs.clamp(min=-1e4))
 
 

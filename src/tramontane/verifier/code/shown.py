@@ -163,7 +163,7 @@ class _Unit:
     source: str
 
     def text(self, entry_point: str) -> str:
-        """As the model reads it."""
+        """The unit as the model reads it."""
         made = _MADE.fullmatch(self.source)
         return f"{entry_point}({made[1]}) is expected to be {made[2]}" if made else self.source
 
