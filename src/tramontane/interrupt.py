@@ -217,7 +217,7 @@ def _after_fork() -> None:
 def _after_fork_in_child() -> None:
     pending = signal.sigpending()
     for number, default in DEFAULTS.items():
-        if number in pending:  # what a handler raises during a fork is lost, as Ray's SystemExit
+        if number in pending:  # what a handler raises in this hook would be lost
             signal.signal(number, signal.SIG_DFL)
         elif signal.getsignal(number) in _own:
             signal.signal(number, default)

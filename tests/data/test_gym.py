@@ -149,3 +149,21 @@ def test_the_pool_judges_them_within_its_limits():
     with VerifierPool(VerifierConfig(domains=domains), 100, 50) as pool:
         verdicts = pool.score(problem, texts).result(timeout=SECONDS)
     assert [v.verdict for v in verdicts] == ["right", "wrong", "wrong", "wrong"], verdicts
+
+
+AFTER_A_FAULT = """
+import io, signal, sys
+from tramontane.data import gym
+request = '{"name": "composite", "seed": 0, "first": 0, "count": 0}\\n'
+gym.main(io.StringIO(request), sys.stdout)
+print(signal.alarm(0))
+"""
+
+
+def test_a_generator_that_fails_leaves_no_limit_behind():
+    """It would end the process while nothing is asked of it."""
+    done = subprocess.run(
+        [sys.executable, "-c", AFTER_A_FAULT], capture_output=True, text=True, check=True
+    )
+    fault, left = done.stdout.splitlines()
+    assert "cannot be drawn from" in fault and left == "0"

@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib.util import find_spec
 from threading import Lock
@@ -164,13 +165,23 @@ def _draw(name: str, seed: int, first: int, count: int) -> list[dict[str, Any]]:
     return [_item(dataset, index) for index in range(first, first + count)]
 
 
+@contextmanager
+def _limited() -> Iterator[None]:
+    """A block that ends this process if it takes longer than ITEM_SECONDS."""
+    signal.alarm(ITEM_SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
 @lru_cache(maxsize=2)
 def _dataset(name: str, seed: int) -> Any:
     from reasoning_gym.factory import create_dataset
 
     random.seed(seed)
-    signal.alarm(ITEM_SECONDS)
-    return create_dataset(name, size=ITEMS, seed=seed)
+    with _limited():
+        return create_dataset(name, size=ITEMS, seed=seed)
 
 
 def _item(dataset: Any, index: int) -> dict[str, Any]:
@@ -178,9 +189,8 @@ def _item(dataset: Any, index: int) -> dict[str, Any]:
 
     random.seed(index)
     np.random.seed(index)
-    signal.alarm(ITEM_SECONDS)
-    entry = _literal(dataset[index])
-    signal.alarm(0)
+    with _limited():
+        entry = _literal(dataset[index])
     answer = entry["answer"]
     text = None if answer is None else str(answer)
     return {"question": entry["question"], "answer": text, "entry": repr(entry)}
@@ -213,13 +223,11 @@ def _examined(name: str) -> list[dict[str, Any]]:
     entries = [ast.literal_eval(item["entry"]) for item in items]
 
     def full(text: str, entry: Any) -> bool:
-        signal.alarm(ITEM_SECONDS)
         try:
-            return gym.score(name, entry, text) >= 1
+            with _limited():
+                return gym.score(name, entry, text) >= 1
         except Exception:  # of the scorer, which reads any text
             return False
-        finally:
-            signal.alarm(0)
 
     for item, entry in zip(items, entries, strict=True):
         if item["answer"] is not None and not full(gym.answer_of(item["answer"]), entry):
