@@ -43,7 +43,7 @@ PART ?=
 AGAIN ?=
 TINY ?=
 
-.PHONY: quickstart real real-tools test slow studies-smoke vllm adapters check docs mutants fuzz hostile bench gpu proof chaos ranks nodes soak clean
+.PHONY: quickstart real real-tools test slow studies-smoke vllm adapters check docs everything mutants fuzz hostile bench gpu proof chaos ranks nodes soak lock dist clean
 
 quickstart: $(READY)
 	$(BIN)/tramontane train configs/quickstart.yaml
@@ -65,6 +65,13 @@ test: $(DEV)
 slow: $(DEV)
 	$(PYTEST) -m slow
 
+# All tests, with what Debian and the package index have of what some of them need. Needs root where
+# one of the Debian packages is missing. What is skipped then needs a GPU, or a person.
+DEBIAN := bubblewrap chromium g++ zsh
+everything: $(DEV)
+	dpkg --status $(DEBIAN) > $(VENV)/debian.log 2>&1 || apt-get install --yes --no-install-recommends $(DEBIAN)
+	$(MAKE) test slow adapters vllm
+
 # Every arm of every study for two updates; fails if one does.
 studies-smoke: $(DEV)
 	rm -rf $(VENV)/studies-smoke
@@ -81,8 +88,8 @@ vllm: $(DEV)
 adapters: $(DEV)
 	$(call above,.venv-adapters,$(ADAPTED) openai trl 'lm_eval[hf]' inspect-ai)
 	.venv-adapters/bin/$(UNSKIPPED) tests/environments/test_adapters.py tests/docs/test_publish.py \
-		tests/environments/test_mistral.py tests/verdicts/test_adapters.py \
-		-k '(adapters or mistral or openai or harness or lm_eval) and not verifiers and not verl'
+		tests/environments/test_mistral.py tests/verdicts/test_adapters.py tests/examples/test_gallery.py \
+		-k '(adapters or mistral or openai or harness or lm_eval or trl_script) and not verifiers and not verl'
 	.venv-adapters/bin/python -m benchmarks.chat_templates
 	$(call above,.venv-verifiers,'.[verifiers]')
 	.venv-verifiers/bin/$(UNSKIPPED) tests/verifier/test_tasksets.py tests/verdicts/test_adapters.py \
@@ -148,6 +155,27 @@ nodes: $(DEV)
 
 soak: $(DEV)
 	$(BIN)/python -m chaos.soak --minutes $(MINUTES) --kind $(KIND) --generator $(GENERATOR)
+
+# The versions of everything but torch, for every Python from 3.10 on; needs the package index.
+lock: $(DEV)
+	$(PIP) --quiet uv
+	echo "torch; python_version < '3'" > $(VENV)/no-torch.txt
+	$(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.10 --extra dev \
+		--constraint constraints.txt --override $(VENV)/no-torch.txt --upgrade --no-annotate \
+		--no-emit-index-url --custom-compile-command 'make lock' --output-file requirements.lock
+
+# Wheel and sdist in dist/, both tried in clean environments of the Pythons that uv finds or fetches.
+PYTHONS ?= 3.10 3.11 3.12 3.13 3.14
+dist: $(DEV)
+	$(PIP) --quiet uv
+	rm -rf dist
+	$(BIN)/uv build --out-dir dist
+	for version in $(PYTHONS); do for package in dist/*.whl dist/*.tar.gz; do \
+		$(BIN)/uv venv --quiet --clear --python $$version $(VENV)/clean || exit 1; \
+		$(BIN)/uv pip install --quiet --python $(VENV)/clean --constraint requirements.lock $$package || exit 1; \
+		$(VENV)/clean/bin/tramontane --version || exit 1; \
+		$(VENV)/clean/bin/tramontane verify 0.5 1/2 || exit 1; \
+	done; done
 
 $(READY): pyproject.toml constraints.txt
 	@echo "Installing Tramontane and 70 packages into $(VENV), with $(TORCH): $(if $(CUDA),an NVIDIA \

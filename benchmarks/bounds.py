@@ -40,7 +40,7 @@ from tramontane.config import GeneratorConfig, TrainerConfig
 from tramontane.config.device import resolve_dtype
 from tramontane.generator import Generator
 from tramontane.trainer import Trainer
-from tramontane.types import Request, SamplingParams
+from tramontane.types import Completion, SamplingParams
 
 GROUP, PROMPT, LENGTH = 16, 64, 64  # completions per group, and tokens
 
@@ -59,7 +59,9 @@ def generated(
     generator.resize(slots, PROMPT + LENGTH)
     sampling = SamplingParams(LENGTH)
     requests = [
-        Request(i // GROUP, i % GROUP, [100 + i // GROUP] * PROMPT, turn * slots + i, sampling)
+        Completion.requested(
+            i // GROUP, i % GROUP, [100 + i // GROUP] * PROMPT, turn * slots + i, sampling
+        )
         for i in range(slots)
     ]
     generator.submit(requests)

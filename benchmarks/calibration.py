@@ -22,7 +22,7 @@ from tramontane.config import Config
 from tramontane.generator import Generator
 from tramontane.planning.simulate import Costs, Outcome
 from tramontane.trainer import Trainer
-from tramontane.types import Request, SamplingParams
+from tramontane.types import Completion, SamplingParams
 
 GROUP = 8
 COMPLETIONS = 48  # completions in a trained batch
@@ -144,11 +144,14 @@ def drain(
     return polls
 
 
-def make_groups(lengths: Lengths, prompt: int, count: int) -> list[list[Request]]:
+def make_groups(lengths: Lengths, prompt: int, count: int) -> list[list[Completion]]:
     """Requests with seeds that were never used before."""
     sampling = SamplingParams(lengths.longest)
     return [
-        [Request(g, i, [5 + g % 100] * prompt, next(SEEDS), sampling) for i in range(GROUP)]
+        [
+            Completion.requested(g, i, [5 + g % 100] * prompt, next(SEEDS), sampling)
+            for i in range(GROUP)
+        ]
         for g in range(count)
     ]
 
@@ -156,7 +159,7 @@ def make_groups(lengths: Lengths, prompt: int, count: int) -> list[list[Request]
 def prefill_time(generator: Generator, prompts: int, length: int) -> float:
     """Seconds to admit the prompts, less the decode step that follows."""
     sampling = SamplingParams(8)
-    requests = [Request(i, 0, [6 + i] * length, i, sampling) for i in range(prompts)]
+    requests = [Completion.requested(i, 0, [6 + i] * length, i, sampling) for i in range(prompts)]
     began = time.process_time()
     generator.submit(requests)
     generator.step(1)

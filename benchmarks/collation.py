@@ -44,7 +44,7 @@ from tramontane.models.packing import pack
 from tramontane.trainer.collate import collate, padding_fraction
 from tramontane.trainer.head import token_logprobs
 from tramontane.trainer.replicas import to_bfloat16
-from tramontane.types import Request, SamplingParams
+from tramontane.types import Completion, SamplingParams
 
 PAPER = 0.19
 
@@ -72,7 +72,9 @@ def rollouts(count: int, rng: random.Random) -> list[int]:
     prompts = PromptEncoder(tokenizer).encode_all([p.problem for p in problems])
     engine.submit(
         [
-            Request(i // 16, i % 16, prompts[i // 16], rng.getrandbits(63), SamplingParams(512))
+            Completion.requested(
+                i // 16, i % 16, prompts[i // 16], rng.getrandbits(63), SamplingParams(512)
+            )
             for i in range(count)
         ]
     )

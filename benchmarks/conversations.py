@@ -37,15 +37,8 @@ from tramontane.environments.protocol import Turn
 from tramontane.generator.engine import SlotEngine
 from tramontane.models.loading import load_tokenizer
 from tramontane.placement.thread import LocalPlacement
-from tramontane.types import (
-    INSERTED,
-    Completion,
-    Problem,
-    Request,
-    SamplingParams,
-    floats,
-    ints,
-)
+from tramontane.status import Status
+from tramontane.types import INSERTED, Completion, Problem, SamplingParams, floats, ints
 
 BEGIN_SECONDS = 900.0  # limit for all conversations to have begun
 TICK_SECONDS = 0.005  # between two looks at the event loop
@@ -82,17 +75,17 @@ class Load:
         random, group = Random(number), number
         while True:
             sampling = SamplingParams(self.args.turns * (self.args.tokens + 200))
-            request: Request | Completion = Request(group, 0, [], number, sampling)
-            while isinstance(request, Request):
-                if not self.conversations.awaits(request):
+            request = Completion.requested(group, 0, [], number, sampling)
+            while request.status is not Status.ENDED:
+                if request.status is Status.SAMPLED:
                     await asyncio.sleep(self.args.sample * random.uniform(0.5, 1.5))
-                    request = request.turn_ended(self.sampled(request, random))
-                answer = self.conversations.answer
-                request = await answer(sampling.max_tokens, self.problem, request)
+                    request.take_turn(self.sampled(request, random))
+                    request.move(Status.STEPPING)
+                await self.conversations.answer(sampling.max_tokens, self.problem, request)
                 self.steps += 1
             group += self.args.conversations
 
-    def sampled(self, request: Request, random: Random) -> Completion:
+    def sampled(self, request: Completion, random: Random) -> Completion:
         new = [random.randrange(100, 400) for _ in range(self.args.tokens - 1)] + [EOS]
         copy = request.copy()
         copy.token_ids.extend(new)
@@ -145,8 +138,10 @@ def sampled_with(keep_kv: bool, args: argparse.Namespace, model: Any) -> dict[st
     prompt, most = [random_token(n) for n in range(120)], args.turns * (args.tokens + ANSWER)
     engine = SlotEngine(model, args.parked, len(prompt) + most)
     first = SamplingParams(args.tokens)
-    engine.submit([Request(n, 0, prompt, n, first, keep_kv=keep_kv) for n in range(args.parked)])
-    waiting: deque[tuple[int, Request]] = deque()
+    engine.submit(
+        [Completion.requested(n, 0, prompt, n, first, keep_kv=keep_kv) for n in range(args.parked)]
+    )
+    waiting: deque[tuple[int, Completion]] = deque()
     began, ended = time.perf_counter(), 0
     while ended < args.parked:
         for completion in engine.step():
@@ -156,7 +151,9 @@ def sampled_with(keep_kv: bool, args: argparse.Namespace, model: Any) -> dict[st
                 continue
             put = [random_token(n) for n in range(ANSWER)]
             limit = len(completion.token_ids) + ANSWER + args.tokens
-            request = Request(completion.group, 0, prompt, completion.group, SamplingParams(limit))
+            request = Completion.requested(
+                completion.group, 0, prompt, completion.group, SamplingParams(limit)
+            )
             request.token_ids = completion.token_ids + ints(put)
             request.logprobs = completion.logprobs + floats([0.0] * ANSWER)
             request.versions = completion.versions + ints([INSERTED] * ANSWER)

@@ -27,7 +27,7 @@ from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
 from tramontane.config import Config, load_config
 from tramontane.generator import Generator
 from tramontane.trainer import Trainer
-from tramontane.types import Completion, Request, SamplingParams, Verdict
+from tramontane.types import Completion, SamplingParams, Verdict
 
 TURNS = 3
 # Updates that are not counted: blocks are compiled and kernels are built.
@@ -46,7 +46,7 @@ def generate(config: Config, prompts: list[str]) -> tuple[float, list[Completion
     count = slots * (TURNS + 1)
     generator.submit(
         [
-            Request(n // group_size, n % group_size, ids[n // group_size], n, sampling)
+            Completion.requested(n // group_size, n % group_size, ids[n // group_size], n, sampling)
             for n in range(count)
         ]
     )

@@ -61,7 +61,7 @@ from benchmarks.measure import (
 )
 from tramontane.generator import SlotEngine
 from tramontane.generator.graphs import CudaGraphs
-from tramontane.types import Request, SamplingParams
+from tramontane.types import Completion, SamplingParams
 
 GROUP = 16
 MEAN, LONGEST = 24, 120
@@ -69,22 +69,22 @@ MORE = 64
 PROMPT = (25, 60)
 TIMEOUT = 600.0  # seconds without any completion from continuous batching
 
-Run = Callable[[list[Request]], None]
+Run = Callable[[list[Completion]], None]
 
 
-def make_requests(n: int, kind: str, seed: int) -> list[Request]:
+def make_requests(n: int, kind: str, seed: int) -> list[Completion]:
     rng = random.Random(seed)
     lengths = [MEAN] * n
     if kind == "variable":
         lengths = [min(LONGEST, 1 + int(rng.expovariate(1 / (MEAN + 0.5)))) for _ in range(n)]
         lengths[rng.randrange(n)] = LONGEST
-    requests: list[Request] = []
+    requests: list[Completion] = []
     while len(requests) < n:
         prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(*PROMPT))]
         group = len(requests)
         for i in range(min(GROUP, n - group)):
             params = SamplingParams(lengths[len(requests)])
-            requests.append(Request(group, i, prompt, rng.getrandbits(63), params))
+            requests.append(Completion.requested(group, i, prompt, rng.getrandbits(63), params))
     return requests
 
 
@@ -96,7 +96,7 @@ class Engine:
         self.engine = SlotEngine(model, slots, max_len=PROMPT[1] + LONGEST, record=record)
         self.live = self.held = 0
 
-    def __call__(self, requests: list[Request]) -> None:
+    def __call__(self, requests: list[Completion]) -> None:
         engine, stats = self.engine, self.engine.stats
         engine.submit(requests)
         while engine.unfinished:
@@ -108,7 +108,7 @@ class Engine:
 
 
 @torch.inference_mode()
-def run_generate(model: PreTrainedModel, slots: int, requests: list[Request]) -> None:
+def run_generate(model: PreTrainedModel, slots: int, requests: list[Completion]) -> None:
     for start in range(0, len(requests), slots):
         batch = requests[start : start + slots]
         longest = max(len(r.prompt_ids) for r in batch)
@@ -146,7 +146,7 @@ def start_batching(model: PreTrainedModel, slots: int) -> Any:
     return manager
 
 
-def run_batching(manager: Any, requests: list[Request]) -> None:
+def run_batching(manager: Any, requests: list[Completion]) -> None:
     for r in requests:
         manager.add_request(r.prompt_ids, max_new_tokens=r.sampling.max_tokens, eos_token_id=-1)
     tokens = 0
@@ -158,7 +158,7 @@ def run_batching(manager: Any, requests: list[Request]) -> None:
     assert tokens == sum(r.sampling.max_tokens for r in requests)
 
 
-def bytes_read(size: str, requests: list[Request], steps: int, dtype: str) -> float:
+def bytes_read(size: str, requests: list[Completion], steps: int, dtype: str) -> float:
     """Least number of bytes that `steps` decode steps read to generate the tokens of `requests`."""
     hidden, layers, intermediate, _ = SIZES[size]
     weights = layers * (4 * hidden**2 + 3 * hidden * intermediate) + VOCAB * hidden
@@ -166,13 +166,13 @@ def bytes_read(size: str, requests: list[Request], steps: int, dtype: str) -> fl
     return (weights * steps + cached) * getattr(torch, dtype).itemsize
 
 
-def attended(request: Request) -> float:
+def attended(request: Completion) -> float:
     """Positions that a request's tokens attend to, summed over the tokens."""
     n = request.sampling.max_tokens
     return n * len(request.prompt_ids) + n * (n - 1) / 2
 
 
-def operations(size: str, requests: list[Request]) -> float:
+def operations(size: str, requests: list[Completion]) -> float:
     """Minimum number of floating-point operations for the tokens of `requests`."""
     hidden, layers, intermediate, _ = SIZES[size]
     weights = layers * (4 * hidden**2 + 3 * hidden * intermediate) + VOCAB * hidden

@@ -6,7 +6,7 @@ Each worker runs in a process of its own, and with several ranks rank 0 counts. 
 that the process has allocated after a warm-up with a model of a few numbers, in which libraries are
 loaded: by malloc's own accounting (`allocations.py`), since the pages that malloc holds without
 using them depend on the machine and its load. Those are in the report too, as `resident_mib`. The
-table's figure is the sum of its formulas (docs/planning.md). FOLDER is a checkpoint, e.g. of
+table's figure is the sum of its formulas (docs/memory.md). FOLDER is a checkpoint, e.g. of
 `tramontane fetch smollm2`; without it, only the 25 M model is measured. Linux with glibc only.
 """
 
@@ -42,9 +42,9 @@ from tramontane.models.weights import LocalWeights, Part
 from tramontane.placement.ranks import Membership
 from tramontane.planning.fit import gathering_gaps, memory_gaps
 from tramontane.planning.memory import Lengths, generator_memory
-from tramontane.planning.trainer_memory import trainer_memory
+from tramontane.planning.trainer_memory import Completions, trainer_memory
 from tramontane.trainer import Trainer
-from tramontane.types import Request, SamplingParams
+from tramontane.types import Completion, SamplingParams
 
 ALLOWED = 0.15  # largest difference, as a share of the measured peak
 
@@ -163,7 +163,7 @@ def run_generator(case: Case, model: str, lengths: Lengths) -> None:
     )
     engine.submit(
         [
-            Request(n, i, list(group[0].prompt_ids), n * case.group_size + i, sampling)
+            Completion.requested(n, i, list(group[0].prompt_ids), n * case.group_size + i, sampling)
             for n, group in enumerate(prompts)
             for i in range(case.group_size)
         ]
@@ -224,7 +224,7 @@ def compare(name: str, model: str, cases: tuple[Case, ...]) -> list[dict[str, An
     for case in cases:
         config, lengths = case.config, case.lengths
         table = (
-            trainer_memory(config.trainer, shape, lengths, config.pipeline.minibatch)
+            trainer_memory(config.trainer, shape, lengths, Completions.of(config))
             if case.worker == "trainer"
             else generator_memory(config, shape, lengths)
         )

@@ -93,7 +93,7 @@ async def measure(completions: int, tokens: int, folder: Path) -> dict[str, floa
     from tramontane.run.recorder import Recorder
     from tramontane.run.screen import QuietScreen
     from tramontane.run.session import Session
-    from tramontane.types import Group, Request, SamplingParams
+    from tramontane.types import Completion, Group, SamplingParams
     from tramontane.verifier.pool import PoolStats
 
     class Trainer:
@@ -132,8 +132,8 @@ async def measure(completions: int, tokens: int, folder: Path) -> dict[str, floa
     for group in make_groups(count, count, tokens, vocab):
         half = GROUP // 2
         pending = [
-            Request(group.id, c.index, c.prompt_ids, 7, SamplingParams(tokens), c.token_ids,
-                    c.logprobs, c.versions)
+            Completion.requested(group.id, c.index, c.prompt_ids, 7, SamplingParams(tokens),
+                                 token_ids=c.token_ids, logprobs=c.logprobs, versions=c.versions)
             for c in group.completions[half:]
         ]  # fmt: skip
         ledger.groups.add(

@@ -1,11 +1,12 @@
 """Accuracy and speed of the math verifier beside math-verify and, with --against, another checkout.
 
-    python benchmarks/verifiers.py [--against CHECKOUT] [--rounds 3]
+    python benchmarks/verifiers.py [--against CHECKOUT] [--rounds 3] [--only programs]
 
 First the core cases of math_verify_cases.jsonl: accuracy and latency. Then verdicts per second of
 processor time on the pairs of verdict_pairs.py, programs in groups, and how long a worker of a
 pool takes to start: each grader in a process of its own, in turn, --rounds times. Ratios are of
-the runs of one round. Writes verifiers.json next to this file.
+the runs of one round. Writes verifiers.json next to this file; with --only programs, which takes
+these alone, programs.json.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import argparse
 import json
 import logging
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -25,9 +25,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import verdict_pairs
+from descendants import processor_seconds
 
 HERE = Path(__file__).parent
 CASES = verdict_pairs.DATA / "math_verify_cases.jsonl"
+GRADERS = ("math-verify", "tramontane")
 RUN_SECONDS = 600.0  # limit of one grader's run
 Judge = Callable[[str, str], bool]  # of (reference, answer)
 
@@ -80,7 +82,7 @@ def rates(grader: str) -> dict[str, Any]:
         found[name] = 1000 * len(spent) / sum(spent)
         found[f"{name}, p99"] = spent[int(0.99 * len(spent))]
     if grader != "math-verify":
-        found |= {"programs": programs(), "start": start()}
+        found |= {**programs(), "start": start()}
     return found
 
 
@@ -102,36 +104,34 @@ def start() -> float:
     return sum(spent) / len(spent) / 1e9
 
 
-def programs() -> float:
-    """Verdicts per second on groups of 16 programs under function tests and under stdio tests."""
+def programs() -> dict[str, float]:
+    """Verdicts per second of processor time on groups of 16 programs, by kind of tests."""
     from tramontane.config import VerifierConfig
     from tramontane.types import Problem
     from tramontane.verifier.code import grade
 
     config = VerifierConfig()
-    files = ("mbpp_python.jsonl.gz", "mbpp_stdio.jsonl.gz")
-    tasks = [row for file in files for row in verdict_pairs._read(file)[:2]]
-    used = [_used()]
-    for row in tasks:
-        tests: Any = row["tests"]
-        problem = Problem(row["id"], "code", row["problem"], tests=tests)
-        for number in range(verdict_pairs.GROUP):
-            program = f"```python\n{row['solution']}\n# {number}\n```"
-            assert grade.judge(program, problem, config).outcome == "right"
-    used.append(_used())
-    return len(tasks) * verdict_pairs.GROUP / (used[1] - used[0])
+    found: dict[str, float] = {}
+    for kind, file in (("function", "mbpp_python.jsonl.gz"), ("stdio", "mbpp_stdio.jsonl.gz")):
+        tasks: Any = verdict_pairs._read(file)[:2]
 
+        def judge(tasks: Any = tasks) -> None:
+            for row in tasks:
+                problem = Problem(row["id"], "code", row["problem"], tests=row["tests"])
+                for number in range(verdict_pairs.GROUP):
+                    program = f"```python\n{row['solution']}\n# {number}\n```"
+                    assert grade.judge(program, problem, config).outcome == "right"
 
-def _used() -> float:
-    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(use.ru_utime + use.ru_stime for use in both)
+        seconds = processor_seconds(judge)
+        found[f"programs, {kind} tests"] = len(tasks) * verdict_pairs.GROUP / seconds
+    return found
 
 
 # ---------------------------------------------------------------------------------- side by side
 
 
-def run(grader: str, checkout: Path) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--measure", grader]
+def run(grader: str, checkout: Path, only: str | None) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--measure", grader, *(["--only", only] if only else [])]
     environment = os.environ | {"PYTHONPATH": str(checkout / "src")}
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, check=True, timeout=RUN_SECONDS
@@ -145,11 +145,14 @@ def spread(values: Iterable[float], digits: int = 0) -> str:
     return f"{median(ordered):,.{digits}f} ({ordered[0]:,.{digits}f} to {ordered[-1]:,.{digits}f})"
 
 
-def side_by_side(against: Path | None, n_rounds: int) -> dict[str, Any]:
-    checkouts = {"math-verify": HERE.parent, "tramontane": HERE.parent}
+def side_by_side(arguments: argparse.Namespace) -> dict[str, Any]:
+    against, n_rounds, only = arguments.against, arguments.rounds, arguments.only
+    checkouts = {"tramontane": HERE.parent} if only else dict.fromkeys(GRADERS, HERE.parent)
     if against:
         checkouts["before"] = against
-    rounds = [{name: run(name, at) for name, at in checkouts.items()} for _ in range(n_rounds)]
+    rounds = [
+        {name: run(name, at, only) for name, at in checkouts.items()} for _ in range(n_rounds)
+    ]
     print(f"\nmedian (least to most) of {n_rounds} rounds; verdicts per second of processor time")
     for key in rounds[0]["tramontane"]:
         digits = 3 if key == "start" else 1 if "p99" in key else 0
@@ -189,10 +192,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--against", type=Path, metavar="CHECKOUT")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=["programs"])
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
-        print(json.dumps(rates(arguments.measure)))
+        measured = programs() if arguments.only else rates(arguments.measure)
+        print(json.dumps(measured))
+        return
+    if arguments.only:
+        write("programs.json", side_by_side(arguments))
         return
     logging.disable(logging.WARNING)
     rows = [json.loads(line) for line in CASES.read_bytes().splitlines()]
@@ -210,9 +218,13 @@ def main() -> None:
     report = {
         "core_cases": len(core),
         **results,
-        **side_by_side(arguments.against, arguments.rounds),
+        **side_by_side(arguments),
     }
-    (HERE / "verifiers.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write("verifiers.json", report)
+
+
+def write(name: str, report: dict[str, Any]) -> None:
+    (HERE / name).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

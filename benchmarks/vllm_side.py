@@ -14,7 +14,7 @@ from tramontane.config import GeneratorConfig
 from tramontane.generator import VllmGenerator
 from tramontane.generator.vllm import environment
 from tramontane.models.loading import load_tokenizer
-from tramontane.types import Request
+from tramontane.types import Completion
 
 ALL = 1_000_000  # steps: until no request is left
 
@@ -44,7 +44,7 @@ class Vllm:
         self.generator = VllmGenerator(str(folder), config, slots, max_len)
         self._on_cpu = model.device.type == "cpu"
 
-    def __call__(self, requests: list[Request]) -> None:
+    def __call__(self, requests: list[Completion]) -> None:
         self.generator.submit(requests)
         done = self.generator.step(ALL)
         tokens = sum(len(c.token_ids) for c in done)

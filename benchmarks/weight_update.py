@@ -46,7 +46,7 @@ from tramontane.models.weights import BUCKET_BYTES
 from tramontane.placement import Handle
 from tramontane.placement.place import place
 from tramontane.trainer.trainer import Trainer
-from tramontane.types import Request, SamplingParams
+from tramontane.types import Completion, SamplingParams
 
 GROUP, PROMPT, CONTEXT = 16, 100, 1024
 SLACK = 8 << 20  # bytes: Python's own memory, and freed memory that the C library keeps
@@ -90,14 +90,14 @@ def make_generator(config: Config, name: str, kv_cache: str, slots: int) -> Meas
     return Measured(lambda: Generator(model, load_tokenizer("tiny"), settings, slots, CONTEXT))
 
 
-def make_requests(count: int) -> list[Request]:
+def make_requests(count: int) -> list[Completion]:
     rng = random.Random(0)
-    requests: list[Request] = []
+    requests: list[Completion] = []
     for group in range(count // GROUP):
         prompt = [rng.randrange(2, VOCAB) for _ in range(PROMPT)]
         for i in range(GROUP):
             params = SamplingParams(CONTEXT - PROMPT)
-            requests.append(Request(group, i, prompt, rng.getrandbits(63), params))
+            requests.append(Completion.requested(group, i, prompt, rng.getrandbits(63), params))
     return requests
 
 

@@ -1,18 +1,28 @@
-"""Adds to the site what the code knows: the page configuration.md, every key as `tramontane config
---markdown` prints them, and the keys of other projects."""
+"""Adds to the site what stands elsewhere: configuration.md, every key as `tramontane config
+--markdown` prints them; the keys of other projects; and the index of examples/ as examples.md."""
 
 import io
+import re
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from itertools import groupby
+from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from tramontane.cli import app
 from tramontane.config.peers import peer_keys
+from tramontane.errors import VERSION
 
+BOOST = "---\nsearch: {boost: 10}\n---\n"  # a key is found here first
 PEERS = "<!-- keys -->"  # where the tables of other projects' keys go
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Called by MkDocs at its start: the header names the version."""
+    config.site_name = f"{config.site_name} {VERSION}"
+    return config
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
@@ -34,5 +44,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     page = io.StringIO()
     with redirect_stdout(page):
         app(["config", "--markdown"], standalone_mode=False)
-    files.append(File.generated(config, "configuration.md", content=page.getvalue()))
+    files.append(File.generated(config, "configuration.md", content=BOOST + page.getvalue()))
+    examples = (Path(__file__).parents[1] / "examples/README.md").read_text()
+    examples = re.sub(r"\[([^\]]+)\]\((?!\.\./docs/)([^)]+)\)", r"\1 (`\2`)", examples)
+    examples = examples.replace("](../docs/", "](")
+    files.append(File.generated(config, "examples.md", content=examples))
     return files

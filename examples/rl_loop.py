@@ -26,7 +26,7 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.generator import Generator
 from tramontane.models.weights import LocalWeights
 from tramontane.trainer import Trainer
-from tramontane.types import Completion, Problem, Request, SamplingParams, Verdict
+from tramontane.types import Completion, Problem, SamplingParams, Verdict
 from tramontane.verifier.reward import grade
 
 GROUP_SIZE = 16  # completions of each problem: the paper's G
@@ -52,7 +52,7 @@ class Loop:
         prompts = PromptEncoder(tokenizer).encode_all([problem.problem for problem in problems])
         self.generator.submit(
             [
-                Request(group, i, prompt, (seed * 10_000 + group) * 1_000 + i, params)
+                Completion.requested(group, i, prompt, (seed * 10_000 + group) * 1_000 + i, params)
                 for group, prompt in enumerate(prompts)
                 for i in range(size)
             ]

@@ -39,7 +39,8 @@ from tramontane.environments import host
 from tramontane.environments.protocol import Turn
 from tramontane.models.loading import load_tokenizer
 from tramontane.placement.thread import LocalPlacement
-from tramontane.types import Completion, Problem, Request, SamplingParams, ints
+from tramontane.status import Status
+from tramontane.types import Completion, Problem, SamplingParams, ints
 
 STEP_SECONDS, LATE_SECONDS = 8.0, 4.0  # limit of a step, and of a process that does not answer
 AT_ONCE, L_MAX = 24, 20_000
@@ -260,15 +261,16 @@ class Round:
 
     async def _talk(self, number: int, act: str) -> None:
         problem = Problem(str(number), "math", "1 + 1?", "2", metadata={"act": act})
-        request: Request | Completion = Request(number, 0, [], number, SamplingParams(L_MAX))
+        request = Completion.requested(number, 0, [], number, SamplingParams(L_MAX))
         began = time.monotonic()
-        while isinstance(request, Request):
-            if not self.conversations.awaits(request):
-                request = request.turn_ended(self._sampled(request))
-            request = await self.conversations.answer(L_MAX, problem, request)
+        while request.status is not Status.ENDED:
+            if request.status is Status.SAMPLED:
+                request.take_turn(self._sampled(request))
+                request.move(Status.STEPPING)
+            await self.conversations.answer(L_MAX, problem, request)
         self.found.append((act, request, time.monotonic() - began))
 
-    def _sampled(self, request: Request) -> Completion:
+    def _sampled(self, request: Completion) -> Completion:
         text = speak(self.draw, self.specials)
         new = self.tokenizer(text, add_special_tokens=False)["input_ids"][:3000]
         new.append(self.tokenizer.eos_token_id)

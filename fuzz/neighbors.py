@@ -168,6 +168,20 @@ _MEANINGS = [
     (r"\${a},{b}50", "{a}{b}50", "{b}50,{a}"),
     ("{a},{b}50", "{a}{b}50", "{b}50,{a}"),
     ("{a}I^2", r"I^2\cdot {a}", "{a}I"),
+    ("({a},{b}7)", "({a}, {b}7)", r"({a},\text{{or }}{b}7)"),
+    ("[{a},{b}7]", "[{a}; {b}7]", r"[{a}\text{{ or }}{b}7]"),
+    ("({a},{b})", r"\left({a},\,{b}\right)", "({a},,{b})"),
+    ("x={a}", r"x\approx {a}", r"x=\sim {a}"),
+    ("{a}", r"\approx {a}", r"\sim {a}"),
+    (r"\vec a\times\vec b", r"\vec{{a}} \times \vec{{b}}", r"\vec b\times\vec a"),
+    (r"A\times B", r"A \times B", r"B\times A"),
+    (r"A\cap(B\cup C)", r"(C\cap A)\cup(A\cap B)", r"(A\cap B)\cup C"),
+    (
+        "|x-{a}|",
+        r"\begin{{cases}}x-{a}&x\ge {a}\\{a}-x&x<{a}\end{{cases}}",
+        r"\begin{{cases}}x-{a}&x>{a}\\{a}-x&x<{a}\end{{cases}}",
+    ),
+    (r"{a}\text{{ cents}}", "{a}c", "{b}{a}c"),
 ]
 
 

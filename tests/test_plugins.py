@@ -18,7 +18,7 @@ from tramontane.studies.study import load_study, names
 from tramontane.trainer.objectives import load_objective
 from tramontane.verifier.functions import load
 
-PAGE = ROOT / "docs/studies.md"
+PAGE = ROOT / "docs/your-study.md"
 GROUPS = re.compile(r'^\[project.entry-points."(.*)"\]\n((?:.+ = .+\n)+)', re.M)
 
 
@@ -37,7 +37,7 @@ def install(site: Path, name: str, entries: str) -> None:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The package of docs/studies.md, installed, with an objective and a domain's verifier."""
+    """The package of docs/your-study.md, installed, with an objective and a domain's verifier."""
     site = tmp_path / "site"
     (site / "random_walks/studies").mkdir(parents=True)
     (site / "random_walks/__init__.py").touch()

@@ -110,6 +110,19 @@ def test_everything_but_models_works_without_torch(tmp_path: Path) -> None:
     ran(python, prepared(tmp_path), PYTHONPATH=path)
 
 
+def test_graders_import_neither_torch_nor_numpy() -> None:
+    code = (
+        "import sys, tramontane.verdicts, tramontane.verifier.pool\n"
+        "from tramontane.verdicts import verify\n"
+        "assert verify('1/2', '0.5').verdict == 'right'\n"
+        "print(*{'torch', 'transformers', 'datasets', 'numpy', 'pandas'} & sys.modules.keys())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.split() == []
+
+
 @pytest.mark.slow
 def test_a_base_installation_has_no_torch_and_works(tmp_path: Path) -> None:
     python = str(tmp_path / "venv/bin/python")

@@ -104,6 +104,12 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     assert kept.is_dir()
 
 
+def test_a_folder_that_was_never_made_is_not_said_to_be_gone() -> None:
+    for work in (owned_folder("/proc/run", "trained"), whole_folder("/proc/run/x", "written")):
+        with pytest.raises(InputError, match="/proc/run: cannot be made there; name another"), work:
+            pass
+
+
 def test_a_folder_is_whole_or_absent_and_has_one_owner_meanwhile(tmp_path: Path) -> None:
     folder = tmp_path / "models" / "made"
     (tmp_path / "models" / ".made.partial").mkdir(parents=True)  # of a process that was killed

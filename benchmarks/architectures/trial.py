@@ -27,7 +27,7 @@ from tramontane.errors import InputError
 from tramontane.generator import Generator
 from tramontane.models.names import resolve
 from tramontane.trainer import Trainer
-from tramontane.types import Request, SamplingParams
+from tramontane.types import Completion, SamplingParams
 
 Cell = float | str  # largest difference of log-probs in nats, or what was said instead
 
@@ -138,8 +138,10 @@ class Trial:
         own = GeneratorConfig(dtype="float32", device="cpu", **config)
         generator = Generator.load(self._path, own, slots=6, max_len=200)
         prompts = [_ids(n) for n in _PROMPTS]
-        requests = [Request(i, 0, p, i, SamplingParams(40)) for i, p in enumerate(prompts)]
-        same = [Request(3, j, prompts[3], 100 + j, SamplingParams(30)) for j in (1, 2)]
+        requests = [
+            Completion.requested(i, 0, p, i, SamplingParams(40)) for i, p in enumerate(prompts)
+        ]
+        same = [Completion.requested(3, j, prompts[3], 100 + j, SamplingParams(30)) for j in (1, 2)]
         generator.submit(requests + same)
         ended = []
         while generator.pending():

@@ -25,7 +25,7 @@ from tramontane.generator import Generator
 from tramontane.models.loading import load_tokenizer
 from tramontane.models.shape import ModelShape, load_shape, shape_of
 from tramontane.trainer import Trainer
-from tramontane.types import Request, SamplingParams
+from tramontane.types import Completion, SamplingParams
 
 T = TypeVar("T")
 
@@ -125,11 +125,13 @@ def _shape(bench: Bench, name: str) -> ModelShape:
     return load_shape(name) if name == "tiny" else shape_of(bench.config(name), name)
 
 
-def requests(first: int, count: int, prompt: int, tokens: int) -> list[Request]:
+def requests(first: int, count: int, prompt: int, tokens: int) -> list[Completion]:
     """Requests numbered from `first`, in groups that share a prompt of `prompt` tokens."""
     made = []
     for number in range(first, first + count):
         group = number // GROUP
         ids = [2 + (7 * group + place) % 199 for place in range(prompt)]
-        made.append(Request(group, number % GROUP, ids, number, SamplingParams(tokens)))
+        made.append(
+            Completion.requested(group, number % GROUP, ids, number, SamplingParams(tokens))
+        )
     return made

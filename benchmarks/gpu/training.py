@@ -19,7 +19,7 @@ from benchmarks.measure import random_groups, train_batch
 from tramontane.batches import TrainBatch
 from tramontane.config import Config
 from tramontane.config.trainer import LoraConfig
-from tramontane.placement.handle import GeneratorHandle, Handle
+from tramontane.placement.handle import ConcurrentHandle, Handle
 from tramontane.placement.place import Placement, place
 from tramontane.trainer import Trainer
 from tramontane.trainer.lora import parameters
@@ -128,7 +128,7 @@ class Workers(NamedTuple):
 
     placement: Placement
     trainer: Handle
-    generator: GeneratorHandle
+    generator: ConcurrentHandle
 
     @staticmethod
     def call(worker: Handle, method: str, *args: Any) -> Any:

@@ -1,9 +1,9 @@
 """Tramontane: asynchronous reinforcement learning with verifiable rewards.
 
 An open implementation of Magistral's pipeline (arXiv 2506.10910). Every command is one call here:
-`train`, `dry_run`, `sft`, `evaluate`, `compare`, `generate`, `score`, `audit`, `curate`, `plan`,
-`fetch`, `doctor`, `serve`, `vllm`, `study`. Each is imported when it is first used: torch takes
-seconds. Notable events are logged to the standard logger `tramontane`.
+`train`, `sweep`, `dry_run`, `sft`, `evaluate`, `compare`, `generate`, `score`, `audit`, `curate`,
+`plan`, `fetch`, `push`, `doctor`, `serve`, `vllm`, `study`. Each is imported when it is first used:
+torch takes seconds. Notable events are logged to the standard logger `tramontane`.
 """
 
 import importlib
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from tramontane.generator.vllm.environment import set_up as vllm
     from tramontane.models.fetch import fetch
     from tramontane.planning.plan import plan
+    from tramontane.run.publish import push
     from tramontane.start import dry_run, sft, train
     from tramontane.studies.runner import study
+    from tramontane.sweeps.sweep import sweep
 
 __version__ = VERSION
 
@@ -37,10 +39,12 @@ _FUNCTIONS = {
     "fetch": "models.fetch:fetch",
     "generate": "evaluation.measure:generate",
     "plan": "planning.plan:plan",
+    "push": "run.publish:push",
     "score": "evaluation.score:score",
     "serve": "evaluation.measure:serve",
     "sft": "start:sft",
     "study": "studies.runner:study",
+    "sweep": "sweeps.sweep:sweep",
     "train": "start:train",
     "vllm": "generator.vllm.environment:set_up",
 }

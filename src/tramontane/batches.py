@@ -13,7 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tramontane.statistics import merged
-from tramontane.types import Completion, EarlierSequence, Group, TrainedFigures, Verdict, ints
+from tramontane.types import (
+    AllowedTokens,
+    Completion,
+    EarlierSequence,
+    Group,
+    TrainedFigures,
+    Verdict,
+    ints,
+)
 
 Vote = Callable[[str], str | None]  # the key under which an answer counts
 
@@ -72,6 +80,8 @@ class TrainSequence:
     continues: bool = False  # True if it belongs to the same conversation as the sequence before it
     # See `types.SampledTokens`.
     experts: NDArray[np.int16] | None = None
+    allowed: AllowedTokens | None = None
+    images: tuple[str, ...] = ()  # of the prompt, as data URIs
     # A teacher's log-probs, if the objective learns from them here.
     teacher: TeacherScores | None = None
 
@@ -94,6 +104,7 @@ class TrainSequence:
             logprobs=completion.logprobs,
             versions=completion.versions,
             experts=completion.experts,
+            allowed=completion.allowed,
             reward=verdict.reward if verdict else 0.0,
             scored=verdict is not None,
         )
@@ -157,6 +168,7 @@ class Batch:
                     ids = shared if part.prompt_ids == prompt else ints(part.prompt_ids)
                     sequence = TrainSequence.of(part, verdict, ids)
                     sequence.answer, sequence.continues = answer, number > 0
+                    sequence.images = tuple(group.problem.images)
                     sequence.truncated = completion.finish_reason == "length"
                     sequences.append(sequence)
             groups.append(sequences)

@@ -160,11 +160,10 @@ def _attention_finding(name: str, gpu: GpuFacts) -> Finding:
 
 
 _MEND = {
-    "bubblewrap": "the fastest: install it (apt-get install bubblewrap); in a container it needs "
-    "--security-opt seccomp=unconfined, or --privileged",
-    "namespaces": "needs util-linux (unshare, mount, chroot, setpriv), and root with the right to "
-    "mount, or user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
-    "kernel.apparmor_restrict_unprivileged_userns=0)",
+    "namespaces": "the fastest: needs root with the right to mount, or user namespaces (sysctl "
+    "kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0); in a "
+    "container, --security-opt seccomp=unconfined, or --privileged",
+    "bubblewrap": "install it (apt-get install bubblewrap), where only it may make namespaces",
     "landlock": "needs Linux 6.2 with Landlock among its security modules (lsm=landlock,...)",
 }
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-VERSION = "0.1.0"  # as in pyproject.toml, which names the package tramontane-rl
+VERSION = "0.2.0"  # as in pyproject.toml, which names the package tramontane-rl
 # What runs a model, and stands in pyproject.toml as the extra `train`.
 TRAIN = (
     "torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "datasets",

@@ -7,7 +7,7 @@
 | `tramontane.configs` | a `Section`, which `tramontane config NAME` describes |
 
 Entry points are read when they are needed, and a package is imported when its entry is used.
-docs/studies.md has an example of such a package.
+docs/your-study.md has an example of such a package.
 """
 
 from __future__ import annotations

@@ -177,8 +177,10 @@ def dry_run(
         settings, rows = config_of(config, overrides, model=model, data=data, rewards=rewards)
     if model_shape is not None:
         with importing():
+            from tramontane.planning.families import check_families
             from tramontane.run.prepare import sizes_of_shape
 
+        check_families(settings, model_shape)
         return sizes_of_shape(settings, model_shape, gpu)
     if not rows:
         return _sizes(settings, gpu)
@@ -191,7 +193,7 @@ def _sizes(settings: Config, gpu: str | None) -> DryRunResult:
 
     given = read_input(settings)
     with importing():
-        from tramontane.run.families import check_families
+        from tramontane.planning.families import check_families
         from tramontane.run.header import header, opening_of
     from tramontane.run.prepare import prepare, sizes
 

@@ -1,4 +1,4 @@
-"""The data types passed between packages: Problem → Request → Completion → Verdict → Group;
+"""The data types passed between packages: Problem → Completion → Verdict → Group;
 `batches` has those that lead to the trainer.
 
 Plain data without torch or a tokenizer, so that every package and process can use them.
@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict
+
+from tramontane.status import Status, moved
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,7 +71,21 @@ class Message(TypedDict):
     content: str
 
 
-Prompt: TypeAlias = "str | list[Message]"  # a statement, or a chat that ends with the user's turn
+@dataclass(frozen=True)
+class Illustrated:
+    """A prompt with images: each `IMAGE` in its texts is the place of one, in order. Without any,
+    all come before the text of the last message.
+
+    `images` are data URIs of their files' bytes.
+    """
+
+    text: str | list[Message]
+    images: Sequence[str]
+
+
+IMAGE = "<image>"  # as other frameworks' rows mark the place of an image
+# A statement, or a chat that ends with the user's turn; with images or without.
+Prompt: TypeAlias = "str | list[Message] | Illustrated"
 
 
 @dataclass(frozen=True)
@@ -112,6 +128,7 @@ class Problem:
             `verifier.reward.length` for this problem, where not None.
         where: file and line, or index, that the problem was read from, for messages; empty for a
             generated problem. Equal problems may differ in it.
+        images: of the prompt, as data URIs; see `Illustrated`.
     """
 
     id: str
@@ -129,11 +146,13 @@ class Problem:
     l_cache: int | None = None
     length_penalty: float | None = None
     where: str = field(default="", compare=False)
+    images: list[str] = field(default_factory=list)
 
     @property
     def prompt(self) -> Prompt:
-        """The text or the chat that the model reads."""
-        return self.messages or self.problem
+        """The text or the chat that the model reads, with its images."""
+        text = self.messages or self.problem
+        return Illustrated(text, self.images) if self.images else text
 
     def longest(self, l_max: int) -> int:
         """Longest completion of the problem in tokens, where others may have `l_max`."""
@@ -155,6 +174,12 @@ class SamplingParams:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    record_allowed: bool = False  # record the tokens that top-p and top-k allow; needs a `top_k`
+
+    @property
+    def recorded(self) -> int:
+        """Largest number of allowed tokens that is recorded for each token."""
+        return self.top_k if self.record_allowed else 0
 
 
 def ints(values: Iterable[int] = ()) -> array[int]:
@@ -195,12 +220,43 @@ class TurnRecord:
     seconds: float = 0.0  # time of the environment's step
 
 
+@dataclass
+class AllowedTokens:
+    """The tokens that top-p and top-k allowed where each of a sequence's first n tokens was drawn:
+    the sampling mask. At most 4 · (1 + top_k) bytes a token.
+
+    `counts`, [n], is the number of allowed tokens, 0 where all are (nothing was drawn there, or
+    nothing excluded), and `ids`, [Σ counts], are those tokens, one place after another.
+    """
+
+    counts: array[int] = field(default_factory=ints)
+    ids: array[int] = field(default_factory=ints)
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def __getitem__(self, places: slice) -> AllowedTokens:
+        """A copy of the sets of consecutive places."""
+        start, stop, _ = places.indices(len(self))
+        first = sum(self.counts[:start])
+        last = first + sum(self.counts[start:stop])
+        return AllowedTokens(self.counts[start:stop], self.ids[first:last])
+
+    def extend(self, other: AllowedTokens, place: int | None = None) -> None:
+        """Append the sets of further tokens, the first of which is number `place`; None: the next.
+        All tokens are allowed at the places between."""
+        self.counts.extend(ints([0]) * (0 if place is None else place - len(self)))
+        self.counts.extend(other.counts)
+        self.ids.extend(other.ids)
+
+
 class SampledTokens:
     """Token ids, log-probs and versions in compact arrays: 12 bytes a token, whereas lists of
     Python numbers take 76 and slow down the garbage collector. Other sequences are converted.
 
     `experts`, [n, layers · k] int16, holds the experts that a mixture chose in the steps that drew
-    the first n tokens, −1 where none were recorded; None: nowhere.
+    the first n tokens, −1 where none were recorded; None: nowhere. `allowed` has the tokens that
+    were allowed there; None: all.
     """
 
     token_ids: array[int]
@@ -210,6 +266,14 @@ class SampledTokens:
     def __post_init__(self) -> None:
         self.token_ids, self.logprobs = ints(self.token_ids), floats(self.logprobs)
         self.versions = ints(self.versions)
+
+    def part(self, part: slice) -> dict[str, Any]:
+        """All that is known of some of the tokens, by field."""
+        found = {name: getattr(self, name)[part] for name in ("token_ids", "logprobs", "versions")}
+        for name in ("experts", "allowed"):
+            known = getattr(self, name)
+            found[name] = known[part] if known is not None and len(known[part]) else None
+        return found
 
 
 @dataclass
@@ -221,131 +285,50 @@ class EarlierSequence(SampledTokens):
     logprobs: array[float]
     versions: array[int]
     experts: NDArray[np.int16] | None = field(default=None, compare=False)
-
-
-@dataclass
-class Request(SampledTokens):
-    """One completion to be generated. Requests of one group share `group` and the prompt.
-
-    The request's random numbers depend on `seed` alone, whatever else is running. `token_ids`,
-    `logprobs` and `versions` hold what was generated before an interruption, and a conversation's
-    tokens so far.
-
-    Args:
-        group, index, prompt_ids, seed, sampling: see above; `prompt_ids` is empty until the
-            environment has begun the conversation.
-        token_ids, logprobs, versions, experts: as in `Completion`.
-        turn_start: the place in `token_ids` where the model's current turn begins.
-        finish_reason: why the turn ended that the environment is to answer; None while it is
-            generated.
-        turns: the turns that were answered; not sent to generators.
-        earlier: earlier sequences of a forked conversation; not sent to generators.
-        keep_kv: keep its keys and values at its end, where there is room: it may continue.
-        generator: number of the generator that had it last.
-    """
-
-    group: int
-    index: int
-    prompt_ids: list[int]
-    seed: int
-    sampling: SamplingParams
-    token_ids: array[int] = field(default_factory=ints)
-    logprobs: array[float] = field(default_factory=floats)
-    versions: array[int] = field(default_factory=ints)
-    turn_start: int = 0
-    finish_reason: FinishReason | None = None
-    turns: list[TurnRecord] = field(default_factory=list)
-    earlier: list[EarlierSequence] = field(default_factory=list)
-    experts: NDArray[np.int16] | None = field(default=None, compare=False)
-    keep_kv: bool = field(default=False, compare=False)
-    generator: int | None = field(default=None, compare=False)
-
-    @property
-    def sequences(self) -> list[EarlierSequence | Request]:
-        """All sequences of the conversation, in order; usually only this one."""
-        return [*self.earlier, self]
-
-    @property
-    def waits(self) -> bool:
-        """True while the environment is to answer a turn, or to begin the conversation."""
-        return self.finish_reason is not None or not self.prompt_ids
-
-    @property
-    def sampled_from(self) -> int:
-        """The place in `token_ids` behind all that was put in: what the model samples begins there,
-        or began before an interruption."""
-        place = len(self.versions)
-        while place > self.turn_start and self.versions[place - 1] != INSERTED:
-            place -= 1
-        return place
-
-    def copy(self, tokens: int | None = None) -> Request:
-        """A copy that does not grow with the request, with its first `tokens` tokens or all."""
-        return replace(
-            self,
-            token_ids=self.token_ids[:tokens],
-            logprobs=self.logprobs[:tokens],
-            versions=self.versions[:tokens],
-        )
-
-    def turn_ended(self, completion: Completion) -> Request:
-        """The request with the tokens of a turn, which its environment is to answer."""
-        return replace(
-            self,
-            token_ids=completion.token_ids,
-            logprobs=completion.logprobs,
-            versions=completion.versions,
-            experts=completion.experts,
-            finish_reason=completion.finish_reason,
-        )
-
-    def completed(self, reason: FinishReason) -> Completion:
-        """The finished request, whose arrays the completion shares."""
-        tokens = self.token_ids, self.logprobs, self.versions
-        return Completion(
-            self.group,
-            self.index,
-            self.prompt_ids,
-            *tokens,
-            finish_reason=reason,
-            turn_start=self.turn_start,
-            turns=self.turns,
-            earlier=self.earlier,
-            experts=self.experts,
-        )
+    allowed: AllowedTokens | None = None
 
 
 @dataclass
 class Completion(SampledTokens):
-    """A finished request: the sampled tokens, and the weights versions that sampled them.
+    """One completion of a problem, from the request for it (`requested`) to its end: the sampled
+    tokens, and the weights versions that sampled them. Those of one group share `group`.
+
+    Its random numbers depend on `seed` alone, whatever else is running.
 
     Args:
-        group, index: those of the finished request.
-        prompt_ids: the prompt's tokens.
-        token_ids: generated tokens; the EOS token is included where it was sampled.
+        group, index: its group, and its place in it.
+        prompt_ids: the prompt's tokens; empty until the environment has begun the conversation.
+        token_ids: the tokens so far, of all turns; the EOS token is included where it was sampled.
         logprobs: for each token, its log-probability under the distribution it was drawn from
-            (temperature included; top-p and top-k are not renormalized for).
+            (with temperature, top-p and top-k).
         versions: for each token, the version of the weights that sampled it, or `ELSEWHERE` or
             `INSERTED`.
-        finish_reason: `stop` (EOS) or `length` (l_max reached).
+        finish_reason: why the last turn ended, `stop` (EOS) or `length` (l_max reached); None
+            while it is sampled.
         text: the decoded response without special tokens. From a generator, the text from
             `turn_start` on; for a whole conversation, the texts of its turns, with a blank line
             between them.
         turn_start: the place in `token_ids` where the last turn begins.
-        turns: the turns of a conversation with an environment; empty without one.
+        turns: the answered turns of a conversation with an environment; empty without one. Not
+            sent to generators.
         ending: why the conversation ended; None without an environment.
         ending_reason: details of the ending, e.g. the error of an environment that failed.
-        earlier: earlier sequences of a forked conversation, in order.
-        experts: see `SampledTokens`.
+        earlier: earlier sequences of a forked conversation, in order. Not sent to generators.
+        experts, allowed: see `SampledTokens`.
+        seed, sampling: how it is sampled; meaningless where it was read from a record.
+        keep_kv: keep its keys and values at its end, where there is room: it may continue.
+        generator: number of the generator that had it last.
+        status: see `status.MOVES`; changed by `move`.
+        images: those of the prompt of a request, as data URIs, in the order of its image tokens.
     """
 
     group: int
     index: int
     prompt_ids: list[int]
-    token_ids: array[int]
-    logprobs: array[float]
-    versions: array[int]
-    finish_reason: FinishReason
+    token_ids: array[int] = field(default_factory=ints)
+    logprobs: array[float] = field(default_factory=floats)
+    versions: array[int] = field(default_factory=ints)
+    finish_reason: FinishReason | None = None
     text: str = ""
     turn_start: int = 0
     turns: list[TurnRecord] = field(default_factory=list)
@@ -353,6 +336,40 @@ class Completion(SampledTokens):
     ending_reason: str = ""
     earlier: list[EarlierSequence] = field(default_factory=list)
     experts: NDArray[np.int16] | None = field(default=None, compare=False)
+    allowed: AllowedTokens | None = None
+    seed: int = 0
+    sampling: SamplingParams = SamplingParams(0)
+    keep_kv: bool = field(default=False, compare=False)
+    generator: int | None = field(default=None, compare=False)
+    status: Status = Status.ENDED
+    images: Sequence[str] = field(default=(), compare=False)
+
+    @classmethod
+    def requested(
+        cls,
+        group: int,
+        index: int,
+        prompt_ids: list[int],
+        seed: int,
+        sampling: SamplingParams,
+        *tokens: Any,
+        **fields: Any,
+    ) -> Completion:
+        """A completion that is to be sampled, with the `token_ids`, `logprobs` and `versions` that
+        it has already, if any, and other fields."""
+        fields |= zip(("token_ids", "logprobs", "versions"), tokens, strict=False)
+        turn_ended = fields.get("finish_reason") is not None
+        status = Status.STEPPING if turn_ended else Status.SAMPLED
+        fields["status"] = status if prompt_ids else Status.OPENING
+        return cls(group, index, prompt_ids, seed=seed, sampling=sampling, **fields)
+
+    def move(self, to: Status) -> None:
+        """Change the status.
+
+        Raises:
+            RuntimeError: `MOVES` has no such change.
+        """
+        self.status = moved(self.status, to, f"completion {self.group}/{self.index}")
 
     @property
     def sequences(self) -> list[EarlierSequence | Completion]:
@@ -364,13 +381,69 @@ class Completion(SampledTokens):
         """Tokens of the whole conversation after its prompts, sampled and inserted."""
         return sum(len(sequence.token_ids) for sequence in self.sequences)
 
+    @property
+    def sampled_from(self) -> int:
+        """The place in `token_ids` behind all that was put in: what the model samples begins there,
+        or began before an interruption."""
+        place = len(self.versions)
+        while place > self.turn_start and self.versions[place - 1] != INSERTED:
+            place -= 1
+        return place
+
+    def copy(self, tokens: int | None = None) -> Completion:
+        """A copy that does not grow with this one, with its first `tokens` tokens or all."""
+        return replace(self, **self.part(slice(tokens)))
+
+    def keep(self, tokens: int, of: SampledTokens | None = None) -> None:
+        """Forget all but the first tokens, its own or those of another sequence."""
+        vars(self).update((of or self).part(slice(tokens)))
+
+    def grow(self, grown: Growth, new: slice) -> None:
+        """Append the `new` ones of all requests' new tokens to its own arrays."""
+        if grown.allowed is not None and self.sampling.record_allowed:
+            if self.allowed is None:
+                self.allowed = AllowedTokens()
+            self.allowed.extend(grown.allowed[new], place=len(self.token_ids))
+        self.token_ids.extend(grown.token_ids[new])
+        self.logprobs.extend(grown.logprobs[new])
+        self.versions.extend(grown.versions[new])
+
+    def completed(self, reason: FinishReason) -> Completion:
+        """It at the end of its turn, as a generator returns it, without images; it shares the
+        arrays."""
+        return replace(self, finish_reason=reason, status=Status.ENDED, images=())
+
+    def take_turn(self, completed: Completion) -> None:
+        """Take the tokens that a generator has `completed`, and their text."""
+        names = "token_ids", "logprobs", "versions", "experts", "allowed", "finish_reason", "text"
+        for name in names:
+            setattr(self, name, getattr(completed, name))
+
+    def put_in(self, token_ids: Sequence[int], max_tokens: int) -> None:
+        """Let it be sampled further, behind tokens that the model did not write.
+
+        Args:
+            token_ids: appended; not trained on.
+            max_tokens: its new limit.
+        """
+        n = len(token_ids)
+        self.token_ids = self.token_ids + ints(token_ids)
+        self.logprobs = self.logprobs + floats([0.0] * n)
+        self.versions = self.versions + ints([INSERTED] * n)
+        self.sampling = replace(self.sampling, max_tokens=max_tokens)
+        self.finish_reason, self.text = None, ""
+        self.move(Status.SAMPLED)
+
+
+Request = Completion.requested  # its name when a request was a class of its own
+
 
 @dataclass
 class Growth(SampledTokens):
     """New tokens of unfinished requests, one request after another in the same arrays: a message
-    holds six arrays for any number of requests."""
+    holds six arrays for any number of requests, or eight where allowed tokens are recorded."""
 
-    # token_ids, logprobs, versions: the new tokens, as in `Request`.
+    # token_ids, logprobs, versions, allowed: the new tokens, as in `Completion`.
     token_ids: array[int] = field(default_factory=ints)
     logprobs: array[float] = field(default_factory=floats)
     versions: array[int] = field(default_factory=ints)
@@ -378,6 +451,7 @@ class Growth(SampledTokens):
     groups: array[int] = field(default_factory=ints)
     indices: array[int] = field(default_factory=ints)
     counts: array[int] = field(default_factory=ints)  # number of new tokens of each request
+    allowed: AllowedTokens | None = None
 
     def add(
         self,
@@ -386,8 +460,13 @@ class Growth(SampledTokens):
         token_ids: Sequence[int],
         logprobs: Sequence[float],
         versions: Sequence[int],
+        allowed: AllowedTokens | None = None,
     ) -> None:
         """Append the new tokens of one request."""
+        if allowed is not None:
+            if self.allowed is None:
+                self.allowed = AllowedTokens()
+            self.allowed.extend(allowed, place=len(self.token_ids))
         self.groups.append(group)
         self.indices.append(index)
         self.counts.append(len(token_ids))
@@ -474,7 +553,7 @@ class Group:
     learned: TrainedFigures | None = None
     deadline: int = 0  # the last version that may train on it (see `controller.staleness`)
     # Unfinished completions, with their tokens so far.
-    requests: list[Request] = field(default_factory=list)
+    requests: list[Completion] = field(default_factory=list)
 
     @property
     def sampled(self) -> bool:

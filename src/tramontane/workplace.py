@@ -102,7 +102,7 @@ def owned_folder(
     check_folder(folder)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     with disk_faults(folder, then):
-        folder.mkdir(parents=True, exist_ok=not new)
+        _make(folder, exist_ok=not new)
     try:
         with _owned(folder, folder / ".lock", work, then, wait) as before:
             yield before
@@ -110,6 +110,29 @@ def owned_folder(
         with suppress(OSError):  # not empty
             for path in made:
                 path.rmdir()
+
+
+def _make(folder: Path, *, exist_ok: bool) -> None:
+    """Make a folder, where its file system has any; `/proc` says that a new one is not there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=exist_ok)
+    except FileNotFoundError:
+        raise InputError(f"{folder}: cannot be made there; name another folder") from None
+
+
+def owner_of(folder: Path) -> Owner | None:
+    """The process that owns a folder now, or did until `LEASE_SECONDS` ago on another machine."""
+    owner, lease = Owner.read(folder / ".lock"), folder / ".lease"
+    try:
+        if owner is None or time.time() - lease.stat().st_mtime > LEASE_SECONDS:
+            return None
+        if owner.host == socket.gethostname():
+            os.kill(owner.process, 0)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    except PermissionError:  # another user's process
+        pass
+    return owner
 
 
 @contextmanager
@@ -140,7 +163,7 @@ def whole_folder(folder: str | Path, work: str) -> Iterator[Path]:
     if folder.is_dir() and any(folder.iterdir()):
         raise InputError(f"{folder}: not empty; name another folder")
     with disk_faults(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        _make(folder.parent, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.partial")
     with _owned(folder, folder.with_name(f".{folder.name}.lock"), work):
         try:

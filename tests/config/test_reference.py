@@ -149,6 +149,8 @@ def test_the_site_gets_a_page_whose_links_lead_somewhere() -> None:
     config = load_mkdocs(str(ROOT / "mkdocs.yml"))
     files = config.plugins.run_event("files", Files([]), config=config)
     page = files.get_file_from_path("configuration.md").content_string
+    head, page = page.split("---\n", 2)[1:]  # for the site's search
+    assert head.startswith("search:")
     assert page == CliRunner().invoke(app, ["config", "--markdown"]).stdout
     assert max(map(len, page.splitlines())) <= 100
     headings = re.findall(r"^#+ (.+)$", page, re.M)

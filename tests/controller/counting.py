@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tramontane.types import Completion, Growth, Progress, Request
+from tramontane.types import Completion, Growth, Progress
 
 
 class NoWeights:
@@ -19,9 +19,9 @@ class CountingGenerator:
         self.pause, self.version, self.polls = pause, 0, 0
         self.fetched: list[int] = []
         self.sizes: list[tuple[int, int]] = []
-        self.requests: list[Request] = []
+        self.requests: list[Completion] = []
 
-    def poll(self, requests: list[Request], seconds: float = 0.0) -> Progress:
+    def poll(self, requests: list[Completion], seconds: float = 0.0) -> Progress:
         self.requests += requests
         self.polls += 1
         completions, grown = [], Growth()

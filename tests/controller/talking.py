@@ -17,7 +17,7 @@ from typing import Any
 from tests.controller.counting import CountingGenerator
 from tramontane.environments.protocol import Turn
 from tramontane.environments.worker import EnvironmentWorker
-from tramontane.types import Growth, Problem, Progress, Request
+from tramontane.types import Completion, Growth, Problem, Progress
 
 EOS = 1  # of the shipped base model's tokenizer
 
@@ -43,6 +43,24 @@ class Slow(Talk):
     """Takes longer than an update, so that at any time some conversations are under way."""
 
     median, slowest = 0.2, 1
+
+
+class Sleepy(Talk):
+    """Takes longer than any test."""
+
+    async def step(self, message: dict[str, Any]) -> Turn:
+        await asyncio.sleep(3600)
+        return Turn("Good morning!")
+
+
+class Unequal(Sleepy):
+    """The first of a process's conversations ends with its first turn; the others never do."""
+
+    first = True
+
+    async def step(self, message: dict[str, Any]) -> Turn:
+        ends, Unequal.first = Unequal.first, False
+        return Turn(done=True) if ends else await super().step(message)
 
 
 class Perilous(Talk):
@@ -104,7 +122,7 @@ class TalkingGenerator(CountingGenerator):
         super().__init__()
         self.sampled: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
 
-    def poll(self, requests: list[Request], seconds: float = 0.0) -> Progress:
+    def poll(self, requests: list[Completion], seconds: float = 0.0) -> Progress:
         self.requests += requests
         self.polls += 1
         completions, grown, going_on = [], Growth(), []

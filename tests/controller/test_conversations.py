@@ -6,13 +6,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from array import array
+from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,13 +25,15 @@ from tests.controller.driven import config as sized
 from tests.controller.talking import EOS, TalkingGenerator
 from tests.controller.test_bound import Copies, CountingTrainer, HalfRight, Updates
 from tramontane.config import Config
+from tramontane.controller import conversations as conversations_module
 from tramontane.controller.conversations import (
     MAX_FAULTS,
     Conversations,
+    _begin_again,
     _Host,
-    ended,
-    following,
+    end,
     start_conversations,
+    take_answer,
 )
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.ledger import Ledger
@@ -36,19 +42,20 @@ from tramontane.controller.snapshot import FrozenGroup, Snapshot
 from tramontane.data.curriculum import Curriculum
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import host
-from tramontane.environments.protocol import Broken, Continued, Started
+from tramontane.environments.protocol import Broken, Continued, Lost, Started
 from tramontane.errors import InputError
 from tramontane.models.loading import load_tokenizer
 from tramontane.placement import TRAINER
 from tramontane.placement.handle import WorkerDied
 from tramontane.placement.thread import LocalPlacement, ThreadHandle
 from tramontane.run.checkpoint import PipelineCheckpoint, read_pipeline, write_pipeline
+from tramontane.status import MOVES, Status
 from tramontane.types import (
     INSERTED,
+    AllowedTokens,
     Completion,
     Group,
     Problem,
-    Request,
     SamplingParams,
     ToolCall,
     TurnRecord,
@@ -79,13 +86,26 @@ def talking(train: Path, kind: str = "Talk", **sections: Any) -> Config:
 # ------------------------------------------------------------------------------ tokens
 
 
-def sampled(request: Request, tokens: list[int], version: int) -> Completion:
-    """The completion of a request after more tokens."""
-    copy = request.copy()
-    copy.token_ids.extend(tokens)
-    copy.logprobs.extend([-1.0] * len(tokens))
-    copy.versions.extend([version] * len(tokens))
-    return copy.completed("stop")
+def say(completion: Completion, tokens: list[int], version: int) -> None:
+    """A turn of the model."""
+    turn = completion.copy()
+    turn.token_ids.extend(tokens)
+    turn.logprobs.extend([-1.0] * len(tokens))
+    turn.versions.extend([version] * len(tokens))
+    completion.take_turn(turn.completed("stop"))
+    completion.move(Status.STEPPING)
+
+
+def test_a_completion_moves_as_the_table_says() -> None:
+    request = Completion.requested(3, 1, [], 7, SamplingParams(9))
+    assert request.status is Status.OPENING
+    with pytest.raises(RuntimeError, match="completion 3/1 is .*OPENING, and cannot become"):
+        request.move(Status.STEPPING)
+    with pytest.raises(RuntimeError, match="cannot become"):  # it was read from a record
+        Completion(3, 1, [5]).move(Status.SAMPLED)
+    assert not MOVES[Status.ENDED]
+    assert all(Status.ENDED in MOVES[status] for status in {*Status} - {Status.ENDED})
+    assert {*Status} - {Status.OPENING} <= set().union(*MOVES.values())
 
 
 turns = st.lists(
@@ -101,24 +121,20 @@ turns = st.lists(
 
 @given(turns)
 def test_a_conversation_has_what_was_sampled_and_what_was_put_in(turns: Any) -> None:
-    request, put_in = Request(3, 1, [5, 6], 7, SamplingParams(99, 0.7)), []
+    whole, put_in = Completion.requested(3, 1, [5, 6], 7, SamplingParams(99, 0.7)), []
     for number, (tokens, others, forks) in enumerate(turns):
-        completion = sampled(request, tokens, version=number)
-        waiting = request.turn_ended(completion)
-        assert waiting.waits and (waiting.group, waiting.index) == (3, 1)
-        span = request.turn_start, len(completion.token_ids)
-        record = TurnRecord(*span, len(request.earlier), f"turn {number}", reward=float(number))
+        say(whole, tokens, version=number)
+        span = whole.turn_start, len(whole.token_ids)
+        record = TurnRecord(*span, len(whole.earlier), f"turn {number}", reward=float(number))
         if number == len(turns) - 1:
             break
-        new = {"prompt_ids": others} if forks else {"put": others}
-        answer = following(waiting, Continued(record, max_tokens=50, **new))
-        assert isinstance(answer, Request)
-        assert not answer.waits and answer.sampling == SamplingParams(50, 0.7)
-        assert not forks or answer.seed != request.seed  # no random number is used twice
+        new, seed = {"prompt_ids": others} if forks else {"put": others}, whole.seed
+        take_answer(whole, Continued(record, max_tokens=50, **new))
+        assert whole.status is Status.SAMPLED and whole.sampling == SamplingParams(50, 0.7)
+        assert not forks or whole.seed != seed  # no random number is used twice
         put_in += [] if forks else others
-        request = answer
-    whole = following(waiting, Continued(record, ending="completed", reason="won"))
-    assert isinstance(whole, Completion)
+    take_answer(whole, Continued(record, ending="completed", reason="won"))
+    assert whole.status is Status.ENDED
     assert (whole.ending, whole.ending_reason, whole.finish_reason) == ("completed", "won", "stop")
     assert whole.text == "\n\n".join(f"turn {n}" for n in range(len(turns)))
     assert [t.reward for t in whole.turns] == [*range(len(turns))]
@@ -138,25 +154,54 @@ def test_a_conversation_has_what_was_sampled_and_what_was_put_in(turns: Any) -> 
     )
 
 
+def test_what_is_known_of_tokens_goes_with_them() -> None:
+    """A turn that is dropped, a new sequence and a conversation that begins again keep no experts
+    and no allowed tokens of tokens that are gone."""
+
+    def sampled() -> Completion:
+        allowed = AllowedTokens(ints([1, 2, 0]), ints([8, 3, 4]))
+        whole = Completion.requested(0, 0, [5], 7, SamplingParams(9), ints([8, 3, 1]))
+        whole = replace(whole, logprobs=floats([-1.0] * 3), versions=ints([0] * 3))
+        return replace(whole, allowed=allowed, experts=np.ones((3, 2), np.int16), turn_start=1)
+
+    first = AllowedTokens(ints([1]), ints([8]))
+    kept = sampled()
+    kept.keep(kept.turn_start)
+    assert kept.allowed == first and kept.experts is not None and len(kept.experts) == 1
+    assert sampled().copy(1).allowed == first
+    turn = TurnRecord(0, 1, 0, "8")
+    fork = replace(sampled(), status=Status.STEPPING)
+    take_answer(fork, Continued(turn, prompt_ids=[9], max_tokens=4))
+    assert fork.allowed is fork.experts is None
+    assert fork.earlier[0].allowed == sampled().allowed and len(fork.earlier[0].versions) == 3
+    fork = replace(fork, status=Status.STEPPING)
+    take_answer(fork, Continued(replace(turn, text="again"), withdrawn=True, max_tokens=4))
+    assert (fork.allowed, [*fork.token_ids], fork.seed) == (first, [8], 7)
+    again = replace(sampled(), status=Status.LOST)
+    _begin_again(again, 9)
+    assert again.allowed is again.experts is None and not again.token_ids
+
+
 def test_a_snapshot_holds_conversations(tmp_path: Path) -> None:
-    first = Request(0, 0, [5, 6], 7, SamplingParams(99, 0.7), ints([8, 1]), floats([-1, -2]))
+    first = Completion.requested(
+        0, 0, [5, 6], 7, SamplingParams(99, 0.7), token_ids=ints([8, 1]), logprobs=floats([-1, -2])
+    )
     first.versions = array("i", [0, 0])
     call = ToolCall("add", {"a": 1, "b": [2]}, "3", seconds=0.5)
     record = TurnRecord(
         0, 2, 0, "é", [{"role": "tool", "content": "half a pair \ud83d"}], [call], 0.5, 2.0
     )
-    waiting = first.turn_ended(first.completed("stop"))
-    fork = following(waiting, Continued(record, prompt_ids=[9, 9], max_tokens=40))
-    assert isinstance(fork, Request)
-    fork.index = 1
-    forked_twice = following(
-        fork.turn_ended(sampled(fork, [3, 1], 1)), Continued(record, prompt_ids=[4], max_tokens=9)
-    )
-    assert isinstance(forked_twice, Request)
-    done = ended(forked_twice.turn_ended(sampled(forked_twice, [1], 2)), "max_turns", "8")
-    done.index = 2
-    unbegun = Request(0, 3, [], 9, SamplingParams(99, 0.7))
-    group = Group(0, PROBLEM, [done], [], deadline=4, requests=[waiting, fork, unbegun])
+    say(first, [], 0)
+    fork = replace(first, index=1)
+    take_answer(fork, Continued(record, prompt_ids=[9, 9], max_tokens=40))
+    done = replace(fork, index=2)
+    say(done, [3, 1], 1)
+    take_answer(done, Continued(record, prompt_ids=[4], max_tokens=9))
+    say(done, [1], 2)
+    end(done, "max_turns", "8")
+    done.seed, done.sampling = 0, SamplingParams(0)  # nobody needs them any more
+    unbegun = Completion.requested(0, 3, [], 9, SamplingParams(99, 0.7))
+    group = Group(0, PROBLEM, [done], [], deadline=4, requests=[first, fork, unbegun])
     snapshot = Snapshot(1, 1, {}, {}, [FrozenGroup(group)], [])
     write_pipeline(tmp_path, PipelineCheckpoint(snapshot, 0))
     (frozen,) = read_pipeline(tmp_path).snapshot.groups
@@ -261,10 +306,10 @@ def test_a_prompt_that_is_too_long_ends_its_conversation(forty: Path) -> None:
     config = talking(forty)
     with environments(config) as conversations:
         conversations.max_prompt = 5
-        request = Request(0, 0, [], 0, SamplingParams(96))
-        ended = asyncio.run(conversations.answer(96, PROBLEM, request))
-    assert isinstance(ended, Completion) and ended.ending == "context_full"
-    assert "5 tokens at its beginning (data.max_prompt_tokens)" in ended.ending_reason
+        request = Completion.requested(0, 0, [], 0, SamplingParams(96))
+        asyncio.run(conversations.answer(96, PROBLEM, request))
+    assert request.ending == "context_full"
+    assert "5 tokens at its beginning (data.max_prompt_tokens)" in request.ending_reason
 
 
 @pytest.mark.slow
@@ -295,6 +340,48 @@ def test_a_synchronous_run_repeats(forty: Path) -> None:
     assert repeated() == repeated()
 
 
+async def until(ledger: Ledger, kind: Config, holds: Callable[[Group], bool]) -> Snapshot:
+    """The state of a run once one of its groups is as it should be."""
+    with environments(kind) as conversations:
+        make = lambda *_: ThreadHandle("generator", TalkingGenerator)  # noqa: E731
+        generators = GeneratorPool(make, kind, unheard, unheard, max_prompt=200)
+        handle = ThreadHandle(TRAINER, CountingTrainer)
+        workers = Workers(generators, HalfRight(), handle, Copies, conversations=conversations)
+        running = asyncio.create_task(Pipeline(kind, ledger, workers, Updates()).run())
+        end = time.monotonic() + 60
+        while not any(map(holds, ledger.outstanding.values())):
+            assert time.monotonic() < end and not running.done()
+            await asyncio.sleep(0.01)
+        state = ledger.snapshot()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        generators.close()
+        handle.close()
+        return state
+
+
+@pytest.mark.slow
+def test_conversations_that_wait_together_are_recorded_one_by_one(forty: Path) -> None:
+    """After a resumption, those of a group wait for their environments at once."""
+    sizes = {"n_async": 4, "n_batch": 4, "group_size": 4, "l_max": 96}
+
+    def ledger(config: Config) -> Ledger:
+        return Ledger(config, Curriculum(config.by_stage()), lambda problem: [1])
+
+    asleep, unequal = (talking(forty, kind, pipeline=sizes) for kind in ("Sleepy", "Unequal"))
+    waits = lambda group: {r.status for r in group.requests} == {Status.STEPPING}  # noqa: E731
+    state = asyncio.run(until(ledger(asleep), asleep, waits))
+    resumed = ledger(unequal)
+    resumed.restore(state)
+    (group,) = resumed.outstanding.values()
+    assert {request.status for request in group.requests} == {Status.LOST}
+    state = asyncio.run(until(resumed, unequal, lambda group: len(group.completions) == 1))
+    again = ledger(unequal)
+    again.restore(state)
+    (group,) = again.outstanding.values()
+    assert [c.ending for c in group.completions] == ["completed"] and len(group.requests) == 3
+
+
 # ------------------------------------------------------------------------------ lost processes
 
 
@@ -311,24 +398,23 @@ def problem(folder: str, peril: str, times: int = 1) -> Problem:
 
 async def talk(conversations: Conversations, about: Problem, group: int) -> Completion:
     """A whole conversation whose turns are a token and EOS."""
-    request: Request | Completion = Request(group, 0, [], 0, SamplingParams(96))
-    while isinstance(request, Request):
-        if not conversations.awaits(request):
-            request = request.turn_ended(sampled(request, [200, EOS], 0))
-        request = await conversations.answer(96, about, request)
-    return request
+    whole = Completion.requested(group, 0, [], 0, SamplingParams(96))
+    await conversations.answer(96, about, whole)
+    while whole.status is not Status.ENDED:
+        say(whole, [200, EOS], 0)
+        await conversations.answer(96, about, whole)
+    return whole
 
 
 def test_an_exception_fails_one_conversation_and_the_run_when_it_repeats(forty: Path) -> None:
     """The process raises one where tokens do not extend those of the turn before."""
 
     async def torn(conversations: Conversations, group: int) -> Completion:
-        begun = await conversations.answer(96, PROBLEM, Request(group, 0, [], 0, SamplingParams(9)))
-        assert isinstance(begun, Request)
-        begun.prompt_ids = [*begun.prompt_ids[1:], 7]
-        answered = begun.turn_ended(sampled(begun, [200, EOS], 0))
-        torn = await conversations.answer(96, PROBLEM, answered)
-        assert isinstance(torn, Completion)
+        torn = Completion.requested(group, 0, [], 0, SamplingParams(9))
+        await conversations.answer(96, PROBLEM, torn)
+        torn.prompt_ids = [*torn.prompt_ids[1:], 7]
+        say(torn, [200, EOS], 0)
+        await conversations.answer(96, PROBLEM, torn)
         return torn
 
     async def all_of(conversations: Conversations) -> None:
@@ -370,16 +456,13 @@ def test_a_hang_ends_the_conversation_that_caused_it_and_no_other(
     config = talking(forty, "Perilous", conversation={"replay": replay, "step_timeout": 4.0})
 
     async def both(conversations: Conversations, folder: str) -> list[Completion]:
-        safe = await conversations.answer(
-            96, problem(folder, ""), Request(1, 0, [], 0, SamplingParams(96))
-        )
-        assert isinstance(safe, Request)
+        safe = Completion.requested(1, 0, [], 0, SamplingParams(96))
+        await conversations.answer(96, problem(folder, ""), safe)
         hung = await talk(conversations, problem(folder, "hang"), 0)
         # The other conversation learns of the loss at its next step.
-        waiting = safe.turn_ended(sampled(safe, [200, EOS], 0))
-        answered = await conversations.answer(96, problem(folder, ""), waiting)
-        assert isinstance(answered, Request)
-        assert len(answered.turns) == 1
+        say(safe, [200, EOS], 0)
+        await conversations.answer(96, problem(folder, ""), safe)
+        assert safe.status is Status.SAMPLED and len(safe.turns) == 1
         return [hung, await talk(conversations, problem(folder, ""), 2)]
 
     with TemporaryDirectory() as folder, environments(config) as conversations:
@@ -430,6 +513,29 @@ def test_a_class_says_itself_that_it_may_be_replayed(forty: Path) -> None:
     }
 
 
+def test_a_new_call_does_not_wait_for_the_answers_of_earlier_ones(
+    forty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversations_module, "LOOK_SECONDS", 600.0)
+    config = talking(forty, "Sleepy")
+
+    async def others(conversations: Conversations) -> None:
+        sleepy = Completion.requested(0, 0, [], 0, SamplingParams(96))
+        await conversations.answer(96, problem("", ""), sleepy)
+        say(sleepy, [200, EOS], 0)
+        asleep = asyncio.create_task(conversations.answer(96, problem("", ""), sleepy))
+        await asyncio.sleep(0.1)
+        for group in range(1, 20):
+            begun = Completion.requested(group, 0, [], 0, SamplingParams(96))
+            await asyncio.wait_for(conversations.answer(96, problem("", ""), begun), 60)
+            assert begun.status is Status.SAMPLED
+        assert not asleep.done()
+        asleep.cancel()
+
+    with environments(config) as conversations:
+        asyncio.run(others(conversations))
+
+
 def test_a_call_that_comes_while_a_worker_dies_is_sent_to_the_next() -> None:
     environment = {"train": "playground:", "environment": "tests.environments.worlds:Guess"}
     config = Config(model="tiny", data=environment, placement={"kind": "ray"})
@@ -455,6 +561,6 @@ def test_a_call_that_comes_while_a_worker_dies_is_sent_to_the_next() -> None:
         return answers
 
     first, second, third = asyncio.run(calls(_Host(make, config, unheard)))
-    assert isinstance(first, host.Lost)
+    assert isinstance(first, Lost)
     assert isinstance(second, Started) and isinstance(third, Started)
     handles[0].close()

@@ -36,9 +36,9 @@ from tramontane.controller.pooled_generator import (
 from tramontane.errors import InputError
 from tramontane.generator import Generator
 from tramontane.models.weights import LocalWeights, Part
-from tramontane.placement import GeneratorHandle, WorkerDied, WorkerLost
+from tramontane.placement import ConcurrentHandle, WorkerDied, WorkerLost
 from tramontane.placement.thread import ThreadHandle
-from tramontane.types import Completion, Request, SamplingParams, ints
+from tramontane.types import Completion, SamplingParams, ints
 
 
 class Idle:
@@ -47,8 +47,8 @@ class Idle:
     name = "idle"
 
 
-def group(number: int, size: int, tokens: int = 4) -> list[Request]:
-    return [Request(number, i, [1], 0, SamplingParams(tokens)) for i in range(size)]
+def group(number: int, size: int, tokens: int = 4) -> list[Completion]:
+    return [Completion.requested(number, i, [1], 0, SamplingParams(tokens)) for i in range(size)]
 
 
 def pool_of(
@@ -256,7 +256,7 @@ def test_a_cancelled_request_does_not_come_back_after_an_update():
             super().__init__()
             self.given: list[tuple[int, int]] = []
 
-        def poll(self, requests: list[Request], seconds: float = 0.0) -> Any:
+        def poll(self, requests: list[Completion], seconds: float = 0.0) -> Any:
             time.sleep(0.05)
             self.given += [(r.group, r.index) for r in requests]
             return super().poll(requests)
@@ -350,7 +350,9 @@ def test_no_generator_ever_has_more_than_its_share(workers, group_size, more, or
     for number, choice in enumerate(order):
         if pool.in_flight + group_size <= n_async and choice % 2:
             sampling = SamplingParams(4)
-            pool.submit([Request(number, i, [1], 0, sampling) for i in range(group_size)])
+            pool.submit(
+                [Completion.requested(number, i, [1], 0, sampling) for i in range(group_size)]
+            )
         elif pool.in_flight:
             every = [(m, key) for m in pool for key in m.requests]
             member, key = every[choice % len(every)]
@@ -387,15 +389,17 @@ def test_begun_requests_come_first_in_their_order():
     assert order == [(0, 1), (1, 0), (0, 0), (1, 1)]
 
 
-def actor(make: Callable[[], Any]) -> GeneratorHandle:
+def actor(make: Callable[[], Any]) -> ConcurrentHandle:
     from tramontane.placement.actors import ActorHandle
 
     return ActorHandle("generator 0", {"num_cpus": 1.0}, 30.0).start(make)
 
 
-def requests_of(max_tokens: int) -> list[Request]:
+def requests_of(max_tokens: int) -> list[Completion]:
     sampling = SamplingParams(max_tokens)
-    return [Request(0, i, [1, 5, 9], seed, sampling) for i, seed in enumerate((3, 4, 5))]
+    return [
+        Completion.requested(0, i, [1, 5, 9], seed, sampling) for i, seed in enumerate((3, 4, 5))
+    ]
 
 
 async def finish_after_a_kill(
@@ -555,7 +559,7 @@ def test_a_generator_that_dies_at_every_start_ends_the_run(ray_cluster, tmp_path
         with pytest.raises(WorkerLost, match="generator 0"):
             await generator.started()
         assert len(lost) == 1
-        generator.submit([Request(0, 0, [1], 0, SamplingParams(4))])
+        generator.submit([Completion.requested(0, 0, [1], 0, SamplingParams(4))])
         with pytest.raises(WorkerLost, match="generator 0"):
             await generator.poll()
 

@@ -1,5 +1,6 @@
 """Interruption of long thoughts: when, by what, and that the inserted tokens teach nothing."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from tramontane.run.folder import RunFolder
 from tramontane.run.rollouts import read_run
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
-from tramontane.types import INSERTED, Completion, FinishReason, Request, SamplingParams
+from tramontane.status import Status
+from tramontane.types import INSERTED, Completion, FinishReason, SamplingParams, floats, ints
 
 CLOSING = "</think>"
 SENTENCE = [7, 8, 9]
@@ -28,17 +30,15 @@ def interruption(low: int, high: int, answer: int) -> Interruption:
     return Interruption(settings, SENTENCE, CLOSING)
 
 
-def stopped(request: Request, tokens: int, finish: FinishReason, text: str = "") -> Completion:
-    """The request's completion after `tokens` more tokens of version 5."""
+def stopped(request: Completion, tokens: int, finish: FinishReason, text: str = "") -> Completion:
+    """The request after `tokens` more tokens of version 5."""
     n = len(request.token_ids)
-    return Completion(
-        request.group,
-        request.index,
-        request.prompt_ids,
-        [*request.token_ids, *[1] * tokens],
-        [*request.logprobs, *[-0.5] * tokens],
-        [*request.versions, *[5] * tokens],
-        finish,
+    return replace(
+        request,
+        token_ids=request.token_ids + ints([1] * tokens),
+        logprobs=request.logprobs + floats([-0.5] * tokens),
+        versions=request.versions + ints([5] * tokens),
+        finish_reason=finish,
         text=text or f"{n} tokens and {tokens}",
     )
 
@@ -50,32 +50,32 @@ def test_open_thoughts_are_closed_and_an_answer_follows(
     rule, l_max = interruption(low, low + spread, answer), low + spread + len(SENTENCE) + answer
     limit = rule.limit(seed)
     assert low <= limit <= low + spread
-    request = Request(0, 1, [3], seed, SamplingParams(limit, 0.7))
-    following = rule.following(stopped(request, limit, "length"), request, l_max)
-    assert following is not None
+    request = Completion.requested(0, 1, [3], seed, SamplingParams(limit, 0.7))
+    following = stopped(request, limit, "length")
+    assert rule.continues(following, l_max)
     assert following.token_ids.tolist() == [1] * limit + SENTENCE
     assert following.versions.tolist() == [5] * limit + [INSERTED] * 3
     assert following.logprobs.tolist() == [-0.5] * limit + [0] * 3
     assert following.sampling == SamplingParams(limit + 3 + answer, 0.7)
     assert (following.seed, following.group, following.index) == (seed, 0, 1)
     # It is interrupted once.
-    assert rule.following(stopped(following, answer, "length"), following, l_max) is None
+    assert not rule.continues(stopped(following, answer, "length"), l_max)
 
 
 def test_closed_thoughts_continue_and_completions_that_ended_do_not() -> None:
     rule = interruption(4, 4, 6)
-    request = Request(0, 0, [3], 1, SamplingParams(4, 1.0))
-    closed = rule.following(stopped(request, 4, "length", f"a{CLOSING}b"), request, 32)
-    assert closed is not None
+    request = Completion.requested(0, 0, [3], 1, SamplingParams(4, 1.0))
+    closed = stopped(request, 4, "length", f"a{CLOSING}b")
+    assert rule.continues(closed, 32)
     assert closed.token_ids.tolist() == [1] * 4
     assert closed.sampling.max_tokens == 10
-    assert rule.following(stopped(request, 4, "stop"), request, 32) is None
+    assert not rule.continues(stopped(request, 4, "stop"), 32)
 
 
 def test_at_least_one_token_of_answer_is_sampled_below_l_max() -> None:
-    request = Request(0, 0, [3], 1, SamplingParams(4, 1.0))
-    following = interruption(4, 4, 6).following(stopped(request, 4, "length"), request, 6)
-    assert following is not None
+    request = Completion.requested(0, 0, [3], 1, SamplingParams(4, 1.0))
+    following = stopped(request, 4, "length")
+    assert interruption(4, 4, 6).continues(following, 6)
     assert following.token_ids.tolist() == [1] * 4 + SENTENCE[:1]
     assert following.sampling.max_tokens == 6
 
@@ -91,17 +91,18 @@ def test_a_group_is_whole_once_its_interrupted_completions_have_ended(forty: Pat
     run.hand_out()
     first, second = run.ledger.outstanding[0].requests
     assert first.sampling.max_tokens in (2, 3)
-    ended = stopped(second, 2, "stop")
-    assert run.ledger.following(ended) is ended
-    assert run.ledger.take(ended) is None
-    following = run.ledger.following(stopped(first, first.sampling.max_tokens, "length"))
-    assert isinstance(following, Request)
+    second.take_turn(stopped(second, 2, "stop"))
+    run.ledger.turn_ended(second)
+    assert second.status is Status.ENDED and run.ledger.take(second) is None
+    first.take_turn(stopped(first, first.sampling.max_tokens, "length"))
+    run.ledger.turn_ended(first)
+    assert first.status is Status.SAMPLED
     run.resume()  # from a snapshot, in the middle of its answer
     (restored,) = run.ledger.outstanding[0].requests
-    assert restored == following
-    last = stopped(restored, 1, "stop")
-    assert run.ledger.following(last) is last
-    group = run.ledger.take(last)
+    assert restored == first
+    restored.take_turn(stopped(restored, 1, "stop"))
+    run.ledger.turn_ended(restored)
+    group = run.ledger.take(restored)
     assert group is not None
     assert INSERTED in group.completions[0].versions
 

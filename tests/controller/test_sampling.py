@@ -9,7 +9,8 @@ import pytest
 
 from tests.controller.counting import CountingGenerator
 from tests.controller.test_generators import group, pool_of
-from tramontane.controller.sampling import EndpointSampler, Sampler
+from tramontane.controller.pooled_generator import ASKED
+from tramontane.controller.sampling import Sampler
 from tramontane.errors import InputError
 from tramontane.types import Problem, SamplingParams
 
@@ -59,7 +60,7 @@ def test_clients_see_tokens_as_they_come_and_wait_for_room() -> None:
     pool = pool_of([CountingGenerator()], [])
 
     async def use() -> None:
-        sampler, running = EndpointSampler(pool, max_len=126, vocab=10, limit=2), list[int]()
+        sampler, running = Sampler(pool, ASKED, 2), list[int]()
 
         async def ask(number: int) -> list[list[int]]:
             seen = []
@@ -84,7 +85,7 @@ def test_a_reader_that_looks_away_misses_nothing(slow: float) -> None:
     pool = pool_of([CountingGenerator()], [])
 
     async def use() -> None:
-        sampler = EndpointSampler(pool, max_len=126, vocab=10)
+        sampler = Sampler(pool, ASKED)
 
         async def read(tokens: int) -> int:
             async for (found,) in sampler.sample([1], 1, 0, SamplingParams(tokens)):
@@ -104,7 +105,7 @@ def test_requests_wait_in_order_and_one_that_leaves_does_not_hold_up_the_rest() 
     pool = pool_of([CountingGenerator()], [])
 
     async def use() -> None:
-        sampler, done = EndpointSampler(pool, max_len=126, vocab=10, limit=4), list[str]()
+        sampler, done = Sampler(pool, ASKED, 4), list[str]()
 
         async def ask(name: str, n: int) -> None:
             async for _ in sampler.sample([1], n, 0, SamplingParams(20)):

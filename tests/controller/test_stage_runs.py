@@ -25,7 +25,7 @@ from tramontane.run.prepare import prepare, resolved
 from tramontane.run.recorder import Recorder
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
-from tramontane.types import Request, SamplingParams
+from tramontane.types import Completion, SamplingParams
 from tramontane.verifier.reward import grade, length_penalty
 
 pytestmark = pytest.mark.slow
@@ -196,7 +196,7 @@ def solved_greedily(count: int) -> list[dict[str, str]]:
     sampling = SamplingParams(96, temperature=0)
     generator.submit(
         [
-            Request(i, 0, PromptEncoder(tokenizer).encode(p.problem), i, sampling)
+            Completion.requested(i, 0, PromptEncoder(tokenizer).encode(p.problem), i, sampling)
             for i, p in enumerate(problems)
         ]
     )

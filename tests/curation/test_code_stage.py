@@ -230,6 +230,11 @@ PLANTED = [
             [f"n=input()\nprint({i} if n=='x' else 2*int(n))" for i in range(3)]),
         "tests_dropped",
     ),
+    (
+        row("order_of_a_set", [*doubles(3, 5, 7), {"input": "x\n", "output": "?\n"}],
+            [f"n=input()\nprint(*set('abcdefg') if n=='x' else [2*int(n)])#{i}" for i in range(3)]),
+        "tests_dropped",
+    ),
     (row("decimals", [{"input": "1\n", "output": "0.50\n"}], HALF, tests={
         "type": "stdio", "cases": [{"input": "1\n", "output": "0.50\n"}]}, language="python"),
      "float_checker"),

@@ -6,6 +6,7 @@ import re
 from array import array
 from datetime import date, datetime
 from decimal import Decimal
+from types import SimpleNamespace
 
 import numpy as np
 import pandas
@@ -14,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tramontane.data.objects import override_texts
 from tramontane.data.values import UnknownType, is_encodable, plain, plain_row
 from tramontane.errors import InputError
 
@@ -118,3 +120,8 @@ def test_half_of_a_surrogate_pair_is_refused(row, field):
         plain_row(row, "here")
     whole = json.loads('{"a": "\\ud83e\\udd86"}')
     assert plain_row(whole, "here") == {"a": "🦆"}
+
+
+def test_an_object_in_place_of_its_class_is_refused_in_the_users_words():
+    with pytest.raises(InputError, match="data.environment: an object; give its class"):
+        override_texts({"data.environment": SimpleNamespace(start=print)})

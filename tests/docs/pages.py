@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from tests.paths import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+_BESIDE = ("README.md", "CONTRIBUTING.md", "examples/README.md")
+PAGES = [*(ROOT / name for name in _BESIDE), *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 INLINE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 

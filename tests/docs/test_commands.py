@@ -82,6 +82,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     own_objective = ROOT / "docs/your-objective.md"
     (desk / "asymre.yaml").write_text(blocks(own_objective, "yaml")[0] + PLAYGROUND)
     (desk / "asymre.py").write_text(blocks(own_objective, "python")[0])
+    tuning = ROOT / "docs/fine-tuning.md"
+    (desk / "own_rows.yaml").write_text(blocks(tuning, "yaml")[0])
+    (desk / "examples.jsonl").write_text(blocks(tuning, "json")[0])
     # A model whose context holds the lengths of the shipped configs.
     long = load_model("tiny")
     long.config.max_position_embeddings = 1 << 17
@@ -89,12 +92,11 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     load_tokenizer("tiny").save_pretrained(desk / "long")
     load_model("tiny").save_pretrained(desk / "my-model")
     load_tokenizer("tiny").save_pretrained(desk / "my-model")
-    own_model = blocks(ROOT / "docs/bring-your-own-model.md", "yaml")
-    [gemma] = [block for block in own_model if block.startswith("# gemma.yaml")]
+    [gemma] = blocks(ROOT / "docs/gemma.md", "yaml")
     (desk / "gemma.yaml").write_text(gemma.replace("models/gemma3-270m", str(desk / "my-model")))
     (desk / "runs").mkdir(exist_ok=True)
-    for name in ("oversight_drilled", "oversight_tiny"):
-        shutil.copytree(desk / "my-model", desk / "runs" / name)
+    for name in ("runs/oversight_drilled", "runs/oversight_tiny", "own_rows"):
+        shutil.copytree(desk / "my-model", desk / name)
     (desk / "runs/oversight_data").mkdir()
     write_lessons(desk / "runs/oversight_data/lessons.jsonl", lessons(0, 2))
     write_lessons(desk / "runs/oversight_data/drills.jsonl", drills(0, 2, ["en"]))
@@ -150,6 +152,11 @@ def without_work(args: list[str], works: bool) -> bool:
     if args[:1] == ["view"]:  # it ends with Ctrl-C
         command: Any = get_command(app).commands["view"]
         return bool(command.make_context("view", args[1:]).params["runs"])
+    if args[:1] == ["look"]:  # it ends with q
+        return len(args) == 2
+    if args[:1] == ["push"]:  # to a hub
+        command: Any = get_command(app).commands["push"]
+        return bool(command.make_context("push", args[1:]).params["name"])
     if args[:1] == ["judge-errors"]:  # of a run that the docs train
         return len(args) == 2
     if args[:1] == ["fetch"]:
@@ -169,7 +176,7 @@ def shortened(words: list[str], desk: Path) -> list[str]:
     command = args[0]
     # A reader's evaluations are not all made in one folder.
     own = f"measured_{len(list(desk.glob('measured_*.jsonl')))}.jsonl"
-    if command == "train" and "--dry-run" not in args:
+    if command in ("train", "sweep") and "--dry-run" not in args:
         args.append("--dry-run")
     if command == "train" and not {"--resume", "--model-shape"} & set(args):
         config = (desk / args[1]).read_text()

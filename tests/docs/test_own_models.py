@@ -12,7 +12,8 @@ from tests.paths import ROOT
 from tramontane.config import load_config, load_section
 from tramontane.config.sft import SFTConfig
 
-*CONFIGS, TEACHING = blocks(ROOT / "docs/bring-your-own-model.md", "yaml")
+CONFIGS = blocks(ROOT / "docs/bring-your-own-model.md", "yaml")
+[TEACHING] = blocks(ROOT / "docs/gemma.md", "yaml")
 KINDS = ("qwen3", "r1-distill", "base")
 BEGINNINGS = {"r1-distill": "<think>\n", "base": "<think>"}
 

@@ -12,10 +12,9 @@ from tests.environments.worlds import add
 from tramontane.environments import wire
 from tramontane.environments.answers import ChatAnswer, Choice
 from tramontane.environments.calls import Parser, form_of, outside_thoughts
-from tramontane.environments.endpoint import SampledPart
 from tramontane.environments.tools import schema_of
 from tramontane.errors import InputError
-from tramontane.types import PAPER_TAGS
+from tramontane.types import PAPER_TAGS, Completion
 
 TOOLS = [schema_of(add)]
 FORMS = ("hermes", "qwen_xml", "llama", "mistral", "code")
@@ -365,7 +364,7 @@ def test_an_answer_that_the_length_cut_says_so(reason):
         return wire.readable(read(text, TOOLS), PAPER_TAGS)
 
     answer = ChatAnswer(body, [1], shown, lambda _: [], PAPER_TAGS, 3)
-    tokens = SampledPart(np.array([1]), np.array([0.0]), np.array([0]))
+    tokens = Completion(0, 0, [1], np.array([1]), np.array([0.0]), np.array([0]))
     (choice,) = answer.whole([Choice(tokens, reason)])["choices"]
     assert len(choice["message"]["tool_calls"]) == 1
     assert choice["finish_reason"] == ("length" if reason == "length" else "tool_calls")

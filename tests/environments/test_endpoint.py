@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tramontane.config import Config, EffortConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.chat import Chat, ChatFormat
-from tramontane.environments.endpoint import Endpoint, Served, key_is, make_app
+from tramontane.environments.endpoint import ModelEndpoint, Served, key_is, make_app
 from tramontane.environments.wire import ChatMessage, ChatRequest, write
 from tramontane.models.loading import load_tokenizer
-from tramontane.types import Completion, Request, SamplingParams
+from tramontane.types import Completion, SamplingParams
 
 KEY = "a-key"
 MAX_LEN = 400
@@ -36,10 +36,8 @@ CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 class Recorded:
     """Samples the same text for every request, `pace` tokens at a time."""
 
-    max_len = MAX_LEN
-    vocab = 2048
-
     def __init__(self) -> None:
+        self.served = self.sample, MAX_LEN, 2048
         self.tokenizer = load_tokenizer("tiny")
         self.text, self.pace = "", 1
         self.prompts: list[list[int]] = []
@@ -48,7 +46,7 @@ class Recorded:
 
     async def sample(
         self, prompt_ids: list[int], n: int, seed: int, sampling: SamplingParams
-    ) -> AsyncGenerator[list[Request | Completion], None]:
+    ) -> AsyncGenerator[list[Completion], None]:
         self.prompts.append(prompt_ids)
         self.asked.append(sampling)
         ids = self.tokenizer(self.text, add_special_tokens=False)["input_ids"]
@@ -57,7 +55,16 @@ class Recorded:
             for end in range(1, len(ids), self.pace):
                 self.reports += 1
                 yield [
-                    Request(-1, i, prompt_ids, seed, sampling, ids[:end], [-0.5] * end, [3] * end)
+                    Completion.requested(
+                        -1,
+                        i,
+                        prompt_ids,
+                        seed,
+                        sampling,
+                        token_ids=ids[:end],
+                        logprobs=[-0.5] * end,
+                        versions=[3] * end,
+                    )
                     for i in range(n)
                 ]
             reason = "stop" if ids[-1] == self.tokenizer.eos_token_id else "length"
@@ -78,8 +85,8 @@ def sampler() -> Recorded:
 @pytest.fixture(scope="module")
 def client(sampler: Recorded) -> TestClient:
     encoder = PromptEncoder(sampler.tokenizer)
-    served = Served("tiny", Config(), encoder, SamplingParams(300, 0.7), sampler)
-    return TestClient(make_app(key_is(KEY, Endpoint(served))), raise_server_exceptions=False)
+    served = Served("tiny", Config(), encoder, SamplingParams(300, 0.7), *sampler.served)
+    return TestClient(make_app(key_is(KEY, ModelEndpoint(served))), raise_server_exceptions=False)
 
 
 def ask(client: TestClient, content: Any = "1 + 1?", **keys: Any) -> Any:
@@ -133,8 +140,8 @@ def test_the_prompt_is_that_of_training(client: TestClient, sampler: Recorded) -
 def test_reasoning_effort_is_a_level_of_the_config(sampler: Recorded) -> None:
     levels = {"low": EffortConfig(phrase="Be brief.")}
     encoder = PromptEncoder(sampler.tokenizer, efforts=levels)
-    served = Served("tiny", Config(), encoder, SamplingParams(300, 0.7), sampler)
-    client, sampler.text = TestClient(make_app(key_is(KEY, Endpoint(served)))), "2"
+    served = Served("tiny", Config(), encoder, SamplingParams(300, 0.7), *sampler.served)
+    client, sampler.text = TestClient(make_app(key_is(KEY, ModelEndpoint(served)))), "2"
     assert ask(client, reasoning_effort="low").status_code == 200
     assert sampler.prompts[-1] == encoder.at("low").encode("1 + 1?") != encoder.encode("1 + 1?")
     refused = ask(client, reasoning_effort="high")
@@ -392,8 +399,8 @@ class Failing(Recorded):
 def test_an_exception_fails_its_request_alone_with_its_traceback(late: bool, stream: bool) -> None:
     failing, said = Failing(), list[str]()
     failing.text, failing.late = "It is 2.", late
-    parts = PromptEncoder(failing.tokenizer), SamplingParams(300, 0.7), failing, said.append
-    client = TestClient(make_app(key_is(KEY, Endpoint(Served("tiny", Config(), *parts)))))
+    parts = PromptEncoder(failing.tokenizer), SamplingParams(300, 0.7), *failing.served, said.append
+    client = TestClient(make_app(key_is(KEY, ModelEndpoint(Served("tiny", Config(), *parts)))))
     for _ in range(3):  # as often as it comes
         answer = ask(client, "poison", stream=stream)
         if stream:

@@ -8,8 +8,9 @@ from tests.data.chat_templates import build_tokenizer
 from tests.environments.templates import _CHATML, _THINK, SHAPES, tokenizer_of
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import wire
+from tramontane.environments.calls import Parser
 from tramontane.environments.chat import Chat, ChatFormat
-from tramontane.environments.families import COLUMNS, Family
+from tramontane.environments.families import COLUMNS, TOOL, Family
 from tramontane.environments.recorded import Conversation, ConversationEncoder
 
 ASKED = {"role": "user", "content": "What is 1 + 2?"}
@@ -121,6 +122,33 @@ def test_fine_tuning_learns_what_the_template_marks():
     learned = [int(n >= len(example.prompt) and n not in put) for n in range(len(own))]
     assert learned == found["assistant_masks"][: len(own)]
     assert own == found["input_ids"][: len(own)]
+
+
+def test_several_calls_of_one_turn_are_written_as_in_a_history():
+    """gpt-oss writes one call a message: they are not left as text in an answer's channel."""
+    encoder = PromptEncoder(tokenizer_of("gpt-oss"))
+    form, prompt = ChatFormat(encoder), [ASKED]
+    call = ' to=functions.add<|channel|>commentary json<|message|>{"a": %d, "b": 2}<|call|>'
+    text = "<|start|>assistant".join(call % n for n in range(2)).removesuffix("<|call|>")
+    chat = Chat(form, [TOOL])
+    chat.start(prompt)
+    message = Parser(encoder.tokenizer, "auto", encoder.tags).parse(text, [TOOL])
+    assert [made.arguments for made in message.calls] == [{"a": n, "b": 2} for n in range(2)]
+    put = [{"role": "tool", "content": f"{n + 2}"} for n in range(2)]
+    following = chat.follow(message, put)
+    calls = [
+        {"id": f"c{n}", "function": {"name": "add", "arguments": json.dumps({"a": n, "b": 2})}}
+        for n in range(2)
+    ]
+    said = {"role": "assistant", "content": "", "tool_calls": calls}
+    answers = [{**each, "tool_call_id": f"c{n}"} for n, each in enumerate(put)]
+    history = [wire.ChatMessage.model_validate(each) for each in (*prompt, said, *answers)]
+    whole = following.whole()
+    assert following.rewritten and whole == wire.write(Chat(form, [TOOL]), history)
+    text = encoder.decode(whole)
+    assert (
+        text.count(" to=functions.add<|channel|>commentary") == 2 and "<|channel|>final" not in text
+    )
 
 
 @pytest.mark.parametrize("shape", ["llama-3", "gpt-oss"])

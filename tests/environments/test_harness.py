@@ -13,13 +13,14 @@ from tests.environments import harnesses
 from tests.environments.templates import tokenizer_of
 from tests.environments.test_worker import KEY, Talk, call, problem, talk
 from tramontane.config import Config, DataConfig
-from tramontane.controller.conversations import following
+from tramontane.controller.conversations import take_answer
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import harness, loading
 from tramontane.environments.protocol import Started
 from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
-from tramontane.types import Request, SamplingParams, floats, ints
+from tramontane.status import Status
+from tramontane.types import Completion, SamplingParams, floats, ints
 
 SAID = f"<think>add</think>\n{call('add', a=1)}{call('add', a=2)}"
 
@@ -109,8 +110,8 @@ async def play(worker, *said, given=None, l_max=2000, **limits):
     seconds)."""
     tokenizer = worker._format.encoder.tokenizer
     answer = await worker.start(KEY, given or problem(), 7, **limits)
-    fresh = Request(*KEY, [], 7, SamplingParams(l_max))
-    request = replace(fresh, prompt_ids=answer.prompt_ids)
+    sampling = SamplingParams(l_max)
+    request = Completion.requested(*KEY, answer.prompt_ids, 7, sampling)
     prompts = [answer.prompt_ids]
     for each in said:
         if answer.ending is not None:
@@ -125,12 +126,13 @@ async def play(worker, *said, given=None, l_max=2000, **limits):
         request.versions = request.versions + ints([3] * len(ids))
         reason = "stop" if ids[-1] == tokenizer.eos_token_id else "length"
         request.finish_reason = reason
-        answer = await worker.step(KEY, replace(request.completed(reason), turns=[]), l_max)
+        request.move(Status.STEPPING)
+        answer = await worker.step(KEY, replace(request, turns=[]), l_max)
         if isinstance(answer, Started):
-            request = replace(fresh, prompt_ids=answer.prompt_ids)
+            request = Completion.requested(*KEY, answer.prompt_ids, 7, sampling)
             prompts.append(answer.prompt_ids)
         else:
-            request = following(request, answer)
+            take_answer(request, answer)
     await worker.close(KEY)
     return answer, request, prompts
 

@@ -14,14 +14,22 @@ from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer
 
 from benchmarks.chat_templates import MISTRAL, MISTRAL_VERSIONS, mistral_tokenizer
 from tests.environments.worlds import add
-from tramontane.config import PromptConfig
+from tramontane.config import PromptConfig, SFTConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.calls import Parser
-from tramontane.environments.mistral import MistralChat, files_of, load_mistral
+from tramontane.environments.mistral import (
+    MistralChat,
+    MistralExamples,
+    files_of,
+    load_mistral,
+    plain_tool,
+)
 from tramontane.environments.mistral_family import MistralFamily
+from tramontane.environments.recorded import Conversation
 from tramontane.environments.report import by_mistral
 from tramontane.environments.tools import schema_of
 from tramontane.errors import InputError
+from tramontane.sft.examples import ExampleStream
 from tramontane.types import ThinkingTags
 
 DATA = Path(mistral_common.__file__).parent / "data"
@@ -210,7 +218,7 @@ def test_every_version_writes_and_reads_what_its_library_does(version):
     assert {column: cell.state for column, cell in row.items()} == {
         "bridge": "ok",
         "history": "ok",
-        "SFT text": "refused",
+        "SFT text": "refused" if name == "v3" else "ok",  # a text or calls
         "calls read back": "ok",
         "end of turn": "ok",
     }, row
@@ -232,6 +240,102 @@ def test_every_version_keeps_ids_and_answers_unknown_names(version):
         following = chat.follow(message, [{"role": "tool", "content": "no such tool"}])
         kept = encoder.decode(following.whole()).count("XyZ123456")
         assert kept == (2 if name in form else 0)
+
+
+def recorded(thinks):
+    """Rows of fine-tuning: thoughts, calls whose answers come in another order, two questions."""
+    calls = [
+        {"id": id_, "function": {"name": "add", "arguments": f'{{"a": {n}, "b": 2}}'}}
+        for n, id_ in enumerate(("first0000", "second000"))
+    ]
+    answers = [
+        {"role": "tool", "content": f"{id_} [/TOOL_RESULTS]", "tool_call_id": id_}
+        for id_ in ("second000", "first0000")
+    ]
+    thoughts = {"reasoning_content": "Both at once."} if thinks else {}
+    return [
+        {"role": "system", "content": "Be short."},
+        user("0 + 2 and 1 + 2?"),
+        {"role": "assistant", "content": "", "tool_calls": calls, **thoughts},
+        *answers,
+        {"role": "assistant", "content": "2 and 3.", **thoughts},
+        user("Thanks [/INST]"),
+        {"role": "assistant", "content": "é 🙂"},
+    ]
+
+
+def test_every_version_learns_what_its_library_writes_for_fine_tuning(version):
+    name, encoder = version
+    thinks, tool = name in ("v13", "v15"), plain_tool(schema_of(add))
+    rows, plain = recorded(thinks), []
+    for row in rows:
+        row = dict(row)
+        if thoughts := row.pop("reasoning_content", ""):
+            text = [{"type": "text", "text": row["content"]}] if row["content"] else []
+            row["content"] = [{"type": "thinking", "thinking": thoughts}, *text]
+        plain.append(row)
+
+    def library(messages, mode):
+        mistral = load_mistral(encoder, mode=mode)
+        request = ChatCompletionRequest.model_validate({"messages": messages, "tools": [tool]})
+        return list(mistral.encode_chat_completion(request).tokens)
+
+    wanted = []
+    for place, row in enumerate(plain):
+        if row["role"] == "assistant":
+            prompt = library(plain[:place], "test")
+            whole = library(plain[: place + 1], "finetuning")
+            assert whole[: len(prompt)] == prompt
+            wanted.append((prompt, whole[len(prompt) :]))
+    found = []
+    conversation = Conversation.of(rows, [schema_of(add)], "row 1")
+    for prompt, response, inserted in MistralExamples(encoder).examples(conversation, "row 1"):
+        before, place = prompt, 0
+        for span in (*inserted, range(len(response), len(response))):
+            found.append((before, response[place : span.start]))
+            before, place = [*prompt, *response[: span.stop]], span.stop
+    assert found == wanted
+    ids = encoder.decode(wanted[1][0]).count("first0000")  # in the answer itself, and as an id
+    assert (ids > 1) == (name in ("v3", "v7", "v11"))
+
+
+def test_fine_tuning_refuses_what_a_version_does_not_write(version):
+    name, encoder = version
+    both = recorded(False)[:5]
+    both[2]["content"] = "Let me see."
+    conversation = Conversation.of([*both, {"role": "assistant", "content": "?"}], [], "row 7")
+    examples = MistralExamples(encoder).examples(conversation, "row 7")
+    if name == "v3":
+        with pytest.raises(InputError, match="row 7: mistral-common refuses .* content or tool_c"):
+            list(examples)
+    else:
+        learned = "".join(encoder.decode(example.response) for example in examples)
+        assert "Let me see." in learned
+
+
+def test_sft_learns_mistrals_tokens_of_rows_and_pairs(encoder, tmp_path):
+    rows = [
+        {"messages": recorded(True), "tools": [schema_of(add)]},
+        {"messages": [user("Hi"), {"role": "assistant", "content": "[THINK]Hm.[/THINK]Hello."}]},
+    ]
+    chats, pairs = tmp_path / "chats.jsonl", tmp_path / "pairs.jsonl"
+    chats.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pairs.write_text(json.dumps({"prompt": "Hi", "response": "[THINK]Hm.[/THINK]Hello."}) + "\n")
+    thinking = PromptEncoder(encoder.tokenizer, PromptConfig(), tuple(TAGS))
+
+    def stream(file):
+        data = {"train": str(file), "tokens": "mistral"}
+        raw = {"output": str(tmp_path / "out"), "model": "tiny", "data": data, "max_length": 4096}
+        return ExampleStream(SFTConfig.model_validate(raw), thinking)
+
+    with pytest.warns(UserWarning, match="come again"):
+        own = stream(pairs)
+    with pytest.warns(UserWarning, match="come again"):
+        both = stream(chats)
+    (pair,), found = own._tokenized(0), both._tokenized(0)
+    assert pair in found and len(found) >= 2
+    control = [CONTROL[token] for token in pair.response if token < len(CONTROL)]
+    assert control == ["[THINK]", "[/THINK]", "</s>"]
 
 
 def test_efforts_reach_the_settings_of_v15_alone(version):

@@ -73,6 +73,17 @@ def test_a_tool_without_hints_or_docstring_is_named():
         Toolset([add, add], 100)
 
 
+class Undocumented:
+    def look(self):
+        return "left"
+
+
+def test_pythons_own_docstring_of_a_method_describes_no_tool():
+    for tool in (Undocumented().look, functools.partial(Undocumented.look, None)):
+        with pytest.raises(InputError, match="it has no docstring"):
+            schema_of(tool)
+
+
 def test_calls_are_answered_and_values_read_as_the_types_say():
     made = answer([add, divide], ("add", {"a": 1, "b": "2"}), ("divide", {"a": "1.5", "b": 3.0}))
     assert [call.answer for call in made] == ["3", "0.5"]

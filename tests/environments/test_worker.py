@@ -16,7 +16,7 @@ from tests.environments import worlds
 from tests.environments.templates import tokenizer_of
 from tramontane.batches import TrainSequence
 from tramontane.config import Config
-from tramontane.controller.conversations import following
+from tramontane.controller.conversations import take_answer
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import loading
 from tramontane.environments.calls import Message as Parsed
@@ -25,12 +25,12 @@ from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
 from tramontane.run.input import read_input
 from tramontane.run.task import config_of
+from tramontane.status import Status
 from tramontane.types import (
     INSERTED,
     Completion,
     EarlierSequence,
     Problem,
-    Request,
     SamplingParams,
     ToolCall,
     floats,
@@ -412,17 +412,16 @@ def test_whatever_is_written_what_was_sampled_is_trained_on(shape, first, rest):
     async def run():
         given = problem(texts=[text for text, _ in rest])
         started = await worker.start(KEY, given, 7)
-        request = Request(*KEY, started.prompt_ids, 7, SamplingParams(30_000))
+        request = Completion.requested(*KEY, started.prompt_ids, 7, SamplingParams(30_000))
         for said in [first, *(said for _, said in rest)]:
             new = tokenizer(said, add_special_tokens=False)["input_ids"]
             new = ints([*new, tokenizer.eos_token_id])
             sampled.extend(new)
             ids, n = request.token_ids + new, len(new)
             kept = request.logprobs + floats([-1.0] * n), request.versions + ints([4] * n)
-            turn = Completion(*KEY, request.prompt_ids, ids, *kept, "stop")
-            waiting = request.turn_ended(turn)
-            answered = await worker.step(KEY, waiting.completed("stop"), 30_000)
-            request = following(waiting, answered)
+            request.take_turn(Completion(*KEY, request.prompt_ids, ids, *kept, "stop"))
+            request.move(Status.STEPPING)
+            take_answer(request, await worker.step(KEY, replace(request), 30_000))
         await worker.close(KEY)
         return request
 

@@ -20,7 +20,7 @@ from tramontane.evaluation.settings import Sampling
 from tramontane.generator import Generator
 from tramontane.placement import WaitTimeout
 from tramontane.statistics import counts_of, paired_difference
-from tramontane.types import Completion, Problem, Request, Verdict
+from tramontane.types import Completion, Problem, Verdict
 from tramontane.verifier.pool import PoolStats, VerifierPool
 from tramontane.workplace import Journal
 
@@ -60,7 +60,7 @@ def evaluated(
     evaluation = Evaluation(problems, sampling, encoder, *args)
     limits = TimeoutsConfig(verification=seconds / 2, start=seconds / 2)
 
-    async def complete(problem: Problem, requests: list[Request]) -> list[Completion]:
+    async def complete(problem: Problem, requests: list[Completion]) -> list[Completion]:
         generator.submit(requests)
         ended: list[Completion] = []
         while generator.pending():
@@ -76,14 +76,14 @@ class ScriptedGenerator:
 
     def __init__(self, answers: list[list[str | None]], tokenizer: PreTrainedTokenizerBase) -> None:
         self.answers, self.tokenizer = answers, tokenizer
-        self.requests: list[Request] = []
+        self.requests: list[Completion] = []
         self.seeds: list[int] = []
 
-    def submit(self, requests: list[Request]) -> None:
+    def submit(self, requests: list[Completion]) -> None:
         self.requests += requests
         self.seeds += [r.seed for r in requests]
 
-    def pending(self) -> list[Request]:
+    def pending(self) -> list[Completion]:
         return self.requests
 
     def step(self) -> list[Completion]:

@@ -24,7 +24,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from tramontane.types import Completion, Request, SamplingParams
+from tramontane.types import Completion, SamplingParams
 
 torch.set_num_threads(1)  # a second thread slows down models as small as these
 
@@ -88,7 +88,7 @@ def make_requests(
     lengths: tuple[int, int] = (1, 40),
     tokens: tuple[int, int] = (1, 40),
     **sampling,
-) -> list[Request]:
+) -> list[Completion]:
     """Groups of mixed prompt lengths, members of mixed `max_tokens`."""
     rng = random.Random(seed)
     out = []
@@ -96,7 +96,9 @@ def make_requests(
         prompt = make_prompt(rng, rng.randint(*lengths))
         for index in range(size):
             params = SamplingParams(rng.randint(*tokens), **sampling)
-            out.append(Request(group, index, prompt, rng.getrandbits(70) - 2**69, params))
+            out.append(
+                Completion.requested(group, index, prompt, rng.getrandbits(70) - 2**69, params)
+            )
     return out
 
 

@@ -29,7 +29,7 @@ from tramontane.generator.arena import ArenaCache, arena_size, extent_capacities
 from tramontane.generator.engine import SlotEngine
 from tramontane.generator.graphs import run_directly
 from tramontane.generator.lanes import Prefix
-from tramontane.types import Request, SamplingParams
+from tramontane.types import Completion, SamplingParams
 
 
 @pytest.fixture(autouse=True)
@@ -203,7 +203,7 @@ def test_an_arena_for_one_sequence_finishes_many():
     """The least memory: one sequence at its longest. Nothing waits for ever."""
     model = make_model()
     sampling = SamplingParams(100)
-    requests = [Request(i, 0, [5, 7 + i] * 10, i, sampling) for i in range(6)]
+    requests = [Completion.requested(i, 0, [5, 7 + i] * 10, i, sampling) for i in range(6)]
     least = extent_capacities(130)[-1] + 1
     plenty, little = unlimited(model), limited(model, least)
     assert little.slots >= 1
@@ -223,7 +223,7 @@ def test_a_long_sequence_does_not_size_the_others():
     model = make_model()
     engine = limited(model, 4 * 256, max_len=250)
     assert engine.slots == 16
-    engine.submit([Request(i, 0, [5, 9], i, SamplingParams(30)) for i in range(20)])
+    engine.submit([Completion.requested(i, 0, [5, 9], i, SamplingParams(30)) for i in range(20)])
     engine.step()
     assert engine.decoding == 16
     assert engine.stats.preemptions == 0
@@ -252,7 +252,9 @@ def test_a_prefix_is_kept_until_its_last_sequence_is_admitted():
     model = make_model()
     engine = limited(model, 400)
     greedy = SamplingParams(80, temperature=0.0)
-    engine.submit([Request(i, j, [5, 7 + i] * 10, i, greedy) for i in range(4) for j in range(4)])
+    engine.submit(
+        [Completion.requested(i, j, [5, 7 + i] * 10, i, greedy) for i in range(4) for j in range(4)]
+    )
     while engine.unfinished:
         engine.step()
         waiting = Counter(flight.key for flight in engine._waiting)
@@ -349,7 +351,9 @@ def test_memory_is_shared_by_the_workers():
     assert engine.slots < 2000
     assert SlotEngine(model, 2000, 250, kv_bytes=None).slots == 2000
     sampling = SamplingParams(200)
-    requests = [Request(i, 0, [3] * 50, i, replace(sampling)) for i in range(2 * engine.slots)]
+    requests = [
+        Completion.requested(i, 0, [3] * 50, i, replace(sampling)) for i in range(2 * engine.slots)
+    ]
     generator.submit(requests)
     assert len(finish(generator)) == len(requests)
     assert 0 < generator.stats()["cache_bytes"] <= 2**20

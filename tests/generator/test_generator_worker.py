@@ -34,7 +34,7 @@ from tramontane.errors import InputError
 from tramontane.generator import Generator, SlotEngine
 from tramontane.generator.cache import max_positions
 from tramontane.models.loading import load_model
-from tramontane.types import Request, SamplingParams
+from tramontane.types import Completion, SamplingParams
 
 
 def make_generator(model=None, slots=8, **config) -> Generator:
@@ -85,7 +85,7 @@ def test_step_runs_the_configured_steps_and_returns_at_once_when_idle():
     generator = make_generator(steps_per_call=5)
     assert generator.step() == []
     assert generator.stats()["decode_steps"] == 0
-    generator.submit([Request(0, 0, [5, 6], 3, SamplingParams(12, temperature=0))])
+    generator.submit([Completion.requested(0, 0, [5, 6], 3, SamplingParams(12, temperature=0))])
     generator.step()
     assert len(generator.pending()[0].token_ids) == 5
     generator.step(100)
@@ -183,7 +183,7 @@ def test_a_resized_generator_is_as_new_and_has_freed_its_memory():
     assert generator.version == 3
     requests = make_requests(3, 4, seed=6, lengths=(1, 20))
     with pytest.raises(InputError, match="do not fit the generator's slots of 60"):
-        generator.submit([Request(9, 0, [5] * 21, 0, SamplingParams(40))])
+        generator.submit([Completion.requested(9, 0, [5] * 21, 0, SamplingParams(40))])
     generator.submit(requests)
     again = finish(generator)
     fresh = Generator(twin(generator.model, "slots"), make_tokenizer(), GeneratorConfig(), 4, 60)
@@ -204,7 +204,16 @@ def test_lanes_never_exceed_max_positions(slots):
         sampling = SamplingParams(98)
         generator.submit(
             [
-                Request(i, 0, [5, i + 3], i, sampling, [*tokens], [*floats], [*versions])
+                Completion.requested(
+                    i,
+                    0,
+                    [5, i + 3],
+                    i,
+                    sampling,
+                    token_ids=[*tokens],
+                    logprobs=[*floats],
+                    versions=[*versions],
+                )
                 for i in range(slots)
             ]
         )

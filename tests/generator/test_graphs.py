@@ -45,7 +45,7 @@ from tramontane.generator.graphs import (
     run_directly,
 )
 from tramontane.models import flash
-from tramontane.types import Request, SamplingParams
+from tramontane.types import Completion, SamplingParams
 
 cuda = pytest.mark.gpu
 
@@ -58,7 +58,7 @@ def traced(step):
     return make_fx(lambda: step(), tracing_mode="real")()
 
 
-def mixed(requests: list[Request]) -> list[Request]:
+def mixed(requests: list[Completion]) -> list[Completion]:
     """The same requests with greedy, truncated and plain sampling in turn."""
     kinds = [(0.0, 1.0, 0), (0.7, 1.0, 0), (1.0, 0.8, 0), (1.3, 1.0, 5), (1.0, 1.0, 0)]
     return [
@@ -125,7 +125,9 @@ def test_requests_submitted_at_any_time(events):
     for group, (members, steps) in enumerate(events):
         prompt = [rng.randrange(3, 90) for _ in range(rng.randint(1, 15))]
         requests = [
-            Request(group, i, prompt, rng.getrandbits(60), SamplingParams(rng.randint(1, 25)))
+            Completion.requested(
+                group, i, prompt, rng.getrandbits(60), SamplingParams(rng.randint(1, 25))
+            )
             for i in range(members)
         ]
         for engine, found in zip((lanes, replays), done, strict=True):

@@ -24,7 +24,7 @@ from tests.models.test_staging import WAIT_SECONDS, SlowWeights
 from tramontane.config import GeneratorConfig
 from tramontane.errors import InputError
 from tramontane.generator import Generator, cache
-from tramontane.types import Completion, Request
+from tramontane.types import Completion
 
 
 @pytest.fixture(autouse=True, params=["prefixes shared", "prefixes copied"])
@@ -61,7 +61,7 @@ def logprobs_on_old_keys(
 
 
 def run_with_updates(
-    generator: Generator, models: list[PreTrainedModel], requests: list[Request]
+    generator: Generator, models: list[PreTrainedModel], requests: list[Completion]
 ) -> dict[tuple[int, int], Completion]:
     """Run `requests`, changing to the next model after 5 steps and after 12."""
     generator.submit(requests)
@@ -78,7 +78,7 @@ def run_with_updates(
     return done
 
 
-def waiting_groups() -> list[Request]:
+def waiting_groups() -> list[Completion]:
     """Two groups, each larger than the slots."""
     return make_requests(2, 12, seed=9, lengths=(10, 30), tokens=(5, 40))
 

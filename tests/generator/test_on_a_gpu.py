@@ -31,7 +31,7 @@ from tramontane.generator.memory import DRIVER_BYTES, allowance, cache_room
 from tramontane.generator.parking import Context
 from tramontane.generator.sampling import DRAWN_ENTRIES, SORTED_BYTES
 from tramontane.models import flash
-from tramontane.types import Request, ResponseText, SamplingParams
+from tramontane.types import Completion, ResponseText, SamplingParams
 
 MIB, GIB = 2**20, 2**30
 SIZES = {
@@ -71,7 +71,9 @@ def test_a_step_mixes_no_devices_and_waits_once(name, monkeypatch):
     """From the start to the end; a step's wait is for the flags of finished sequences. The first
     step admits and prefills, the third admits a sequence that has tokens already, and the fourth
     copies keys and values, as for heads that the kernel does not take."""
-    begun = Request(9, 0, [5, 6, 7], seed=1, sampling=SamplingParams(9), token_ids=array("i", [8]))
+    begun = Completion.requested(
+        9, 0, [5, 6, 7], seed=1, sampling=SamplingParams(9), token_ids=array("i", [8])
+    )
     begun.logprobs.append(-1)
     begun.versions.append(0)
     with fake_cuda():
@@ -294,9 +296,14 @@ def test_the_arena_takes_what_everything_else_leaves():
         assert 0.5 * GIB < engine.cache_bytes < 3 * GIB
         assert engine.cache_bytes >= engine._decoder.cache.capacities[-1] * engine._token_bytes
         prompt = [3] * 65_000
-        engine.submit([Request(0, 0, prompt, seed=0, sampling=SamplingParams(20, top_p=0.9))])
         engine.submit(
-            [Request(i, 0, prompt[:4096], seed=i, sampling=SamplingParams(20)) for i in (1, 2)]
+            [Completion.requested(0, 0, prompt, seed=0, sampling=SamplingParams(20, top_p=0.9))]
+        )
+        engine.submit(
+            [
+                Completion.requested(i, 0, prompt[:4096], seed=i, sampling=SamplingParams(20))
+                for i in (1, 2)
+            ]
         )
         with Launches():
             for _ in range(3):

@@ -16,7 +16,7 @@ from tramontane.generator.engine import SlotEngine
 from tramontane.generator.graphs import run_directly
 from tramontane.generator.lanes import Prefix
 from tramontane.generator.parking import Parking
-from tramontane.types import INSERTED, Completion, Request, SamplingParams, floats, ints
+from tramontane.types import INSERTED, Completion, SamplingParams, floats, ints
 
 MAX_LEN = 120
 
@@ -34,7 +34,7 @@ def make_engine(model, layout, slots=8, **options) -> SlotEngine:
     return SlotEngine(model, slots, MAX_LEN, [EOS], record=record, **options)
 
 
-def going_on(request: Request, completion: Completion, put: list[int]) -> Request:
+def going_on(request: Completion, completion: Completion, put: list[int]) -> Completion:
     """What follows a turn, behind the tokens that were put in."""
     return replace(
         request,
@@ -52,7 +52,9 @@ def converse(engine, temperature=1.0, keep_kv=True, turns=3, groups=2, between=l
     for group in range(groups):
         prompt = make_prompt(rng, rng.randint(1, 20))
         sampling = SamplingParams(rng.randint(3, 6), temperature)
-        requests += [Request(group, i, prompt, 7 * group + i, sampling) for i in range(2)]
+        requests += [
+            Completion.requested(group, i, prompt, 7 * group + i, sampling) for i in range(2)
+        ]
     requests = [replace(r, keep_kv=keep_kv) for r in requests]
     for turn in range(turns):
         engine.submit(requests)
@@ -182,7 +184,9 @@ def test_the_least_recently_parked_go_first(slots, events):
         key = (number, 0)
         ended = Completion(*key, [3, 4], ints([5]), floats([0.0]), ints([0]), "stop")
         if key in order:
-            parking.touch(Request(*key, [3, 4], 0, SamplingParams(9), ints([5, 6])))
+            parking.touch(
+                Completion.requested(*key, [3, 4], 0, SamplingParams(9), token_ids=ints([5, 6]))
+            )
             order.remove(key)
         else:
             parking.keep(0, ended)
@@ -191,7 +195,9 @@ def test_the_least_recently_parked_go_first(slots, events):
         order = order[max(0, len(order) - max(0, slots - live)) :]
         assert sorted(held.keys) == sorted(order) and len(parking) == len(order)
     for key in order:
-        context = parking.context(Request(*key, [3, 4], 0, SamplingParams(9), ints([5, 6])))
+        context = parking.context(
+            Completion.requested(*key, [3, 4], 0, SamplingParams(9), token_ids=ints([5, 6]))
+        )
         assert (context.tokens, context.known) == ([3, 4, 5], 2)
         assert context.take().length == 2 and key not in held.keys
     assert not held.keys

@@ -27,7 +27,7 @@ from tramontane.generator import cache
 from tramontane.generator.engine import SlotEngine
 from tramontane.generator.graphs import run_directly
 from tramontane.models.packing import recurring
-from tramontane.types import Growth, Request, SamplingParams
+from tramontane.types import Completion, Growth, SamplingParams
 
 
 @pytest.fixture(autouse=True, params=["prefixes shared", "prefixes copied"])
@@ -45,7 +45,7 @@ def test_greedy_equals_generate(family, tied):
     prompts = [make_prompt(rng, n) for n in (7, 1, 30, 12, 58)]
     engine = SlotEngine(model, slots=3, max_len=100, eos_ids=[EOS])
     params = SamplingParams(40, temperature=0.0)
-    engine.submit([Request(i, 0, p, i, params) for i, p in enumerate(prompts)])
+    engine.submit([Completion.requested(i, 0, p, i, params) for i, p in enumerate(prompts)])
     done = finish(engine)
     for i, prompt in enumerate(prompts):
         expected = plain.generate(
@@ -225,7 +225,9 @@ def test_prefills_are_packed_up_to_a_number_of_tokens(slots, recorder, expected)
     prompts = [make_prompt(rng, n + 1) for n in contexts]
     engine = SlotEngine(model, slots, max_len=80, prefill_tokens=50, record=recorder)
     model.register_forward_pre_hook(record, with_kwargs=True)
-    engine.submit([Request(i, 0, p, i, SamplingParams(2)) for i, p in enumerate(prompts)])
+    engine.submit(
+        [Completion.requested(i, 0, p, i, SamplingParams(2)) for i, p in enumerate(prompts)]
+    )
     finish(engine)
     assert forwards == expected
 
@@ -286,14 +288,14 @@ def test_resize_changes_slots_and_length_of_an_idle_engine():
     expected = finish(engine)
     engine.resize(5, 120)
     assert engine.cache_bytes >= before
-    engine.submit([*requests, Request(9, 0, [5] * 20, 0, SamplingParams(100))])
+    engine.submit([*requests, Completion.requested(9, 0, [5] * 20, 0, SamplingParams(100))])
     engine.step()
     assert engine.decoding == 5
     done = finish(engine)
     assert len(done) == 9
     assert all(done[key].token_ids == c.token_ids for key, c in expected.items())
     with pytest.raises(InputError, match="generator's slots of 120"):
-        engine.submit([Request(0, 0, [5] * 21, 0, SamplingParams(100))])
+        engine.submit([Completion.requested(0, 0, [5] * 21, 0, SamplingParams(100))])
 
 
 @pytest.mark.parametrize(
@@ -310,7 +312,7 @@ def test_resize_changes_slots_and_length_of_an_idle_engine():
 )
 def test_one_impossible_request_refuses_the_whole_call(change, message):
     engine = SlotEngine(make_model(), slots=2, max_len=60)
-    good = Request(0, 0, [5, 6], 0, SamplingParams(20))
+    good = Completion.requested(0, 0, [5, 6], 0, SamplingParams(20))
     with pytest.raises(InputError, match=message):
         engine.submit([good, replace(good, **change)])
     assert engine.unfinished == 0
@@ -328,14 +330,14 @@ def test_only_tokens_of_the_vocabulary_end_a_completion():
 def test_the_context_of_the_model_is_a_limit():
     engine = SlotEngine(make_model(), slots=2, max_len=1000)
     with pytest.raises(InputError, match="the model's context of 256"):
-        engine.submit([Request(0, 0, [5] * 200, 0, SamplingParams(57))])
+        engine.submit([Completion.requested(0, 0, [5] * 200, 0, SamplingParams(57))])
 
 
 def test_longest_request_fits():
     """Prompt and completion fill a slot to its last position."""
     model = make_model()
     engine = SlotEngine(model, slots=2, max_len=256)
-    request = Request(0, 0, [5, 6, 7], 1, SamplingParams(253))
+    request = Completion.requested(0, 0, [5, 6, 7], 1, SamplingParams(253))
     engine.submit([request])
     c = finish(engine)[0, 0]
     reference = reference_logprobs(twin(model), c.prompt_ids, c.token_ids)
@@ -350,7 +352,11 @@ def test_a_cancelled_group_changes_no_other(steps):
     model, rng = make_model("llama", True), random.Random(3)
     prompts = [make_prompt(rng, n) for n in (9, 4, 12)]
     params = SamplingParams(20)
-    requests = [Request(g, i, p, 7 * g + i, params) for g, p in enumerate(prompts) for i in (0, 1)]
+    requests = [
+        Completion.requested(g, i, p, 7 * g + i, params)
+        for g, p in enumerate(prompts)
+        for i in (0, 1)
+    ]
     engine = SlotEngine(model, slots=3, max_len=60, eos_ids=[EOS])
     engine.submit([r for r in requests if r.group != 1])
     expected = finish(engine)

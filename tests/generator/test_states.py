@@ -15,7 +15,7 @@ from tests.generator.test_parking import going_on
 from tests.hybrids import EOS, FAMILIES, make_hybrid
 from tramontane.generator import cache
 from tramontane.generator.engine import SlotEngine
-from tramontane.types import Request, SamplingParams
+from tramontane.types import Completion, SamplingParams
 
 MAX_LEN = 120
 
@@ -54,7 +54,9 @@ class Life:
         most = self.rng.randint(2, 20)
         self._submit(
             [
-                Request(self.group, i, prompt, self.rng.getrandbits(60), SamplingParams(most))
+                Completion.requested(
+                    self.group, i, prompt, self.rng.getrandbits(60), SamplingParams(most)
+                )
                 for i in range(self.rng.randint(1, 4))
             ]
         )
@@ -119,7 +121,7 @@ def test_every_token_of_a_life_is_that_of_a_plain_forward(family, sharing_slots,
 def test_parked_states_are_used_and_group_members_read_their_prompt_once():
     life = Life("qwen3_5_text", seed=1)
     prompt = make_prompt(life.rng, 20)
-    life._submit([Request(1, i, prompt, i, SamplingParams(5)) for i in range(3)])
+    life._submit([Completion.requested(1, i, prompt, i, SamplingParams(5)) for i in range(3)])
     while life.engine.unfinished:
         life.step()
     assert life.engine.stats.prefill_tokens == 19
@@ -146,7 +148,7 @@ def test_kept_states_are_those_of_earlier_weights(family):
     old, new = make_versions(family, 2)
     engine = SlotEngine(copy.deepcopy(old), 2, MAX_LEN)
     prompt = make_prompt(random.Random(3), 12)
-    engine.submit([Request(0, 0, prompt, 1, SamplingParams(12))])
+    engine.submit([Completion.requested(0, 0, prompt, 1, SamplingParams(12))])
     for _ in range(6):
         engine.step()
     engine.model.load_state_dict(new.state_dict())
@@ -171,7 +173,7 @@ def test_kept_states_are_those_of_earlier_weights(family):
 
 def test_a_lone_prompt_token_starts_from_no_state():
     life = Life("lfm2", seed=0)
-    life._submit([Request(1, i, [5], i, SamplingParams(6)) for i in range(2)])
+    life._submit([Completion.requested(1, i, [5], i, SamplingParams(6)) for i in range(2)])
     while life.engine.unfinished:
         life.step()
     assert len(life.ended) == 2

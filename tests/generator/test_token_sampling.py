@@ -23,7 +23,7 @@ from tramontane.types import SamplingParams
 
 
 def draw(logits, n, temperature=1.0, top_p=1.0, top_k=0, seed=0):
-    """`n` draws from one distribution: tokens and log-probs."""
+    """`n` draws from one distribution."""
     return sample(
         logits.expand(n, -1).clone(),
         uniforms(streams([seed]).expand(n), torch.arange(n)),
@@ -220,10 +220,18 @@ def test_top_p_and_top_k_in_a_large_vocabulary():
     top_p = torch.tensor([0.5, 1.0, 0.9, 1.0]).repeat(100)
     top_k = torch.tensor([0, 7, 30, 0]).repeat(100)
     results = [
-        sample(logits, uniform, torch.ones(400), top_p, top_k, DrawPlan(static_shapes=static))
+        sample(
+            logits,
+            uniform,
+            torch.ones(400),
+            top_p,
+            top_k,
+            DrawPlan(recorded=50, static_shapes=static),
+        )
         for static in (False, True)
     ]
-    assert torch.equal(results[0][0], results[1][0])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
     for row, token in enumerate(results[0][0].tolist()):
         probs, ids = logits[row].softmax(-1).double().sort(descending=True)
         k = int(top_k[row]) or 1000
@@ -235,6 +243,12 @@ def test_top_p_and_top_k_in_a_large_vocabulary():
         if top_k[row] or top_p[row] < 1:  # drawn from the sorted tokens, by the same uniform
             below = edges[place - 1] if place else 0.0
             assert below - 1e-6 <= uniform[row] <= edges[place] + 1e-6
+            share = float(kept[place] / kept.sum())
+            assert results[0].logprobs[row].exp() == pytest.approx(share, abs=1e-6)
+            recorded = [*ids[: len(kept)][:50].tolist(), *[-1] * 50][:50]
+            assert results[0].allowed[row].tolist() == recorded
+        else:
+            assert (results[0].allowed[row] == -1).all()
 
 
 def test_rows_are_drawn_in_parts(monkeypatch):
@@ -261,7 +275,7 @@ def test_draws_follow_the_softmax(vocab, temperature):
     draws = 200_000 if vocab == 90 else 60_000
     order = torch.randperm(vocab, generator=torch.Generator().manual_seed(0))
     logits = torch.linspace(-1.5, 1.5, vocab)[order]
-    tokens, logprobs = draw(logits, draws, temperature)
+    tokens, logprobs, _ = draw(logits, draws, temperature)
     expected = torch.log_softmax(logits / temperature, -1)
     assert_frequencies(tokens, expected.exp())
     torch.testing.assert_close(logprobs, expected[tokens], atol=1e-5, rtol=0)
@@ -284,14 +298,14 @@ def test_top_p_and_top_k_keep_their_sets(top_p, top_k, kept):
     order = torch.tensor([2, 0, 3, 1])
     logits = torch.empty(4)
     logits[order] = probs.log()
-    tokens, logprobs = draw(logits, 20_000, top_p=top_p, top_k=top_k)
+    tokens, logprobs, _ = draw(logits, 20_000, top_p=top_p, top_k=top_k)
     expected = torch.zeros(4)
     expected[order[kept]] = probs[kept] / probs[kept].sum()
     assert set(tokens.tolist()) == set(order[kept].tolist())
     if len(kept) > 1:
         assert_frequencies(tokens, expected)
-    # Log-probs are of the whole distribution: nothing is renormalized.
-    torch.testing.assert_close(logprobs, torch.log_softmax(logits, -1)[tokens], atol=1e-5, rtol=0)
+    # Log-probs are of the distribution that was drawn from.
+    torch.testing.assert_close(logprobs, expected[tokens].log(), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +344,7 @@ def test_the_smallest_values_draw_the_likeliest_token(vocab, static_shapes, key)
     for value in TINY if key == "temperature" else TINY[1:]:
         params = SamplingParams(9, **{key: value})
         column = torch.ones(3)
-        tokens, logprobs = sample(
+        tokens, logprobs, _ = sample(
             row.expand(3, -1).clone(),
             uniform,
             column * params.temperature,
@@ -345,7 +359,8 @@ def test_the_smallest_values_draw_the_likeliest_token(vocab, static_shapes, key)
 def last_kept(masses, top_p, top_k=0):
     """The last token that can be drawn, in order of mass, and of number where masses are equal."""
     uniform = torch.tensor([1 - 2**-53], dtype=torch.float64)
-    return int(_draw_truncated(masses[None], uniform, torch.tensor([top_p]), torch.tensor([top_k])))
+    columns = masses[None], uniform, torch.tensor([top_p]), torch.tensor([top_k])
+    return int(_draw_truncated(*columns, recorded=0).tokens)
 
 
 def test_top_p_keeps_the_fewest_tokens_whose_mass_reaches_it():
@@ -368,7 +383,7 @@ def test_greedy_takes_the_largest_logit_and_reports_its_raw_logprob():
     torch.manual_seed(0)
     logits = torch.randn(50, 1000)
     off = torch.zeros(50, dtype=torch.int64)
-    tokens, logprobs = sample(
+    tokens, logprobs, _ = sample(
         logits, torch.rand(50).double(), torch.zeros(50), torch.full((50,), 0.3), off + 2
     )
     assert torch.equal(tokens, logits.argmax(-1))
@@ -381,9 +396,9 @@ def test_a_draw_does_not_depend_on_its_neighbors_sampling():
     temperature = torch.tensor([1.0, 0.0, 0.6]).repeat(20)
     top_p = torch.tensor([1.0, 1.0, 1.0, 0.8]).repeat(15)
     top_k = torch.tensor([0, 0, 0, 0, 10]).repeat(12)
-    tokens, logprobs = sample(logits, u, temperature, top_p, top_k)
+    tokens, logprobs, _ = sample(logits, u, temperature, top_p, top_k)
     for i in range(60):
         row = slice(i, i + 1)
-        token, logprob = sample(logits[row], u[row], temperature[row], top_p[row], top_k[row])
+        token, logprob, _ = sample(logits[row], u[row], temperature[row], top_p[row], top_k[row])
         assert token == tokens[i]
         assert logprob == logprobs[i]

@@ -26,7 +26,7 @@ from tramontane.errors import InputError
 from tramontane.generator import VllmGenerator, load_generator
 from tramontane.models.loading import load_model
 from tramontane.placement import WorkerDied
-from tramontane.types import Completion, Request, SamplingParams
+from tramontane.types import Completion, SamplingParams
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -185,7 +185,7 @@ def test_recompute_means_new_weights_throughout(generator, models):
 def test_prompts_are_read_anew_under_new_weights(generator, models):
     """Cached prompts of an older version are not reused, even if nothing was cleared."""
     prompt = [3 + i % 90 for i in range(80)]
-    request = Request(0, 0, prompt, 1, SamplingParams(10, temperature=0))
+    request = Completion.requested(0, 0, prompt, 1, SamplingParams(10, temperature=0))
     generator.submit([request])
     finish(generator)
     version = models.use(1)
@@ -260,10 +260,10 @@ def test_wrong_weights_are_refused_and_change_nothing(generator, models):
 def test_requests_that_cannot_run_are_refused(generator):
     params = SamplingParams(40)
     for message, request in {
-        "empty prompt": Request(0, 0, [], 0, params),
-        "outside the model's vocabulary": Request(0, 0, [VOCAB], 0, params),
-        f"length of {MAX_LEN}": Request(0, 0, [5] * 70, 0, params),
-        "nothing to generate": Request(0, 0, [5], 0, SamplingParams(0)),
+        "empty prompt": Completion.requested(0, 0, [], 0, params),
+        "outside the model's vocabulary": Completion.requested(0, 0, [VOCAB], 0, params),
+        f"length of {MAX_LEN}": Completion.requested(0, 0, [5] * 70, 0, params),
+        "nothing to generate": Completion.requested(0, 0, [5], 0, SamplingParams(0)),
     }.items():
         with pytest.raises(InputError, match=message):
             generator.submit([request])
@@ -279,10 +279,10 @@ def test_a_larger_size_starts_vllm_anew_with_the_newest_weights(generator, model
     generator.resize(4, 50)
     assert generator.pid == pid
     with pytest.raises(InputError, match="length of 50"):
-        generator.submit([Request(0, 0, [5] * 30, 0, SamplingParams(40))])
+        generator.submit([Completion.requested(0, 0, [5] * 30, 0, SamplingParams(40))])
     generator.resize(8, 150)
     assert generator.pid != pid
-    generator.submit([Request(0, 0, [5] * 110, 0, SamplingParams(40))])
+    generator.submit([Completion.requested(0, 0, [5] * 110, 0, SamplingParams(40))])
     (c,) = finish(generator).values()
     assert set(c.versions) == {version}
     assert_exact(c, models.models[1])

@@ -17,7 +17,7 @@ from tramontane.generator.vllm import environment
 from tramontane.generator.vllm.flights import Flights, Gained
 from tramontane.generator.vllm.generator import SharedTensors
 from tramontane.generator.vllm.process import engine_args, variables
-from tramontane.types import INSERTED, Request, ResponseText, SamplingParams
+from tramontane.types import INSERTED, Completion, ResponseText, SamplingParams
 
 
 def make_flights(stop: tuple[str | int, ...] = ()) -> Flights:
@@ -30,8 +30,10 @@ def gained(tokens: list[int], version: int = 0, reason: str | None = None) -> Ga
     return Gained(array("i", tokens), array("f", [-1.0] * n), array("i", [version] * n), reason)
 
 
-def request(**fields) -> Request:
-    return Request(**{"group": 0, "index": 0, "prompt_ids": [5, 6], "seed": 3} | fields)
+def request(**fields) -> Completion:
+    return Completion.requested(
+        **{"group": 0, "index": 0, "prompt_ids": [5, 6], "seed": 3} | fields
+    )
 
 
 def test_a_stop_text_ends_a_completion_and_drops_what_follows():

@@ -80,9 +80,8 @@ def test_families_that_leak_are_refused(kind, keys):
         miniature(config_of(kind, **keys))
 
 
-@pytest.mark.slow
 def test_compressed_keys_are_refused_in_words():
-    """They stand beside those of the tokens (DeepSeek V4), whose published widths take long."""
+    """They stand beside those of the tokens (DeepSeek V4)."""
     with pytest.raises(InputError, match="attends to other keys than those of its tokens"):
         miniature(AutoConfig.for_model("deepseek_v4"))
 
@@ -96,6 +95,40 @@ def test_a_dry_run_refuses_what_training_refuses(tmp_path):
     with pytest.raises(InputError, match=r"BloomForCausalLM .*computes attention itself"):
         tramontane.dry_run(small_config(tmp_path / "run", model=path))
     assert torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["jamba", "bamba", "nemotron_h", "zamba2", "granitemoehybrid", "mamba2", "bailing_hybrid"],
+)
+def test_published_widths_make_no_large_model(kind):
+    """Their layers' widths follow from that of the residual stream and from numbers of heads; a
+    model of them took up to two minutes."""
+    assert sum(p.numel() for p in miniature(AutoConfig.for_model(kind)).parameters()) < 5e7
+
+
+@pytest.mark.parametrize("by", ["--model-shape", "plan"])
+@pytest.mark.parametrize("kind", ["bloom", "llama4_text"])
+def test_a_config_without_weights_is_examined(tmp_path, by, kind):
+    """A leak is refused whatever samples; chunked attention only for the embedded engine."""
+    keys = LLAMA4 | {"num_hidden_layers": 2} if kind == "llama4_text" else {"n_head": 4}
+    config_of(kind, **keys | {"max_position_embeddings": 8192}).save_pretrained(tmp_path)
+    shape = str(tmp_path / "config.json")
+    if by == "plan":
+        settings = {"model": shape, "gpus": 2, "n_batch": 64, "engine": "slots"}
+        with pytest.raises(InputError, match=r"computes attention itself|chunked_attention"):
+            tramontane.plan(settings)
+        return
+    with pytest.raises(InputError, match=r"computes attention itself|chunked_attention"):
+        tramontane.dry_run("configs/quickstart.yaml", model_shape=shape)
+
+
+def test_a_config_that_transformers_cannot_build_is_refused_in_words(tmp_path):
+    config_of("hunyuan_v1_dense", head_dim=None).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"code of hunyuan_v1_dense fails .*config\.json"):
+        tramontane.dry_run(
+            "configs/quickstart.yaml", model_shape=str(tmp_path / "config.json"), gpu="h100"
+        )
 
 
 def test_a_dry_run_examines_the_engine_too(tmp_path):

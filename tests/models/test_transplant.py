@@ -180,7 +180,9 @@ def test_refusals(save, tmp_path):
         assert not (tmp_path / "out").exists()
 
     refused(other("a", vocab_size=310), r"has the shape \[310, 32\], and the parent's .* \[300, 32")
-    refused(other("b", num_hidden_layers=1), r"no counterpart of the parent's language_model.*lay")
+    refused(
+        other("b", num_hidden_layers=1), r"no counterpart of the parent's .*language_model.*lay"
+    )
     refused(other("c", num_hidden_layers=3), r"the parent has no counterpart of model.layers.2")
     refused(other("d", rms_norm_eps=1e-3), "rms_norm_eps is 0.001 in the language model and 1e-06")
     linear = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}

@@ -19,7 +19,7 @@ from tramontane.generator import Generator
 from tramontane.models.host import HostMemory, pageable
 from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.models.weights import BUCKET_BYTES, Bucket, CopiedWeights, Part, Weights
-from tramontane.placement import GeneratorHandle, Handle
+from tramontane.placement import ConcurrentHandle, Handle
 from tramontane.placement.place import check, place
 from tramontane.trainer.trainer import Trainer
 
@@ -55,11 +55,11 @@ class Sharded(Trainer):
 
 
 @pytest.fixture
-def workers() -> Iterator[Callable[[Config], tuple[Any, Handle, GeneratorHandle]]]:
+def workers() -> Iterator[Callable[[Config], tuple[Any, Handle, ConcurrentHandle]]]:
     """Makes a placement with a trainer and a generator, and closes them after the test."""
     opened: list[Any] = []
 
-    def make(config: Config) -> tuple[Any, Handle, GeneratorHandle]:
+    def make(config: Config) -> tuple[Any, Handle, ConcurrentHandle]:
         placement = place(config, unheard)
         trainer = placement.trainer(partial(Sharded.load, "tiny", config.trainer, 5))
         generator = placement.generator(0, partial(Generator.load, "tiny", config.generator, 4, 64))

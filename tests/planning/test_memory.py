@@ -29,6 +29,7 @@ from tramontane.planning.memory import (
 )
 from tramontane.planning.remedies import with_key
 from tramontane.planning.trainer_memory import (
+    Completions,
     block_activations,
     offloaded_memory,
     reference_memory,
@@ -52,7 +53,11 @@ def config(**sections: Any) -> Config:
 
 
 def rank_memory(stage: Config, shape: ModelShape, lengths: Lengths) -> Memory:
-    return trainer_memory(stage.trainer, shape, lengths, stage.pipeline.minibatch)
+    return trainer_memory(stage.trainer, shape, lengths, Completions.of(stage))
+
+
+def offloaded(stage: Config, shape: ModelShape) -> float:
+    return offloaded_memory(stage.trainer, shape, LENGTHS, Completions.of(stage)).total
 
 
 # Lengths of a prompt and its completions, and how far the formula may lie above what is kept: it
@@ -110,11 +115,24 @@ def test_a_batch_smaller_than_a_microbatch_takes_its_own_memory(small: ModelShap
     shape = replace(small, vocabulary=262_144)
     by_default = config(trainer={"dtype": "bfloat16", "microbatch_tokens": 16384}).trainer
     filled = by_default.model_copy(update={"microbatch_tokens": 4 * lengths.longest})
-    found = trainer_memory(by_default, shape, lengths, 4)
-    assert found == trainer_memory(filled, shape, lengths, 4)
-    full = trainer_memory(by_default, shape, lengths, 1000)
+    found = trainer_memory(by_default, shape, lengths, Completions(4))
+    assert found == trainer_memory(filled, shape, lengths, Completions(4))
+    full = trainer_memory(by_default, shape, lengths, Completions(1000))
     for part in ("activations", "logits"):
         assert getattr(found, part) < 0.25 * getattr(full, part)
+
+
+def test_a_group_has_its_prompt_once_and_threads_without_work_take_nothing() -> None:
+    """Four completions of two prompts: one microbatch, for one of eight threads."""
+    llama = LlamaConfig(hidden_size=64, intermediate_size=160, num_hidden_layers=4, vocab_size=96)
+    shape, lengths = shape_of(llama, ""), Lengths(prompt=400, completion=64)
+    keys = {"microbatch_tokens": 16384, "threads": 8}
+    pipeline = {"n_batch": 4, "n_async": 4, "group_size": 2}
+    found = rank_memory(config(trainer=keys, pipeline=pipeline), shape, lengths)
+    alone = config(trainer=keys | {"threads": 1}, pipeline=pipeline)
+    assert found == rank_memory(alone, shape, lengths)
+    exact = config(trainer={"microbatch_tokens": 2 * 400 + 4 * 64, "threads": 1}, pipeline=pipeline)
+    assert found == rank_memory(exact, shape, lengths)
 
 
 def test_one_rank_holds_everything(small: ModelShape) -> None:
@@ -251,14 +269,13 @@ def test_offload_moves_the_inputs_of_blocks_to_the_host(small: ModelShape) -> No
     keys = {"dtype": "bfloat16", "device": "cuda", "microbatch_tokens": 40960}
     keys |= {"gradient_checkpointing": True}
     saved = rank_memory(config(trainer=keys), small, LENGTHS)
-    assert offloaded_memory(config(trainer=keys).trainer, small, LENGTHS).total == 0
+    assert offloaded(config(trainer=keys), small) == 0
     keys |= {"activation_offload": True}
     found = rank_memory(config(trainer=keys), small, LENGTHS)
     inputs = 40960 * 2 * 5120  # of a block
     attention = 40960 * 32 * (2 * 128 + 4)  # its output, and a float32 number of each head
     assert saved.activations - found.activations == 38 * inputs + 40 * attention
-    host = offloaded_memory(config(trainer=keys).trainer, small, LENGTHS)
-    assert host.total == 40 * inputs
+    assert offloaded(config(trainer=keys), small) == 40 * inputs
 
 
 def test_what_is_taken_in_turn_counts_once() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tramontane.run.folder import RunFolder, open_run
 from tramontane.run.recorder import waited_for
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
-from tramontane.types import FAILED, INSERTED
+from tramontane.types import FAILED, INSERTED, Completion
 
 VLLM = pytest.param("vllm", marks=pytest.mark.vllm)
 
@@ -95,13 +96,27 @@ def test_a_synchronous_run_of_conversations_killed_and_resumed_repeats(tmp_path:
         assert 0 < metrics["waited_for"]["environment"] < metrics["wall_seconds"]
 
 
+def under_way(checkpoint: Path) -> dict[tuple[int, int], Completion]:
+    """The unfinished conversations of a checkpoint."""
+    return {
+        (request.group, request.index): request.copy()
+        for group, _ in read_pipeline(checkpoint).snapshot.all_groups()
+        for request in group.thaw().requests
+    }
+
+
+def newest_is_amid_conversations(run: Path) -> bool:
+    taken = sorted((run / "checkpoints").glob("update_[0-9]"))
+    return bool(taken) and any(request.turns for request in under_way(taken[-1]).values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("replay", [False, True])
 @pytest.mark.parametrize("kind", ["thread", "ray", VLLM])
 def test_a_run_killed_amid_conversations_loses_none(
     tmp_path: Path, kind: str, replay: bool, request: pytest.FixtureRequest
 ) -> None:
-    sizes = {"updates": 6, "n_batch": 16, "n_async": 48, "max_staleness": 6}
+    sizes = {"updates": 8, "n_batch": 16, "n_async": 48, "max_staleness": 6}
     config = talking(
         tmp_path / "run",
         pipeline=sizes,
@@ -111,23 +126,19 @@ def test_a_run_killed_amid_conversations_loses_none(
         **elsewhere(kind, request),
     )
     process = start(config, tmp_path)
-    wait_until((tmp_path / "run/checkpoints/update_2").is_dir, process)
+    wait_until(partial(newest_is_amid_conversations, tmp_path / "run"), process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     folder, resumed = open_run(tmp_path / "run")
     checkpoint = folder.whole_checkpoint(pytest.fail)
     assert checkpoint is not None
-    begun = {
-        (request.group, request.index): request.copy()
-        for group, _ in read_pipeline(checkpoint).snapshot.all_groups()
-        for request in group.thaw().requests
-    }
+    begun, update = under_way(checkpoint), int(checkpoint.name.removeprefix("update_"))
     assert any(request.turns for request in begun.values())
     train(resumed, QuietScreen(), folder)
     check_ledger(tmp_path / "run", config)
     rows = rollouts(tmp_path / "run")
     check_turns(rows)
-    kept = [r for r in rows if (r["group"], r["index"]) in begun and r["update"] > 2]
+    kept = [r for r in rows if (r["group"], r["index"]) in begun and r["update"] > update]
     assert kept
     for row in kept:
         before = begun[row["group"], row["index"]]

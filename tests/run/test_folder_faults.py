@@ -168,6 +168,21 @@ def test_if_no_state_can_be_loaded_nothing_is_trained_anew(run: RunFolder) -> No
     assert folder.metrics() == before
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_run_whose_checkpoints_are_missing_does_not_begin_again(
+    run: RunFolder, kept: bool
+) -> None:
+    shutil.rmtree(run.checkpoints)
+    if kept:
+        run.checkpoints.mkdir()
+    folder, config = open_run(run.path)
+    before = folder.metrics()
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"checkpoints are missing .*of 3 updates: put them"):
+            train(config, QuietScreen(), folder)
+    assert folder.metrics() == before
+
+
 @pytest.mark.slow
 def test_a_resume_reads_the_trainers_state_once(run: RunFolder) -> None:
     opened: Counter[str] = Counter()

@@ -37,7 +37,10 @@ def test_references_that_no_answer_can_equal(tmp_path: Path) -> None:
     rows = [{"problem": f"{n} + 1?", "answer": answer} for n, answer in enumerate(answers)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = warned(tmp_path, data={"train": str(file)})
-    assert "1 of 4 reference answers are sentences" in found and "prose.jsonl:3" in found
+    assert "1 of 4 reference answers" in found and "prose.jsonl:3" in found
+    assert found.count("equaled word for word") == 1
+    held_out = warned(tmp_path, data={"eval": str(file)})
+    assert "data 'held_out': 1 of 4 reference answers" in held_out
 
 
 def test_rows_that_contradict_each_other(tmp_path: Path) -> None:
@@ -51,6 +54,8 @@ def test_rows_that_contradict_each_other(tmp_path: Path) -> None:
 
 def test_a_single_row(tmp_path: Path) -> None:
     assert "has a single problem" in warned(tmp_path, rows=1)
+    (file := tmp_path / "same.jsonl").write_text('{"problem": "1 + 1?", "answer": "2"}\n' * 40)
+    assert "has a single problem" in warned(tmp_path, data={"train": str(file)})
 
 
 def test_a_split_of_a_file(tmp_path: Path) -> None:
@@ -73,6 +78,12 @@ def test_a_reward_without_a_part(tmp_path: Path) -> None:
     assert "verifier.reward: every weight is 0" in warned(tmp_path, verifier=none)
     learnt_otherwise = {"objective": {"name": "sft"}}
     assert "verifier.reward" not in warned(tmp_path, verifier=none, trainer=learnt_otherwise)
+
+
+def test_a_domain_that_nothing_judges(tmp_path: Path) -> None:
+    domains = {"open": {"format": "none"}}
+    found = warned(tmp_path, verifier={"domains": domains}, data={"domain": "open"})
+    assert "nothing judges the answers of domain 'open'" in found
 
 
 def test_a_warm_up_longer_than_the_run(tmp_path: Path) -> None:

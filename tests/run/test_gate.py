@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +16,13 @@ from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 from tests.runs import small_config, unheard
 from tramontane.controller.generators import GeneratorPool
 from tramontane.generator import Generator
+from tramontane.models import int8
 from tramontane.models.loading import load_tokenizer
 from tramontane.placement.thread import ThreadHandle
 from tramontane.run.checks import check_long_parity, check_parity
 from tramontane.run.prepare import PROBE_TOKENS, prepare
+from tramontane.run.screen import QuietScreen
+from tramontane.run.train import train
 from tramontane.trainer import Trainer
 from tramontane.trainer.parity import ParityError
 
@@ -108,3 +113,21 @@ def test_the_gate_sees_what_only_long_sequences_show(
     finally:
         pool.close()
         trainer.close()
+
+
+@pytest.mark.skipif(not int8.is_exact(), reason="this processor has no instructions for int8")
+def test_a_policy_in_eight_bits_is_measured_before_the_first_update(tmp_path: Path) -> None:
+    sections: dict[str, Any] = {
+        "pipeline": {"updates": 1},
+        "generator": {"weights": "int8", "dtype": "float32"},
+        "trainer": {"dtype": "float32"},
+    }
+    train(small_config(tmp_path / "near", **sections), QuietScreen())
+    events = (tmp_path / "near/events.log").read_text(encoding="utf-8")
+    assert re.search(
+        r"generator.weights int8: KL\(μ‖π\) .* effective sample size (0\.9|1\.0)", events
+    )
+    sections["trainer"]["parity_kl"] = 1e-9
+    with pytest.raises(ParityError, match=r"parity_kl allows 1e-09"):
+        train(small_config(tmp_path / "far", **sections), QuietScreen())
+    assert not (tmp_path / "far/metrics.jsonl").exists()

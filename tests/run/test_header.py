@@ -59,6 +59,14 @@ def test_dropped_rows_have_their_reasons(tmp_path: Path) -> None:
     assert " 11 rows " in line
 
 
+def test_columns_that_the_model_does_not_see_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [row | {"choices": ["a", "b"], "level": "Level 2", "split": "x"} for row in ROWS]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    line = header(prepare(small_config(tmp_path, data={"train": str(file), "eval": None})))["train"]
+    assert line.endswith("; the model does not see choices, split")
+
+
 def test_rewards_and_environment_are_the_users_own() -> None:
     given: Any = {"model": "tiny", "data": ROWS, "overrides": {"pipeline.updates": 1}}
     found = tramontane.dry_run(rewards=[tramontane.Reward(polite, 0.5)], **given).header

@@ -23,6 +23,7 @@ from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 from tramontane.types import (
     Completion,
+    Ending,
     FilterReason,
     FinishReason,
     Group,
@@ -32,6 +33,8 @@ from tramontane.types import (
     TurnRecord,
     Verdict,
 )
+from tramontane.verifier.custom import Response
+from tramontane.verifier.reward import grade_apart
 
 EQUAL = FilterReason("no diversity")
 
@@ -53,10 +56,12 @@ def monitor(warnings: list[str], updates: int = 0, **pipeline: Any) -> SignalMon
     return SignalMonitor(config, Path("runs/x"), warnings.append, updates, str)
 
 
-def talk(reason: str, earned: float | None, outcome: Outcome) -> Group:
+def talk(
+    reason: str, earned: float | None, outcome: Outcome, ending: Ending = "completed"
+) -> Group:
     turn = TurnRecord(0, 1, 0, "pear", [{"role": "user", "content": "4 are left."}], [], earned)
     completions = [
-        Completion(0, i, [5, 6], [2], [0.0], [0], "stop", "pear", turns=[turn], ending="completed")
+        Completion(0, i, [5, 6], [2], [0.0], [0], "stop", "pear", turns=[turn], ending=ending)
         for i in range(4)
     ]
     verdicts = [Verdict(0.0, {"correctness": 0.9 * (earned or 0.0)}, outcome, reason)] * 4
@@ -78,6 +83,30 @@ def test_an_environment_without_a_reward_is_advised_to_give_one() -> None:
     first = tally.diagnosis().partition("try, in this order:\n")[2].splitlines()[0]
     assert "let the environment give a reward by its last turn" in first
     assert "sandbox" not in tally.diagnosis()
+
+
+def test_an_environment_that_is_cut_short_before_any_reward_gave_none() -> None:
+    config = Config.model_validate(
+        {
+            "data": {"train": "playground:", "environment": "shop:Shop"},
+            "conversation": {"reward": "last"},
+            "pipeline": {"max_groups_without_signal": 2},
+        }
+    )
+    warnings: list[str] = []
+    watched = SignalMonitor(config, Path("runs/x"), warnings.append, 1, str)
+    group = talk("", None, "wrong", "max_turns")
+    earned = Response.of(group.completions[0], "last")
+    verdict = grade_apart(group.problem, earned, config.verifier, 64, 16)
+    assert (verdict.reward, verdict.verdict) == (0.0, "wrong")
+    assert verdict.reason.startswith("max_turns, without a reward")
+    for _ in range(2):
+        watched.graded(replace(group, verdicts=[verdict] * 4), EQUAL)
+    told = "your environment gave no reward before it was cut short, which counts as 0,"
+    assert warnings[0].startswith(f"{told} for all 8 completions, which teaches nothing: let the")
+    first, *_, last = warnings[1].partition("; try, in this order:\n")[2].splitlines()
+    assert "let the environment give a reward" in first and "conversation.turns" in last
+    assert "gave 0 " not in " ".join(warnings) and "easier problems" not in " ".join(warnings)
 
 
 def mixed(reason: str) -> Group:

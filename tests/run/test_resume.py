@@ -23,7 +23,7 @@ from tramontane.run.checkpoint import read_pipeline
 from tramontane.run.folder import RunFolder, open_run
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
-from tramontane.types import Progress, Request
+from tramontane.types import Completion, Progress
 
 pytestmark = pytest.mark.slow
 
@@ -153,7 +153,7 @@ def test_synchronous_run_stopped_in_a_round_and_resumed_gives_the_same_weights(
             stopped.set()
             super().stop()
 
-    def interrupted(self: Generator, requests: list[Request], *args: float) -> Progress:
+    def interrupted(self: Generator, requests: list[Completion], *args: float) -> Progress:
         """Sends Ctrl-C when the second round has begun, and holds it until the run stops."""
         progress = poll(self, requests, *args)
         if requests and self.version == 1 and not stopped.is_set():
@@ -181,7 +181,7 @@ def test_checkpoints_while_groups_come_and_go(
     checkpoints are taken: the snapshot must hold them."""
     poll = Generator.poll
 
-    def slow(self: Generator, requests: list[Request], seconds: float) -> Progress:
+    def slow(self: Generator, requests: list[Completion], seconds: float) -> Progress:
         progress = poll(self, requests, seconds)
         time.sleep(0.1)
         return progress
@@ -225,3 +225,41 @@ def test_only_the_newest_checkpoints_stay(tmp_path: Path) -> None:
     for update in (2, 10, 9):
         folder.commit_checkpoint(folder.checkpoint_dir(update), keep=2)
     assert sorted(p.name for p in folder.checkpoints.iterdir()) == ["update_10", "update_9"]
+
+
+@pytest.mark.parametrize("placement", ["thread", "process"])
+def test_a_truncated_run_killed_and_resumed_keeps_every_sampling_mask(
+    placement: str, tmp_path: Path
+) -> None:
+    """Tokens whose allowed tokens were lost on the way, in a message, a checkpoint or a resume,
+    would show as a mismatch of what generator and trainer compute."""
+    sizes = {"updates": 9, "n_batch": 16, "n_async": 48, "max_staleness": 8}
+    config = small_config(
+        tmp_path / "run",
+        pipeline=sizes,
+        checkpoint={"every": 3},
+        generator={"top_p": 0.95, "top_k": 20, "dtype": "float32"},
+        trainer={"dtype": "float32", "learning_rate": 1e-8},  # staleness shows as no mismatch
+        placement={"kind": placement},
+    )
+    process = start(config, tmp_path)
+    wait_until((tmp_path / "run/checkpoints/update_3").is_dir, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    folder, resumed = open_run(tmp_path / "run")
+    checkpoint = folder.whole_checkpoint(pytest.fail)
+    assert checkpoint is not None
+    groups = [group.thaw() for group, _ in read_pipeline(checkpoint).snapshot.all_groups()]
+    begun = [r for group in groups for r in group.requests if r.token_ids]
+    assert begun, "no completion was in flight at the checkpoint"
+    for r in [*begun, *(c for group in groups for c in group.completions)]:
+        assert r.allowed is not None
+        assert len(r.allowed) == len(r.token_ids)
+        assert max(r.allowed.counts) <= 20
+    train(resumed, QuietScreen(), folder)
+    metrics = folder.metrics()
+    assert len(metrics) == 9
+    names = [f"mismatch_age_{age}_max" for age in ("0", "1", "2plus")]
+    found = [m[name] for m in metrics for name in names if name in m]
+    assert len(found) > 9
+    assert max(found) < 5e-3  # a lost mask is seen as up to −log 0.95

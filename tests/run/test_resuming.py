@@ -76,7 +76,7 @@ def test_a_folder_that_is_not_a_run_is_not_to_be_resumed(tmp_path: Path) -> None
     with pytest.raises(InputError, match="not empty; name another folder"):
         RunFolder(tmp_path).check_new()
     with (
-        pytest.raises(InputError, match="then start the run again"),
+        pytest.raises(InputError, match="cannot be made there; name another folder"),
         RunFolder.owned("/proc/none/here"),
     ):
         pass

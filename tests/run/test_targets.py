@@ -13,7 +13,17 @@ from tramontane.run.folder import RunFolder
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 from tramontane.run.trajectories import Targets
-from tramontane.types import ELSEWHERE, Completion, Group, Outcome, Problem, Verdict
+from tramontane.trainer.allowed import allowed_of
+from tramontane.types import (
+    ELSEWHERE,
+    AllowedTokens,
+    Completion,
+    Group,
+    Outcome,
+    Problem,
+    Verdict,
+    ints,
+)
 from tramontane.verifier.math.normalize import vote
 
 SETTINGS = BatchSettings(stage="", temperature=1.0, l_max=64, n_minibatch=2)
@@ -60,6 +70,20 @@ def texts(made: Targets, given: Batch) -> list[tuple[str, str]]:
 
 
 WRONG = ["<think>1 + 1</think> \\boxed{3}", "<think>open"]
+
+
+def test_sampling_masks_end_where_the_answer_begins() -> None:
+    given = batch(["<think>1 + 1</think> \\boxed{3} and a long tail after it"], ["wrong"])
+    [completion] = given.groups[0].completions
+    n = len(completion.token_ids)
+    completion.allowed = AllowedTokens(ints([2] * n), ints([5, 6] * n))
+    [sequence] = completed(targets(), given).sequences
+    cut = len(sequence.token_ids) - sequence.target
+    assert 0 < cut < n and sequence.allowed is not None and len(sequence.allowed) == cut
+    sets = allowed_of([sequence])
+    assert sets is not None and len(sets) == len(sequence.token_ids)
+    assert (sets[:cut, :2] == [5, 6]).all() and (sets[cut:] == -1).all()
+    assert len(completion.allowed) == n  # the completion keeps its own
 
 
 def test_the_answer_follows_the_thoughts_of_an_unsolved_group() -> None:

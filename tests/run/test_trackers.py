@@ -14,12 +14,20 @@ from uuid import uuid4
 import pytest
 
 from tests.runs import small_config
+from tests.view.pages import SIZE, group
 from tramontane.config import Config
 from tramontane.errors import InputError
 from tramontane.run import trackers
 from tramontane.run.folder import RunFolder, open_run
 from tramontane.run.screen import QuietScreen
-from tramontane.run.trackers import TRACKERS, Trackers, evaluation_values, update_values
+from tramontane.run.trackers import (
+    TABLE_ROWS,
+    TRACKERS,
+    Trackers,
+    completion_rows,
+    evaluation_values,
+    update_values,
+)
 from tramontane.run.train import train
 from tramontane.workplace import read_log
 
@@ -427,3 +435,78 @@ def test_one_name_needs_no_list(tmp_path: Path) -> None:
 def test_every_extra_of_a_tracker_is_declared() -> None:
     text = Path("pyproject.toml").read_text()
     assert all(f"\n{name} = [" in text for name in TRACKERS)
+
+
+def table_of(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The rows of the tables that a tracker has of a run, oldest first."""
+    if name == "wandb":
+        files = sorted(folder.glob("wandb/offline-run-*/files/media/table/*.table.json"))
+        tables = [json.loads(file.read_text()) for file in files]
+        return [dict(zip(t["columns"], row, strict=True)) for t in tables for row in t["data"]]
+    if name == "trackio":
+        from trackio.sqlite_storage import SQLiteStorage
+
+        project = os.environ["TRACKIO_PROJECT"]
+        [run] = SQLiteStorage.get_runs(project)
+        logs = SQLiteStorage.get_logs(project, run["name"] if isinstance(run, dict) else run)
+        return [r for row in logs if "completions" in row for r in row["completions"]["_value"]]
+    if name == "mlflow":
+        import mlflow
+
+        [run_id] = [v for k, v in json.loads((folder / "trackers.json").read_text()).items()
+                    if k == "mlflow"]  # fmt: skip
+        place = Path(mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=""))
+        tables = [json.loads(f.read_text()) for f in sorted(place.glob("completions/*.json"))]
+        return [dict(zip(t["columns"], row, strict=True)) for t in tables for row in t["data"]]
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder / "tensorboard"))
+    found.Reload()
+    rows = []
+    for event in found.Tensors("completions/text_summary"):
+        header, _, *lines = event.tensor_proto.string_val[0].decode().splitlines()
+        names = [cell.strip() for cell in header.strip("|").split("|")]
+        cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+        rows += [dict(zip(names, row, strict=True)) for row in cells]
+    return rows
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "wandb" else n for n in READERS]
+)
+def test_a_tracker_has_a_table_of_completions_of_each_update(tmp_path: Path, name: str) -> None:
+    pytest.importorskip(name, reason="a tracker is not installed: pip install")
+    said: list[str] = []
+    folder = tmp_path / "run"
+    folder.mkdir()
+    sent = Trackers(folder, tracked(folder, name), said.append)
+    for update in (10, 20):
+        sent.log_update({**LINE, "update": update})
+        sent.log_completions(update, [group(update + n, update, learned=True) for n in range(2)])
+    sent.close(finished=True)
+    assert said == []
+    rows = table_of(folder, name)
+    assert [str(row["step"]) for row in rows] == ["10"] * 2 * SIZE + ["20"] * 2 * SIZE
+    assert [*rows[0]] == [
+        *("step", "problem", "completion", "reward", "reward_correctness"),
+        *("advantage", "verdict", "reason"),
+    ]
+    assert rows[1]["problem"] == "What is 10 + 1?" and rows[1]["verdict"] == "right"
+    assert float(rows[1]["reward"]) == float(rows[1]["advantage"]) == 1.0
+    assert "group 10 adds 1" in rows[1]["completion"]
+
+
+def test_a_table_has_no_more_rows_than_its_limit() -> None:
+    rows = completion_rows([group(n, 1, learned=False) for n in range(40)], 1)
+    assert len(rows) == TABLE_ROWS and rows[-1]["advantage"] is None
+
+
+@pytest.mark.slow
+def test_a_run_sends_its_tables_when_they_are_due(tmp_path: Path) -> None:
+    pytest.importorskip("trackio", reason="a tracker is not installed: pip install")
+    folder = tmp_path / "run"
+    config = small_config(folder, trackers=["trackio"], log_completions=2, pipeline={"updates": 3})
+    train(config, QuietScreen())
+    rows = table_of(folder, "trackio")
+    assert {row["step"] for row in rows} == {2} and 0 < len(rows) <= TABLE_ROWS
+    assert all(row["completion"] and row["problem"] for row in rows)

@@ -24,8 +24,6 @@ from tramontane.studies.plan import (
     Plan,
     finished_runs,
     other_runs,
-    settings_file,
-    write_settings,
 )
 from tramontane.studies.registry import register, registered, registration
 from tramontane.studies.reproduction import (
@@ -41,6 +39,7 @@ from tramontane.studies.reproduction import (
 from tramontane.studies.runner import run_all, run_smoke
 from tramontane.studies.study import LOOKS, Claim, config_of, load_study, names, names_in
 from tramontane.studies.verdicts import judge
+from tramontane.sweeps.settings import settings_file, write_settings
 
 
 def test_no_study_has_the_name_of_a_command_on_runs():
@@ -52,10 +51,10 @@ def test_no_study_has_the_name_of_a_command_on_runs():
 
 
 @pytest.mark.parametrize("chosen", ["magistral", "siblings"])
-def test_the_default_budgets_of_a_set_take_at_most_six_hours(chosen, tmp_path):
+def test_the_default_budgets_of_a_set_take_at_most_six_and_a_half_hours(chosen, tmp_path):
     planned = plan_all(tmp_path, seeds=3, chosen=chosen)
     assert {plan.study.set for plan in planned.values()} == {chosen}
-    assert sum(plan.minutes for plan in planned.values()) <= 360
+    assert sum(plan.minutes for plan in planned.values()) <= 390
     assert {plan.finished for plan in planned.values()} == {0}
     assert all(len([*p.runs()]) == 3 * len(p.study.arms) for p in planned.values())
 
@@ -284,7 +283,7 @@ def add_a_seed(data):
 def test_the_data_that_are_shipped_verify(page):
     shipped = [file.stem for file in page.with_suffix("").glob("*.json")]
     assert {name: verified(name, page)[1] for name in shipped} == {name: [] for name in shipped}
-    assert len((ROOT / "docs/reproduction.md").read_text().splitlines()) < 500
+    assert len((ROOT / "docs/reproduction.md").read_text().splitlines()) < 550
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,11 @@ from tramontane.studies.plan import (
     finished_runs,
     minutes_of,
     share_of,
-    write_settings,
 )
 from tramontane.studies.plots import plot_curve
 from tramontane.studies.procedures import collated, trained
 from tramontane.studies.study import load_study, names
+from tramontane.sweeps.settings import write_settings
 
 
 @pytest.mark.parametrize("name", names())
@@ -290,12 +290,25 @@ def test_arms_learn_from_the_rollouts_of_a_run_before_them(files, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_shows_the_end_of_its_output(files, tmp_path):
+def test_runs_that_cannot_start_are_named_before_any_starts(files, tmp_path):
     study, base = files
     raw = yaml.safe_load(base.read_text())
     raw["data"]["train"] = str(tmp_path / "missing.jsonl")
     base.write_text(yaml.safe_dump(raw))
-    with pytest.raises(InputError, match=r"(?s)seed_0: the run failed \(2\).*no such file"):
+    with pytest.raises(InputError, match=r"slow/seed_0.yaml: data .*no such file"):
+        tramontane.study(str(study), seeds=1, base=base, out=tmp_path / "out")
+    assert not [*(tmp_path / "out").rglob("*.log")]
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_shows_the_end_of_its_output(files, tmp_path):
+    study, base = files
+    plan = Plan(load_study(str(study)), tmp_path / "out/rates", 1, base=base)
+    for arm, seed, folder in plan.runs():
+        write_settings(folder, plan.settings(arm, seed, folder))
+        folder.mkdir()
+        (folder / "config.yaml").write_text("name: cut")
+    with pytest.raises(InputError, match=r"(?s)seed_0: the run failed \(2\).*cut short"):
         tramontane.study(str(study), seeds=1, base=base, out=tmp_path / "out")
 
 

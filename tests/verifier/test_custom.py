@@ -52,7 +52,7 @@ def picky(problem, text, n_tokens):
         time.sleep(0.2)
         os._exit(0)
     odd = {"two": 2.0, "nan": float("nan"), "none": None, "str": "0.5", "bool": True,
-           "array": numpy.ones(1), "numpy": numpy.float32(0.5)}
+           "array": numpy.ones(2), "numpy": numpy.float32(0.5)}
     return odd.get(text.split()[-1], 0.5)
 
 def leaves(problem, text, n_tokens):
@@ -139,7 +139,7 @@ def test_a_failed_reward_makes_its_completion_unscorable_and_no_other(folder, po
     ]
     assert verdicts[4].reason.startswith("reward 'picky': MemoryError")
     returned = ["2.0 (float)", "nan (float)", "None (NoneType)", "'0.5' (str)", "True (bool)"]
-    returned.append("array([1.]) (ndarray)")
+    returned.append("array([1., 1.]) (ndarray)")
     assert [v.reason for v in verdicts[5:]] == [
         f"reward 'picky': returned {value}, not a number from 0 to 1 ({file}:{begin})"
         for value in returned
@@ -309,7 +309,12 @@ def test_a_module_in_the_folder_of_a_run_is_not_imported(tmp_path: Path) -> None
         (torch.tensor(1), 1.0),
         (np.float32(0.5), 0.5),
         (np.array(0.5), 0.5),
-        (torch.tensor([0.5]), None),
+        (torch.tensor([0.5]), 0.5),
+        (np.array([[0.5]]), 0.5),
+        (torch.tensor([[True]]), None),
+        (torch.tensor([0.5, 0.5]), None),
+        (np.array([]), None),
+        ([0.5], None),
         (torch.tensor(float("nan")), None),
         (torch.tensor(True), None),
         ("0.5", None),

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.slow
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 PHONE = {"width": 390, "height": 844}
 CURVE = ".chart:has-text('Reward: total') canvas"
-VIEWS = ["summary", "curves", "rollouts", "groups", "compare", "audit", "timeline"]
+VIEWS = ["summary", "curves", "rollouts", "groups", "compare", "audit", "timeline", "runs"]
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +165,85 @@ def test_the_search_narrows_and_is_in_the_address(tab: Any, address: str) -> Non
     tab.wait_for_selector(f"text={UPDATES * GROUPS} of {UPDATES * GROUPS * SIZE} completions")
     tab.locator("label:has-text('Reward') input").fill("high")
     tab.wait_for_selector("text=not a number or a range")
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The page over six runs: three seeds of two learning rates."""
+    folder = tmp_path_factory.mktemp("sweep")
+    for n in range(6):
+        run = make_run(folder / f"run-{n}", name=f"run-{n}")
+        config = {
+            "name": f"run-{n}",
+            "seed": n % 3,
+            "trainer": {"learning_rate": (1e-4, 3e-4)[n // 3]},
+            "pipeline": {"updates": UPDATES},
+        }
+        (run.path / "config.yaml").write_text(json.dumps(config))
+        value = (0.2, 0.3, 0.4, 0.6, 0.6, 0.6)[n]
+        passed = {"value": value, "low": value - 0.1, "high": value + 0.1}
+        run.log_evaluation({"when": "after", "set": "held_out", "pass_at_1": passed})
+    with served(folder) as page:
+        yield page.address
+
+
+def test_runs_are_sorted_filtered_and_chosen_for_a_comparison(tab: Any, sweep: str) -> None:
+    tab.goto(sweep)  # of more than two runs, the first view
+    rows = tab.locator(".runs-table tbody tr")
+    tab.wait_for_selector(".runs-table tbody tr >> nth=5")
+    assert tab.locator(".runs-table thead th").all_inner_texts()[1:6] == [
+        *("run", "state", "seed", "learning_rate", "pass@1")
+    ]
+    tab.click("thead button:has-text('pass@1')")
+    tab.click("thead button:has-text('pass@1')")
+    assert "run-3" in rows.first.inner_text() and "0.6 [0.5, 0.7]" in rows.first.inner_text()
+    tab.keyboard.press("/")
+    tab.keyboard.type("seed=0 pass@1<0.5")
+    assert rows.count() == 1 and "run-0" in rows.first.inner_text()
+    assert "1 run of 6" in tab.inner_text(".count")
+    tab.reload()  # the view is in the address
+    tab.wait_for_selector(".runs-table tbody tr")
+    assert rows.count() == 1
+    tab.fill("input[name=filter]", "")
+    for name in ("run-0", "run-3"):
+        tab.check(f"input[aria-label='Choose {name}']")
+    tab.click("text=Compare run-0 and run-3")
+    tab.wait_for_selector(".side >> nth=1")
+    assert "pass@1 of the right side, on these: 0.000 [−0.354, +0.354]" in tab.inner_text(".count")
+
+
+def test_groups_of_runs_have_a_mean_and_a_band(tab: Any, sweep: str, tmp_path: Path) -> None:
+    tab.goto(f"{sweep}#runs?group=trainer.learning_rate&metric=reward")
+    tab.wait_for_selector(".swatch >> nth=1")
+    # 0.3 ± 4.303 · 0.1 / √3
+    assert "0.3 [0.052, 0.548]" in tab.inner_text(".runs-table tbody tr >> nth=0")
+    assert "0.6 [0.6, 0.6]" in tab.inner_text(".runs-table tbody tr >> nth=1")
+    drawn = "chart => [chart.uplot.data.length, chart.uplot.bands.length]"
+    assert tab.locator(".chart").evaluate(drawn) == [7, 2]  # x, and a mean with two ends each
+    tab.check("input[name=log]")
+    assert tab.locator(".chart").evaluate("chart => chart.uplot.scales.y.distr") == 3
+    assert "log=1" in tab.url
+
+    def saved(button: str) -> Path:
+        with tab.expect_download() as download:
+            tab.click(button)
+        file = tmp_path / download.value.suggested_filename
+        download.value.save_as(file)
+        return file
+
+    tab.click(".save summary")
+    values = saved(".save button:has-text('CSV')").read_text().splitlines()
+    assert values[0].startswith("update,learning_rate 0.0001,learning_rate 0.0001 low")
+    assert len(values) == 1 + UPDATES
+    tab.click(".save summary")
+    picture = ElementTree.fromstring(saved(".save button:has-text('SVG')").read_text())
+    names = [each.tag.rpartition("}")[2] for each in picture.iter()]
+    assert names.count("path") == 4  # two curves, two bands
+    tab.click(".save summary")
+    assert saved(".save button:has-text('PNG')").read_bytes().startswith(b"\x89PNG")
+    table = saved("button:has-text('Markdown')").read_text().splitlines()
+    assert table[0] == "| trainer.learning_rate | runs | pass@1 | reward | time |"
+    assert table[2].startswith("| 0.0001 | 3 | 0.3 [0.052, 0.548] |")
 
 
 def test_everything_is_reached_by_the_keyboard(tab: Any, address: str) -> None:

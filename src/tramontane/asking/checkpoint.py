@@ -27,7 +27,7 @@ from tramontane.errors import InputError
 from tramontane.generator import Generator
 from tramontane.models import loading
 from tramontane.models.names import resolve
-from tramontane.types import Completion, Request, SamplingParams, floats, ints
+from tramontane.types import Completion, SamplingParams, floats, ints
 from tramontane.workplace import Journal, write_whole
 
 
@@ -68,7 +68,7 @@ class Checkpoint:
         if saved.is_file():
             state = json.loads(saved.read_text())
         collector, tags = Collector(n), self.encoder.tags
-        requests: dict[tuple[int, int], Request] = {}
+        requests: dict[tuple[int, int], Completion] = {}
         for place, prompt in enumerate(prompts):
             made = self._requests(place, prompt, n)
             requests |= {(r.group, r.index): r for r in made}
@@ -89,18 +89,18 @@ class Checkpoint:
                 for place, index, text, tokens in rows:
                     yield from collector.add(place, index, Answer(text, tokens))
 
-    def _requests(self, place: int, prompt: Prompt, n: int) -> list[Request]:
+    def _requests(self, place: int, prompt: Prompt, n: int) -> list[Completion]:
         """The prompt's n requests; an empty list if the prompt is too long."""
         config = self.config
         ids = self.encoder.encode(prompt.text)
         sampling = SamplingParams(config.max_tokens, config.temperature, config.top_p)
         return [
-            Request(place, j, ids, answer_seed(config.seed, prompt.key, j), sampling)
+            Completion.requested(place, j, ids, answer_seed(config.seed, prompt.key, j), sampling)
             for j in range(n if len(ids) <= self.max_prompt else 0)
         ]
 
     def _generate(
-        self, flight: list[Request], waiting: deque[Request]
+        self, flight: list[Completion], waiting: deque[Completion]
     ) -> Iterator[tuple[list[Completion], list[tuple[int, int, list[int]]]]]:
         """Yield (finished completions, (group, index, tokens) of the others) at each write."""
         generator, slots = self.generator, self.checkpoint.slots
@@ -153,7 +153,7 @@ def longest_prompt(config: ModelConfig) -> int:
     return min(limit, context - config.max_tokens)
 
 
-def _resumed(request: Request, tokens: list[int]) -> Request:
+def _resumed(request: Completion, tokens: list[int]) -> Completion:
     # A request's tokens need log-probs and versions, which are not read here.
     n = len(tokens)
     return replace(

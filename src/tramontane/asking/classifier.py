@@ -12,7 +12,7 @@ from tramontane.config.device import number_type
 from tramontane.config.judge import RewardModelConfig
 from tramontane.errors import InputError
 from tramontane.models.loading import check_device, load_classifier
-from tramontane.types import Message, Problem, Prompt
+from tramontane.types import Message, Problem
 from tramontane.verifier.custom import GroupResult
 from tramontane.verifier.judge import harmless, transcript
 
@@ -70,7 +70,10 @@ class Classifier:
     @torch.inference_mode()
     def score(self, problem: Problem, answers: list[str]) -> GroupResult:
         """The scores of a problem's answers; None for one that is too long."""
-        encoded = [encode(self.tokenizer, problem.prompt, answer) for answer in answers]
+        encoded = [
+            encode(self.tokenizer, problem.messages or problem.problem, answer)
+            for answer in answers
+        ]
         limit = self.config.max_tokens
         fits = [i for i, inputs in enumerate(encoded) if len(inputs["input_ids"]) <= limit]
         odds = torch.full((len(answers),), torch.nan)
@@ -104,7 +107,7 @@ def standardized(values: torch.Tensor) -> torch.Tensor:
     return ((values - known.mean()) / spread.clamp_min(1e-6)).to(values.dtype)
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, answer: str) -> Inputs:
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: str | list[Message], answer: str) -> Inputs:
     """What a reward model reads, by the names of its inputs: a chat that ends with the answer, or
     without a chat template, the pair of prompt and answer."""
     answer = harmless(answer)

@@ -14,5 +14,6 @@ with importing():
         grading,
         planning,
         studies,
+        sweeps,
     )
     from tramontane.cli.terminal import app, main

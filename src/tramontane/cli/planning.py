@@ -1,7 +1,8 @@
-"""Commands before and after a run: plan, config, doctor and view."""
+"""Commands before and after a run: plan, config, doctor, view and look."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from rich.text import Text
 import tramontane
 from tramontane import plugins
 from tramontane.cli.terminal import LOOK, app, console, say, show_table
-from tramontane.errors import InputError
+from tramontane.errors import InputError, install
 from tramontane.workplace import check_file, write_whole
 
 
@@ -135,3 +136,13 @@ def view(
             typer.launch(address)
 
     serve(runs, port, announce)
+
+
+@app.command(rich_help_panel=LOOK)
+def look(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
+    """Show a run in the terminal: progress, curves, rollouts; live while it trains."""
+    if find_spec("textual") is None:
+        raise InputError(f"the terminal's view is not installed: {install('look')}")
+    from tramontane.view.terminal import look as show
+
+    show(run)

@@ -155,6 +155,9 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="The problem.")],
     overrides: Overrides = None,
     n: Annotated[int, typer.Option("-n", min=1, help="Completions.")] = 1,
+    image: Annotated[
+        list[str] | None, typer.Option(help="An image's file; may be given again.")
+    ] = None,
     temperature: Temperature = None,
     top_p: TopP = None,
     top_k: int = 0,
@@ -169,7 +172,9 @@ def generate(
         temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens, seed=seed,
         effort=effort,
     )  # fmt: skip
-    for text in tramontane.generate(model, prompt, config, overrides, n=n, **sampling):
+    for text in tramontane.generate(
+        model, prompt, config, overrides, n=n, images=image or (), **sampling
+    ):
         print(text)
 
 

@@ -1,4 +1,4 @@
-"""Commands that make models: train, sft, and their prerequisites."""
+"""Commands that make and publish models: train, sft, push, and their prerequisites."""
 
 from __future__ import annotations
 
@@ -74,6 +74,7 @@ def train(
         )
         return
     check_assumed(gpu, model_shape)
+    say(f"reading {resume or config} …" if resume or config else "reading the config …")
     if not tramontane.train(config, overrides, resume=resume, verbose=verbose).finished:
         raise typer.Exit(130)
 
@@ -229,3 +230,23 @@ def extract(
     from tramontane.models.extract import extract as run
 
     say(f"wrote {run(parent, out)}")
+
+
+@app.command(rich_help_panel=TRAIN)
+def push(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    name: Annotated[str, typer.Argument(help="The repository on the hub: USER/NAME.")],
+    rollouts: Annotated[
+        str | None,
+        typer.Option(help="Also push all recorded completions, as this data set: USER/NAME."),
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="Create repositories that everyone can read.")
+    ] = False,
+) -> None:
+    """Push a run's newest weights and their model card to the Hugging Face hub."""
+    found = tramontane.push(run, name, rollouts=rollouts, public=public)
+    say(f"pushed to {found.url}")
+    say(f"these weights, whatever is pushed later: model={found.name}@{found.commit}")
+    if found.rollouts:
+        say(f"the rollouts: data set {found.rollouts}")

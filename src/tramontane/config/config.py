@@ -119,7 +119,8 @@ class Config(Section):
     """Seed of initialization, data order and sampling."""
     model: Annotated[Model, Fixed("the checkpoint holds its weights")] = "tiny"
     """Model to start from: `tiny` (the base model in the package), a checkpoint folder, a run (its
-    newest weights) or one of its checkpoints, or a Hugging Face name."""
+    newest weights) or one of its checkpoints, or a Hugging Face name, with `@REVISION` for a
+    branch, tag or commit."""
     tokenizer: Annotated[Model | None, Fixed("completions were sampled in its tokens")] = None
     """Tokenizer, named like a model. null: the model's own."""
     run_dir: Annotated[str | None, Fixed("the run has its folder already")] = None
@@ -130,6 +131,9 @@ class Config(Section):
     trackers: MayChange[tuple[TrackerName, ...]] = ()
     """Experiment trackers that also get the metrics: `tensorboard`, `wandb`, `trackio`, `mlflow`.
     `metrics.jsonl` always has everything. See docs/view.md."""
+    log_completions: MayChange[int] = Field(0, ge=0)
+    """Updates from one table of completions that the trackers get to the next; 0: none. A table has
+    the first 64 completions of its update's batch. `rollouts/` has all in any case."""
     data: Annotated[
         DataConfig, Fixed("the position in the data and the problems' records belong to it")
     ] = Field(default_factory=DataConfig.default)
@@ -317,6 +321,27 @@ class Config(Section):
                 "kind to slots",
                 "trainer.router_replay",
                 "generator.kind",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _truncation(self) -> Config:
+        generator, key = self.generator, "top_k" if self.generator.top_p == 1 else "top_p"
+        if not generator.truncates:
+            return self
+        if generator.kind == "vllm":
+            raise key_error(
+                "with vLLM, the tokens that it allows are not recorded, which the trainer's "
+                "log-probs need: leave it out, or set kind to slots",
+                f"generator.{key}",
+                "generator.kind",
+            )
+        if self.trainer.objective.needs & {"teacher", "teacher_top"}:
+            raise key_error(
+                "the trainer's log-probs are over the tokens that it allows, and the teacher's "
+                "over all: leave it out",
+                f"generator.{key}",
+                "trainer.objective",
             )
         return self
 

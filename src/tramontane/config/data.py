@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from tramontane.config.domains import checked_path, import_path
+from tramontane.config.images import ImagesConfig
 from tramontane.config.prompt import EffortConfig, PromptConfig
 from tramontane.config.section import Section, key_error
 from tramontane.types import Problem
@@ -25,7 +26,8 @@ from tramontane.types import Problem
 Language = Literal["en", "fr", "es", "it", "de", "zh", "ru"]
 ProblemKind = Literal[
     "sums", "stories", "programs", "repairs", "long_sums", "lookups", "articles", "sessions",
-    "guessing",
+    "guessing", "bars", "shapes", "clocks", "tables", "mazes", "drawn_sums", "drawn_bars",
+    "drawn_shapes", "drawn_clocks", "drawn_tables", "drawn_mazes",
 ]  # fmt: skip
 PLAYGROUND = "playground:"  # the source of generated problems
 LANGUAGES: tuple[Language, ...] = ("en", "fr", "es", "it", "de", "zh", "ru")
@@ -107,8 +109,9 @@ class PlaygroundConfig(Section):
     kinds: tuple[ProblemKind, ...] = ("sums", "stories")
     """Kinds of problems, drawn uniformly: arithmetic, word problems, small Python `programs`; for
     `data.tools`, `long_sums` (calculator), `lookups` and `articles` (notebook) and `sessions`
-    (python); `guessing`, a game of several turns; and `repairs`, programs with the environment
-    `repair`."""
+    (python); `guessing`, a game of several turns; `repairs`, programs with the environment
+    `repair`; `bars`, `shapes`, `clocks`, `tables` and `mazes`; and for a model that takes images,
+    `drawn_sums`, `drawn_bars` and so on, whose data are in a picture."""
 
 
 def of_playground(raw: Any, *keys: str) -> Any:
@@ -295,6 +298,8 @@ class DataConfig(PromptConfig):
     """Rules that retire solved problems and rest problems that are too hard."""
     playground: PlaygroundConfig = Field(default_factory=PlaygroundConfig)
     """Problems that `playground:` generates."""
+    images: ImagesConfig = Field(default_factory=ImagesConfig)
+    """Limits of the images in rows; see docs/images.md."""
     trajectories: TrajectoriesConfig | None = None
     """Recorded completions that batches are partly filled with. null: the run samples all of its
     completions."""

@@ -222,6 +222,11 @@ def _cpu_number_type() -> NumberType:
     return NumberType("float32", "this processor has no bfloat16 instructions, which are emulated")
 
 
+def multiplies_int8() -> bool:
+    """True if this processor has instructions for products of 8-bit numbers."""
+    return bool(_flags() & {"avx512_vnni", "avx_vnni", "amx_int8"})
+
+
 def machine(device: str = "auto") -> str:
     """The first processor's name and the number of cores, e.g. `AMD EPYC, 2 cores`; and the GPU's
     name if `device` is one."""

@@ -12,6 +12,7 @@ from tramontane.config.section import Section, key_error
 
 Stop = Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0)]  # a text, or a token id
 
+MOST_ALLOWED = 1024  # tokens that `top_k` may allow, which are recorded for the trainer
 GPU_MEMORY_SHARE = 0.9  # of a GPU, for the generators on it
 
 
@@ -76,8 +77,22 @@ class GeneratorConfig(Section):
         1.0, gt=0
     )
     """Sampling temperature in training. The paper: 0.7 (Medium), 1.0 (Small)."""
+    top_p: Annotated[float, Fixed("completions under way were sampled at it")] = Field(
+        1.0, gt=0, le=1
+    )
+    """Sample in training only from the likeliest tokens whose probabilities add up to this. The
+    trainer computes its log-probs over the same tokens; see docs/off-policy.md."""
+    top_k: Annotated[int, Fixed("completions under way were sampled at it")] = Field(
+        0, ge=0, le=MOST_ALLOWED
+    )
+    """Sample in training only from this number of the likeliest tokens. 0: no limit, or 1,024 if
+    `top_p` is below 1, so that the record of the allowed tokens is bounded."""
     dtype: Dtype = "auto"
     """Number type of weights, keys and values. auto: as in `trainer.dtype`."""
+    weights: Literal["full", "int8"] = "full"
+    """Weights of linear layers, and of embeddings that are tied to the output head: in full, or in
+    eight bits, on CPUs that multiply such numbers fast. Completions are then sampled from the
+    quantized policy; see docs/off-policy.md."""
     stop: tuple[Stop, ...] = ()
     """Texts and token ids that end a completion, in addition to the model's EOS tokens; e.g.
     `["<|im_end|>"]`, or `["\\n\\nTask:"]` for a base model. The stop's tokens were sampled, so they
@@ -140,7 +155,29 @@ class GeneratorConfig(Section):
         """Number of GPUs of each generator on GPUs."""
         return self.vllm.tensor_parallel if self.kind == "vllm" else 1
 
+    @property
+    def truncates(self) -> bool:
+        """True if training samples from a part of the vocabulary."""
+        return self.top_p < 1 or self.top_k > 0
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The fields of `types.SamplingParams` that training samples with, except the length."""
+        top_k = self.top_k or (MOST_ALLOWED if self.truncates else 0)
+        return {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": top_k,
+            "record_allowed": self.truncates,
+        }
+
     @model_validator(mode="after")
     def _resolve_dtype(self) -> GeneratorConfig:
         self.dtype = resolve_dtype(self.dtype, self.device)
+        if self.weights == "int8" and (self.kind == "vllm" or self.device not in ("auto", "cpu")):
+            raise key_error(
+                "int8 is of the embedded engine (kind slots) on a CPU; leave it out",
+                "weights",
+                "device" if self.kind == "slots" else "kind",
+            )
         return self

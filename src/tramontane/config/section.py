@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, mod
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from tramontane.config.peers import explain
-from tramontane.config.yaml_text import read_yaml
+from tramontane.config.yaml_text import read_own, read_yaml
 from tramontane.errors import InputError
 from tramontane.workplace import path_part
 
@@ -152,7 +152,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
             f"Restore it from a copy. To change keys of a run, give them on the command line "
             f"(--resume RUN key=value); to use an edited copy as a config, delete its first line"
         )
-    raw = read_yaml(text, str(path))
+    raw = read_own(text) if found else read_yaml(text, str(path))
     if raw is None or raw == {}:
         raise InputError(
             f"{path}: the file is empty, or was cut short: it must hold keys and values"

@@ -190,6 +190,9 @@ class SFTDataConfig(ExamplesConfig, PromptConfig):
     effort: dict[EffortName, EffortConfig] = Field(default_factory=dict)
     """Levels of effort that examples may ask for, as in a training run's `data.effort`; their
     lengths do not matter here."""
+    tokens: Literal["template", "mistral"] = "template"
+    """What turns messages into tokens, as in a training run's `conversation.tokens`: `mistral`
+    learns what Mistral's own library (`mistral-common`, an extra) writes for fine-tuning."""
 
     @model_validator(mode="after")
     def _known_efforts(self) -> SFTDataConfig:

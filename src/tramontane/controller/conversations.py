@@ -1,9 +1,9 @@
 """Conversations with environments, which run in processes of their own.
 
-A conversation that waits for its environment holds no generator slot. `answer` returns the next
-turn's request, with the environment's answer appended, for any generator to continue; or the
-completion if the conversation has ended. Its group was handed out, and its deadline set, when it
-began, so the staleness bound holds however long steps take.
+A conversation that waits for its environment holds no generator slot; `status.Status` has its
+states and their moves. `answer` appends the environment's answer, for any generator to continue, or
+ends the conversation. Its group was handed out, and its deadline set, when it began, so the
+staleness bound holds however long steps take.
 
 An environment whose process was lost, or whose run was resumed, is rebuilt from the recorded turns
 if it and its tools are `deterministic`; otherwise its conversation starts again. One whose own
@@ -31,23 +31,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
-from tramontane.environments.host import Call, EnvironmentHost, Lost
+from tramontane.environments.host import Call, EnvironmentHost
 from tramontane.environments.loading import deterministic
-from tramontane.environments.protocol import Broken, Continued, Started
+from tramontane.environments.protocol import Broken, Continued, Lost, Started
 from tramontane.errors import InputError
-from tramontane.placement.handle import Handle, Limit, WorkerLost, call
+from tramontane.placement.handle import ConcurrentHandle, Limit, WorkerLost, call
+from tramontane.status import Status
 from tramontane.types import (
-    INSERTED,
     Completion,
     EarlierSequence,
     Ending,
     Group,
     Problem,
-    Request,
     SamplingParams,
     ToolCall,
-    floats,
-    ints,
 )
 
 if TYPE_CHECKING:
@@ -55,7 +52,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-EXCHANGE_SECONDS = 0.02  # longest wait of a new call while earlier ones are unanswered
+LOOK_SECONDS = 1.0  # between two looks at whether a step is late
 CLOSE_SECONDS = 10.0  # limit for a process to end
 BEGUN_FIRST = 64  # conversations begun before anything is generated, to measure their prompts
 MAX_DEATHS = 3  # process deaths during a conversation's steps, after which it is blamed
@@ -65,65 +62,47 @@ NO_CALL = ToolCall("", {}, "")
 Key = tuple[int, int]  # group and index of a conversation
 
 
-def following(request: Request, answer: Continued) -> Request | Completion:
-    """What follows a turn: the next turn's request, in the same sequence or in a new one, or the
-    whole conversation if it has ended."""
+def take_answer(completion: Completion, answer: Continued) -> None:
+    """Take what an environment answered to a turn: the next turn begins, in the same sequence or in
+    a new one, or the conversation has ended."""
     if answer.withdrawn:
-        request = _without_last(request)
-    request = replace(request, turns=[*request.turns, answer.turn])
+        _drop_last(completion)
+    completion.turns = [*completion.turns, answer.turn]
     if answer.ending is not None:
-        return ended(request, answer.ending, answer.reason)
-    request.finish_reason = None
-    request.sampling = replace(request.sampling, max_tokens=answer.max_tokens)
-    if answer.prompt_ids is None:
-        put = len(answer.put)
-        request.token_ids = request.token_ids + ints(answer.put)
-        request.logprobs = request.logprobs + floats([0.0] * put)
-        request.versions = request.versions + ints([INSERTED] * put)
-        request.turn_start = len(request.token_ids)
-        return request
-    earlier = EarlierSequence(
-        request.prompt_ids, request.token_ids, request.logprobs, request.versions, request.experts
-    )
-    return replace(
-        request,
-        prompt_ids=list(answer.prompt_ids),
-        seed=request.seed + FORK,
-        token_ids=ints(),
-        logprobs=floats(),
-        experts=None,
-        versions=ints(),
-        turn_start=0,
-        earlier=[*request.earlier, earlier],
-    )
+        end(completion, answer.ending, answer.reason)
+        return
+    if answer.prompt_ids is not None:
+        _fork(completion, list(answer.prompt_ids))
+    completion.put_in(answer.put, answer.max_tokens)
+    completion.turn_start = len(completion.token_ids)
 
 
-def _without_last(request: Request) -> Request:
-    """A request up to the turn before its newest, which is not recorded; the record of that turn is
-    to come again."""
-    *turns, last = request.turns
-    own, cut = request.sequences[last.sequence], slice(last.end)
-    return replace(
-        request,
-        prompt_ids=own.prompt_ids,
-        seed=request.seed - FORK * (len(request.earlier) - last.sequence),
-        token_ids=own.token_ids[cut],
-        logprobs=own.logprobs[cut],
-        versions=own.versions[cut],
-        experts=None if own.experts is None else own.experts[cut],
-        turn_start=last.start,
-        finish_reason="stop",
-        turns=turns,
-        earlier=request.earlier[: last.sequence],
-    )
+def _fork(completion: Completion, prompt_ids: list[int]) -> None:
+    """Begin a new sequence of a conversation."""
+    own = EarlierSequence(completion.prompt_ids, **completion.part(slice(None)))
+    completion.earlier, completion.seed = [*completion.earlier, own], completion.seed + FORK
+    completion.prompt_ids = prompt_ids
+    completion.keep(0)
 
 
-def ended(request: Request, ending: Ending, reason: str = "") -> Completion:
-    """The completion of a conversation that has ended."""
-    completion = request.completed(request.finish_reason or "stop")
-    completion.text = "\n\n".join(turn.text for turn in request.turns)
+def _drop_last(completion: Completion) -> None:
+    """Go back to the turn before the newest, which is not recorded; the record of that turn is to
+    come again."""
+    *turns, last = completion.turns
+    own = completion.sequences[last.sequence]
+    completion.seed -= FORK * (len(completion.earlier) - last.sequence)
+    completion.prompt_ids = own.prompt_ids
+    completion.keep(last.end, own)
+    completion.turn_start, completion.turns = last.start, turns
+    completion.earlier, completion.finish_reason = completion.earlier[: last.sequence], "stop"
+
+
+def end(completion: Completion, ending: Ending, reason: str = "") -> None:
+    """End a conversation."""
+    completion.finish_reason = completion.finish_reason or "stop"
+    completion.text = "\n\n".join(turn.text for turn in completion.turns)
     completion.ending, completion.ending_reason = ending, reason
-    return completion
+    completion.move(Status.ENDED)
 
 
 class Step(NamedTuple):
@@ -158,7 +137,7 @@ class Conversations:
     def __init__(
         self,
         config: Config,
-        make: Callable[[int], Handle],
+        make: Callable[[int], ConcurrentHandle],
         replaced: Callable[[WorkerLost], None],
         failed: Callable[[str], None] = logger.error,
     ) -> None:
@@ -180,20 +159,14 @@ class Conversations:
         self._faults: Counter[str] = Counter()  # by the exception and its place
         self._loads: Counter[_Host] = Counter(dict.fromkeys(self._hosts, 0))
 
-    def awaits(self, request: Request) -> bool:
-        """True if an environment must answer before the request can be generated."""
-        return self.converses and (request.waits or _key(request) not in self._homes)
-
-    async def answer(self, l_max: int, problem: Problem, request: Request) -> Request | Completion:
-        """Begin a conversation, answer its last turn, or rebuild its environment.
+    async def answer(self, l_max: int, problem: Problem, completion: Completion) -> None:
+        """Begin a conversation, answer its last turn, or rebuild its environment: until generators
+        can sample it, or it has ended.
 
         Args:
             l_max: longest conversation allowed, in tokens.
             problem: what the conversation is about.
-            request: the conversation so far.
-
-        Returns:
-            The request that a generator can continue, or the conversation that has ended.
+            completion: the conversation so far.
 
         Raises:
             InputError: the environments or tools of the config cannot be used.
@@ -201,59 +174,57 @@ class Conversations:
             Exception: of this package, for the `MAX_FAULTS`-th time.
         """
         try:
-            return await self._answer(l_max, problem, request)
+            while completion.status not in (Status.SAMPLED, Status.ENDED):
+                await self._act(l_max, problem, completion)
         except (InputError, WorkerLost):
             raise
         except Exception as error:
             trace = str(error) if isinstance(error, Broken) else traceback.format_exc()
             place = [line.strip() for line in trace.splitlines() if line.startswith("  File ")][-1]
             what = f"{trace.splitlines()[-1]} ({place})"
-            self._failed(f"conversation {request.group}/{request.index} failed: {trace}")
-            if _key(request) in self._homes:
-                self._close(_key(request))
+            self._failed(f"conversation {completion.group}/{completion.index} failed: {trace}")
+            end(completion, "environment_failed", f"this package failed: {what}")
             self._faults[place] += 1
             if self._faults[place] == MAX_FAULTS:
                 raise
-            return ended(request, "environment_failed", f"this package failed: {what}")
+        finally:
+            if completion.status is Status.ENDED:
+                self._close(_key(completion))
 
-    async def _answer(self, l_max: int, problem: Problem, request: Request) -> Request | Completion:
-        key = _key(request)
-        while self.awaits(request):
-            began = time.time()
-            if key in self._homes:
-                turn = replace(request.completed(request.finish_reason or "stop"), turns=[])
-                answer = await self._call(key, "step", turn, l_max)
-                if isinstance(answer, Started):  # nobody read its first turn
-                    request = _anew(request, l_max)
-            else:
-                request, answer = await self._begin(l_max, problem, request)
-            if isinstance(answer, Continued):
-                if request.group >= 0:  # of training
-                    tool = max(answer.turn.calls, key=lambda c: c.seconds, default=NO_CALL).name
-                    step = Step(began, time.time(), tool or "environment")
-                    self.steps[request.group].append(step)
-                next_request = following(request, answer)
-                if isinstance(next_request, Completion):
-                    self._close(key)
-                return next_request
-            if isinstance(answer, Started):
-                if request.group >= 0:
-                    self.tools[request.group] = answer.tools
-                request = _begun(request, answer)
-                if answer.ending is not None:
-                    self._close(key)
-                    return ended(request, answer.ending, answer.reason)
-                continue
-            self._forget(key)
-            self._deaths[key] += bool(answer.how)
-            if answer.late:
-                del self._deaths[key]
-                return ended(request, "step_timeout", f"its environment was {answer.how}")
-            if self._deaths[key] == MAX_DEATHS:
-                del self._deaths[key]
-                reason = f"its process died {MAX_DEATHS} times during its steps ({answer.how})"
-                return ended(request, "environment_failed", reason)
-        return request
+    async def _act(self, l_max: int, problem: Problem, completion: Completion) -> None:
+        """Have the environment do what the status says."""
+        began, training = time.time(), completion.group >= 0
+        if completion.status is Status.STEPPING:
+            turn = replace(completion, turns=[], experts=None, allowed=None)
+            answer = await self._call(completion, "step", turn, l_max)
+            if isinstance(answer, Started):  # nobody read its first turn
+                _begin_again(completion, l_max)
+        else:
+            answer = await self._begin(l_max, problem, completion)
+        if isinstance(answer, Lost):
+            self._take_loss(completion, answer)
+        elif isinstance(answer, Started):
+            if training:
+                self.tools[completion.group] = answer.tools
+            _take_start(completion, answer)
+        else:
+            if training:
+                tool = max(answer.turn.calls, key=lambda c: c.seconds, default=NO_CALL).name
+                step = Step(began, time.time(), tool or "environment")
+                self.steps[completion.group].append(step)
+            take_answer(completion, answer)
+
+    def _take_loss(self, completion: Completion, lost: Lost) -> None:
+        """Let a conversation whose environment is gone begin elsewhere, or blame it."""
+        key = _key(completion)
+        self._forget(key)
+        completion.move(Status.LOST)
+        self._deaths[key] += bool(lost.how)
+        if lost.late:
+            end(completion, "step_timeout", f"its environment was {lost.how}")
+        elif self._deaths[key] == MAX_DEATHS:
+            reason = f"its process died {MAX_DEATHS} times during its steps ({lost.how})"
+            end(completion, "environment_failed", reason)
 
     def fate(self, groups: Iterable[Group]) -> str:
         """How many conversations under way a resumed run replays and how many it restarts, in
@@ -291,10 +262,11 @@ class Conversations:
         if not self.converses:
             return longest
         bounds, once, problems = [longest], SamplingParams(1), problems[:BEGUN_FIRST]
-        requests = [Request(0, -1 - number, [], 0, once) for number in range(len(problems))]
-        found = await asyncio.gather(*map(partial(self.answer, 1), problems, requests))
-        for problem, begun in zip(problems, found, strict=True):
-            if isinstance(begun, Completion):
+        numbers = range(-1, -1 - len(problems), -1)
+        opened = [Completion.requested(0, number, [], 0, once) for number in numbers]
+        await asyncio.gather(*map(partial(self.answer, 1), problems, opened))
+        for problem, begun in zip(problems, opened, strict=True):
+            if begun.status is Status.ENDED:
                 raise InputError(
                     f"{problem.where or problem.id}: the conversation cannot begin "
                     f"({begun.ending}: {begun.ending_reason})"
@@ -313,36 +285,36 @@ class Conversations:
         self.max_prompt = min(max(bounds), room)
         return self.max_prompt
 
-    async def _begin(
-        self, l_max: int, problem: Problem, request: Request
-    ) -> tuple[Request, Started | Lost]:
+    async def _begin(self, l_max: int, problem: Problem, completion: Completion) -> Started | Lost:
         """Begin a conversation in the host with the fewest, or repeat its turns there."""
-        key = _key(request)
-        host = self._homes[key] = min(self._hosts, key=self._loads.__getitem__)
+        host = self._homes[_key(completion)] = min(self._hosts, key=self._loads.__getitem__)
         self._loads[host] += 1
-        seed = request.seed - request.index  # the same for the whole group
-        seed -= FORK * len(request.earlier)
-        if request.turns and self._replays(problem):
+        seed = completion.seed - completion.index  # the same for the whole group
+        seed -= FORK * len(completion.earlier)
+        if completion.turns and self._replays(problem):
             self.counts["conversations_replayed"] += 1
-            so_far = request.completed("stop")
-            return request, await self._call(key, "replay", problem, seed, so_far)
-        if request.turns:
+            return await self._call(
+                completion, "replay", problem, seed, replace(completion, finish_reason="stop")
+            )
+        if completion.turns:
             self.counts["conversations_restarted"] += 1
-            request = _anew(request, l_max)
-        return request, await self._call(key, "start", problem, seed, self.max_prompt)
+            _begin_again(completion, l_max)
+        return await self._call(completion, "start", problem, seed, self.max_prompt)
 
-    async def _call(self, key: Key, method: str, *arguments: Any) -> Any:
-        host = self._homes[key]
-        steps = 1 + (len(arguments[-1].turns) if method == "replay" else 0)
-        answer = await host.call(method, key, arguments, steps * self._limits.step_timeout)
+    async def _call(self, completion: Completion, method: str, *arguments: Any) -> Any:
+        key = _key(completion)
+        steps = 1 + (len(completion.turns) if method == "replay" else 0)
+        limit = steps * self._limits.step_timeout
+        answer = await self._homes[key].call(method, key, arguments, limit)
         self.counts["environment_restarts"] = sum(host.restarts for host in self._hosts)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     def _close(self, key: Key) -> None:
-        self._homes[key].send("close", key, (), 0.0)
-        self._forget(key)
+        if key in self._homes:
+            self._homes[key].send("close", key, (), 0.0)
+            self._forget(key)
         del self._deaths[key]
 
     def _forget(self, key: Key) -> None:
@@ -360,10 +332,14 @@ class _Host:
     """The controller's side of one `EnvironmentHost`: calls in, answers out."""
 
     def __init__(
-        self, make: Callable[[], Handle], config: Config, replaced: Callable[[WorkerLost], None]
+        self,
+        make: Callable[[], ConcurrentHandle],
+        config: Config,
+        replaced: Callable[[WorkerLost], None],
     ) -> None:
         self._make, self._config, self._replaced = make, config, replaced
-        self._handle: Handle | None = None  # until the first call
+        self._handle: ConcurrentHandle | None = None  # until the first call
+        self._waits = False  # for answers, and will not see a new call
         self._numbers = count()
         self._unsent: list[Call] = []
         self._waiting: dict[int, asyncio.Future[Any]] = {}
@@ -384,6 +360,9 @@ class _Host:
         self._unsent.append(Call(number, method, key, arguments, limit_s))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._exchange(), name="exchange with environments")
+        elif self._waits and self._handle is not None:
+            self._waits = False
+            self._handle.submit_background("wake")
         return number
 
     async def _exchange(self) -> None:
@@ -405,10 +384,10 @@ class _Host:
     async def _answers(self) -> list[tuple[int, Any]]:
         limit = Limit.of(self._config.timeouts, "start")
         calls, self._unsent = self._unsent, []
-        self._handle = self._handle or self._make()
+        self._handle, self._waits = self._handle or self._make(), True
         try:
             answers, restarts = await call(
-                self._handle, "exchange", calls, EXCHANGE_SECONDS, limit=limit
+                self._handle, "exchange", calls, LOOK_SECONDS, limit=limit
             )
         except WorkerLost as lost:
             if not self._config.placement.replaces_workers:
@@ -419,6 +398,8 @@ class _Host:
             self._handle, restarts = self._make(), 0
             unsent = {each.number for each in self._unsent}  # queued meanwhile, for the new process
             answers = [(n, Lost(str(lost))) for n in self._waiting if n not in unsent]
+        finally:
+            self._waits = False
         self.restarts = self._restarts_before + restarts
         return list(answers)
 
@@ -445,19 +426,33 @@ def start_conversations(
     return Conversations(config, hosts, replaced, failed)
 
 
-def _key(request: Request) -> Key:
-    return request.group, request.index
+def _key(completion: Completion) -> Key:
+    return completion.group, completion.index
 
 
-def _anew(request: Request, l_max: int) -> Request:
-    """The request of a conversation that begins again."""
-    first = request.seed - FORK * len(request.earlier)
-    return Request(*_key(request), [], first, replace(request.sampling, max_tokens=l_max))
+def _begin_again(completion: Completion, l_max: int) -> None:
+    """Forget all turns of a conversation."""
+    completion.seed -= FORK * len(completion.earlier)
+    completion.sampling = replace(completion.sampling, max_tokens=l_max)
+    completion.turns, completion.earlier = [], []
+    completion.move(Status.OPENING)
+    _open_with(completion, [])
 
 
-def _begun(request: Request, started: Started) -> Request:
-    """The request of a conversation that has begun. A first turn that was under way continues if
-    its environment begins as before."""
-    if not request.turns and request.prompt_ids != started.prompt_ids:
-        request = Request(*_key(request), started.prompt_ids, request.seed, request.sampling)
-    return replace(request, keep_kv=True)
+def _take_start(completion: Completion, started: Started) -> None:
+    """Take the prompt of an environment that has begun. A first turn that was under way continues
+    if its environment begins as before."""
+    if not completion.turns and completion.prompt_ids != started.prompt_ids:
+        _open_with(completion, list(started.prompt_ids))
+    completion.keep_kv = True
+    if started.ending is not None:
+        end(completion, started.ending, started.reason)
+    else:
+        turn_ended = completion.finish_reason is not None
+        completion.move(Status.STEPPING if turn_ended else Status.SAMPLED)
+
+
+def _open_with(completion: Completion, prompt_ids: list[int]) -> None:
+    """Begin the only sequence of a conversation."""
+    completion.prompt_ids, completion.turn_start, completion.finish_reason = prompt_ids, 0, None
+    completion.keep(0)

@@ -19,9 +19,9 @@ from tramontane.controller.pooled_generator import (
 from tramontane.data.prompts import PromptEncoder
 from tramontane.generator import load_generator
 from tramontane.models.weights import Weights
-from tramontane.placement.handle import GeneratorHandle, WorkerLost
+from tramontane.placement.handle import ConcurrentHandle, WorkerLost
 from tramontane.placement.place import Placement
-from tramontane.types import Request
+from tramontane.types import Completion
 
 
 class Loads:
@@ -82,7 +82,7 @@ class GeneratorPool:
 
     def __init__(
         self,
-        make: Callable[[int, int, int], GeneratorHandle],
+        make: Callable[[int, int, int], ConcurrentHandle],
         config: Config,
         replaced: Callable[[WorkerLost], None],
         log_worker: Callable[..., None],
@@ -127,7 +127,7 @@ class GeneratorPool:
         """Wait until all generators can be called; raises `WorkerLost` if one cannot be started."""
         await asyncio.gather(*(m.started() for m in self._members))
 
-    def submit(self, requests: list[Request]) -> None:
+    def submit(self, requests: list[Completion]) -> None:
         """Give each group to the least loaded generator, since its requests share a prompt; in a
         synchronous run to one that does not depend on time. A request that continues returns to its
         previous generator, which may still have its keys and values, if a slot is free there.
@@ -149,7 +149,7 @@ class GeneratorPool:
             self._members[chosen].submit(group)
 
     @staticmethod
-    def _home(request: Request) -> int | None:
+    def _home(request: Completion) -> int | None:
         """The generator that may hold keys and values of a request."""
         return request.generator if request.keep_kv and request.token_ids else None
 
@@ -182,7 +182,7 @@ class GeneratorPool:
         requests = len(member.requests)
         self._loads.note(number, requests, requests - member.unfinished[TRAINING])
 
-    def _start(self, number: int) -> GeneratorHandle:
+    def _start(self, number: int) -> ConcurrentHandle:
         return self._make(number, *self._size)
 
     def _size_for(self, config: Config) -> tuple[int, int]:
@@ -222,12 +222,12 @@ def slots(config: Config) -> int:
 
 def generator_maker(
     config: Config, model: str, encoder: PromptEncoder, placement: Placement
-) -> Callable[[int, int, int], GeneratorHandle]:
+) -> Callable[[int, int, int], ConcurrentHandle]:
     """A function that starts a generator of a model, by its number, slots and maximum length."""
     portable: Any = placement.model(model)
     response, beat = encoder.response, config.timeouts.heartbeat
 
-    def make(number: int, slots: int, max_len: int) -> GeneratorHandle:
+    def make(number: int, slots: int, max_len: int) -> ConcurrentHandle:
         device = placement.seats.generators[number]
         own = config.generator.model_copy(update={"device": device})
         load = partial(load_generator, portable, own, slots, max_len, response, beat)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 
 from tramontane.config import InterruptionConfig
-from tramontane.types import INSERTED, Completion, Request, floats, ints
+from tramontane.types import Completion
 
 
 def thought_limit(config: InterruptionConfig, seed: int) -> int:
@@ -37,27 +36,19 @@ class Interruption:
         """`thought_limit` of the request with this seed."""
         return thought_limit(self._config, seed)
 
-    def following(self, completion: Completion, request: Request, l_max: int) -> Request | None:
-        """The request that continues a completion stopped at its limit; None for a completion that
-        has ended. Nothing is appended if the thoughts are already closed.
+    def continues(self, completion: Completion, l_max: int) -> bool:
+        """Continue a completion that was stopped at its limit; False for one that has ended.
+        Nothing is appended if the thoughts are already closed.
 
         Args:
-            completion: the request's, with its text.
-            request: as it was handed out; its `max_tokens` is `limit(seed)` before an interruption.
+            completion: with its text; its `max_tokens` is `limit(seed)` before an interruption.
             l_max: longest completion allowed, in tokens.
         """
-        limit = self.limit(request.seed)
-        if completion.finish_reason != "length" or request.sampling.max_tokens != limit:
-            return None
+        limit = self.limit(completion.seed)
+        if completion.finish_reason != "length" or completion.sampling.max_tokens != limit:
+            return False
         put = [] if self._closing in completion.text else list(self._inserted)
         longest = min(l_max, limit + len(put) + self._config.answer_tokens)
-        put = put[: longest - limit - 1]  # at least one token is sampled
-        return replace(
-            request,
-            sampling=replace(request.sampling, max_tokens=longest),
-            keep_kv=False,
-            token_ids=completion.token_ids + ints(put),
-            logprobs=completion.logprobs + floats([0.0] * len(put)),
-            versions=completion.versions + ints([INSERTED] * len(put)),
-            experts=completion.experts,
-        )
+        completion.put_in(put[: longest - limit - 1], longest)  # at least one token is sampled
+        completion.keep_kv = False
+        return True

@@ -17,15 +17,8 @@ from tramontane.controller.replay import Replay
 from tramontane.controller.snapshot import FrozenGroup, Snapshot
 from tramontane.controller.stages import Stages
 from tramontane.controller.staleness import can_choose, choose, room
-from tramontane.types import (
-    Completion,
-    FilterReason,
-    Group,
-    Problem,
-    Request,
-    SamplingParams,
-    Verdict,
-)
+from tramontane.status import Status
+from tramontane.types import Completion, FilterReason, Group, Problem, SamplingParams, Verdict
 
 
 class Problems(Protocol):
@@ -195,35 +188,25 @@ class Ledger:
             longest = problem.longest(config.pipeline.l_max)
             if self.interruption:
                 longest = self.interruption.limit(seed)
-            sampling = SamplingParams(longest, config.generator.temperature)
+            sampling = SamplingParams(longest, **config.generator.sampling)
             keep = self.interruption is not None
-            requests.append(Request(number, index, prompt, seed, sampling, keep_kv=keep))
+            request = Completion.requested(number, index, prompt, seed, sampling, keep_kv=keep)
+            request.images = problem.images
+            requests.append(request)
         deadline = self.generator_version + self.sizes.max_staleness
         group = Group(number, problem, [], [], deadline=deadline, requests=requests)
         self.groups.add(group)
         self.unfinished += len(requests)
         return group
 
-    def following(self, completion: Completion) -> Request | Completion:
-        """What follows a request that a generator has completed: a request that continues it, with
-        its thoughts interrupted, or waiting for its environment; or the completion, which has
-        ended."""
-        if self.interruption is None and not self.stages.config.converses:
-            return completion
-        group = self.outstanding[completion.group]
-        (request,) = (r for r in group.requests if r.index == completion.index)
-        if self.interruption is None:
-            return self.replace(request.turn_ended(completion))
-        l_max = group.problem.longest(self.sizes.l_max)
-        following = self.interruption.following(completion, request, l_max)
-        return self.replace(following) if following else completion
-
-    def replace(self, sequence: Request | Completion) -> Request | Completion:
-        """Put a request in place of the one that it continues; returns its argument."""
-        if isinstance(sequence, Request):
-            group, i = self.outstanding[sequence.group], sequence.index
-            group.requests = [sequence if r.index == i else r for r in group.requests]
-        return sequence
+    def turn_ended(self, completion: Completion) -> None:
+        """Move on a completion that a generator has completed: its thoughts are interrupted, or its
+        environment is to answer, or it has ended."""
+        if self.interruption is not None:
+            problem = self.outstanding[completion.group].problem
+            if self.interruption.continues(completion, problem.longest(self.sizes.l_max)):
+                return
+        completion.move(Status.STEPPING if self.stages.config.converses else Status.ENDED)
 
     def take(self, completion: Completion) -> Group | None:
         """Record a completion; returns its group once the group is complete."""
@@ -347,6 +330,9 @@ class Ledger:
         self.filtered = [(group.thaw(), reason) for group, reason in state.filtered]
         self.groups = Groups()
         for group in (frozen.thaw() for frozen in state.groups):
+            for request in group.requests:
+                if self.stages.config.converses and request.status is not Status.OPENING:
+                    request.move(Status.LOST)  # with the process of its environment
             graded = State.READY if group.verdicts else State.GRADED
             self.groups.add(group, State.GENERATED if group.requests else graded)
         self.unfinished = sum(len(g.requests) for g in self.outstanding.values())

@@ -32,7 +32,8 @@ from tramontane.controller.verifiers import Grading, Verifiers
 from tramontane.controller.waits import Waits
 from tramontane.models.weights import Weights
 from tramontane.placement import TRAINER, Handle, Limit, call
-from tramontane.types import Completion, Group, Request
+from tramontane.status import Status
+from tramontane.types import Completion, Group
 from tramontane.verifier.math.normalize import vote
 
 HANDFUL = 32  # groups handed out in one turn of the event loop: encoding prompts takes time
@@ -146,7 +147,9 @@ class Pipeline:
                     await self.waits.end_of(generator.wait_for_work(), "collect: new requests")
             if not (completions := await generator.poll()):
                 continue  # no other loop waits for these
-            steps = [self._send_on([self.ledger.following(c)]) for c in completions]
+            for completion in completions:
+                self.ledger.turn_ended(completion)
+            steps = [self._send_on([completion]) for completion in completions]
             if self.ledger.synchronous:  # the next poll must not depend on their time
                 await asyncio.gather(*filter(None, steps))
             self._hand_out()
@@ -277,28 +280,39 @@ class Pipeline:
             for together in [groups] if whole else [[group] for group in groups]:
                 self._send_on([request for group in together for request in group.requests])
 
-    def _send_on(self, sequences: Sequence[Request | Completion]) -> asyncio.Task[None] | None:
-        """Have requests generated, and groups graded once they are complete; returns the task that
-        waits for environments, if any must answer first."""
-        for completion in sequences:
-            if isinstance(completion, Completion) and (group := self.ledger.take(completion)):
-                self._start(self._grade(group), f"grade group {group.id}")
-        requests = [s for s in sequences if isinstance(s, Request)]
-        if self.conversations and any(map(self.conversations.awaits, requests)):
+    def _send_on(self, completions: Sequence[Completion]) -> asyncio.Task[None] | None:
+        """Have completions generated, and groups graded once they are complete; returns the task
+        that waits for environments, if any must act first."""
+        for completion in completions:
+            if completion.status is Status.ENDED:
+                self._take(completion)
+        requests = [c for c in completions if c.status is not Status.ENDED]
+        if any(request.status is not Status.SAMPLED for request in requests):
             return self._start(self._converse(requests), f"environments of {requests[0].group}")
         self.generators.submit(requests)
         return None
 
-    async def _converse(self, requests: list[Request]) -> None:
+    async def _converse(self, requests: list[Completion]) -> None:
         """Have environments begin or answer. Waits for the slowest of them, whose step takes at
         most `conversation.step_timeout`."""
-        assert self.conversations
-        problems = [self.ledger.outstanding[r.group].problem for r in requests]
-        limits = (problem.longest(self.sizes.l_max) for problem in problems)
-        answers = map(self.conversations.answer, limits, problems, requests)
-        self._send_on([*map(self.ledger.replace, await asyncio.gather(*answers))])
+        await asyncio.gather(*map(self._answer, requests))
+        self._send_on([r for r in requests if r.status is not Status.ENDED])
         self._hand_out()
         self._notify()
+
+    async def _answer(self, request: Completion) -> None:
+        """Have one environment act. A conversation that it ends is taken at once: the ledger keeps
+        none that has ended among the unfinished ones."""
+        assert self.conversations
+        problem = self.ledger.outstanding[request.group].problem
+        await self.conversations.answer(problem.longest(self.sizes.l_max), problem, request)
+        if request.status is Status.ENDED:
+            self._take(request)
+
+    def _take(self, completion: Completion) -> None:
+        """Record a completion that has ended; a complete group is graded."""
+        if group := self.ledger.take(completion):
+            self._start(self._grade(group), f"grade group {group.id}")
 
     def _start(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Start a task whose failure ends `run`, named for tracebacks and debuggers."""

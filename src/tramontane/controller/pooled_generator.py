@@ -24,7 +24,7 @@ from tramontane.config import Config
 from tramontane.controller.interruption import thought_limit
 from tramontane.models.weights import Weights
 from tramontane.placement.handle import (
-    GeneratorHandle,
+    ConcurrentHandle,
     Handle,
     Limit,
     WorkerLost,
@@ -32,7 +32,7 @@ from tramontane.placement.handle import (
     call,
     started,
 )
-from tramontane.types import Completion, Progress, Request
+from tramontane.types import Completion, Progress
 
 AHEAD = 2  # polls in a worker's mailbox: it runs the next while the controller reads the last
 # With many generators, polls last longer, so that the controller reads at most this many a second
@@ -62,7 +62,7 @@ class PooledGenerator:
 
     def __init__(
         self,
-        make: Callable[[], GeneratorHandle],
+        make: Callable[[], ConcurrentHandle],
         config: Config,
         replaced: Callable[[WorkerLost], None],
         log_worker: Callable[..., None],
@@ -71,19 +71,21 @@ class PooledGenerator:
         self.make, self.config = make, config
         self.replaced, self.log_worker, self.changed = replaced, log_worker, changed
         self.handle = make()
-        self.requests: dict[tuple[int, int], Request] = {}  # unfinished, with their tokens so far
+        self.requests: dict[
+            tuple[int, int], Completion
+        ] = {}  # unfinished, with their tokens so far
         self.unfinished = [0, 0, 0]  # number of them, by kind
-        # Completions until `poll` returns them, by kind.
-        self._ended: list[list[Completion]] = [[], [], []]
+        # Until `poll` returns them, by kind: requests whose turn has ended, and what was completed.
+        self._ended: list[list[tuple[Completion, Completion]]] = [[], [], []]
         self.generated_tokens = self.prefilled_tokens = self.parked_tokens = 0
         self.busy_seconds = 0.0
         self._worker_busy_seconds = 0.0  # reported by the current worker at its last poll
         self._without_work = 0.0  # seconds
         self._without_work_since: float | None = None  # None while it has requests
-        self._unsent: list[Request] = []
+        self._unsent: list[Completion] = []
         self._submitted = asyncio.Event()
         # Polls submitted to the current worker, each with the requests that it carries.
-        self._polls: deque[tuple[Future[Progress], list[Request]]] = deque()
+        self._polls: deque[tuple[Future[Progress], list[Completion]]] = deque()
         self._weights: tuple[int, Weights] | None = None
         self._fetched: int | None = None  # the newest version that the worker has fetched
         self._version: int | None = None  # the weights that sampled the newest tokens
@@ -94,7 +96,7 @@ class PooledGenerator:
     def name(self) -> str:
         return self.handle.name
 
-    def submit(self, requests: list[Request]) -> None:
+    def submit(self, requests: list[Completion]) -> None:
         """Queue requests for the next poll; their tokens grow as they are sampled."""
         self.requests |= {(r.group, r.index): r for r in requests}
         for request in requests:
@@ -127,9 +129,9 @@ class PooledGenerator:
         return bool(self.unfinished[kind] or self._ended[kind])
 
     async def poll(self, kind: int = TRAINING) -> list[Completion]:
-        """Return the completions of a kind that ended; if there are none yet, wait for the next few
-        decode steps. May return none, e.g. if the worker was lost. Several kinds may be waited for
-        at once: each poll of the worker serves all.
+        """Return the requests of a kind whose turn has ended; if there are none yet, wait for the
+        next few decode steps. May return none, e.g. if the worker was lost. Several kinds may be
+        waited for at once: each poll of the worker serves all.
 
         Raises:
             WorkerLost: the worker cannot be replaced.
@@ -137,7 +139,9 @@ class PooledGenerator:
         if not self._ended[kind]:
             await self._next_poll()
         ended, self._ended[kind] = self._ended[kind], []
-        return ended
+        for request, completed in ended:
+            request.take_turn(completed)
+        return [request for request, _ in ended]
 
     def cancel(self, group: int) -> None:
         """Drop the unfinished requests of a client's group; no other group may have its number."""
@@ -145,11 +149,11 @@ class PooledGenerator:
         for key in keys:
             del self.requests[key]
         self.unfinished[ASKED] -= len(keys)
-        self._ended[ASKED] = [c for c in self._ended[ASKED] if c.group != group]
+        self._ended[ASKED] = [pair for pair in self._ended[ASKED] if pair[0].group != group]
         self.handle.submit("cancel", group)  # after the polls that may carry its requests
         self.changed()
 
-    def _knows(self, request: Request) -> bool:
+    def _knows(self, request: Completion) -> bool:
         """False if a request was cancelled."""
         return self.requests.get((request.group, request.index)) is request
 
@@ -226,11 +230,11 @@ class PooledGenerator:
         self._without_work = self.seconds_without_work
         self._without_work_since = None
 
-    async def _worker(self) -> GeneratorHandle:
+    async def _worker(self) -> ConcurrentHandle:
         async with self._replacing:
             return self.handle
 
-    async def _fetch(self, handle: GeneratorHandle, version: int, weights: Weights) -> None:
+    async def _fetch(self, handle: ConcurrentHandle, version: int, weights: Weights) -> None:
         fetched = handle.submit_background("fetch", version, weights)
         limit = Limit.of(self.config.timeouts, "weight_update")
         await answer(handle, "fetch", fetched, limit=limit)
@@ -249,13 +253,10 @@ class PooledGenerator:
             known = len(request.token_ids)
             sampled.append(c.versions[known:])
             self.unfinished[kind_of(c)] -= 1
-            self._ended[kind_of(c)].append(c)
+            self._ended[kind_of(c)].append((request, c))
         for key, new in grown.places():
-            if (request := self.requests.get(key)) is None:
-                continue
-            request.token_ids.extend(grown.token_ids[new])
-            request.logprobs.extend(grown.logprobs[new])
-            request.versions.extend(grown.versions[new])
+            if (request := self.requests.get(key)) is not None:
+                request.grow(grown, new)
         self.generated_tokens += sum(map(len, sampled))
         self.prefilled_tokens += progress.prefilled_tokens
         self.parked_tokens += progress.parked_tokens
@@ -300,11 +301,9 @@ class PooledGenerator:
             begun = [[r.group, r.index, len(r.token_ids)] for r in self._unsent if r.token_ids]
             self.log_worker(self.handle.name, continues=begun)
 
-    def _restart(self, request: Request) -> None:
+    def _restart(self, request: Completion) -> None:
         """Forget the tokens of a request's current turn, and that its thoughts were interrupted."""
-        before = slice(request.turn_start)
-        request.token_ids, request.logprobs = request.token_ids[before], request.logprobs[before]
-        request.versions = request.versions[before]
+        request.keep(request.turn_start)
         interruption = self.config.generator.interruption
         if interruption and kind_of(request) == TRAINING:
             limit = thought_limit(interruption, request.seed)
@@ -324,12 +323,12 @@ def poll_seconds(config: Config) -> float:
     return generators / POLLS_PER_SECOND * random.uniform(0.5, 1.5)
 
 
-def kind_of(item: Request | Completion) -> int:
+def kind_of(item: Completion) -> int:
     """The kind of a request."""
     return (item.group < 0) + (item.group <= FIRST_ASKED)
 
 
-def begun_first(requests: Iterable[Request]) -> list[Request]:
+def begun_first(requests: Iterable[Completion]) -> list[Completion]:
     """Requests in order, but those with tokens first: a sequence that was in flight should not wait
     behind new ones."""
     return sorted(requests, key=lambda request: not request.token_ids)

@@ -1,4 +1,4 @@
-"""Sampling for evaluations and for an endpoint's clients, on a pool of generators."""
+"""Sampling outside of training, on a pool of generators."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -15,29 +14,37 @@ from tramontane.controller.conversations import Conversations
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.pooled_generator import ASKED, EVALUATION, FIRST_ASKED, PooledGenerator
 from tramontane.errors import InputError
-from tramontane.types import Completion, Problem, Request, SamplingParams
+from tramontane.status import Status
+from tramontane.types import Completion, Problem, SamplingParams
 
 
 class Sampler:
-    """Completes requests of one kind; a lost generator is replaced, and its requests continue.
+    """Samples all that is not trained on: the completions of an evaluation, and what the clients of
+    an endpoint ask for. A lost generator is replaced, and its requests continue.
 
     Args:
         generators: have slots for the longest request.
         kind: the kind of its requests; each sampler of these generators has a different one.
+        limit: maximum number of completions of clients that are sampled at once; further requests
+            wait, in order. None: as many as are asked for.
 
     Attributes:
         failed: holds the error of a generator that cannot be replaced. It is also raised wherever a
             completion is awaited.
     """
 
-    def __init__(self, generators: GeneratorPool, kind: int = EVALUATION) -> None:
+    def __init__(
+        self, generators: GeneratorPool, kind: int = EVALUATION, limit: int | None = None
+    ) -> None:
         self._generators, self._kind = generators, kind
+        self._limit, self._room = limit, _Room(limit)
+        self._groups = count(FIRST_ASKED, -1)  # of clients' requests
         self._waiting: dict[tuple[int, int], asyncio.Future[Completion]] = {}
         self._polls: dict[PooledGenerator, asyncio.Task[None]] = {}
         self._report = asyncio.Event()  # of the next poll
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def submit(self, requests: Sequence[Request]) -> list[asyncio.Future[Completion]]:
+    def submit(self, requests: Sequence[Completion]) -> list[asyncio.Future[Completion]]:
         """Submit requests; returns a future for each one's completion."""
         if self.failed.done():
             self.failed.result()
@@ -53,7 +60,7 @@ class Sampler:
     async def complete(
         self,
         problem: Problem,
-        requests: Sequence[Request],
+        requests: Sequence[Completion],
         conversations: Conversations,
     ) -> list[Completion]:
         """The completions of a problem's requests, in order; their environments, if any, begin and
@@ -63,19 +70,68 @@ class Sampler:
             WorkerLost: a generator, or a process of environments, cannot be replaced.
         """
         if not conversations.converses:
-            return await asyncio.gather(*self.submit(requests))
+            completions = await asyncio.gather(*self.submit(requests))
+            for completion in completions:
+                completion.move(Status.ENDED)
+            return completions
         seed = requests[0].seed  # environments of one problem begin alike
-        begun = (replace(r, prompt_ids=[], seed=seed + r.index) for r in requests)
-        return await asyncio.gather(*(self._converse(problem, r, conversations) for r in begun))
+        begun = [
+            Completion.requested(r.group, r.index, [], seed + r.index, r.sampling) for r in requests
+        ]
+        await asyncio.gather(*(self._converse(problem, r, conversations) for r in begun))
+        return begun
 
     async def _converse(
-        self, problem: Problem, request: Request, conversations: Conversations
-    ) -> Completion:
-        limit = request.sampling.max_tokens
-        while isinstance(found := await conversations.answer(limit, problem, request), Request):
-            [completion] = self.submit([found])
-            request = found.turn_ended(await completion)
-        return found
+        self, problem: Problem, completion: Completion, conversations: Conversations
+    ) -> None:
+        limit = completion.sampling.max_tokens
+        await conversations.answer(limit, problem, completion)
+        while completion.status is not Status.ENDED:
+            await self.submit([completion])[0]
+            completion.move(Status.STEPPING)
+            await conversations.answer(limit, problem, completion)
+
+    def sample(
+        self, prompt_ids: list[int], n: int, seed: int, sampling: SamplingParams
+    ) -> AsyncGenerator[Sequence[Completion], None]:
+        """Yield the `n` completions of a client's prompt whenever they have new tokens, until all
+        have ended. Closing the generator earlier drops them.
+
+        Raises:
+            InputError: more completions than are sampled at once.
+        """
+        if self._limit is not None and n > self._limit:
+            raise InputError(
+                f"n: at most {self._limit} completions are sampled at once "
+                f"(generator.serve.completions), not {n}"
+            )
+        return self._sample(prompt_ids, n, seed, sampling)
+
+    async def _sample(
+        self, prompt_ids: list[int], n: int, seed: int, sampling: SamplingParams
+    ) -> AsyncGenerator[Sequence[Completion], None]:
+        group = next(self._groups)
+        requests = [
+            Completion.requested(group, i, prompt_ids, seed + i, sampling) for i in range(n)
+        ]
+        async with self._room.of(n):
+            # Each report is known before its tokens are read: those of a later one are not missed.
+            report = self._report
+            try:
+                futures = self.submit(requests)
+                while True:
+                    await report.wait()
+                    report, pairs = self._report, zip(futures, requests, strict=True)
+                    ended = all(future.done() for future in futures)
+                    yield [f.result() if f.done() else r for f, r in pairs]
+                    if ended:
+                        for request in requests:
+                            request.move(Status.ENDED)
+                        return
+            finally:
+                self._generators.cancel(group)
+                for request in requests:
+                    self._waiting.pop((group, request.index), None)
 
     async def _poll(self, generator: PooledGenerator) -> None:
         """Take what one generator samples while it has requests; the pipeline shares its polls."""
@@ -107,61 +163,12 @@ class Sampler:
         await asyncio.gather(*polls, return_exceptions=True)
 
 
-class EndpointSampler(Sampler):
-    """Samples for an endpoint; see `environments.endpoint.Sampler`.
-
-    Args:
-        generators: have slots of `max_len` tokens.
-        max_len: longest prompt plus completion, in tokens.
-        vocab: number of tokens of the model.
-        limit: maximum number of completions sampled at once; further requests wait, in order. None:
-            as many as are asked for.
-    """
-
-    def __init__(
-        self, generators: GeneratorPool, max_len: int, vocab: int, limit: int | None = None
-    ) -> None:
-        super().__init__(generators, ASKED)
-        self.max_len, self.vocab = max_len, vocab
-        self._limit, self._room = limit, _Room(limit)
-        self._groups = count(FIRST_ASKED, -1)
-
-    def sample(
-        self, prompt_ids: list[int], n: int, seed: int, sampling: SamplingParams
-    ) -> AsyncGenerator[Sequence[Request | Completion], None]:
-        """See `environments.endpoint.Sampler`.
-
-        Raises:
-            InputError: more completions than are sampled at once.
-        """
-        if self._limit is not None and n > self._limit:
-            raise InputError(
-                f"n: at most {self._limit} completions are sampled at once "
-                f"(generator.serve.completions), not {n}"
-            )
-        return self._sample(prompt_ids, n, seed, sampling)
-
-    async def _sample(
-        self, prompt_ids: list[int], n: int, seed: int, sampling: SamplingParams
-    ) -> AsyncGenerator[Sequence[Request | Completion], None]:
-        group = next(self._groups)
-        requests = [Request(group, i, prompt_ids, seed + i, sampling) for i in range(n)]
-        async with self._room.of(n):
-            # Each report is known before its tokens are read: those of a later one are not missed.
-            report = self._report
-            try:
-                futures = self.submit(requests)
-                while True:
-                    await report.wait()
-                    report, pairs = self._report, zip(futures, requests, strict=True)
-                    found = [f.result() if f.done() else r for f, r in pairs]
-                    yield found
-                    if all(isinstance(each, Completion) for each in found):
-                        return
-            finally:
-                self._generators.cancel(group)
-                for request in requests:
-                    self._waiting.pop((group, request.index), None)
+def EndpointSampler(
+    generators: GeneratorPool, max_len: int, vocab: int, limit: int | None = None
+) -> Sampler:
+    """The sampler of an endpoint's clients, by the name and with the arguments that it had in
+    0.1.0; `max_len` and `vocab` are not read."""
+    return Sampler(generators, ASKED, limit)
 
 
 class _Room:

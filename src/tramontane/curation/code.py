@@ -165,7 +165,7 @@ class Code(ModelStage):
         ballots = _ballots(ran)
         tests = with_checker(tests, ballots, self.config.float_tolerance)
         if several_outputs(ballots, tests):
-            again = steady(ballots, _ballots(self._run(solutions, cases)))
+            again = steady(ballots, _ballots(self._run(solutions, cases, hash_seed=1)))
             if several_outputs(again, tests):  # else the outputs vary between runs
                 detail = f"{_count(solutions, 'solution')} differ; give the row a checker program"
                 return [row.drop(self.name, "several_outputs", detail)]
@@ -185,7 +185,7 @@ class Code(ModelStage):
         if doubtful := [*with_fate(cases, "relabeled"), *added]:
             # Run twice more, since output that varies between runs cannot be a label.
             voting = [solutions[i] for i in trusted]
-            first, second = (_ballots(self._run(voting, doubtful)) for _ in range(2))
+            first, second = (_ballots(self._run(voting, doubtful, hash_seed=n)) for n in (0, 1))
             for case, ballot in zip(doubtful, steady(first, second), strict=True):
                 case.confirm(ballot, tests, self.config)
         kept = [case for case in cases if case.fate != "dropped"]
@@ -309,7 +309,11 @@ class Code(ModelStage):
         return rows
 
     def _run(
-        self, solutions: list[Solution], cases: list[Case], max_timeouts: int = MAX_TIMEOUTS
+        self,
+        solutions: list[Solution],
+        cases: list[Case],
+        max_timeouts: int = MAX_TIMEOUTS,
+        hash_seed: int = 0,
     ) -> list[list[TrialOutput]]:
         if shutil.which("g++") and any(s.language == "cpp" for s in solutions):
             # The standard headers, once per machine, before any program's time limit starts.
@@ -317,7 +321,7 @@ class Code(ModelStage):
         pool, inputs = self.judge.pool, [case.input for case in cases]
         futures = [
             [
-                pool.run(Trial(s.language, s.code, inputs[i : i + BATCH], max_timeouts))
+                pool.run(Trial(s.language, s.code, inputs[i : i + BATCH], max_timeouts, hash_seed))
                 for i in range(0, len(inputs), BATCH)
             ]
             for s in solutions

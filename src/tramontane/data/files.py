@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO, TypeVar, cast
 
+from tramontane.data import images
 from tramontane.data.values import Row, UnknownType, encodable, plain
 from tramontane.errors import InputError, importing
 from tramontane.models.names import check_hub
@@ -218,12 +219,12 @@ def _raw_lines(source: str, path: Path, errors: str = "strict") -> Iterator[str]
 
 
 def _table_rows(source: str, rows: Iterable[tuple[str, Row]]) -> Iterator[tuple[str, Row]]:
-    """Rows of a table, without columns of unsupported types, which a warning names. They are not an
-    error, since a table may have unused columns of dates or images."""
+    """Rows of a table, with images as text, and without columns of unsupported types, which a
+    warning names. They are not an error, since a table may have unused columns of dates."""
     left_out: set[str] = set()
     for where, row in rows:
         kept: Row = {}
-        for name, value in row.items():
+        for name, value in images.fields_as_text(row).items():
             try:
                 kept[name] = plain(value)
             except UnknownType as error:

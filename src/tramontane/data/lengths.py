@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FINITE_LIMIT = 1024  # tokens of a prompt from a finite source, if the config sets no limit
 MAX_MEASURED = 8192  # prompts known to fit that are still tokenized, to find the longest
+_UNKNOWN = 2**40  # tokens: above every limit, so that the prompt is measured
 _CHUNK = 1024  # prompts tokenized at once
 _SLACK = 16  # tokens that a statement may add where it meets the template
 _ROOM = 1.5  # an endless source's bound, as a multiple of a sample's longest prompt
@@ -219,6 +220,8 @@ def _bounds(encoder: PromptEncoder, problems: Sequence[Problem]) -> np.ndarray:
         turn = len(encoder.encode(chat))
 
     def size(problem: Problem) -> int:
+        if problem.images:  # only their processor knows
+            return _UNKNOWN
         texts = [m["content"] for m in problem.messages or ()] or [problem.problem]
         return sum(len(text.encode(errors="replace")) + turn for text in texts)
 

@@ -14,26 +14,30 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tramontane.config import BUILT_IN, LANGUAGES, DataConfig, DomainConfig, nearest
-from tramontane.data import playground
+from tramontane.data import images, playground
 from tramontane.data.catalog import named_source, problem_rows
 from tramontane.data.code import parse_tests
-from tramontane.data.files import ENDINGS, GENERATED, name_of, read_rows
+from tramontane.data.files import ENDINGS, GENERATED, PYTHON_ROWS, name_of, read_rows
 from tramontane.data.gym import gym_problems
 from tramontane.data.values import encodable, is_missing
 from tramontane.errors import InputError
 from tramontane.types import Message, Problem
-from tramontane.verifier.format import boxes, last_box
+from tramontane.verifier.format import last_box
+from tramontane.verifier.math.reference import stated
 
 logger = logging.getLogger("tramontane")
 
 Split = Literal["train", "test"]
 
-FIELDS = ("id", "domain", "problem", "answer", "tests", "language", "difficulty", "source")
+FIELDS = (
+    "id", "domain", "problem", "answer", "tests", "language", "difficulty", "source", "images",
+)  # fmt: skip
 # Names that a row may use for a field without `data.fields`.
 ALIASES = {
     "problem": ("question", "prompt", "query"),
     "answer": ("final_answer", "expected_answer"),
     "difficulty": ("level",),
+    "images": ("image",),
 }
 # Names used for the answer in some sets, and for something else in others: a derivation, a program,
 # or data for a user-defined reward. They are read if a row has no other answer and no tests, and
@@ -41,12 +45,6 @@ ALIASES = {
 UNSURE = ("ground_truth", "solution")
 MAX_ANSWER = 200  # longest text without a box that counts as an answer, not a derivation
 ROLES = ("system", "user", "assistant")
-# What introduces the answer on the last line of a reference.
-_INTRODUCED = re.compile(r"(?is).*\banswer(?:\s+is\s*:?|\s*:)\s*(\S[^\n]*?)\s*$")
-_DIGITS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
-_TENS = "fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty"
-_NUMERALS = f"{_DIGITS} {_TENS} ninety hundred thousand million minus and".replace(" ", "|")
-_SPELLED = re.compile(rf"(?i)([-−]?\d[\d,.]*)\s*\((?:(?:{_NUMERALS})[\s-]*)+\)\.?")
 # Names in the metadata read by curation; `data.fields` can map these too.
 METADATA_FIELDS = ("solutions",)
 
@@ -62,6 +60,7 @@ class RowRules:
     domains: Mapping[str, DomainConfig] = field(default_factory=lambda: BUILT_IN)
     gradable: bool = True  # reject rows without the columns that their domain needs
     key: str = "data.fields"  # the key of the config that holds `fields`, for messages
+    album: images.Album | None = None  # reads the rows' images; None: such rows are rejected
 
     @cached_property
     def columns(self) -> dict[str, tuple[str, ...]]:
@@ -136,7 +135,10 @@ def load_problems(
         stem = Path(source).name.partition(".")[0] if is_file else source
         # A run may read both splits of a dataset, whose rows are different problems.
         prefix = stem if is_file else f"{stem}-{hub_split}"
-        rules = RowRules(mapped[0], config.domain, domains, key=mapped[1])
+        # Rows given as Python objects are in a temporary file.
+        folder = Path() if source.endswith(PYTHON_ROWS) else Path(source).expanduser().parent
+        album = images.Album(folder, config.images.limits)
+        rules = RowRules(mapped[0], config.domain, domains, key=mapped[1], album=album)
         problems = _row_problems(read_rows(source, hub_split, limit), rules, stem, prefix)
     if limit is not None and limit < len(problems):
         return [problems[i * len(problems) // limit] for i in range(limit)]
@@ -219,30 +221,40 @@ def parse_problem(
     """One row as a Problem; all values without a field in Problem go into `metadata`.
 
     Raises:
-        InputError: no statement, an unknown domain, tests of unknown form, or, if the problem must
-            be gradable, no value in a column that its domain needs.
+        InputError: no statement, an image, an unknown domain, tests of unknown form, or, if the
+            problem must be gradable, no value in a column that its domain needs.
     """
     rest = {name: value for name, value in row.items() if value is not None}
     values: dict[str, Any] = {}
     for name, columns in rules.columns.items():
-        column = next((c for c in columns if not is_missing(rest.get(c))), None)
+        column = next((c for c in columns if not _is_absent(name, rest.get(c))), None)
         values[name] = None if column is None else rest.pop(column)
+    for column in rules.columns["images"]:
+        if column in rest and _is_absent("images", rest[column]):  # a row without
+            del rest[column]
     fields = rules.fields
     rest |= {name: rest.pop(fields[name]) for name in METADATA_FIELDS if fields.get(name) in rest}
     tests = parse_tests(values["tests"], where)
-    statement, messages = _statement(values["problem"], where)
+    album = rules.album
+    if album is None:
+        images.refuse(row, where)
+    images.refuse(rest, where)
+    given_text, own = images.flattened(values["problem"], where)
+    statement, messages = _statement(given_text, where)
     if not isinstance(statement, str) or not statement.strip():
         name = fields.get("problem", "problem")
         raise InputError(f"{where}: no text in field {name!r}; {_row_columns(row, rules)}")
+    given = [] if values["images"] is None else [*images.listed(values["images"])]
+    found = images.placed(messages or statement, given, own, where)
     domain = _domain(values["domain"], where, rules) or ("code" if tests else "math")
     if rules.domain is not None and values["domain"] is not None:
         rest["domain"] = values["domain"]
     answer = answer_text(values["answer"])
     if values["answer"] is None and not tests and "answer" not in fields:
         answer = next(filter(None, (_stated(rest.get(name)) for name in UNSURE)), None)
+    if answer and rules.domains[domain].verifier == "math":
+        answer = stated(answer)
     if rules.gradable:
-        if answer and rules.domains[domain].verifier == "math":
-            answer = reference_in(answer)
         for name in rules.domains[domain].needs:
             if not {"answer": answer, "tests": tests}[name]:
                 raise InputError(f"{where}: {_missing(name, domain, rules, row)}")
@@ -266,7 +278,12 @@ def parse_problem(
         messages=messages,
         metadata=rest,
         where=where,
+        images=[album.read(image, where) for image in found] if album else [],
     )
+
+
+def _is_absent(field_name: str, value: Any) -> bool:
+    return is_missing(value) or (field_name == "images" and not value)
 
 
 def columns_of(field_name: str, fields: Mapping[str, str]) -> tuple[str, ...]:
@@ -347,31 +364,16 @@ def answer_text(value: Any) -> str | None:
     return value.rpartition("####")[2].strip()
 
 
-def reference_in(text: str) -> str:
-    r"""The answer that a reference states in prose: the content of its only box, what follows
-    `Answer:` or `the answer is`, or a number before the same number in words (`2 (two)`); any other
-    text unchanged."""
-    if len(found := boxes(text)) == 1:
-        _, start, end = found[0]
-        return text[start : end - 1].strip()
-    if stated := _INTRODUCED.match(text):
-        # Emphasis and a box of text may begin before the answer.
-        text = stated[1].removesuffix(".").strip("*_ ").lstrip("} ")
-        if text.count("}") > text.count("{"):
-            text = text.removesuffix("}")
-    spelled = _SPELLED.fullmatch(text)
-    return spelled[1] if spelled else text
-
-
 def _stated(value: Any) -> str | None:
-    """The answer in a column that may hold a derivation: its last box, the text after `####`, or
-    all of a short line."""
+    """The answer in a column that may hold a derivation: its last box, the text after `####`, what
+    follows its label, or all of a short line."""
     answer = answer_text(value)
     if not answer or not isinstance(value, str) or "####" in value:
         return answer
     if box := last_box(value):
         return box
-    return answer if len(answer) <= MAX_ANSWER and "\n" not in answer else None
+    is_short = len(answer) <= MAX_ANSWER and "\n" not in answer
+    return answer if is_short or stated(answer) != answer else None
 
 
 def _language(value: Any, is_program: bool) -> str | None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tramontane.data import images
 from tramontane.data.files import PYTHON_ROWS, name_of
 from tramontane.data.values import Row, UnknownType, plain, plain_row
 from tramontane.errors import InputError
@@ -22,6 +23,8 @@ Settings: TypeAlias = "Sequence[str] | Mapping[str, Any]"
 WANTED = (
     "give a list of dicts, a datasets.Dataset, a pandas.DataFrame, or the name of a file or dataset"
 )
+
+USER_CODE = ("data.environment", "data.tools")  # keys whose values are classes and functions
 
 
 def rows_of(source: Rows, name: str = f"data{PYTHON_ROWS}") -> list[Row]:
@@ -46,7 +49,7 @@ def rows_of(source: Rows, name: str = f"data{PYTHON_ROWS}") -> list[Row]:
         where = f"{given}[{number}]"
         if not isinstance(row, Mapping):
             raise InputError(f"{where} is of type {type(row).__name__}; {WANTED}")
-        rows.append(plain_row(row, where))
+        rows.append(plain_row(images.fields_as_text(row), where))
     if not rows:
         raise InputError(f"{given}: no rows")
     return rows
@@ -71,6 +74,11 @@ def _setting(key: str, value: Any) -> str:
     try:
         return json.dumps(plain(found if many else found[0]), ensure_ascii=False)
     except UnknownType as error:
+        if key in USER_CODE:
+            raise InputError(
+                f"{key}: an object; give its class, of which each conversation makes one, a "
+                f"function, or an import path"
+            ) from None
         raise InputError(f"{key}: {error}") from None
 
 

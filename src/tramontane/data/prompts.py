@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -20,10 +20,21 @@ from jinja2 import TemplateError, TemplateSyntaxError
 
 from tramontane.config import EffortConfig, PromptConfig
 from tramontane.errors import InputError
-from tramontane.types import PAPER_TAGS, Message, Problem, Prompt, ResponseText, ThinkingTags
+from tramontane.types import (
+    IMAGE,
+    PAPER_TAGS,
+    Illustrated,
+    Message,
+    Problem,
+    Prompt,
+    ResponseText,
+    ThinkingTags,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from tramontane.models.vision import ImageProcessor
 
 SYSTEM_PROMPT = """\
 Before you answer, think the task through as an inner monologue between <think> and </think>. \
@@ -58,7 +69,9 @@ KNOWN_TAGS = (
     ThinkingTags("<|begin_of_thought|>", "<|end_of_thought|>"),
 )
 Tool: TypeAlias = Mapping[str, Any]  # {"type": "function", "function": {"name", "parameters", …}}
-GENERATED = "\ufdd2"  # a noncharacter; see `PromptEncoder.marking`
+# Noncharacters, each for one use; `environments.chat` has two more.
+GENERATED = "\ufdd2"  # see `PromptEncoder.marking`
+PLACE = "\ufdd3"  # the place of an image in a text on its way to the template
 _GENERATION = re.compile(r"{%(-?)\s*(?:end)?generation\s*(-?)%}")
 _PROBE = "1 + 1?"  # a statement that no template treats specially
 
@@ -109,8 +122,24 @@ def opened_by(text: str, tags: ThinkingTags) -> str:
 
 
 def _parts(content: str) -> list[dict[str, str]]:
-    """A message's content as a list of its one part."""
-    return [{"type": "text", "text": content}]
+    """A message's content as a list of its parts: texts, with an image at each `PLACE` between."""
+    found: list[dict[str, str]] = []
+    for number, text in enumerate(content.split(PLACE)):
+        found += [{"type": "image"}] * (number > 0) + [{"type": "text", "text": text}] * bool(text)
+    return found or [{"type": "text", "text": ""}]
+
+
+def _chat(prompt: Prompt) -> list[Message]:
+    """The messages of a prompt, with a `PLACE` for each of its images."""
+    if not isinstance(prompt, Illustrated):
+        return prompt if isinstance(prompt, list) else [Message(role="user", content=prompt)]
+    chat = [Message(role=m["role"], content=m["content"]) for m in _chat(prompt.text)]
+    if any(IMAGE in message["content"] for message in chat):
+        for message in chat:
+            message["content"] = message["content"].replace(IMAGE, PLACE)
+    else:
+        chat[-1]["content"] = PLACE * len(prompt.images) + chat[-1]["content"]
+    return chat
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
@@ -132,6 +161,7 @@ class PromptEncoder:
         tags: the thinking tags; None: the tokenizer's (`find_tags`).
         efforts: levels of effort by name; `at` has an encoder for each.
         phrase: text before the system prompt.
+        images: the model's processor; None: prompts have no images.
 
     Attributes:
         tags: the thinking tags of the responses.
@@ -150,8 +180,10 @@ class PromptEncoder:
         tags: tuple[str, str] | None = None,
         efforts: Mapping[str, EffortConfig] = MappingProxyType({}),
         phrase: str = "",
+        images: ImageProcessor | None = None,
     ) -> None:
         self.tokenizer, self.config, self.phrase = tokenizer, config or PromptConfig(), phrase
+        self.images = images
         self.tags = ThinkingTags.of(tags) if tags else find_tags(tokenizer)
         self.date = self.config.date or datetime.now()
         if self.config.chat_template is not None:
@@ -168,7 +200,9 @@ class PromptEncoder:
             kwargs = self.config.chat_template_kwargs | level.chat_template_kwargs
             update = {"chat_template_kwargs": kwargs, "date": self.date}
             own = self.config.model_copy(update=update)
-            self.levels[name] = PromptEncoder(tokenizer, own, self.tags, phrase=level.phrase)
+            self.levels[name] = PromptEncoder(
+                tokenizer, own, self.tags, phrase=level.phrase, images=images
+            )
 
     def at(self, effort: str | None) -> PromptEncoder:
         """The encoder of the prompts at a level of effort."""
@@ -247,11 +281,13 @@ class PromptEncoder:
 
     def encode_all(self, prompts: Sequence[Prompt], where: Iterable[str] = ()) -> list[list[int]]:
         """`encode` for many prompts, which the tokenizer may process in parallel."""
-        places = chain(where, repeat(""))
-        texts = [self.render(prompt, place) for prompt, place in zip(prompts, places, strict=False)]
+        places = [*islice(chain(where, repeat("")), len(prompts))]
+        texts = [self.render(prompt, place) for prompt, place in zip(prompts, places, strict=True)]
         encoded: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-        for number, prompt in enumerate(prompts):
-            if self._has_special_tokens(prompt):
+        for number, (prompt, place) in enumerate(zip(prompts, places, strict=True)):
+            if isinstance(prompt, Illustrated):
+                encoded[number] = self._encode_illustrated(prompt, place)
+            elif self._has_special_tokens(prompt):
                 encoded[number] = self._encode_as_text(prompt)
         return [[*self.first_tokens, *ids] for ids in encoded]
 
@@ -264,6 +300,11 @@ class PromptEncoder:
         texts = [self.render(_PROBE, tools=described) for described in (tools, ())]
         whole, bare = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
         return len(whole) - len(bare)
+
+    def tokens_of_image(self, image: str) -> int:
+        """Number of tokens that the model's processor writes for an image."""
+        text = self._processor.expansion(image)
+        return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     @cached_property
     def first_tokens(self) -> list[int]:
@@ -293,19 +334,53 @@ class PromptEncoder:
     def _has_special_tokens(self, prompt: Prompt) -> bool:
         if self.config.allow_special_tokens:
             return False
-        contents = [m["content"] for m in prompt] if isinstance(prompt, list) else [prompt]
-        return any(map(self._special.search, contents))
+        return any(self._special.search(message["content"]) for message in _chat(prompt))
 
     def _encode_as_text(self, prompt: Prompt) -> list[int]:
         """`encode` for a prompt with special tokens in its own text."""
-        chat = prompt if isinstance(prompt, list) else [Message(role="user", content=prompt)]
-        texts = "".join(message["content"] for message in chat)
+        marked, marks = self._marked(prompt)
+        return self.encode_marked(self.render(marked), marks)
+
+    def _encode_illustrated(self, prompt: Illustrated, where: str) -> list[int]:
+        """`encode` for a prompt with images: what the model's processor writes for each comes in
+        place of what the chat template wrote for it.
+
+        Raises:
+            InputError: the template writes other places than there are images, or one at the end;
+                or the processor refuses an image.
+        """
+        marked, marks = self._marked(prompt)
+        processor, count = self._processor, len(prompt.images)
+        texts, row = self.render(marked, where).split(processor.token), f"{where}: " * bool(where)
+        if len(texts) != count + 1:
+            raise InputError(
+                f"{row}the chat template writes {len(texts) - 1} places ({processor.token}) for "
+                f"{count} images; give a template that takes images (data.chat_template)"
+            )
+        if not texts[-1]:
+            raise InputError(f"{row}the prompt ends with an image, and needs text after it")
+        try:
+            expansions = [*map(processor.expansion, prompt.images), ""]
+        except InputError as error:
+            raise InputError(f"{row}{error}") from None
+        pairs = zip(texts, expansions, strict=True)
+        return self.encode_marked("".join(map("".join, pairs)), marks)
+
+    def _marked(self, prompt: Prompt) -> tuple[list[Message], Marks]:
+        """The messages of a prompt with marks for the special tokens in their texts."""
+        chat = _chat(prompt)
+        texts = PLACE + GENERATED + "".join(message["content"] for message in chat)
         char = next(c for c in map(chr, range(0xFDD0, 0xFDF0)) if c not in texts)  # noncharacters
         marks = Marks(char)
-        marked = [
+        return [
             Message(role=m["role"], content=self.mark(m["content"], m["role"], marks)) for m in chat
-        ]
-        return self.encode_marked(self.render(marked), marks)
+        ], marks
+
+    @property
+    def _processor(self) -> ImageProcessor:
+        if self.images is None:
+            raise InputError("a prompt has images, which are not supported here: remove them")
+        return self.images
 
     def mark(self, text: str, role: str, marks: Marks, kept: Sequence[str] = ()) -> str:
         """The text of a message with a mark in place of each special token, so that the template's
@@ -375,7 +450,7 @@ class PromptEncoder:
         try:
             return self._by_template(prompt, tools, prompts)
         except Exception as error:  # a template may raise anything
-            roles = ", ".join(m["role"] for m in prompt) if isinstance(prompt, list) else "user"
+            roles = ", ".join(message["role"] for message in _chat(prompt))
             row = f"{where}: " if where else ""
             raise InputError(
                 f"{row}the model's chat template refuses the prompt, whose roles are {roles} "
@@ -383,7 +458,7 @@ class PromptEncoder:
             ) from None
 
     def _by_template(self, prompt: Prompt, tools: Sequence[Tool] = (), prompts: bool = True) -> str:
-        chat = list(prompt) if isinstance(prompt, list) else [Message(role="user", content=prompt)]
+        chat = list(_chat(prompt))
         own = chat.pop(0)["content"] if chat[0]["role"] == "system" else None
         if own is None and self.config.system_prompt is None and not self.tokenizer.chat_template:
             own = system_text("magistral", self.tags)
@@ -409,7 +484,10 @@ class PromptEncoder:
     def _without_template(self, message: Message) -> str:
         """A message to a model without a chat template: its text, and a blank line."""
         end = self.tokenizer.eos_token if message["role"] == "assistant" else ""
-        return f"{message['content']}{end}\n\n"
+        content = message["content"]
+        if PLACE in content:
+            content = content.replace(PLACE, self._processor.token)
+        return f"{content}{end}\n\n"
 
     @cached_property
     def reads_tools(self) -> bool:
@@ -443,7 +521,7 @@ class PromptEncoder:
 
     def as_read(self, messages: Sequence[Any]) -> list[Any]:
         """Messages with their contents as the template reads them: texts, or lists of parts."""
-        if not self._in_parts:
+        if not self._in_parts and not any(PLACE in str(m.get("content")) for m in messages):
             return list(messages)
         return [{**message, "content": _parts(message["content"])} for message in messages]
 

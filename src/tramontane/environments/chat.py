@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 from uuid import uuid4
@@ -346,6 +346,15 @@ class Chat:
         Raises:
             InputError: the template refuses them.
         """
+        first, *others = self.parts(message, new)
+        # Several calls in the text of one message, which such a template would write anew.
+        if not others or not self._form.ends_anew or self._form.history == "keep":
+            return self._follow(message, new)
+        self._follow(*first)
+        following = [self._follow(*each) for each in others][-1]
+        return replace(following, rewritten=True)
+
+    def _follow(self, message: Parsed, new: Sequence[Chatted]) -> Following:
         if not message.thoughts.strip():  # an empty pair of tags
             message = message._replace(thoughts="")
         before, prefix = self._text.removesuffix(self.prefix), self.prefix

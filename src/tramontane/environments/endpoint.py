@@ -12,13 +12,14 @@ import asyncio
 import logging
 import random
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from secrets import compare_digest
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
@@ -37,11 +38,10 @@ from tramontane.environments.mistral import MistralChat, load_mistral
 from tramontane.errors import InputError
 from tramontane.loopback import Address
 from tramontane.types import Completion, SampledTokens, SamplingParams
-from tramontane.types import Request as Unfinished
 
 logger = logging.getLogger(__name__)
 
-Sampled = Unfinished | Completion
+Choices = AsyncGenerator[list[Choice], None]  # so far, whenever there are new tokens
 CONTEXT_CODE = "context_length_exceeded"  # OpenAI's, for a chat that is too long
 
 
@@ -52,51 +52,72 @@ class ContextExceeded(HTTPException):
         super().__init__(400, message)
 
 
-class Sampler(Protocol):
-    """What an endpoint samples with.
+class Endpoint(ABC):
+    """Answers the requests of one address; its routes are those of `make_app`. A model that is
+    served (`ModelEndpoint`) and a conversation with a harness (`harness.Line`) are endpoints."""
 
-    Attributes:
-        max_len: longest prompt plus completion, in tokens.
-        vocab: number of tokens of the model.
-    """
+    @property
+    @abstractmethod
+    def model(self) -> dict[str, Any]:
+        """The only model, in `/v1/models`."""
 
-    max_len: int
-    vocab: int
+    def models(self) -> dict[str, Any]:
+        """`/v1/models`."""
+        return {"object": "list", "data": [{"object": "model", "created": 0, **self.model}]}
 
-    def sample(
-        self, prompt_ids: list[int], n: int, seed: int, sampling: SamplingParams
-    ) -> AsyncGenerator[Sequence[Sampled], None]:
-        """Yield the `n` completions so far whenever there are new tokens, until all have ended.
-        Closing the generator earlier drops them."""
+    async def chat(self, body: wire.ChatRequest) -> Response:
+        """`/v1/chat/completions`."""
+        answer, choices = await self.sampled(body)
+        if body.stream:
+            return StreamingResponse(answer.stream(choices), media_type="text/event-stream")
+        return JSONResponse(answer.whole(await _last(choices)))
 
+    async def generate(self, body: wire.TokenRequest) -> Response:
+        """`/inference/v1/generate`."""
+        return JSONResponse(token_answer(body, await _last(await self.continued(body))))
 
-class Serving(Protocol):
-    """Answers the requests of one address; its routes are those of `make_app`."""
+    @abstractmethod
+    async def sampled(self, body: wire.ChatRequest) -> tuple[ChatAnswer, Choices]:
+        """What is sampled after a chat, and how it is written."""
 
-    def models(self) -> dict[str, Any]: ...
+    @abstractmethod
+    async def continued(self, body: wire.TokenRequest) -> Choices:
+        """What is sampled after tokens."""
 
-    async def chat(self, body: wire.ChatRequest) -> Response: ...
-
-    async def generate(self, body: wire.TokenRequest) -> Response: ...
-
+    @abstractmethod
     def failed(self, error: Exception) -> None:
         """An exception of this package, which failed one request alone."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """A model as it is served."""
+    """A model as it is served.
 
-    name: str  # in `/v1/models`
-    config: Config  # of its prompts and calls
-    encoder: PromptEncoder  # makes its prompts
-    defaults: SamplingParams  # for what a request omits
-    sampler: Sampler  # samples from it
-    failed: Callable[[str], None] = logger.error  # called with the traceback of a failed request
+    Args:
+        name: in `/v1/models`.
+        config: of its prompts and calls.
+        encoder: makes its prompts.
+        defaults: for what a request omits.
+        sample: the method of `controller.sampling.Sampler`.
+        max_len: longest prompt plus completion, in tokens.
+        vocab: number of tokens of the model.
+        failed: called with the traceback of a failed request.
+    """
+
+    name: str
+    config: Config
+    encoder: PromptEncoder
+    defaults: SamplingParams
+    sample: Callable[
+        [list[int], int, int, SamplingParams], AsyncGenerator[Sequence[Completion], None]
+    ]
+    max_len: int
+    vocab: int
+    failed: Callable[[str], None] = logger.error
 
 
-class Endpoint:
-    """Answers the requests to one model."""
+class ModelEndpoint(Endpoint):
+    """Answers the requests to a model that is served."""
 
     def __init__(self, served: Served) -> None:
         self._served, encoder, talk = served, served.encoder, served.config.conversation
@@ -107,18 +128,16 @@ class Endpoint:
         self._writer = ThreadPoolExecutor(1, "prompts")
         self._stops = [stop for stop in served.config.generator.stop if isinstance(stop, str)]
 
-    def models(self) -> dict[str, Any]:
-        """`/v1/models`."""
+    @property
+    def model(self) -> dict[str, Any]:
         served = self._served
-        model = {"id": served.name, "object": "model", "created": 0, "owned_by": "tramontane"}
-        return {"object": "list", "data": [model | {"max_model_len": served.sampler.max_len}]}
+        return {"id": served.name, "owned_by": "tramontane", "max_model_len": served.max_len}
 
     def failed(self, error: Exception) -> None:
         trace = "".join(traceback.format_exception(error))
         self._served.failed(f"a request to the endpoint failed: {trace}")
 
-    async def chat(self, body: wire.ChatRequest) -> Response:
-        """`/v1/chat/completions`."""
+    async def sampled(self, body: wire.ChatRequest) -> tuple[ChatAnswer, Choices]:
         self._check_model(body.model)
         loop = asyncio.get_running_loop()
         prompt, prefix = await loop.run_in_executor(self._writer, self._write, body)
@@ -128,17 +147,12 @@ class Endpoint:
         parses_parts = self._parser.form != "template"
         show = partial(shown_tokens, self._served.encoder.tokenizer)
         answer = ChatAnswer(body, prompt, read, show, tags, held if parses_parts else None)
-        choices = self._sample(body, prompt)
-        if body.stream:
-            return StreamingResponse(answer.stream(choices), media_type="text/event-stream")
-        return JSONResponse(answer.whole(await _last(choices)))
+        return answer, self._sample(body, prompt)
 
-    async def generate(self, body: wire.TokenRequest) -> Response:
-        """`/inference/v1/generate`."""
+    async def continued(self, body: wire.TokenRequest) -> Choices:
         if body.model is not None:
             self._check_model(body.model)
-        choices = await _last(self._sample(body.sampling_params, body.token_ids))
-        return JSONResponse(token_answer(body, choices))
+        return self._sample(body.sampling_params, body.token_ids)
 
     def _check_model(self, name: str) -> None:
         if name != self._served.name:
@@ -173,27 +187,25 @@ class Endpoint:
         message, tags = self._parser.parse(text, body.described, prefix), self._served.encoder.tags
         return wire.readable(message, tags)
 
-    def _sample(
-        self, body: wire.SamplingRequest, prompt: list[int]
-    ) -> AsyncGenerator[list[Choice], None]:
+    def _sample(self, body: wire.SamplingRequest, prompt: list[int]) -> Choices:
         """Yield the choices so far whenever there are new tokens, until all have ended."""
-        served, sampler = self._served, self._served.sampler
-        room = sampler.max_len - len(prompt)
+        served = self._served
+        room = served.max_len - len(prompt)
         asked = body.max_tokens or max(1, min(served.defaults.max_tokens, room))
         if room < asked:
             raise ContextExceeded(
-                f"{wire.CONTEXT} {sampler.max_len} tokens, and a prompt of {len(prompt)} with "
+                f"{wire.CONTEXT} {served.max_len} tokens, and a prompt of {len(prompt)} with "
                 f"max_tokens {asked} exceeds it; shorten either"
             )
-        if not all(0 <= token < sampler.vocab for token in prompt):
-            raise HTTPException(400, f"tokens outside the model's vocabulary of {sampler.vocab:,}")
+        if not all(0 <= token < served.vocab for token in prompt):
+            raise HTTPException(400, f"tokens outside the model's vocabulary of {served.vocab:,}")
         seed = random.getrandbits(31) if body.seed is None else body.seed
         sampling = body.params(asked, served.defaults)
-        return self._choices(body, sampler.sample(prompt, body.n, seed, sampling))
+        return self._choices(body, served.sample(prompt, body.n, seed, sampling))
 
     async def _choices(
-        self, body: wire.SamplingRequest, reports: AsyncGenerator[Sequence[Sampled], None]
-    ) -> AsyncGenerator[list[Choice], None]:
+        self, body: wire.SamplingRequest, reports: AsyncGenerator[Sequence[Completion], None]
+    ) -> Choices:
         choices = [Choice() for _ in range(body.n)]
         async with aclosing(reports):
             async for report in reports:
@@ -204,7 +216,7 @@ class Endpoint:
                 if all(choice.reason is not None for choice in choices):
                     return
 
-    def _note(self, choice: Choice, sampled: Sampled, body: wire.SamplingRequest) -> None:
+    def _note(self, choice: Choice, sampled: Completion, body: wire.SamplingRequest) -> None:
         """Take a choice's new tokens, up to the first that completes a stop."""
         ids, reason = sampled.token_ids, sampled.finish_reason
         # A token has at least one byte; a few more, since the first may hold part of a character.
@@ -216,20 +228,10 @@ class Endpoint:
             if ids[end - 1] in body.stop_token_ids or any(stop in last for stop in body.stop):
                 count, reason = end, "stop"
                 break
-        choice.searched, choice.reason = count, reason
-        choice.tokens = SampledPart(ids[:count], sampled.logprobs[:count], sampled.versions[:count])
+        choice.searched, choice.reason, choice.tokens = count, reason, sampled.copy(count)
 
 
-@dataclass
-class SampledPart(SampledTokens):
-    """The first tokens of a completion."""
-
-    token_ids: Any
-    logprobs: Any
-    versions: Any
-
-
-async def _last(choices: AsyncGenerator[list[Choice], None]) -> list[Choice]:
+async def _last(choices: Choices) -> list[Choice]:
     """The finished choices."""
     async with aclosing(choices):
         return [report async for report in choices][-1]
@@ -264,11 +266,11 @@ class _FailingAlone:
             scope["serving"].failed(error)
 
 
-def make_app(find: Callable[[str], Serving | None]) -> _FailingAlone:
+def make_app(find: Callable[[str], Endpoint | None]) -> _FailingAlone:
     """The application that serves endpoints; `find` returns the endpoint of a key, or None."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
-    def found(request: Request) -> Serving:
+    def found(request: Request) -> Endpoint:
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         if (endpoint := find(request.path_params.get("key", bearer))) is None:
             raise HTTPException(401, "the address lacks the key: http://HOST:PORT/KEY/v1")
@@ -279,11 +281,11 @@ def make_app(find: Callable[[str], Serving | None]) -> _FailingAlone:
     api = APIRouter()
 
     @api.get("/v1/models")
-    def models(endpoint: Serving = Chosen) -> dict[str, Any]:
+    def models(endpoint: Endpoint = Chosen) -> dict[str, Any]:
         return endpoint.models()
 
     @api.get("/v1/models/{name:path}")
-    def model(name: str, endpoint: Serving = Chosen) -> dict[str, Any]:
+    def model(name: str, endpoint: Endpoint = Chosen) -> dict[str, Any]:
         for each in endpoint.models()["data"]:
             if each["id"] == name:
                 return each
@@ -291,13 +293,13 @@ def make_app(find: Callable[[str], Serving | None]) -> _FailingAlone:
 
     @api.post("/v1/chat/completions")
     async def chat(
-        request: Request, body: wire.ChatRequest, endpoint: Serving = Chosen
+        request: Request, body: wire.ChatRequest, endpoint: Endpoint = Chosen
     ) -> Response:
         return await _unless_gone(request, endpoint.chat(body))
 
     @api.post("/inference/v1/generate")
     async def generate(
-        request: Request, body: wire.TokenRequest, endpoint: Serving = Chosen
+        request: Request, body: wire.TokenRequest, endpoint: Endpoint = Chosen
     ) -> Response:
         return await _unless_gone(request, endpoint.generate(body))
 
@@ -333,7 +335,7 @@ async def answering(
     served: Served, address: Address, *, ends_by_signal: bool
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Context manager: serve an endpoint in this event loop; gives the task that serves it."""
-    app = make_app(key_is(address.key, Endpoint(served)))
+    app = make_app(key_is(address.key, ModelEndpoint(served)))
     server = loopback.server(app, ends_by_signal=ends_by_signal)
     serving = asyncio.create_task(server.serve(sockets=[address.socket]), name="endpoint")
     try:

@@ -15,22 +15,21 @@ import asyncio
 import hmac
 import resource
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
 from typing import Any
 
 from fastapi import HTTPException
-from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from tramontane import loopback
 from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder, Tool
 from tramontane.environments import wire
-from tramontane.environments.answers import ChatAnswer, Choice, shown_tokens, token_answer
+from tramontane.environments.answers import ChatAnswer, Choice, shown_tokens
 from tramontane.environments.calls import Message as Parsed
-from tramontane.environments.endpoint import ContextExceeded, make_app
+from tramontane.environments.endpoint import Choices, ContextExceeded, Endpoint, make_app
 from tramontane.environments.loading import Reply
 from tramontane.environments.running import EnvironmentFailed, Runner
 from tramontane.types import Completion, Ending, Message, Problem
@@ -64,7 +63,12 @@ class _Asked:
             self.answer.exception()  # perhaps nobody waits
 
 
-class Line:
+async def _only(turn: Completion) -> Choices:
+    """A turn as the only choice."""
+    yield [Choice(turn, turn.finish_reason)]
+
+
+class Line(Endpoint):
     """The endpoint of one conversation, where requests wait for turns."""
 
     def __init__(self, encoder: PromptEncoder) -> None:
@@ -77,38 +81,30 @@ class Line:
         # Holds an exception of this package.
         self.fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def models(self) -> dict[str, Any]:
-        """`/v1/models`."""
-        return {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0}]}
+    @property
+    def model(self) -> dict[str, Any]:
+        return {"id": MODEL}
 
     def failed(self, error: Exception) -> None:
         if not self.fault.done():
             self.fault.set_exception(error)
 
-    async def chat(self, body: wire.ChatRequest) -> Response:
-        """`/v1/chat/completions`."""
+    async def sampled(self, body: wire.ChatRequest) -> tuple[ChatAnswer, Choices]:
+        """The next turn, which is already whole."""
         if body.stop_token_ids:
             raise HTTPException(400, "inside a run, `stop_token_ids` is not supported in a chat")
-        sampled, turn = await self._turn(body, body)
-        message = wire.readable(sampled, self._tags)
+        said, turn = await self._turn(body, body)
+        message = wire.readable(said, self._tags)
         show = partial(shown_tokens, self._tokenizer)
         answer = ChatAnswer(body, turn.prompt_ids, lambda _: message, show, self._tags, None)
-        choice = Choice(turn, turn.finish_reason)
-        if not body.stream:
-            return JSONResponse(answer.whole([choice]))
+        return answer, _only(turn)
 
-        async def choices() -> AsyncGenerator[list[Choice], None]:
-            yield [choice]
-
-        return StreamingResponse(answer.stream(choices()), media_type="text/event-stream")
-
-    async def generate(self, body: wire.TokenRequest) -> Response:
-        """`/inference/v1/generate`. The turn ends where the run's do, so clients may send the stops
-        of their model."""
+    async def continued(self, body: wire.TokenRequest) -> Choices:
+        """The next turn. It ends where the run's do, so clients may send the stops of their
+        model."""
         if not all(0 <= token < self._named or token in self._nameless for token in body.token_ids):
             raise HTTPException(400, "tokens outside the model's vocabulary")
-        _, turn = await self._turn(body, body.sampling_params)
-        return JSONResponse(token_answer(body, [Choice(turn, turn.finish_reason)]))
+        return _only((await self._turn(body, body.sampling_params))[1])
 
     async def _turn(self, body: Body, sampling: wire.SamplingRequest) -> tuple[Parsed, Completion]:
         """The model's next turn: its message, and the turn by itself. A request that repeats one

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
+from tramontane.environments.protocol import Lost
 from tramontane.environments.worker import Key
 from tramontane.placement.process import WorkerProcess
 from tramontane.temporary import temporary_folder
@@ -34,14 +36,6 @@ class Call(NamedTuple):
     limit_s: float
 
 
-@dataclass(frozen=True)
-class Lost:
-    """The answer to a call whose conversation the process no longer knows."""
-
-    how: str = ""  # what happened to the process; empty if it happened before the call
-    late: bool = False  # True if the call itself took too long, and was the reason
-
-
 class EnvironmentHost:
     """Keeps a process that runs conversations of a run with the given config.
 
@@ -54,14 +48,14 @@ class EnvironmentHost:
         self._process = WorkerProcess(
             "environment worker", "tramontane.environments.process", "environment"
         )
-        self._begun: set[Key] = set()  # conversations that the process knows
         self._unanswered: dict[int, tuple[Call, float]] = {}  # by number, with the time it was sent
         self._folder = temporary_folder("environments")
+        self._woken, self._waker = Pipe(duplex=False)
         self.restarts = 0
 
     def exchange(self, calls: Sequence[Call], seconds: float) -> tuple[list[tuple[int, Any]], int]:
-        """Send calls, and wait at most `seconds` for answers; returns (number, result) of each call
-        answered, and how often the process was replaced.
+        """Send calls, and wait at most `seconds` for an answer or a `wake`; returns (number,
+        result) of each call answered, and how often the process was replaced.
 
         A result is that of the `EnvironmentWorker`, or `Lost`, or an exception: see `process`.
 
@@ -72,21 +66,17 @@ class EnvironmentHost:
         answers: list[tuple[int, Any]] = []
         if self._process.died:
             answers += self._lose(self._process.stop())
-        connection, known = self._process.ready(self._settings), []
+        connection = self._process.ready(self._settings)
         for call in calls:  # all before the first is sent: a process may end between two
-            if call.method == "step" and call.key not in self._begun:
-                answers.append((call.number, Lost()))
-                continue
-            known.append(call)
-            if call.method == "close":
-                self._begun.discard(call.key)
-            else:
-                self._begun.add(call.key)
+            if call.method != "close":
                 self._unanswered[call.number] = call, time.monotonic()
         try:
-            for call in known:
+            for call in calls:
                 connection.send((call.number, call.method, (call.key, *call.arguments)))
-            while len(answers) < READ_AT_ONCE and connection.poll(0 if answers else seconds):
+            wait([connection, self._woken], 0 if answers else seconds)
+            while self._woken.poll():
+                self._woken.recv_bytes()
+            while len(answers) < READ_AT_ONCE and connection.poll():
                 number, result = connection.recv()
                 if self._unanswered.pop(number, None):  # nothing waits for a `close`
                     answers.append((number, result))
@@ -96,6 +86,10 @@ class EnvironmentHost:
             self._process.stop()
             answers += self._lose("killed, since a step was late", late)
         return answers, self.restarts
+
+    def wake(self) -> None:
+        """End the wait of `exchange`, from another thread: there are new calls."""
+        self._waker.send_bytes(b"")
 
     def close(self) -> None:
         """Kill the process."""
@@ -117,6 +111,5 @@ class EnvironmentHost:
         """The answers to all open calls after the end of the process."""
         lost = [(number, Lost(how, number in late)) for number in self._unanswered]
         self._unanswered.clear()
-        self._begun.clear()
         self.restarts += 1
         return lost

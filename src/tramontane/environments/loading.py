@@ -442,7 +442,8 @@ def _functions(offered: Sequence[Any]) -> list[Callable[..., Any]]:
 
 
 def _fields(problem: Problem) -> dict[str, Any]:
-    return {name: value for name, value in asdict(problem).items() if name != "metadata"}
+    left_out = ("metadata", "images")
+    return {name: value for name, value in asdict(problem).items() if name not in left_out}
 
 
 def _as_dict(message: Parsed) -> dict[str, Any]:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tramontane.data.prompts import PromptEncoder, Tool
 from tramontane.environments.calls import Message as Parsed
 from tramontane.environments.chat import Chatted, call_id, ids_of
+from tramontane.environments.forms import kept_id
+from tramontane.environments.recorded import THOUGHTS, Conversation, Example, function_of
 from tramontane.errors import InputError, install
 
 if TYPE_CHECKING:
@@ -44,18 +47,28 @@ def files_of(encoder: PromptEncoder) -> list[Path]:
     return [file for name in FILES for file in sorted(folder.glob(name))]
 
 
-def load_mistral(encoder: PromptEncoder) -> MistralTokenizer:
+def load_mistral(
+    encoder: PromptEncoder,
+    key: str = "conversation.tokens: mistral",
+    mode: Literal["test", "finetuning"] = "test",
+) -> MistralTokenizer:
     """Mistral's tokenizer of a model.
+
+    Args:
+        encoder: of the model.
+        key: what asks for it, for messages.
+        mode: the library's rules for a chat: it ends with a message of the user or of tools, or in
+            `finetuning` with one of the model.
 
     Raises:
         InputError: the library or the file is missing; its tokens are not those of the model's
             tokenizer; or there is a `response_prefix` or a `chat_template`, which it cannot write.
     """
-    key = "conversation.tokens: mistral"
     config, tokenizer = encoder.config, encoder.tokenizer
     if config.response_prefix or config.chat_template:
         raise InputError(f"{key}: data.response_prefix and data.chat_template need `template`")
     try:
+        from mistral_common.protocol.instruct.validator import ValidationMode
         from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
     except ImportError:
         raise InputError(
@@ -66,7 +79,7 @@ def load_mistral(encoder: PromptEncoder) -> MistralTokenizer:
             f"{key}: {tokenizer.name_or_path} has no file {' or '.join(FILES)}; give the model as "
             f"a folder with one"
         )
-    mistral = MistralTokenizer.from_file(str(found[0]))
+    mistral = MistralTokenizer.from_file(str(found[0]), ValidationMode(mode))
     own = mistral.instruct_tokenizer.tokenizer
     ids = tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
     same = own.encode(_PROBE, bos=False, eos=False) == ids and own.eos_id == tokenizer.eos_token_id
@@ -95,6 +108,8 @@ class MistralChat:
         self._messages: list[Chatted] = []
         self._ids: list[int] = []
         self._turns = 0
+        # Of the newest recorded calls: their ids by those in the record, and in order.
+        self._asked: tuple[dict[Any, str], list[str]] = {}, []
         self.thinks = getattr(mistral.instruct_tokenizer, "BEGIN_THINK", None) is not None
         # Before v7, a message has a text or calls.
         self.takes_both = hasattr(mistral.instruct_tokenizer, "BEGIN_TOOL_CONTENT")
@@ -139,29 +154,17 @@ class MistralChat:
             said = self._encoder.tags.around(message.thoughts) + said
         dropped = bool(said and message.calls) and not self.takes_both
         said = "" if dropped else said
-        chunks = self._chunks({"role": "assistant", "content": said})
-        own: Chatted = {"role": "assistant", "content": chunks}
         ids = ids_of(message.calls, self._turns)
-        if message.calls:
-            own["tool_calls"] = [
-                {
-                    "id": ids[number],
-                    "function": {
-                        # As the library's validator takes it; a name that no tool has is answered.
-                        "name": re.sub("[^a-zA-Z0-9_-]", "_", call.name)[:64] or "invalid",
-                        "arguments": json.dumps(call.arguments, ensure_ascii=False),
-                    },
-                }
-                for number, call in enumerate(message.calls)
-            ]
-        self._messages.append(own)
+        # As the library's validator takes names; a name that no tool has is answered.
+        names = [re.sub("[^a-zA-Z0-9_-]", "_", c.name)[:64] or "invalid" for c in message.calls]
+        arguments = [call.arguments for call in message.calls]
+        self._say(said, zip(ids, names, arguments, strict=True))
         for number, given in enumerate(new):
             if given["role"] == "tool":
-                call = ids[number] if number < len(ids) else call_id(self._turns, number)
+                call = ids[number] if number < len(ids) else call_id(self._turns - 1, number)
                 given = {**given, "tool_call_id": call}
             self._messages.append(dict(given))
             put += self._encode_one(given)
-        self._turns += 1
         self._ids = whole = self._encode()
         rewritten = dropped or whole[: len(before)] != before or whole[-len(put) :] != put
         return MistralFollowing(put, rewritten, lambda: whole)
@@ -177,7 +180,48 @@ class MistralChat:
         eos = self._mistral.instruct_tokenizer.tokenizer.eos_id
         return following.put if last == eos else [eos, *following.put]
 
-    def _encode(self) -> list[int]:
+    def learned(self, message: Chatted, tuning: MistralTokenizer) -> list[int]:
+        """Append a recorded message of the model as the library takes it; the tokens of the chat up
+        to its end, as `tuning` writes it."""
+        said = message.get("content") or ""  # a text, or the library's own chunks
+        if thoughts := next((message[key] for key in THOUGHTS if message.get(key)), ""):
+            if not isinstance(said, str):
+                raise InputError("thoughts beside a content in chunks; put them into a chunk")
+            said = self._encoder.tags.around(thoughts) + said
+        given = message.get("tool_calls") or ()
+        known = [call.get("id") for call in given]
+        ids = [kept_id(each) or call_id(self._turns, n) for n, each in enumerate(known)]
+        calls = [(function["name"], function["arguments"]) for function in map(function_of, given)]
+        self._asked = dict(zip(known, ids, strict=True)), ids
+        self._say(said, [(id_, *call) for id_, call in zip(ids, calls, strict=True)])
+        return self._encode(tuning)
+
+    def _say(self, said: Any, calls: Iterable[tuple[str, str, dict[str, Any]]]) -> None:
+        """Append a message of the model: a text or chunks, and calls as (id, name, arguments)."""
+        own: Chatted = {"role": "assistant"}
+        own["content"] = self._chunks({"role": "assistant", "content": said})
+        made = [
+            {
+                "id": id_,
+                "function": {"name": name, "arguments": json.dumps(given, ensure_ascii=False)},
+            }
+            for id_, name, given in calls
+        ]
+        self._messages.append(own | {"tool_calls": made} if made else own)
+        self._turns += 1
+
+    def answered(self, messages: Sequence[Chatted]) -> list[int]:
+        """Append recorded messages that answer the model's; the tokens of the prompt after them."""
+        by_id, ids = self._asked
+        for number, given in enumerate(messages):
+            if given["role"] == "tool":
+                fallback = ids[number] if number < len(ids) else call_id(self._turns, number)
+                id_ = by_id.get(given.get("tool_call_id"), fallback)
+                given = {"role": "tool", "content": given["content"], "tool_call_id": id_}
+            self._messages.append(dict(given))
+        return self._encode()
+
+    def _encode(self, mistral: MistralTokenizer | None = None) -> list[int]:
         from mistral_common.exceptions import MistralCommonException
         from mistral_common.protocol.instruct.request import ChatCompletionRequest
 
@@ -186,9 +230,9 @@ class MistralChat:
             given["reasoning_effort"] = self._effort
         try:
             request: Any = ChatCompletionRequest.model_validate(given)
-            return list(self._mistral.encode_chat_completion(request).tokens)
+            return list((mistral or self._mistral).encode_chat_completion(request).tokens)
         except (MistralCommonException, ValueError) as error:
-            raise InputError(f"mistral-common refuses the conversation: {error}") from None
+            raise InputError(f"mistral-common refuses it: {error}") from None
 
     def _encode_one(self, message: Chatted) -> list[int]:
         from mistral_common.protocol.instruct.messages import ToolMessage, UserMessage
@@ -214,6 +258,57 @@ class MistralChat:
         return [
             {"type": kinds[n % 2][0], kinds[n % 2][1]: part} for n, part in enumerate(parts) if part
         ]
+
+
+class MistralExamples:
+    """Makes examples from recorded conversations, whose tokens are those of Mistral's library: what
+    it writes for fine-tuning, cut at its own prompt; see `recorded.ConversationEncoder`.
+
+    Args:
+        encoder: makes the model's prompts.
+
+    Raises:
+        InputError: see `load_mistral`.
+    """
+
+    def __init__(self, encoder: PromptEncoder) -> None:
+        self._encoder, key = encoder, "data.tokens: mistral"
+        self._mistral = load_mistral(encoder, key)
+        self._tuning = load_mistral(encoder, key, "finetuning")
+
+    def examples(self, conversation: Conversation, where: str) -> Iterator[Example]:
+        """The sequences of a conversation, usually one.
+
+        Raises:
+            InputError: the library refuses the messages, or writes a prompt differently once a
+                message follows.
+        """
+        chat = MistralChat(self._mistral, self._encoder, conversation.tools)
+        example, written, prompt = Example([], []), list[int](), list[int]()
+        by_model = groupby(conversation.messages, lambda message: message["role"] == "assistant")
+        for said, group in by_model:
+            messages = list(group)
+            try:
+                if not said:
+                    prompt = chat.answered(messages) if written else chat.start(messages)
+                    continue
+                whole = chat.learned(messages[0], self._tuning)
+            except InputError as error:
+                raise InputError(f"{where}: {error}") from None
+            if whole[: len(prompt)] != prompt:
+                raise InputError(
+                    f"{where}: mistral-common writes a prompt differently once a message follows; "
+                    f"use data.tokens: template"
+                )
+            if example.prompt and prompt[: len(written)] == written:
+                example = example.put(prompt[len(written) :])
+            else:
+                if example.prompt:
+                    yield example
+                example = Example(prompt, [])
+            example.response.extend(whole[len(prompt) :])
+            written = whole
+        yield example
 
 
 def plain_tool(tool: Tool) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from tramontane.environments.families import (
     plain,
     same,
 )
-from tramontane.environments.mistral import MistralChat, plain_tool
+from tramontane.environments.mistral import MistralChat, MistralExamples, load_mistral, plain_tool
+from tramontane.environments.recorded import Conversation
 
 if TYPE_CHECKING:
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
@@ -44,7 +45,7 @@ class MistralFamily:
         self.parser = Parser(encoder.tokenizer, "mistral", encoder.tags)
 
     def row(self) -> dict[str, Cell]:
-        """The outcome of each of the `COLUMNS`; fine-tuning writes the chat template."""
+        """The outcome of each of the `COLUMNS`."""
         tried: tuple[Callable[[Case], Note], ...] = (
             self.bridge, self.history, self.tuned, self.read_back, self.end
         )  # fmt: skip
@@ -55,13 +56,15 @@ class MistralFamily:
 
     def whole(self, case: Case) -> list[int]:
         """The library's tokens of the request after the message's answers."""
+        return self._library([self._said(case), *map(dict, case.answers())], self.mistral)
+
+    def _library(self, said: list[Chatted], mistral: MistralTokenizer) -> list[int]:
+        """The library's tokens of a chat that goes on with these messages."""
         from mistral_common.protocol.instruct.request import ChatCompletionRequest
 
-        said = self._said(case)
-        answers = [dict(answer) for answer in case.answers()]
-        request = {"messages": [*ASKED, said, *answers], "tools": [plain_tool(TOOL)]}
+        request = {"messages": [*ASKED, *said], "tools": [plain_tool(TOOL)]}
         made: Any = ChatCompletionRequest.model_validate(request)
-        return list(self.mistral.encode_chat_completion(made).tokens)
+        return list(mistral.encode_chat_completion(made).tokens)
 
     def _said(self, case: Case) -> Chatted:
         """The model's message as the library takes it."""
@@ -111,7 +114,12 @@ class MistralFamily:
         return same(wire.write(self.chat(), messages), self.whole(case), self.encoder)
 
     def tuned(self, case: Case) -> Note:
-        return "refused", "fine-tuning writes the chat template"
+        """The example of fine-tuning for the chat that ends with the message, against what the
+        library writes for fine-tuning."""
+        conversation = Conversation.of([*ASKED, case.said()], [TOOL], "the chat")
+        (example,) = MistralExamples(self.encoder).examples(conversation, "the chat")
+        wanted = self._library([self._said(case)], load_mistral(self.encoder, mode="finetuning"))
+        return same([*example.prompt, *example.response], wanted, self.encoder)
 
     def read_back(self, case: Case) -> Note:
         """What is read in the message that the library writes."""

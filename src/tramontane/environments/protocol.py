@@ -29,6 +29,14 @@ class Broken(Exception):
     """An exception of this package on the path of one conversation; its text is the traceback."""
 
 
+@dataclass(frozen=True)
+class Lost:
+    """The answer to a call whose conversation the process does not know (any more)."""
+
+    how: str = ""  # what happened to the process; empty if it happened before the call
+    late: bool = False  # True if the call itself took too long, and was the reason
+
+
 @dataclass
 class Started:
     """A conversation ready for its first turn: the tokens of its prompt, or why there is none, and

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from pathlib import Path
 
 from tramontane.config import Config, VerifierConfig
 from tramontane.errors import InputError
-from tramontane.temporary import temporary_folder
 from tramontane.verifier.code import sandbox
 
 CODE_BYTES = 32_768  # longest code of a call
@@ -72,8 +70,7 @@ class Python:
         limits = sandbox.Limits(
             config.code_timeout_s, config.code_memory_mb, clock_factor=CLOCK_FACTOR
         )
-        folder = Path(self._open.enter_context(temporary_folder("python")))
-        job = sandbox.Job(folder, [], limits, is_session=True)
+        job = sandbox.Job([], limits, is_session=True)
         return self._open.enter_context(sandbox.Sandbox(job, rung))
 
     def _end(self) -> None:

@@ -30,6 +30,11 @@ class Example(NamedTuple):
     response: list[int]
     inserted: tuple[range, ...] = ()
 
+    def put(self, ids: Sequence[int]) -> Example:
+        """It with tokens appended that the model did not write."""
+        span = range(len(self.response), len(self.response) + len(ids))
+        return Example(self.prompt, [*self.response, *ids], (*self.inserted, span))
+
 
 class Conversation(NamedTuple):
     """A chat that ends with the model's message, and descriptions of the tools in it."""
@@ -93,11 +98,7 @@ class ConversationEncoder:
             start, rest = self._written(chat, message[0], tools, where)
             chat += message
             if example.prompt and start.startswith(text):
-                put = self._encoder.encode_marked(start[len(text) :], marks)
-                size = len(example.response)
-                example.response.extend(put)
-                spans = (*example.inserted, range(size, size + len(put)))
-                example = example._replace(inserted=spans)
+                example = example.put(self._encoder.encode_marked(start[len(text) :], marks))
             else:
                 if example.prompt:
                     yield example
@@ -135,7 +136,7 @@ class ConversationEncoder:
     def _made(self, message: Chatted) -> Chatted:
         """A message of the model with its thoughts and calls where the template reads them."""
         made, tags = _plain(message), self._encoder.tags
-        calls = [_function(call) for call in message.get("tool_calls") or ()]
+        calls = [function_of(call) for call in message.get("tool_calls") or ()]
         thoughts = next((message[key] for key in THOUGHTS if message.get(key)), None)
         if calls and self._form.reads_calls:
             given = [(call["name"], call["arguments"]) for call in calls]
@@ -228,7 +229,7 @@ def _plain(message: Mapping[str, Any]) -> Chatted:
     return {"role": message["role"], "content": message.get("content") or ""}
 
 
-def _function(call: Mapping[str, Any]) -> dict[str, Any]:
+def function_of(call: Mapping[str, Any]) -> dict[str, Any]:
     """Name and arguments of a call, which may be JSON, as in OpenAI's API."""
     function = call.get("function", call)
     arguments = function.get("arguments") or {}

@@ -276,7 +276,9 @@ def _described(same: _Same) -> Described:
     tool, name = same.tool, name_of(same.tool)
     function = function_of(tool)
     try:
-        doc = inspect.getdoc(function) or inspect.getdoc(type(tool) if function != tool else None)
+        doc = inspect.getdoc(function)
+        if not doc and type(tool).__module__ not in ("builtins", "functools"):  # an object
+            doc = inspect.getdoc(type(tool))
         if not doc:
             raise TypeError("it has no docstring")
         doc = _STARS.sub(r"\1", doc.strip())

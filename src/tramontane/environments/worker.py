@@ -22,9 +22,10 @@ from tramontane.environments.calls import Parser
 from tramontane.environments.chat import Chat, ChatFormat, Chatted
 from tramontane.environments.loading import Host, Reply
 from tramontane.environments.mistral import MistralChat, load_mistral
-from tramontane.environments.protocol import Continued, Started
+from tramontane.environments.protocol import Continued, Lost, Started
 from tramontane.environments.running import THREADS, EnvironmentFailed, Runner
 from tramontane.errors import InputError
+from tramontane.status import Status, moved
 from tramontane.types import Completion, Ending, Message, Problem, TurnRecord, ints
 
 if TYPE_CHECKING:
@@ -57,9 +58,14 @@ class _Conversation:
     effort: str | None  # level of effort of its problem
     turns: int = 0  # number of turns so far
     said: _Said | None = None  # the last turn that was answered
+    status: Status = Status.SAMPLED
     # Prompt and tokens of the current sequence, as they were last seen or sent; None after a
     # replay, until they are seen.
     tokens: array[int] | None = None
+
+    def move(self, to: Status) -> None:
+        """Change the status; see `status.MOVES`."""
+        self.status = moved(self.status, to, "a conversation")
 
 
 class EnvironmentWorker:
@@ -144,7 +150,9 @@ class EnvironmentWorker:
             if reply is None or reply.done:
                 raise InputError(reason)
 
-    async def step(self, key: Key, completion: Completion, l_max: int) -> Continued | Started:
+    async def step(
+        self, key: Key, completion: Completion, l_max: int
+    ) -> Continued | Started | Lost:
         """Answer a turn of the model.
 
         A turn that nobody reads, since the harness gave up its request, is dropped: what follows is
@@ -156,14 +164,18 @@ class EnvironmentWorker:
             l_max: longest conversation allowed, in tokens, sampled and put in.
 
         Raises:
-            RuntimeError: the completion's tokens do not extend those of the turn before.
+            RuntimeError: the completion's tokens do not extend those of the turn before; or that
+                turn is not answered yet.
         """
-        conversation = self._open[key]
+        if (conversation := self._open.get(key)) is None:
+            return Lost()
+        conversation.move(Status.STEPPING)
         host = conversation.host
         withdrawn = host.withdraws()
         said = conversation.said if withdrawn else self._said(conversation, completion)
         if said is None:
             assert not isinstance(host, Host)
+            conversation.move(Status.OPENING)
             return await self._begin(key, host, host.again(), conversation.effort)
         conversation.said, record = said, said.record
         started = time.perf_counter()
@@ -178,6 +190,7 @@ class EnvironmentWorker:
             continued = Continued(record, ending="environment_failed", reason=str(error))
         finally:
             record.seconds = time.perf_counter() - started
+        conversation.move(Status.SAMPLED if continued.ending is None else Status.ENDED)
         return replace(continued, withdrawn=withdrawn)
 
     async def replay(
@@ -257,6 +270,7 @@ class EnvironmentWorker:
                 if continued.ending is None:
                     return continued
                 ending, reason = continued.ending, continued.reason
+            conversation.move(Status.REFUSED)
             reply = await host.refuse(ending, reason)
         assert ending is not None
         return await self._ended(host, record, ending, reason)
@@ -348,11 +362,5 @@ class EnvironmentWorker:
 def _turn_of(completion: Completion, record: TurnRecord) -> Completion:
     """A turn as a completion of its own; its prompt is everything before it in its sequence."""
     sequence, own = completion.sequences[record.sequence], slice(record.start, record.end)
-    return replace(
-        completion,
-        prompt_ids=[*sequence.prompt_ids, *sequence.token_ids[: record.start]],
-        token_ids=sequence.token_ids[own],
-        logprobs=sequence.logprobs[own],
-        versions=sequence.versions[own],
-        experts=None,
-    )
+    prompt_ids = [*sequence.prompt_ids, *sequence.token_ids[: record.start]]
+    return replace(completion, prompt_ids=prompt_ids, **sequence.part(own))

@@ -17,7 +17,7 @@ from typing import Any
 from tramontane.config import PromptConfig
 from tramontane.errors import InputError
 from tramontane.evaluation.settings import CONVERSING, Settings
-from tramontane.models.names import resolve, with_tokenizer
+from tramontane.models.names import pinned, resolve, with_tokenizer
 from tramontane.types import Problem
 from tramontane.workplace import check_same, write_whole
 
@@ -98,6 +98,8 @@ def problems_hash(problems: Sequence[Problem]) -> str:
     for problem in problems:
         fields = asdict(problem)
         del fields["where"]  # a copy of the file holds the same problems
+        if not problem.images:  # as hashed before problems could have any
+            del fields["images"]
         found.update(json.dumps(fields, sort_keys=True).encode() + b"\n")
     return found.hexdigest()
 
@@ -109,7 +111,7 @@ def weights_hash(model: str) -> str:
 
     folder = Path(resolve(model)).expanduser()
     if not folder.is_dir():
-        return f"{model}@{loading.load_config(model)._commit_hash}"
+        return f"{pinned(model)[0]}@{loading.load_config(model)._commit_hash}"
     found = hashlib.sha256()
     for file in sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern)}):
         stat = file.stat()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tramontane.config import Config, Resources, TrainerConfig
 from tramontane.data.files import GENERATED
+from tramontane.data.images import Album, placed
 from tramontane.data.load import Split, load_problems
 from tramontane.errors import InputError
 from tramontane.evaluation.basis import basis_of, check_basis, write_basis
@@ -27,9 +28,10 @@ from tramontane.evaluation.evaluate import (
     side_by_side,
     summarize,
 )
+from tramontane.evaluation.images import check_images
 from tramontane.evaluation.settings import Sampling, Settings
 from tramontane.models.names import with_tokenizer
-from tramontane.types import Completion, Problem, Prompt
+from tramontane.types import Completion, Message, Problem
 from tramontane.workplace import Journal, owned_file
 
 if TYPE_CHECKING:
@@ -127,6 +129,7 @@ def prepare(settings: Settings, problems: Sequence[Problem]) -> Work:
     if config.placement.kind != "ray":  # on a cluster, generators run on other machines
         loading.check_device(config.generator.device, "generator.device")
     encoder = encoder_of(config)
+    check_images(config, encoder, problems)
     context = loading.context_length(loading.load_config(config.model))
     tools = encoder.tokens_of(described(config.data))
     limit = PromptLimit.of(config.data.max_prompt_tokens, context, sampling.max_tokens, tools)
@@ -179,9 +182,13 @@ def _check_rows(file: Path, rows: Sequence[Row], work: Work) -> None:
             )
 
 
-def sample_checkpoint(settings: Settings, prompt: Prompt, n: int) -> list[str]:
-    """Complete one prompt `n` times. The texts are whole responses, as verifiers read them; for
-    conversations, all messages after the prompt, each below its role.
+def sample_checkpoint(
+    settings: Settings, prompt: str | list[Message], n: int, images: Sequence[str] = ()
+) -> list[str]:
+    """Complete one prompt `n` times, with images given as paths or data URIs.
+
+    The texts are whole responses, as verifiers read them; for conversations, all messages after
+    the prompt, each below its role.
 
     Raises:
         InputError: no such model, a prompt that does not fit its context, `n` below 1, or several
@@ -197,7 +204,16 @@ def sample_checkpoint(settings: Settings, prompt: Prompt, n: int) -> list[str]:
         raise InputError(f"prompt {prompt!r}: give a text, or a list of messages of one chat")
     text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
     messages = None if isinstance(prompt, str) else prompt
-    problem = Problem("prompt", settings.config.data.domain or "math", text, messages=messages)
+    data = settings.config.data
+    album = Album(Path(), data.images.limits)
+    shown = placed(messages or text, images, (), "prompt")
+    problem = Problem(
+        "prompt",
+        data.domain or "math",
+        text,
+        messages=messages,
+        images=[album.read(image, "prompt") for image in shown],
+    )
     asked = settings.config.data.at_efforts([problem], settings.efforts)
     work = prepare(replace(settings, sampling=replace(settings.sampling, samples=n)), asked)
     found = _sample(settings.config, work)
@@ -208,9 +224,12 @@ def encoder_of(config: Config) -> PromptEncoder:
     """The encoder of a config's prompts."""
     from tramontane.data.prompts import PromptEncoder
     from tramontane.models import loading
+    from tramontane.models.vision import ImageProcessor
 
     tokenizer = loading.load_tokenizer(with_tokenizer(config.model, config.tokenizer))
-    return PromptEncoder(tokenizer, config.data, config.verifier.thinking_tags, config.data.effort)
+    data, images = config.data, ImageProcessor(config.model)
+    tags = config.verifier.thinking_tags
+    return PromptEncoder(tokenizer, data, tags, data.effort, images=images)
 
 
 def _evaluate(
@@ -224,11 +243,14 @@ def _evaluate(
     from tramontane.controller.verifiers import Grading, start_verifiers
     from tramontane.environments.loading import check as check_environments
     from tramontane.interrupt import Interrupt
+    from tramontane.verifier import references
     from tramontane.verifier.pool import try_functions
 
     verifier = config.verifier.model_copy(update={"thinking_tags": work.encoder.tags})
     check_environments(config.data, work.problems, config.conversation.reward_is_set)
     try_functions(verifier, work.problems)
+    for warning in references.warnings(verifier, work.problems, "evaluation"):
+        logger.warning(warning)
     config = _sized(config.model_copy(update={"verifier": verifier}), work)
     with (
         _workers(config, work.encoder) as (placement, conversations),

@@ -18,7 +18,7 @@ from tramontane.evaluation.malformed import Malformed
 from tramontane.evaluation.settings import Sampling
 from tramontane.evaluation.thinking import thinking_counters
 from tramontane.statistics import Estimate, maj_at_k, mean_interval, pass_at_k, powers_of_two
-from tramontane.types import Completion, Problem, Request, Verdict
+from tramontane.types import Completion, Problem, Verdict
 from tramontane.verifier.functions import failures
 from tramontane.verifier.math.normalize import vote
 from tramontane.workplace import Journal
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]  # a completion with its verdict
 T = TypeVar("T")
-Complete = Callable[[Problem, list[Request]], Coroutine[Any, Any, list[Completion]]]
+Complete = Callable[[Problem, list[Completion]], Coroutine[Any, Any, list[Completion]]]
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,16 @@ class EvaluationResult:
 
 def requests_of(
     problem: Problem, place: int, sampling: Sampling, encoder: PromptEncoder
-) -> list[Request]:
+) -> list[Completion]:
     """The requests of a problem; `place` is its number in the evaluation. Their group is
     −1 − place: negative numbers distinguish them from training's."""
     prompt = encoder.at(problem.effort).encode(problem.prompt, problem.where)
     params = replace(sampling.params, max_tokens=problem.longest(sampling.max_tokens))
     seeds = [answer_seed(sampling.seed, problem.id, j) for j in range(sampling.samples)]
-    return [Request(-1 - place, j, prompt, seed, params) for j, seed in enumerate(seeds)]
+    return [
+        Completion.requested(-1 - place, j, prompt, seed, params, images=problem.images)
+        for j, seed in enumerate(seeds)
+    ]
 
 
 class Evaluation:

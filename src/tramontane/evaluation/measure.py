@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tramontane.evaluation.settings import SamplingOptions
     from tramontane.evaluation.settings import Settings as ModelSettings
     from tramontane.placement.place import Placement
-    from tramontane.types import Prompt
+    from tramontane.types import Message
 
 
 def evaluate(
@@ -119,11 +119,12 @@ def compare(
 
 def generate(
     model: str | Path,
-    prompt: Prompt,
+    prompt: str | list[Message],
     config: Config | str | Path | None = None,
     overrides: Settings | None = None,
     *,
     n: int = 1,
+    images: Sequence[str | Path] = (),
     **sampling: Unpack[SamplingOptions],
 ) -> list[str]:
     """Complete a prompt (a text, or a list of chat messages) `n` times, with the model's template.
@@ -138,13 +139,15 @@ def generate(
         config: a `Config` or the path of one.
         overrides: as in `evaluate`, e.g. `{"data.system_prompt": "magistral"}`.
         n: number of completions.
+        images: of the prompt, as paths or data URIs; `<image>` in the prompt is the place of one.
         sampling: as in `evaluate`.
 
     Raises:
-        InputError: no such model, a prompt that does not fit its context, or a size below 1.
+        InputError: no such model, a broken image, a prompt that does not fit its context, or a size
+            below 1.
     """
     settings = settings_for(model, None, config, override_texts(overrides), sampling)
-    return sample_checkpoint(settings, prompt, n)
+    return sample_checkpoint(settings, prompt, n, [*map(str, images)])
 
 
 def serve(
@@ -206,14 +209,16 @@ async def _serve(
     address: loopback.Address,
     on_address: Callable[[str], None] | None,
 ) -> None:
-    from tramontane.controller.sampling import EndpointSampler
+    from tramontane.controller.pooled_generator import ASKED
+    from tramontane.controller.sampling import Sampler
     from tramontane.environments.endpoint import Served, answering
 
     config, encoder = settings.config, encoder_of(settings.config)
     with closing(generators_of(config, encoder, placement, longest_prompt=1)) as generators:
         await generators.started()
-        sampler = EndpointSampler(generators, *sizes)
-        served = Served(config.model, config, encoder, settings.sampling.params, sampler)
+        sampler = Sampler(generators, ASKED)
+        defaults = settings.sampling.params
+        served = Served(config.model, config, encoder, defaults, sampler.sample, *sizes)
         async with answering(served, address, ends_by_signal=True) as serving:
             if on_address:
                 on_address(address.url)

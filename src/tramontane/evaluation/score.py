@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections import Counter, deque
@@ -23,14 +24,15 @@ from tramontane.config import (
 )
 from tramontane.data.code import parse_tests
 from tramontane.data.files import read_lines
-from tramontane.data.load import reference_in
 from tramontane.errors import InputError
 from tramontane.types import Problem, Verdict
-from tramontane.verifier import custom
+from tramontane.verifier import custom, references
 from tramontane.verifier.custom import Response, failure_of
+from tramontane.verifier.math.reference import stated
 from tramontane.verifier.pool import VerifierPool
 from tramontane.workplace import check_file, owned_file, parse_object
 
+logger = logging.getLogger("tramontane")
 WINDOW = 256  # rows graded at once
 STANDARD = "-"  # standard input, or output
 KEYS = ("verifier.", "pipeline.l_max=", "pipeline.l_cache=")  # that overrides may set
@@ -132,6 +134,8 @@ def score(
         rows = _parsed_rows(path, verifier.domains, summary)
         first = list(islice(rows, WINDOW))
         pool.try_functions(problem for problem, _ in first)
+        for warning in references.warnings(verifier, [p for p, _ in first], str(path)):
+            logger.warning(warning)
         grouped = any(custom.of_group(reward) for reward in verifier.reward.custom)
         grouped |= bool(verifier.judge and verifier.judge.compares)
         for problem, responses in _groups(chain(first, rows), grouped):
@@ -268,7 +272,7 @@ def parse_row(
         raise InputError("response_tokens is of the wrong type (needed: int, 0 or more)")
     answer = row.get("answer") if isinstance(row.get("answer"), str) else None
     if answer and domains[domain].verifier == "math":
-        answer = reference_in(answer)
+        answer = stated(answer)  # as where problems are loaded
     rest = {name: value for name, value in row.items() if name not in ROW_FIELDS}
     problem = Problem(
         row["id"], domain, row["problem"], answer, tests, language=spoken, metadata=rest

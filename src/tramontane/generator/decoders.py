@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from tramontane.config.generator import MOST_ALLOWED
 from tramontane.generator.arena import ArenaCache, arena_size
 from tramontane.generator.cache import SlotCache, lane_size
 from tramontane.generator.forward import decode
@@ -26,7 +27,7 @@ from tramontane.generator.sampling import DrawPlan, draw, sample, streams, unifo
 from tramontane.models import routing
 from tramontane.models.packing import upload
 from tramontane.models.routing import NO_CHOICE
-from tramontane.types import Request, SamplingParams
+from tramontane.types import Completion, SamplingParams
 
 logger = logging.getLogger("tramontane")
 
@@ -48,6 +49,8 @@ class SlotState:
             float32.
         experts: [slots, max_len, numbers] int16, the experts of the step that drew each token;
             `numbers` is layers · k, and 0 if they are not recorded.
+        allowed: [slots, MOST_ALLOWED] int32, the tokens that were allowed in the newest step, as in
+            `Draws`, in the first columns.
     """
 
     def __init__(self, slots: int, max_len: int, device: torch.device, numbers: int = 0) -> None:
@@ -57,11 +60,16 @@ class SlotState:
         self.numbers = torch.zeros(slots, 7, dtype=torch.int64, device=device)
         self.numbers.view(torch.float64)[:, 5:] = 1.0
         self.record = torch.zeros(slots, max_len, 3, dtype=torch.int32, device=device)
+        self.allowed = torch.zeros(slots, MOST_ALLOWED, dtype=torch.int32, device=device)
+
+    def allow(self, slots: torch.Tensor, allowed: torch.Tensor) -> None:
+        """Write the allowed tokens of the newest step, [N, top-k] int32, of N slots."""
+        self.allowed.narrow(1, 0, allowed.shape[1]).index_copy_(0, slots, allowed)
 
     @staticmethod
     def nbytes(slots: int, max_len: int) -> int:
         """Bytes of the tensors."""
-        return slots * (8 * (2 + 7) + max_len * TOKEN_STATE)
+        return slots * (8 * (2 + 7) + 4 * MOST_ALLOWED + max_len * TOKEN_STATE)
 
     def clear(self, slots: torch.Tensor) -> None:
         """Mark slots [N] int64 as empty for steps of fixed shapes: nothing cached, no token to
@@ -69,7 +77,7 @@ class SlotState:
         self.progress.index_fill_(0, slots, 0)
         self.numbers[:, :3].index_fill_(0, slots, 0)
 
-    def write(self, slots: list[int], requests: list[Request]) -> None:
+    def write(self, slots: list[int], requests: list[Completion]) -> None:
         """Write N requests, with the tokens they have so far, into N slots."""
         rows = torch.empty(len(slots), 10, dtype=torch.int64)
         tokens = [len(r.token_ids) for r in requests]
@@ -98,7 +106,7 @@ class SlotState:
                 self.record[slot, :n] = upload(torch.from_numpy(known), self.record.device)
                 self._write_experts(slot, r)
 
-    def _write_experts(self, slot: int, request: Request) -> None:
+    def _write_experts(self, slot: int, request: Completion) -> None:
         """Write the experts of a request's tokens, as far as they are known."""
         numbers = self.experts.shape[2]
         self.experts[slot, : len(request.token_ids)] = NO_CHOICE
@@ -174,6 +182,12 @@ class _Decoder:
         self._read_rows = compiled_like(model, _read_rows)
         self._outcome = compiled_like(model, _outcome)
 
+    @property
+    def newest_allowed(self) -> torch.Tensor:
+        """[slots, top-k] int32: the tokens allowed in the newest step, as in `SlotState.allowed`;
+        of as many columns as are recorded."""
+        return self.state.allowed[:, : self._plan.recorded]
+
     def _new_state(self, slots: int, max_len: int) -> SlotState:
         numbers = 0
         if self._records_experts:
@@ -197,12 +211,14 @@ class _Decoder:
         )
         full = unshared + 1 >= capacities
         ends = self._is_eos, self._may_end
-        progress, record, flags = self._outcome(rows, drawn, self.version, full, ends)
+        progress, record, flags = self._outcome(rows, drawn[:2], self.version, full, ends)
         places = slots * s.max_len + rows.counts
         s.record.view(-1, 3).index_copy_(0, places, record)
         if self._records_experts:
             chosen = routing.choices(self._model)[: len(slots)].flatten(1)  # without filler
             s.experts.view(-1, chosen.shape[1]).index_copy_(0, places, chosen)
+        if self._plan.recorded:
+            s.allow(slots, drawn.allowed)
         s.progress.index_copy_(0, slots, progress)
         return flags
 

@@ -19,6 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tramontane.errors import InputError
+from tramontane.generator.allowed import SamplingMasks
 from tramontane.generator.decoders import ArenaDecoder, Decoder, LaneDecoder, StepFlags, columns_of
 from tramontane.generator.endings import StopTexts
 from tramontane.generator.forward import examine_model, prefill
@@ -30,7 +31,8 @@ from tramontane.generator.memory import CudaMemory, cache_room
 from tramontane.generator.parking import Context, Parking
 from tramontane.models.loading import context_length, vocabulary
 from tramontane.models.packing import upload
-from tramontane.types import Completion, Growth, Request
+from tramontane.models.vision import Vision
+from tramontane.types import Completion, Growth
 
 Key = tuple[int, ...]
 
@@ -60,7 +62,7 @@ class _Flight:
     """An unfinished request: `key` names the prefix that it shares, `serial` is its place in the
     order of submission."""
 
-    request: Request
+    request: Completion
     key: Key
     serial: int
 
@@ -94,6 +96,9 @@ class SlotEngine:
             `kv_bytes` is the only limit.
         stop_texts: texts that end a completion; None costs nothing.
 
+    Attributes:
+        vision: makes the features of prompts' images; None: requests have no images.
+
     Raises:
         InputError: the engine cannot run the model, or the longest sequence does not fit into
             `kv_bytes`.
@@ -114,6 +119,7 @@ class SlotEngine:
     ) -> None:
         self.model = model.eval()
         self.prefill_tokens = prefill_tokens
+        self.vision: Vision | None = None
         self.stats = Stats()
         vocab = vocabulary(model)
         self._is_eos = torch.zeros(vocab, dtype=torch.bool, device=model.device)
@@ -191,6 +197,7 @@ class SlotEngine:
         self._prefixes: dict[Key, Prefix] = {}
         self._ahead: set[Key] = set()  # prefixes whose sequences all still wait
         self._batch_changed = False  # since the decoder's last `refresh_batch`
+        self._masks = SamplingMasks()
         self._parking = Parking(self._decoder.cache, self.slots, self._kv_bytes)
 
     @torch.inference_mode()
@@ -248,7 +255,7 @@ class SlotEngine:
         """Memory of the slots' keys and values."""
         return self._decoder.cache.nbytes
 
-    def submit(self, requests: Sequence[Request]) -> None:
+    def submit(self, requests: Sequence[Completion]) -> None:
         """Queue requests; each step admits as many as fit, in order.
 
         Raises:
@@ -260,18 +267,20 @@ class SlotEngine:
         limits = (self.max_len, "the generator's slots"), (context, "the model's context")
         for request in requests:
             check_request(request, vocab, *min(limits))
+            if request.images and self.vision is None:
+                raise InputError("a prompt has images, and the generator was made without a tower")
         for request in requests:
             self._parking.touch(request)
             self._waiting.append(self._flight(request, self._serial))
             self._serial += 1
 
-    def _flight(self, request: Request, serial: int) -> _Flight:
+    def _flight(self, request: Completion, serial: int) -> _Flight:
         """A request to be queued, counted among those that share its prefix."""
         key = (request.group, *request.prompt_ids, *request.token_ids)
         self._sharers[key] += 1
         return _Flight(request, key, serial)
 
-    def pending(self) -> list[Request]:
+    def pending(self) -> list[Completion]:
         """All unfinished requests, in order of submission, with the tokens generated so far.
 
         Submitted again, to this engine or another, they continue with the same random numbers.
@@ -286,8 +295,9 @@ class SlotEngine:
         for flight in self._waiting if self._unreported else ():
             request, n = flight.request, self._unreported.pop(flight.serial, None)
             if n is not None:
+                allowed = None if request.allowed is None else request.allowed[n:]
                 tokens = request.token_ids[n:], request.logprobs[n:], request.versions[n:]
-                growth.add(request.group, request.index, *tokens)
+                growth.add(request.group, request.index, *tokens, allowed)
         counts = [self._count(slot) for slot in slots]
         gained = [n - self._reported[slot] for slot, n in zip(slots, counts, strict=True)]
         self._reported |= zip(slots, counts, strict=True)
@@ -298,8 +308,9 @@ class SlotEngine:
         for row, (slot, new) in enumerate(zip(slots, gained, strict=True)):
             if new:
                 request, last = self._flights[slot].request, slice(most - new, None)
-                columns = (column[row, last].tolist() for column in (ids, logprobs, versions))
-                growth.add(request.group, request.index, *columns)
+                newest = [column[row, last].tolist() for column in (ids, logprobs, versions)]
+                allowed = self._masks.read(slot, self._count(slot) - new)
+                growth.add(request.group, request.index, newest[0], newest[1], newest[2], allowed)
         return growth
 
     def _count(self, slot: int) -> int:
@@ -349,6 +360,7 @@ class SlotEngine:
             self._batch_changed = False
         flags = self._decoder.step()
         self._steps += 1
+        self._masks.note([*self._flights], self._decoder.newest_allowed)
         live = len(self._flights)
         self.stats.generated_tokens += live
         self.stats.live_slot_steps += live
@@ -378,6 +390,7 @@ class SlotEngine:
     def _free(self, slot: int) -> _Flight:
         heapq.heappush(self._free_slots, slot)
         self._batch_changed = True
+        self._masks.free(slot)
         return self._flights.pop(slot)
 
     def _make_room(self, growing: list[int]) -> None:
@@ -412,7 +425,7 @@ class SlotEngine:
             found[row] = texts.found(tail[max(0, texts.tail - sampled) :])
         return found
 
-    def _snapshot(self, slot: int) -> Request:
+    def _snapshot(self, slot: int) -> Completion:
         """The request in a slot, with the tokens generated so far."""
         ids, versions, logprobs = self._decoder.state.read(slot, self._count(slot))
         return replace(
@@ -421,6 +434,7 @@ class SlotEngine:
             logprobs=array("f", logprobs.tobytes()),
             versions=array("i", versions.tobytes()),
             experts=self._decoder.state.read_experts(slot, self._count(slot)),
+            allowed=self._masks.read(slot),
         )
 
     # --- admission
@@ -445,6 +459,7 @@ class SlotEngine:
         self._decoder.state.write(slots, [f.request for f in flights])
         self._flights |= zip(slots, flights, strict=True)
         for slot, flight in zip(slots, flights, strict=True):
+            self._masks.admit(slot, flight.request)
             known = len(flight.request.token_ids)
             self._reported[slot] = self._unreported.pop(flight.serial, known)
             self._born[slot] = self._steps - known
@@ -487,7 +502,8 @@ class SlotEngine:
 
     def _prefills(self, contexts: Sequence[Context]) -> Iterator[Prefix]:
         """Keys and values of contexts, as many in one forward as `prefill_tokens` allow."""
-        return prefill(self.model, self._decoder.layout, contexts, self.prefill_tokens)
+        layout = self._decoder.layout
+        return prefill(self.model, layout, contexts, self.prefill_tokens, self.vision)
 
     # --- weights
 

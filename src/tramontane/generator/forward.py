@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +21,7 @@ from tramontane.generator.parking import NOTHING, Context, ContinuedCache
 from tramontane.models.cached import cache_argument
 from tramontane.models.packing import pack, recurring
 from tramontane.models.states import separate_states, stateful_layers
+from tramontane.models.vision import Pictured, Vision
 
 SHAPES_PER_OCTAVE = 8  # filler adds 4 % to linear layers
 _ADVICE = "the embedded generator cannot run it; choose another model"
@@ -27,7 +30,11 @@ _CACHED_LAYERS = {"full_attention", "sliding_attention"}
 
 
 def prefill(
-    model: PreTrainedModel, layout: Layout, contexts: Sequence[Context], most: int
+    model: PreTrainedModel,
+    layout: Layout,
+    contexts: Sequence[Context],
+    most: int,
+    vision: Vision | None = None,
 ) -> Iterator[Prefix]:
     """Keys and values of contexts.
 
@@ -37,6 +44,7 @@ def prefill(
         contexts: what to compute; nothing is computed for known tokens.
         most: maximum number of tokens, known ones included, that are prefilled at once; a longer
             context gets its own forward.
+        vision: makes the features of the contexts' images; None if they have none.
     """
     start = 0
     while start < len(contexts):
@@ -44,12 +52,12 @@ def prefill(
         while end < len(contexts) and tokens + len(contexts[end].tokens) <= most:
             tokens += len(contexts[end].tokens)
             end += 1
-        yield from _prefill_together(model, layout, contexts[start:end])
+        yield from _prefill_together(model, layout, contexts[start:end], vision)
         start = end
 
 
 def _prefill_together(
-    model: PreTrainedModel, layout: Layout, contexts: Sequence[Context]
+    model: PreTrainedModel, layout: Layout, contexts: Sequence[Context], vision: Vision | None
 ) -> list[Prefix]:
     pasts = [context.take() for context in contexts]
     new = [c.tokens[past.length :] for c, past in zip(contexts, pasts, strict=True)]
@@ -64,10 +72,25 @@ def _prefill_together(
             if continued:
                 known = [*(pasts[i] for i in rows), *(NOTHING for _ in filler)]
                 cache = ContinuedCache(layout, known, filled)
-            _packed_forward(model, [*(new[i] for i in rows), *filler], cache)
+            with _pictures(model, [contexts[i] for i in rows] if not continued else [], vision):
+                _packed_forward(model, [*(new[i] for i in rows), *filler], cache)
             made |= zip(rows, cache.split(lengths), strict=True)
             del cache
     return [past.joined(made[i]) if past.length else made[i] for i, past in enumerate(pasts)]
+
+
+def _pictures(
+    model: PreTrainedModel, contexts: Sequence[Context], vision: Vision | None
+) -> AbstractContextManager[None]:
+    """Within the context, a packed forward of all tokens of `contexts` takes the features of their
+    images. Prompts that are known already, with their images, are not computed again."""
+    starts = accumulate((len(context.tokens) for context in contexts), initial=0)
+    found = [
+        Pictured(start, context.tokens[: context.prompt], context.images)
+        for start, context in zip(starts, contexts, strict=False)
+        if context.images
+    ]
+    return vision.entering(model, found) if vision and found else nullcontext()
 
 
 def _packed_forward(

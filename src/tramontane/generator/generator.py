@@ -12,19 +12,22 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tramontane.config import GPU_MEMORY_SHARE, GeneratorConfig
+from tramontane.config.device import multiplies_int8
+from tramontane.errors import InputError
 from tramontane.generator.endings import Endings
 from tramontane.generator.engine import SlotEngine
 from tramontane.generator.fusion import fuse, uncompiled
 from tramontane.generator.graphs import CudaGraphs, StepRecorder, run_directly
 from tramontane.generator.interface import AnyGenerator
 from tramontane.generator.memory import CudaMemory
-from tramontane.models import routing
+from tramontane.models import int8, routing
 from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.models.packing import pack
 from tramontane.models.staging import StagedWeights, from_state
 from tramontane.models.states import stateful_layers
+from tramontane.models.vision import Vision
 from tramontane.models.weights import Weights
-from tramontane.types import Completion, Progress, Request, ResponseText, SamplingParams
+from tramontane.types import Completion, Progress, ResponseText, SamplingParams
 
 
 class Generator(AnyGenerator):
@@ -86,13 +89,23 @@ class Generator(AnyGenerator):
         """Load a checkpoint folder, Hugging Face name or `tiny` in the configured dtype.
 
         Raises:
-            InputError: no checkpoint there, damaged weights, no EOS token, or an architecture that
-                the slot engine cannot run.
+            InputError: no checkpoint there, damaged weights, no EOS token, an architecture that the
+                slot engine cannot run, or a processor without int8 for weights of eight bits.
         """
+        if config.weights == "int8" and not multiplies_int8():
+            raise InputError(
+                "generator.weights: this processor has no instructions for int8 (AVX-512 VNNI, "
+                "AVX-VNNI or AMX), so it would be slower than in full; leave it out"
+            )
         model = load_model(model_path, getattr(torch, config.dtype), config.device)
         if config.return_routed_experts or config.float32_router:
             routing.prepare(model, config.float32_router)
-        return cls(model, load_tokenizer(model_path), config, slots, max_len, response)
+        tokenizer = load_tokenizer(model_path)
+        if config.weights == "int8":
+            int8.quantize(model, tokenizer.encode(int8.SAMPLE))
+        found = cls(model, tokenizer, config, slots, max_len, response)
+        found._engine.vision = Vision(model_path, model.device)
+        return found
 
     def _step_recorder(self) -> StepRecorder | None:
         device = self.model.device
@@ -121,7 +134,7 @@ class Generator(AnyGenerator):
     def version(self) -> int:
         return self._engine.version
 
-    def submit(self, requests: list[Request]) -> None:
+    def submit(self, requests: list[Completion]) -> None:
         self._engine.submit(requests)
 
     def step(self, n: int | None = None) -> list[Completion]:
@@ -144,7 +157,7 @@ class Generator(AnyGenerator):
         yield
         self._busy_seconds += time.perf_counter() - start
 
-    def poll(self, requests: list[Request], seconds: float = 0.0) -> Progress:
+    def poll(self, requests: list[Completion], seconds: float = 0.0) -> Progress:
         stats = self._engine.stats
         prefilled, parked = stats.prefill_tokens, stats.parked_tokens
         with self._timed():
@@ -170,11 +183,11 @@ class Generator(AnyGenerator):
         return time.perf_counter() - start
 
     def update_weights(self, version: int, state: dict[str, torch.Tensor]) -> float:
-        weights = from_state(state, self.model.state_dict(keep_vars=True))
+        weights = from_state(state, int8.named_weights(self.model))
         self.fetch(version, weights)
         return self.swap(version)
 
-    def pending(self) -> list[Request]:
+    def pending(self) -> list[Completion]:
         return self._engine.pending()
 
     def cancel(self, group: int) -> None:
@@ -197,7 +210,9 @@ class Generator(AnyGenerator):
         )
         engine.version = self.version
         sampling = SamplingParams(tokens, temperature)
-        engine.submit([Request(i, 0, p, seed + i, sampling) for i, p in enumerate(prompts)])
+        engine.submit(
+            [Completion.requested(i, 0, p, seed + i, sampling) for i, p in enumerate(prompts)]
+        )
         completions: list[Completion] = []
         while engine.unfinished:
             completions += engine.step()
@@ -206,8 +221,10 @@ class Generator(AnyGenerator):
         return sorted(completions, key=lambda c: c.group)
 
     def weights(self) -> dict[str, torch.Tensor]:
+        found = int8.named_weights(self.model).items()
         return {
-            name: t.detach().to("cpu", copy=True) for name, t in self.model.state_dict().items()
+            name: x.whole() if isinstance(x, int8.Int8Weight) else x.detach().to("cpu", copy=True)
+            for name, x in found
         }
 
     @torch.inference_mode()

@@ -9,9 +9,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from tramontane.config import GeneratorConfig
+from tramontane.config.generator import MOST_ALLOWED
 from tramontane.errors import InputError
 from tramontane.models.weights import Weights
-from tramontane.types import Completion, Progress, Request
+from tramontane.types import Completion, Progress
 
 
 class AnyGenerator(Protocol):
@@ -40,7 +41,7 @@ class AnyGenerator(Protocol):
             InputError: no memory for a sequence of `max_len` tokens.
         """
 
-    def submit(self, requests: list[Request]) -> None:
+    def submit(self, requests: list[Completion]) -> None:
         """Queue requests; they take slots in this order as slots and memory become free.
 
         Raises:
@@ -52,7 +53,7 @@ class AnyGenerator(Protocol):
         """Run up to `n` decode steps (default `config.steps_per_call`), and return the completions
         that finished."""
 
-    def poll(self, requests: list[Request], seconds: float = 0.0) -> Progress:
+    def poll(self, requests: list[Completion], seconds: float = 0.0) -> Progress:
         """Take new requests, `step` until `seconds` have passed, and return the finished
         completions and the new tokens of unfinished ones, from which another generator can continue
         if this one dies.
@@ -98,7 +99,7 @@ class AnyGenerator(Protocol):
             InputError: see `fetch`; or tied tensors differ. Nothing is changed then.
         """
 
-    def pending(self) -> list[Request]:
+    def pending(self) -> list[Completion]:
         """All unfinished requests, with their tokens, log-probs and versions so far."""
 
     def cancel(self, group: int) -> None:
@@ -131,7 +132,7 @@ class AnyGenerator(Protocol):
         """
 
 
-def check_request(request: Request, vocab: int, limit: int, holder: str) -> None:
+def check_request(request: Completion, vocab: int, limit: int, holder: str) -> None:
     """Reject a request that can never run.
 
     Args:
@@ -159,5 +160,10 @@ def check_request(request: Request, vocab: int, limit: int, holder: str) -> None
         raise InputError(f"{name}: max_tokens {s.max_tokens} leaves nothing to generate")
     if not len(request.token_ids) == len(request.logprobs) == len(request.versions):
         raise InputError(f"{name}: needs a log-prob and a version for each of its tokens")
+    if s.record_allowed and not 0 < s.top_k <= MOST_ALLOWED:
+        raise InputError(
+            f"{name}: allowed tokens are recorded for a top_k from 1 to {MOST_ALLOWED}, not "
+            f"{s.top_k}"
+        )
     if s.temperature < 0 or not 0 < s.top_p <= 1 or s.top_k < 0:
         raise InputError(f"{name}: needs temperature ≥ 0, 0 < top_p ≤ 1, top_k ≥ 0, not {s}")

@@ -22,7 +22,7 @@ from tramontane.generator.lanes import Layout, PackedCache, Prefix
 from tramontane.models import flash
 from tramontane.models.attention import Options, plain_attention
 from tramontane.models.packing import VarlenLayout, upload
-from tramontane.types import Completion, Request
+from tramontane.types import Completion
 
 NOTHING = Prefix(0, [])
 
@@ -35,11 +35,14 @@ class Context:
     known: int = 0  # number of the first tokens whose keys and values are there already
     # Returns those, which are then no longer kept; they are valid until the cache changes.
     take: Callable[[], Prefix] = lambda: NOTHING
+    prompt: int = 0  # number of the first tokens that are the prompt's, with these images
+    images: Sequence[str] = ()
 
     @classmethod
-    def of(cls, request: Request) -> Context:
+    def of(cls, request: Completion) -> Context:
         """What is cached before the next token can be sampled: all tokens but the last."""
-        return cls([*request.prompt_ids, *request.token_ids][:-1])
+        tokens = [*request.prompt_ids, *request.token_ids][:-1]
+        return cls(tokens, prompt=len(request.prompt_ids), images=request.images)
 
 
 class ContinuedCache(PackedCache):
@@ -130,13 +133,13 @@ class Parking:
         self._cache.park(key, slot, len(tokens))
         self._tokens[key] = tokens
 
-    def touch(self, request: Request) -> None:
+    def touch(self, request: Completion) -> None:
         """Let the sequence of a request that waits for a slot be dropped last."""
         key = request.group, request.index
         if (tokens := self._tokens.pop(key, None)) is not None:
             self._tokens[key] = tokens
 
-    def context(self, request: Request) -> Context:
+    def context(self, request: Completion) -> Context:
         """What is to be cached for a request; includes what is parked if the request continues
         it."""
         context, key = Context.of(request), (request.group, request.index)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Float, Float64, Int, Int64
 
 from tramontane.types import SamplingParams
 
@@ -48,12 +50,14 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
     return x ^ _shift(x, 31)
 
 
-def streams(seeds: list[int]) -> torch.Tensor:
+def streams(seeds: list[int]) -> Int64[torch.Tensor, " B"]:
     """Start of each seed's random stream, [B] int64. Seeds may be any Python integers."""
     return _mix(torch.tensor([_signed(s) for s in seeds], dtype=torch.int64) + _WEYL)
 
 
-def uniforms(stream: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+def uniforms(
+    stream: Int64[torch.Tensor, " B"], position: Int[torch.Tensor, " B"]
+) -> Float64[torch.Tensor, " B"]:
     """One number in [0, 1) per row, with 53 random bits.
 
     Args:
@@ -76,13 +80,16 @@ class DrawPlan:
         truncated: top-k or top-p.
         greedy: a temperature of 0, or too small for float32.
         static_shapes: no shape may depend on values, so every row gets the operations that any row
-            requires; there are only two such plans, with truncation and without.
+            requires; there are only two such plans, with truncation and without, for each
+            `recorded`.
+        recorded: largest number of allowed tokens that is recorded for a row; 0: none are.
     """
 
     scaled: bool = True
     truncated: bool = True
     greedy: bool = True
     static_shapes: bool = False
+    recorded: int = 0
 
     @classmethod
     def of(cls, params: Collection[SamplingParams], static_shapes: bool) -> DrawPlan:
@@ -93,20 +100,30 @@ class DrawPlan:
                 (p.top_p < 1 or p.top_k > 0) and p.temperature >= _COLDEST for p in params
             ),
             greedy=static_shapes or any(p.temperature < _COLDEST for p in params),
+            recorded=max((p.recorded for p in params), default=0),
             static_shapes=static_shapes,
         )
 
 
+class Draws(NamedTuple):
+    """One token drawn for each row."""
+
+    tokens: torch.Tensor  # [B] int64
+    logprobs: torch.Tensor  # [B] float32, nats
+    # [B, `DrawPlan.recorded`] int32, the tokens that top-p and top-k allowed, the likeliest first,
+    # followed by −1; only −1 in a row without either.
+    allowed: torch.Tensor
+
+
 def draw(
-    logits: torch.Tensor,
-    uniform: torch.Tensor,
-    temperature: torch.Tensor,
-    top_p: torch.Tensor,
-    top_k: torch.Tensor,
+    logits: Float[torch.Tensor, "B V"],
+    uniform: Float64[torch.Tensor, " B"],
+    temperature: Float[torch.Tensor, " B"],
+    top_p: Float[torch.Tensor, " B"],
+    top_k: Int[torch.Tensor, " B"],
     plan: DrawPlan,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`sample` for all rows at once: `logits` [B, V], all other tensors [B]; returns the tokens and
-    their log-probs in nats, [B] each."""
+) -> Draws:
+    """`sample` for all rows at once: `logits` [B, V], all other tensors [B]."""
     greedy = temperature < _COLDEST
     logits = logits.float()
     if plan.scaled:  # the maximum is subtracted first: a quotient may be beyond float32's range
@@ -117,24 +134,36 @@ def draw(
     if plan.greedy:
         tokens = torch.where(greedy, logits.argmax(-1), tokens)
     del logits
+    logprobs = probs.gather(1, tokens[:, None])[:, 0].log()
+    allowed = tokens.new_empty((len(tokens), plan.recorded), dtype=torch.int32)
+    if plan.recorded:
+        allowed.fill_(-1)
+    drawn = Draws(tokens, logprobs, allowed)
     if plan.truncated:
         truncated = ((top_p < 1) | (top_k > 0)) & ~greedy
         if plan.static_shapes:
-            tokens = torch.where(truncated, _draw_truncated(probs, uniform, top_p, top_k), tokens)
-        elif len(rows := truncated.nonzero()[:, 0]):
-            tokens[rows] = _draw_truncated(probs[rows], uniform[rows], top_p[rows], top_k[rows])
-    return tokens, probs.gather(1, tokens[:, None])[:, 0].log()
+            others = _draw_truncated(probs, uniform, top_p, top_k, plan.recorded)
+            pairs = zip(others, drawn, strict=True)
+            masks = truncated, truncated, truncated[:, None]
+            return Draws(*(torch.where(m, *pair) for m, pair in zip(masks, pairs, strict=True)))
+        if len(rows := truncated.nonzero()[:, 0]):
+            others = _draw_truncated(
+                probs[rows], uniform[rows], top_p[rows], top_k[rows], plan.recorded
+            )
+            for column, values in zip(drawn, others, strict=True):
+                column[rows] = values
+    return drawn
 
 
 def sample(
-    logits: torch.Tensor,
-    uniform: torch.Tensor,
-    temperature: torch.Tensor,
-    top_p: torch.Tensor,
-    top_k: torch.Tensor,
+    logits: Float[torch.Tensor, "B V"],
+    uniform: Float64[torch.Tensor, " B"],
+    temperature: Float[torch.Tensor, " B"],
+    top_p: Float[torch.Tensor, " B"],
+    top_k: Int[torch.Tensor, " B"],
     plan: DrawPlan = DrawPlan(),
-    draw: Callable[..., tuple[torch.Tensor, torch.Tensor]] = draw,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    draw: Callable[..., Draws] = draw,
+) -> Draws:
     """Draw one token per row.
 
     A row's draw depends only on that row: a neighbor's top-p does not affect it. Top-k is applied
@@ -151,19 +180,21 @@ def sample(
         draw: the function `draw`, or a compiled version of it.
 
     Returns:
-        Tokens [B] int64 and their log-probabilities [B] float32 under softmax(logits /
-        temperature), before top-p and top-k; under softmax(logits) where greedy.
+        The tokens, and their log-probabilities under the distribution that they are drawn from:
+        softmax(logits / temperature), renormalized over the tokens that top-p and top-k allow;
+        softmax(logits) where greedy.
     """
     columns = logits, uniform, temperature, top_p, top_k
     size = max(1, DRAWN_ENTRIES // logits.shape[1])
     if len(logits) <= size:
         return draw(*columns, plan)
     parts = zip(*(column.split(size) for column in columns), strict=True)
-    tokens, logprobs = zip(*(draw(*part, plan) for part in parts), strict=True)
-    return torch.cat(tokens), torch.cat(logprobs)
+    return Draws(*map(torch.cat, zip(*(draw(*part, plan) for part in parts), strict=True)))
 
 
-def invert(mass: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+def invert(
+    mass: Float[torch.Tensor, "B V"], uniform: Float64[torch.Tensor, " B"]
+) -> Int64[torch.Tensor, " B"]:
     """The inverse of each row's cumulative distribution.
 
     A large vocabulary is searched in two stages: for the block of 64 tokens, then for the token
@@ -205,8 +236,12 @@ def invert(mass: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 # Not compiled: torch 2.11 cannot compile cumulative sums that it splits, as over 152k tokens.
 @torch.compiler.disable
 def _draw_truncated(
-    probs: torch.Tensor, uniform: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor
-) -> torch.Tensor:
+    probs: torch.Tensor,
+    uniform: torch.Tensor,
+    top_p: torch.Tensor,
+    top_k: torch.Tensor,
+    recorded: int,
+) -> Draws:
     """Draw among the `top_k` likeliest tokens, limited to the fewest whose mass reaches `top_p`;
     shapes as in `sample`."""
     ordered, token = probs.sort(stable=True, descending=True)
@@ -217,4 +252,8 @@ def _draw_truncated(
     # may say otherwise: 1 - top-p is 1 below 6e-8.
     mass = kept.flip(-1).cumsum(-1).flip(-1)
     kept = kept * ((rank == 0) | (mass > (1 - top_p[:, None]) * mass[:, :1]))
-    return token.gather(1, invert(kept, uniform)[:, None])[:, 0]
+    drawn = invert(kept, uniform)[:, None]
+    logprobs = kept.gather(1, drawn)[:, 0].log() - kept.sum(-1).log()
+    allowed = token[:, :recorded].int().masked_fill(kept[:, :recorded] == 0, -1)
+    allowed = torch.nn.functional.pad(allowed, (0, recorded - allowed.shape[1]), value=-1)
+    return Draws(token.gather(1, drawn)[:, 0], logprobs, allowed)

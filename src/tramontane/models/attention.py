@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
@@ -52,9 +53,9 @@ class Options(NamedTuple):
 
 def packed_attention(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Float[torch.Tensor, "batch Hq N d"],
+    key: Float[torch.Tensor, "batch Hkv keys d"],
+    value: Float[torch.Tensor, "batch Hkv keys dv"],
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -63,7 +64,7 @@ def packed_attention(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Float[torch.Tensor, "batch N Hq dv"], None]:
     """Causal attention within each sequence of a packed row, with the signature of transformers'
     attention interface.
 
@@ -365,8 +366,12 @@ def _chunked_attention(
 
 
 def plain_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, options: Options
-) -> torch.Tensor:
+    q: Float[torch.Tensor, "*rows Hq L d"],
+    k: Float[torch.Tensor, "*rows Hkv K d"],
+    v: Float[torch.Tensor, "*rows Hkv K dv"],
+    mask: torch.Tensor,
+    options: Options,
+) -> Float[torch.Tensor, "*rows Hq L dv"]:
     """Attention with all options, by its definition; softmax in float32.
 
     Args:

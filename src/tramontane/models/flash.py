@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Float32
 
 from tramontane.models.packing import VarlenLayout
 
@@ -250,7 +251,9 @@ class _Rows(NamedTuple):
         return out, log_sum
 
 
-def merge(out: torch.Tensor, log_sum: torch.Tensor) -> torch.Tensor:
+def merge(
+    out: Float[torch.Tensor, "spans B H d"], log_sum: Float32[torch.Tensor, "H spans B"]
+) -> Float[torch.Tensor, "B H d"]:
     """Attention to all keys, from attention to each of several spans of them.
 
     A span's weight is its share of the softmax's denominator.

@@ -16,6 +16,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     GenerationConfig,
@@ -36,6 +37,7 @@ from tramontane.models.names import (
     folder_of,
     has_tokenizer,
     is_local,
+    pinned,
     resolve,
 )
 from tramontane.models.states import separate_states
@@ -75,7 +77,8 @@ def local_folder(model: str) -> Path | None:
     if (path / "config.json").is_file():
         return path
     try:
-        snapshot = Path(snapshot_download(model, local_files_only=True))
+        name, revision = pinned(model)
+        snapshot = Path(snapshot_download(name, revision=revision, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError):
         return None
     files = {"model.safetensors"}
@@ -106,6 +109,8 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
         # a chat template.
         tokenizer = _from_pretrained(AutoTokenizer, model, mistral_format=False)
         add_processor_template(tokenizer, folder)
+        if not local:  # with its revision, if it has one
+            tokenizer.name_or_path = model
     if tokenizer.eos_token_id is None:
         raise InputError(
             f"{model}: the tokenizer has no EOS token, so no completion could ever stop; "
@@ -182,6 +187,31 @@ def load_model(
     loaded.to(device)
     check_packing(loaded)
     return loaded
+
+
+def load_tower(model: str, dtype: torch.dtype) -> Any:
+    """The vision tower and projector of a wrapper, as its base model without a text half, which
+    has `get_image_features`.
+
+    Raises:
+        InputError: no checkpoint there, or damaged weights.
+    """
+    own = load_own_config(model)
+    text = own.get_text_config()
+    text.num_hidden_layers = 0  # of the text half only the embeddings are read
+    if getattr(text, "layer_types", None):
+        text.layer_types = []
+    auto = AutoModelForImageTextToText
+    loaded, info = _from_pretrained(auto, model, output_loading_info=True, config=own, dtype=dtype)
+    if lacking := sorted(info["missing_keys"]):
+        raise InputError(
+            f"model {model!r}: damaged, its weights lack {lacking[0]}; fetch or save it again"
+        )
+    tower, decoder = loaded.model, loaded.get_decoder()
+    for name, part in tower.named_children():
+        if part is decoder:
+            setattr(tower, name, torch.nn.Identity())
+    return tower.requires_grad_(False).eval()
 
 
 def read_back(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
@@ -380,7 +410,8 @@ def context_length(model_config: Any) -> int | None:
 
 
 def _from_pretrained(auto: Any, model: str, **options: Any) -> Any:
-    path = resolve(model)
+    path, revision = pinned(resolve(model))
+    options |= {"revision": revision} if revision else {}
     if is_local(model):
         folder = Path(path).expanduser()
         if not folder.exists():

@@ -7,22 +7,32 @@ What a family computes for packed rows does not depend on its widths, so `tramon
 from __future__ import annotations
 
 import copy
+import math
 import re
+from contextlib import suppress
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tramontane.models.attention import PACKED
-from tramontane.models.families import check_packing, transformers_fails
+from tramontane.models.families import ForwardFails, check_packing, transformers_fails
 from tramontane.models.states import separate_states
 from tramontane.models.wrapped import LOADING
 
-_VOCABULARY, _WIDTH, _EXPERTS, _LAYERS, _HEADS = 256, 64, 8, 2, 2
+_VOCABULARY, _WIDTH, _EXPERTS, _LAYERS, _HIDDEN = 256, 64, 8, 2, 128
 _WIDTHS = re.compile(r"intermediate_size|ffn_dim|ffn_hidden_size|n_inner")
 _VOCABULARIES = re.compile(r"^vocab_size")
 _TOKENS = re.compile(r"(pad|bos|eos|sep)_token_id$")
 _EXPERT_COUNTS = re.compile(r"(num|n_routed|num_local|moe_num)_experts$")
+_EXPERT_GROUPS = re.compile(r"^(n_group|num_expert_groups?)$")
+_CHOSEN = re.compile(r"experts_per_tok|^moe_top_?k$|^moe_k$|^top_k_experts$|selected_experts")
+# Numbers that shrink together, so that a head keeps its width: of the residual stream, of heads and
+# their groups, and of Falcon-H1's inner stream, which is heads times their width.
+_PROPORTIONAL = re.compile(
+    r"(^|_)hidden_size$|^(d_model|n_embd|mamba_d_ssm|num_query_groups)$"
+    r"|(^|_)(n|num)_(\w+_)?heads?$|n_?groups$"
+)
 
 
 def miniature(config: Any) -> PreTrainedModel:
@@ -33,7 +43,15 @@ def miniature(config: Any) -> PreTrainedModel:
         InputError: see `check_packing`.
         ForwardFails: the family does not allow these widths.
     """
-    small = _with_layers(_narrow(config), _prefix(config))
+    shallow = _with_layers(_narrow(config), _prefix(config))
+    for factor in (64, 32, 16, 8, 4, 2):
+        if config.hidden_size % factor == 0 and config.hidden_size >= factor * _HIDDEN:
+            with suppress(ForwardFails):  # only of these widths
+                return _built(_divided(shallow, factor))
+    return _built(shallow)
+
+
+def _built(small: Any) -> PreTrainedModel:
     with LOADING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         with transformers_fails(f"code of a small {small.model_type}"):
@@ -53,8 +71,11 @@ def miniature(config: Any) -> PreTrainedModel:
 def _narrow(config: Any) -> Any:
     """The config with a small vocabulary, narrow MLPs and few experts."""
     values = config.to_dict()
-    groups = values.get("n_group") or 1
-    experts = max(_EXPERTS, 4 * groups, 2 * (values.get("num_experts_per_tok") or 1))
+    groups, chosen = (
+        max((v for k, v in values.items() if type(v) is int and v and names.search(k)), default=1)
+        for names in (_EXPERT_GROUPS, _CHOSEN)
+    )
+    experts = max(_EXPERTS, 4 * groups, 2 * chosen)
     changes: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, list) and _WIDTHS.search(name):  # one for each layer
@@ -69,24 +90,24 @@ def _narrow(config: Any) -> Any:
             changes[name] = min(value, -(-experts // groups) * groups)
         elif _TOKENS.search(name):
             changes[name] = min(value, _VOCABULARY - 1)
-    return _changed(config, changes | _fewer_heads(values))
+    return _changed(config, changes)
 
 
-def _fewer_heads(values: dict[str, Any]) -> dict[str, int]:
-    """Fewer heads, with the same number of query heads for each key-value head; none if the width
-    of a head depends on their number."""
-    heads, kv_heads = values.get("num_attention_heads"), values.get("num_key_value_heads")
-    if not (values.get("head_dim") and isinstance(heads, int) and isinstance(kv_heads, int)):
-        return {}
-    factor = next(
-        f for f in (16, 8, 4, 2, 1) if not (heads % (_HEADS * f) or kv_heads % f) or f == 1
-    )
-    return {"num_attention_heads": heads // factor, "num_key_value_heads": kv_heads // factor}
+def _divided(config: Any, factor: int) -> Any:
+    """The config with its residual stream and all numbers of heads divided by a power of two; a
+    number that has fewer factors of two, by those that it has."""
+    changes: dict[str, Any] = {}
+    for name, value in config.to_dict().items():
+        if type(value) is int and _PROPORTIONAL.search(name):
+            changes[name] = value // math.gcd(value, factor)
+        elif isinstance(value, list) and _PROPORTIONAL.search(name):  # one for each layer
+            changes[name] = [n // math.gcd(n, factor) for n in value]
+    return _changed(config, changes)
 
 
 def _prefix(config: Any) -> int:
     """Number of first layers that has one of each kind."""
-    with LOADING, torch.device("meta"):
+    with transformers_fails(f"code of {config.model_type}"), LOADING, torch.device("meta"):
         whole = AutoModelForCausalLM.from_config(config)
     blocks = [m for m in whole.modules() if type(m).__name__ in (whole._no_split_modules or ())]
     kinds = list(getattr(config, "layer_types", None) or [])
@@ -100,7 +121,7 @@ def _prefix(config: Any) -> int:
 
 def _with_layers(config: Any, count: int) -> Any:
     """The config with its first layers; of keys with an entry a layer, as many entries."""
-    values, whole = config.to_dict(), config.num_hidden_layers
+    values, whole = config.to_dict(), getattr(config, "num_hidden_layers", count)
     lists = {k: v[:count] for k, v in values.items() if isinstance(v, list) and len(v) == whole}
     return _changed(config, lists | {"num_hidden_layers": min(count, whole)})
 

@@ -2,7 +2,7 @@
 files. torch is not imported here.
 
 A name is `tiny`, a checkpoint folder, a run's folder, the folder of one of its checkpoints, or a
-Hugging Face name.
+Hugging Face name, which a revision may follow: `NAME@REVISION`, with a branch, tag or commit.
 """
 
 from __future__ import annotations
@@ -35,6 +35,14 @@ TOKENIZER_FILES = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
     *("vocab.*", "merges.txt", "*.model", "*.tiktoken", "tekken.json"),
 )
+
+
+def pinned(model: str) -> tuple[str, str | None]:
+    """A Hugging Face name and its revision, None without one; other names are unchanged."""
+    found = re.fullmatch(r"(\w[\w.-]*(?:/[\w.-]+)?)@([\w./-]+)", model)
+    if found is None or Path(model).exists():
+        return model, None
+    return found[1], found[2]
 
 
 def find_weights(model: str) -> str:
@@ -73,6 +81,7 @@ def resolve(model: str) -> str:
 
 def is_local(model: str) -> bool:
     """True if a name is, or can only be, a folder on this machine."""
+    model = pinned(model)[0]
     path = Path(model).expanduser()
     begins_as_path = model.startswith((".", "/", "~", "runs/")) or model.count("/") > 1
     return model == "tiny" or begins_as_path or path.exists()
@@ -97,8 +106,10 @@ def folder_of(name: str, files: Sequence[str] | None = None, what: str = "model"
     check_hub(name, what)
     from huggingface_hub import snapshot_download
 
+    patterns = list(files) if files else None
+    repository, revision = pinned(name)
     try:
-        return Path(snapshot_download(name, allow_patterns=list(files) if files else None))
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
     except Exception as error:
         # The hub's client raises many types; all mean that the files are not available.
         raise InputError(
@@ -118,6 +129,7 @@ def check_hub(name: str, what: str = "model") -> None:
     with importing():
         from huggingface_hub import constants, try_to_load_from_cache
 
+    name, revision = pinned(name)
     if constants.HF_HUB_OFFLINE or getproxies() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         return
     if (
@@ -125,7 +137,7 @@ def check_hub(name: str, what: str = "model") -> None:
         and (Path(constants.HF_HOME) / "datasets" / name.replace("/", "___")).is_dir()
     ):
         return
-    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+    if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
         return
     place = "file or folder" if what == "dataset" else "folder"
     hub = urlsplit(constants.ENDPOINT)
@@ -145,8 +157,9 @@ def end_tokens(name: str) -> list[int]:
     from huggingface_hub import try_to_load_from_cache
 
     file: object = Path(name) / "generation_config.json"
-    if not Path(name).is_dir() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        file = try_to_load_from_cache(name, "generation_config.json")
+    repository, revision = pinned(name)
+    if not Path(name).is_dir() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", repository):
+        file = try_to_load_from_cache(repository, "generation_config.json", revision=revision)
     if not isinstance(file, str | Path) or not Path(file).is_file():
         return []
     ends = json.loads(Path(file).read_text(encoding="utf-8")).get("eos_token_id")

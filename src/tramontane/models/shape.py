@@ -145,11 +145,19 @@ def load_shape(model: str, *, classifier: bool = False) -> ModelShape:
     Raises:
         InputError: no config there, or not a causal LM's.
     """
+    return shape_of(load_shape_config(model), model, classifier=classifier)
+
+
+def load_shape_config(model: str) -> Any:
+    """The config of a model of which weights and tokenizer may be absent, named as in `load_shape`.
+
+    Raises:
+        InputError: no config there, or not a causal LM's.
+    """
     if sizes := KNOWN_SHAPES.get(model):
-        return shape_of(MistralConfig(**sizes), model, classifier=classifier)
+        return MistralConfig(**sizes)
     path = Path(model).expanduser()
-    folder = str(path.parent.absolute()) if path.is_file() else model
-    return shape_of(loading.load_config(folder), model, classifier=classifier)
+    return loading.load_config(str(path.parent.absolute()) if path.is_file() else model)
 
 
 def shape_of(config: Any, name: str, *, classifier: bool = False) -> ModelShape:
@@ -168,11 +176,10 @@ def _count(config: Any, name: str, classifier: bool) -> ModelShape:
     text = config.get_text_config()
     kind = "sequence classifier" if classifier else "causal LM"
     auto = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
-    try:
-        with LOADING, torch.device("meta"):
-            model = auto.from_config(text)
-    except ValueError as error:
-        raise InputError(f"model {name!r}: not a {kind} ({error})") from None
+    if type(text) not in auto._model_mapping:
+        raise InputError(f"model {name!r}: not a {kind} of transformers ({text.model_type})")
+    with transformers_fails(f"code of {text.model_type}"), LOADING, torch.device("meta"):
+        model = auto.from_config(text)
     blocks = set(model._no_split_modules or ())
     by_block = [
         [p.numel() for p in module.parameters()]

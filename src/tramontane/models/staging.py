@@ -15,16 +15,19 @@ import torch
 
 from tramontane.errors import InputError
 from tramontane.models.host import flat, pageable, pin
+from tramontane.models.int8 import Int8Weight, named_weights
 from tramontane.models.weights import CopiedWeights, LocalWeights, Part, Weights, move
 
+Target = torch.Tensor | Int8Weight
 
-def collect(weights: Weights, targets: Mapping[str, torch.Tensor]) -> None:
+
+def collect(weights: Weights, targets: Mapping[str, Target]) -> None:
     """Copy a version of the weights into `targets`, and check it.
 
     Args:
         weights: on any device, in any dtype.
-        targets: a tensor by name, on any device; tied names share a tensor, which is written once
-            or twice.
+        targets: a tensor by name, on any device, or a weight in eight bits, which is quantized as
+            it arrives; tied names share a target, which is written once or twice.
 
     Raises:
         InputError: names or shapes that differ from `targets` (nothing is written then), or a
@@ -38,14 +41,10 @@ def collect(weights: Weights, targets: Mapping[str, torch.Tensor]) -> None:
             names, extremes = list[str](), list[torch.Tensor]()
             for part in bucket:
                 name, count = part.names[0], part.values.numel()
-                target = targets[name]
-                if target.dim():
-                    target = target.narrow(0, part.start, len(part.values))
-                moved = move(part.values, target)
+                written = _write(targets[name], part)
                 if count:
                     names.append(name)
-                    # Both are NaN if any value is.
-                    extremes += torch.aminmax(moved if moved.is_cuda else target)
+                    extremes += torch.aminmax(written)  # both are NaN if any value is
                 arrived.update(dict.fromkeys(part.names, count))
             # Waits for the copies, once a bucket: the next request may free it.
             for name, finite in zip(names, _are_finite(extremes), strict=True):
@@ -58,9 +57,17 @@ def collect(weights: Weights, targets: Mapping[str, torch.Tensor]) -> None:
             )
 
 
-def from_state(
-    state: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
-) -> LocalWeights:
+def _write(target: Target, part: Part) -> torch.Tensor:
+    """Write a part of a weight; returns numbers that are finite if its values are."""
+    if isinstance(target, Int8Weight):
+        return target.write(part.start, part.values)
+    if target.dim():
+        target = target.narrow(0, part.start, len(part.values))
+    moved = move(part.values, target)
+    return moved if moved.is_cuda else target
+
+
+def from_state(state: Mapping[str, torch.Tensor], targets: Mapping[str, Target]) -> LocalWeights:
     """Weights given as one dictionary, for `collect`.
 
     Args:
@@ -81,7 +88,7 @@ def from_state(
     return weights
 
 
-def _check_shapes(shapes: Mapping[str, torch.Size], targets: Mapping[str, torch.Tensor]) -> None:
+def _check_shapes(shapes: Mapping[str, torch.Size], targets: Mapping[str, Target]) -> None:
     if unknown := sorted(shapes.keys() - targets.keys()):
         raise InputError(f"weights unknown to the generator's model: {', '.join(unknown)}")
     for name, shape in shapes.items():
@@ -142,18 +149,19 @@ class StagedWeights:
     `fetch` may run in one thread while the model computes in another; `swap` may not.
 
     Args:
-        model: the tensors of its state dict; tied parameters are one tensor.
+        model: the tensors of its state dict, of which tied ones are one, and its weights in eight
+            bits.
         on_host: the next version is in the host's pinned memory, not on the model's device; no
             effect on a CPU.
     """
 
     def __init__(self, model: torch.nn.Module, on_host: bool = False) -> None:
         self._names: dict[int, list[str]] = {}  # by the identity of each tensor
-        self._used: dict[int, torch.Tensor] = {}
-        for name, tensor in model.state_dict(keep_vars=True).items():
-            self._names.setdefault(id(tensor), []).append(name)
-            self._used[id(tensor)] = tensor
-        self._spare: dict[int, torch.Tensor] = {}  # the next version of each tensor
+        self._used: dict[int, Target] = {}
+        for name, target in named_weights(model).items():
+            self._names.setdefault(id(target), []).append(name)
+            self._used[id(target)] = target
+        self._spare: dict[int, Target] = {}  # the next version of each
         self._version: int | None = None  # complete and checked in `_spare`, not yet in use
         self._shared = SharedMemory()
         self._changing = threading.Lock()  # `_version`, and which tensors are spare
@@ -206,6 +214,11 @@ class StagedWeights:
                 return False
             for key, spare in self._spare.items():
                 used = self._used[key]
+                if isinstance(used, Int8Weight) and isinstance(spare, Int8Weight):
+                    used.exchange(spare)
+                    continue
+                assert isinstance(used, torch.Tensor)
+                assert isinstance(spare, torch.Tensor)
                 if in_place or self._on_host:
                     used.data.copy_(spare, non_blocking=self._stream is not None)
                 else:
@@ -215,10 +228,12 @@ class StagedWeights:
             self._version = None
             return True
 
-    def _rooms(self) -> dict[int, torch.Tensor]:
+    def _rooms(self) -> dict[int, Target]:
+        tensors = {k: x.data for k, x in self._used.items() if isinstance(x, torch.Tensor)}
+        eight = {k: x.room() for k, x in self._used.items() if isinstance(x, Int8Weight)}
         if not self._on_host:
-            return {key: torch.empty_like(tensor.data) for key, tensor in self._used.items()}
-        return dict(zip(self._used, flat(self._used.values(), self._pinned), strict=True))
+            return eight | {key: torch.empty_like(tensor) for key, tensor in tensors.items()}
+        return eight | dict(zip(tensors, flat(tensors.values(), self._pinned), strict=True))
 
     def _pinned(self, size: int) -> torch.Tensor:
         buffer = pageable(size)

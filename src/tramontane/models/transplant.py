@@ -8,15 +8,21 @@ parent's shards; all other weights are copied unchanged.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import torch
+
 from tramontane.errors import InputError
-from tramontane.models.loading import load_config
+from tramontane.models import fp8
+from tramontane.models.loading import converts_weights, load_config, load_own_config
 from tramontane.models.names import check_hub, folder_of
+from tramontane.models.relaid import empty_wrapper, load_weights, write_relaid
 from tramontane.models.weight_files import Entry, WeightFiles, write_files
-from tramontane.models.wrapped import PARENT
+from tramontane.models.weights import tied_names
+from tramontane.models.wrapped import PARENT, is_head
 from tramontane.workplace import whole_folder
 
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -68,7 +74,9 @@ def transplant(
 
     Names map if the parent has all of the language model's names with one prefix, such as
     `language_model.model.` or `model.language_model.`; `maps` gives a different one. Config,
-    tokenizer and processor are the parent's. If the language model ties its output head to the
+    tokenizer and processor are the parent's. Weights that the parent stores in FP8 are quantized as
+    it does; where transformers converts its layout (Qwen3-VL-MoE), the language model is loaded. If
+    the language model ties its output head to the
     embeddings and the parent does not, the embeddings are written as the parent's head.
 
     Args:
@@ -83,21 +91,80 @@ def transplant(
             being written by another process.
     """
     out = Path(out)
-    with whole_folder(out, "written") as unfinished:
-        sources = {"language model": folder_of(language_model), "parent": folder_of(parent)}
-        language, multimodal = (WeightFiles(folder) for folder in sources.values())
+    folder = folder_of(parent)
+    with (
+        whole_folder(out, "written") as unfinished,
+        # Beside the result, whose disk has room for a model.
+        TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as relaid,
+    ):
+        language = WeightFiles(folder_of(language_model))
+        whole = _Parent(WeightFiles(folder), fp8.block_of(load_own_config(parent)))
         _check_settings(language_model, parent)
-        mapping, prefix = text_names(language.names, multimodal.names, maps)
-        old, new = multimodal.entries(), language.entries()
-        _check_shapes(new, old, mapping)
-        tensors = (
-            (name, language.read(mapping[name]) if name in mapping else multimodal.read(name))
-            for name in old
-        )
-        write_files(unfinished, old, tensors, multimodal.by_file())
-        _copy_others(sources["parent"], unfinished)
-    rounded = sum(old[name].dtype != new[source].dtype for name, source in mapping.items())
-    return Transplant(out, len(mapping), len(old) - len(mapping), rounded, prefix)
+        try:
+            mapping, prefix = whole.places(language, maps)
+        except InputError:
+            wrapper = empty_wrapper(parent)
+            if maps or wrapper is None or not converts_weights(wrapper):
+                raise
+            own = load_weights(language_model, language)
+            there = tied_names(wrapper.state_dict(keep_vars=True))
+            names, _ = text_names(own, [tied[0] for tied in there])
+            write_relaid(wrapper, {n: own[name] for n, name in names.items()}, Path(relaid))
+            language = WeightFiles(Path(relaid))
+            mapping, prefix = whole.places(language, None)
+        write_files(unfinished, whole.entries, whole.tensors(language, mapping), whole.by_file)
+        _copy_others(folder, unfinished)
+    new = language.entries()
+    rounded = sum(whole.entries[name].dtype != new[own].dtype for name, own in mapping.items())
+    return Transplant(out, len(mapping), len(whole.entries) - len(mapping), rounded, prefix)
+
+
+class _Parent:
+    """The weights of a multimodal model.
+
+    Args:
+        files: its weights.
+        block: rows and columns of a block of its 8-bit weights (`fp8.block_of`).
+    """
+
+    def __init__(self, files: WeightFiles, block: Sequence[int] | None) -> None:
+        self.entries, self.by_file = files.entries(), files.by_file()
+        self._files, self._block = files, block
+        self._scales = fp8.scales_of(self.entries)
+        self._scaled = {scale: name for name, scale in self._scales.items()}
+
+    def places(
+        self, language: WeightFiles, maps: Mapping[str, str] | None
+    ) -> tuple[dict[str, str], str]:
+        """`text_names` of a language model whose shapes and types fit.
+
+        Raises:
+            InputError: they do not.
+        """
+        weights = [
+            name
+            for name in self.entries
+            if name not in self._scaled and not fp8.is_activation_scale(name)
+        ]
+        mapping, prefix = text_names(language.names, weights, maps)
+        _check_shapes(language.entries(), self.entries, mapping, self._scales)
+        return mapping, prefix
+
+    def tensors(
+        self, language: WeightFiles, mapping: Mapping[str, str]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """All tensors, in the order of the files, with those of the language model in their
+        places."""
+        for name in self.entries:
+            weight = self._scaled.get(name, name)
+            if weight not in mapping:
+                yield name, self._files.read(name)
+            elif weight not in self._scales:
+                yield name, language.read(mapping[weight])
+            else:
+                scale = self._files.read(self._scales[weight])
+                new = fp8.quantize(language.read(mapping[weight]), scale, self._block)
+                yield name, new[name != weight]
 
 
 def text_names(
@@ -120,7 +187,7 @@ def text_names(
     mapping = {}
     for name in language:
         place = _placed(name, multimodal, places, base)
-        if name == HEAD and place not in multimodal and prefix + EMBEDDINGS in multimodal:
+        if is_head(name, base) and place not in multimodal and prefix + EMBEDDINGS in multimodal:
             raise InputError(
                 f"the language model has an output head of its own ({name}), and the parent ties "
                 f"its head to the embeddings; take a parent whose head is not tied"
@@ -131,7 +198,7 @@ def text_names(
                 f"if its names have another prefix, give it: --map {base}=PREFIX."
             )
         mapping[place] = name
-    head = next((name for name in sorted(multimodal) if _is_head(name, prefix)), None)
+    head = next((name for name in sorted(multimodal) if is_head(name, prefix)), None)
     if head is not None and head not in mapping:
         mapping[head] = embeddings[0]  # a tied head
     modules = {name.removeprefix(base).split(".")[0] for name in language if name.startswith(base)}
@@ -171,18 +238,15 @@ def _placed(name: str, multimodal: set[str], places: Mapping[str, str], base: st
             return places[prefix] + name.removeprefix(prefix)
     if not base and not name.startswith(HEAD):
         return places[base] + name
-    found = [place for place in multimodal if _is_head(place, places[base])]
-    return found[0] if name == HEAD and found else name
-
-
-def _is_head(name: str, prefix: str) -> bool:
-    """True for the output head of the text weights: `lm_head` after part of their prefix."""
-    before = name.removesuffix(HEAD)
-    return name.endswith(HEAD) and prefix.startswith(before)
+    found = [place for place in multimodal if is_head(place, places[base])]
+    return found[0] if is_head(name, base) and found else name
 
 
 def _check_shapes(
-    language: Mapping[str, Entry], multimodal: Mapping[str, Entry], mapping: Mapping[str, str]
+    language: Mapping[str, Entry],
+    multimodal: Mapping[str, Entry],
+    mapping: Mapping[str, str],
+    scales: Mapping[str, str],
 ) -> None:
     for name, source in mapping.items():
         old, new = multimodal[name], language[source]
@@ -191,16 +255,19 @@ def _check_shapes(
                 f"{source} has the shape {list(new.shape)}, and the parent's {name} "
                 f"{list(old.shape)}: they are not of the same architecture and vocabulary"
             )
-        if old.dtype != new.dtype and 1 in (old.dtype.itemsize, new.dtype.itemsize):
+        converted = new.dtype.itemsize > 1 and (name in scales or old.dtype.itemsize > 1)
+        if old.dtype != new.dtype and not converted:
             raise InputError(
-                f"{name}: {new.dtype} cannot be converted to the parent's {old.dtype}; take a "
-                f"parent that is not quantized"
+                f"{name}: {new.dtype} cannot be converted to the parent's {old.dtype} (only to "
+                f"weights of 8 bits that have a scale); take a parent that is not quantized"
             )
 
 
 def _check_settings(language_model: str, parent: str) -> None:
     """Reject settings with which the same weights would compute something else."""
     language, multimodal = load_config(language_model), load_config(parent).get_text_config()
+    for config in (language, multimodal):  # of Gemma 4, some are those of most layers
+        config.allow_global_per_layer_attribute_access = True
     for key in (*_COMPUTING, *_OFF_IF_NONE):
         first, second = _setting(language, key), _setting(multimodal, key)
         if None not in (first, second) and first != second:

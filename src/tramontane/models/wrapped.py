@@ -34,7 +34,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from tramontane.errors import InputError
-from tramontane.models.names import cache_dir
+from tramontane.models.names import cache_dir, pinned
 from tramontane.models.weight_files import INDEX, SINGLE, WeightFiles
 
 logger = logging.getLogger("tramontane")
@@ -113,7 +113,7 @@ class TextHalf:
         return {"config": self.config, "key_mapping": renames}
 
     def unread(self, names: Iterable[str]) -> list[str]:
-        """Of names of weights that were not loaded, those in the text half's own modules."""
+        """The names in the text half's own modules, among those of weights that were not loaded."""
         return [name for name in names if name.startswith(self._modules)]
 
     def _place(self, name: str) -> str:
@@ -271,4 +271,4 @@ def _origin(name: str, folder: Path | None, revision: str | None) -> dict[str, A
         return {"model": repository, "revision": folder.name}
     if folder is not None and Path(name).expanduser().exists():
         return {"model": str(folder.absolute()), "revision": None}
-    return {"model": name, "revision": revision}
+    return {"model": pinned(name)[0], "revision": revision}

@@ -9,7 +9,7 @@ concurrently. torch is not imported here, so that verifier processes stay small.
 from tramontane.placement.files import Folder, written
 from tramontane.placement.handle import (
     TRAINER,
-    GeneratorHandle,
+    ConcurrentHandle,
     Handle,
     Limit,
     WaitTimeout,

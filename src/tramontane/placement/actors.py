@@ -35,7 +35,7 @@ from tramontane.placement.actor import Actor
 from tramontane.placement.files import Folder, folders_in, retrieve, send
 from tramontane.placement.handle import (
     TRAINER,
-    GeneratorHandle,
+    ConcurrentHandle,
     Handle,
     WaitTimeout,
     WeightsLost,
@@ -340,10 +340,10 @@ class Cluster:
         folder = local_folder(name)
         return name if folder is None else Folder.of(folder, "model")
 
-    def generator(self, number: int, make: Callable[[], Any]) -> GeneratorHandle:
+    def generator(self, number: int, make: Callable[[], Any]) -> ConcurrentHandle:
         return self._actor(f"generator {number}", self._resources("generator")).start(make)
 
-    def judge(self, name: str, make: Callable[[], Any]) -> Handle:
+    def judge(self, name: str, make: Callable[[], Any]) -> ConcurrentHandle:
         return self._actor(name, self._resources("verifier")).start(make)
 
     def trainer(self, make: Callable[[], Any]) -> Handle:

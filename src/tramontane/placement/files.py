@@ -19,13 +19,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
-
-import numpy as np
 
 from tramontane.models.names import cache_dir
 from tramontane.temporary import PREFIX, process_folder
+
+if TYPE_CHECKING:
+    import numpy as np
 
 CHUNK_BYTES = 32 << 20  # of a file, in one message
 COPIES = "copies"
@@ -157,6 +158,8 @@ class Copies:
 
     def read(self, folder: Folder, name: str, offset: int) -> np.ndarray[Any, Any]:
         """Up to `CHUNK_BYTES` of a file that this worker wrote, as uint8 [bytes]."""
+        import numpy as np  # a verifier's workers do without
+
         path = self._home(folder) / name
         return np.fromfile(path, dtype=np.uint8, count=CHUNK_BYTES, offset=offset)
 
@@ -197,6 +200,8 @@ def send(folder: Folder, node: str, ask: Ask) -> int:
 
     Actors on one machine share a copy: while it is sent to one of them, the others wait here.
     """
+    import numpy as np
+
     with _locks.setdefault((node, folder.key), threading.Lock()):
         if not ask("lacks", folder):
             return 0

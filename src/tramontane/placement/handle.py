@@ -76,8 +76,9 @@ class Handle(Protocol):
         """End the worker; running and queued calls are abandoned."""
 
 
-class GeneratorHandle(Handle, Protocol):
-    """A handle of a generator, which fetches weights while it generates."""
+class ConcurrentHandle(Handle, Protocol):
+    """A handle of a worker that does two things at once: a generator fetches weights while it
+    generates, a process of environments is woken while it waits for answers."""
 
     def submit_background(self, method: str, *args: Any) -> Future[Any]:
         """Queue a call that runs concurrently with those of `submit`, after earlier background

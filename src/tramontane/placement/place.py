@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tramontane.config import Config
 from tramontane.errors import InputError, install
-from tramontane.placement.handle import GeneratorHandle, Handle
+from tramontane.placement.handle import ConcurrentHandle, Handle
 
 if TYPE_CHECKING:
     from tramontane.models.weights import Weights
@@ -42,9 +42,9 @@ class Placement(Protocol):
     def reserve(self) -> None:
         """Reserve resources for the trainer's ranks before other workers take them."""
 
-    def generator(self, number: int, make: Callable[[], Any]) -> GeneratorHandle: ...
+    def generator(self, number: int, make: Callable[[], Any]) -> ConcurrentHandle: ...
 
-    def judge(self, name: str, make: Callable[[], Any]) -> Handle:
+    def judge(self, name: str, make: Callable[[], Any]) -> ConcurrentHandle:
         """Start a verifier or a process of environments, with the resources of a verifier."""
 
     def trainer(self, make: Callable[[], Any]) -> Handle:

@@ -16,7 +16,7 @@ import torch
 from tramontane.config import Config
 from tramontane.models.weights import CopiedWeights, LocalWeights, Weights
 from tramontane.placement.files import Folder, on_this_machine
-from tramontane.placement.handle import TRAINER, GeneratorHandle, Handle
+from tramontane.placement.handle import TRAINER, ConcurrentHandle, Handle
 from tramontane.placement.ranks import ProcessRanks
 from tramontane.placement.seats import seats
 
@@ -45,13 +45,13 @@ class LocalPlacement:
     def model(self, name: str) -> str:
         return name
 
-    def generator(self, number: int, make: Callable[[], Any]) -> GeneratorHandle:
+    def generator(self, number: int, make: Callable[[], Any]) -> ConcurrentHandle:
         # vLLM's engine is in a process of its own, so this one takes no memory of its GPU.
         slots = self._config.generator.kind == "slots"
         device = self.seats.generators[number] if slots else "cpu"
         return ThreadHandle(f"generator {number}", make, device, DECODING)
 
-    def judge(self, name: str, make: Callable[[], Any]) -> Handle:
+    def judge(self, name: str, make: Callable[[], Any]) -> ConcurrentHandle:
         return ThreadHandle(name, make)
 
     def trainer(self, make: Callable[[], Any]) -> Handle:

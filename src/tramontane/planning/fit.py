@@ -27,6 +27,7 @@ from tramontane.planning.memory import (
 from tramontane.planning.remedies import GENERATOR, OFFLOADED, RANK, STAGED, remedies
 from tramontane.planning.trainer_memory import (
     MASTER,
+    Completions,
     offloaded_memory,
     reference_memory,
     teacher_memory,
@@ -330,9 +331,11 @@ def _workers(
 ) -> Iterator[Worker]:
     config, trainer = stages[0], stages[0].trainer
     by_stage = list(zip(stages, lengths, strict=True))
-    rank = _largest(trainer_memory(s.trainer, shape, n, s.pipeline.minibatch) for s, n in by_stage)
+    rank = _largest(trainer_memory(s.trainer, shape, n, Completions.of(s)) for s, n in by_stage)
     yield Worker(RANK, trainer.ranks, trainer.device, rank)
-    offloaded = _largest(offloaded_memory(trainer, shape, n) for n in lengths)
+    offloaded = _largest(
+        offloaded_memory(trainer, shape, n, Completions.of(s)) for s, n in by_stage
+    )
     if offloaded.total:
         yield Worker(OFFLOADED, trainer.ranks, "cpu", offloaded)
     if "reference" in trainer.objective.needs and not trainer.lora:
@@ -340,7 +343,7 @@ def _workers(
         yield Worker("reference", trainer.ranks, trainer.device, reference)
     if "values" in trainer.objective.needs:
         network = _largest(
-            value_memory(s.trainer, shape, n, s.pipeline.minibatch) for s, n in by_stage
+            value_memory(s.trainer, shape, n, Completions.of(s)) for s, n in by_stage
         )
         yield Worker("value network", trainer.ranks, trainer.device, network)
     if teacher := config.teacher:

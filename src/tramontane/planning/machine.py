@@ -19,7 +19,7 @@ from tramontane.planning.fit import CPU_GAPS, CUDA_CONTEXT, LIBRARIES, NCCL, mem
 from tramontane.planning.gpus import GPUS, Gpu, is_report, measured_gpu
 from tramontane.planning.memory import Lengths, Memory, generator_memory
 from tramontane.planning.simulate import Array
-from tramontane.planning.trainer_memory import MASTER, MOMENTS, trainer_memory
+from tramontane.planning.trainer_memory import MASTER, MOMENTS, Completions, trainer_memory
 
 MAX_TRAINER = 1 << 14  # GPUs of a trainer
 # Traffic of sharded weights in a microbatch, as multiples of them: gathered for the forward and the
@@ -130,7 +130,8 @@ class Machine:
 
     def _trainer(self, keys: Keys) -> Memory:
         trainer = TrainerConfig.model_validate(keys)
-        return trainer_memory(trainer, self.shape, self.lengths, self.config.n_batch)
+        batch = Completions(self.config.n_batch, self.config.group_size)
+        return trainer_memory(trainer, self.shape, self.lengths, batch)
 
     @cached_property
     def train_group(self) -> int | None:

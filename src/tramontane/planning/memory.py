@@ -1,7 +1,7 @@
 """Memory of generators, controller and verifiers, from the config and the model's sizes, without
 loading anything. `trainer_memory.py` has the trainer's.
 
-Every figure is a closed formula, explained in docs/planning.md. Figures are a worker's peak in a
+Every figure is a closed formula, explained in docs/memory.md. Figures are a worker's peak in a
 run as configured: every slot with the longest sequence, every microbatch full.
 """
 

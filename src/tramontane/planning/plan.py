@@ -15,6 +15,7 @@ import yaml
 from tramontane.config import Config, parse
 from tramontane.errors import InputError
 from tramontane.planning.config import PlanConfig
+from tramontane.planning.families import check_families
 from tramontane.planning.fit import RunMemory, run_memory
 from tramontane.planning.gpus import GIB, GPUS
 from tramontane.planning.machine import Machine
@@ -232,7 +233,8 @@ def plan(settings: PlanConfig | Mapping[str, Any]) -> Plan:
         settings: a `PlanConfig`, or its keys; `model` and `gpus` are needed.
 
     Raises:
-        InputError: too few GPUs for the model, or an unknown model, GPU or key.
+        InputError: too few GPUs for the model, an unknown model, GPU or key, or a model that cannot
+            be trained or sampled here.
     """
     config = settings
     if not isinstance(config, PlanConfig):
@@ -246,6 +248,7 @@ def plan(settings: PlanConfig | Mapping[str, Any]) -> Plan:
     # The formulas ignore length tails, weight transfers and the rounding to whole groups.
     sides = [Side(generate, split, _simulate(machine, split)) for split in splits]
     apart = min(sides, key=lambda side: side.simulated.seconds_per_update)
+    check_families(_config_of(machine, apart.split), config.model)
     return Plan(machine, apart, _together(machine), _memory_of(machine, apart.split))
 
 
@@ -272,12 +275,17 @@ def settings_of(machine: Machine, split: Split) -> dict[str, Any]:
     }
 
 
+def _config_of(machine: Machine, split: Split) -> Config:
+    """The config of a run with a split, with names in place of the model and data."""
+    settings = settings_of(machine, split)
+    settings |= {"model": "tiny", "data": settings["data"] | {"train": "playground:"}}
+    return Config.model_validate(settings)
+
+
 def _memory_of(machine: Machine, split: Split) -> RunMemory:
     """The memory of a run with a split, as `train --dry-run` computes it, on the plan's GPUs or on
     this machine."""
-    settings = settings_of(machine, split)
-    settings |= {"model": "tiny", "data": settings["data"] | {"train": "playground:"}}
-    config = Config.model_validate(settings)
+    config = _config_of(machine, split)
     return run_memory([config], machine.shape, [machine.lengths], _gpu_option(machine))
 
 

@@ -39,7 +39,8 @@ def remedies(
         workers: names of the workers on the device that is too small.
         fits: returns whether changed stages fit.
     """
-    changes = list(_changes(stages, longest, workers))
+    # A key at its last value has none left.
+    changes = [change for change in _changes(stages, longest, workers) if change.values]
     single = [text for change in changes if (text := _first(stages, [change], fits))]
     if single:
         return f"set {' or '.join(single)}"

@@ -27,7 +27,7 @@ from tramontane.config import Config
 from tramontane.controller.generators import Loads, slots
 from tramontane.controller.ledger import Ledger
 from tramontane.controller.pooled_generator import AHEAD
-from tramontane.types import Completion, Problem, Request, Verdict, floats, ints
+from tramontane.types import Completion, Problem, Verdict, floats, ints
 
 Array = np.ndarray
 Lengths = Callable[[random.Random], int]  # draws the tokens of one completion
@@ -252,7 +252,7 @@ class _Worker:
 class _Decoding:
     """One request in a slot; `left` is the number of tokens still to be generated."""
 
-    request: Request
+    request: Completion
     left: int
     versions: Counter[int] = field(default_factory=Counter)  # tokens by version
 
@@ -266,13 +266,13 @@ class _Generator(_Worker):
         self.requests = 0  # unfinished requests, as known to the controller
         self.steps = self.live_steps = 0
         self.offered: Callable[[], object] | None = None  # called when new weights are taken
-        self._unsent: list[Request] = []
-        self._mail: deque[list[Request]] = deque()  # submitted polls that have not begun
-        self._waiting: deque[Request] = deque()  # for a slot
+        self._unsent: list[Completion] = []
+        self._mail: deque[list[Completion]] = deque()  # submitted polls that have not begun
+        self._waiting: deque[Completion] = deque()  # for a slot
         self._decoding: list[_Decoding] = []
         self._left = self._cached = np.zeros(0)
 
-    def submit(self, requests: list[Request]) -> None:
+    def submit(self, requests: list[Completion]) -> None:
         self._count(len(requests))
         self._unsent += requests
 

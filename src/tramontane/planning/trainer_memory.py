@@ -1,4 +1,4 @@
-"""Memory of a trainer rank, from the config and the model's sizes; see docs/planning.md.
+"""Memory of a trainer rank, from the config and the model's sizes; see docs/memory.md.
 
 An update holds weights, moments, sums of gradients and what the forward pass keeps. In addition,
 each *moment* of the backward pass takes memory that the next moment uses again, so that only the
@@ -7,6 +7,7 @@ largest moment counts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -28,8 +29,35 @@ SOFTMAX, ENTROPY = 12, 4
 COMPARED = 64  # bytes of a log-prob compared with a teacher's, over all parts and their sums
 
 
+class Completions(NamedTuple):
+    """Completions that are computed for one optimizer step.
+
+    Args:
+        number: how many.
+        together: how many of them share each prompt.
+    """
+
+    number: int
+    together: int = 1
+
+    @classmethod
+    def of(cls, stage: Config) -> Completions:
+        """A minibatch of a stage. Conversations share no prompt."""
+        pipeline = stage.pipeline
+        return cls(pipeline.minibatch, 1 if stage.converses else pipeline.group_size)
+
+    def tokens(self, lengths: Lengths) -> int:
+        """Tokens of all of them, if all are the longest."""
+        prompts = math.ceil(self.number / self.together)
+        return self.number * lengths.completion + prompts * lengths.prompt
+
+    def of_rank(self, ranks: int, lengths: Lengths) -> int:
+        """Tokens of a rank's share, if all are the longest (`trainer.collate.balance`)."""
+        return min(self.tokens(lengths), math.ceil(self.number / ranks) * lengths.longest)
+
+
 def trainer_memory(
-    config: TrainerConfig, shape: ModelShape, lengths: Lengths, minibatch: int
+    config: TrainerConfig, shape: ModelShape, lengths: Lengths, minibatch: Completions
 ) -> Memory:
     """Memory of a trainer rank on its device, without the reference model (`reference_memory`).
 
@@ -37,18 +65,19 @@ def trainer_memory(
         config: the trainer's keys.
         shape: the model's sizes.
         lengths: lengths of the stage.
-        minibatch: completions of a minibatch.
+        minibatch: completions of an optimizer step.
 
     Raises:
         InputError: adapters for layers that the model does not have.
     """
-    size, ranks, threads = DTYPE_BYTES[config.dtype], config.ranks, config.threads
+    size, ranks = DTYPE_BYTES[config.dtype], config.ranks
     row, trained = _Row.full(config, lengths, minibatch), _Trained.of(config, shape)
     frozen = size * shape.parameters / ranks if config.lora else 0.0
     copy = size if ranks == 1 and config.dtype != "float32" else 0
     # Without reductions before the last microbatch, a rank sums the gradients of the whole model.
-    several = minibatch * lengths.longest > ranks * row.tokens
-    whole = config.reduce_gradients == "step" and several
+    microbatches = row.microbatches(minibatch.of_rank(ranks, lengths))
+    threads = min(config.threads, microbatches)  # that have work
+    whole = config.reduce_gradients == "step" and microbatches > 1
     moments = list(_moments(config, shape, row))
     most = _Moment(*(max(values) for values in zip(*moments, strict=True)))
     return Memory(
@@ -91,7 +120,7 @@ def reference_memory(config: TrainerConfig, shape: ModelShape) -> Memory:
 
 
 def value_memory(
-    config: TrainerConfig, shape: ModelShape, lengths: Lengths, minibatch: int
+    config: TrainerConfig, shape: ModelShape, lengths: Lengths, minibatch: Completions
 ) -> Memory:
     """Memory of a value network in a trainer rank, an upper bound: that of the trained model, from
     which it differs by a head of one output, so that it has no logits."""
@@ -103,8 +132,11 @@ def teacher_memory(config: Config, teacher: ModelShape, lengths: Lengths) -> Mem
     a row; their softmax is computed in small parts. With several ranks, each gathers the head, a
     block, and the next block ahead."""
     assert config.teacher is not None
-    row, size = _Row.full(config.trainer, lengths), DTYPE_BYTES[config.teacher.dtype]
-    ranks = config.teacher.ranks
+    size, ranks = DTYPE_BYTES[config.teacher.dtype], config.teacher.ranks
+    # It scores a whole batch at once, divided among its own ranks.
+    batch = Completions(config.pipeline.n_batch, Completions.of(config).together)
+    trainer = config.trainer.model_copy(update={"ranks": ranks})
+    row = _Row.full(trainer, lengths, batch)
     gathered = 0 if ranks == 1 else teacher.head + 2 * teacher.block
     return Memory(
         weights=size * (teacher.parameters / ranks + gathered),
@@ -113,11 +145,13 @@ def teacher_memory(config: Config, teacher: ModelShape, lengths: Lengths) -> Mem
     )
 
 
-def offloaded_memory(config: TrainerConfig, shape: ModelShape, lengths: Lengths) -> Memory:
+def offloaded_memory(
+    config: TrainerConfig, shape: ModelShape, lengths: Lengths, minibatch: Completions
+) -> Memory:
     """Host memory of a rank on a GPU with `activation_offload`: the input of each block."""
     if not config.activation_offload or config.device == "cpu":
         return Memory()
-    inputs = _Row.full(config, lengths).tokens * DTYPE_BYTES[config.dtype] * shape.hidden
+    inputs = _Row.full(config, lengths, minibatch).tokens * DTYPE_BYTES[config.dtype] * shape.hidden
     return Memory(activations=shape.layers * inputs)
 
 
@@ -148,15 +182,18 @@ class _Row(NamedTuple):
     copied: int
 
     @classmethod
-    def full(cls, config: TrainerConfig, lengths: Lengths, minibatch: int | None = None) -> _Row:
-        """A full one; or, if a minibatch has fewer tokens, the whole `minibatch` (completions)."""
-        tokens = max(config.microbatch_tokens, lengths.longest)
-        completions = (tokens - lengths.prompt) // lengths.completion
-        if minibatch is not None:
-            tokens = min(tokens, minibatch * lengths.longest)
-            completions = min(completions, minibatch)
-        copied = completions * lengths.prompt if completions > 1 else 0
+    def full(cls, config: TrainerConfig, lengths: Lengths, minibatch: Completions) -> _Row:
+        """A full one; or, if a rank's share of the minibatch has fewer tokens, that share."""
+        budget = max(config.microbatch_tokens, lengths.longest)
+        tokens = min(budget, minibatch.of_rank(config.ranks, lengths))
+        completions = min((tokens - lengths.prompt) // lengths.completion, minibatch.number)
+        shared = completions > 1 and minibatch.together > 1
+        copied = completions * lengths.prompt if shared else 0
         return cls(tokens, lengths.longest, completions * lengths.completion, copied)
+
+    def microbatches(self, tokens: int) -> int:
+        """Microbatches of that many tokens at most: any two of them exceed the budget."""
+        return 1 if tokens <= self.tokens else 2 * math.ceil(tokens / self.tokens)
 
 
 class _Moment(NamedTuple):

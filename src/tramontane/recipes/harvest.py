@@ -22,7 +22,7 @@ from tramontane.errors import InputError
 from tramontane.recipes.config import HarvestConfig
 from tramontane.run.columns import read_rows
 from tramontane.run.folder import RunFolder
-from tramontane.run.rollouts import files
+from tramontane.run.rollouts import check_text, files
 from tramontane.types import ThinkingTags
 from tramontane.workplace import owned_file, whole_file, write_whole
 
@@ -236,11 +236,12 @@ def _rows(
 ) -> list[dict[str, Any]]:
     """The rows to write, each repeated by its number of copies, with the second tags for the
     first."""
-    columns = ("update", "problem_id", "problem", "text", "version_spans")
+    columns = ("update", "problem_id", "problem", "images", "text", "version_spans")
     rows = []
     for number, row in _completions(run, columns):
         if number not in copies:
             continue
+        check_text(row, run, "a trace")
         made = {
             "prompt": row["problem"],
             "response": retagged(row["text"], *tags),

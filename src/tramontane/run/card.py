@@ -19,6 +19,7 @@ from tramontane.data.prompts import PromptEncoder, system_text
 from tramontane.errors import VERSION
 from tramontane.evaluation.evaluate import hub_results
 from tramontane.models.loading import local_folder
+from tramontane.models.names import pinned
 from tramontane.pages import render
 from tramontane.run.prepare import Prepared
 from tramontane.run.summary import Measured
@@ -49,7 +50,7 @@ def write_card(
     ]
     license: dict[str, Any] = _license(config.model)
     front = ModelCardData(
-        base_model=config.model if _on_hub(config.model) else None,
+        base_model=pinned(config.model)[0] if _on_hub(config.model) else None,
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["reinforcement-learning", "grpo", "rlvr", "reasoning", "tramontane"],
@@ -96,7 +97,8 @@ def _license(model: str) -> dict[str, str]:
 
 
 def _on_hub(model: str) -> bool:
-    return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", model)) and not Path(model).exists()
+    name = pinned(model)[0]
+    return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not Path(model).exists()
 
 
 def _public(source: str) -> str:

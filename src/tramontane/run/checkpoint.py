@@ -13,6 +13,7 @@ The pipeline's state is written in pieces, in a thread, so that the event loop k
 from __future__ import annotations
 
 import json
+from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -26,13 +27,14 @@ import pyarrow as pa
 from tramontane.controller.snapshot import FrozenGroup, Snapshot
 from tramontane.models.names import crc32
 from tramontane.run.columns import TOKEN_FIELDS, Row, read_rows, sampled_of, token_columns, writer
+from tramontane.status import Status
 from tramontane.types import (
+    AllowedTokens,
     Completion,
     EarlierSequence,
     FilterReason,
     Group,
     Problem,
-    Request,
     SamplingParams,
     ToolCall,
     TurnRecord,
@@ -53,6 +55,9 @@ SCHEMA = pa.schema(
         # The recorded experts, int16, and how many numbers a token has; null: none recorded.
         pa.field("experts", pa.large_binary()),
         pa.field("experts_per_token", pa.int32()),
+        # The sampling masks, `types.AllowedTokens`, int32; null: none recorded.
+        pa.field("allowed_counts", pa.large_binary()),
+        pa.field("allowed_ids", pa.large_binary()),
     ]
 )
 
@@ -128,11 +133,12 @@ def read_pipeline(folder: Path) -> PipelineCheckpoint:
             rows[sequence["index"]].append(sequence)
         problem, prompt, number = statements[row["problem"]], row["prompt_ids"], row["id"]
         requests = [
-            Request(
+            Completion.requested(
                 number,
                 r["index"],
                 seed=r["seed"],
                 sampling=SamplingParams(**r["sampling"]),
+                images=problem.images,
                 **_conversation(rows.pop(r["index"]), prompt),
             )
             for r in row["requests"]
@@ -170,9 +176,9 @@ def read_pipeline(folder: Path) -> PipelineCheckpoint:
 def _table(group: Group) -> pa.Table:
     """The rows of one group: the finished completions, then the unfinished ones. A forked
     conversation's earlier sequences come before its last."""
-    whole: list[Completion | Request] = [*group.completions, *group.requests]
+    whole: list[Completion] = [*group.completions, *group.requests]
     owners, prompt = [s for s in whole for _ in s.sequences], _prompt(group)
-    sequences: list[EarlierSequence | Completion | Request]
+    sequences: list[EarlierSequence | Completion]
     sequences = [part for s in whole for part in s.sequences]
     prompts = [part.prompt_ids for s in whole for part in s.sequences]
     lasts = [o if o is s else None for o, s in zip(owners, sequences, strict=True)]
@@ -180,17 +186,18 @@ def _table(group: Group) -> pa.Table:
         pa.array([group.id] * len(sequences), pa.int64()),
         pa.array([o.index for o in owners], pa.int32()),
         *token_columns(sequences),
-        pa.array([s.text if isinstance(s, Completion) else None for s in lasts], pa.string()),
+        pa.array([s.text if s and s.status is Status.ENDED else None for s in lasts], pa.string()),
         pa.array([s.finish_reason if s else None for s in lasts], pa.string()),
         pa.array([None if ids == prompt else ids for ids in prompts], pa.list_(pa.int32())),
         pa.array([_json(s) if s else None for s in lasts], pa.string()),
         *_experts_columns(sequences),
+        *_allowed_columns(sequences),
     ]
     return pa.Table.from_arrays(columns, schema=SCHEMA)
 
 
 def _experts_columns(
-    sequences: Sequence[EarlierSequence | Completion | Request],
+    sequences: Sequence[EarlierSequence | Completion],
 ) -> list[pa.Array]:
     """The recorded experts of each sequence as bytes, and the numbers of a token."""
     found = [s.experts for s in sequences]
@@ -200,12 +207,26 @@ def _experts_columns(
     ]
 
 
-def _experts_of(row: Row) -> dict[str, Any]:
-    """The recorded experts of a row, if any."""
-    if (numbers := row.get("experts")) is None:
-        return {}
-    experts = np.frombuffer(numbers, np.int16).reshape(-1, row["experts_per_token"])
-    return {"experts": experts.copy()}
+def _allowed_columns(
+    sequences: Sequence[EarlierSequence | Completion],
+) -> list[pa.Array]:
+    """The sampling mask of each sequence: its counts and its ids, as bytes."""
+    found = [s.allowed for s in sequences]
+    return [
+        pa.array([None if x is None else x.counts.tobytes() for x in found], pa.large_binary()),
+        pa.array([None if x is None else x.ids.tobytes() for x in found], pa.large_binary()),
+    ]
+
+
+def _recorded_of(row: Row) -> dict[str, Any]:
+    """The experts and the sampling mask of a row, as far as they were recorded."""
+    found: dict[str, Any] = {}
+    if (numbers := row.get("experts")) is not None:
+        found["experts"] = np.frombuffer(numbers, np.int16).reshape(-1, row["experts_per_token"])
+        found["experts"] = found["experts"].copy()
+    if (counts := row.get("allowed_counts")) is not None:
+        found["allowed"] = AllowedTokens(array("i", counts), array("i", row["allowed_ids"]))
+    return found
 
 
 def _prompt(group: Group) -> list[int]:
@@ -213,17 +234,16 @@ def _prompt(group: Group) -> list[int]:
     return (group.requests or group.completions)[0].prompt_ids
 
 
-def _json(sequence: Completion | Request) -> str | None:
+def _json(sequence: Completion) -> str | None:
     """What a conversation has besides its tokens."""
     fields = {"turn_start": sequence.turn_start, "turns": [asdict(t) for t in sequence.turns]}
-    if isinstance(sequence, Completion) and sequence.ending:
+    if sequence.ending:
         fields |= {"ending": sequence.ending, "ending_reason": sequence.ending_reason}
     return json.dumps(fields) if sequence.turns or len(fields) > 2 else None
 
 
 def _conversation(rows: list[Row], prompt: list[int]) -> dict[str, Any]:
-    """The fields that a `Completion` and a `Request` have in common, from the rows of its
-    sequences."""
+    """The fields of a completion, finished or not, from the rows of its sequences."""
     *earlier, last = rows
     fields = json.loads(last.get("conversation") or "{}")
     for turn in fields.get("turns", []):
@@ -231,13 +251,13 @@ def _conversation(rows: list[Row], prompt: list[int]) -> dict[str, Any]:
     return {
         **fields,
         **sampled_of(last),
-        **_experts_of(last),
+        **_recorded_of(last),
         "prompt_ids": _own_prompt(last, prompt),
         "finish_reason": last["finish_reason"],
         "turns": [TurnRecord(**turn) for turn in fields.get("turns", [])],
         "earlier": [
             EarlierSequence(
-                prompt_ids=_own_prompt(row, prompt), **sampled_of(row), **_experts_of(row)
+                prompt_ids=_own_prompt(row, prompt), **sampled_of(row), **_recorded_of(row)
             )
             for row in earlier
         ],

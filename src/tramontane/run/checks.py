@@ -86,6 +86,10 @@ NO_REWARD = (
     "or let the verifier of the problem's domain judge what the model wrote: "
     "conversation.reward: verifier",
 )
+CUT_SHORT = (
+    "or let conversations reach their end: raise conversation.turns, or pipeline.l_max for turns "
+    "that are cut off",
+)
 CONSTANT = (
     "let the reward differ between completions of one problem: equal rewards teach nothing",
     "tramontane score calls it on recorded responses, without training",
@@ -165,7 +169,9 @@ class Tally:
         if fate == "malformed":
             advice = malformed.remedies(verdict.reason, cut_off=False)
         elif "without a reward" in verdict.reason:
-            advice = list(NO_REWARD)
+            cut_short = completion.ending != "completed"
+            advice = [*NO_REWARD, *CUT_SHORT] if cut_short else [*NO_REWARD]
+            headline = self.constant or headline
         elif verdict.reason == NO_NUMBER:
             advice = list(NO_VALUE)
         elif self.constant:
@@ -205,6 +211,8 @@ class Tally:
         if verdict.verdict not in ("right", "wrong"):
             return ""
         if completion.ending and self._config.conversation.reward != "verifier":
+            if all(turn.reward is None for turn in completion.turns):
+                return "your environment gave no reward before it was cut short, which counts as 0,"
             value = verdict.parts.get("correctness", 0.0) / (weights.correctness or 1)
             return f"your environment gave {value:.4g}"
         if domains[problem.domain].verifier is not None:
@@ -325,7 +333,8 @@ class SignalMonitor:
     def _judge_window(self) -> None:
         window, self._window = self._window, self._tally()
         if window.constant and not self._constant:
-            self.warn(f"{window.constant}, which teaches nothing: {CONSTANT[0]}")
+            remedy = (NO_REWARD if "gave no reward" in window.constant else CONSTANT)[0]
+            self.warn(f"{window.constant}, which teaches nothing: {remedy}")
         self._constant = bool(window.constant)
         was_low, kept_share = self._share_is_low, window.kept / window.groups
         self._share_is_low = kept_share < self.min_share
@@ -408,6 +417,10 @@ def _shortened(problem: str) -> str:
     return flat if len(flat) <= 200 else f"{flat[:200]}…"
 
 
+# Completions of each probe prompt, and their longest, by which a policy in eight bits is measured.
+DISTANCE_SAMPLES, DISTANCE_TOKENS = 8, 60
+
+
 async def check_parity(prepared: Prepared, generators: GeneratorPool, trainer: Handle) -> None:
     """Have every generator complete the probe prompts, and compare with the trainer's log-probs.
 
@@ -439,6 +452,25 @@ async def check_parity(prepared: Prepared, generators: GeneratorPool, trainer: H
             {"dtype": (config.generator.dtype, config.trainer.dtype)},
             coarse="bfloat16" in (config.generator.dtype, config.trainer.dtype),
         )
+
+
+async def check_eight_bits(prepared: Prepared, generators: GeneratorPool, trainer: Handle) -> str:
+    """Measure how far the policy of a generator with weights of eight bits is from the trainer's;
+    one generator is enough, since all quantize the same weights. Returns the figures, in words.
+
+    Raises:
+        ParityError: the KL divergence is above `trainer.parity_kl`, or the effective sample size
+            below `trainer.parity_sample_size`.
+    """
+    config = prepared.config
+    tokens = min(DISTANCE_TOKENS, config.pipeline.l_max)
+    prompts = prepared.probes * DISTANCE_SAMPLES
+    completions = await _probe(prepared, next(iter(generators)), prompts, tokens)
+    logprobs = await _logprobs(prepared, trainer, completions)
+    found = parity.distance([c.logprobs for c in completions], logprobs)
+    limits = config.trainer.parity_kl, config.trainer.parity_sample_size
+    parity.check_distance(found, *limits)
+    return f"generator.weights {config.generator.weights}: {found}"
 
 
 async def check_long_parity(prepared: Prepared, generators: GeneratorPool, trainer: Handle) -> None:
@@ -477,12 +509,19 @@ async def _probe(
 async def _compare(
     prepared: Prepared, trainer: Handle, completions: list[Completion]
 ) -> parity.Mismatch:
+    logprobs = await _logprobs(prepared, trainer, completions)
+    return parity.compare([c.logprobs for c in completions], logprobs)
+
+
+async def _logprobs(
+    prepared: Prepared, trainer: Handle, completions: list[Completion]
+) -> list[list[float]]:
     config = prepared.config
-    logprobs = await call(
+    found: list[list[float]] = await call(
         trainer,
         "logprobs",
         [TrainSequence.of(c) for c in completions],
         config.generator.temperature,
         limit=Limit.of(config.timeouts, "control"),
     )
-    return parity.compare([c.logprobs for c in completions], logprobs)
+    return found

@@ -45,6 +45,7 @@ def supervised_config(config: Config, output: Path) -> SFTConfig:
     shared = (*PromptConfig.model_fields, "effort")
     settings["data"] |= {key: getattr(config.data, key) for key in shared}
     settings["data"]["thinking_tags"] = config.verifier.thinking_tags
+    settings["data"]["tokens"] = config.conversation.tokens
     of_run = {
         "name": config.name,
         "seed": config.seed,

@@ -305,8 +305,19 @@ class RunFolder:
         checked as they are loaded; None if none was ever taken. Damaged ones are set aside.
 
         Raises:
-            InputError: all checkpoints are damaged.
+            InputError: all checkpoints are damaged, or those that were taken are missing: the run
+                would begin again, and what is recorded of its updates would be deleted.
         """
+        with reading(self.metrics_file):
+            reached = max((int(row["update"]) for row in self.metrics()), default=0)
+        gone = reached and not self.checkpoints.is_dir()
+        is_empty = not any(self.checkpoints.glob("*"))
+        if gone or (is_empty and reached > self.config().checkpoint.every):
+            raise InputError(
+                f"{self.checkpoints}: the run's checkpoints are missing (moved or deleted?), of "
+                f"{reached:,} updates: put them back, or start a new run"
+            )
+        self.checkpoints.mkdir(exist_ok=True)
         for old in self.checkpoints.glob("*.old"):  # a crash interrupted its replacement
             if not old.with_suffix("").exists():
                 old.rename(old.with_suffix(""))

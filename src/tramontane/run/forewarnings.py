@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -14,25 +13,32 @@ from tramontane.config.verifier import AXES
 from tramontane.data.curriculum import Curriculum
 from tramontane.data.files import ENDINGS, name_of
 from tramontane.data.stream import ProblemStream
-from tramontane.run.screen import shortened
 from tramontane.trainer.optimizer import rate_warnings, warmup_warnings
 from tramontane.types import Problem
+from tramontane.verifier import references
 
 WITHOUT_REWARDS = ("sft", "distill")  # objectives
-WORDS = 8  # a reference with so many words is a sentence
-ANSWER = 60  # characters of a reference that are shown
-_WORD = re.compile(r"(?<![\\\w])[^\W\d_]{2,}")  # no command of LaTeX
 MUCH = 2  # times what can be in flight
 
 
-def forewarnings(config: Config, problems: Curriculum) -> list[str]:
+def forewarnings(
+    config: Config, problems: Curriculum, measured: Mapping[str, Sequence[Problem]]
+) -> list[str]:
     """The warnings about a run, each with its keys.
 
     Args:
         config: the run's, with its learning rate filled in.
         problems: its training problems.
+        measured: its evaluation problems by the name of their set.
     """
-    warnings = (_data(config, problems), _rewards(config), _in_flight(config), _rates(config))
+    warnings = (
+        _data(config, problems),
+        *(references.warnings(config.verifier, found, name) for name, found in measured.items()),
+        _rewards(config),
+        _unjudged(config, problems),
+        _in_flight(config),
+        _rates(config),
+    )
     return [*chain.from_iterable(warnings), *_conversations(config, _machine())]
 
 
@@ -42,11 +48,11 @@ def _data(config: Config, problems: Curriculum) -> Iterator[str]:
         source, split = stream.config.train, stream.config.split
         if split != "train" and source.endswith(ENDINGS):
             yield f"data.split {split!r} has no effect: {name_of(source)} is a file, without splits"
-        yield from _references(config, stream)
+        yield from references.warnings(config.verifier, stream.problems or (), name_of(source))
         yield from _repeats(stream)
-        rows = len(stream.problems or ())
+        rows = len({_asked(problem) for problem in stream.problems or ()})
         if stream.problems is not None and MUCH * rows <= groups:
-            noun = "a single problem" if rows == 1 else f"{rows:,} problems"
+            noun = "a single problem" if rows == 1 else f"{rows:,} different problems"
             yield (
                 f"data {name_of(stream.config.train)!r} has {noun}, and each update trains on "
                 f"{groups:,} groups (pipeline.n_batch / group_size), so that the same ones come "
@@ -59,8 +65,8 @@ def _repeats(stream: ProblemStream) -> Iterator[str]:
     first: dict[tuple[str, ...], Problem] = {}
     differing = []
     for problem in stream.problems or ():
-        asked = (problem.problem, *(message["content"] for message in problem.messages or ()))
-        if (known := first.setdefault((*asked, problem.domain), problem)).answer != problem.answer:
+        asked = (*_asked(problem), problem.domain)
+        if (known := first.setdefault(asked, problem)).answer != problem.answer:
             differing.append((known, problem))
     if differing:
         known, problem = differing[0]
@@ -73,23 +79,8 @@ def _repeats(stream: ProblemStream) -> Iterator[str]:
         )
 
 
-def _references(config: Config, stream: ProblemStream) -> Iterator[str]:
-    domains = config.verifier.domains
-    told = [
-        problem
-        for problem in stream.problems or ()
-        if domains[problem.domain].verifier == "math"
-        and len(_WORD.findall(problem.answer or "")) >= WORDS
-    ]
-    if told:
-        shown = shortened(" ".join(str(told[0].answer).split()), ANSWER)
-        yield (
-            f"data {name_of(stream.config.train)!r}: {len(told):,} of "
-            f"{len(stream.problems or ()):,} reference answers are sentences that no answer is "
-            f"likely to equal, the first at {told[0].where or told[0].id}: {shown!r}. Give the "
-            f"answer alone (or in \\boxed{{}}), remove the rows, or name another column in "
-            f"data.fields"
-        )
+def _asked(problem: Problem) -> tuple[str, ...]:
+    return (problem.problem, *(message["content"] for message in problem.messages or ()))
 
 
 def _rewards(config: Config) -> Iterator[str]:
@@ -101,6 +92,21 @@ def _rewards(config: Config) -> Iterator[str]:
             "verifier.reward: every weight is 0, so that all completions have the same reward, and "
             "nothing can be learned from them: set one, or give a reward of your own (custom)"
         )
+
+
+def _unjudged(config: Config, problems: Curriculum) -> Iterator[str]:
+    """Domains in which format, language and length alone are rewarded."""
+    weights, objective = config.verifier.reward, config.trainer.objective.name
+    judged = weights.judge or any(custom.weight for custom in weights.custom)
+    if judged or config.environment_rewards or objective in WITHOUT_REWARDS:
+        return
+    found = {p.domain: None for s in problems.streams for p in s.problems or ()}
+    for domain in found:
+        if config.verifier.domains[domain].verifier is None:
+            yield (
+                f"nothing judges the answers of domain {domain!r}: it has no verifier "
+                f"(verifier.domains.{domain}.verifier), and there is no reward of your own (custom)"
+            )
 
 
 def _in_flight(config: Config) -> Iterator[str]:

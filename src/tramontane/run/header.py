@@ -22,6 +22,7 @@ from tramontane.run.prepare import Prepared
 from tramontane.run.screen import shortened
 from tramontane.types import Problem
 
+UNSEEN = 6  # columns that the model does not see that are named
 PROMPT_CHARACTERS = 200  # of the prompt that the header shows, start and end
 
 
@@ -138,6 +139,7 @@ def _train_line(prepared: Prepared) -> str:
     streams = prepared.problems.streams
     lines = [
         f"{name_of(stream.config.train)}, {_rows(stream)}{_dropped(stream, prepared)}"
+        f"{_unseen(stream)}"
         for stream in streams
     ]
     selecting = [n for n, stage in enumerate(prepared.stages) if stage.data.selects]
@@ -155,6 +157,14 @@ def _dropped(stream: ProblemStream, prepared: Prepared) -> str:
         return ""
     reasons = (f"{count:,} dropped: {reason}" for reason, count in stream.dropped.items())
     return f" ({'; '.join(reasons)})"
+
+
+def _unseen(stream: ProblemStream) -> str:
+    """Columns of a finite source that no prompt has, so that choices or a passage in one of them
+    are missed."""
+    names = {name: None for problem in stream.problems or () for name in problem.metadata}
+    shown = ", ".join([*names][:UNSEEN]) + ", …" * (len(names) > UNSEEN)
+    return f"; the model does not see {shown}" if names else ""
 
 
 def _held_out_line(prepared: Prepared) -> str:

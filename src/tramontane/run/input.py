@@ -4,6 +4,7 @@ so that errors in them are reported first."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import chain
 
 from tramontane.config import (
@@ -101,9 +102,11 @@ def _separate(stream: ProblemStream, measured: list[Problem]) -> str:
 
 
 def _asked(problem: Problem) -> str:
-    """What a problem asks: its statement, or its chat without the system prompt."""
+    """What a problem asks: its statement, or its chat without the system prompt; and a number for
+    each image, since the same question about another image is another problem."""
     texts = [m["content"] for m in problem.messages or () if m["role"] != "system"]
-    return "\n\n".join(texts) or problem.problem
+    images = [str(int(sha256(image.encode()).hexdigest(), 16)) for image in problem.images]
+    return "\n\n".join([*(texts or [problem.problem]), *images])
 
 
 def _place(problem: Problem) -> str:

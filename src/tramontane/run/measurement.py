@@ -18,7 +18,7 @@ from tramontane.controller.verifiers import Grading, Verifiers
 from tramontane.evaluation import EvaluationResult, summarize
 from tramontane.evaluation.evaluate import Evaluation
 from tramontane.run.session import Session
-from tramontane.types import INSERTED, Completion, Problem, Request
+from tramontane.types import INSERTED, Completion, Problem
 from tramontane.workplace import Journal, commit, read_log
 
 
@@ -110,7 +110,7 @@ async def _measure(
     progress = partial(session.screen.phase, title)
     grading = Grading(judges.verifiers, config.timeouts, config.conversation.reward)
 
-    async def complete(problem: Problem, requests: list[Request]) -> list[Completion]:
+    async def complete(problem: Problem, requests: list[Completion]) -> list[Completion]:
         completions = await sampler.complete(problem, requests, judges.conversations)
         sequences = [sequence for c in completions for sequence in c.sequences]
         sampled = {v for sequence in sequences for v in sequence.versions} - {INSERTED}

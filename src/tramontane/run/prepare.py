@@ -18,6 +18,7 @@ from tramontane.environments.loading import described
 from tramontane.errors import InputError
 from tramontane.evaluation.calibration import calibrate, calibration_warnings
 from tramontane.evaluation.checkpoint import encoder_of
+from tramontane.evaluation.images import check_images
 from tramontane.generator.lanes import CacheSize
 from tramontane.generator.vllm import environment
 from tramontane.models import loading
@@ -121,6 +122,9 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
     if config.cold_start:
         cold_start.check(config, encoder)
     _check_teachers(config, encoder.tokenizer)
+    streams = given.problems.streams
+    read = [*chain(*(s.problems or _peek(s, SAMPLE) for s in streams))]
+    check_images(config, encoder, read + [p for s in given.sets.values() for p in s.problems])
     stages, problems = config.by_stage(), given.problems
     lengths = [stage.pipeline.l_max for stage in stages]
     lengths += [s.sampling.max_tokens for s in given.sets.values()]
@@ -151,7 +155,7 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
         trajectories=trajectories,
         warnings=[
             *given.warnings,
-            *forewarnings(config, problems),
+            *forewarnings(config, problems, {k: s.problems for k, s in sets.items()}),
             *dtype_warnings(config),
             *calibration_warnings(config.verifier),
         ],
@@ -426,6 +430,9 @@ def _prompt_lines(prepared: Prepared) -> dict[str, str]:
             f"{name} ({share / whole:.0%} of groups, l_max {lengths[name][0]:,})"
             for name, share in shares.items()
         )
+    if pictured := [problem for problem in prepared.sample if problem.images]:
+        first = pictured[0].images[0]
+        lines["images"] = f"the first takes {prepared.encoder.tokens_of_image(first):,} tokens"
     if dropped := prepared.prompts.dropped:
         limit = prepared.prompts.limit.tokens
         lines["problems dropped"] = f"{dropped:,}, with prompts above {limit:,} tokens"

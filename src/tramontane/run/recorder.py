@@ -98,6 +98,8 @@ class Recorder:
             self._canaries.begin(update)
         self.folder.log(metrics)
         self.session.trackers.log_update(metrics)
+        if self.config.log_completions and number % self.config.log_completions == 0:
+            self.session.trackers.log_completions(number, batch.groups)
         self.screen.update(metrics)
         if skipped := int(metrics["skipped_steps"]):
             steps = "1 optimizer step was" if skipped == 1 else f"{skipped} optimizer steps were"

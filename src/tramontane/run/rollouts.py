@@ -57,6 +57,7 @@ COLUMNS: list[pa.Field] = [
     pa.field("index", pa.int32()),
     pa.field("problem_id", pa.string()),
     pa.field("problem", pa.string()),
+    pa.field("images", pa.int32()),  # of the prompt; they are not recorded
     pa.field("domain", pa.string()),
     pa.field("reference", pa.string()),
     pa.field("language", pa.string()),
@@ -142,6 +143,7 @@ def _table(update: int, group: Group, reason: FilterReason | None, schema: pa.Sc
         "group": group.id,
         "problem_id": problem.id,
         "problem": problem.problem,
+        "images": len(problem.images),
         "domain": problem.domain,
         "reference": problem.answer,
         "language": problem.language,
@@ -245,6 +247,19 @@ def read_rollouts(file: Path, columns: Sequence[str] | None = None) -> Iterator[
         if "version_spans" in row:
             row["versions"] = versions_of(row.pop("version_spans"))
         yield row
+
+
+def check_text(row: Row, file: Path, use: str) -> None:
+    """Check that a completion's prompt is text alone, since its images are not recorded.
+
+    Raises:
+        InputError: it had images, without which its `use` would be wrong.
+    """
+    if row.get("images"):
+        raise InputError(
+            f"{file}: problem {row['problem_id']!r} has an image, which is not in the rollouts, "
+            f"and {use} without it would teach to guess; take a run on text"
+        )
 
 
 def read_run(folder: Path, columns: Sequence[str] | None = None) -> Iterator[Row]:

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager, contextmanager
 
 from tramontane import loopback
 from tramontane.controller.generators import GeneratorPool
-from tramontane.controller.sampling import EndpointSampler
+from tramontane.controller.pooled_generator import ASKED
+from tramontane.controller.sampling import Sampler
 from tramontane.evaluation.checkpoint import encoder_of
 from tramontane.loopback import Address
 from tramontane.models.loading import context_length, load_config
@@ -60,9 +61,11 @@ async def answered(
     shape = load_config(config.model)
     vocab, context = int(shape.get_text_config().vocab_size), context_length(shape)
     max_len = min(generators.max_len, context or generators.max_len)
-    sampler = EndpointSampler(generators, max_len, vocab, serve.completions)
-    defaults = SamplingParams(config.pipeline.l_max, config.generator.temperature)
+    sampler = Sampler(generators, ASKED, serve.completions)
+    settings = config.generator.sampling | {"record_allowed": False}
+    defaults = SamplingParams(config.pipeline.l_max, **settings)
     failed = session.folder.log_event
-    served = Served(config.name, config, encoder_of(config), defaults, sampler, failed)
+    encoder = encoder_of(config)
+    served = Served(config.name, config, encoder, defaults, sampler.sample, max_len, vocab, failed)
     async with answering(served, address, ends_by_signal=False):
         yield

@@ -5,7 +5,7 @@ gets nothing more in this session, which is noted in `events.log`, and the run c
 and credentials are set by each tracker's environment variables; the project is `tramontane` unless
 they name another.
 
-A tracker is a class with `log` and `close`, in `TRACKERS` under its name.
+A tracker is a class with `log`, `log_table` and `close`, in `TRACKERS` under its name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,9 +26,13 @@ from typing import Any, Protocol
 from tramontane.config import Config
 from tramontane.errors import InputError, install
 from tramontane.run.folder import flat
+from tramontane.types import Group
 from tramontane.workplace import write_whole
 
+Row = dict[str, Any]
 PROJECT = "tramontane"
+TABLE = "completions"
+TABLE_ROWS = 64  # in a table of completions
 # Time limits for a tracker to start (W&B itself allows 90 s), to take values, and to send pending
 # values at the end of a run.
 START_SECONDS, CALL_SECONDS, END_SECONDS = 120.0, 300.0, 60.0
@@ -78,6 +82,27 @@ def evaluation_values(figures: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
+def completion_rows(groups: Iterable[Group], step: int) -> list[Row]:
+    """The first `TABLE_ROWS` completions of some groups, with the columns that trackers show: step,
+    problem, completion, the reward and its parts, advantage and verdict."""
+    rows: list[Row] = []
+    for group in groups:
+        advantages: Sequence[float | None] = [None] * len(group.completions)
+        if group.learned:
+            advantages = [*group.learned.advantages]
+        members = zip(group.completions, group.verdicts, advantages, strict=True)
+        for completion, verdict, advantage in members:
+            rows.append(
+                {"step": step, "problem": group.problem.problem, "completion": completion.text}
+                | {"reward": verdict.reward}
+                | {f"reward_{name}": value for name, value in verdict.parts.items()}
+                | {"advantage": advantage, "verdict": verdict.verdict, "reason": verdict.reason}
+            )
+    # Rows of trajectories may have other parts of the reward.
+    columns = dict.fromkeys(name for row in rows[:TABLE_ROWS] for name in row)
+    return [{name: row.get(name) for name in columns} for row in rows[:TABLE_ROWS]]
+
+
 def _group(key: str) -> str:
     matching = (group for group, names in _GROUPS.items() if key.startswith(names))
     return next(matching, "train/")
@@ -104,6 +129,9 @@ class Tracker(Protocol):
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Record values of one update."""
 
+    def log_table(self, step: int, rows: Sequence[Row]) -> None:
+        """Record a table of completions of one update."""
+
     def close(self, finished: bool) -> None:
         """Send pending values; `finished`: the run is complete."""
 
@@ -124,6 +152,13 @@ class TensorBoard:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def log_table(self, step: int, rows: Sequence[Row]) -> None:
+        # It has texts, which may be Markdown, and no tables.
+        lines = [[*rows[0]], ["---"] * len(rows[0]), *([*row.values()] for row in rows)]
+        cells = [[str(c).replace("|", "\\|").replace("\n", " ") for c in line] for line in lines]
+        self._writer.add_text(TABLE, "\n".join(f"| {' | '.join(line)} |" for line in cells), step)
         self._writer.flush()
 
     def close(self, finished: bool) -> None:
@@ -152,6 +187,12 @@ class WandB:
         # evaluation of the last update.
         self._run.log(dict(values), step=max(step, self._run.step))
 
+    def log_table(self, step: int, rows: Sequence[Row]) -> None:
+        import wandb
+
+        table: Any = wandb.Table(columns=[*rows[0]], data=[[*row.values()] for row in rows])
+        self._run.log({TABLE: table}, step=max(step, self._run.step))
+
     def close(self, finished: bool) -> None:
         self._run.finish(exit_code=0 if finished else 1)
 
@@ -171,6 +212,11 @@ class Trackio:
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
+
+    def log_table(self, step: int, rows: Sequence[Row]) -> None:
+        import trackio
+
+        self._run.log({TABLE: trackio.Table(data=list[Any](rows))}, step=step)
 
     def close(self, finished: bool) -> None:
         self._run.finish()
@@ -205,6 +251,12 @@ class MLflow:
         now = int(1000 * time.time())
         metrics = [Metric(name, value, now, step) for name, value in values.items()]
         self._client.log_batch(self.run_id, metrics=metrics)
+
+    def log_table(self, step: int, rows: Sequence[Row]) -> None:
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        # A file for each update: MLflow would read and write a growing one.
+        file = f"{TABLE}/update_{step:06d}.json"
+        self._client.log_table(self.run_id, columns, artifact_file=file)
 
     def close(self, finished: bool) -> None:
         self._client.set_terminated(self.run_id, "FINISHED" if finished else "KILLED")
@@ -315,8 +367,14 @@ class Trackers:
 
     def log_update(self, metrics: Mapping[str, Any]) -> None:
         """Send a line of `metrics.jsonl`."""
-        step = int(metrics["update"])
-        self._log(step, update_values(metrics), again=step <= self.reached)
+        step, values = int(metrics["update"]), update_values(metrics)
+        self._call(lambda tracker: tracker.log(step, values), again=step <= self.reached)
+
+    def log_completions(self, update: int, groups: Iterable[Group]) -> None:
+        """Send a table of completions of an update."""
+        if self._open and (rows := completion_rows(groups, update)):
+            again = update <= self.reached
+            self._call(lambda tracker: tracker.log_table(update, rows), again)
 
     def log_evaluation(self, figures: Mapping[str, Any]) -> None:
         """Send a line of `evaluations.jsonl`."""
@@ -325,7 +383,8 @@ class Trackers:
         if self._open and not again:
             self._evaluated.append(name)
             self._keep()
-        self._log(int(figures["version"]), evaluation_values(figures), again)
+        step, values = int(figures["version"]), evaluation_values(figures)
+        self._call(lambda tracker: tracker.log(step, values), again)
 
     def close(self, finished: bool) -> None:
         """Have all trackers send their pending values and end, within `END_SECONDS`; `finished`:
@@ -342,11 +401,11 @@ class Trackers:
     def _keep(self) -> None:
         write_whole(self._file, json.dumps(self._known) + "\n")
 
-    def _log(self, step: int, values: Mapping[str, float], again: bool) -> None:
+    def _call(self, action: Callable[[Tracker], None], again: bool) -> None:
         self._check()
         for name, caller in self._open.items():
             if name == "tensorboard" or not again:
-                caller.call(lambda tracker: tracker.log(step, values))
+                caller.call(action)
 
     def _check(self, at_end: bool = False) -> None:
         for name, caller in [*self._open.items()]:

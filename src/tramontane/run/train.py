@@ -43,7 +43,12 @@ from tramontane.placement import (
 from tramontane.placement.place import Placement, place
 from tramontane.placement.thread import torch_threads
 from tramontane.run.card import write_card
-from tramontane.run.checks import check_long_parity, check_parity, evaluation_warnings
+from tramontane.run.checks import (
+    check_eight_bits,
+    check_long_parity,
+    check_parity,
+    evaluation_warnings,
+)
 from tramontane.run.cold_start import fine_tune
 from tramontane.run.flattery import flattery_warning
 from tramontane.run.folder import RunFolder
@@ -103,7 +108,7 @@ def train(
         with RunFolder.new(config) as new:
             return train(config, screen, new, report=report, on_update=on_update, given=given)
     session = Session.open(config, screen, folder, on_update, given)
-    folder.log_worker("controller", process=os.getpid())
+    folder.log_worker("controller", process=os.getpid(), machine=machine(config.trainer.device))
     with Interrupt(config.checkpoint.grace, session.announce) as interrupt:
         finished = False
         try:
@@ -299,6 +304,8 @@ async def _run(
             await pipeline.send_weights()
         await check_parity(prepared, generators, trainer)
         await check_long_parity(prepared, generators, trainer)
+        if config.generator.weights != "full":
+            session.announce(await check_eight_bits(prepared, generators, trainer))
         await recorder.catch_up()
         stop = partial(asyncio.get_running_loop().call_soon_threadsafe, pipeline.stop)
         with interrupt.ends_with(stop, recorder.when), _frozen():

@@ -35,7 +35,7 @@ from tramontane.evaluation.thinking import TagFinder
 from tramontane.generator.endings import Detokenizer
 from tramontane.models import loading
 from tramontane.run.columns import versions_of
-from tramontane.run.rollouts import files, read_rollouts, turns_of
+from tramontane.run.rollouts import check_text, files, read_rollouts, turns_of
 from tramontane.sft.examples import continuation
 from tramontane.types import (
     ELSEWHERE,
@@ -61,7 +61,7 @@ LARGEST = 1e30  # largest reward, so that all computed values are finite in floa
 CHECKED = 8  # rows of each run whose tokens are decoded, to detect a different tokenizer
 
 RUN_COLUMNS = [
-    *("group", "problem_id", "problem", "domain", "reference", "language", "difficulty"),
+    *("group", "problem_id", "problem", "images", "domain", "reference", "language", "difficulty"),
     *("effort", "text", "token_ids", "logprobs", "version_spans", "finish_reason"),
     *("reward", "verdict", "reason", "answer", "parts"),
     *("ending", "ending_reason", "turns", "earlier", "prompt_ids"),
@@ -257,6 +257,7 @@ def _run_rows(source: str, config: Config, encoder: PromptEncoder) -> Iterator[T
             versions = [v for v in row["versions"] if v >= 0]
             if row["group"] < 0 or row["verdict"] == "unscorable" or not versions:
                 continue  # itself a recorded trajectory, or one without a reward
+            check_text(row, file, "a trajectory")
             if number < CHECKED:
                 _check_tokenizer(row, file, detokenizer)
             number += 1
@@ -494,6 +495,8 @@ class Targets:
         if self._context is not None and whole > self._context:
             return
         sequence.replaced = len(sequence.token_ids) - n
+        if sequence.allowed is not None:
+            sequence.allowed = sequence.allowed[:n]
         sequence.token_ids = sequence.token_ids[:n] + answer
         sequence.logprobs = sequence.logprobs[:n] + array("f", bytes(4 * len(answer)))
         sequence.versions = sequence.versions[:n] + array("i", [ELSEWHERE] * len(answer))

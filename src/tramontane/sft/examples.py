@@ -10,10 +10,12 @@ from functools import partial
 from typing import NamedTuple
 
 from tramontane.config.sft import ExamplesConfig, SFTConfig
-from tramontane.data import playground
+from tramontane.data import images, playground
 from tramontane.data.files import read_rows, shuffled
 from tramontane.data.prompts import PromptEncoder
+from tramontane.data.values import Row
 from tramontane.environments.chat import ChatFormat
+from tramontane.environments.mistral import MistralExamples
 from tramontane.environments.recorded import Conversation, ConversationEncoder, Example
 from tramontane.errors import InputError
 from tramontane.types import PAPER_TAGS, Message
@@ -151,6 +153,9 @@ class ExampleStream:
         return fitting
 
     def _examples(self, rows: Rows) -> Iterator[tuple[str, Example]]:
+        if self.config.data.tokens == "mistral":
+            yield from self._by_mistral(rows)
+            return
         pairs = [row for row in rows if isinstance(row, Pair)]
         prompts, conversations = {}, {}
         for level in {row.effort for row in rows}:
@@ -168,6 +173,19 @@ class ExampleStream:
                 rest = _rest(self.encoder.at(row.effort), row.where, row.response)
                 response = tokenizer(rest + end, add_special_tokens=False)["input_ids"]
                 yield row.where, Example(next(prompts[row.effort]), response)
+
+    def _by_mistral(self, rows: Rows) -> Iterator[tuple[str, Example]]:
+        levels = {row.effort for row in rows}
+        made = {level: MistralExamples(self.encoder.at(level)) for level in levels}
+        for row in rows:
+            if isinstance(row, Pair):
+                asked = Message(role="user", content=row.prompt)
+                said = Message(role="assistant", content=row.response)
+                conversation = Conversation([{**asked}, {**said}], [])
+            else:
+                conversation = row.conversation
+            for example in made[row.effort].examples(conversation, row.where):
+                yield row.where, example
 
     def _row(self, chat: list[Message], effort: str | None) -> Pair | Recorded:
         """A generated chat, with the model's thinking tags."""
@@ -273,7 +291,7 @@ def rows_of(data: ExamplesConfig) -> Rows:
             Conversation.of(row.get(names["messages"]) or [], row.get(names["tools"]), where),
             row.get(names["effort"]),
         )
-        for where, row in read_rows(data.train)
+        for where, row in _text_rows(data)
     ]
 
 
@@ -285,7 +303,7 @@ def pairs_of_rows(data: ExamplesConfig) -> list[Pair]:
     """
     names = _names(data)
     pairs = []
-    for location, row in read_rows(data.train):
+    for location, row in _text_rows(data):
         for name in (names["prompt"], names["response"]):
             if not isinstance(text := row.get(name), str) or not text.strip():
                 raise InputError(
@@ -295,6 +313,13 @@ def pairs_of_rows(data: ExamplesConfig) -> list[Pair]:
         texts = row[names["prompt"]], row[names["response"]]
         pairs.append(Pair(location, *texts, row.get(names["effort"])))
     return pairs
+
+
+def _text_rows(data: ExamplesConfig) -> Iterator[tuple[str, Row]]:
+    """The rows of a source, none of which may have an image."""
+    for where, row in read_rows(data.train):
+        images.refuse(row, where)
+        yield where, row
 
 
 def _names(data: ExamplesConfig) -> dict[str, str]:

@@ -15,8 +15,9 @@ from tramontane.studies.measures import FinishedRun, Measure
 from tramontane.studies.plan import Plan, finished_runs
 from tramontane.studies.plots import plot_arms, plot_curve, save
 from tramontane.studies.registry import registered, registration, seals
-from tramontane.studies.study import Claim, Study, config_of, function_name
+from tramontane.studies.study import Claim, Study, config_of
 from tramontane.studies.verdicts import ClaimVerdict, error_of, finite, judge, mean_and_interval
+from tramontane.sweeps.settings import function_name
 from tramontane.workplace import write_whole
 
 

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from tramontane.config import Config, parse, parse_settings, read_settings
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
-from tramontane.studies.arm import load_function
 from tramontane.studies.measures import FinishedRun
-from tramontane.studies.study import Study, base_config, function_name
-from tramontane.workplace import write_whole
+from tramontane.studies.study import Study, base_config
+from tramontane.sweeps.process import load_function
+from tramontane.sweeps.settings import flow, is_same
 
 FIXED_MINUTES = 0.5  # of a training run: its start and its evaluations
 LEAST_SHARE = 0.01  # of the default budget
@@ -99,7 +98,7 @@ class Plan:
         return found | {folder: self.settings(arm, n, folder) for arm, n, folder in self.runs()}
 
     def settings(self, arm: str, seed: int, folder: Path) -> dict[str, Any]:
-        """Everything that determines one run, in JSON types; see `studies.arm`.
+        """Everything that determines one run, in JSON types; see `sweeps.process`.
 
         Raises:
             InputError: the base cannot be read, an arm's keys are invalid, or there is no such
@@ -146,7 +145,7 @@ class Plan:
 
     def _config(self, changes: dict[str, Any], where: str) -> Config:
         """The base with changes, and with its share of the updates."""
-        texts = [f"{key}={_flow(value)}" for key, value in changes.items()]
+        texts = [f"{key}={flow(value)}" for key, value in changes.items()]
         base = self.base or base_config()
         raw, origin = read_settings(base), f"{base}, {where}"
         config = parse_settings(Config, raw, texts, origin)
@@ -160,14 +159,8 @@ class Plan:
             stages = [s.model_dump(exclude_unset=True) for s in config.stages]
             for stage, end in zip(stages, ends, strict=True):
                 stage |= {"until": {"updates": end}} if end else {}
-            texts += [f"stages={_flow(stages)}"]
+            texts += [f"stages={flow(stages)}"]
         return parse_settings(Config, raw, texts, origin)
-
-
-def _flow(value: Any) -> str:
-    """A value as YAML on one line, as overrides take it."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=math.inf)
-    return text.removesuffix("...\n").strip()
 
 
 def minutes_of(study: Study, seeds: int, share: float = 1.0) -> float:
@@ -259,47 +252,4 @@ def other_runs(plan: Plan) -> list[Path]:
     """Folders of finished runs whose settings differ from the plan's: a different base or budget,
     or an arm that has changed since."""
     made = plan.all_settings().items()
-    return [f for f, now in made if RunFolder(f).finished and not _is_same(f, now)]
-
-
-def check_same(folder: Path, settings: dict[str, Any]) -> None:
-    """Check that a run can continue in a folder, if it exists.
-
-    Raises:
-        InputError: the folder has a run with different settings.
-    """
-    if folder.is_dir() and not _is_same(folder, settings):
-        raise InputError(
-            f"{folder}: a run with different settings; name another folder (--out), or remove it"
-        )
-
-
-def _is_same(folder: Path, settings: dict[str, Any]) -> bool:
-    """True if a run has these settings, wherever it lies."""
-    if not (file := settings_file(folder)).is_file():
-        return False
-    then = read_settings(file)
-    if "runner" in settings or "runner" in then:
-        runners = {function_name(found.get("runner")) for found in (then, settings)}
-        return len(runners) == 1 and then | {"runner": ""} == settings | {"runner": ""}
-    configs = [parse(Config, found, str(folder)) for found in (then, settings)]
-    # Paths may differ if the study's folder was moved or is named differently.
-    dumps = [config.model_dump(mode="json", exclude={"run_dir"}) for config in configs]
-    for found in dumps:
-        trajectories = found["data"]["trajectories"]
-        if trajectories:
-            trajectories["sources"] = [Path(source).name for source in trajectories["sources"]]
-    return dumps[0] == dumps[1]
-
-
-def settings_file(folder: Path) -> Path:
-    """The file with a run's settings, next to its folder."""
-    return folder.with_name(folder.name + ".yaml")
-
-
-def write_settings(folder: Path, settings: dict[str, Any]) -> Path:
-    """Write a run's settings next to its folder, as a whole or not at all; returns the file."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    file = settings_file(folder)
-    write_whole(file, yaml.safe_dump(settings, sort_keys=False))
-    return file
+    return [f for f, now in made if RunFolder(f).finished and not is_same(f, now)]

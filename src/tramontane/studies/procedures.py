@@ -28,8 +28,8 @@ from tramontane.run.folder import RunFolder
 from tramontane.sft.sft import is_unfinished
 from tramontane.start import sft, train_or_resume
 from tramontane.studies.measures import FinishedRun
-from tramontane.studies.plan import check_same, write_settings
 from tramontane.studies.study import base_config
+from tramontane.sweeps.settings import check_same, write_settings
 from tramontane.trainer.collate import collate, padding_fraction
 from tramontane.workplace import owned_folder, write_whole
 

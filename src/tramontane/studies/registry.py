@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tramontane.studies.study import LOOKS, Claim, Study, function_name, look
+from tramontane.studies.study import LOOKS, Claim, Study, look
+from tramontane.sweeps.settings import function_name
 from tramontane.workplace import write_whole
 
 FILE = "registered.json"  # in a study's folder

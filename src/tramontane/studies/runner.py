@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tramontane.errors import InputError
-from tramontane.imports import command_of
-from tramontane.interrupt import GRACE_SECONDS
 from tramontane.run.folder import RunFolder
-from tramontane.studies.plan import Plan, check_same, share_of, write_settings
+from tramontane.studies.plan import Plan, share_of
 from tramontane.studies.registry import register
 from tramontane.studies.study import config_of, load_study
-from tramontane.temporary import die_with_parent
+from tramontane.sweeps.runner import Job, Needs, job_of, measure, work
+from tramontane.sweeps.settings import check_same, settings_file, write_settings
 from tramontane.workplace import owned_folder
 
 # Pages are drawn by matplotlib, which takes a second to import.
 if TYPE_CHECKING:
     from tramontane.studies.page import Result
 
-LOG_LINES = 12  # shown of a run that failed
-POLL_SECONDS = 0.2  # between two looks at the processes
 Settings = dict[str, Any]  # of a run
 Finished = Callable[[str, int, int], None]  # name of a run, runs finished, runs in all
 
@@ -68,8 +62,7 @@ def run_study(plan: Plan, on_finished: Finished) -> Result:
     """Run every arm with every seed, and write the study's page. Finished runs are skipped, and
     unfinished ones resume.
 
-    Runs end with this process: a signal lets each take a checkpoint, for which it has
-    `GRACE_SECONDS`.
+    Runs end with this process; see `sweeps.runner.work`.
 
     Args:
         plan: the runs.
@@ -90,72 +83,32 @@ def run_study(plan: Plan, on_finished: Finished) -> Result:
         total = len(plan.study.arms) * plan.seeds
         done = total - len(todo)
 
-        def ended(files: Sequence[Path], code: int) -> None:
+        def ended(job: Job, code: int) -> None:
             nonlocal done
-            folder = files[0].with_suffix("")
+            folder = job.files[0].with_suffix("")
             if code or not RunFolder(folder).finished:
-                log = files[0].with_suffix(".log")
-                tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
-                raise InputError(f"{folder}: the run failed ({code}); the end of {log}:\n{tail}")
+                text = f"{folder}: the run failed ({code}); the end of {job.log}"
+                raise InputError(f"{text}:\n{job.tail}")
             if folder != plan.trajectories:
                 done += 1
                 on_finished(f"{folder.parent.name}, {folder.name}", done, total)
 
         for runs in (first, todo):
-            files = [write_settings(folder, found) for folder, found in runs.items()]
-            jobs = [([file], file.with_suffix(".log")) for file in files]
-            _work(jobs, plan.study.cores, ended)
+            _run(plan, runs, ended)
         return write_page(plan)
 
 
-def _work(
-    jobs: Iterable[tuple[Sequence[Path], Path]],
-    cores: int,
-    ended: Callable[[Sequence[Path], int], None],
-) -> None:
-    """Run a process for each job, as many in parallel as this machine's cores allow. If one of them
-    fails, or this process is interrupted, the others end.
-
-    Args:
-        jobs: files of the settings of a process's arms, and its log.
-        cores: of each process.
-        ended: called with a job's files and exit code; raises an exception if it failed.
-    """
-    waiting, running = deque(jobs), dict[subprocess.Popen[bytes], Sequence[Path]]()
-    try:
-        while waiting or running:
-            while waiting and len(running) < max(1, (os.cpu_count() or 1) // cores):
-                files, log = waiting.popleft()
-                running[_start(files, log, cores)] = files
-            time.sleep(POLL_SECONDS)
-            for process in [process for process in running if process.poll() is not None]:
-                ended(running.pop(process), process.returncode)
-    finally:
-        end(running, GRACE_SECONDS)
-
-
-def end(processes: Collection[subprocess.Popen[bytes]], seconds: float) -> None:
-    """End processes; one that takes longer is killed."""
-    for process in processes:
-        process.terminate()
-    deadline = time.monotonic() + seconds
-    for process in processes:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-
-
-def _start(files: Iterable[Path], log: Path, cores: int) -> subprocess.Popen[bytes]:
-    """A process for some arms: an error in one does not affect the others."""
-    with open(log, "ab") as output:
-        return subprocess.Popen(
-            command_of("tramontane.studies.arm", *map(str, files)),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={"OMP_NUM_THREADS": str(cores), **os.environ},
-            preexec_fn=die_with_parent,
-        )
+def _run(plan: Plan, runs: Mapping[Path, Settings], ended: Callable[[Job, int], None]) -> None:
+    """Run some of a study's runs, as many in parallel as the machine holds."""
+    files = [write_settings(folder, found) for folder, found in runs.items()]
+    if plan.study.runner or not files:  # the memory of a function is not known
+        needs, room = dict.fromkeys(files, Needs(plan.study.cores)), None
+    else:
+        measured = measure(files, plan.study.cores)
+        if measured.errors:
+            raise InputError("\n".join(f"{f}: {text}" for f, text in measured.errors.items()))
+        needs, room = dict(measured.needs), measured.room()
+    work([job_of(folder, needs[settings_file(folder)]) for folder in runs], ended, room)
 
 
 def run_all(
@@ -220,6 +173,5 @@ def _run_together(runs: Mapping[Path, Settings], log: Path) -> list[Path]:
     files = [write_settings(folder, found) for folder, found in todo.items()]
     count = min(os.cpu_count() or 1, len(files))
     logs = [log.with_name(f"{log.name}_{number}.log") for number in range(count)]
-    jobs = [(files[number::count], log) for number, log in enumerate(logs)]
-    _work(jobs, 1, lambda files, code: None)
+    work([Job(files[n::count], log) for n, log in enumerate(logs)], lambda job, code: None)
     return logs

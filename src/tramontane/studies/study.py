@@ -206,11 +206,6 @@ def load_study(name: str) -> Study:
     return load_section(Study, Path(str(folder / f"{name}.yaml")))
 
 
-def function_name(runner: str | None) -> str | None:
-    """The name of a runner's function, which identifies its results: its module may move."""
-    return runner and runner.rpartition(":")[2]
-
-
 def look(seeds: int) -> int:
     """Number of seeds that count, of those finished: up to the last look, and all before the first,
     where nothing is decided."""

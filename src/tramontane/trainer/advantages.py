@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from jaxtyping import Bool, Float, Int64, Num
 
 from tramontane.config.objectives import (
     AdvantageNormalization,
@@ -21,7 +22,7 @@ from tramontane.trainer.objectives import Sequences
 SAME = 1e-8
 
 
-def normalized(sequences: Sequences, options: AdvantageOptions) -> torch.Tensor:
+def normalized(sequences: Sequences, options: AdvantageOptions) -> Float[torch.Tensor, " S"]:
     """Ã = r − group mean, normalized by `options.advantage_normalization`: [S]."""
     return group_advantages(
         sequences.rewards, sequences.groups, sequences.scored, options.advantage_normalization
@@ -29,11 +30,11 @@ def normalized(sequences: Sequences, options: AdvantageOptions) -> torch.Tensor:
 
 
 def group_advantages(
-    rewards: torch.Tensor,
-    groups: torch.Tensor,
-    scored: torch.Tensor,
+    rewards: Float[torch.Tensor, " S"],
+    groups: Int64[torch.Tensor, " S"],
+    scored: Bool[torch.Tensor, " S"],
     normalization: AdvantageNormalization,
-) -> torch.Tensor:
+) -> Float[torch.Tensor, " S"]:
     """Ã = r − mean of its group, then normalized to mean 0 and standard deviation 1.
 
     `minibatch` takes the mean and standard deviation of Ã over the minibatch, `group` over each
@@ -60,7 +61,7 @@ def group_advantages(
 
 def leave_one_out(
     sequences: Sequences, k: int, value: Callable[[list[int]], float], centered: bool
-) -> torch.Tensor:
+) -> Float[torch.Tensor, " S"]:
     """A_i = f(y) − f(y without i) among k completions of a group (arXiv 2503.19595).
 
     A group is split in order into groups of k. Unscored completions are skipped, and a remainder of
@@ -91,12 +92,12 @@ def leave_one_out(
 
 
 def loss_weights(
-    lengths: torch.Tensor,
-    groups: torch.Tensor,
-    scored: torch.Tensor,
+    lengths: Num[torch.Tensor, " S"],
+    groups: Int64[torch.Tensor, " S"],
+    scored: Bool[torch.Tensor, " S"],
     normalization: LossNormalization,
     l_max: int,
-) -> torch.Tensor:
+) -> Float[torch.Tensor, " S"]:
     """Loss weight of each token of a sequence: the loss is Σ weight · token loss.
 
     - `group_tokens` (the paper): a group's summed token losses divided by its tokens Σ|o_i|, then
@@ -107,7 +108,7 @@ def loss_weights(
     - `constant`: a group's summed token losses divided by G · l_max, then the mean over groups.
 
     Args:
-        lengths: [S] int64, generated tokens of each sequence.
+        lengths: [S], generated tokens of each sequence; under a mask, those kept, in float64.
         groups: [S] int64, the group of each sequence, from 0.
         scored: [S] bool; unscored sequences weigh 0 and count in no normalizer.
         normalization: as above.

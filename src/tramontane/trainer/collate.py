@@ -102,7 +102,7 @@ def collate_shared(
     """
     siblings = _by_prompt(sequences)
     bundles, sizes = [], []
-    for prompt, members in siblings.items():
+    for (prompt, _), members in siblings.items():
         lengths = [len(sequences[i].token_ids) for i in members]
         for bundle in collate(lengths, budget - len(prompt)):
             bundles.append([members[i] for i in bundle])
@@ -112,10 +112,14 @@ def collate_shared(
     return microbatches, [sum(sizes[bundle] for bundle in m) for m in layout]
 
 
-def _by_prompt(sequences: Sequence[TrainSequence]) -> dict[tuple[int, ...], list[int]]:
-    siblings: dict[tuple[int, ...], list[int]] = {}
+def _by_prompt(
+    sequences: Sequence[TrainSequence],
+) -> dict[tuple[tuple[int, ...], tuple[str, ...]], list[int]]:
+    """Indices of the sequences by their prompts' tokens and images."""
+    siblings: dict[tuple[tuple[int, ...], tuple[str, ...]], list[int]] = {}
     for index, sequence in enumerate(sequences):
-        siblings.setdefault(tuple(sequence.prompt_ids), []).append(index)
+        key = tuple(sequence.prompt_ids), sequence.images
+        siblings.setdefault(key, []).append(index)
     return siblings
 
 
@@ -150,7 +154,7 @@ def balance(sequences: Sequence[TrainSequence], ranks: int) -> list[list[int]]:
     families = [
         [(len(sequences[i].token_ids), i) for i in members] for members in siblings.values()
     ]
-    prompts = [len(prompt) for prompt in siblings]
+    prompts = [len(prompt) for prompt, _ in siblings]
     sizes = [prompts[f] + sum(n for n, _ in members) for f, members in enumerate(families)]
     for family in sorted(range(len(families)), key=lambda f: -sizes[f]):
         share = min(shares, key=lambda s: s.tokens)

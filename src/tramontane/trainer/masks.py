@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import torch
+from jaxtyping import Bool, Float, Int64
 
 from tramontane.config.mask import MaskConfig
 from tramontane.trainer.ratios import totals
@@ -16,11 +17,11 @@ from tramontane.trainer.ratios import totals
 
 def kept(
     config: MaskConfig,
-    logprobs: torch.Tensor,
-    behavior: torch.Tensor,
-    advantages: torch.Tensor,
-    sequence: torch.Tensor,
-) -> torch.Tensor:
+    logprobs: Float[torch.Tensor, " N"],
+    behavior: Float[torch.Tensor, " N"],
+    advantages: Float[torch.Tensor, " N"],
+    sequence: Int64[torch.Tensor, " N"],
+) -> Bool[torch.Tensor, " N"]:
     """The sampled tokens that no mask leaves out: [N] bool.
 
     Args:

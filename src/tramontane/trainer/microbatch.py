@@ -22,6 +22,7 @@ from tramontane.errors import InputError
 from tramontane.models.packing import upload
 from tramontane.trainer import masks, ratios, sharding
 from tramontane.trainer.advantages import loss_weights
+from tramontane.trainer.allowed import allowed_of
 from tramontane.trainer.collate import lay_out, padding_fraction
 from tramontane.trainer.objectives import Objective, Sequences, Tokens
 from tramontane.trainer.rows import PackedRow, Predictions, joined, pack_row
@@ -152,8 +153,10 @@ class Minibatch:
     def row(self, index: int, trained: bool = False) -> PackedRow:
         """Pack microbatch `index`. With `trained`, the row includes the teacher's likeliest tokens
         if the objective needs them."""
-        indices = self.microbatches[index].indices
-        row = pack_row([self.completions[i] for i in indices], self.device)
+        sequences = [self.completions[i] for i in self.microbatches[index].indices]
+        row = pack_row(sequences, self.device)
+        if (allowed := allowed_of(sequences)) is not None:
+            row = replace(row, allowed=self.upload(allowed))
         if trained and "teacher_top" in self.needs:
             ids = self._teacher(index, "top_ids").astype(np.int64)
             row = replace(row, candidates=self.upload(ids))

@@ -16,8 +16,10 @@ import torch
 
 from tramontane.config import GeneratorConfig, TrainerConfig
 from tramontane.errors import InputError
+from tramontane.trainer.ratios import effective_sample_size
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05}
+EIGHT_BITS = 0.1  # with weights of eight bits, whose policy is measured by `distance`
 
 
 class ParityError(InputError):
@@ -35,9 +37,64 @@ class Mismatch:
     position: int
 
 
+@dataclass(frozen=True)
+class Distance:
+    """How far a generator's policy μ is from the trainer's π, over samples of μ."""
+
+    kl: float  # KL(μ‖π) of a token, nats
+    size: float  # effective sample size, as a share, of the completions weighted by π/μ
+    largest: float  # π/μ of a token, or its inverse
+    tokens: int
+    completions: int
+
+    def __str__(self) -> str:
+        return (
+            f"KL(μ‖π) {self.kl:.1e} nats a token, effective sample size {self.size:.2f}, largest "
+            f"ratio {self.largest:.3g}, over {self.completions} completions of "
+            f"{self.tokens / self.completions:.0f} tokens"
+        )
+
+
+def distance(recorded: Sequence[Sequence[float]], computed: Sequence[Sequence[float]]) -> Distance:
+    """Compare policies over the same tokens by the generator's recorded log-probs, completion by
+    completion, and those that the trainer computed. The KL divergence is the mean of
+    π/μ − 1 − log π/μ, which is unbiased and never negative."""
+    pairs = zip(recorded, computed, strict=True)
+    drifts = [torch.tensor(ours).double() - torch.tensor(theirs) for theirs, ours in pairs]
+    d = torch.cat(drifts)
+    return Distance(
+        kl=float((d.expm1() - d).mean()),
+        size=effective_sample_size(torch.stack([x.sum() for x in drifts])),
+        largest=float(d.abs().max().exp()),
+        tokens=len(d),
+        completions=len(drifts),
+    )
+
+
+def check_distance(found: Distance, most_kl: float, least_size: float) -> None:
+    """Raise an error if the policies are too far apart.
+
+    Args:
+        found: from `distance`.
+        most_kl: the largest KL(μ‖π), in nats a token.
+        least_size: the smallest effective sample size.
+
+    Raises:
+        ParityError: a figure is beyond its limit, or a log-prob is not a number.
+    """
+    if not (found.kl <= most_kl and found.size >= least_size):
+        raise ParityError(
+            f"generator.weights: with weights of eight bits the generator's policy μ is too far "
+            f"from the trainer's π: {found}; trainer.parity_kl allows {most_kl:g}, and "
+            f"trainer.parity_sample_size {least_size:g}. Leave generator.weights out"
+        )
+
+
 def tolerance(trainer: TrainerConfig, generator: GeneratorConfig) -> float:
     """The largest mean |Δ| that a run may start with: `parity_tolerance`, or that of the coarser
-    dtype."""
+    number type."""
+    if generator.weights == "int8":
+        return trainer.parity_tolerance or EIGHT_BITS
     return trainer.parity_tolerance or max(TOLERANCE[trainer.dtype], TOLERANCE[generator.dtype])
 
 

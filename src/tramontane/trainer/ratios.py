@@ -10,13 +10,14 @@ a sequence E[Σ_t s_t Σ_{u≥t} ℓ_u]. `docs/kl.md` has the gradient of each e
 from __future__ import annotations
 
 import torch
+from jaxtyping import Bool, Float, Int64, Num
 
 from tramontane.config.objectives import Charge
 
 MOST = 20.0  # |log-ratio|, beyond which a ratio no longer grows
 
 
-def ratio(log_ratio: torch.Tensor) -> torch.Tensor:
+def ratio(log_ratio: Float[torch.Tensor, " *shape"]) -> Float[torch.Tensor, " *shape"]:
     """π/μ from log π/μ, in the same shape; constant outside e⁻²⁰ to e²⁰.
 
     A float32 overflows at e⁸⁹, and the gradient of an overflow is NaN even where it is clipped
@@ -29,7 +30,7 @@ def _bounded(log_ratio: torch.Tensor) -> torch.Tensor:
     return torch.where(log_ratio.isfinite(), log_ratio.clamp(-MOST, MOST), log_ratio)
 
 
-def estimate(log_ratio: torch.Tensor, estimator: str) -> torch.Tensor:
+def estimate(log_ratio: Float[torch.Tensor, " N"], estimator: str) -> Float[torch.Tensor, " N"]:
     """KL(π ‖ π_ref) of each token, estimated from samples of π: [N] of ℓ = log π/π_ref [N]; k3
     within the bounds of `ratio`."""
     if estimator == "k1":
@@ -39,7 +40,9 @@ def estimate(log_ratio: torch.Tensor, estimator: str) -> torch.Tensor:
     return log_ratio + torch.expm1(_bounded(-log_ratio))
 
 
-def returns(log_ratio: torch.Tensor, sequence: torch.Tensor, charge: Charge) -> torch.Tensor:
+def returns(
+    log_ratio: Float[torch.Tensor, " N"], sequence: Int64[torch.Tensor, " N"], charge: Charge
+) -> Float[torch.Tensor, " N"]:
     """The estimates that each token is charged for by `charge`: [N] of ℓ [N]."""
     if charge.scope == "sequence":
         return estimate(totals(log_ratio, sequence), charge.estimator)[sequence]
@@ -47,20 +50,24 @@ def returns(log_ratio: torch.Tensor, sequence: torch.Tensor, charge: Charge) -> 
     return sums_to_end(own, sequence) if charge.scope == "rest" else own
 
 
-def totals(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
+def totals(
+    values: Num[torch.Tensor, " N"], sequence: Int64[torch.Tensor, " N"]
+) -> Num[torch.Tensor, " N"]:
     """Sum of each sequence's values, 0 for a number without values: [N], since there are at most as
     many sequences as values, and counting them would mean waiting for a GPU."""
     return torch.zeros_like(values).index_add(0, sequence, values)
 
 
-def effective_sample_size(log_weights: torch.Tensor) -> float:
+def effective_sample_size(log_weights: Float[torch.Tensor, " B"]) -> float:
     """(Σ w)² / (B Σ w²) of importance weights w, from their logarithms [B]: 1 if all are equal, 1/B
     if one outweighs all others."""
     total, squares = log_weights.logsumexp(0), (2 * log_weights).logsumexp(0)
     return float((2 * total - squares).exp()) / len(log_weights)
 
 
-def sums_to_end(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
+def sums_to_end(
+    values: Float[torch.Tensor, " N"], sequence: Int64[torch.Tensor, " N"]
+) -> Float[torch.Tensor, " N"]:
     """Sum of each value and those after it in its sequence: [N], in the values' number type."""
     # From the sums to the end of the row, subtract those of later sequences. This is a difference
     # of large numbers, hence float64.
@@ -69,19 +76,21 @@ def sums_to_end(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
     return (_to_end(exact) - (_to_end(sums) - sums)[sequence]).to(values.dtype)
 
 
-def sums_from_start(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
+def sums_from_start(
+    values: Float[torch.Tensor, " N"], sequence: Int64[torch.Tensor, " N"]
+) -> Float[torch.Tensor, " N"]:
     """Sum of each value and those before it in its sequence: [N]."""
     return totals(values, sequence)[sequence] - sums_to_end(values, sequence) + values
 
 
-def first_tokens(sequence: torch.Tensor) -> torch.Tensor:
+def first_tokens(sequence: Int64[torch.Tensor, " N"]) -> Bool[torch.Tensor, " N"]:
     """True for the first token of each sequence: [N] bool."""
     starts = torch.ones_like(sequence, dtype=torch.bool)
     starts[1:] = sequence[1:] != sequence[:-1]
     return starts
 
 
-def last_tokens(sequence: torch.Tensor) -> torch.Tensor:
+def last_tokens(sequence: Int64[torch.Tensor, " N"]) -> Bool[torch.Tensor, " N"]:
     """True for the last token of each sequence: [N] bool."""
     return first_tokens(sequence.flip(0)).flip(0)
 

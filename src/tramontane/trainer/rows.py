@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tramontane.batches import TrainSequence
 from tramontane.models.packing import pack, recurring, upload
 from tramontane.models.routing import NO_CHOICE
+from tramontane.models.vision import Pictured
 
 # On a GPU, rows are rounded up to a multiple of this number of tokens: matrix products of other
 # sizes leave a part of their last tile, or take slower kernels.
@@ -36,6 +37,9 @@ class PackedRow:
     # [tokens of the row, layers · k] int16, the experts that the generator chose, or −1; None if it
     # recorded none.
     experts: torch.Tensor | None = None
+    # [N, k] int64, the tokens that the sampler allowed, as in `allowed.allowed_of`; None: all.
+    allowed: torch.Tensor | None = None
+    pictured: Sequence[Pictured] = ()  # its prompts with images
 
     def kept(self, outputs: torch.Tensor) -> torch.Tensor:
         """[1, N or more, ...] of a model's outputs [1, positions, ...], at the positions to keep:
@@ -67,8 +71,11 @@ def pack_row(sequences: Sequence[TrainSequence], device: torch.device) -> Packed
     continues: list[int | None] = []
     keep: list[int] = []
     end = 0
-    for prompt, group in groupby(sequences, key=lambda s: s.prompt_ids):
+    pictured: list[Pictured] = []
+    for (prompt, images), group in groupby(sequences, key=lambda s: (s.prompt_ids, s.images)):
         siblings = list(group)
+        if images:
+            pictured.append(Pictured(end, prompt, images))
         if len(siblings) == 1:
             # Nothing is shared: as a single part, it forms one attention block with its neighbors.
             ids = siblings[0].token_ids
@@ -102,6 +109,7 @@ def pack_row(sequences: Sequence[TrainSequence], device: torch.device) -> Packed
         experts=None if chosen is None else upload(torch.from_numpy(chosen), device),
         targets=upload(torch.from_numpy(targets), device),
         lengths=[len(s.token_ids) for s in sequences],
+        pictured=pictured,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -29,9 +29,11 @@ from tramontane.models.host import HostMemory
 from tramontane.models.loading import empty_model, load_model
 from tramontane.models.packing import pack
 from tramontane.models.states import separate_states
+from tramontane.models.vision import Vision
 from tramontane.models.weight_files import WeightFiles
 from tramontane.models.weights import BUCKET_BYTES, Bucket, Part, Weights, tied_names
 from tramontane.trainer import export, forwards, lora, sharding
+from tramontane.trainer.allowed import renormalized, with_candidates
 from tramontane.trainer.head import fused_predictions, head_scale, plain_predictions
 from tramontane.trainer.microbatch import Minibatch, cut_batch
 from tramontane.trainer.objectives import load_objective
@@ -141,6 +143,7 @@ class Trainer:
         if self._values:
             self._states["value"] = self._values.state_files
         self._host_memory = HostMemory() if self.device.type == "cuda" else None
+        self.vision: Vision | None = None
         self._busy, self._computed = 0.0, 0
         self._learned = TrainedFigures()
         self._skipped_in_a_row = 0  # optimizer steps, up to now
@@ -163,7 +166,9 @@ class Trainer:
             # Adapters are float32 in any case.
             dtype = getattr(torch, config.dtype) if config.lora else torch.float32
             model = load_model(path, dtype, config.device if whole else "cpu")
-        return cls(model, config, updates, files, seed, alone)
+        trainer = cls(model, config, updates, files, seed, alone)
+        trainer.vision = Vision(path, trainer.device)
+        return trainer
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
         """One update: an optimizer step per minibatch, over groups in batch order.
@@ -507,8 +512,20 @@ class Trainer:
         """Compute log-probs and entropies of the row's generated tokens."""
         if self.config.router_replay:
             routing.replay(model, row.experts)
-        if self._head_scale is not None:
-            return fused_predictions(
-                model, row, temperature, self._head_scale, entropy_grad, self._compiled
-            )
-        return plain_predictions(model, row, temperature, entropy_grad)
+        allowed, row = row.allowed, with_candidates(row)
+        with self._pictures(model, row):
+            if self._head_scale is None:
+                predictions = plain_predictions(model, row, temperature, entropy_grad)
+            else:
+                predictions = fused_predictions(
+                    model, row, temperature, self._head_scale, entropy_grad, self._compiled
+                )
+        return renormalized(predictions, allowed)
+
+    def _pictures(self, model: PreTrainedModel, row: PackedRow) -> AbstractContextManager[None]:
+        """Within the context, a forward of the row takes the features of its images."""
+        if not row.pictured:
+            return nullcontext()
+        if self.vision is None:
+            raise InputError("a prompt has images, and the trainer was made without a tower")
+        return self.vision.entering(model, row.pictured)

@@ -47,6 +47,8 @@ class Response(NamedTuple):
             calls.
         earned: the environment's reward, which replaces the verifier's judgment; None without one.
         failure: why the environment failed, so that nothing can be judged; empty if it did not.
+        unrewarded: how a conversation was cut short before its environment gave any reward, which
+            counts as 0; empty for others.
     """
 
     text: str
@@ -55,6 +57,7 @@ class Response(NamedTuple):
     turns: Sequence[tuple[str, bool]] = ()
     earned: float | None = None
     failure: str = ""
+    unrewarded: str = ""
 
     @property
     def last(self) -> str:
@@ -66,11 +69,13 @@ class Response(NamedTuple):
         """The graded part of a completion; `reward` is `conversation.reward`."""
         turns, ending, earned = completion.turns, completion.ending, None
         rewards = [turn.reward for turn in turns if turn.reward is not None]
-        failure = failure_of(ending, completion.ending_reason)
+        failure, unrewarded = failure_of(ending, completion.ending_reason), ""
         if ending and reward != "verifier":
             earned = float(sum(rewards if reward == "sum" else rewards[-1:]))
-            if ending == "completed" and not rewards:
-                failure = f"{ending}, without a reward (conversation.reward: {reward})"
+            if not rewards:
+                unrewarded = f"{ending}, without a reward (conversation.reward: {reward})"
+            if ending == "completed":
+                failure, unrewarded = unrewarded, ""
         return cls(
             completion.text,
             completion.n_tokens,
@@ -78,6 +83,7 @@ class Response(NamedTuple):
             [(turn.text, bool(turn.calls)) for turn in turns],
             earned,
             failure,
+            unrewarded,
         )
 
 
@@ -229,7 +235,7 @@ def _trl_arguments(problem: Problem, call: GroupCall) -> dict[str, Any]:
         texts = [[{"role": "assistant", "content": text}] for text in texts]
     columns = {name: [value] * count for name, value in columns_of(problem).items()}
     return columns | {
-        "prompts": [problem.prompt] * count,
+        "prompts": [problem.messages or problem.problem] * count,
         "completions": texts,
         "completion_ids": ids,
         "completions_ids": ids,

@@ -14,6 +14,7 @@ import base64
 import copy
 import importlib
 import inspect
+import math
 import mmap
 import os
 import re
@@ -318,11 +319,11 @@ def failed(reason: str) -> bool:
 
 
 def number(value: Any, *, bools: bool = False) -> float | None:
-    """A finite number, also as a NumPy scalar or a tensor or array without dimensions, as a float;
-    None for anything else, such as a text or a vector. True and False are 1 and 0 only with
-    `bools`.
+    """A finite number, also as a NumPy scalar or a tensor or array of one, as a float; None for
+    anything else, such as a text or a vector. True and False are 1 and 0 only with `bools`.
     """
-    if getattr(value, "ndim", None) == 0:
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and math.prod(shape) == 1:
         value = value.item()
     if not isinstance(value, Real) or (isinstance(value, bool) and not bools):
         return None

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tramontane.config.judge import JudgeConfig, RubricItem
 from tramontane.errors import InputError
-from tramontane.types import PAPER_TAGS, Problem, Prompt, ThinkingTags
+from tramontane.types import PAPER_TAGS, Message, Problem, ThinkingTags
 from tramontane.verifier.custom import GroupResult, Response
 from tramontane.verifier.format import split_response
 
@@ -153,7 +153,7 @@ def harmless(text: str) -> str:
     return _CONTROL.sub(" ", text)
 
 
-def transcript(prompt: Prompt) -> str:
+def transcript(prompt: str | list[Message]) -> str:
     """A prompt as one text; the messages of a chat are headed by their roles."""
     if isinstance(prompt, str):
         return prompt
@@ -169,7 +169,7 @@ def _text(
     problem: Problem, answers: Sequence[str], items: Sequence[RubricItem], config: JudgeConfig
 ) -> str:
     parts = [f"You grade {'answers' if config.compares else 'an answer'} to a task. {_QUOTED}"]
-    parts += ["The task:", quoted(transcript(problem.prompt))]
+    parts += ["The task:", quoted(transcript(problem.messages or problem.problem))]
     if config.reference and problem.answer:
         parts += ["A reference answer:", quoted(problem.answer)]
     names: Sequence[object] = "AB" if config.method == "pairwise" else range(1, len(answers) + 1)

@@ -207,7 +207,8 @@ def _grade(
     judged = None
     if response.earned is not None:
         outcome = outcome_of(response.earned, domain)
-        reason = "" if outcome == "right" else f"the environment's reward: {response.earned:g}"
+        given = response.unrewarded or f"the environment's reward: {response.earned:g}"
+        reason = "" if outcome == "right" else given
         judged = Judgment(outcome, reason, share=response.earned)
     elif parsed.ok and domain.verifier not in (None, JUDGE):
         judged = correctness.judge(problem, parsed, config)

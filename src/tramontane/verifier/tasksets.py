@@ -45,9 +45,15 @@ def task_rows(source: str, limit: int | None = None) -> Iterator[tuple[str, dict
             f"data {source!r}: cannot be loaded: {type(error).__name__}: {error}"
         ) from None
     for idx, task in enumerate(tasks):
-        row = {"problem": _chat(task.data), "domain": "verifiers", "taskset": name, "idx": idx}
+        where = f"{source}[{idx}]"
+        row = {
+            "problem": _chat(task.data, where),
+            "domain": "verifiers",
+            "taskset": name,
+            "idx": idx,
+        }
         row["task"] = task.data.model_dump_json()
-        yield f"{source}[{idx}]", row | {"answer": getattr(task.data, "answer", None)}
+        yield where, row | {"answer": getattr(task.data, "answer", None)}
 
 
 def _tasks(name: str, limit: int | None) -> list[Any]:
@@ -96,12 +102,16 @@ def _reads_runtime(stage: Any) -> bool:
     return any(runtime in (i.argval if isinstance(i.argval, tuple) else (i.argval,)) for i in reads)
 
 
-def _chat(data: Any) -> list[Message]:
-    from verifiers.v1.types import content_text
-
+def _chat(data: Any, where: str) -> list[Message]:
     chat = [Message(role="system", content=data.system_prompt)] if data.system_prompt else []
     if isinstance(data.prompt, str):
         return [*chat, Message(role="user", content=data.prompt)]
+    # `content_text` leaves images out.
+    parts = (part for m in data.prompt if isinstance(m.content, list) for part in m.content)
+    if other := next((part.type for part in parts if part.type != "text"), None):
+        raise InputError(f"{where}: the task has a part of type {other}, and is read as text alone")
+    from verifiers.v1.types import content_text
+
     return chat + [Message(role=m.role, content=content_text(m.content)) for m in data.prompt]
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tramontane.statistics import paired_difference
 from tramontane.view.runs import Run
 
 Row = dict[str, Any]
@@ -43,7 +45,21 @@ def problems(runs: list[Run], sources: list[str], part: str, limit: int) -> Row:
         "each": [len(found) for found in counts],
         "sources": sources,
         "choices": [list(found) for found in counted],
+        "difference": _difference(counts, shared),
     }
+
+
+def _difference(counts: list[dict[str, tuple[int, int]]], shared: list[str]) -> Row | None:
+    """The second side's pass@1 minus the first's on the problems of both, with its interval; None
+    without any, or with more than two sides."""
+    sides = [
+        {name: (right, n) for name in shared for n, right in [found[name]] if n} for found in counts
+    ]
+    both = sides[0].keys() & sides[-1].keys()
+    if len(sides) != 2 or not both:
+        return None
+    pair = [{name: side[name] for name in both} for side in sides]
+    return asdict(paired_difference(*pair))
 
 
 def _source(found: dict[str, Any], chosen: str) -> str:

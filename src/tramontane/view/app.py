@@ -18,6 +18,7 @@ from tramontane.view import answers, charts, details, search
 from tramontane.view.report import STATIC
 from tramontane.view.runs import Run, dumps
 from tramontane.view.summary import summary
+from tramontane.view.table import curve, table_of
 from tramontane.view.timeline import timeline
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -97,6 +98,23 @@ Chosen = Annotated[Run, Depends(chosen)]
 @api.get("/runs")
 def list_runs(request: Request) -> Json:
     return Json([run.describe() for run in request.app.state.runs])
+
+
+@api.get("/table")
+def show_table(request: Request) -> Json:
+    """The table of the runs."""
+    runs: list[Run] = request.app.state.runs
+    found = table_of([run.path for run in runs], [run.config or None for run in runs])
+    for row, run in zip(found.rows, runs, strict=True):
+        row |= {"run": run.number, "fault": row["fault"] or run.fault}
+    return Json({"keys": found.keys, "results": found.results, "rows": found.rows})
+
+
+@api.get("/curve")
+def show_curve(request: Request, metric: str) -> Json:
+    """A metric of every run over its updates: by the run's number."""
+    runs: list[Run] = request.app.state.runs
+    return Json({run.number: curve(run.path, metric) for run in runs})
 
 
 @api.get("/charts")

@@ -181,7 +181,8 @@ def load_runs(paths: list[Path]) -> list[Run]:
     """
     found: list[Path] = []
     for path in paths:
-        inner = sorted(file.parent for file in path.glob("*/config.yaml"))
+        # Of a study, the runs of each arm have a folder.
+        inner = sorted(f.parent for each in ("*", "*/*") for f in path.glob(f"{each}/config.yaml"))
         if (path / "config.yaml").is_file() or not inner:
             found.append(path)
         else:

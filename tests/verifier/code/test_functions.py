@@ -391,12 +391,12 @@ def test_the_tests_are_nowhere_to_be_found(rung):
     )
 
 
-def test_sandboxes_that_run_at_once_have_users_of_their_own(tmp_path):
+def test_sandboxes_that_run_at_once_have_users_of_their_own():
     rung = sandbox.probe()
     if rung == "rlimits" or os.geteuid() != 0:
         pytest.skip("needs root and a sandbox")
-    (tmp_path / "main.py").write_text("import os\nprint(os.getuid())")
-    job = sandbox.Job(tmp_path, [b""], sandbox.Limits(5.0, 300), source="main.py")
+    job = sandbox.Job([b""], sandbox.Limits(5.0, 300))
+    job.set_program("import os\nprint(os.getuid())", "python")
     with sandbox.Sandbox(job, rung) as one, sandbox.Sandbox(job, rung) as two:
         assert next(one.results).output != next(two.results).output
 

@@ -70,16 +70,16 @@ def nothing_left(monkeypatch, tmp_path_factory):
 
 
 def processes():
-    """Running processes of sandboxes below this one, by their command lines."""
+    """Running processes of sandboxes below this one, by their names and command lines."""
     found = set()
-    for pid in [line.split()[0] for line in descendants()]:
+    for pid, name in [line.split(maxsplit=1) for line in descendants()]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended meanwhile
             line = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if b"inside.runner" in line or b"hostile-mark" in line:
-                found.add(pid)
-            elif not line:  # an orphan that has ended
+            if not line:  # an orphan that has ended
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(int(pid), os.WNOHANG)
+            elif name == "sandbox" or b"inside.runner" in line or b"hostile-mark" in line:
+                found.add(pid)
     return found
 
 

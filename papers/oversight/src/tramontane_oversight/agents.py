@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tramontane.asking import Answer, Prompt, answer_seed, in_paper_tags
 from tramontane.config import GeneratorConfig
 from tramontane.config.device import dtype_warnings
-from tramontane.types import Completion, Request, SamplingParams, ThinkingTags
+from tramontane.types import Completion, SamplingParams, ThinkingTags
 from tramontane_oversight.config import ModelConfig
 from tramontane_oversight.responses import letter_place
 from tramontane_oversight.transcript import Call, Reply, Transcript
@@ -202,7 +202,7 @@ class LocalAgent:
             return
         self._calls[ticket] = call
         seed = answer_seed(self.config.seed, key, 0)
-        self.generator.submit(Request(ticket, 0, ids, seed, self.sampling), self)
+        self.generator.submit(Completion.requested(ticket, 0, ids, seed, self.sampling), self)
 
     def poll(self, seconds: float) -> list[tuple[int, Reply]]:
         if not self._done:
@@ -241,7 +241,7 @@ class _SharedGenerator:
         )
         self._owners: dict[int, LocalAgent] = {}
 
-    def submit(self, request: Request, owner: LocalAgent) -> None:
+    def submit(self, request: Completion, owner: LocalAgent) -> None:
         self._owners[request.group] = owner
         self._generator.submit([request])
 

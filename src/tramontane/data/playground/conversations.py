@@ -14,12 +14,13 @@ from random import Random
 from typing import TypedDict
 
 from tramontane.config import MixtureConfig
+from tramontane.errors import InputError
 from tramontane.types import Message, Problem
 from tramontane.verifier.code.shown import divide, of_case
 
 from . import programs
 from .arithmetic import LEVELS
-from .generate import problems
+from .generate import SCENES, problems
 from .language import LANGUAGES, Language, language, pick
 from .tasks import Call
 from .traces import Style, fenced, framed, near_miss, program, sample_style, trace
@@ -161,7 +162,16 @@ def examples(
     languages: Sequence[str] = LANGUAGES,
     kinds: Sequence[str] = ("sums", "stories"),
 ) -> Iterator[Example]:
-    """`count` examples of problems of the train split, repeats allowed."""
+    """`count` examples of problems of the train split, repeats allowed.
+
+    Raises:
+        InputError: kinds without solutions to learn from: those of pictures, drawn or in words.
+    """
+    if unsolved := sorted({*kinds} & {*SCENES}):
+        raise InputError(
+            f"playground kinds {', '.join(unsolved)}: there are no examples of them to learn from; "
+            f"leave them out here"
+        )
     rng = Random(f"examples/{seed}")
     for problem in islice(problems("train", seed, levels, languages, kinds), count):
         messages = conversation(problem, rng, sample_style(problem, rng, mixture))

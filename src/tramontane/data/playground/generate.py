@@ -1,22 +1,24 @@
 """Streams of playground problems, split so that no test problem is ever in training: chains of
-arithmetic put into words, programs, and tasks for tools."""
+arithmetic put into words, programs, tasks for tools, and pictures."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Literal
 
 from tramontane.types import Problem
 
-from . import programs, tasks
+from . import drawings, programs, tasks
 from .arithmetic import LEVELS, Step, chain, expression
 from .language import LANGUAGES, Language, language, pick
 
 Split = Literal["train", "test"]
 PROGRAMS = ("programs", "repairs")
-KINDS = ("sums", "stories", *PROGRAMS, *tasks.KINDS)
+SCENES = (*drawings.IN_WORDS, *drawings.KINDS)
+KINDS = ("sums", "stories", *PROGRAMS, *tasks.KINDS, *SCENES)
 
 # (operator, operand) → the story's event for it.
 _EVENTS = {("*", 2): "double", ("*", 3): "triple", ("/", 2): "half"}
@@ -77,10 +79,11 @@ def _stream(
     while count is None or len(seen) < count:
         level = levels[0] + int(rng.random() * (levels[1] - levels[0] + 1))
         problem = _draw(split, rng, pick(rng, kinds), pick(rng, languages), level)
-        if problem is not None and (count is None or problem.problem not in seen):
+        asked = problem and str(problem.metadata.get("text", problem.problem))
+        if problem is not None and (count is None or asked not in seen):
             fruitless = 0
             if count is not None:
-                seen.add(problem.problem)
+                seen.add(str(asked))
             yield problem
             continue
         fruitless += 1
@@ -107,6 +110,9 @@ def _draw(split: Split, rng: Random, kind: str, code: str, level: int) -> Proble
         if split_of(task.canonical) != split:
             return None
         return _problem(kind, code, level, task)
+    if kind in SCENES:
+        scene = drawings.draw(rng, kind, language(code), level)
+        return _of_scene(kind, code, level, scene) if split_of(scene.canonical) == split else None
     if kind == "sums":
         steps = chain(rng, level)
     else:  # values of at least 2 (plurals) that are doubled, tripled or halved
@@ -134,6 +140,16 @@ def _problem(kind: str, code: str, level: int, task: tasks.Task) -> Problem:
         source="playground",
         metadata={"kind": kind, **task.metadata},
     )
+
+
+def _of_scene(kind: str, code: str, level: int, scene: drawings.Drawing) -> Problem:
+    """A problem in words, or with its picture and the words in its metadata (`text`)."""
+    if kind in drawings.IN_WORDS:
+        task = tasks.Task(scene.canonical, scene.in_words, scene.answer, {})
+        return _problem(kind, code, level, task)
+    metadata = {"text": scene.in_words}
+    task = tasks.Task(scene.canonical, scene.question, scene.answer, metadata, scene.words)
+    return replace(_problem(kind, code, level, task), images=[scene.picture()])
 
 
 def _story_statement(rng: Random, lang: Language, steps: list[Step]) -> str:

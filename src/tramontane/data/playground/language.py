@@ -62,6 +62,8 @@ class Language:
     # The sentences of articles, by the kind of things that they are about.
     articles: dict[str, Frame]
     tools: dict[str, Any]  # statements and messages of tasks for tools (see `tasks`)
+    drawings: dict[str, str]  # questions about pictures, by kind (see `drawings`)
+    shapes: dict[str, str]  # names of the shapes in them
 
     def fill(self, template: str, slots: Mapping[str, Any], feminine: bool, n: int) -> str:
         text: str = template.format(n=n, **slots)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tramontane.generator.endings import Endings
 from tramontane.generator.interface import check_request
-from tramontane.types import Completion, FinishReason, Growth, Request, ints
+from tramontane.types import Completion, FinishReason, Growth, ints
 
 _SEEDS = 2**63
 _SEED_STEP = 0x9E3779B97F4A7C15  # odd, so that its multiples differ modulo _SEEDS
@@ -38,7 +38,7 @@ class _Pending:
         probe: always runs to its last token.
     """
 
-    request: Request
+    request: Completion
     reported: int
     version: int
     sent: bool = False
@@ -46,7 +46,7 @@ class _Pending:
 
     @cached_property
     def sampled_from(self) -> int:
-        """See `Request`; read before its tokens grow."""
+        """See `Completion`; read before its tokens grow."""
         return self.request.sampled_from
 
 
@@ -64,7 +64,7 @@ class Flights:
         return len(self._flights)
 
     def add(
-        self, requests: Sequence[Request], limit: int, version: int, probe: bool = False
+        self, requests: Sequence[Completion], limit: int, version: int, probe: bool = False
     ) -> None:
         """Take requests, whose prompt and `max_tokens` must fit `limit` tokens.
 
@@ -125,7 +125,7 @@ class Flights:
                 growth.add(r.group, r.index, *tokens)
         return growth
 
-    def pending(self) -> list[Request]:
+    def pending(self) -> list[Completion]:
         """All unfinished requests, with their tokens so far, in order of submission."""
         return [flight.request.copy() for flight in self._flights.values()]
 

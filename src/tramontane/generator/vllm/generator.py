@@ -24,13 +24,13 @@ from tramontane.generator.vllm.flights import Flights, Gained
 from tramontane.generator.vllm.process import VllmProcess, engine_args, variables
 from tramontane.models.host import flat
 from tramontane.models.loading import context_length, load_model, load_tokenizer, vocabulary
-from tramontane.models.names import resolve
+from tramontane.models.names import folder_of, pinned, resolve
 from tramontane.models.shape import shape_of
 from tramontane.models.staging import collect, from_state
 from tramontane.models.weights import Weights
 from tramontane.models.wrapped import PARENT, write_config
 from tramontane.temporary import temporary_folder
-from tramontane.types import Completion, Progress, Request, ResponseText, SamplingParams
+from tramontane.types import Completion, Progress, ResponseText, SamplingParams
 
 HEARTBEAT = 30.0  # seconds; the default of timeouts.heartbeat
 
@@ -71,7 +71,9 @@ class VllmGenerator(AnyGenerator):
         response: ResponseText = ResponseText(),  # noqa: B008 (immutable)
         heartbeat: float = HEARTBEAT,
     ) -> None:
-        self.config, self._path, self._heartbeat = config, resolve(model), heartbeat
+        self.config, self._heartbeat = config, heartbeat
+        # vLLM takes a name without a revision.
+        self._path = str(folder_of(model)) if pinned(model)[1] else resolve(model)
         self._environment = environment.find(config.vllm.python)
         environment.check_device(self._environment, config.device)
         loaded = load_model(model, getattr(torch, config.dtype))
@@ -112,7 +114,7 @@ class VllmGenerator(AnyGenerator):
             self._start(max(slots, most), max(max_len, longest))
         self._max_len = max_len
 
-    def submit(self, requests: list[Request]) -> None:
+    def submit(self, requests: list[Completion]) -> None:
         context = context_length(self._model_config) or self._max_len
         self._flights.add(requests, min(context, self._max_len), self._version)
 
@@ -122,7 +124,7 @@ class VllmGenerator(AnyGenerator):
         self._advance(self.config.steps_per_call if n is None else n, ahead=False)
         return self._take_ended()
 
-    def poll(self, requests: list[Request], seconds: float = 0.0) -> Progress:
+    def poll(self, requests: list[Completion], seconds: float = 0.0) -> Progress:
         """See `AnyGenerator`; vLLM does at least `steps_per_call` steps between two reports, and
         keeps running meanwhile."""
         end = time.monotonic() + seconds
@@ -153,7 +155,7 @@ class VllmGenerator(AnyGenerator):
         self.fetch(version, from_state(state, self._shared.tensors))
         return self.swap(version)
 
-    def pending(self) -> list[Request]:
+    def pending(self) -> list[Completion]:
         self._advance(0, ahead=False)
         return self._flights.pending()
 
@@ -169,7 +171,9 @@ class VllmGenerator(AnyGenerator):
         self, prompts: list[list[int]], tokens: int, seed: int, temperature: float
     ) -> list[Completion]:
         sampling = SamplingParams(tokens, temperature)
-        requests = [Request(i, -1, p, seed + i, sampling) for i, p in enumerate(prompts)]
+        requests = [
+            Completion.requested(i, -1, p, seed + i, sampling) for i, p in enumerate(prompts)
+        ]
         self._flights.add(requests, self._capacity[1], self._version, probe=True)
         found: list[Completion] = []
         while len(found) < len(prompts):

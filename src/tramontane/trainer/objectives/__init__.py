@@ -18,25 +18,33 @@ from tramontane.errors import InputError
 from tramontane.imports import import_module
 from tramontane.trainer.ratios import estimate, ratio, returns
 
-# Inputs that an objective may request beyond log-probs, advantages and weights.
-PROVIDED = frozenset(
-    [
-        "behavior_sums",
-        "conversations",
-        "entropy",
-        "proximal",
-        "reference",
-        "sequence_logprobs",
-        "targets",
-        "teacher",
-        "teacher_top",
-        "top1",
-        "values",
-    ]
-)
-
 # A sum and its weight by name. The metric is Σ sums / Σ weights over microbatches and ranks.
 Metrics = dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+class Objective(Protocol):
+    """The interface of an objective's module. `options` is its section of the config.
+
+    The module of a user's own objective also holds the class of its options, `Options`; those of
+    the objectives in this folder are in `config/objectives.py`.
+    """
+
+    def advantages(self, sequences: Sequences, options: Any) -> torch.Tensor:
+        """The advantage of each completion: [S]; or, if `targets` is requested, [S, 2]: for its
+        sampled tokens, and for the tokens of its given answer."""
+
+    def loss(self, tokens: Tokens, options: Any) -> tuple[torch.Tensor, Metrics]:
+        """The microbatch's share of the loss, and metrics. It should not read values of tensors (as
+        `item`, `nonzero` and indexing with a mask do), since a GPU would run out of work meanwhile.
+
+        Args:
+            tokens: the microbatch's N tokens; its fields are [N].
+            options: the objective's section of the config.
+
+        Returns:
+            The share of the loss: a scalar with gradient, summed over microbatches and ranks. And
+            metrics, as scalar sums and weights; their names must not depend on the tokens.
+        """
 
 
 @dataclass(frozen=True)
@@ -122,29 +130,22 @@ class Tokens:
     added: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
-class Objective(Protocol):
-    """The interface of an objective's module. `options` is its section of the config.
-
-    The module of a user's own objective also holds the class of its options, `Options`; those of
-    the objectives in this folder are in `config/objectives.py`.
-    """
-
-    def advantages(self, sequences: Sequences, options: Any) -> torch.Tensor:
-        """The advantage of each completion: [S]; or, if `targets` is requested, [S, 2]: for its
-        sampled tokens, and for the tokens of its given answer."""
-
-    def loss(self, tokens: Tokens, options: Any) -> tuple[torch.Tensor, Metrics]:
-        """The microbatch's share of the loss, and metrics. It should not read values of tensors (as
-        `item`, `nonzero` and indexing with a mask do), since a GPU would run out of work meanwhile.
-
-        Args:
-            tokens: the microbatch's N tokens; its fields are [N].
-            options: the objective's section of the config.
-
-        Returns:
-            The share of the loss: a scalar with gradient, summed over microbatches and ranks. And
-            metrics, as scalar sums and weights; their names must not depend on the tokens.
-        """
+# Inputs that an objective may request beyond log-probs, advantages and weights.
+PROVIDED = frozenset(
+    [
+        "behavior_sums",
+        "conversations",
+        "entropy",
+        "proximal",
+        "reference",
+        "sequence_logprobs",
+        "targets",
+        "teacher",
+        "teacher_top",
+        "top1",
+        "values",
+    ]
+)
 
 
 class WithTerms:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from jaxtyping import Float
 
 from tramontane.config.objectives import DistillOptions
 from tramontane.trainer.objectives import (
@@ -62,8 +63,8 @@ def loss(tokens: Tokens, options: DistillOptions) -> tuple[torch.Tensor, Metrics
 
 
 def divergence(
-    policy: torch.Tensor, teacher: torch.Tensor, options: DistillOptions
-) -> torch.Tensor:
+    policy: Float[torch.Tensor, "N k"], teacher: Float[torch.Tensor, "N k"], options: DistillOptions
+) -> Float[torch.Tensor, " N"]:
     """The divergence of two distributions at each place: [N], in nats. For the gradient, one tensor
     of the policy's shape is kept.
 

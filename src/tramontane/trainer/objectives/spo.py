@@ -16,6 +16,7 @@ The cross-entropy reads Q as the log of a success probability: its reward is log
 from __future__ import annotations
 
 import torch
+from jaxtyping import Float
 
 from tramontane.config.objectives import SPOOptions
 from tramontane.trainer.objectives import Metrics, Sequences, Tokens, count
@@ -64,7 +65,7 @@ def loss(tokens: Tokens, options: SPOOptions) -> tuple[torch.Tensor, Metrics]:
     }
 
 
-def prefix_values(tokens: Tokens, options: SPOOptions) -> torch.Tensor:
+def prefix_values(tokens: Tokens, options: SPOOptions) -> Float[torch.Tensor, " N"]:
     """Q_t after each token, with gradient: [N]."""
     assert tokens.reference is not None  # requested by the options' `needs`
     paid = options.beta * (tokens.logprobs - tokens.reference)

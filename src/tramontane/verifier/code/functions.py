@@ -22,7 +22,6 @@ import socket
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
 from tramontane.config import VerifierConfig
@@ -58,9 +57,7 @@ _CALL = re.compile(r"([^\W\d]\w*)\s*\(")
 _EXAMPLE = re.compile(r"^[ \t]*(?:assert\b|>>>).*$", re.MULTILINE)
 
 
-def run_tests(
-    program: str, prelude: str, problem: Problem, config: VerifierConfig, folder: Path
-) -> Judgment:
+def run_tests(program: str, prelude: str, problem: Problem, config: VerifierConfig) -> Judgment:
     """The judgment of a Python program under `tests.code`, which count as one test.
 
     Args:
@@ -68,7 +65,6 @@ def run_tests(
         prelude: source that runs before it.
         problem: the problem with the tests, and the statement that may define helper functions.
         config: the limits.
-        folder: an empty folder, owned by the judge.
     """
     tests = problem.tests or {}
     if not isinstance(code := tests.get("code"), str):
@@ -83,8 +79,7 @@ def run_tests(
     )
     tests_end, program_end = socket.socketpair()
     with tests_end, program_end:
-        folder.chmod(0o711)  # the program may run as another user
-        job = sandbox.Job(folder / "program", [b""], of_program, channel=program_end.fileno())
+        job = sandbox.Job([b""], of_program, channel=program_end.fileno())
         job.set_program(_with_helpers(program, problem), "python")
         job.prelude = prelude
         settings = names._asdict() | {
@@ -94,7 +89,7 @@ def run_tests(
             "entry_point": names.entry_point,
         }
         asking = [marshal.dumps(settings)]
-        tests_job = sandbox.Job(folder / "tests", asking, of_tests, channel=tests_end.fileno())
+        tests_job = sandbox.Job(asking, of_tests, channel=tests_end.fileno())
         rung = sandbox.probe()
         with sandbox.Sandbox(job, rung) as running, sandbox.Sandbox(tests_job, rung) as testing:
             program_end.close()  # the sandboxes have the ends; a copy would hide a closed one

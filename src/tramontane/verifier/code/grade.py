@@ -12,11 +12,9 @@ import random
 import shutil
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from tramontane.config import VerifierConfig
-from tramontane.temporary import temporary_folder
 from tramontane.types import Judgment, Outcome, Problem
 from tramontane.verifier.code import functions, sandbox
 from tramontane.verifier.code.comparing import fault_of, same_output
@@ -138,14 +136,12 @@ def draw_tests(problem: Problem, n: int) -> list[tuple[int, dict[str, Any]]]:
 @lru_cache(maxsize=1)  # the pool sends equal answers of a group to one worker, in a row
 def _run_tests(run: _Run) -> Judgment:
     tests = run.problem.tests or {}
-    with temporary_folder("code") as folder:
-        if tests.get("type") == "stdio":
-            return _run_stdio_tests(run, Path(folder))
-        prelude = prelude_of(tests)
-        return functions.run_tests(run.program, prelude, run.problem, run.config, Path(folder))
+    if tests.get("type") == "stdio":
+        return _run_stdio_tests(run)
+    return functions.run_tests(run.program, prelude_of(tests), run.problem, run.config)
 
 
-def _run_stdio_tests(run: _Run, folder: Path) -> Judgment:
+def _run_stdio_tests(run: _Run) -> Judgment:
     problem, config = run.problem, run.config
     tests = problem.tests or {}
     cases = draw_tests(problem, config.code_tests)
@@ -155,9 +151,8 @@ def _run_stdio_tests(run: _Run, folder: Path) -> Judgment:
     timeouts = 0
     failures: dict[int, str] = {}  # by the case's place
     inputs = [case["input"] for _, case in cases]
-    job = stdio_job(run.program, run.language, inputs, config, folder / "program")
+    job = stdio_job(run.program, run.language, inputs, config)
     job.prelude = prelude_of(tests)
-    folder.chmod(0o711)  # the program may run as another user
     with sandbox.Sandbox(job, sandbox.probe()) as running:
         if job.compiler and (compiled := next(running.results)).failure:
             outcome: Outcome = "unscorable" if compiled.is_unjudged else "wrong"
@@ -182,7 +177,7 @@ def _run_stdio_tests(run: _Run, folder: Path) -> Judgment:
     if has_program:
         ran = [place for place in range(len(outputs)) if place not in failures]
         triples = [(cases[i][1]["input"], outputs[i], cases[i][1]["output"]) for i in ran]
-        checked = _run_checker(tests, triples, config, folder / "checker")
+        checked = _run_checker(tests, triples, config)
         if isinstance(checked, str):
             return Judgment("unscorable", checked)
         failures |= {i: f for i, f in zip(ran, checked, strict=True) if f}
@@ -199,10 +194,7 @@ def _run_stdio_tests(run: _Run, folder: Path) -> Judgment:
 
 
 def _run_checker(
-    tests: dict[str, Any],
-    triples: list[tuple[str, bytes, str]],
-    config: VerifierConfig,
-    folder: Path,
+    tests: dict[str, Any], triples: list[tuple[str, bytes, str]], config: VerifierConfig
 ) -> list[str] | str:
     """The failure of each (input, output, answer) under the row's own checker, "" if accepted.
 
@@ -218,7 +210,7 @@ def _run_checker(
         for a, b, c in triples
     ]
     limits = sandbox.Limits(config.code_timeout_s, config.code_memory_mb)
-    job = sandbox.Job(folder, inputs, limits, keep_going=True, has_files=True)
+    job = sandbox.Job(inputs, limits, keep_going=True, has_files=True)
     job.set_program(tests["checker_code"], tests.get("checker_language") or "python")
     checked: list[str] = []
     with sandbox.Sandbox(job, sandbox.probe()) as running:
@@ -230,7 +222,7 @@ def _run_checker(
                 itself = (text, answer.encode(), answer)
                 if output == itself[1] or result.is_unjudged:
                     return f"the checker failed: {said}"
-                fault = _run_checker(tests, [itself], config, folder.with_name("itself"))
+                fault = _run_checker(tests, [itself], config)
                 if isinstance(fault, str) or fault[0]:
                     return f"the checker failed: {said}; it does not accept the answer either"
             said = said.removeprefix(f"exit code {result.code}").removeprefix(": ")
@@ -241,11 +233,11 @@ def _run_checker(
 
 
 def stdio_job(
-    program: str, language: Language, inputs: list[str], config: VerifierConfig, folder: Path
+    program: str, language: Language, inputs: list[str], config: VerifierConfig
 ) -> sandbox.Job:
-    """The sandbox's job for a program, whose source is written to `folder`, and its inputs."""
+    """The sandbox's job for a program and its inputs."""
     limits = sandbox.Limits(config.code_timeout_s, config.code_memory_mb)
-    job = sandbox.Job(folder, [text.encode() for text in inputs], limits)
+    job = sandbox.Job([text.encode() for text in inputs], limits)
     job.keep_going = config.reward.code == "fraction"
     job.set_program(program, language)
     return job
@@ -255,12 +247,14 @@ def stdio_job(
 
 
 class Trial(NamedTuple):
-    """A program, its inputs, and the number of timeouts after which the rest are not run."""
+    """A program, its inputs, the number of timeouts after which the rest are not run, and the hash
+    seed of Python, by which a program that prints a set is found out."""
 
     language: Language
     program: str
     inputs: list[str]
     max_timeouts: int = MAX_TIMEOUTS
+    hash_seed: int = 0
 
     def time_limit(self, config: VerifierConfig) -> float:
         """Longest time of the whole trial in seconds, including the compiler."""
@@ -285,17 +279,16 @@ def run_trial(trial: Trial, config: VerifierConfig) -> list[TrialOutput]:
     if sandbox.probe() == "rlimits" and not config.allow_unsandboxed:
         return [TrialOutput("", NO_SANDBOX)] * len(trial.inputs)
     timeouts, outputs = 0, []
-    with temporary_folder("code") as folder:
-        job = stdio_job(trial.program, trial.language, trial.inputs, config, Path(folder))
-        job.keep_going = True
-        with sandbox.Sandbox(job, sandbox.probe()) as running:
-            if job.compiler and (failure := next(running.results).failure):
-                return [TrialOutput("", f"does not compile: {failure}")] * len(trial.inputs)
-            for result in running.results:
-                outputs.append(_as_output(result))
-                timeouts += result.failure.startswith("timed out")
-                if timeouts == trial.max_timeouts:
-                    break
+    job = stdio_job(trial.program, trial.language, trial.inputs, config)
+    job.keep_going, job.hash_seed = True, trial.hash_seed
+    with sandbox.Sandbox(job, sandbox.probe()) as running:
+        if job.compiler and (failure := next(running.results).failure):
+            return [TrialOutput("", f"does not compile: {failure}")] * len(trial.inputs)
+        for result in running.results:
+            outputs.append(_as_output(result))
+            timeouts += result.failure.startswith("timed out")
+            if timeouts == trial.max_timeouts:
+                break
     return outputs + [outputs[-1]] * (len(trial.inputs) - len(outputs))
 
 

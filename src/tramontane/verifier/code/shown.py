@@ -11,11 +11,9 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tramontane.config import VerifierConfig
-from tramontane.temporary import temporary_folder
 from tramontane.types import Judgment, Problem
 from tramontane.verifier.code import sandbox
 from tramontane.verifier.code.comparing import same_output
@@ -98,29 +96,27 @@ def _try_cases(
     first = shown or [{"input": "", "output": ""}]  # only to see whether it compiles
     rest = [case for _, case in draw_tests(hidden, config.code_tests)]
     inputs, passed = [case["input"] for case in (*first, *rest)], 0
-    with temporary_folder("code") as folder:
-        Path(folder).chmod(0o711)  # the program may run as another user
-        job = stdio_job(program, language, inputs, config, Path(folder) / "program")
-        job.prelude, job.keep_going = prelude_of(tests), True
-        with sandbox.Sandbox(job, sandbox.probe()) as running:
-            if job.compiler and (compiled := next(running.results)).failure:
-                unjudged = Judgment("unscorable", compiled.failure, program)
-                return unjudged if compiled.is_unjudged else _said(compiled)
-            for place, result in enumerate(running.results):
-                if result.is_unjudged:
-                    return Judgment("unscorable", result.failure, program)
-                case = (*first, *rest)[place]
-                right = not result.failure and same_output(result.output, case["output"], tests)
-                if place >= len(first):
-                    passed += right
-                    if not right and config.reward.code == "all_tests":
-                        break
-                elif not shown:
-                    if any(sign in result.failure for sign in _NOT_COMPILED):
-                        return _said(result)
-                elif not right:
-                    printed = result.output.decode(errors="replace")
-                    return of_case(place + 1, shown, printed, _said(result))
+    job = stdio_job(program, language, inputs, config)
+    job.prelude, job.keep_going = prelude_of(tests), True
+    with sandbox.Sandbox(job, sandbox.probe()) as running:
+        if job.compiler and (compiled := next(running.results)).failure:
+            unjudged = Judgment("unscorable", compiled.failure, program)
+            return unjudged if compiled.is_unjudged else _said(compiled)
+        for place, result in enumerate(running.results):
+            if result.is_unjudged:
+                return Judgment("unscorable", result.failure, program)
+            case = (*first, *rest)[place]
+            right = not result.failure and same_output(result.output, case["output"], tests)
+            if place >= len(first):
+                passed += right
+                if not right and config.reward.code == "all_tests":
+                    break
+            elif not shown:
+                if any(sign in result.failure for sign in _NOT_COMPILED):
+                    return _said(result)
+            elif not right:
+                printed = result.output.decode(errors="replace")
+                return of_case(place + 1, shown, printed, _said(result))
     if passed == len(rest):
         return Judgment("right", "", program, 1.0)
     share = passed / len(rest) if config.reward.code == "fraction" else 0.0

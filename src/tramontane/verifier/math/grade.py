@@ -21,6 +21,7 @@ from tramontane.verifier.math import (
     items,
     numbers,
     quantities,
+    sets,
     structure,
     units,
     wording,
@@ -28,6 +29,7 @@ from tramontane.verifier.math import (
 from tramontane.verifier.math.equations import refuse_contradiction, refuse_unsolved
 from tramontane.verifier.math.modular import same_remainder
 from tramontane.verifier.math.normalize import normalize, with_counts, with_thousands
+from tramontane.verifier.math.reference import stated
 
 DEFAULT = MathConfig()
 
@@ -64,6 +66,7 @@ _PLAIN_ANSWER = "17x+3"  # parsed, and compared by value with most references
 def _judge(prediction: str, reference: str | None, policy: MathConfig) -> Judgment:
     if reference is None or not reference.strip():
         return Judgment("unscorable", "the problem has no reference answer")
+    reference = stated(reference)
     if len(prediction) > max(structure.MAX_LENGTH, 2 * len(reference)):
         return _too_long()
     if "matrix" in reference:
@@ -84,6 +87,8 @@ def _judge(prediction: str, reference: str | None, policy: MathConfig) -> Judgme
         return Judgment("wrong", "its letters stand for other numbers", answer)
     if structure.is_unfinished(prediction, reference):
         return Judgment("wrong", "an unfinished answer", answer)
+    if reason := structure.why_unclear(prediction, reference):
+        return Judgment("wrong", reason, answer)
     if items.are_alternatives(reference, gold, prediction, pred):
         return Judgment("wrong", "alternatives, not values of several names", answer)
     if gold == pred or _compact(gold) == _compact(pred):
@@ -135,7 +140,7 @@ def _equal(gold: str, pred: str, places: int | None) -> bool:
     texts = wording.without_choice(gold, pred)
     if texts != (gold, pred) and equal(*texts):
         return True
-    pred = wording.with_separate_choices(gold, pred)
+    pred = quantities.with_cents(gold, wording.with_separate_choices(gold, pred))
     for rule in (wording.same_text, wording.same_segment):
         if (decided := rule(gold, pred)) is not None:
             return decided
@@ -147,6 +152,8 @@ def _equal(gold: str, pred: str, places: int | None) -> bool:
         return decided
     gold, pred, built = items.without_builder(gold, pred)
     if (decided := items.same_builder(gold, pred, equal)) is not None:
+        return decided
+    if (decided := sets.same_sets(gold, pred)) is not None:
         return decided
     if any(built):
         from tramontane.verifier.math import symbolic  # SymPy takes a second to import

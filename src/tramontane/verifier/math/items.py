@@ -284,12 +284,13 @@ _OTHERWISE = re.compile(r"(?:\\text\w*\s*\{)?\s*(?:otherwise|else|sonst|sinon)\s
 
 
 def same_cases(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool | None:
-    """Compare definitions by cases row by row, in any order; None if neither side is one."""
+    """Compare definitions by cases row by row, in any order, or else by their values; None if
+    neither side is one."""
     if not any(name in side for name in ("{cases}", "{array}") for side in (gold, pred)):
         return None
     sides = [(label(side) or ("", side))[1] for side in (gold, pred)]
     g, p = (_read_cases(side) for side in sides)
-    if g is None or p is None:
+    if g is None and p is None:
         return None
 
     def same(a: str, b: str) -> bool:
@@ -299,7 +300,22 @@ def same_cases(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool 
         is_rest = [_OTHERWISE.fullmatch(row[1].strip()) is not None for row in (one, other)]
         return equal(one[0], other[0]) and (any(is_rest) or equal(one[1], other[1]))
 
-    return len(g) == len(p) and _same_in_any_order(g, p, same)
+    if g and p and len(g) == len(p) and _same_in_any_order(g, p, same):
+        return True
+    from tramontane.verifier.math import piecewise  # SymPy takes a second to import
+
+    functions = (
+        [_without_rest(row) for row in rows or [side]]
+        for rows, side in zip((g, p), sides, strict=True)
+    )
+    decided = piecewise.same_function(*functions)
+    return False if decided is None and g and p else decided
+
+
+def _without_rest(row: str) -> str:
+    """A row of cases without the condition "otherwise"."""
+    value, _, condition = row.partition("&")
+    return value if _OTHERWISE.fullmatch(condition.strip()) else row
 
 
 def _read_cases(text: str) -> list[str] | None:

@@ -44,13 +44,20 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _IN_TEXT = re.compile(r"(?<![\w^/-])(\d+(?:\.\d+)?)(?!\w)")
-_HINT = re.compile(r"\\(?:text|mathrm|mbox)|[^\W\d_]{2}|\d\s*[Rrh]\s*\d|['\"]")
+_HINT = re.compile(
+    r"^\s*\((?:(a)|(A)|(i)|(I)|(1))\)\s*[^()\s].*\((?:(?(1)b)(?(2)B)(?(3)ii)(?(4)II)(?(5)2))\)\s*[^()\s]"
+    r"|\\(?:text|mathrm|mbox)|[^\W\d_]{2}|\d\s*[Rrh]\s*\d|['\"]"
+)
 _OTHER_NOTATION = re.compile(
     r"[=<>&|]|\\(?:[lgn]eq?|in|cup|begin|equiv|pm|approx)(?![A-Za-z])|mod(?![a-z])|\bbase\b|choose"
 )
 _IGNORED = re.compile(r"\b(?:and|the|an?|is|are|of)\b|[.,:;=]")
 _LIST_LABEL = re.compile(r"\(?(?:[a-h]|[ivx]{1,4}|[1-9])[).]|(?:part|question) \(?[a-h1-9]\)?")
-_PLAIN_LABEL = re.compile(r"(?:(?<=[\s,;\d])|^)(\((?:[a-h]|[ivx]{1,4}|[1-9])\))\s*(?=[-\d\\])")
+_PLAIN_LABEL = re.compile(
+    r"(?:(?<=[\s,;\d])|^)(\((?:[a-hA-H]|[ivx]{1,4}|[IVX]{1,4}|[1-9])\))\s*(?=[-\d\\])"
+)
+_MONEY = re.compile(r"\bcents?\b|\bdollars?\b|\\\$|USD")
+_CENTS = re.compile(r"\s*(\d[\d,.]*)\s*(?:c|\\(?:text|mathrm)\s*\{\s*c\s*\})\.?\s*")
 _REMAINDERS = {"r", "remainder", "rem", "mit rest", "rest", "余"}
 
 
@@ -59,6 +66,12 @@ class Item(NamedTuple):
 
     name: str
     value: str
+
+
+def with_cents(gold: str, pred: str) -> str:
+    r"""`25\text{ cents}` for `25c`, if the reference is an amount of money."""
+    amount = _CENTS.fullmatch(pred) if _MONEY.search(gold) else None
+    return rf"{amount[1]}\text{{ cents}}" if amount else pred
 
 
 def same_quantities(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool | None:

@@ -38,9 +38,23 @@ _SCALED_INFINITY = re.compile(r"\\infty\s*(?:\d|[a-z](?![a-z]))|\d\s*\\infty")
 _PART_IN_DEGREES = re.compile(r"\^\{\\circ\}(?=\s*(?:[-+}]|\\cdot)\s*[\w\\{(])")
 _ANGLE = re.compile(r"\\circ|\\pi|\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)|\\angle|\\theta")
 _UNFINISHED = re.compile(
-    r"(?:(?<![\^_])[-+/^_=<>]|\\(?:equiv|approx|in|to|cup|cap|pm|cdot|times|ne|[lg]e)(?![A-Za-z])"
-    r"|\\text\s*\{\s*(?:or|and)\s*\})[\s$]*$|\\text\s*\{\s*(?:or|and)\s*\}\s*[,;)\]]"
+    r"(?:(?<![\^_])[-+/^_=<>]|\\(?:equiv|approx|in|to|cup|cap|pm|cdot|times|ne|[lg]e"
+    r"|sim(?:eq)?|cong|doteq|asymp|propto)(?![A-Za-z])"
+    r"|\\text\s*\{\s*(?:or|and|per)\s*\})[\s$]*$|\\text\s*\{\s*(?:or|and|per)\s*\}\s*[,;)\]]"
 )
+_ABOUT = re.compile(
+    r"(?:^|[=,;({\[])[\s$]*(?:\\(?:thick)?(?:sim(?:eq)?|cong|doteq|asymp)(?![A-Za-z])|[∼≃≅])"
+)
+_NO_ITEM = re.compile(r"(?<!\\)(?:[(\[,;]|\\\{)\s*[,;]")
+_IN_BRACKETS = re.compile(
+    r"(?:[(\[]|\\langle)(?:[^()\[\]]|\([^()]*\))*?(?:\\text\w*\s*\{[\s,]*(?:and|or|und|oder|et|ou|y|o|e|и|или|和|或)"
+    r"[\s,]*\}|(?<=[\s,;}\d([])(?:and|or|und|oder|et|ou|или)(?=[\s\d({\\-])|\\(?:lor|vee|land|wedge)(?![A-Za-z])|[∨或和])"
+    r"(?:[^()\[\]]|\([^()]*\))*?(?:[)\]]|\\rangle)"
+)
+_TUPLE = re.compile(r"(?:[(\[]|\\langle)[^()\[\]]*,")
+_ORDERED = r"(?:[A-Z](?:_\{?\w\}?)?|\\(?:vec|overrightarrow)\s*\{\w+\}|\\mathbb\{\w\}|\\emptyset)"
+_CROSS = re.compile(rf"(?<![\w\\])({_ORDERED})\s*\\times\s*(?=({_ORDERED})(?!\w))")
+_TIMES = re.compile(r"\\(?:times|cdot)(?![A-Za-z])|[*\s]")
 _CLOSED_INFINITY = re.compile(r"\\infty\s*\]|\[\s*-\s*\\infty")
 _EQUALS = re.compile(r"(?<![<>!\\:])=")
 _NEGATION = re.compile(
@@ -167,6 +181,18 @@ def is_unfinished(prediction: str, reference: str) -> bool:
     return bool(_UNFINISHED.search(prediction)) and not _UNFINISHED.search(reference)
 
 
+def why_unclear(prediction: str, reference: str) -> str:
+    """Why an answer as written does not say one thing, in ways that rules of spelling would hide:
+    a number that is only about the value, a place without an item, a connective in a tuple. Empty
+    if it does, or if the reference has the same."""
+    if _ABOUT.search(prediction) and not _ABOUT.search(reference):
+        return "only about the value"
+    if _NO_ITEM.search(prediction) and not _NO_ITEM.search(reference):
+        return "a list with an empty item"
+    is_joined = _IN_BRACKETS.search(prediction) and not _IN_BRACKETS.search(reference)
+    return "alternatives in brackets" if is_joined and _TUPLE.search(reference) else ""
+
+
 def refuse_notation(gold: str, pred: str) -> None:
     """Reject dots, a bracket that includes infinity, primes and transposes that the reference does
     not have, since the parser drops them."""
@@ -182,6 +208,8 @@ def refuse_notation(gold: str, pred: str) -> None:
         raise Refused("a part in degrees")
     if len(_NEGATION.findall(pred)) != len(_NEGATION.findall(gold)):
         raise Refused("a negation")
+    if any(_TIMES.sub("", a + b) not in _TIMES.sub("", pred) for a, b in _CROSS.findall(gold)):
+        raise Refused("a product of sets or vectors in another order")
     if _count_primes(gold) != _count_primes(pred):
         raise Refused("a derivative, a transpose, or another name")
 

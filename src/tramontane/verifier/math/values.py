@@ -314,6 +314,12 @@ def _stepped_points(
     else:
         near = [mpmath.mpf(0), mpmath.mpf(10) ** -6, -(mpmath.mpf(10) ** -6), mpmath.mpf("0.37")]
         rows = [(n + d,) for n in (*range(-4, 13), *steps[100:112]) for d in near]
+        # x + 1/2 has its steps between integers. Only halves, quarters, … are exact here.
+        parts = {abs(n) % 1 for e in (a, b) for n in e.atoms(sympy.Rational)} | {sympy.S.Half}
+        for part in sorted(parts)[:6]:
+            beside = near[:3] if part.q & (part.q - 1) == 0 else near[1:3]
+            ends = [mpmath.mpf(n.p) / n.q for n in (part, 1 - part)]
+            rows += [(n + end + d,) for n in range(-2, 3) for end in ends for d in beside]
     imaginary = {name: mpmath.mpc(0, 1) for name in names if name in _IMAGINARY_UNIT}
     return [
         partial(lambda row: imaginary | dict(zip(letters, map(mpmath.mpf, row), strict=True)), row)

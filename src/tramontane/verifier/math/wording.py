@@ -64,7 +64,10 @@ def _option(text: str) -> tuple[str, str] | None:
     return match[1], match[3]
 
 
-_LABELED = re.compile(r"(?:\(([A-J])\)|([A-J])[).:])\s+(\S.*)", re.DOTALL)
+_LABELED = re.compile(  # one option alone
+    r"(?:\(([A-J])\)|([A-J])[).:])\s+(?!.*(?:\((?:[A-J]|[IVX]+)\)|(?<!\w)[B-J][).:])\s)(\S.*)",
+    re.DOTALL,
+)
 
 
 def without_choice(gold: str, pred: str) -> tuple[str, str]:

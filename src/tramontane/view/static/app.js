@@ -10,14 +10,16 @@ import * as groups from "./groups.js";
 import * as compare from "./compare.js";
 import * as audit from "./audit.js";
 import * as timeline from "./timeline.js";
+import * as runs from "./runs.js";
 
-const VIEWS = { summary, curves, rollouts, rollout, groups, compare, audit, timeline };
+const VIEWS = { summary, curves, rollouts, rollout, groups, compare, audit, timeline, runs };
 const HELD = ["summary", "curves", "groups", "timeline"]; // what a report has
 const TABS = [["summary", "Summary"], ["curves", "Curves"], ["rollouts", "Rollouts"], ["groups", "Groups"],
-  ["compare", "Compare"], ["audit", "Audit"], ["timeline", "Timeline"]].filter(([view]) => !isReport || HELD.includes(view));
+  ["compare", "Compare"], ["audit", "Audit"], ["timeline", "Timeline"], ["runs", "Runs"]].filter(([view]) => !isReport || HELD.includes(view));
 const COMMON = [[`1 … ${TABS.length}`, "go to a view"], ["?", "these shortcuts"], ["t", "colors: system, light, dark"],
   ["Esc", "back, or close"]];
 const PATIENCE = 150; // milliseconds before a view that is loading says so
+const FEW = 2; // runs; with more, the page opens with their table
 const THEMES = ["system", "light", "dark"];
 
 const main = document.getElementById("main");
@@ -47,7 +49,8 @@ export const page = {
 
 function route() {
   const [view, query] = location.hash.replace(/^#/, "").split("?");
-  return [VIEWS[view] ? view : isReport ? "summary" : "curves", Object.fromEntries(new URLSearchParams(query || ""))];
+  const first = isReport ? "summary" : page.runs.length > FEW ? "runs" : "curves";
+  return [VIEWS[view] ? view : first, Object.fromEntries(new URLSearchParams(query || ""))];
 }
 
 async function show() {

@@ -1,8 +1,10 @@
 // A chart of several series, drawn by uPlot, with a legend and the values at a cursor.
 
 import { h, replace, number } from "./dom.js";
+import { menu } from "./export.js";
 
 const FONT = "11px system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', sans-serif";
+const MOST_NAMED = 12; // series, in a legend
 const CHARACTER = 6.4; // width of one, about
 const WHOLE = [0, 1, 2, 3, 4, 5].flatMap((power) => [1, 2, 5].map((n) => n * 10 ** power)); // between two updates
 
@@ -15,10 +17,10 @@ function smoothed(ys, weight) {
   });
 }
 
-// Ticks of a logarithmic axis: powers of ten, or all if there is none.
+// Ticks of a logarithmic axis: powers of ten, or all if fewer than two are in view.
 function powers(ys) {
   const found = ys.map((y) => (Number.isInteger(+Math.log10(y).toFixed(6)) ? y : null));
-  return found.some((y) => y !== null) ? found : ys;
+  return found.filter((y) => y !== null).length > 1 ? found : ys;
 }
 
 // A tick of a linear axis: of small values, all in the same form.
@@ -27,7 +29,7 @@ function tick(y) {
 }
 
 // options: title, unit, note, percent, log, from_zero, kind, evaluated; series: name, color, points [[x, y]],
-// or marks [[x, y, low, high]], with intervals.
+// or [[x, y, low, high]] with a band, or marks [[x, y, low, high]], with intervals.
 export class Chart {
   constructor(options) {
     this.options = options;
@@ -40,7 +42,7 @@ export class Chart {
     this.element = h("figure", {
       class: "chart", tabindex: 0, onkeydown: (event) => this.key(event), onblur: () => this.point(null),
     },
-    h("figcaption", {}, h("h3", {}, options.title), options.unit ? h("span", { class: "unit" }, options.unit) : null),
+    h("figcaption", {}, h("h3", {}, options.title), options.unit ? h("span", { class: "unit" }, options.unit) : null, menu(this)),
     this.legend, this.box, this.colors, options.note ? h("p", { class: "note" }, options.note) : null, this.readout);
     this.ended = new AbortController();
     const repaint = () => this.plot && this.plot.redraw();
@@ -62,7 +64,7 @@ export class Chart {
     if (zoomed) this.plot.setScale("x", { min: before.min, max: before.max });
     const last = this.series.map((s) => `${s.name} ${this.format((s.points || s.marks).at(-1)[1])}`);
     this.box.setAttribute("aria-label", `${this.options.title}; last values: ${last.join(", ")}`);
-    replace(this.legend, this.series.length > 1 || this.options.legend
+    replace(this.legend, this.series.length > MOST_NAMED ? [] : this.series.length > 1 || this.options.legend
       ? this.series.map((s) => h("span", { vars: { "--c": s.color } }, h("i", {}), s.name)) : []);
     replace(this.readout);
   }
@@ -73,7 +75,8 @@ export class Chart {
     const tables = this.series.map((s) => {
       const points = s.points || s.marks;
       const ys = points.map(([, y]) => positive(y));
-      return [points.map(([x]) => x), ys, ...(this.smooths(s) ? [smoothed(ys, this.view.smooth)] : [])];
+      const band = this.banded(s) ? [2, 3].map((end) => points.map((point) => positive(point[end] ?? point[1]))) : [];
+      return [points.map(([x]) => x), ys, ...(this.smooths(s) ? [smoothed(ys, this.view.smooth)] : []), ...band];
     });
     const data = uPlot.join(tables);
     this.xs = data[0];
@@ -84,6 +87,7 @@ export class Chart {
     return [data[0], ...data.slice(1).reverse()];
   }
 
+  banded(s) { return !this.bars && Boolean(s.points && s.points.some((point) => point.length > 2)); }
   smooths(s) { return this.view.smooth > 0 && s.points && !this.bars; }
   get over() { return this.histogram ? "versions old" : this.view.xLabel; }
   get histogram() { return this.options.kind === "histogram"; }
@@ -112,8 +116,18 @@ export class Chart {
       const shape = { spanGaps: true, points: { show: ((s.points || s.marks).length === 1 || this.histogram) && !this.bars, size: 6, fill: stroke } };
       if (s.marks) return [{ ...shape, stroke, paths: () => null, points: { show: false } }];
       if (this.bars) return [{ ...shape, stroke, fill: stroke, width: 0, paths: bars }];
-      return this.smooths(s) ? [{ ...shape, stroke: faint, width: 1 }, { ...shape, stroke, width: 1.8 }] : [{ ...shape, stroke, width: 1.8 }];
+      const found = this.smooths(s) ? [{ ...shape, stroke: faint, width: 1 }, { ...shape, stroke, width: 1.8 }] : [{ ...shape, stroke, width: 1.8 }];
+      const end = { ...shape, points: { show: false }, stroke, width: 0 };
+      return this.banded(s) ? [...found, end, end] : found;
     });
+    const bands = [];
+    let place = 1;
+    for (const s of this.series) {
+      place += 1 + this.smooths(s);
+      if (!this.banded(s)) continue;
+      bands.push({ series: [place + 1, place], fill: () => this.color(`color-mix(in oklab, ${s.color} 18%, transparent)`) });
+      place += 2;
+    }
     const whole = view.xLabel === "update" ? { incrs: WHOLE } : {};
     const lone = this.xs.length === 1 ? { splits: () => this.xs } : {}; // one point stands in the middle
     return {
@@ -131,6 +145,7 @@ export class Chart {
         { ...axis, ...filtered, grid, gap: 6, space: 27, size: (u, texts) => (texts ? Math.max(30, 14 + CHARACTER * Math.max(...texts.map((text) => text.length))) : 40),
           values: (u, ys) => ys.map((y) => (y === null ? "" : options.log ? y.toExponential(0) : options.percent ? `${number(100 * y, 1)}%` : tick(y))) },
       ],
+      bands,
       series: [{}, ...(this.bars ? lines.reverse() : lines)],
       hooks: {
         draw: [(u) => this.intervals(u)],
@@ -200,7 +215,7 @@ export class Chart {
     replace(this.readout);
     if (u.cursor.idx === null || u.cursor.idx === undefined || u.cursor.left < 0) return;
     const x = this.xs[u.cursor.idx];
-    const values = this.series.map((s) => {
+    const values = this.series.slice(0, MOST_NAMED).map((s) => {
       const points = s.points || s.marks;
       const found = points.find(([at]) => at === x);
       if (!found || !Number.isFinite(found[1])) return null;

@@ -30,7 +30,7 @@ export async function show(main, theValues, thePage) {
     h("div", { class: "bar" }, h("div", { class: "controls" }, picker("a", "Left"), source("from", 0, "answers of"),
       picker("b", "Right"), source("to", 1, "answers of"),
       h("label", { class: "field" }, h("span", {}, "Problem"), finder)),
-    h("p", { class: "count" }, `${found.count.toLocaleString("en")} problems that both answered`)),
+    h("p", { class: "count" }, `${found.count.toLocaleString("en")} problems that both answered`, difference(found.difference))),
     listed.length ? h("div", { class: "compare-body" },
       h("nav", { class: "problems", "aria-label": "Problems, those with the largest difference first" },
         h("ol", {}, listed.map((row) => h("li", {}, h("a", {
@@ -49,6 +49,8 @@ export async function show(main, theValues, thePage) {
     h("p", {}, "Reference: ", h("code", {}, left.reference ?? right.reference ?? "–"))),
   h("div", { class: "columns" }, side(values.a, left, found.sources[0]), side(values.b, right, found.sources[1])));
 }
+
+const difference = (d) => (d ? `; pass@1 of the right side, on these: ${signed(d.value, 3)} [${signed(d.low, 3)}, ${signed(d.high, 3)}], better on ${d.better}, worse on ${d.worse}` : "");
 
 const address = (problem) => `#compare?${new URLSearchParams({ ...values, problem })}`;
 

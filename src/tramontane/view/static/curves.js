@@ -9,7 +9,9 @@ export const SHORTCUTS = [["x", "over updates, or over time"], ["+ −", "smooth
 const POLL = 2000; // milliseconds between two looks at runs that train
 
 let timer = null, charts = [], state = null, page = null, specs = null;
-const hidden = new Set();
+const MOST = 12; // runs shown at first
+const UNREAD = { rows: new Map(), evaluations: [], damaged: [], finished: true };
+let hidden = null; // numbers of runs
 
 export function leave() {
   clearTimeout(timer);
@@ -22,8 +24,9 @@ export async function show(main, values, thePage) {
   page = thePage;
   state = { x: values.x === "time" ? "time" : "update", smooth: +(values.smooth || 0) };
   specs = specs || await get("charts");
-  const found = await Promise.all(page.runs.map((run) => measured(run.run)));
-  page.runs.forEach((run, i) => Object.assign(run, { tail: found[i] }));
+  hidden = hidden || new Set(page.runs.slice(MOST).map((run) => run.run));
+  page.runs.forEach((run) => { run.tail = run.tail || UNREAD; });
+  await read(shown());
   state.body = h("div", { class: "sections" });
   state.chips = h("ul", { class: "chips", "aria-label": "Runs" });
   state.damaged = h("div", {});
@@ -57,6 +60,12 @@ export function key(event) {
   return false;
 }
 
+async function read(runs) {
+  const found = await Promise.all(runs.map((run) => measured(run.run)));
+  runs.forEach((run, i) => { run.tail = found[i]; });
+  return found;
+}
+
 const shown = () => page.runs.filter((run) => !hidden.has(run.run));
 
 function chips() {
@@ -64,10 +73,11 @@ function chips() {
   replace(state.chips, page.runs.map((run) => {
     const rows = run.tail.rows.size;
     const last = rows ? Math.max(...run.tail.rows.keys()) : 0;
-    const status = run.tail.finished ? "finished" : `update ${last}${run.updates ? ` of ${run.updates}` : ""}`;
+    const status = run.tail === UNREAD ? "" : run.tail.finished ? "finished" : `update ${last}${run.updates ? ` of ${run.updates}` : ""}`;
     return h("li", {}, h("label", { class: "chip", vars: { "--c": run.color }, title: run.path },
-      h("input", { type: "checkbox", checked: !hidden.has(run.run), onchange: (e) => {
+      h("input", { type: "checkbox", checked: !hidden.has(run.run), onchange: async (e) => {
         if (e.target.checked) hidden.delete(run.run); else hidden.add(run.run);
+        await read([run]);
         build();
       } }), h("i", {}), h("b", {}, run.label), h("span", {}, status)));
   }));
@@ -96,8 +106,7 @@ function refresh() {
 async function poll() {
   timer = setTimeout(async () => {
     try {
-      const live = page.runs.filter((run) => !run.tail.finished);
-      const tails = await Promise.all(live.map((run) => measured(run.run)));
+      const tails = await read(shown().filter((run) => !run.tail.finished));
       if (timer === null) return;
       if (tails.some((tail) => tail.changed)) {
         if (!charts.length || metricsOf(shown()).size !== state.metrics) build(); else { chips(); refresh(); }

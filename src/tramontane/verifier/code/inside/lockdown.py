@@ -47,6 +47,7 @@ _SIGNALS = {
     "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424),
 }  # fmt: skip
+_DROP_BOUND, _CAPABILITIES_3 = 24, 0x20080522
 _CLONE, _CLONE3, _PRLIMIT = (56, 220), 435, (302, 261)
 _CLONE_NEW = 0x7E020000  # every kind of namespace
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
@@ -122,6 +123,21 @@ def _filter(architecture: int, denied: list[int], column: int) -> bytes:
         instruction(answer, 0, 0, allow),
     ]
     return b"".join(lines)
+
+
+def drop_bounding_set() -> None:
+    """Remove every capability from those that this process and its children can ever gain."""
+    prctl = ctypes.CDLL(None).prctl
+    capability = 0
+    while prctl(_DROP_BOUND, capability, 0, 0, 0) == 0:  # until a number that the kernel lacks
+        capability += 1
+
+
+def drop_capabilities() -> None:
+    """Give up every capability. Raises `OSError` if the kernel refuses."""
+    header = struct.pack("Ii", _CAPABILITIES_3, 0)
+    if ctypes.CDLL(None, use_errno=True).capset(header, bytes(24)):
+        raise OSError(ctypes.get_errno(), "the capabilities could not be dropped")
 
 
 def hide_files(readable: list[str], devices: list[str], writable: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from .records import ASLEEP, BUSY, LATE, MAX_FILES
 
-PDEATHSIG, DUMPABLE, SUBREAPER = 1, 4, 36  # options of prctl
+PDEATHSIG, DUMPABLE, NAME, SUBREAPER = 1, 4, 15, 36  # options of prctl
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PSS, _RSS = ("Pss_Anon:", "Pss_Shmem:"), ("RssAnon:", "RssShmem:")  # lines in /proc
 _MAX_WAITING = 8  # with more processes at once, the program is to blame for the waiting
@@ -24,7 +24,7 @@ _EXITING = 4  # in a process's flags
 POLL_SECONDS = 0.05  # between measurements of an execution's memory, files and processes
 
 
-def prctl(option: int, value: int) -> None:
+def prctl(option: int, value: int | bytes) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 

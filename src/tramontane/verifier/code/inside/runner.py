@@ -73,6 +73,7 @@ def confine(settings: dict[str, Any]) -> None:
         os.setresgid(*[settings["uid"]] * 3)
         os.setresuid(*[settings["uid"]] * 3)
     if sys.platform == "linux":
+        lockdown.drop_capabilities()
         # After the change of user, which resets the first two.
         at_death = signal.SIGKILL if settings["namespaces"] else signal.SIGTERM
         processes.prctl(processes.PDEATHSIG, at_death)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-Rung = Literal["bubblewrap", "namespaces", "landlock", "rlimits"]
-RUNGS: tuple[Rung, ...] = ("bubblewrap", "namespaces", "landlock", "rlimits")  # best first
+Rung = Literal["namespaces", "bubblewrap", "landlock", "rlimits"]
+RUNGS: tuple[Rung, ...] = ("namespaces", "bubblewrap", "landlock", "rlimits")  # best first
 OUTPUT_BYTES = 16 * 1024 * 1024  # maximum output of one execution
 BOX_MB = 64  # size of the private directory
 PROCESSES = 64  # maximum at once, threads included
@@ -49,7 +49,7 @@ class Limits(NamedTuple):
         return self.seconds * self.clock_factor
 
 
-COMPILER_LIMITS = Limits(10.0, 2048, clock_factor=4.0)
+COMPILER_LIMITS = Limits(10.0, 2048)
 COMPILE_SECONDS = COMPILER_LIMITS.clock_seconds  # longest by the clock
 
 
@@ -94,19 +94,15 @@ def precompiled(flags: tuple[str, ...]) -> Path | None:
 class Job:
     """A program and its inputs. Each input is one execution.
 
-    `folder` holds the program's source, and is the only one of the judge's folders visible to the
-    program. Either `source` names a Python file in it, or `compiler` makes the program `{box}/main`
+    `files` has the program's files by name, which it finds in `{folder}`. Either `source` names a
+    Python file among them, or `compiler` makes the program `{box}/main`
     from its source, with `headers` readable. With a `channel`, the execution is one half of a
     function test: the program if there is a source, else its tests. With `has_files`, each input is
     a marshaled dict of files by name: they are written to the execution's directory, and their
     names are the program's arguments. `prelude` is Python source that runs before a Python program,
     in its namespace. A session has no source and no inputs: it runs what `Sandbox.run` gives it.
-
-    The folder and the files in it are readable by every user, whatever the umask: if the judge is
-    root, the program runs as another user.
     """
 
-    folder: Path
     inputs: list[bytes]
     limits: Limits  # per execution; the compiler has COMPILER_LIMITS
     source: str | None = None
@@ -117,18 +113,15 @@ class Job:
     has_files: bool = False
     channel: int | None = None  # a socket, passed to the program as `inside.records.CHANNEL`
     is_session: bool = False
-
-    def __post_init__(self) -> None:
-        self.folder.mkdir(exist_ok=True)
-        self.folder.chmod(0o755)
+    files: dict[str, bytes] = field(default_factory=dict)
+    hash_seed: int = 0  # of Python, on which the order of sets depends
 
     def write(self, name: str, text: str) -> None:
-        """Write one of the program's files to the folder."""
-        (self.folder / name).write_text(text, encoding="utf-8", errors="replace")
-        (self.folder / name).chmod(0o644)
+        """Add one of the program's files."""
+        self.files[name] = text.encode(errors="replace")
 
     def set_program(self, text: str, language: str) -> None:
-        """Write the program's source, and set how it runs."""
+        """Add the program's source, and set how it runs."""
         self.write(f"main.{SUFFIXES[language]}", text)
         if language == "python":
             self.source = "main.py"

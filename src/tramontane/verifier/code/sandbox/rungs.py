@@ -1,8 +1,8 @@
 """The rungs of the sandbox ladder: how each shows a program the system and hides everything else.
 
-bubblewrap builds namespaces and a root directory; `unshare`, `mount`, `chroot` and `setpriv` do the
-same in its absence. Landlock needs no namespaces: its locks are in `inside.lockdown`, and the
-runner's children apply them.
+`inside.namespaces` makes namespaces and a root directory; bubblewrap does the same where only it
+may. Landlock needs no namespaces: its locks are in `inside.lockdown`, and the runner's children
+apply them.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from shlex import quote
+from typing import Any
 
 from tramontane.verifier.code.inside import lockdown, runner
-from tramontane.verifier.code.sandbox.job import BOX_MB, Job
+from tramontane.verifier.code.sandbox.job import BOX_MB
 
-TOOLS = {"bubblewrap": ["bwrap"], "namespaces": ["unshare", "mount", "chroot", "setpriv"]}
+TOOLS = {"bubblewrap": ["bwrap"]}
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
     "LANG": "C.UTF-8",
-    "PYTHONHASHSEED": "0",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
@@ -31,9 +30,11 @@ INSIDE = Path(runner.__file__).parent  # the folder of the code that runs in the
 # A virtual environment's base interpreter, started without `site`, so that programs have the
 # standard library and no packages, on every rung and machine.
 INTERPRETER = getattr(sys, "_base_executable", None) or sys.executable
-# The path is removed again: files next to `inside` must not shadow the standard library.
+# The current folder is no place to import from. The path of `inside` is removed again: files next
+# to it must not shadow the standard library.
 _START = (
-    "import sys; sys.path.append({where!r}); import inside.runner as r; sys.path.pop(); r.main()"
+    "import sys; del sys.path[0]; sys.path.append({!r}); import inside.{} as x; sys.path.pop(); "
+    "x.main()"
 )
 
 
@@ -44,18 +45,28 @@ def readable_paths(with_interpreter: bool = True) -> list[str]:
     return [path for path in (*SYSTEM, *_SETTINGS, *[prefix] * outside) if os.path.exists(path)]
 
 
-def runner_command(interpreter: str, where: str) -> list[str]:
-    """The command that starts `inside.runner` from the folder `where`, which holds `inside`."""
-    return [interpreter, "-I", "-S", "-B", "-c", _START.format(where=where)]
+def python_command(module: str, interpreter: str, where: str) -> list[str]:
+    """The command that starts a module of `inside`, which is in the folder `where`."""
+    # Not -I, which would ignore the hash seed.
+    return [interpreter, "-s", "-S", "-B", "-c", _START.format(where, module)]
 
 
-def wrap_in_bubblewrap(command: list[str], shown: list[tuple[str, str]], uid: int) -> list[str]:
+def environment(hash_seed: int) -> dict[str, str]:
+    """The variables of a sandbox. With one hash seed for all, a verdict does not depend on the
+    process that gives it, although a program may print a set."""
+    return ENVIRONMENT | {"PYTHONHASHSEED": str(hash_seed)}
+
+
+def wrap_in_bubblewrap(
+    command: list[str], shown: list[tuple[str, str]], uid: int, variables: dict[str, str]
+) -> list[str]:
     """The command, wrapped in namespaces and a root directory by bubblewrap.
 
     Args:
         command: starts the runner.
         shown: folders to show read-only, as (path inside, path outside).
         uid: the user that the runner becomes; 0 if the judge is not root.
+        variables: the environment variables.
     """
     if uid:
         # The runner becomes a real user, so that the process limit applies.
@@ -64,8 +75,9 @@ def wrap_in_bubblewrap(command: list[str], shown: list[tuple[str, str]], uid: in
         separate += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]  # dropped once used
     else:
         separate = ["--unshare-all", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
-    line = ["bwrap", "--die-with-parent", "--as-pid-1", "--clearenv", *separate]
-    for name, value in ENVIRONMENT.items():
+    bwrap = shutil.which("bwrap", path=ENVIRONMENT["PATH"]) or "bwrap"
+    line = [bwrap, "--die-with-parent", "--as-pid-1", "--clearenv", *separate]
+    for name, value in variables.items():
         line += ["--setenv", name, value]
     # /tmp comes first: an interpreter may itself live under it.
     line += ["--perms", "0777", "--size", str(BOX_MB << 20), "--tmpfs", "/tmp"]
@@ -82,45 +94,21 @@ def wrap_in_bubblewrap(command: list[str], shown: list[tuple[str, str]], uid: in
     return [*line, "--chdir", "/", *command]
 
 
-def wrap_in_namespaces(command: list[str], shown: list[tuple[str, str]], uid: int) -> list[str]:
-    """The command, wrapped in namespaces and a root directory of bind mounts on a tmpfs; arguments
-    as for `wrap_in_bubblewrap`."""
-    # `setpriv` drops all capabilities that could escape the new root.
-    user = f"--reuid {uid} --regid {uid} --clear-groups " if uid else ""
-    run = " ".join(quote(part) for part in command)
-    enter = f"exec chroot . setpriv {user}--no-new-privs --bounding-set=-all --inh-caps=-all {run}"
-    script = "\n".join([*_root_directory(shown), enter])
-    separate = ["--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "--kill-child=KILL"]
-    if not uid:
-        separate += ["--user", "--map-root-user"]
-    return ["unshare", *separate, "sh", "-c", script]
-
-
-def _root_directory(shown: list[tuple[str, str]]) -> list[str]:
-    """Shell commands that mount the root directory and enter it."""
-    lines = ["set -e", "root=/sys", "mount -t tmpfs -o size=1m,mode=755 tmpfs $root", "cd $root"]
-    lines += ["mkdir -p proc dev tmp", "ln -s /proc/self/fd dev/fd"]
-    lines += [f"ln -s fd/{n} dev/{name}" for n, name in enumerate(("stdin", "stdout", "stderr"))]
-    lines += [f"mount -t tmpfs -o size={BOX_MB}m,mode=777,nosuid,nodev tmpfs tmp"]
-    lines += ["mount -t proc -o nosuid,nodev,noexec proc proc"]
-    devices = [(f"/dev/{name}", f"/dev/{name}") for name in DEVICES]
-    folders, targets, mounts = set[str](), list[str](), list[str]()
-    for inside, outside in [*((p, p) for p in readable_paths()), *devices, *shown]:
-        target = quote(inside.lstrip("/"))
-        if os.path.islink(outside) and outside in SYSTEM:
-            targets.append(f"ln -s {quote(os.readlink(outside))} {target}")
-            continue
-        if os.path.isdir(outside):
-            folders.add(target)
-        else:
-            folders.add(quote(os.path.dirname(inside).lstrip("/") or "."))
-            targets.append(f": > {target}")
-        mounts.append(f"mount --rbind {quote(outside)} {target}")
-        if not outside.startswith("/dev/"):
-            mounts.append(f"mount -o remount,bind,ro {target}")
-    # One process for all folders: each costs as much as a test.
-    lines += [f"mkdir -p {' '.join(sorted(folders))}", *targets, *mounts]
-    return [*lines, "mount -o remount,bind,ro $root"]
+def root_directory() -> dict[str, Any]:
+    """The plan of the root directory that sandboxes see, for `inside.namespaces`."""
+    links = [("/dev/fd", "/proc/self/fd")]
+    links += [(f"/dev/{name}", f"fd/{n}") for n, name in enumerate(("stdin", "stdout", "stderr"))]
+    links += [(p, os.readlink(p)) for p in SYSTEM if os.path.islink(p)]
+    linked = {path for path, _ in links}
+    shown = [path for path in readable_paths() if path not in linked]
+    devices = [f"/dev/{name}" for name in DEVICES]
+    own = ["/proc", "/dev", "/tmp", "/program", "/headers"]
+    return {
+        "folders": [*own, *filter(os.path.isdir, shown)],
+        "files": [path for path in [*shown, *devices] if not os.path.isdir(path)],
+        "links": links,
+        "binds": [(path, False) for path in shown] + [(path, True) for path in devices],
+    }
 
 
 def why_no_landlock() -> str:
@@ -142,8 +130,8 @@ def interpreter() -> str:
     return INTERPRETER if open_to_all else shutil.which("python3", path=path) or INTERPRETER
 
 
-def reachable_files(job: Job) -> tuple[list[str], list[str]]:
-    """The paths that a program may read, and the devices."""
-    headers = [str(job.headers)] if job.headers else []
+def reachable_files(folder: Path, headers: Path | None) -> tuple[list[str], list[str]]:
+    """The paths that a program with its files in `folder` may read, and the devices."""
+    own = [str(path) for path in (folder, INSIDE, headers) if path]
     system = readable_paths(with_interpreter=interpreter() == INTERPRETER)
-    return [*system, str(job.folder), str(INSIDE), *headers], [f"/dev/{name}" for name in DEVICES]
+    return [*system, *own], [f"/dev/{name}" for name in DEVICES]

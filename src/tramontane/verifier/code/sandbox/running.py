@@ -9,23 +9,21 @@ import functools
 import itertools
 import marshal
 import os
-import resource
 import select
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tramontane.temporary import die_with_parent, temporary_folder
+from tramontane.temporary import temporary_folder
 from tramontane.verifier.code.inside import lockdown, processes, records
-from tramontane.verifier.code.sandbox import rungs
+from tramontane.verifier.code.sandbox import rungs, server
 from tramontane.verifier.code.sandbox.job import (
     ANSWER_SECONDS,
     BOX_MB,
@@ -73,10 +71,18 @@ class Results(Iterator[Result]):
         descriptor: the pipe with the runner's records, which are not trusted.
         limits: limits of each execution, the compiler's first if there is one.
         keep_going: continue after a failed execution.
+        is_served: False once the sandbox's server has ended, and the sandbox with it.
     """
 
-    def __init__(self, descriptor: int, limits: list[Limits], keep_going: bool) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        limits: list[Limits],
+        keep_going: bool,
+        is_served: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._descriptor, self._limits, self._keep_going = descriptor, limits, keep_going
+        self._is_served = is_served
         self._ready = False  # the runner has begun
 
     def __next__(self) -> Result:
@@ -102,6 +108,9 @@ class Results(Iterator[Result]):
             reason = "killed the sandbox" if self._ready else "the sandbox did not start"
             if late:
                 reason = f"the sandbox gave no result within {seconds:g} s"
+            elif self._ready and not self._is_served():
+                reason = server.ENDED
+                return Result(b"", reason, is_unjudged=True)
             return Result(b"", reason, is_unjudged=late or not self._ready, is_clock=late)
         status, n_output, n_errors, *seconds_of = records.RECORD.unpack(head)
         times = Times(*seconds_of)
@@ -120,10 +129,12 @@ class Results(Iterator[Result]):
         return Result(b"", failure, code, is_unjudged, is_clock, times, said)
 
     def drain(self, seconds: float) -> None:
-        """Read until the pipe closes, `seconds` at most, and close it."""
+        """Read until the sandbox has closed the pipe, `seconds` at most."""
         deadline = time.monotonic() + seconds
         while self._readable(deadline) and os.read(self._descriptor, 1 << 20):
             pass
+
+    def close(self) -> None:
         os.close(self._descriptor)
 
     def _readable(self, deadline: float) -> bool:
@@ -221,16 +232,6 @@ def _threads_of_user() -> int:
     return total
 
 
-def _prepare() -> None:
-    """Give the new process an ordinary shell's settings, whatever the judge's are."""
-    die_with_parent()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.umask(0o022)
-    # The memory limit also limits the stack. A finite stack limit would apply to every thread.
-    _, most = resource.getrlimit(resource.RLIMIT_STACK)
-    resource.setrlimit(resource.RLIMIT_STACK, (most, most))
-
-
 class Sandbox:
     """A running sandbox. `results` gives the result of each execution, the compiler's first.
 
@@ -240,34 +241,42 @@ class Sandbox:
     def __init__(self, job: Job, rung: Rung) -> None:
         self.job, self.rung = job, rung
         self.has_namespaces = rung in ("bubblewrap", "namespaces")
-        self.box = Path("/tmp" if self.has_namespaces else tempfile.mkdtemp(dir=job.folder))
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
         limits = [COMPILER_LIMITS] * bool(job.compiler) + [job.limits] * len(job.inputs)
         self._input: int | None = None  # to a session
-        self._user: socket.socket | None = None  # holds the user id while it is in use
-        self.process, pipe = self._start()
-        self.results = Results(pipe, limits, job.keep_going)
+        with contextlib.ExitStack() as opened:
+            self.errors = opened.enter_context(tempfile.TemporaryFile())
+            self.folder = Path("/program")  # the program's own files
+            if rung != "namespaces":
+                self.folder = Path(opened.enter_context(temporary_folder("code")), "program")
+                self._make_folder()
+            self.box = Path("/tmp" if self.has_namespaces else tempfile.mkdtemp(dir=self.folder))
+            self._uid = 0
+            if rung != "rlimits" and os.geteuid() == 0:
+                self._uid, user = reserve_user()
+                opened.enter_context(user)  # holds the id
+            self.server, self.pid, pipe = self._start()
+            self.results = Results(pipe, limits, job.keep_going, self.server.is_alive)
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> Sandbox:
         return self
 
     def __exit__(self, *_: object) -> None:
         if not self.has_namespaces:  # the runner itself must kill the program's processes
-            self.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(GRACE_SECONDS)
-        with contextlib.suppress(ProcessLookupError):  # already gone
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        # The namespaces' first process dies a moment after its parent; the pipe closes with it.
-        self.results.drain(GRACE_SECONDS)
-        self.errors.close()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+            self.results.drain(GRACE_SECONDS)
+        with contextlib.suppress(ConnectionError):  # the sandbox has ended with its server
+            self.server.end(self.pid)
+        if self.has_namespaces:
+            # bubblewrap's processes die a moment after it; the pipe closes with them.
+            self.results.drain(GRACE_SECONDS)
+        self.results.close()
         if self._input is not None:
             os.close(self._input)
-        if self._user is not None:
-            self._user.close()
         if not self.has_namespaces:  # the runner may have been killed before doing this
             processes.empty(str(self.box), keep=None)
+        self._opened.close()
 
     def run(self, code: bytes) -> Result:
         """Run code in a session; the output includes errors. A failure ends the session."""
@@ -282,61 +291,76 @@ class Sandbox:
         self.errors.seek(0)
         return (self.errors.read().decode(errors="replace").strip().splitlines() or [""])[-1]
 
-    def _start(self) -> tuple[subprocess.Popen[bytes], int]:
-        uid = 0
-        if self.rung != "rlimits" and os.geteuid() == 0:
-            uid, self._user = reserve_user()
-        if self.rung == "landlock" and uid:
-            os.chown(self.box, uid, uid)
+    def _make_folder(self) -> None:
+        """Write the program's files, readable by every user, whatever the umask: if the judge is
+        root, the program runs as another user."""
+        self.folder.parent.chmod(0o711)
+        self.folder.mkdir()
+        self.folder.chmod(0o755)
+        for name, content in self.job.files.items():
+            (self.folder / name).write_bytes(content)
+            (self.folder / name).chmod(0o644)
+
+    def _start(self) -> tuple[server.Server, int, int]:
+        if self.rung == "landlock" and self._uid:
+            os.chown(self.box, self._uid, self._uid)
+        head = _block(marshal.dumps(self._place())) + _block(self._settings())
         if self.job.is_session:
             stdin, self._input = os.pipe()
-            os.write(self._input, _block(self._settings(uid)))  # a few kB, which a pipe holds
+            os.write(self._input, head)  # a few kB, which a pipe holds
         else:
             with tempfile.TemporaryFile() as file:
-                file.writelines(map(_block, (self._settings(uid), *self.job.inputs)))
+                file.write(head)
+                file.writelines(map(_block, self.job.inputs))
                 file.seek(0)
                 stdin = os.dup(file.fileno())
         reading, writing = os.pipe()
-        process = subprocess.Popen(
-            self._command(uid),
-            stdin=stdin,
-            stdout=writing,
-            stderr=self.errors,
-            cwd="/" if self.has_namespaces else self.box,
-            env=rungs.ENVIRONMENT,
-            start_new_session=True,
-            preexec_fn=_prepare,
-            pass_fds=[] if self.job.channel is None else [self.job.channel],
-        )
-        os.close(stdin)
-        os.close(writing)
-        return process, reading
+        passed = [stdin, writing, self.errors.fileno()]
+        passed += [] if self.job.channel is None else [self.job.channel]
+        try:
+            return *server.fork(self.rung, self.job.hash_seed, passed), reading
+        except OSError:
+            os.close(reading)
+            if self._input is not None:
+                os.close(self._input)
+            raise
+        finally:
+            os.close(stdin)
+            os.close(writing)
 
-    def _command(self, uid: int) -> list[str]:
-        if not self.has_namespaces:
-            # A rung that mounts can show any interpreter; Landlock cannot.
-            program = rungs.interpreter() if self.rung == "landlock" else rungs.INTERPRETER
-            return rungs.runner_command(program, str(rungs.INSIDE.parent))
-        shown = [("/program", str(self.job.folder)), ("/inside", str(rungs.INSIDE))]
-        if self.job.headers:
-            shown.append(("/headers", str(self.job.headers)))
-        wrap = rungs.wrap_in_bubblewrap if self.rung == "bubblewrap" else rungs.wrap_in_namespaces
-        return wrap(rungs.runner_command(rungs.INTERPRETER, "/"), shown, uid)
+    def _place(self) -> dict[str, Any]:
+        """What the server's fork needs, before it runs the job."""
+        job, command = self.job, []
+        if self.rung == "bubblewrap":
+            shown = [("/program", str(self.folder)), ("/inside", str(rungs.INSIDE))]
+            if job.headers:
+                shown.append(("/headers", str(job.headers)))
+            runner = rungs.python_command("runner", rungs.INTERPRETER, "/")
+            variables = rungs.environment(job.hash_seed)
+            command = rungs.wrap_in_bubblewrap(runner, shown, self._uid, variables)
+        return {
+            "command": command,
+            "box": str(self.box),
+            "box_bytes": BOX_MB << 20,
+            "files": job.files,
+            "headers": str(job.headers) if job.headers else None,
+        }
 
-    def _settings(self, uid: int) -> bytes:
+    def _settings(self) -> bytes:
         job, spaces = self.job, self.has_namespaces
-        folder = Path("/program") if spaces else job.folder
+        folder = Path("/program") if spaces else self.folder
         headers = "/headers" if spaces else job.headers
         compiler = [x.format(box=self.box, folder=folder, headers=headers) for x in job.compiler]
+        is_hidden = self.rung == "landlock"
         settings = {
             "keep_going": job.keep_going,
-            "uid": 0 if self.rung == "namespaces" else uid,  # `setpriv` changes the user there
+            "uid": self._uid,
             "namespaces": spaces,
             "filter": self.rung != "rlimits" and lockdown.supported(),
             "keep": [str(self.box / "main")],
             "prelude": job.prelude,
             "has_files": job.has_files,
-            "files": rungs.reachable_files(job) if self.rung == "landlock" else None,
+            "files": rungs.reachable_files(self.folder, job.headers) if is_hidden else None,
             "box": str(self.box),
             "box_bytes": BOX_MB << 20,
             "limits": self._limits(job.limits),
@@ -344,7 +368,7 @@ class Sandbox:
             "command": [str(self.box / "main")] if compiler else None,
             "source": str(folder / job.source) if job.source else None,
             "inputs": len(job.inputs),
-            "channel": job.channel,
+            "channel": None if job.channel is None else records.CHANNEL,
             "is_session": job.is_session,
         }
         return marshal.dumps(settings)
@@ -404,23 +428,25 @@ def why_not(rung: Rung) -> str:
         return reason
     if reason := _hidden_from_users():
         return reason
-    with temporary_folder("probe") as name:
-        os.chmod(name, 0o711)
-        job = Job(Path(name, "python"), [b"in\n"], Limits(5.0, 300), source="main.py")
-        job.write("main.py", _PROBE)
-        with Sandbox(job, rung) as sandbox:
-            result = next(sandbox.results)
-            if result.failure:
-                return f"{result.failure} {sandbox.last_error()}".strip()
-        expected = b"in hidden hidden\n" if rung == "landlock" else b"in [0] 2\n"
-        if result.output != expected:
-            return f"gave {result.output!r}"
-        # Compiled programs must run too. Any program will do, whatever it prints.
-        job = Job(Path(name, "made"), [b""], Limits(5.0, 300))
-        job.compiler = [*(shutil.which(tool, path=path) or tool for tool in ("cp", "cat"))]
-        job.compiler.append("{box}/main")
-        with Sandbox(job, rung) as sandbox:
-            failures = [result.failure for result in sandbox.results]
+    job = Job([b"in\n"], Limits(5.0, 300))
+    job.set_program(_PROBE, "python")
+    try:
+        sandbox = Sandbox(job, rung)
+    except OSError as error:  # what the rung needs is missing
+        return str(error)
+    with sandbox:
+        result = next(sandbox.results)
+        if result.failure:
+            return f"{result.failure} {sandbox.last_error()}".strip()
+    expected = b"in hidden hidden\n" if rung == "landlock" else b"in [0] 2\n"
+    if result.output != expected:
+        return f"gave {result.output!r}"
+    # Compiled programs must run too. Any program will do, whatever it prints.
+    job = Job([b""], Limits(5.0, 300))
+    job.compiler = [*(shutil.which(tool, path=path) or tool for tool in ("cp", "cat"))]
+    job.compiler.append("{box}/main")
+    with Sandbox(job, rung) as sandbox:
+        failures = [result.failure for result in sandbox.results]
     refused = [x for x in failures[:1] if x] + [x for x in failures[1:] if "Error: [Errno" in x]
     return f"cannot run a compiled program: {refused[0]}" if refused else ""
 

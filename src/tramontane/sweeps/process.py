@@ -1,7 +1,7 @@
-"""Runs arms in a separate process: `python -m tramontane.studies.arm RUN.yaml …`.
+"""Runs in a separate process: `python -m tramontane.sweeps.process RUN.yaml …`.
 
-A file holds the run's settings: a config of `tramontane train`, or the function that runs the arm
-with its keys and seed. The run's folder is the file's path without `.yaml`. A folder with
+A file holds the run's settings: a config of `tramontane train`, or the function that runs a study's
+arm with its keys and seed. The run's folder is the file's path without `.yaml`. A folder with
 `summary.json` is finished; the same command continues any other.
 """
 
@@ -41,7 +41,7 @@ def load_function(path: str) -> RunArm:
 
 
 def run(file: Path) -> None:
-    """Run an arm to its end, or resume a stopped run.
+    """Run to the end, or resume a stopped run.
 
     Raises:
         InputError: invalid settings, or missing measures.
@@ -67,7 +67,7 @@ def _call(settings: dict[str, Any], folder: Path) -> None:
 
 
 def main(files: list[str]) -> int:
-    """Run the arms one after the other; returns the exit code, 2 if one of them failed."""
+    """Run one after the other; returns the exit code, 2 if one of them failed."""
     code = 0
     for file in files:
         try:
@@ -76,7 +76,7 @@ def main(files: list[str]) -> int:
             print(f"error: {error}", file=sys.stderr)
             code = 2
         except Exception:
-            traceback.print_exc()  # the other arms still run
+            traceback.print_exc()  # the others still run
             code = 2
     return code
 

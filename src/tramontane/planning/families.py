@@ -1,4 +1,4 @@
-"""Whether a run's models can be trained and sampled, asked before their weights are read."""
+"""Whether a run's models can be trained and sampled, asked of their configs alone."""
 
 from __future__ import annotations
 
@@ -7,23 +7,27 @@ import copy
 from tramontane.config import Config
 from tramontane.generator.forward import examine_model
 from tramontane.models.families import ForwardFails
-from tramontane.models.loading import load_config
 from tramontane.models.miniature import miniature
+from tramontane.models.shape import load_shape_config
 from tramontane.trainer import Trainer
 
 TOKENS = 64  # positions of the engine's cache
 
 
-def check_families(config: Config) -> None:
+def check_families(config: Config, shape: str | None = None) -> None:
     """Check small models of the families of the run's models.
+
+    Args:
+        config: the run's config.
+        shape: the trained model, as in `models.shape.load_shape`; None: the config's.
 
     Raises:
         InputError: as trainer, generator or teacher raise it when they load the model.
     """
     for teacher in config.teachers:
-        miniature(load_config(teacher))
+        miniature(load_shape_config(teacher))
     try:
-        small = miniature(load_config(config.model))
+        small = miniature(load_shape_config(shape or config.model))
     except ForwardFails:  # at these widths; the whole model will tell
         return
     if config.generator.kind == "slots":

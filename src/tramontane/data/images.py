@@ -1,0 +1,190 @@
+"""Images in rows.
+
+Rows are text: an image in one is a path beside the data's file, or a data URI, as which those of
+tables and Python objects are carried.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tramontane.data.values import Row
+from tramontane.errors import InputError
+from tramontane.models.images import DATA_URI, Limits, checked, data_uri, upright
+from tramontane.types import IMAGE, Message
+
+FIELDS = ("images", "image")  # of a row, with one image or a list
+SHOWN = 80  # characters of a value in a message
+PART_TYPES = ("image", "image_url", "input_image")  # of content parts of a chat's messages
+_VALUES = ("image", "url", "path", "image_url")  # where a part has the image itself
+
+
+class Album(NamedTuple):
+    """Where a source's images are, and what is decoded of them."""
+
+    folder: Path  # that paths are relative to
+    limits: Limits
+
+    def read(self, value: Any, where: str) -> str:
+        """An image of a row as a data URI.
+
+        Raises:
+            InputError: an address, no such file, or an image that `models.images.decode` refuses.
+        """
+        if not isinstance(value, str) or not value:
+            raise InputError(
+                f"{where}: an image is a {type(value).__name__}: give a path or a data URI"
+            )
+        if value.startswith("data:"):
+            return checked(value, self.limits, f"{where}: an image given as a data URI")
+        if "://" in value:
+            raise InputError(
+                f"{where}: image {value!r} is an address, and nothing is fetched while data is "
+                f"read; download it, and name its path"
+            )
+        try:
+            path = self.folder / Path(value).expanduser()
+            is_file = path.is_file()
+        except (OSError, RuntimeError, ValueError):  # raw base64, a user that does not exist
+            shown = value if len(value) <= SHOWN else f"{value[:SHOWN]}…"
+            raise InputError(
+                f"{where}: image {shown!r} is neither a path nor a data URI "
+                f"(data:image/png;base64,…)"
+            ) from None
+        if not is_file:
+            raise InputError(f"{where}: image {value!r}: no such file ({path})")
+        if (size := path.stat().st_size) > self.limits.max_bytes:
+            raise InputError(
+                f"{where}: image {path}: a file of {size:,} bytes, and data.images.max_bytes "
+                f"allows {self.limits.max_bytes:,}"
+            )
+        return checked(data_uri(path.read_bytes()), self.limits, f"{where}: image {path}")
+
+
+def as_text(value: Any) -> Any:
+    """A value of a table or a Python object with each image in it as text: a PIL image or the
+    record of `datasets` (`{"bytes", "path"}`) as a data URI or a path. Other values unchanged."""
+    if isinstance(value, list | tuple):
+        return [as_text(part) for part in value]
+    if isinstance(value, Mapping):
+        if value.keys() == {"bytes", "path"}:
+            return data_uri(value["bytes"]) if value["bytes"] else value["path"]
+        return {name: as_text(part) for name, part in value.items()}
+    if hasattr(value, "save") and type(value).__module__.startswith("PIL."):
+        file = io.BytesIO()
+        upright(value).save(file, "PNG")
+        return data_uri(file.getvalue())
+    return value
+
+
+def fields_as_text(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with its images as text (`as_text`); bytes are images in the fields `FIELDS`."""
+    return {k: _bytes_as_text(as_text(v)) if k in FIELDS else as_text(v) for k, v in row.items()}
+
+
+def flattened(value: Any, where: str) -> tuple[Any, list[Any]]:
+    """A chat whose content parts became texts with `IMAGE` for each image, and the images that
+    parts have themselves, None for one that is in the row's field. Other values unchanged.
+
+    Raises:
+        InputError: a content part that is neither text nor an image.
+    """
+    if not isinstance(value, list | tuple):
+        return value, []
+    found: list[Any] = []
+    chat = []
+    for message in value:
+        if isinstance(message, dict) and isinstance(parts := message.get("content"), list):
+            texts = [_part_text(part, found, where) for part in parts]
+            message = {**message, "content": "".join(texts)}
+        chat.append(message)
+    return chat, found
+
+
+def _part_text(part: Any, found: list[Any], where: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in PART_TYPES:
+        found.append(_own_image(part))
+        return IMAGE
+    if kind not in ("text", "input_text") or not isinstance(part.get("text"), str):
+        raise InputError(f"{where}: a content part of type {kind!r}: give text and image parts")
+    return str(part["text"])
+
+
+def _own_image(part: Mapping[str, Any]) -> Any:
+    """The image in a content part, OpenAI's `image_url` included; None if it has none."""
+    value = next((part[name] for name in _VALUES if part.get(name)), None)
+    return value.get("url") if isinstance(value, dict) else value
+
+
+def placed(
+    texts: str | Sequence[Message], given: Sequence[Any], own: Sequence[Any], where: str
+) -> list[Any]:
+    """A row's images in the order of their places.
+
+    Args:
+        texts: the statement or the chat.
+        given: those of the row's field.
+        own: those of content parts, None for one of the field's.
+        where: the row.
+
+    Raises:
+        InputError: not as many images as places.
+    """
+    contents = [texts] if isinstance(texts, str) else [m["content"] for m in texts]
+    marks, rest = sum(text.count(IMAGE) for text in contents), iter(given)
+    if not given and not own:
+        return []
+    merged = [next(rest, None) if image is None else image for image in own]
+    merged += rest
+    if None in merged or (marks and marks != len(merged)):
+        count = sum(image is not None for image in merged)
+        raise InputError(
+            f"{where}: {count} images for {marks} places ({IMAGE} in the text, or image parts); "
+            f"give one for each"
+        )
+    return merged
+
+
+def refuse(row: Row, where: str) -> None:
+    """Raise an error for a row with an image, which would be trained on as if it had none.
+
+    Raises:
+        InputError: a field `image` or `images` with a value, or a data URI or an image among a
+            chat's content parts in another field.
+    """
+    for name, value in row.items():
+        if (name in FIELDS and value) or _holds_image(value):
+            raise InputError(
+                f"{where}: field {name!r} holds an image, and is read as text alone, without it; "
+                f"remove the field, or, in problems of a run, name it in data.fields: "
+                f"{{images: {name}}}"
+            )
+
+
+def _holds_image(value: Any) -> bool:
+    """True for a data URI, a list with one, and a chat with an image among its content parts."""
+    if isinstance(value, list):
+        return any(map(_holds_image, value))
+    if isinstance(value, dict):
+        parts = value.get("content")
+        return isinstance(parts, list) and any(map(_is_image_part, parts))
+    return isinstance(value, str) and value.startswith(DATA_URI)
+
+
+def _is_image_part(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in PART_TYPES
+
+
+def _bytes_as_text(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_bytes_as_text(part) for part in value]
+    return data_uri(bytes(value)) if isinstance(value, bytes | bytearray) else value
+
+
+def listed(value: Any) -> Iterator[Any]:
+    """The images of a row's field: one, or a list."""
+    yield from value if isinstance(value, list) else [value]

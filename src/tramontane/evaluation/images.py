@@ -1,0 +1,49 @@
+"""What a run or an evaluation on images may not have yet, so that no image is left out in silence;
+docs/images.md lists it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tramontane.config import Config
+from tramontane.data.prompts import PromptEncoder
+from tramontane.errors import InputError
+from tramontane.types import Problem
+
+
+def check_images(config: Config, encoder: PromptEncoder, problems: Sequence[Problem]) -> None:
+    """Check that all workers of a config take the images of problems, if these have any.
+
+    Raises:
+        InputError: one does not, or the model is of a family that is not supported; the message
+            names the row, and the key to change.
+    """
+    found = next((problem for problem in problems if problem.images), None)
+    if found is None:
+        return
+    where = found.where or f"problem {found.id!r}"
+    for key, what in _unsupported(config):
+        raise InputError(
+            f"{where}: has an image, and {what} take none yet ({key}): change that key, or take "
+            f"rows without images (docs/images.md)"
+        )
+    encoder.at(next(iter(encoder.levels), None)).encode(found.prompt, where)
+
+
+def _unsupported(config: Config) -> Iterator[tuple[str, str]]:
+    """Keys of the config, with what they turn on that takes no images."""
+    objective = config.trainer.objective
+    checks = {
+        "generator.kind": ("vLLM's generators", config.generator.kind == "vllm"),
+        "generator.interruption": ("interrupted thoughts", config.generator.interruption),
+        "placement.kind": ("Ray's workers", config.placement.kind == "ray"),
+        "data.environment, data.tools": ("environments and tools", config.converses),
+        "verifier.judge": ("judges", config.verifier.judge),
+        "trainer.ranks": ("several ranks of a trainer", config.trainer.ranks > 1),
+        "trainer.lora": ("adapters", config.trainer.lora),
+        "trainer.objective": ("value networks", "values" in objective.needs),
+        "teacher": ("teachers", config.teachers),
+        "cold_start": ("cold starts", config.cold_start),
+        "data.trajectories": ("recorded completions", config.data.trajectories),
+    }
+    yield from ((key, what) for key, (what, used) in checks.items() if used)

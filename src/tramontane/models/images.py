@@ -1,0 +1,142 @@
+"""Image files: read within limits, and decoded to what every processor takes.
+
+An image is carried as text, a data URI of its file's bytes, so rows and records of runs stay text.
+Pillow is imported where an image is decoded, and only there.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import io
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tramontane.errors import InputError, install
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+DATA_URI = "data:image/"
+
+
+class Limits(NamedTuple):
+    """What is decoded of a row's images (`data.images`)."""
+
+    max_pixels: int
+    max_bytes: int
+    formats: tuple[str, ...]
+
+
+def pillow() -> tuple[Any, Any, Any]:
+    """Pillow's modules `Image`, `ImageDraw` and `ImageFont`.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        from PIL import Image, ImageDraw, ImageFont
+    except ModuleNotFoundError:
+        raise InputError(f"images need Pillow; install: {install('images')}") from None
+    return Image, ImageDraw, ImageFont
+
+
+def data_uri(content: bytes) -> str:
+    """An image file's bytes as text; the kind of image is not named, since its bytes tell."""
+    return f"{DATA_URI}*;base64,{base64.b64encode(content).decode()}"
+
+
+def content_of(image: str) -> bytes:
+    """The bytes of an image file given as a data URI.
+
+    Raises:
+        ValueError: not in base64, or damaged.
+    """
+    head, comma, body = image.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise ValueError("a data URI must hold base64: data:image/png;base64,…")
+    try:
+        return base64.b64decode(body, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"a data URI whose base64 is damaged ({error})") from None
+
+
+def decode(image: str, limits: Limits | None = None) -> Image:
+    """An image in red, green and blue, 8 bits each: turned as its camera says (EXIF), on white
+    where it is transparent, and with 16 bits of gray scaled to 8.
+
+    Args:
+        image: a data URI.
+        limits: None: it was checked when its row was read.
+
+    Raises:
+        ValueError: no image of the formats, a broken file, several frames, or one above a limit;
+            nothing of it has then been unpacked.
+        InputError: Pillow is not installed.
+    """
+    pillow()
+    from PIL import Image, UnidentifiedImageError
+
+    content = content_of(image)
+    if limits and len(content) > limits.max_bytes:
+        raise ValueError(
+            f"a file of {len(content):,} bytes, and data.images.max_bytes allows "
+            f"{limits.max_bytes:,}"
+        )
+    try:
+        found = Image.open(io.BytesIO(content), formats=limits and limits.formats)
+        pixels = found.width * found.height
+        if limits and pixels > limits.max_pixels:
+            raise ValueError(
+                f"{found.width} x {found.height} pixels ({pixels:,}), and data.images.max_pixels "
+                f"allows {limits.max_pixels:,}"
+            )
+        if getattr(found, "is_animated", False):
+            raise ValueError("it has several frames; give one of them")
+        found.load()
+    except UnidentifiedImageError:
+        raise ValueError(
+            f"not an image of the formats {', '.join(limits.formats if limits else ())} "
+            f"(data.images.formats), or broken"
+        ) from None
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow's for damage
+        raise ValueError(f"a broken image file ({error})") from None
+    return _in_color(upright(found))
+
+
+def upright(image: Any) -> Any:
+    """An image turned as its camera says, in colors that a PNG can hold. One whose Exif block is
+    damaged stays as it is stored, as other programs show it."""
+    from PIL import ImageOps
+
+    with contextlib.suppress(SyntaxError, OSError, ValueError, struct.error):
+        image = ImageOps.exif_transpose(image)
+    if image.mode in ("1", "L", "LA", "P", "RGB", "RGBA") or image.mode.startswith("I"):
+        return image
+    return image.convert("RGBA" if image.mode in ("PA", "La", "RGBa") else "RGB")
+
+
+def _in_color(image: Any) -> Image:
+    from PIL import Image
+
+    if image.mode.startswith("I"):  # Pillow would cut brighter pixels than 255 off
+        image = image.convert("I").point(lambda value: value / 256).convert("L")
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        colors = image.convert("RGBA")
+        white = Image.new("RGBA", colors.size, "white")
+        return Image.alpha_composite(white, colors).convert("RGB")
+    return image.convert("RGB")
+
+
+def checked(image: str, limits: Limits, what: str) -> str:
+    """The image unchanged.
+
+    Raises:
+        InputError: `decode` refuses it; the message begins with `what`, its row and path.
+    """
+    try:
+        decode(image, limits)
+    except ValueError as error:
+        raise InputError(f"{what}: {error}; mend or remove it") from None
+    return image

@@ -1,0 +1,256 @@
+"""Linear layers with weights of eight bits, for generators on CPUs that multiply such numbers
+(AVX-512 VNNI, AVX-VNNI, AMX) several times as fast as float32.
+
+    x Wᵀ ≈ s_x · s_w · (256 · H + L) Vᵀ + x_O W_Oᵀ
+
+Each row of W, an output channel, has a scale s_w and 8-bit values V. Each row of x has a scale s_x
+and 16 bits, in two halves H and L, which one product of 8-bit numbers multiplies: 8 bits alone make
+SmolLM2-135M another policy. A few input channels O, with the largest activations, stay in full, as
+in LLM.int8 (arXiv 2208.07339): they would set everyone's scale. See docs/off-policy.md.
+
+Norms stay as they are, and so do embeddings, unless they are tied to the output head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from tramontane.errors import InputError
+from tramontane.models.packing import pack
+from tramontane.models.states import stateful_layers
+
+OUTLIERS = 16  # input channels in full
+SMALLEST = 64  # features of a layer that is worth it
+# A text whose activations show which channels are large, which hardly depends on the text.
+SAMPLE = """Question: a train leaves at 7:45 and arrives at 12:10. How long does it take?
+Let me think. From 7:45 to 12:00 it is 4 h 15 min, and 10 min more, so 4 h 25 min: \\boxed{265} min.
+def add(a, b):
+    return [x + y for x, y in zip(a, b)]
+La somme de 3/4 et 2 est \\frac{11}{4}. Die Summe ist größer als 2. Ответ: 2,75. 答案是 2.75。"""
+_LEVELS, _FINE = 127, 127 * 256  # largest values of a weight and of an activation
+
+
+class Int8Weight:
+    """The weight of a linear layer, [N, K].
+
+    Attributes:
+        channels: [k] int64, the input channels in full.
+        values: [N, K] int8; 0 in `channels`.
+        scales: [N] float32.
+        outliers: [N, k] float32, the columns of `channels`.
+    """
+
+    def __init__(self, shape: torch.Size, channels: torch.Tensor) -> None:
+        self.shape, self.channels = shape, channels
+        self.values = torch.empty(shape, dtype=torch.int8)
+        self.scales = torch.empty(shape[0])
+        self.outliers = torch.empty(shape[0], len(channels))
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.scales.nbytes + self.outliers.nbytes
+
+    def room(self) -> Int8Weight:
+        """An uninitialized weight of the same form."""
+        return Int8Weight(self.shape, self.channels)
+
+    def write(self, start: int, rows: torch.Tensor) -> torch.Tensor:
+        """Quantize rows, [n, K] of any dtype, from row `start` on; returns their scales, which are
+        not finite if a value is not."""
+        rows = rows.detach().to("cpu", torch.float32, copy=True)
+        end = start + len(rows)
+        self.outliers[start:end] = rows[:, self.channels]
+        rows[:, self.channels] *= 0  # NaN stays NaN
+        scales = rows.abs().amax(1).clamp_(min=torch.finfo(torch.float32).tiny).div_(_LEVELS)
+        self.values[start:end] = rows.div_(scales[:, None]).round_()
+        self.scales[start:end] = scales
+        return scales
+
+    def whole(self) -> torch.Tensor:
+        """The weight that is computed with, [N, K] float32."""
+        found = self.values.float().mul_(self.scales[:, None])
+        found[:, self.channels] = self.outliers
+        return found
+
+    def exchange(self, other: Int8Weight) -> None:
+        """Swap the values with those of another weight of the same form."""
+        for name in ("values", "scales", "outliers"):
+            own, others = getattr(self, name), getattr(other, name)
+            setattr(self, name, others)
+            setattr(other, name, own)
+
+
+class _Halves(NamedTuple):
+    """Rows x [M, K] of activations in 16 bits."""
+
+    halves: torch.Tensor  # [2M, K] int8: the high halves, then the low ones
+    scales: torch.Tensor  # [M, 1] float32
+    outliers: torch.Tensor  # [M, k] float32
+
+
+class _Input:
+    """The input of `readers` layers, which is quantized once: the last of them forgets it."""
+
+    def __init__(self, channels: torch.Tensor, features: int, readers: int) -> None:
+        self.channels, self._readers = channels, readers
+        self._others = torch.ones(features)
+        self._others[channels] = 0
+        self._x: torch.Tensor | None = None
+        self._found: _Halves | None = None
+        self._left = 0
+
+    def read(self, x: torch.Tensor) -> _Halves:
+        """`x`, [..., K], as halves of M rows."""
+        found = self._found
+        if found is None or x is not self._x:
+            found, self._left = self._halves(x.flatten(0, -2).float()), self._readers
+        self._left -= 1
+        self._x, self._found = (x, found) if self._left else (None, None)
+        return found
+
+    def _halves(self, rows: torch.Tensor) -> _Halves:
+        outliers = rows.index_select(1, self.channels)
+        rest = rows * self._others
+        scales = rest.abs().amax(1, keepdim=True)
+        scales = scales.clamp_(min=torch.finfo(torch.float32).tiny).div_(_FINE)
+        whole = rest.div_(scales).round_().to(torch.int16)
+        halves = torch.empty(2 * len(rows), rows.shape[1], dtype=torch.int8)
+        halves[: len(rows)] = (whole + 128) >> 8
+        halves[len(rows) :] = whole  # its low byte
+        return _Halves(halves, scales, outliers)
+
+
+class Int8Linear(nn.Module):
+    """A linear layer in eight bits; its output has the input's dtype."""
+
+    def __init__(self, layer: nn.Linear, read: _Input) -> None:
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.weight = Int8Weight(layer.weight.shape, read.channels)
+        self.weight.write(0, layer.weight)
+        self.bias, self._read = layer.bias, read
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, w = self._read.read(x), self.weight
+        m = len(rows.scales)
+        sums = torch._int_mm(rows.halves, w.values.T).float()
+        out = sums[m:].add_(sums[:m], alpha=256).mul_(rows.scales).mul_(w.scales)
+        out.addmm_(rows.outliers, w.outliers.T)
+        if self.bias is not None:
+            out += self.bias
+        return out.to(x.dtype).unflatten(0, x.shape[:-1])
+
+
+class Int8Embedding(nn.Module):
+    """Embeddings that are tied to an output head in eight bits."""
+
+    def __init__(self, head: Int8Linear, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight, self._dtype = head.weight, dtype
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        w = self.weight
+        found = w.values[ids].float().mul_(w.scales[ids][..., None])
+        found[..., w.channels] = w.outliers[ids]
+        return found.to(self._dtype)
+
+
+def is_exact() -> bool:
+    """True if torch multiplies numbers of eight bits exactly here: without VNNI or AMX, its sums
+    are cut off at 16 bits."""
+    most = torch.full((32, 64), 127, dtype=torch.int8)
+    return bool((torch._int_mm(most, most.T) == 127 * 127 * 64).all())
+
+
+def quantize(model: PreTrainedModel, sample: Sequence[int]) -> None:
+    """Replace the linear layers of a model on a CPU, and embeddings that are tied to the head.
+
+    Args:
+        model: its weights are freed layer by layer.
+        sample: token ids whose activations show which input channels to keep in full.
+
+    Raises:
+        InputError: products are not exact (`is_exact`), or a model with layers that carry state,
+            whose kernels read weights themselves.
+    """
+    if not is_exact():
+        raise InputError(
+            "generator.weights: torch's products of int8 are not exact on this processor, or with "
+            "the instructions that ONEDNN_MAX_CPU_ISA allows; leave it out"
+        )
+    if stateful_layers(model):
+        raise InputError(
+            f"generator.weights: {type(model).__name__} has layers that carry state, which read "
+            f"their weights in full; leave it out"
+        )
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = head is not None and head.weight is embeddings.weight
+    full = head if tied and type(embeddings) is not nn.Embedding else None
+    names = {module: name for name, module in model.named_modules()}
+    for layers, largest in _inputs(model, sample, full):
+        channels = largest.topk(min(OUTLIERS, len(largest) // 4)).indices.sort().values
+        read = _Input(channels, len(largest), len(layers))
+        for layer in layers:
+            parent, _, own = names[layer].rpartition(".")
+            eight = Int8Linear(layer, read)
+            setattr(model.get_submodule(parent), own, eight)
+            if layer is head and tied:
+                model.set_input_embeddings(Int8Embedding(eight, layer.weight.dtype))
+
+
+@torch.inference_mode()
+def _inputs(
+    model: PreTrainedModel, sample: Sequence[int], full: nn.Module | None
+) -> list[tuple[list[nn.Linear], torch.Tensor]]:
+    """The layers to quantize, all but `full`, grouped by their input, with the largest |activation|
+    of each of its channels, [K]."""
+    found: list[tuple[list[nn.Linear], torch.Tensor]] = []
+    last: list[torch.Tensor] = []
+
+    def note(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        assert isinstance(layer, nn.Linear)
+        (x,) = inputs
+        if last and x is last[0]:
+            found[-1][0].append(layer)
+        else:
+            found.append(([layer], x.flatten(0, -2).float().abs().amax(0)))
+        last[:] = [x]
+
+    with _hooked(model, note, full):
+        model(**pack([list(sample)], model.device))
+    return found
+
+
+@contextmanager
+def _hooked(
+    model: nn.Module, note: Callable[[nn.Module, tuple[torch.Tensor, ...]], None], full: object
+) -> Iterator[None]:
+    """Context manager: `note` is called with the input of each layer to quantize."""
+    hooks = [
+        module.register_forward_pre_hook(note)
+        for module in model.modules()
+        if type(module) is nn.Linear
+        and module is not full
+        and min(module.in_features, module.out_features) >= SMALLEST
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def named_weights(model: nn.Module) -> dict[str, torch.Tensor | Int8Weight]:
+    """The tensors of a model's state dict by name, tied ones the same object, and the weights in
+    eight bits."""
+    found: dict[str, torch.Tensor | Int8Weight] = dict(model.state_dict(keep_vars=True))
+    for name, module in model.named_modules():
+        if isinstance(module, Int8Linear | Int8Embedding):
+            found[f"{name}.weight"] = module.weight
+    return found

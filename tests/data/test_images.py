@@ -1,0 +1,245 @@
+"""Images in rows."""
+
+import io
+import json
+import zlib
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from tests.vision import picture
+from tramontane.config import DataConfig
+from tramontane.config.sft import ExamplesConfig
+from tramontane.data.images import Album, as_text
+from tramontane.data.load import RowRules, load_problems, parse_problem
+from tramontane.data.objects import as_source, rows_of
+from tramontane.data.similarity import near_copies
+from tramontane.errors import InputError
+from tramontane.models.images import Limits, content_of, data_uri, decode
+from tramontane.run.input import _asked
+from tramontane.sft.examples import rows_of as sft_rows
+from tramontane.verifier.tasksets import _chat
+
+PIXEL = Image.new("RGB", (1, 1), "red")
+NOISE = picture(100, 100)
+
+
+def load(source, **config):
+    config = DataConfig(train=str(source), **config)
+    return load_problems(str(source), config, split="train", limit=None, seed=0)
+
+
+def write_rows(folder, *rows):
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def png(image=PIXEL, kind="PNG", **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+ROW = {"problem": "What is this?", "answer": "1"}
+CHAT = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}]
+URI = data_uri(png())
+
+
+@pytest.mark.parametrize("kind", ["path", "uri", "python", "parquet", "record", "bytes"])
+def test_every_way_to_give_an_image_carries_the_same_bytes(tmp_path, kind):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/b.png").write_bytes(png())
+    given = {"path": "a/b.png", "uri": URI, "python": PIXEL, "parquet": png(), "bytes": [png()]}
+    given["record"] = {"bytes": png(), "path": "b.png"}
+    row = ROW | {"images" if kind == "bytes" else "image": given[kind]}
+    if kind in ("parquet", "record"):
+        pq.write_table(pa.Table.from_pylist([row]), tmp_path / "rows.parquet")
+        [problem] = load(tmp_path / "rows.parquet")
+    elif kind in ("python", "bytes"):
+        with as_source(rows_of([row])) as source:
+            [problem] = load(source)
+    else:
+        [problem] = load(write_rows(tmp_path, row))
+    assert [content_of(image) for image in problem.images] == [png()]
+    assert problem.metadata == {}
+
+
+def test_content_parts_become_places(tmp_path):
+    own = {"type": "image_url", "image_url": {"url": URI}}
+    chat = [{"role": "user", "content": [*CHAT[0]["content"], own, {"type": "text", "text": "?"}]}]
+    other = data_uri(png() + b"x")
+    [problem] = load(write_rows(tmp_path, {"prompt": chat, "answer": "1", "images": [other]}))
+    assert problem.images == [other, URI]
+    assert problem.messages == [{"role": "user", "content": "<image>What?<image>?"}]
+
+
+@pytest.mark.parametrize(
+    ("image", "says"),
+    [
+        ("nothing.png", "no such file"),
+        ("https://example.org/a.png", "is an address"),
+        ("file:///a.png", "is an address"),
+        ("data:image/png;base64,AAAA", "not an image of the formats"),
+        ("data:image/png;base64,?", "base64 is damaged"),
+        ("data:image/png,abc", "must hold base64"),
+        (data_uri(png(NOISE)[:-2000]), "a broken image file"),
+        (3, "is a int"),
+    ],
+)
+def test_an_image_that_cannot_be_read_names_its_row(tmp_path, image, says):
+    with pytest.raises(InputError, match=rf"rows.jsonl:2: .*{says}"):
+        load(write_rows(tmp_path, ROW, ROW | {"image": image}))
+
+
+def test_a_broken_file_names_its_path(tmp_path):
+    (tmp_path / "a.png").write_bytes(png(NOISE)[:2000])
+    with pytest.raises(InputError, match=r"rows.jsonl:1: image .*a.png: a broken"):
+        load(write_rows(tmp_path, ROW | {"image": "a.png"}))
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        ({"max_pixels": 99}, "10 x 10 pixels"),
+        ({"max_bytes": 50}, "max_bytes"),
+        ({"formats": ["JPEG"]}, "formats JPEG"),
+    ],
+)
+@pytest.mark.parametrize("by_path", [True, False])
+def test_limits_hold_before_anything_is_unpacked(tmp_path, limits, says, by_path):
+    content = png(Image.new("RGB", (10, 10)))
+    (tmp_path / "a.png").write_bytes(content)
+    file = write_rows(tmp_path, ROW | {"image": "a.png" if by_path else data_uri(content)})
+    with pytest.raises(InputError, match=says):
+        load(file, images=limits)
+
+
+def test_a_bomb_is_refused_by_its_header(tmp_path):
+    """A file of a few bytes that would unpack to gigabytes."""
+    header = bytearray(png())
+    header[16:24] = (60000).to_bytes(4, "big") * 2
+    header[29:33] = zlib.crc32(header[12:29]).to_bytes(4, "big")
+    with pytest.raises(InputError, match="60000 x 60000|3600000000"):
+        load(write_rows(tmp_path, ROW | {"image": data_uri(bytes(header))}))
+
+
+def test_images_are_turned_as_the_camera_says():
+    image = Image.new("RGB", (4, 2), "blue")
+    image.putpixel((0, 0), (255, 0, 0))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn clockwise
+    turned = decode(data_uri(png(image, exif=exif)))
+    assert turned.size == (2, 4)
+    assert turned.getpixel((1, 0)) == (255, 0, 0)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparency_is_white(mode):
+    if mode == "P":
+        image = Image.new("P", (2, 1), 0)
+        image.info["transparency"] = 0
+    else:
+        image = Image.new("RGBA", (2, 1), (0, 0, 0, 0)).convert(mode)
+    assert decode(data_uri(png(image))).getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_sixteen_bits_of_gray_keep_their_shades():
+    """Pillow's own conversion makes all above 255 white."""
+    image = Image.fromarray(np.array([[0, 128 * 256, 255 * 256]], np.uint16))
+    shades = [decode(data_uri(png(image))).getpixel((x, 0))[0] for x in range(3)]
+    assert shades == [0, 128, 255]
+
+
+def test_an_animation_is_refused(tmp_path):
+    file = io.BytesIO()
+    PIXEL.save(file, "GIF", save_all=True, append_images=[Image.new("RGB", (1, 1), "blue")])
+    with pytest.raises(InputError, match="several frames"):
+        load(write_rows(tmp_path, ROW | {"image": data_uri(file.getvalue())}))
+
+
+@pytest.mark.parametrize("places", [1, 3])
+def test_as_many_places_as_images(tmp_path, places):
+    row = {"problem": "<image>" * places + "?", "answer": "1", "images": [URI, URI]}
+    with pytest.raises(InputError, match=rf"2 images for {places} places"):
+        load(write_rows(tmp_path, row))
+
+
+def test_a_mark_without_images_is_text(tmp_path):
+    [problem] = load(write_rows(tmp_path, ROW | {"problem": "The HTML tag <image>?"}))
+    assert problem.images == []
+    assert problem.prompt == "The HTML tag <image>?"
+
+
+@pytest.mark.parametrize("extra", [{"figure": URI}, {"history": CHAT}, {"image_1": PIXEL}])
+def test_an_image_in_another_field_is_not_left_out(extra):
+    rows = rows_of([ROW | extra])
+    with as_source(rows) as source, pytest.raises(InputError, match=r"data\[0\]: field.*image"):
+        load(source)
+
+
+def test_another_field_can_be_named(tmp_path):
+    [problem] = load(write_rows(tmp_path, ROW | {"figure": URI}), fields={"images": "figure"})
+    assert problem.images == [URI]
+
+
+@pytest.mark.parametrize("nothing", [{"image": None}, {"images": []}, {"image": ""}])
+def test_an_empty_image_field_is_none(tmp_path, nothing):
+    assert load(write_rows(tmp_path, ROW | nothing))[0].images == []
+
+
+def test_the_same_question_about_another_image_is_another_problem(tmp_path):
+    one, two = (
+        load(write_rows(tmp_path, ROW | {"image": image}))[0]
+        for image in (URI, data_uri(png(Image.new("RGB", (2, 2)))))
+    )
+    assert near_copies([_asked(one)], [_asked(one)])
+    assert not near_copies([_asked(one)], [_asked(two)])
+
+
+def test_curation_refuses_images():
+    with pytest.raises(InputError, match="image"):
+        parse_problem(ROW | {"image": URI}, "a:1", RowRules(), default_id="a", source="a")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "a", "response": "b", "image": "x.png"},
+        {"messages": [*CHAT, {"role": "assistant", "content": "b"}]},
+    ],
+)
+def test_fine_tuning_refuses_images(tmp_path, row):
+    file = write_rows(tmp_path, row)
+    with pytest.raises(InputError, match=r"rows.jsonl:1.*image"):
+        sft_rows(ExamplesConfig(train=str(file)))
+
+
+def test_a_task_of_verifiers_with_an_image_is_refused():
+    """The package's own function would leave it out."""
+    message = SimpleNamespace(role="user", content=[SimpleNamespace(type="image_url")])
+    with pytest.raises(InputError, match=r"a\[0\]: the task has a part of type image_url"):
+        _chat(SimpleNamespace(system_prompt=None, prompt=[message]), "verifiers:a[0]")
+
+
+def test_a_picture_from_python_is_upright_and_in_colors_that_a_file_holds():
+    camera = Image.new("RGB", (4, 2), "red")
+    exif = camera.getexif()
+    exif[0x0112] = 6  # turned by a quarter
+    file = io.BytesIO()
+    camera.save(file, "JPEG", exif=exif)
+    opened = Image.open(io.BytesIO(file.getvalue()))
+    assert decode(as_text(opened)).size == (2, 4)
+    assert decode(as_text(Image.new("CMYK", (3, 3)))).mode == "RGB"
+
+
+@pytest.mark.parametrize("value", ["/9j/" + "A" * 9000, "~nobody-of-that-name/a.png"])
+def test_what_is_neither_a_path_nor_a_data_uri_is_refused_shortly(value, tmp_path):
+    album = Album(tmp_path, Limits(100, 100, ("PNG",)))
+    with pytest.raises(InputError, match="row 3: image .*neither a path nor a data URI") as error:
+        album.read(value, "row 3")
+    assert len(str(error.value)) < 300

@@ -1,0 +1,147 @@
+"""Every command of the gallery's index runs, in smoke size: the same files with smaller keys."""
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.docs.pages import blocks
+from tests.paths import ROOT
+
+INDEX = ROOT / "examples/README.md"
+ROW = re.compile(r"^\| .*$", re.M)
+COMMAND = re.compile(r"`((?:python|tramontane (?:sft|study)) examples/[^`]+)`")
+# Appended to what a script or a command is given, or merged into the sizes of a notebook.
+SMOKE = {
+    "pipeline.updates": 1,
+    "pipeline.n_batch": 16,
+    "pipeline.n_async": 32,
+    "pipeline.group_size": 8,
+    "evaluation.problems": 2,
+    "evaluation.samples": 1,
+}
+COLD_START = ["cold_start.steps=2", "cold_start.batch_tokens=512"]
+
+
+def commands() -> list[str]:
+    return COMMAND.findall(INDEX.read_text())
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder with what a checkout has, where an example may write."""
+    for name in ("examples", "configs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def run(root: Path, words: list[str]) -> str:
+    """What a command prints; fails with its last lines."""
+    done = subprocess.run(
+        words,
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+    return done.stdout
+
+
+def smaller() -> str:
+    """`examples/small.yaml` in smoke size."""
+    sizes = yaml.safe_load((ROOT / "examples/small.yaml").read_text())
+    for key, value in SMOKE.items():
+        section, _, name = key.partition(".")
+        sizes[section][name] = value
+    sizes["pipeline"]["diversity"] = "none"  # a batch of two groups must not wait for a signal
+    return yaml.safe_dump(sizes)
+
+
+def smoke(words: list[str], root: Path) -> list[str]:
+    """A command of the index with smaller sizes."""
+    if words[0] == "tramontane":
+        program = [sys.executable, "-m", *words]
+        if words[1] == "sft":
+            return [*program, "model=tiny", "steps=1", "batch_tokens=512"]
+        (root / "smoke.yaml").write_text(smaller())
+        base = program.index("examples/small.yaml")
+        return [*program[:base], "smoke.yaml", "--seeds", "1"]
+    source = (ROOT / words[1]).read_text()
+    if words[1].endswith(("rl_loop.py", "trl_script.py")):
+        return [sys.executable, *words[1:]]
+    sizes = [f"{key}={value}" for key, value in SMOKE.items()]
+    if "pipeline.diversity" not in source:
+        sizes.append("pipeline.diversity=none")
+    if "cold_start" in source:
+        sizes += COLD_START
+    return [sys.executable, *words[1:], *sizes]
+
+
+def test_every_example_is_in_the_index() -> None:
+    listed = set(re.findall(r"\]\((\w+\.\w+)\)", INDEX.read_text()))
+    made = {file.name for file in (ROOT / "examples").iterdir() if file.is_file()}
+    assert listed == made - {"README.md", "small.yaml"}
+    assert len(commands()) == len(listed) - 1  # a notebook is opened
+
+
+def test_examples_are_short() -> None:
+    for file in (ROOT / "examples").glob("*.py"):
+        lines = len(file.read_text().splitlines())
+        assert lines < 80 or file.name == "rl_loop.py", f"{file.name} has {lines} lines"
+
+
+def test_a_trl_script_and_its_counterpart_have_the_same_rows_and_reward() -> None:
+    def shared(name: str) -> str:
+        source = (ROOT / "examples" / name).read_text()
+        return source[source.index("ROWS = ") : source.index("\n\n\n", source.index("def correct"))]
+
+    assert shared("trl_script.py") == shared("trl_counterpart.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", commands())
+def test_a_command_of_the_gallery_works(command: str, root: Path) -> None:
+    words = shlex.split(command)
+    if words[1].endswith("rl_loop.py"):
+        return  # tests/examples/test_rl_loop.py
+    for needed, name in (("trl", "trl_script.py"), ("openai", "harness.py")):
+        if words[1].endswith(name) and importlib.util.find_spec(needed) is None:
+            pytest.skip(f"{needed} is not installed")
+    run(root, smoke(words, root))
+    assert [*root.glob("runs/*"), *root.glob("studies/*")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", sorted((ROOT / "examples").glob("*.ipynb")), ids=str)
+def test_a_notebook_runs_and_shows_its_outputs(notebook: Path, root: Path) -> None:
+    """Its cells as one script; the cell that is tagged `parameters` is followed by smaller ones."""
+    cells = [c for c in json.loads(notebook.read_text())["cells"] if c["cell_type"] == "code"]
+    assert any(cell["outputs"] for cell in cells)
+    assert sum(len(cell["source"]) for cell in cells) < 80
+    script = ""
+    for cell in cells:
+        script += "".join(cell["source"]) + "\n"
+        if "parameters" in cell["metadata"].get("tags", ()):
+            small = {key: value for key, value in SMOKE.items() if key.startswith("pipeline")}
+            script += f"sizes |= {small | {'pipeline.diversity': 'none'}!r}\n"
+    assert "sizes |= " in script
+    (root / "notebook.py").write_text(script)
+    assert "update 1" in run(root, [sys.executable, "notebook.py"])
+
+
+@pytest.mark.slow
+def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples/small.yaml").write_text(smaller())
+    [program] = blocks(ROOT / "README.md", "python")
+    (tmp_path / "readme.py").write_text(program)
+    assert "update_1/weights" in run(tmp_path, [sys.executable, "readme.py"])

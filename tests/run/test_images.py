@@ -1,0 +1,148 @@
+"""Runs, evaluations and prompts on images, with a tiny Mistral 3 whose rewards need its eyes."""
+
+import json
+import signal
+
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText
+from typer.testing import CliRunner
+
+import tramontane
+from tests.runs import small_config
+from tests.vision import picture, write_wrapper
+from tramontane.cli import app
+from tramontane.errors import InputError
+from tramontane.models.transplant import transplant
+from tramontane.run.rollouts import files, read_rollouts
+
+EVEN = {"function": "tests.run.test_images.even", "malformed": True}
+
+
+def even(problem, text, n_tokens):
+    """A reward that a random model may get."""
+    return float(sum(map(ord, text)) % 2 == 0)
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    """A wrapper, and rows with an image each."""
+    folder = tmp_path_factory.mktemp("images")
+    write_wrapper(folder / "model")
+    rows = []
+    for number in range(6):
+        picture(30 + number, 30, seed=number).save(folder / f"{number}.png")
+        rows.append({"problem": "How many?", "answer": f"{number}", "image": f"{number}.png"})
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def settings(given, out, **keys):
+    data = {"train": str(given / "rows.jsonl"), "eval": str(given / "rows.jsonl")}
+    data |= {"system_prompt": None, "eval_overlap": "ignore"}
+    base = {
+        "model": str(given / "model"),
+        "data": data,
+        "pipeline": {
+            "updates": 3, "group_size": 4, "n_batch": 8, "n_async": 8, "l_max": 8, "l_cache": 0,
+            "max_staleness": 0,
+        },
+        "generator": {"dtype": "float32"},
+        "trainer": {"dtype": "float32", "learning_rate": 1e-3},
+        "evaluation": {"problems": 2, "samples": 1},
+        "verifier": {"reward": {"custom": [EVEN]}},
+        "rollouts": "all",
+    }  # fmt: skip
+    return small_config(out, **{**base, **keys})
+
+
+def train(config=None, stop_after=0, **keys):
+    def stop(metrics):
+        if metrics["update"] == stop_after:
+            signal.raise_signal(signal.SIGINT)
+
+    return tramontane.train(config, quiet=True, report=False, on_update=stop, **keys)
+
+
+@pytest.mark.slow
+def test_a_run_on_images_is_resumed_evaluated_and_goes_back_into_its_parent(given, tmp_path):
+    out = tmp_path / "run"
+    whole = train(settings(given, tmp_path / "whole"))
+    assert whole.finished
+    assert not train(settings(given, out), stop_after=1).finished
+    assert train(resume=out).finished
+
+    def sampled(run):
+        return [
+            list(row["token_ids"])
+            for file in files(run / "rollouts")
+            for row in read_rollouts(file, ["token_ids"])
+        ]
+
+    assert sampled(out) == sampled(tmp_path / "whole")  # nothing was lost or sees otherwise
+    metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    ages = [row["mismatch_age_0"] for row in metrics if "mismatch_age_0" in row]
+    assert ages and max(ages) < 1e-4  # trainer and generators see the same
+    as_data = {"train": "playground:", "trajectories": {"sources": [str(out)]}}
+    config = small_config(tmp_path / "again", model=str(given / "model"), data=as_data)
+    with pytest.raises(InputError, match="has an image, which is not in the rollouts"):
+        train(config)
+    weights = max((out / "checkpoints").glob("update_*")) / "weights"
+    result = tramontane.evaluate(weights)
+    assert result.n_problems == 2
+    transplant(str(weights), str(given / "model"), tmp_path / "whole_model")
+    model = AutoModelForImageTextToText.from_pretrained(tmp_path / "whole_model")
+    assert type(model).__name__ == "Mistral3ForConditionalGeneration"
+    tower = AutoModelForImageTextToText.from_pretrained(given / "model")
+    for name, tensor in tower.named_parameters():
+        same = torch.equal(tensor, model.get_parameter(name))
+        assert same == ("language_model" not in name and "lm_head" not in name), name
+
+
+def test_a_dry_run_says_what_an_image_takes(given, tmp_path):
+    result = tramontane.dry_run(settings(given, tmp_path / "run"))
+    assert result.lines["images"] == "the first takes 12 tokens"
+
+
+def test_a_drawn_playground_is_refused_by_a_model_without_eyes(tmp_path):
+    config = small_config(tmp_path / "run", data={"playground": {"kinds": ["sums", "drawn_bars"]}})
+    with pytest.raises(InputError, match="takes no images"):
+        train(config)
+
+
+@pytest.mark.slow
+def test_generate_with_an_image(given):
+    arguments = [
+        "generate",
+        str(given / "model"),
+        "What?",
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "6",
+    ]
+    texts = []
+    for number in (0, 1):
+        image = str(given / f"{number}.png")
+        result = CliRunner().invoke(app, [*arguments, "--image", image])
+        assert result.exit_code == 0, result.output
+        texts.append(result.stdout)
+    assert texts[0] != texts[1]
+    result = CliRunner().invoke(app, [*arguments, "--image", str(given / "none.png")])
+    assert isinstance(result.exception, InputError) and "no such file" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"generator": {"kind": "vllm"}}, "generator.kind"),
+        ({"placement": {"kind": "ray"}}, "placement.kind"),
+        ({"trainer": {"ranks": 2}}, "trainer.ranks"),
+        ({"trainer": {"lora": {}}}, "trainer.lora"),
+        ({"model": "tiny"}, "takes no images"),
+    ],
+)
+def test_what_takes_no_images_is_refused_at_the_start(given, tmp_path, keys, says):
+    config = settings(given, tmp_path / "run", **keys)
+    with pytest.raises(InputError, match=rf"{says}"):
+        train(config)

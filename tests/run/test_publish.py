@@ -1,0 +1,130 @@
+"""Pushing a run to a stand-in for the hub, and using what was pushed at its revision."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.run.hub import TOKEN, Hub, served_hub
+from tests.runs import small_config
+from tramontane import train
+from tramontane.errors import InputError
+from tramontane.models.names import is_local, pinned
+from tramontane.run.folder import RunFolder
+from tramontane.run.publish import push
+from tramontane.workplace import owned_folder
+
+SECONDS = 300.0  # limit of a command
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("own") / "run"
+    evaluation = {"problems": 4, "samples": 1}
+    data = {"eval": "playground:"}
+    train(small_config(folder, data=data, evaluation=evaluation), quiet=True, report=False)
+    return folder
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with served_hub() as found:
+        yield found
+
+
+def command(
+    hub: Hub, home: Path, *words: str, token: str = TOKEN
+) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own: the hub's client reads its address when it is imported."""
+    environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": token, "HF_HOME": str(home)}
+    environment |= {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "*", "HF_HUB_OFFLINE": "0"}
+    return subprocess.run(
+        [sys.executable, "-m", "tramontane", *words],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        cwd=home,
+    )
+
+
+@pytest.mark.slow
+def test_a_run_is_pushed_and_its_revision_is_what_was_pushed(
+    run: Path, hub: Hub, tmp_path: Path
+) -> None:
+    done = command(hub, tmp_path, "push", str(run), "me/own", "--rollouts", "me/own-rollouts")
+    assert done.returncode == 0, done.stderr
+    files = hub.files("model", "me/own")
+    weights = RunFolder(run).checkpoint(2) / "weights"
+    assert files == {f.name: f.read_bytes() for f in weights.iterdir()}  # no optimizer's state
+    assert files["README.md"].startswith(b"---\n") and b"pass@1" in files["README.md"]
+    assert all(hub.private.values()) and len(hub.private) == 2
+    rollouts = hub.files("dataset", "me/own-rollouts")
+    read = pq.read_table(pa.BufferReader(rollouts["data/update_000002.parquet"]))
+    assert read.equals(pq.read_table(run / "rollouts/update_000002.parquet"))
+    assert b'data_files: "data/*.parquet"' in rollouts["README.md"]
+    [commit] = hub.repositories["model", "me/own"]
+    assert f"model=me/own@{commit}" in done.stdout
+    # A later push does not change what the revision names.
+    later = dict(files) | {"config.json": b"not JSON"}
+    hub.repositories["model", "me/own"]["f" * 40] = later
+    keys = ["model=me/own@" + commit, "data.train=playground:", "pipeline.updates=1"]
+    (tmp_path / "own.yaml").write_text("name: own\n")
+    found = command(hub, tmp_path, "train", "own.yaml", *keys, "--dry-run")
+    assert found.returncode == 0, found.stderr
+    newest = command(hub, tmp_path, "train", "own.yaml", "model=me/own", *keys[1:], "--dry-run")
+    assert newest.returncode == 2 and "config.json" in newest.stderr
+    missing = command(hub, tmp_path, "train", "own.yaml", f"model=me/own@{'0' * 40}", "--dry-run")
+    assert missing.returncode == 2, missing.stderr
+
+
+@pytest.mark.slow
+def test_what_the_hub_refuses_is_said(run: Path, hub: Hub, tmp_path: Path) -> None:
+    done = command(hub, tmp_path, "push", str(run), "me/own", token="hf_wrong")
+    assert done.returncode == 2 and "hf auth login" in done.stderr
+    done = command(hub, tmp_path, "push", str(run), "others/own")
+    assert done.returncode == 2 and "may write there" in done.stderr
+    assert "Traceback" not in done.stderr and not hub.repositories
+    done = command(hub, tmp_path, "push", str(run), "me/own/x")
+    assert done.returncode == 2 and "USER/NAME" in done.stderr
+
+
+@pytest.mark.slow
+def test_only_an_intact_checkpoint_of_an_idle_run_is_pushed(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not a run folder"):
+        push(tmp_path, "me/own")
+    with owned_folder(run, "trained"), pytest.raises(InputError, match="being trained by process"):
+        push(run, "me/own")
+    file = RunFolder(run).checkpoint(2) / "weights/config.json"
+    content = file.read_bytes()
+    file.write_bytes(content[:-20])
+    with pytest.raises(InputError, match="damaged"):
+        push(run, "me/own")
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "revision"),
+    [
+        ("org/name@main", "org/name", "main"),
+        ("org/name@refs/pr/1", "org/name", "refs/pr/1"),
+        ("gpt2@0123abc", "gpt2", "0123abc"),
+        ("org/name", "org/name", None),
+        ("./run@home", "./run@home", None),
+        ("a/b/c@d", "a/b/c@d", None),
+    ],
+)
+def test_a_revision_follows_a_name_of_the_hub(
+    model: str, name: str, revision: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert pinned(model) == (name, revision)
+    assert is_local(model) == (model.startswith(".") or model.startswith("a/b/c"))
+    if revision is not None:  # a folder of that name is a folder
+        (tmp_path / model).mkdir(parents=True)
+        assert pinned(model) == (model, None) and is_local(model)
