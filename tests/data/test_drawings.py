@@ -1,12 +1,14 @@
 """Problems that the playground draws."""
 
 import re
+from random import Random
 
 import numpy as np
 import pytest
 
-from tramontane.data.playground import LANGUAGES, examples, problems
-from tramontane.data.playground.drawings import IN_WORDS, KINDS, SIDE, _shortest
+from tramontane.data.playground import LANGUAGES, drawings, examples, problems
+from tramontane.data.playground.arithmetic import apply
+from tramontane.data.playground.drawings import IN_WORDS, KINDS, SIDE, SQUARES, _shortest
 from tramontane.data.playground.language import language
 from tramontane.errors import InputError
 from tramontane.models.images import decode
@@ -95,6 +97,33 @@ ANSWERS = {
 def test_the_words_have_the_answer(kind):
     for problem in draw(kind):
         assert int(problem.answer) == ANSWERS[kind](words(problem), problem.problem)
+
+
+@pytest.mark.parametrize("kind", ["sums", "bars", "tables"])
+@pytest.mark.parametrize("level", [1, 8])
+def test_what_is_written_stands_in_squares_of_its_own(kind, level):
+    for seed in range(20):
+        drawn = drawings.draw(Random(seed), kind, language("en"), level)
+        places = [(row, column) for _, row, column in drawn.written]
+        assert len({*places}) == len(places) or (kind, level) == ("bars", 8)
+        assert all(0 <= place < SQUARES for pair in places for place in pair)
+        in_order = "".join(glyph.char for glyph in sorted(drawn.written, key=lambda g: g[1:]))
+        if kind != "bars":
+            assert in_order == re.sub(r"\s", "", drawn.words)
+
+
+@pytest.mark.parametrize("kind", ["drawn_sums", "drawn_bars", "drawn_tables", "bars", "tables"])
+def test_the_steps_lead_to_the_answer(kind):
+    for problem in draw(kind):
+        steps = problem.metadata["steps"]
+        assert all(apply(a, op, b) == c for a, op, b, c in steps)
+        assert str(steps[-1][3]) == problem.answer
+
+
+def test_hands_differ_and_a_hand_is_the_same_again():
+    drawn = drawings.draw(Random(0), "sums", language("en"), 2)
+    hands = [drawn._replace(hand=hand).picture() for hand in (0.1, 0.2, 0.5, 0.9, 0.9)]
+    assert len({*hands}) == 4
 
 
 def test_the_shortest_way_through_a_maze():

@@ -1,27 +1,32 @@
 """Problems whose data is drawn: sums in several hands, bar charts, shapes, clocks, tables, mazes.
 
 Each exists in words too (`bars` beside `drawn_bars`; of one seed, the same problems), so that what
-is seen and what is reasoned can be told apart. Pillow draws, with its own font: a picture is the
-same on every machine that has the same Pillow.
+is seen and what is reasoned can be told apart. Pillow draws, with its own font or by the strokes
+of a hand: a picture is the same on every machine that has the same Pillow. What is written stands
+on squared paper, a character in a square, so that a small tower can learn to read it.
 """
 
 from __future__ import annotations
 
 import io
 import math
+import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tramontane.models.images import data_uri, pillow
 
-from .arithmetic import chain, expression
+from .arithmetic import Step, chain, expression
 from .language import Language, pick
 
 DRAWN = "drawn_"  # before the name of a kind
 SIDE = 112  # pixels of a picture
+SQUARE = 14  # pixels of a square
+SQUARES = SIDE // SQUARE  # in a row
 INKS = ("black", "navy", "darkred", "darkgreen", "purple")
 PAPERS = ("white", "ivory", "lightyellow", "honeydew", "lavender")
 SHAPES = ("circle", "square", "triangle")
@@ -35,6 +40,34 @@ ROWS = (2, 2, 3, 3, 4, 4, 5, 5)  # of a table
 CELLS = (4, 5, 5, 6, 7, 8, 9, 10)  # a side of a maze
 
 Draw = Callable[[Any], None]  # draws on a `PIL.ImageDraw`
+PRINTED = 0.4  # share of the hands that are print
+# Strokes of written characters: points in a box of 4 by 6, two digits each.
+STROKES = {
+    "0": "10 30 41 45 36 16 05 01 10",
+    "1": "02 20 26",
+    "2": "01 10 30 41 42 06 46",
+    "3": "00 40 23 33 44 45 36 16 05",
+    "4": "30 04 44,32 36",
+    "5": "40 00 02 32 43 45 36 06",
+    "6": "30 10 03 05 16 36 45 44 33 03",
+    "7": "00 40 16",
+    "8": "10 30 41 32 12 01 10,12 04 05 16 36 45 44 32",
+    "9": "43 13 02 01 10 30 41 43 36 16",
+    "+": "03 43,21 25",
+    "-": "03 43",
+    "*": "11 35,15 31,03 43",
+    "/": "06 40",
+    "(": "30 12 14 36",
+    ")": "10 32 34 16",
+}
+
+
+class Glyph(NamedTuple):
+    """A character in a square."""
+
+    char: str
+    row: int
+    column: int
 
 
 class Drawing(NamedTuple):
@@ -43,60 +76,118 @@ class Drawing(NamedTuple):
     question: str
     words: str  # what the picture shows
     answer: str
-    draw: Draw
+    draw: Draw  # all but what is written
     canonical: str  # what decides its split: what is shown, in no language
+    written: Sequence[Glyph]
+    ink: str
+    hand: float  # who writes, from 0 to 1
+    steps: Sequence[Step]  # of arithmetic from what is seen to the answer; empty if it takes more
 
     @property
     def in_words(self) -> str:
         """The same problem as text."""
         return f"{self.words}\n{self.question}"
 
-    def picture(self) -> str:
-        """The picture as a data URI, on paper of some color."""
+    def image(self) -> Any:
+        """The picture as a PIL image, on paper of some color."""
         Image, ImageDraw, _ = pillow()
         image = Image.new("RGB", (SIDE, SIDE), pick(Random(self.words), PAPERS))
-        self.draw(ImageDraw.Draw(image))
+        on = ImageDraw.Draw(image)
+        self.draw(on)
+        _write(self.written, self.hand, self.ink, on)
+        return image
+
+    def picture(self) -> str:
+        """The picture as a data URI."""
         file = io.BytesIO()
-        image.save(file, "PNG")
+        self.image().save(file, "PNG")
         return data_uri(file.getvalue())
 
 
 def draw(rng: Random, kind: str, lang: Language, level: int) -> Drawing:
     """A problem of a kind, drawn or in words. Its picture is not made yet."""
     kind = kind.removeprefix(DRAWN)
-    canonical, answer, drawn, slots = _SCENES[kind](rng, level - 1)
-    words = canonical
+    scene = _SCENES[kind](rng, level - 1)
+    words, slots = scene.words, scene.slots
     if kind == "shapes":
         words = ", ".join(lang.shapes[name] for name in words.split(", "))
         slots = {"shape": lang.shapes[slots["shape"]]}
-    question = lang.drawings[kind].format(**slots)
-    return Drawing(question, words, str(answer), drawn, canonical)
+    return Drawing(
+        question=lang.drawings[kind].format(**slots),
+        words=words,
+        answer=str(scene.answer),
+        draw=scene.draw,
+        canonical=scene.words,
+        written=scene.written,
+        ink=scene.ink,
+        hand=scene.hand,
+        steps=scene.steps,
+    )
 
 
-Scene = tuple[
-    str, int, Draw, dict[str, str]
-]  # words, answer, how it is drawn, the question's slots
+class Scene(NamedTuple):
+    """A drawing in no language."""
+
+    words: str
+    answer: int
+    draw: Draw
+    ink: str
+    slots: Mapping[str, str] = MappingProxyType({})  # of the question
+    written: Sequence[Glyph] = ()
+    hand: float = 0.0
+    steps: Sequence[Step] = ()
 
 
 def _sum(rng: Random, place: int) -> Scene:
     steps = chain(rng, place + 1)
     formula = expression(steps)
-    return formula, steps[-1][3], partial(_write, formula, pick(rng, INKS), rng.random()), {}
+    lines = [""]
+    for word in re.findall(r"\d+|[^ ]", formula):
+        if len(lines[-1] + word) > SQUARES:
+            lines.append("")
+        lines[-1] += word
+    pitch = max(1, SQUARES // (2 * len(lines)))
+    top = int((SQUARES - pitch * (len(lines) - 1)) * rng.random())
+    left = int((SQUARES - max(map(len, lines)) + 1) * rng.random())
+    written = [
+        glyph for row, line in enumerate(lines) for glyph in _line(line, top + pitch * row, left)
+    ]
+    return Scene(
+        formula,
+        steps[-1][3],
+        lambda on: None,
+        pick(rng, INKS),
+        written=written,
+        hand=rng.random(),
+        steps=steps,
+    )
 
 
-def _write(text: str, ink: str, hand: float, on: Any) -> None:
-    """Write a text on lines that fit. Each hand has its size, and its own way off the line."""
-    size, rng = 13 + int(6 * hand), Random(hand)
+def _line(text: str, row: int, left: int) -> list[Glyph]:
+    return [Glyph(char, row, left + place) for place, char in enumerate(text)]
+
+
+def _write(written: Sequence[Glyph], hand: float, ink: str, on: Any) -> None:
+    """Write characters in their squares, in print or by strokes. Each hand has its size, slant and
+    pen, and its own way off the middle of a square."""
+    rng = Random(hand)
     _, _, fonts = pillow()
-    font, x, y = fonts.load_default(size), 4.0, 6.0
-    for word in text.replace("(", " (").replace(")", ") ").split():
-        width = font.getlength(word)
-        if x + width > SIDE - 4 and x > 4:
-            x, y = 4.0, y + 1.4 * size
-        for char in word:
-            on.text((x, y + 3 * hand * (rng.random() - 0.5)), char, ink, font=font)
-            x += font.getlength(char)
-        x += font.getlength(" ")
+    size, slant, pen = rng.random(), rng.uniform(-0.25, 0.25), 1 + int(2 * rng.random())
+    font = fonts.load_default(12 + int(4 * size))
+    for char, row, column in written:
+        x = SQUARE * (column + 0.5) + rng.uniform(-1.5, 1.5)
+        y = SQUARE * (row + 0.5) + rng.uniform(-1.5, 1.5)
+        if hand < PRINTED or char not in STROKES:
+            on.text((x, y), char, ink, font=font, anchor="mm")
+            continue
+        unit = 1.4 + 0.4 * size
+        for stroke in STROKES[char].split(","):
+            points = [(int(point[0]) - 2, int(point[1]) - 3) for point in stroke.split()]
+            line = [
+                (x + unit * (a - slant * b) + rng.uniform(-0.5, 0.5), y + unit * b)
+                for a, b in points
+            ]
+            on.line(line, ink, pen, "curve")
 
 
 def _bars(rng: Random, place: int) -> Scene:
@@ -104,19 +195,31 @@ def _bars(rng: Random, place: int) -> Scene:
     values = {name: 1 + int(TALLEST[place] * rng.random()) for name in names}
     low, high = sorted(rng.sample(names, 2), key=lambda name: values[name])
     words = ", ".join(f"{name}: {value}" for name, value in values.items())
-    drawn = partial(_chart, values, TALLEST[place], pick(rng, INKS))
-    return words, values[high] - values[low], drawn, {"a": high, "b": low}
+    ink, answer = pick(rng, INKS), values[high] - values[low]
+    width = (SIDE - SQUARE) / len(values)
+    return Scene(
+        words,
+        answer,
+        partial(_chart, [*values.values()], TALLEST[place], ink),
+        ink,
+        slots={"a": high, "b": low},
+        written=[
+            Glyph(name, SQUARES - 1, int(1 + (number + 0.5) * width / SQUARE))
+            for number, name in enumerate(names)
+        ],
+        steps=[(values[high], "-", values[low], answer)],
+    )
 
 
-def _chart(values: dict[str, int], top: int, ink: str, on: Any) -> None:
+def _chart(values: list[int], top: int, ink: str, on: Any) -> None:
     _, _, fonts = pillow()
-    font, width, unit = fonts.load_default(11), (SIDE - 16) / len(values), (SIDE - 26) / top
-    for number, (name, value) in enumerate(values.items()):
-        left, foot = 14 + number * width, SIDE - 14
+    foot = SIDE - SQUARE
+    width, unit = foot / len(values), (foot - 8) / top
+    for number, value in enumerate(values):
+        left = SQUARE + number * width
         on.rectangle((left + 2, foot - value * unit, left + width - 3, foot), fill=ink)
-        on.text((left + width / 2 - 4, SIDE - 13), name, "black", font=font)
     for value in range(0, top + 1, 1 if top <= 9 else 5):
-        y = SIDE - 14 - value * unit
+        y = foot - value * unit
         on.line((10, y, SIDE, y), "gray")
         on.text((0, y - 6), str(value), "black", font=fonts.load_default(8))
 
@@ -128,7 +231,7 @@ def _shapes(rng: Random, place: int) -> Scene:
     places = rng.sample(range(25), count)
     inks = [pick(rng, INKS) for _ in kinds]
     drawn = partial(_scatter, [*zip(kinds, places, inks, strict=True)])
-    return ", ".join(kinds), kinds.count(asked), drawn, {"shape": asked}
+    return Scene(", ".join(kinds), kinds.count(asked), drawn, inks[0], {"shape": asked})
 
 
 def _scatter(shapes: list[tuple[str, int, str]], on: Any) -> None:
@@ -145,7 +248,8 @@ def _clock(rng: Random, place: int) -> Scene:
     step = MINUTES[place]
     time = step * int(720 / step * rng.random())
     words = f"{time // 60 or 12}:{time % 60:02}"
-    return words, time, partial(_face, time, pick(rng, INKS)), {}
+    ink = pick(rng, INKS)
+    return Scene(words, time, partial(_face, time, ink), ink)
 
 
 def _face(time: int, ink: str, on: Any) -> None:
@@ -169,22 +273,39 @@ def _table(rng: Random, place: int) -> Scene:
     asked = int(len(columns) * rng.random())
     lines = [[*columns], *([str(cell) for cell in row] for row in cells)]
     words = "\n".join(" ".join(line) for line in lines)
-    answer = sum(row[asked] for row in cells)
-    return words, answer, partial(_grid, lines, pick(rng, INKS)), {"column": columns[asked]}
-
-
-def _grid(lines: list[list[str]], ink: str, on: Any) -> None:
-    _, _, fonts = pillow()
-    font, width, height = (
-        fonts.load_default(12),
-        (SIDE - 8) / len(lines[0]),
-        (SIDE - 8) / len(lines),
-    )
+    across, down = _edges(len(columns)), _edges(len(lines))
+    written: list[Glyph] = []
     for row, line in enumerate(lines):
         for column, text in enumerate(line):
-            x, y = 4 + column * width, 4 + row * height
-            on.rectangle((x, y, x + width, y + height), outline="gray")
-            on.text((x + 4, y + height / 2 - 7), text, ink if row else "black", font=font)
+            left = across[column] + (across[column + 1] - across[column] - 1) // 2
+            written += _line(text, down[row] + (down[row + 1] - down[row] - 1) // 2, left)
+    steps: list[Step] = []
+    total = cells[0][asked]
+    for cell in (line[asked] for line in cells[1:]):
+        steps.append((total, "+", cell, total + cell))
+        total += cell
+    return Scene(
+        words,
+        total,
+        partial(_grid, across, down),
+        pick(rng, INKS),
+        slots={"column": columns[asked]},
+        written=written,
+        hand=rng.random(),
+        steps=steps,
+    )
+
+
+def _edges(parts: int) -> list[int]:
+    """Squares at which the rows or columns of a table begin, and its end."""
+    return [SQUARES * part // parts for part in range(parts + 1)]
+
+
+def _grid(across: list[int], down: list[int], on: Any) -> None:
+    for square in across:
+        on.line((SQUARE * square, 0, SQUARE * square, SIDE), "gray")
+    for square in down:
+        on.line((0, SQUARE * square, SIDE, SQUARE * square), "gray")
 
 
 def _maze(rng: Random, place: int) -> Scene:
@@ -197,7 +318,8 @@ def _maze(rng: Random, place: int) -> Scene:
             break
     signs = {(0, 0): "S", (side - 1, side - 1): "G", **dict.fromkeys(walls, "#")}
     lines = ["".join(signs.get((x, y), ".") for x in range(side)) for y in range(side)]
-    return "\n".join(lines), steps, partial(_walls, lines, pick(rng, INKS)), {}
+    ink = pick(rng, INKS)
+    return Scene("\n".join(lines), steps, partial(_walls, lines, ink), ink)
 
 
 def _shortest(walls: set[tuple[int, int]], side: int) -> int | None:

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 from tramontane.types import Problem
 
@@ -144,10 +144,11 @@ def _problem(kind: str, code: str, level: int, task: tasks.Task) -> Problem:
 
 def _of_scene(kind: str, code: str, level: int, scene: drawings.Drawing) -> Problem:
     """A problem in words, or with its picture and the words in its metadata (`text`)."""
+    metadata: dict[str, Any] = {"steps": [list(s) for s in scene.steps]} if scene.steps else {}
     if kind in drawings.IN_WORDS:
-        task = tasks.Task(scene.canonical, scene.in_words, scene.answer, {})
+        task = tasks.Task(scene.canonical, scene.in_words, scene.answer, metadata)
         return _problem(kind, code, level, task)
-    metadata = {"text": scene.in_words}
+    metadata["text"] = scene.in_words
     task = tasks.Task(scene.canonical, scene.question, scene.answer, metadata, scene.words)
     return replace(_problem(kind, code, level, task), images=[scene.picture()])
 
