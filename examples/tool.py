@@ -27,8 +27,9 @@ def calculator(expression: str) -> str:
         raise ValueError("brackets or operators do not match") from None
 
 
-SHORTER = ["pipeline.updates=6", "pipeline.n_batch=64", "pipeline.n_async=96"]
-SHORTER += ["pipeline.group_size=8", "cold_start.steps=150", "evaluation.problems=32"]
+SHORTER = ["pipeline.updates=10", "pipeline.n_batch=128", "pipeline.n_async=192"]
+SHORTER += ["pipeline.group_size=8", "cold_start.data.mixture={work: 0.6, guess: 0.4}"]
+SHORTER += ["cold_start.steps=200", "evaluation.problems=64"]
 
 if __name__ == "__main__":
     settings = ["name=tool", "evaluation.also={}", *(sys.argv[1:] or SHORTER)]

@@ -1,0 +1,108 @@
+"""Opening many runs on the page of `tramontane view`, in Chromium.
+
+    python -m benchmarks.many_runs [--runs 200] [--updates 40] [--repeats 5]
+
+Makes `--runs` runs of `--updates` updates, with the configs, metrics, evaluations and summaries of
+finished ones, but no rollouts. Then each repeat starts the command and a new browser, and measures, in
+seconds: `command`, until the address is printed, which is mostly Python's imports; `open`, from the
+request for the page until the table has a row for each run and the chart its curves; `group`, from
+the choice of a key until the grouped table is there; and `table` and `curve`, the answers alone.
+Prints a table, writes many_runs.json next to this file, and exits with 1 if the promise is broken.
+Needs Chromium and playwright.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.measure import Promise, finish, machine, spread
+from benchmarks.view import get
+from tramontane.config import Config, parse
+from tramontane.run.folder import RunFolder
+
+OPEN_SECONDS = 1.0  # promised
+SEEDS = 5  # runs with the same learning rate
+ROWS = "document.querySelectorAll('.runs-table tbody tr').length"
+
+
+def make_runs(folder: Path, runs: int, updates: int) -> None:
+    """Finished runs that differ in learning rate and seed."""
+    draws = random.Random(0)
+    for number in range(runs):
+        rate, seed = f"{(1 + number // SEEDS) * 1e-5:.0e}", number % SEEDS
+        raw = {"model": "tiny", "name": f"run-{number}", "seed": seed}
+        raw |= {"data": {"train": "playground:"}, "trainer": {"learning_rate": float(rate)}}
+        run = RunFolder(folder / f"learning_rate={rate},seed={seed}")
+        run.path.mkdir(parents=True)
+        run.write_config(parse(Config, raw | {"pipeline": {"updates": updates}}, "benchmark"))
+        for update in range(1, updates + 1):
+            figures = {name: draws.random() for name in ("reward", "entropy", "grad_norm", "loss")}
+            run.log({"update": update, "wall_seconds": 9.0 * update, **figures})
+        passed = {"value": draws.random(), "low": 0.1, "high": 0.9}
+        for when in ("before", "after"):
+            run.log_evaluation({"when": when, "set": "held_out", "pass_at_1": passed})
+        run.write_json("summary.json", {"wall_seconds": 9.0 * updates, "machine": machine()})
+
+
+def measure(folder: Path, runs: int) -> dict[str, float]:
+    """The seconds of one start of the command and the browser."""
+    from playwright.sync_api import sync_playwright
+
+    began = time.monotonic()
+    command = [sys.executable, "-m", "tramontane", "view", str(folder)]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+        sync_playwright() as driver,
+    ):
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        found = {"command": time.monotonic() - began}
+        chromium = driver.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        page = chromium.new_page()
+        began = time.monotonic()
+        page.goto(address, wait_until="commit")
+        page.wait_for_function(f"{ROWS} === {runs} && document.querySelector('canvas')")
+        found["open"] = time.monotonic() - began
+        began = time.monotonic()
+        page.get_by_label("Group by").select_option("trainer.learning_rate")
+        page.wait_for_function(f"{ROWS} === {-(-runs // SEEDS)}")
+        found["group"] = time.monotonic() - began
+        for name in ("table", "curve"):
+            began = time.monotonic()
+            get(address, f"api/{name}", **({"metric": "reward"} if name == "curve" else {}))
+            found[name] = time.monotonic() - began
+        chromium.close()
+        process.terminate()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    for name, default in (("runs", 200), ("updates", 40), ("repeats", 5)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        make_runs(folder, args.runs, args.updates)
+        rows = [measure(folder, args.runs) for _ in range(args.repeats)]
+    figures = {key: spread([row[key] for row in rows], 3) for key in rows[0]}
+    print(f"{args.runs} runs of {args.updates} updates; seconds, median (range)")
+    for key, value in figures.items():
+        print(f"{key:>8} {value['median']:6.2f} ({value['lowest']:.2f}–{value['highest']:.2f})")
+    opened = figures["open"]["median"]
+    text = f"{args.runs} runs open in under {OPEN_SECONDS:g} s"
+    promise = Promise(text, f"{opened:.2f} s", opened < OPEN_SECONDS)
+    finish(__file__, {"machine": machine(), **vars(args), "figures": figures}, [promise])
+
+
+if __name__ == "__main__":
+    main()
