@@ -45,6 +45,8 @@ class Hub:
                 files[value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
                 files[value["path"]] = self.stored[value["oid"]]
+            elif line["key"] == "deletedFile":
+                del files[value["path"]]
         oid = hashlib.sha1(repr((len(commits), sorted(files))).encode()).hexdigest()
         commits[oid] = files
         return oid
@@ -112,7 +114,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer({"error": "You don't have the rights to create it"}, 403)
         if key in self.hub.repositories:
             return self.answer({"error": "exists", "url": f"{self.hub.endpoint}/{name}"}, 409)
-        self.hub.repositories[key] = {}
+        self.hub.repositories[key] = {"0" * 39 + "1": {".gitattributes": b""}}
         self.hub.private[key] = given.get("visibility") == "private"
         return self.answer({"url": f"{self.hub.endpoint}/{name}", "name": name})
 
@@ -126,10 +128,11 @@ class Handler(BaseHTTPRequestHandler):
                 return self.missing()
             files = self.hub.files(kind, name, revision or "main")
             [sha] = [c for c, f in self.hub.repositories[kind, name].items() if f is files]
-            if inner:  # no folder is pushed
-                return self.answer({"error": "not there"}, 404, X_Error_Code="EntryNotFound")
             if what == "tree":
-                return self.answer([self.entry(p, files[p]) for p in files])
+                under = [p for p in files if p.startswith((inner or "/")[1:])]
+                if inner and not under:
+                    return self.answer({"error": "none"}, 404, X_Error_Code="EntryNotFound")
+                return self.answer([self.entry(p, files[p]) for p in under])
             siblings = [{"rfilename": each} for each in files]
             return self.answer({"id": name, "sha": sha, "siblings": siblings, "private": False})
         if found := re.fullmatch(r"/(.+)/resolve/([^/]+)/(.+)", path):

@@ -61,14 +61,15 @@ def test_a_run_is_pushed_and_its_revision_is_what_was_pushed(
     assert done.returncode == 0, done.stderr
     files = hub.files("model", "me/own")
     weights = RunFolder(run).checkpoint(2) / "weights"
-    assert files == {f.name: f.read_bytes() for f in weights.iterdir()}  # no optimizer's state
+    # No optimizer's state.
+    assert files == {f.name: f.read_bytes() for f in weights.iterdir()} | {".gitattributes": b""}
     assert files["README.md"].startswith(b"---\n") and b"pass@1" in files["README.md"]
     assert all(hub.private.values()) and len(hub.private) == 2
     rollouts = hub.files("dataset", "me/own-rollouts")
     read = pq.read_table(pa.BufferReader(rollouts["data/update_000002.parquet"]))
     assert read.equals(pq.read_table(run / "rollouts/update_000002.parquet"))
     assert b'data_files: "data/*.parquet"' in rollouts["README.md"]
-    [commit] = hub.repositories["model", "me/own"]
+    [_, commit] = hub.repositories["model", "me/own"]
     assert f"model=me/own@{commit}" in done.stdout
     # A later push does not change what the revision names.
     later = dict(files) | {"config.json": b"not JSON"}
@@ -81,6 +82,24 @@ def test_a_run_is_pushed_and_its_revision_is_what_was_pushed(
     assert newest.returncode == 2 and "config.json" in newest.stderr
     missing = command(hub, tmp_path, "train", "own.yaml", f"model=me/own@{'0' * 40}", "--dry-run")
     assert missing.returncode == 2, missing.stderr
+
+
+@pytest.mark.slow
+def test_a_push_replaces_the_weights_and_rollouts_of_another_run(
+    run: Path, hub: Hub, tmp_path: Path
+) -> None:
+    index, shards = "model.safetensors.index.json", [f"model-0000{n}-of-00002" for n in (1, 2)]
+    theirs = {"plot.png": b"theirs", "extra/model.safetensors": b"theirs", ".gitattributes": b""}
+    old = {f"{name}.safetensors": b"old" for name in shards} | {index: b"{}", "config.json": b"{}"}
+    hub.repositories["model", "me/own"] = {"a" * 40: theirs | old}
+    rollouts = {"data/update_000009.parquet": b"old", "README.md": b"old"}
+    hub.repositories["dataset", "me/rollouts"] = {"b" * 40: rollouts}
+    done = command(hub, tmp_path, "push", str(run), "me/own", "--rollouts", "me/rollouts")
+    assert done.returncode == 0, done.stderr
+    weights = RunFolder(run).checkpoint(2) / "weights"
+    assert hub.files("model", "me/own").keys() == {f.name for f in weights.iterdir()} | {*theirs}
+    data = {f"data/update_00000{n}.parquet" for n in (1, 2)}
+    assert hub.files("dataset", "me/rollouts").keys() == data | {"README.md"}
 
 
 @pytest.mark.slow

@@ -31,6 +31,8 @@ def test_a_grid_has_every_combination_in_the_order_of_the_values():
         ("{a: 1, b: [2,3]},null", ("{a: 1, b: [2,3]}", "null")),
         ("'a,b',\"c,[\"", ("'a,b'", '"c,["')),
         ("a.b=c,d", ("a.b=c", "d")),
+        ("it's,that's", ("it's", "that's")),
+        ("[it's, 'a,b'],{k: 'c,d}'}", ("[it's, 'a,b']", "{k: 'c,d}'}")),
         ("tiny", ("tiny",)),
     ],
 )
@@ -65,8 +67,9 @@ def test_what_is_no_list_of_values_is_refused(text, message):
         (["seed=0,1", "seed=2"], None, "seed: given twice"),
         (["a=0..1"], None, "--random N draws from a range"),
         (["seed=0..9"], 3, "seed: give its values"),
-        (["a=1,2", "b=1,2"], 5, "there are only 4 different cells"),
-        (["a=1..3"], 4, "there are only 3 different cells"),
+        (["a=1,2", "b=1,2"], 5, "no more than 4 different cells"),
+        (["a=1,2"], 0, "draw at least 1"),
+        (["a=1..3"], 4, "no more than 3 different cells"),
     ],
 )
 def test_cells_that_cannot_be_are_refused(texts, random, message):

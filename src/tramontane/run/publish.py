@@ -18,6 +18,7 @@ from tramontane.run.folder import RunFolder
 from tramontane.run.rollouts import PATTERN
 from tramontane.workplace import owned_folder
 
+WEIGHTS = ["model*.safetensors", "model.safetensors.index.json"]  # others of an earlier push go
 ROLLOUTS_CARD = """---
 tags: [rollouts, tramontane]
 configs:
@@ -53,7 +54,8 @@ def push(
 ) -> Pushed:
     """Push the weights of a run's newest checkpoint, with tokenizer and model card, as one commit.
 
-    The hub is `HF_ENDPOINT`, and the token that of `hf auth login` or `HF_TOKEN`.
+    In repositories that exist, weights and rollouts of an earlier push are replaced and other files
+    stay. The hub is `HF_ENDPOINT`, and the token that of `hf auth login` or `HF_TOKEN`.
 
     Args:
         run: a run's folder. No other process may be working in it.
@@ -77,7 +79,9 @@ def push(
         with _hub_errors(name):
             api = HfApi()
             api.create_repo(name, private=not public, exist_ok=True)
-            done = api.upload_folder(repo_id=name, folder_path=weights, commit_message=about)
+            done = api.upload_folder(
+                repo_id=name, folder_path=weights, commit_message=about, delete_patterns=WEIGHTS
+            )
         if rollouts:
             with _hub_errors(rollouts):
                 api.create_repo(rollouts, private=not public, exist_ok=True, repo_type="dataset")
@@ -86,7 +90,7 @@ def push(
                 api.upload_file(path_or_fileobj=card, path_in_repo="README.md", **to)
                 api.upload_folder(
                     folder_path=folder.rollouts, allow_patterns=PATTERN, path_in_repo="data",
-                    commit_message=about, **to,
+                    commit_message=about, delete_patterns="*.parquet", **to,
                 )  # fmt: skip
     return Pushed(name, str(done.oid), str(done.commit_url), rollouts)
 

@@ -54,7 +54,7 @@ def axis_of(text: str) -> Axis:
     """The axis of `key=value,value,…`, or of `key=LOW..HIGH` and `key=log:LOW..HIGH`.
 
     Commas inside brackets or quotes belong to a value: `data.playground.levels=[1,2],[3,4]` has
-    two values.
+    two values. A quote is one at the beginning of a text, as in YAML.
 
     Raises:
         InputError: not of this form.
@@ -92,8 +92,8 @@ def _split(text: str, given: str) -> list[str]:
         parts[-1] += character
         if quote:
             quote = "" if character == quote else quote
-        elif character in "\"'":
-            quote = character
+        elif character in "\"'" and parts[-1][:-1].rstrip()[-1:] in ("", *_OPEN, ",", ":"):
+            quote = character  # inside a word it is an apostrophe
         elif character in _OPEN:
             opened += character
         elif character in _CLOSE:
@@ -138,13 +138,15 @@ def cells_of(
 
 def _drawn(axes: Sequence[Axis], count: int, random: Random) -> list[dict[str, str]]:
     """Different cells, in the order of their draws."""
+    if count < 1:
+        raise InputError(f"--random {count}: draw at least 1")
     found: dict[tuple[str, ...], None] = {}
     for _ in range(count * MAX_DRAWS):
         found[tuple(axis.draw(random) for axis in axes)] = None
         if len(found) == count:
             break
     else:
-        raise InputError(f"--random {count}: there are only {len(found)} different cells")
+        raise InputError(f"--random {count}: there are no more than {len(found)} different cells")
     keys = [axis.key for axis in axes]
     return [dict(zip(keys, values, strict=True)) for values in found]
 
