@@ -1,6 +1,7 @@
 """The page in a headless Chromium: every view, the keyboard, a phone's width, hostile texts; and
 the report, which is the page in one file."""
 
+import csv
 import json
 import shutil
 from collections.abc import Iterator
@@ -244,6 +245,32 @@ def test_groups_of_runs_have_a_mean_and_a_band(tab: Any, sweep: str, tmp_path: P
     table = saved("button:has-text('Markdown')").read_text().splitlines()
     assert table[0] == "| trainer.learning_rate | runs | pass@1 | reward | time |"
     assert table[2].startswith("| 0.0001 | 3 | 0.3 [0.052, 0.548] |")
+
+
+def test_runs_of_every_kind_are_in_one_table(tab: Any, tmp_path: Path) -> None:
+    """Names with commas and pipes, a run without updates, one without a key, values of 0."""
+    rates = [{"seed": 0, "trainer": {"learning_rate": rate}} for rate in (1e-4, 3e-4)]
+    names = ("a|b, c", "empty", "of another version")
+    for name, config in zip(names, [*rates, {"seed": 1}], strict=True):
+        run = make_run(tmp_path / "runs" / name, name=name)
+        (run.path / "config.yaml").write_text(json.dumps({"name": name, **config}))
+        rows = [{"update": n, "wall_seconds": n, "reward": 0.1 * (n - 1)} for n in (1, 2, 3)]
+        lines = "" if name == "empty" else "".join(json.dumps(row) + "\n" for row in rows)
+        (run.path / "metrics.jsonl").write_text(lines)
+    with served(tmp_path / "runs") as page:
+        tab.goto(f"{page.address}#runs?log=1")
+        tab.wait_for_selector("text=2 of 6 values are 0 or below")
+        with tab.expect_download() as csv_file:
+            tab.click("button:has-text('CSV')")
+        with tab.expect_download() as markdown_file:
+            tab.click("button:has-text('Markdown')")
+        tab.goto(f"{page.address}#runs?group=trainer.learning_rate")
+        tab.wait_for_selector(".legend >> text=learning_rate not set")
+        assert "not set" in tab.inner_text(".runs-table tbody tr >> nth=2")
+    rows = list(csv.reader(Path(csv_file.value.path()).read_text().splitlines()))
+    assert [row[0] for row in rows[1:]] == [*names]
+    assert {len(row) for row in rows} == {len(rows[0])}
+    assert "| a\\|b, c | stopped | 0 |" in Path(markdown_file.value.path()).read_text()
 
 
 def test_everything_is_reached_by_the_keyboard(tab: Any, address: str) -> None:

@@ -102,11 +102,13 @@ function runTable(found) {
     h("td", { class: "n" }, `${row.update}/${row.updates ?? "?"}`), h("td", { class: "n" }, row.seconds === null ? "" : clock(row.seconds)), h("td", {}, row.machine)))));
 }
 
+const named = (group) => texts.value(group.value) || "not set"; // a config of another version may lack the key
+
 function groupTable(found) {
   const { groups } = grouped(found, values.group);
   const names = [[values.group, values.group], [null, "runs", true], ...table.results.map((name) => [name, name, true]), [null, "time", true]];
   return h("table", { class: "rows runs-table" }, head(names), h("tbody", {}, groups.map((group) => h("tr", {},
-    h("td", {}, h("i", { class: "swatch", vars: { "--c": group.color } }), texts.value(group.value)), h("td", { class: "n" }, group.rows.length),
+    h("td", {}, h("i", { class: "swatch", vars: { "--c": group.color } }), named(group)), h("td", { class: "n" }, group.rows.length),
     table.results.map((name) => result(mean(group.rows.map((row) => row.results[name] && row.results[name].value)))),
     h("td", { class: "n" }, clock(mean(group.rows.map((row) => row.seconds))?.value ?? 0))))));
 }
@@ -117,7 +119,7 @@ function series(found) {
   const points = (row) => (curves[row.run] || []).map(([update, seconds, y]) => [values.time ? seconds / 60 : update, y]).filter(([x]) => Number.isFinite(x));
   if (!values.group) return found.slice(0, MOST_CURVES).map((row) => ({ name: title(row), color: page.runs[row.run].color, points: points(row) }));
   return grouped(found, values.group).groups.flatMap((group) => {
-    const name = `${values.group.split(".").at(-1)} ${texts.value(group.value)}`;
+    const name = `${values.group.split(".").at(-1)} ${named(group)}`;
     if (values.time) return group.rows.map((row, i) => ({ name, color: group.color, points: points(row), again: i > 0 }));
     const at = new Map();
     for (const row of group.rows) for (const [x, y] of points(row)) at.set(x, [...(at.get(x) || []), y]);
@@ -130,9 +132,11 @@ function series(found) {
 
 function plot(found) {
   const log = values.log === "1", made = series(found), few = !values.group && found.length > MOST_CURVES;
+  const points = made.flatMap((s) => s.points), hidden = log ? points.filter(([, y]) => y <= 0).length : 0;
   if (chart) chart.close();
   chart = new Chart({ title: values.metric.replaceAll("_", " "), unit: values.group && !values.time ? "mean and 95 % band over runs" : "", log, from_zero: false,
-    note: few ? `The first ${MOST_CURVES} of ${found.length} runs; group or filter them to see the others.` : "" });
+    note: [few && `The first ${MOST_CURVES} of ${found.length} runs; group or filter them to see the others.`,
+      hidden && `${hidden} of ${plural(points.length, "value")} are 0 or below: a log axis has no place for them.`].filter(Boolean).join(" ") });
   replace(box.plot, chart.element);
   chart.set(made, { smooth: 0, xLabel: values.time ? "after" : "update", xFormat: values.time ? (x) => clock(60 * x) : (x) => String(Math.round(x * 100) / 100) });
 }
