@@ -17,7 +17,7 @@ from tests.paths import ROOT
 
 INDEX = ROOT / "examples/README.md"
 ROW = re.compile(r"^\| .*$", re.M)
-COMMAND = re.compile(r"`((?:python|tramontane (?:sft|study)) examples/[^`]+)`")
+COMMAND = re.compile(r"`((?:python|tramontane (?:sft|study|sweep)) examples/[^`]+)`")
 # Appended to what a script or a command is given, or merged into the sizes of a notebook.
 SMOKE = {
     "pipeline.updates": 1,
@@ -74,7 +74,8 @@ def smoke(words: list[str], root: Path) -> list[str]:
             return [*program, "model=tiny", "steps=1", "batch_tokens=512"]
         (root / "smoke.yaml").write_text(smaller())
         base = program.index("examples/small.yaml")
-        return [*program[:base], "smoke.yaml", "--seeds", "1"]
+        last = program[base + 1 : -1] if words[1] == "sweep" else ["--seeds", "1"]
+        return [*program[:base], "smoke.yaml", *last]
     source = (ROOT / words[1]).read_text()
     if words[1].endswith(("rl_loop.py", "trl_script.py")):
         return [sys.executable, *words[1:]]
@@ -89,7 +90,7 @@ def smoke(words: list[str], root: Path) -> list[str]:
 def test_every_example_is_in_the_index() -> None:
     listed = set(re.findall(r"\]\((\w+\.\w+)\)", INDEX.read_text()))
     made = {file.name for file in (ROOT / "examples").iterdir() if file.is_file()}
-    assert listed == made - {"README.md", "small.yaml"}
+    assert listed == made - {"README.md"}
     assert len(commands()) == len(listed) - 1  # a notebook is opened
 
 
@@ -117,7 +118,7 @@ def test_a_command_of_the_gallery_works(command: str, root: Path) -> None:
         if words[1].endswith(name) and importlib.util.find_spec(needed) is None:
             pytest.skip(f"{needed} is not installed")
     run(root, smoke(words, root))
-    assert [*root.glob("runs/*"), *root.glob("studies/*")]
+    assert [*root.glob("runs/*"), *root.glob("studies/*"), *root.glob("sweeps/*")]
 
 
 @pytest.mark.slow
