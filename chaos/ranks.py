@@ -1,8 +1,9 @@
 """Kills ranks of the trainer throughout a run, most of them while they write a checkpoint.
 
-    python -m chaos.ranks [--seed N] [--kills 8] [--placements thread ray]
+    python -m chaos.ranks [--seed N] [--kills 8] [--placements thread ray shared]
 
-In each placement, a short run with two ranks takes a checkpoint after every update. A random rank
+In each placement, a short run with two ranks takes a checkpoint after every update; in `shared`,
+which is `thread` otherwise, the ranks share each row (`trainer.context_parallel`). A random rank
 gets SIGKILL, at a random time or a few milliseconds after a checkpoint was begun. Each time the
 trainer must restart by itself from the newest checkpoint, and every folder that has the name of a
 checkpoint must be complete. At most two kills fall on the same checkpoint, as many as
@@ -34,6 +35,7 @@ from tramontane.run.folder import RunFolder
 
 BUILD = Path(__file__).parents[1] / "build" / "ranks"
 RANKS = 2
+SHARED = "shared"
 KILLS_PER_CHECKPOINT = 2
 AIMED_SHARE = 0.75  # of kills: at a rank that writes a checkpoint
 WRITE_SECONDS = 0.05  # range of the delay between the start of a checkpoint and an aimed kill
@@ -49,8 +51,13 @@ def config(placement: str, kills: int) -> dict[str, Any]:
     return raw | {
         "name": "ranks",
         "model": "tiny",
-        "trainer": raw["trainer"] | {"ranks": RANKS, "max_restarts": KILLS_PER_CHECKPOINT},
-        "placement": {"kind": placement},
+        "trainer": raw["trainer"]
+        | {
+            "ranks": RANKS,
+            "context_parallel": RANKS if placement == SHARED else 1,
+            "max_restarts": KILLS_PER_CHECKPOINT,
+        },
+        "placement": {"kind": "thread" if placement == SHARED else placement},
         "checkpoint": {"every": 1, "keep": 2},
     }
 
@@ -191,9 +198,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m chaos.ranks")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--kills", type=int, default=8, help="in each placement")
-    parser.add_argument(
-        "--placements", nargs="+", choices=["thread", "ray"], default=["thread", "ray"]
-    )
+    placements = ["thread", "ray", SHARED]
+    parser.add_argument("--placements", nargs="+", choices=placements, default=placements)
     args = parser.parse_args()
     print(f"seed {args.seed}", flush=True)
     shutil.rmtree(BUILD, ignore_errors=True)

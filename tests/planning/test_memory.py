@@ -160,6 +160,20 @@ def test_ranks_share_weights_gradients_and_moments(small: ModelShape) -> None:
     assert reference_memory(stage.trainer, small).weights == 2 * PARAMETERS / 32
 
 
+def test_ranks_that_share_rows_share_their_activations(small: ModelShape) -> None:
+    keys = {"dtype": "bfloat16", "ranks": 32, "device": "cuda", "reduce_gradients": "microbatch"}
+    alone = rank_memory(config(trainer=keys), small, LENGTHS)
+    found = rank_memory(config(trainer=keys | {"context_parallel": 4}), small, LENGTHS)
+    assert found.activations == pytest.approx(alone.activations / 4, rel=1e-3)
+    assert (found.weights, found.gradients) == (alone.weights, alone.gradients)
+    assert found.optimizer == alone.optimizer
+    # Beyond the number of key-value heads, each rank has copies.
+    few = replace(small, kv_heads=2)
+    copied = rank_memory(config(trainer=keys | {"context_parallel": 4}), few, LENGTHS)
+    as_many = replace(small, kv_heads=4)
+    assert copied == rank_memory(config(trainer=keys | {"context_parallel": 4}), as_many, LENGTHS)
+
+
 def test_gradients_reduced_once_a_step_are_kept_whole(small: ModelShape) -> None:
     """With several microbatches on a rank; a single one is reduced at once."""
     keys = {"dtype": "bfloat16", "ranks": 32, "device": "cuda", "reduce_gradients": "step"}

@@ -191,6 +191,20 @@ def test_times_are_bytes_over_bandwidth_and_operations_over_flops() -> None:
     assert found.train_seconds(80_000, 64) == pytest.approx(10_000 * token)
     slow = Machine(found.config.model_copy(update={"train_mfu": 1.0, "length_max": 7000}))
     assert slow.train_seconds(16 * 7000, 16) == pytest.approx(3 * 2 * parameters / 50e9)
+    shared = Machine(found.config.model_copy(update={"context_parallel": 4}))
+    assert shared.train_seconds(80_000, 64) == pytest.approx(2_500 * token)
+    keys = shared.trainer_keys(shared.train_group or 0)
+    assert keys is not None
+    assert keys["context_parallel"] == 4
+    assert keys["ranks"] % 4 == 0
+
+
+def test_gpus_that_share_sequences_are_of_one_node_and_share_the_heads() -> None:
+    with pytest.raises(ValueError, match="3 GPUs of a node of 8 share a sequence"):
+        PlanConfig.model_validate({"model": "llama-3.1-8b", "gpus": 8, "context_parallel": 3})
+    sizes = {"model": "llama-3.1-8b", "gpus": 60, "node": 6, "context_parallel": 3}
+    with pytest.raises(InputError, match="3 ranks cannot share the 32 query heads"):
+        plan(PlanConfig.model_validate(sizes))
 
 
 def report(tmp_path: Path, **machine: Any) -> str:

@@ -401,9 +401,11 @@ class Config(Section):
     @model_validator(mode="after")
     def _workers(self) -> Config:
         minibatch = self.pipeline.minibatch
-        if minibatch < self.trainer.ranks:
+        ranks = self.trainer.data_ranks
+        if minibatch < ranks:
+            groups = " groups of" * (ranks < self.trainer.ranks)
             raise key_error(
-                f"{self.trainer.ranks} ranks share a minibatch of {minibatch} completions, so that "
+                f"{ranks}{groups} ranks share a minibatch of {minibatch} completions, so that "
                 f"some have nothing to do; change one of them",
                 "trainer.ranks",
                 "pipeline.n_minibatch",

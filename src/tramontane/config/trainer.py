@@ -111,8 +111,13 @@ class TrainerConfig(NumericsConfig):
     elsewhere they share the cores equally. Use small microbatches. Above 1, `ranks` must be 1. No
     effect on a GPU."""
     ranks: int = Field(1, ge=1)
-    """Number of trainer processes, at most `pipeline.n_minibatch`. Above 1, FSDP2 shards weights,
-    gradients and moments over them."""
+    """Number of trainer processes, at most `pipeline.n_minibatch` times `context_parallel`. Above
+    1, FSDP2 shards weights, gradients and moments over them."""
+    context_parallel: int = Field(1, ge=1)
+    """Neighboring ranks that compute each row together, for sequences too long or too slow for one:
+    each has an equal share of a microbatch's tokens, and in attention of its heads (DeepSpeed
+    Ulysses, arXiv 2309.14509). Divides `ranks` and the model's query heads; not for layers with
+    state."""
     max_restarts: int = Field(3, ge=0)
     """Restarts of a lost trainer from one checkpoint before the run fails. No effect with
     `placement.kind: thread` and one rank, where the trainer shares the controller's process."""
@@ -138,6 +143,11 @@ class TrainerConfig(NumericsConfig):
     objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
     """The loss."""
 
+    @property
+    def data_ranks(self) -> int:
+        """Ranks with rows of their own; those that share rows count as one."""
+        return self.ranks // self.context_parallel
+
     def peak_rate(self, parameters: int) -> float:
         """`learning_rate`, or the usual one for a model with this number of parameters."""
         if self.learning_rate is not None:
@@ -154,6 +164,13 @@ class TrainerConfig(NumericsConfig):
             raise key_error(
                 f"{self.threads} threads need ranks 1 (found {self.ranks}); set one of them to 1",
                 "threads",
+                "ranks",
+            )
+        if self.ranks % self.context_parallel:
+            raise key_error(
+                f"{self.ranks} ranks cannot share rows in groups of {self.context_parallel}; "
+                f"choose a divisor, or a multiple of it for ranks",
+                "context_parallel",
                 "ranks",
             )
         if "values" in self.objective.needs:

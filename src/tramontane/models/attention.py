@@ -76,7 +76,8 @@ def packed_attention(
         attention_mask: None: the packing determines the visible positions.
         scaling: factor of the scores, by default 1/√d.
         dropout: dropout probability of attention weights.
-        packing: the row's sequences; None: those that `note_rows` noted, since some models' layers
+        packing: the row's sequences, and the ranks that share it, each of which gives N of its
+            tokens; None: those that `note_rows` noted, since some models' layers
             do not pass it on; without any, the batch is a rectangle without padding.
         sliding_window: number of positions that a token sees, itself included; None for all.
         softcap: cap of the scores (Gemma 2, arXiv 2408.00118, section 2).
@@ -100,12 +101,15 @@ def packed_attention(
         packing = reader.packing
     if packing is None:
         packing = Packing([length] * batch, [None] * batch, query.device)
+    exchange = packing.exchange
     if chunk := _chunk_size(module):
         packing = packing.in_chunks(chunk)
-    scale = d**-0.5 if scaling is None else scaling
-    options = Options(scale, sliding_window, softcap, s_aux, dropout)
     # [N, heads, d]; rotary embeddings may return float32 for a model in bfloat16.
     q, k, v = (x.transpose(1, 2).flatten(0, 1).to(value.dtype) for x in (query, key, value))
+    if exchange:
+        q, k, v, s_aux = exchange.of_attention(q, k, v, s_aux)
+    scale = d**-0.5 if scaling is None else scaling
+    options = Options(scale, sliding_window, softcap, s_aux, dropout)
     if dropout == 0.0 and options.is_plain and flash.supports(k, v):
         layout = packing.varlen
         if layout.keys is not None:
@@ -115,6 +119,8 @@ def packed_attention(
         out = _ShortAttention.apply(q, k, v, s_aux, packing, options)
     else:
         out = _mixed_attention(q, k, v, packing, options)
+    if exchange:
+        out = exchange.to_tokens(out)
     return out.view(batch, length, *out.shape[1:]), None
 
 

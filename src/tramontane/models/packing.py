@@ -5,6 +5,7 @@ blocks, which are laid out here and computed in `attention.py`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, chain
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from tramontane.models.exchange import HeadExchange
 
 # On a CPU, attention of up to this many tokens is computed by plain matrix products.
 SHORT = 512
@@ -87,7 +90,10 @@ class Packing:
         sizes: tokens of each block, summing to N.
         short: (index, block) of the blocks for plain matrix products.
         long: (index, block) of the others.
+        exchange: the ranks that share the row's tokens, if several do.
     """
+
+    exchange: HeadExchange | None = None
 
     def __init__(
         self,
@@ -113,6 +119,12 @@ class Packing:
             self.sizes.append(sum(run_lengths))
         self.short = [(i, block) for i, block in enumerate(self.blocks) if block.short]
         self.long = [(i, block) for i, block in enumerate(self.blocks) if not block.short]
+
+    def shared_by(self, exchange: HeadExchange) -> Packing:
+        """The same row for a forward of several ranks, each of which has a part of its tokens."""
+        shared = copy.copy(self)
+        shared.exchange = exchange
+        return shared
 
     def in_chunks(self, size: int) -> Packing:
         """The same row in chunks of `size` positions, for attention within each chunk: a sequence

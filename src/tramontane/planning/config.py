@@ -54,6 +54,9 @@ class PlanConfig(Section):
     tokens."""
     step_seconds: float = Field(0.003, ge=0)
     """Fixed cost of a decode step, in seconds."""
+    context_parallel: int = Field(1, ge=1)
+    """GPUs of the trainer that compute each sequence together (`trainer.context_parallel`). Divides
+    node; no effect on a CPU."""
     slots: int = Field(1024, ge=1)
     """Maximum number of sequences that one generator decodes at once. Memory may allow fewer."""
     node: int = Field(8, ge=1)
@@ -89,6 +92,13 @@ class PlanConfig(Section):
                 f"lower length_mean, or raise length_max",
                 "length_mean",
                 "length_max",
+            )
+        if self.node % self.context_parallel:
+            raise key_error(
+                f"{self.context_parallel} GPUs of a node of {self.node} share a sequence; choose a "
+                f"divisor of node",
+                "context_parallel",
+                "node",
             )
         if self.n_batch % self.group_size:
             raise key_error(

@@ -32,5 +32,6 @@ def check_families(config: Config, shape: str | None = None) -> None:
         return
     if config.generator.kind == "slots":
         examine_model(copy.deepcopy(small).requires_grad_(False), TOKENS)
-    numerics = {"device": "cpu", "dtype": "float32", "ranks": 1, "threads": 1, "compile": False}
-    Trainer(small, config.trainer.model_copy(update=numerics), updates=1)
+    numerics = {"device": "cpu", "dtype": "float32", "threads": 1, "compile": False}
+    alone = numerics | {"ranks": 1, "context_parallel": 1}
+    Trainer(small, config.trainer.model_copy(update=alone), updates=1)

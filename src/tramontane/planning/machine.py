@@ -118,6 +118,8 @@ class Machine:
             needed = self._trainer(keys | {"threads": size}).total
             return keys | {"threads": size} if needed <= size * self.gpu.memory else None
         keys |= {"gradient_checkpointing": True, "ranks": size}
+        if self.config.context_parallel > 1:
+            keys |= {"context_parallel": self.config.context_parallel}
         if size > 1:  # a rank that sums microbatches by itself has the whole model's gradients
             keys |= {"reduce_gradients": "microbatch"}
         full = keys | {"gradient_checkpointing": "full"}
@@ -133,10 +135,16 @@ class Machine:
         batch = Completions(self.config.n_batch, self.config.group_size)
         return trainer_memory(trainer, self.shape, self.lengths, batch)
 
+    @property
+    def _sharing(self) -> int:
+        """GPUs that compute a sequence together."""
+        return self.config.context_parallel if self.on_gpu else 1
+
     @cached_property
     def train_group(self) -> int | None:
-        """Smallest number of GPUs that holds the trainer, a power of 2; None if no number does."""
-        size = 1
+        """Smallest number of GPUs that holds the trainer, `context_parallel` times a power of 2;
+        None if no number does."""
+        size = self._sharing
         while size <= MAX_TRAINER:
             if self.trainer_keys(size):
                 return size
@@ -151,13 +159,16 @@ class Machine:
 
     def train_seconds(self, tokens: float, size: int) -> float:
         """Time to train on `tokens` tokens with `size` GPUs: the longest of their arithmetic, the
-        traffic of sharded weights, and one longest sequence, which a rank computes alone."""
+        traffic of sharded weights, and one longest sequence, which `context_parallel` of them
+        share."""
         c = self.config
         longest = min(tokens, c.prompt_mean + c.length_max)
-        slowest = max(self._train_compute(tokens) / size, self._train_compute(longest))
+        slowest = max(
+            self._train_compute(tokens) / size, self._train_compute(longest) / self._sharing
+        )
         if size == 1 or not self.on_gpu:
             return slowest
-        microbatches = math.ceil(tokens / (size * c.longest))
+        microbatches = math.ceil(tokens * self._sharing / (size * c.longest))
         speed = self.gpu.link if size <= c.node else self.gpu.network
         return max(slowest, microbatches * TRAFFIC * self.weight_bytes / speed)
 

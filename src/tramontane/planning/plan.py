@@ -20,6 +20,7 @@ from tramontane.planning.fit import RunMemory, run_memory
 from tramontane.planning.gpus import GIB, GPUS
 from tramontane.planning.machine import Machine
 from tramontane.planning.simulate import Costs, Outcome, lognormal, simulate
+from tramontane.trainer.context import check_sharing
 
 UPDATES, SKIPPED = 10, 4  # simulated updates, and how many of the first are skipped
 CANDIDATES = 2  # splits to simulate
@@ -240,6 +241,7 @@ def plan(settings: PlanConfig | Mapping[str, Any]) -> Plan:
     if not isinstance(config, PlanConfig):
         config = parse(PlanConfig, {**config}, "plan")
     machine = Machine(config)
+    check_sharing(config.context_parallel, machine.shape)
     splits = list(islice(_fitting(machine), CANDIDATES))
     found = cheapest(machine, 2 * config.n_batch, 0.0)
     if not splits or found is None:

@@ -72,10 +72,12 @@ def trainer_memory(
     """
     size, ranks = DTYPE_BYTES[config.dtype], config.ranks
     row, trained = _Row.full(config, lengths, minibatch), _Trained.of(config, shape)
+    # Heads of keys and values are repeated until the ranks can share them.
+    shape = replace(shape, kv_heads=math.lcm(shape.kv_heads, config.context_parallel))
     frozen = size * shape.parameters / ranks if config.lora else 0.0
     copy = size if ranks == 1 and config.dtype != "float32" else 0
     # Without reductions before the last microbatch, a rank sums the gradients of the whole model.
-    microbatches = row.microbatches(minibatch.of_rank(ranks, lengths))
+    microbatches = row.microbatches(_of_rank(config, lengths, minibatch))
     threads = min(config.threads, microbatches)  # that have work
     whole = config.reduce_gradients == "step" and microbatches > 1
     moments = list(_moments(config, shape, row))
@@ -89,6 +91,11 @@ def trainer_memory(
         logits=threads * most.logits,
         reused=threads * (sum(most) - max(map(sum, moments))),
     )
+
+
+def _of_rank(config: TrainerConfig, lengths: Lengths, minibatch: Completions) -> int:
+    """Tokens of a rank's share of a minibatch, if all are the longest."""
+    return math.ceil(minibatch.of_rank(config.data_ranks, lengths) / config.context_parallel)
 
 
 class _Trained(NamedTuple):
@@ -135,7 +142,7 @@ def teacher_memory(config: Config, teacher: ModelShape, lengths: Lengths) -> Mem
     size, ranks = DTYPE_BYTES[config.teacher.dtype], config.teacher.ranks
     # It scores a whole batch at once, divided among its own ranks.
     batch = Completions(config.pipeline.n_batch, Completions.of(config).together)
-    trainer = config.trainer.model_copy(update={"ranks": ranks})
+    trainer = config.trainer.model_copy(update={"ranks": ranks, "context_parallel": 1})
     row = _Row.full(trainer, lengths, batch)
     gathered = 0 if ranks == 1 else teacher.head + 2 * teacher.block
     return Memory(
@@ -167,13 +174,14 @@ def block_activations(shape: ModelShape, dtype: str) -> int:
 
 
 class _Row(NamedTuple):
-    """The largest microbatch: a prompt and all of its completions that fit.
+    """A rank's part of the largest microbatch: a prompt and all of its completions that fit.
 
     Args:
-        tokens: tokens of the row.
+        tokens: tokens of the part.
         longest: tokens of the longest sequence.
-        predicted: positions whose logits are computed.
-        copied: keys of the prompt that are copied, since several completions share it.
+        predicted: positions whose logits are computed; at most all of the part.
+        copied: keys of the prompt that are copied, since several completions share it, by the
+            ranks that share the row.
     """
 
     tokens: int
@@ -185,11 +193,13 @@ class _Row(NamedTuple):
     def full(cls, config: TrainerConfig, lengths: Lengths, minibatch: Completions) -> _Row:
         """A full one; or, if a rank's share of the minibatch has fewer tokens, that share."""
         budget = max(config.microbatch_tokens, lengths.longest)
-        tokens = min(budget, minibatch.of_rank(config.ranks, lengths))
+        tokens, parts = minibatch.of_rank(config.data_ranks, lengths), config.context_parallel
+        tokens = min(budget, tokens)
         completions = min((tokens - lengths.prompt) // lengths.completion, minibatch.number)
         shared = completions > 1 and minibatch.together > 1
-        copied = completions * lengths.prompt if shared else 0
-        return cls(tokens, lengths.longest, completions * lengths.completion, copied)
+        copied = math.ceil(completions * lengths.prompt / parts) if shared else 0
+        part = math.ceil(tokens / parts)
+        return cls(part, lengths.longest, min(completions * lengths.completion, part), copied)
 
     def microbatches(self, tokens: int) -> int:
         """Microbatches of that many tokens at most: any two of them exceed the budget."""
@@ -240,7 +250,7 @@ def _padding(config: TrainerConfig, shape: ModelShape, row: _Row) -> int:
     short sequences on a CPU do without."""
     if _uses_flash(config) or (config.device == "cpu" and row.longest <= SHORT):
         return 0
-    masks = row.predicted * row.longest if row.copied else 0
+    masks = config.context_parallel * row.predicted * row.longest if row.copied else 0
     return DTYPE_BYTES[config.dtype] * (row.tokens * shape.heads * shape.head_dim + masks)
 
 

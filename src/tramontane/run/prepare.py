@@ -31,6 +31,7 @@ from tramontane.run.forewarnings import forewarnings
 from tramontane.run.input import EvaluationSet, RunInput, read_input
 from tramontane.run.trajectories import Trajectories, load_trajectories
 from tramontane.trainer import forwards, lora
+from tramontane.trainer.context import check_sharing
 from tramontane.trainer.objectives import load_objective
 from tramontane.trainer.optimizer import chosen_rate
 from tramontane.types import Problem
@@ -215,8 +216,10 @@ def _check_machine(config: Config) -> None:
         seats(config, torch.cuda.device_count())
     load_objective(config.trainer.objective)
     forwards.compilation(config.trainer)
+    shape = load_shape(config.model)
+    check_sharing(config.trainer.context_parallel, shape)
     if config.trainer.lora:
-        lora.check(config.trainer.lora, load_shape(config.model).linear_layers)
+        lora.check(config.trainer.lora, shape.linear_layers)
 
 
 def _check_teachers(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -330,9 +333,11 @@ def sizes_of_shape(config: Config, model: str, gpu: str | None = None) -> DryRun
         gpu: as in `run_memory`.
 
     Raises:
-        InputError: no such model or GPU, or lengths that exceed the model's context.
+        InputError: no such model or GPU, lengths that exceed the model's context, or a model that
+            ranks cannot share as the config says.
     """
     shape, stages = load_shape(model), config.by_stage()
+    check_sharing(config.trainer.context_parallel, shape)
     longest = max(stage.pipeline.l_max for stage in stages)
     prompt = PromptLimit.of(config.data.max_prompt_tokens, shape.context, longest).tokens
     lengths = [Lengths(prompt, stage.pipeline.l_max) for stage in stages]

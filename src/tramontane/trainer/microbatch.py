@@ -94,6 +94,7 @@ class Minibatch:
         self.options = settings.options or config.objective.options
         self.needs, self._charges = config.objective.needs, config.objective.charges
         self._mask = config.objective.mask
+        self._sharing = config.context_parallel  # ranks
         self.completions = [sequence for group in groups for sequence in group]
         self.lengths = torch.tensor([len(s.token_ids) for s in self.completions])
         self.owners = torch.tensor([not s.continues for s in self.completions]).cumsum(0) - 1
@@ -143,8 +144,9 @@ class Minibatch:
         live microbatch of all ranks."""
         # Every rank lays out the microbatches of all ranks, so no communication is needed.
         together = "conversations" in self.needs
-        layouts, used = lay_out(self.completions, sharding.ranks(), budget, together)
-        microbatches = [Microbatch(indices) for indices in layouts[sharding.rank()]]
+        ranks, rank = sharding.ranks() // self._sharing, sharding.rank() // self._sharing
+        layouts, used = lay_out(self.completions, ranks, budget, together)
+        microbatches = [Microbatch(indices) for indices in layouts[rank]]
         shortest = int(self.lengths.argmin())
         idle = max(map(len, layouts)) - len(microbatches)
         microbatches += [Microbatch([shortest], live=False)] * idle
@@ -154,7 +156,7 @@ class Minibatch:
         """Pack microbatch `index`. With `trained`, the row includes the teacher's likeliest tokens
         if the objective needs them."""
         sequences = [self.completions[i] for i in self.microbatches[index].indices]
-        row = pack_row(sequences, self.device)
+        row = pack_row(sequences, self.device, self._sharing)
         if (allowed := allowed_of(sequences)) is not None:
             row = replace(row, allowed=self.upload(allowed))
         if trained and "teacher_top" in self.needs:
@@ -193,7 +195,7 @@ class Minibatch:
             if micro.live:
                 parts = found.split(self.lengths[micro.indices].tolist())
                 kept[micro.indices] = torch.tensor([float(part.sum()) for part in parts]).double()
-        kept = sharding.total(kept.to(self.device)).cpu()
+        kept = self._total(kept)
         self.weights = self._weights(self.options, kept)
         self.masked = 1 - float(kept.sum() / self._counts("all").sum())
 
@@ -216,6 +218,13 @@ class Minibatch:
             )
         return kept
 
+    def _total(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum over all rows, on the CPU, of what each rank found in its own; ranks that share rows
+        have found the same. Collective."""
+        if sharding.rank() % self._sharing:
+            values = torch.zeros_like(values)
+        return sharding.total(values.to(self.device)).cpu()
+
     def _per_completion(self, values: torch.Tensor) -> torch.Tensor:
         """Sums of the sequences' values over each completion, on the CPU."""
         return ratios.totals(values, self.owners)[: int(self.owners[-1]) + 1]
@@ -231,7 +240,7 @@ class Minibatch:
                 chosen = row_values.masked_fill(inserted, 0.0)
                 parts = [part.double().sum() for part in chosen.split(lengths)]
                 sums[micro.indices] = torch.stack(parts)
-        return self._per_completion(sharding.total(sums).cpu())
+        return self._per_completion(self._total(sums))
 
     def learned(self) -> TrainedFigures:
         """The figures of all sequences, in order, from all ranks. Collective: every rank must call
@@ -245,7 +254,7 @@ class Minibatch:
             parts = self.trained[number].float().split([lengths[i] for i in micro.indices])
             for index, part in zip(micro.indices, parts, strict=True):
                 found[ends[index] - lengths[index] : ends[index]] = part
-        logprobs = sharding.total(found).cpu()
+        logprobs = self._total(found)
         if any(s.target for s in self.completions):
             pairs = zip(logprobs.split(lengths), self.completions, strict=True)
             sampled = [
@@ -301,7 +310,7 @@ class Minibatch:
             sums[0].index_put_(places, values, accumulate=True)
             sums[1].index_put_(places, counted.double(), accumulate=True)
             found.append((places, values))
-        sums = sharding.total(sums.to(self.device)).cpu()
+        sums = self._total(sums)
         return [
             upload(baseline.to(logprobs.dtype), self.device)
             for (places, values), logprobs in zip(found, reference, strict=True)

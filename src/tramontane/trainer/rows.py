@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -31,6 +31,7 @@ class PackedRow:
     inputs: dict[str, Any]
     targets: torch.Tensor  # [N] int64, the generated tokens
     lengths: list[int]  # generated tokens of each completion
+    places: NDArray[np.int64]  # [N] the positions in the row whose logits predict them
     # [N, k] int64, tokens whose log-probs are predicted besides the targets'; [N, 0]: the whole
     # vocabulary; None without any.
     candidates: torch.Tensor | None = None
@@ -60,9 +61,18 @@ class Predictions:
     # [N, k] float32, log-probs of the row's candidates; None without any.
     policy_top: torch.Tensor | None = None
 
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Predictions:
+        """The predictions with each tensor changed."""
+        return Predictions(
+            **{name: None if x is None else change(x) for name, x in vars(self).items()}
+        )
 
-def pack_row(sequences: Sequence[TrainSequence], device: torch.device) -> PackedRow:
-    """Pack prompts and completions; neighbors with the same prompt share its tokens.
+
+def pack_row(
+    sequences: Sequence[TrainSequence], device: torch.device, pieces: int = 1
+) -> PackedRow:
+    """Pack prompts and completions; neighbors with the same prompt share its tokens. The row can be
+    cut into `pieces` equal parts.
 
     The logits at position i − 1 predict the token at i. So a prompt's last token predicts the first
     token of each completion, and a completion's last token, which predicts nothing, is omitted.
@@ -97,7 +107,7 @@ def pack_row(sequences: Sequence[TrainSequence], device: torch.device) -> Packed
                 continues.append(prompt_part)
                 keep += range(end, end + len(inputs))
                 end += len(inputs)
-    if filler := padded(end, device) - end:
+    if filler := pieces * padded(-(-end // pieces), device) - end:
         parts.append([0] * filler)
         continues.append(None)
     keep += [0] * (padded(len(keep), device) - len(keep))
@@ -109,6 +119,7 @@ def pack_row(sequences: Sequence[TrainSequence], device: torch.device) -> Packed
         experts=None if chosen is None else upload(torch.from_numpy(chosen), device),
         targets=upload(torch.from_numpy(targets), device),
         lengths=[len(s.token_ids) for s in sequences],
+        places=np.asarray(keep[: len(targets)], np.int64),
         pictured=pictured,
     )
 

@@ -34,6 +34,7 @@ from tramontane.models.weight_files import WeightFiles
 from tramontane.models.weights import BUCKET_BYTES, Bucket, Part, Weights, tied_names
 from tramontane.trainer import export, forwards, lora, sharding
 from tramontane.trainer.allowed import renormalized, with_candidates
+from tramontane.trainer.context import check_parts, exchange_of, part_of
 from tramontane.trainer.head import fused_predictions, head_scale, plain_predictions
 from tramontane.trainer.microbatch import Minibatch, cut_batch
 from tramontane.trainer.objectives import load_objective
@@ -121,6 +122,9 @@ class Trainer:
         forwards.check_repeatable(self._working, self.device)
         if files is not None:  # otherwise checked when it was loaded
             check_packing(self._working, dtype)
+        self._exchange = exchange_of(config.context_parallel, self.device)
+        if self._exchange:
+            check_parts(self._working, self._exchange, dtype)
         if config.lora:
             lora.check_applied(self._working)
         if config.router_replay:
@@ -455,14 +459,17 @@ class Trainer:
         minibatch.trained[index] = predictions.logprobs.detach()
         last = index == len(minibatch.microbatches) - 1
         if self._values:
-            predictions = replace(predictions, values=self._values(row, last))
+            part = part_of(row, self._exchange)
+            values = part.gather(self._values(part.row, last))
+            predictions = replace(predictions, values=values)
         tokens = minibatch.tokens(index, predictions)
         loss, metrics = self.objective.loss(tokens, minibatch.options)
         sharding.reduce_gradients(replica, last or self.config.reduce_gradients == "microbatch")
         # FSDP averages gradients over ranks, and the loss is the ranks' sum.
         (loss * sharding.ranks()).backward()
         # Weight 1 per minibatch: microbatches and ranks add up to the minibatch's loss.
-        once = torch.full_like(loss, float(index == 0 and sharding.rank() == 0))
+        first = sharding.rank() < self.config.context_parallel
+        once = torch.full_like(loss, float(index == 0 and first))
         averages = Averages()
         averages.add({**metrics, "loss": (loss, once)})
         if version is not None:
@@ -510,9 +517,10 @@ class Trainer:
         self, model: PreTrainedModel, row: PackedRow, temperature: float, entropy_grad: bool = False
     ) -> Predictions:
         """Compute log-probs and entropies of the row's generated tokens."""
+        allowed, part = row.allowed, part_of(with_candidates(row), self._exchange)
+        row = part.row
         if self.config.router_replay:
             routing.replay(model, row.experts)
-        allowed, row = row.allowed, with_candidates(row)
         with self._pictures(model, row):
             if self._head_scale is None:
                 predictions = plain_predictions(model, row, temperature, entropy_grad)
@@ -520,7 +528,7 @@ class Trainer:
                 predictions = fused_predictions(
                     model, row, temperature, self._head_scale, entropy_grad, self._compiled
                 )
-        return renormalized(predictions, allowed)
+        return renormalized(predictions.map(part.gather), allowed)
 
     def _pictures(self, model: PreTrainedModel, row: PackedRow) -> AbstractContextManager[None]:
         """Within the context, a forward of the row takes the features of its images."""
