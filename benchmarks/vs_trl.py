@@ -27,8 +27,9 @@ its last updates. Our trained tokens count only up to the number generated in th
 second of processor time of the generator and of the trainer, each alone on one core with the work
 of the run. They are measured by `core_rates.py` after each of our turns.
 
-The script prints a table and writes vs_trl.json next to this file. It fails if our side is not 3
-times as fast; the aims are 6 times, and 0.85 of the bound.
+Each turn is printed as it ends and kept in build/vs_trl.jsonl, so that the same command goes on
+after one that was cut off. The script prints a table and writes vs_trl.json next to this file. It
+fails if our side is not 3 times as fast; the aims are 6 times, and 0.85 of the bound.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ import sys
 import tempfile
 import time
 import venv
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from threading import Timer
@@ -68,6 +70,7 @@ from tramontane.placement.place import check as check_placement
 from tramontane.trainer import forwards
 
 HERE = Path(__file__).parent
+BUILD = HERE.parent / "build"
 # Not inherited by TRL's process, which keeps torch's own settings.
 KERNELS = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
 TRL_VERSION = "1.16.0"
@@ -324,20 +327,50 @@ def missing_for_trl(python: Path, device: str) -> list[str]:
     return [f"{python}: {reason}; TRL's side needs datasets, transformers and trl {TRL_VERSION}"]
 
 
-def compare(size: str, python: Path, args: argparse.Namespace) -> dict[str, Any]:
+class Ended:
+    """The turns that have ended. They are kept in a file until the comparison is complete, so that
+    the same command goes on after the last of them."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._path, self._command = BUILD / "vs_trl.jsonl", list(command)
+        self._path.parent.mkdir(exist_ok=True)
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        rows = [row for row in map(json.loads, lines) if row["command"] == self._command]
+        self.turns = {(r["model"], r["round"], r["side"]): r["figures"] for r in rows}
+
+    def get(self, place: tuple[str, int, str], take: Callable[[], list[float]]) -> list[float]:
+        """The figures of a turn, taken now unless it has ended before; printed."""
+        model, number, side = place
+        again = " (taken before)" * (place in self.turns)
+        if place not in self.turns:
+            self.turns[place] = take()
+            row = {"command": self._command, "model": model, "round": number, "side": side}
+            with self._path.open("a") as file:
+                file.write(json.dumps(row | {"figures": self.turns[place]}) + "\n")
+        figures = [round(figure, 1) for figure in self.turns[place]]
+        print(f"  {model} round {number + 1}, {side}: {figures}{again}", flush=True)
+        return self.turns[place]
+
+    def forget(self) -> None:
+        self._path.unlink()
+
+
+def compare(size: str, python: Path, args: argparse.Namespace, ended: Ended) -> dict[str, Any]:
+    ours, theirs, bounds = [], [], []
     with tempfile.TemporaryDirectory(prefix="vs_trl-") as name:
         folder = Path(name)
         prepare(size, folder)
-        ours, theirs, bounds = [], [], []
         with TrlSide(python, size, folder, args.trl_updates, args.device, args.timeout) as trl:
+
+            def ours_of(number: int) -> list[float]:
+                turn = our_turn(size, folder, args.updates, args.device, number)
+                return [*turn, two_core_bound(folder, number)]
+
             for number in range(args.rounds):
-                ours.append(our_turn(size, folder, args.updates, args.device, number))
-                bounds.append(two_core_bound(folder, number))
-                theirs.append(trl.turn())
-                print(
-                    f"  {size} round {number + 1}: {ours[-1]} of {bounds[-1]:.0f} TRL {theirs[-1]}",
-                    flush=True,
-                )
+                *turn, bound = ended.get((size, number, "ours"), partial(ours_of, number))
+                ours.append(Turn(*turn))
+                bounds.append(bound)
+                theirs.append(Turn(*ended.get((size, number, "TRL"), lambda: [*trl.turn()])))
     return result(size, ours, theirs) | shares(ours, bounds)
 
 
@@ -397,7 +430,9 @@ def main() -> None:
     chosen = number_type(args.device)
     print(f"{chosen.dtype} on both sides: {chosen.reason}")
     print("trained completion tokens/s: median (range)")
-    results = [compare(size, python, args) for size in args.models]
+    print("  each turn: tokens/s, tokens a completion, seconds; of ours also the bound")
+    ended = Ended(sys.argv[1:])
+    results = [compare(size, python, args, ended) for size in args.models]
     print(
         f"{'model':>7} {'TRL':>20} {'ours':>22} {'ratio':>18} {'bound':>6} {'of bound':>17}"
         f" {'mean completion':>16}"
@@ -425,6 +460,7 @@ def main() -> None:
         "trl": TRL_VERSION,
         "seconds": round(time.perf_counter() - began),
     }
+    ended.forget()
     finish(__file__, {"results": results} | machine(args.device) | versions, promises)
 
 

@@ -17,8 +17,10 @@ from tramontane.generator import Generator
 from tramontane.models import int8
 from tramontane.models.int8 import Int8Linear, Int8Weight, named_weights, quantize
 from tramontane.models.loading import load_model
+from tramontane.models.shape import load_shape
 from tramontane.models.staging import StagedWeights
 from tramontane.models.weights import LocalWeights, Part
+from tramontane.planning.memory import generator_weights
 from tramontane.trainer import parity
 from tramontane.trainer.trainer import Trainer
 
@@ -40,6 +42,12 @@ def quantized():
 
 def layers_of(model):
     return [module for module in model.modules() if isinstance(module, Int8Linear)]
+
+
+def test_a_plan_counts_what_weights_of_eight_bits_take():
+    weights = {id(x): x.nbytes for x in named_weights(quantized()).values()}
+    config = GeneratorConfig(weights="int8", dtype="float32")
+    assert generator_weights(config, load_shape("tiny")) == sum(weights.values())
 
 
 @pytest.mark.parametrize("rows", [(1,), (7,), (2, 33)])

@@ -161,6 +161,17 @@ class Int8Embedding(nn.Module):
         return found.to(self._dtype)
 
 
+def layer_bytes(inputs: int, outputs: int) -> int:
+    """Bytes of the weight of a linear layer, if it is worth eight bits; else 0."""
+    worth = min(inputs, outputs) >= SMALLEST
+    return outputs * (inputs + 4 + 4 * _outliers(inputs)) if worth else 0
+
+
+def _outliers(features: int) -> int:
+    """Input channels in full of a layer with this many."""
+    return min(OUTLIERS, features // 4)
+
+
 def is_exact() -> bool:
     """True if torch multiplies numbers of eight bits exactly here: without VNNI or AMX, its sums
     are cut off at 16 bits."""
@@ -194,7 +205,7 @@ def quantize(model: PreTrainedModel, sample: Sequence[int]) -> None:
     full = head if tied and type(embeddings) is not nn.Embedding else None
     names = {module: name for name, module in model.named_modules()}
     for layers, largest in _inputs(model, sample, full):
-        channels = largest.topk(min(OUTLIERS, len(largest) // 4)).indices.sort().values
+        channels = largest.topk(_outliers(len(largest))).indices.sort().values
         read = _Input(channels, len(largest), len(layers))
         for layer in layers:
             parent, _, own = names[layer].rpartition(".")

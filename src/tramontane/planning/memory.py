@@ -23,6 +23,7 @@ from tramontane.generator.graphs import recorded_rows
 from tramontane.generator.lanes import CacheSize
 from tramontane.generator.memory import allowance
 from tramontane.generator.sampling import DRAWN_BYTES, DRAWN_ENTRIES, SORTED_BYTES
+from tramontane.models import int8
 from tramontane.models.packing import SHORT
 from tramontane.models.shape import DTYPE_BYTES, ModelShape, load_shape
 
@@ -117,10 +118,10 @@ def generator_memory(
     config, longest = stage.generator, lengths.longest
     if config.kind == "vllm":
         return _vllm_memory(stage, shape, longest, device_memory)
-    size, on_gpu = DTYPE_BYTES[config.dtype], config.device.startswith("cuda")
+    on_gpu = config.device.startswith("cuda")
     token = shape.kv_bytes_per_token(config.dtype)
     staged = config.staging == "device" or config.device == "cpu"
-    weights = (2 if staged else 1) * size * shape.parameters
+    weights = (2 if staged else 1) * generator_weights(config, shape)
     activations = _prefill(stage, shape, longest)
 
     def beside_cache(rows: int) -> Memory:
@@ -151,6 +152,17 @@ def generator_memory(
         activations = max(activations, token * rows * lanes[-2])
     memory = beside_cache(rows)
     return replace(memory, cache=memory.cache + positions * token)
+
+
+def generator_weights(config: GeneratorConfig, shape: ModelShape) -> int:
+    """Bytes of one version of a generator's weights."""
+    size = DTYPE_BYTES[config.dtype]
+    if config.weights == "full":
+        return size * shape.parameters
+    layers = [x for x in shape.linear_layers if x.plain]
+    eight = [(x, n) for x in layers if (n := int8.layer_bytes(x.inputs, x.outputs))]
+    full = shape.parameters - sum(x.inputs * x.outputs for x, _ in eight)
+    return size * full + sum(n for _, n in eight)
 
 
 def _step(stage: Config, shape: ModelShape, rows: int) -> float:
