@@ -14,6 +14,7 @@ Results go to ranks.json; the exit code is 1 if a promise broke.
 from __future__ import annotations
 
 import argparse
+import copy
 import os
 import random
 import shutil
@@ -24,16 +25,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+from transformers import AutoModelForCausalLM
+
 from benchmarks.measure import Promise, finish, machine
 from chaos.cluster import config as cluster_config
 from chaos.processes import workers
 from chaos.proof import prove
 from chaos.runs import Run, lines
-from tramontane.models.names import numbered
+from tramontane.models.loading import load_model
+from tramontane.models.names import numbered, resolve
 from tramontane.run.checkpoint import damage
 from tramontane.run.folder import RunFolder
 
 BUILD = Path(__file__).parents[1] / "build" / "ranks"
+TEN_HEADS = BUILD / "ten_heads"
 RANKS = 2
 SHARED = "shared"
 KILLS_PER_CHECKPOINT = 2
@@ -50,7 +56,7 @@ def config(placement: str, kills: int) -> dict[str, Any]:
     raw["pipeline"]["updates"] = 4 + 2 * kills  # more than the kills need
     return raw | {
         "name": "ranks",
-        "model": "tiny",
+        "model": str(TEN_HEADS) if placement == SHARED else "tiny",
         "trainer": raw["trainer"]
         | {
             "ranks": RANKS,
@@ -60,6 +66,20 @@ def config(placement: str, kills: int) -> dict[str, Any]:
         "placement": {"kind": "thread" if placement == SHARED else placement},
         "checkpoint": {"every": 1, "keep": 2},
     }
+
+
+def save_ten_heads(folder: Path) -> None:
+    """Save `tiny`, which has five heads, with five more of zeros: two ranks can share them."""
+    model = load_model("tiny", torch.float32, "cpu")
+    config = copy.deepcopy(model.config)
+    config.head_dim = config.hidden_size // config.num_attention_heads
+    config.num_attention_heads = config.num_key_value_heads = 10
+    wider = AutoModelForCausalLM.from_config(config)
+    tensors = wider.state_dict()
+    for name, tensor in model.state_dict().items():
+        tensors[name].zero_()[tuple(map(slice, tensor.shape))] = tensor
+    shutil.copytree(resolve("tiny"), folder)
+    wider.save_pretrained(folder)
 
 
 class Harm:
@@ -146,6 +166,8 @@ class Harm:
 
 def harass(placement: str, kills: int, seed: int) -> tuple[list[Promise], list[dict[str, Any]]]:
     """One run; returns its promises and the kills."""
+    if placement == SHARED:
+        save_ten_heads(TEN_HEADS)
     with Run(config(placement, kills), BUILD / placement) as run:
         harm = Harm(run, seed)
         while len(harm.kills) < kills and harm.strike():
