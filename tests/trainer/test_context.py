@@ -20,7 +20,7 @@ from transformers import (
 
 from benchmarks.allocations import measured
 from tests import forked
-from tests.trainer.rollouts import SUMS, VOCAB, batch, completion, train_batch
+from tests.trainer.rollouts import SUMS, VOCAB, batch, completion, taught, train_batch
 from tramontane.config import ObjectiveConfig, TrainerConfig
 from tramontane.errors import InputError
 from tramontane.models.shape import shape_of
@@ -65,6 +65,7 @@ SETTINGS = {
     ),
     "sequences": ("window", {"objective": {"name": "gspo"}}),
     "sums": ("grouped", {"objective": {"name": SUMS}}),
+    "teacher": ("grouped", {"objective": {"name": "distill", "distill": {"top_k": 4}}}),
     "values": ("grouped", {"objective": {"name": "dro"}}),
     "adapters": ("window", {"objective": KL, "lora": {"rank": 3}}),
     # Rows of one completion: some parts have only a prompt, or only filler.
@@ -80,6 +81,10 @@ def load(folder, name, ranks=1, sharing=1):
     settings["objective"] = ObjectiveConfig.model_validate(settings["objective"])
     config = TrainerConfig(ranks=ranks, context_parallel=sharing, **settings)
     return Trainer.load(str(folder / model), config, 10)
+
+
+def teach(version=0):
+    return taught(batch(version), top_k=4)
 
 
 def resumed(folder, name, saved, ranks=1, sharing=1):
@@ -103,6 +108,8 @@ def run(rank, ranks, sharing, folder):
     for name in SETTINGS:
         t = load(folder, name, ranks, sharing)
         some = partial(batch, n_minibatch=8 if name == "everything" else None)
+        if name == "teacher":
+            some = teach
         metrics = [t.step(some())]
         # As far as they were clipped: a multiple of the first moments.
         gradients = {

@@ -120,8 +120,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, exchange: HeadExchange) -> torch.Tensor:
         ctx.exchange = exchange
+        x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(exchange.size)]
-        dist.all_gather(parts, x.contiguous(), group=exchange.group)
+        dist.all_gather(parts, x, group=exchange.group)
         return torch.cat(parts)
 
     @staticmethod
