@@ -5,11 +5,14 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 SAMPLE_SECONDS = 0.0005
+SMALL = 4096  # bytes of a tensor that is counted with the next larger one
 
 
 class _Mallinfo(ctypes.Structure):
@@ -32,9 +35,15 @@ def in_use() -> int:
     return int(info.uordblks + info.hblkhd)
 
 
+@cache
+def _allocates(func: Any) -> bool:
+    """False for operations whose results are all views of their arguments, or the arguments."""
+    return any(result.alias_info is None for result in func._schema.returns)
+
+
 class Peak(TorchDispatchMode):
-    """Bytes in use above the level at the start: the highest after any operation of this thread, or
-    of a sample by the clock, for what other threads do; and at the end."""
+    """Bytes in use above the level at the start: the highest after any operation of this thread
+    that makes a tensor, or of a sample by the clock, for what other threads do; and at the end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +56,9 @@ class Peak(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **kwargs or {})
-        self.sample()
+        small = isinstance(result, torch.Tensor) and result.nbytes < SMALL
+        if _allocates(func) and not small:
+            self.sample()
         return result
 
 

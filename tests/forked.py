@@ -8,6 +8,7 @@ import atexit
 import multiprocessing
 import os
 import resource
+import runpy
 import signal
 import sys
 import tempfile
@@ -62,19 +63,25 @@ def train_killed_at(config: str, update: int) -> None:
 
 
 class Command:
-    """`tramontane ARGS`, running in a process group of its own.
+    """`tramontane ARGS`, or `python SCRIPT ARGS`, running in a process group of its own.
 
     Args:
-        args: words after `tramontane`.
+        args: words after `tramontane`, or the path of a script (`.py`) and its words.
+        folder: its current folder; None: that of the tests.
         file_size: the largest file that the process may write, in bytes; None for any size.
         temporary: its TMPDIR; None: that of the tests.
     """
 
     def __init__(
-        self, *args: str, file_size: int | None = None, temporary: Path | None = None
+        self,
+        *args: str,
+        folder: Path | None = None,
+        file_size: int | None = None,
+        temporary: Path | None = None,
     ) -> None:
         self._output, theirs = context.Pipe(duplex=False)
-        self.process = start(_run_command, theirs, args, file_size, temporary)
+        place = str(folder or os.getcwd())
+        self.process = start(_run_command, theirs, args, place, file_size, temporary)
         theirs.close()
         self.pid = self.process.pid or 0
         self._text = bytearray()
@@ -104,9 +111,14 @@ class Command:
 
 
 def _run_command(
-    output: Connection, args: tuple[str, ...], file_size: int | None, temporary: Path | None
+    output: Connection,
+    args: tuple[str, ...],
+    folder: str,
+    file_size: int | None,
+    temporary: Path | None,
 ) -> None:
     os.setsid()
+    os.chdir(folder)
     if temporary is not None:
         os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which background jobs ignore
@@ -114,8 +126,13 @@ def _run_command(
     os.dup2(output.fileno(), sys.stderr.fileno())
     if file_size is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
-    sys.argv = ["tramontane", *args]
+    script = args[0].endswith(".py")
+    sys.argv = [*args] if script else ["tramontane", *args]
     try:
-        main()
+        if script:
+            sys.path.insert(0, str(Path(args[0]).resolve().parent))
+            runpy.run_path(args[0], run_name="__main__")
+        else:
+            main()
     finally:
         atexit._run_exitfuncs()  # which a forked process skips, and a command of a shell does not

@@ -79,28 +79,6 @@ def test_clients_see_tokens_as_they_come_and_wait_for_room() -> None:
     asyncio.run(use())
 
 
-@pytest.mark.parametrize("slow", [0.0, 0.05])
-def test_a_reader_that_looks_away_misses_nothing(slow: float) -> None:
-    """The last tokens may come while a client is written to; nobody else wakes it afterwards."""
-    pool = pool_of([CountingGenerator()], [])
-
-    async def use() -> None:
-        sampler = Sampler(pool, ASKED)
-
-        async def read(tokens: int) -> int:
-            async for (found,) in sampler.sample([1], 1, 0, SamplingParams(tokens)):
-                seen = len(found.token_ids)
-                for _ in range(seen % 4):
-                    await asyncio.sleep(slow)
-            return seen
-
-        for tokens in range(1, 12):
-            assert await asyncio.wait_for(read(tokens), 10) == tokens
-        pool.close()
-
-    asyncio.run(use())
-
-
 def test_requests_wait_in_order_and_one_that_leaves_does_not_hold_up_the_rest() -> None:
     pool = pool_of([CountingGenerator()], [])
 

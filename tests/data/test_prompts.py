@@ -1,7 +1,6 @@
 import time
 
 import pytest
-from transformers import AutoTokenizer
 
 from tramontane.config import DataConfig, PromptConfig, parse
 from tramontane.data.lengths import PromptLimit, measure_prompts
@@ -153,21 +152,6 @@ def test_the_bound_on_a_chats_tokens_holds(tokenizer):
 
 def load(**keys):
     return parse(DataConfig, {"train": "playground:"} | keys, "run.yaml")
-
-
-def test_a_given_template_replaces_the_tokenizers_and_is_saved_with_it(tokenizer, tmp_path):
-    file = tmp_path / "mine.jinja"
-    file.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>")
-    config = load(chat_template=str(file), system_prompt="Add.")
-    assert config.chat_template == file.read_text()
-    assert load(chat_template=config.chat_template).chat_template == file.read_text()
-    own = with_template(tokenizer, "{{ messages[0].content }}")
-    encoder = PromptEncoder(own, config)
-    assert encoder.render("1 + 1?") == "<system>Add.<user>1 + 1?<answer>"
-    own.save_pretrained(tmp_path / "saved")
-    assert AutoTokenizer.from_pretrained(tmp_path / "saved").chat_template == file.read_text()
-    base = PromptEncoder(with_template(tokenizer, None), config)
-    assert base.render("1 + 1?") == "<system>Add.<user>1 + 1?<answer>"
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,13 @@
 """The task of one's own in docs/your-rewards.md: short, complete, and run as it is printed."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import tramontane
 from tests.docs.pages import blocks
+from tests.forked import Command
 from tests.paths import ROOT
 from tramontane.run.rollouts import read_run
 
@@ -62,9 +61,8 @@ def test_the_notebooks_lines_train(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(
         NOTEBOOK.replace('"pipeline.updates": 5', '"pipeline.updates": 1')
     )
-    done = subprocess.run(
-        [sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, timeout=400
-    )
-    assert done.returncode == 0, done.stderr
+    done = Command("main.py", folder=tmp_path)
+    printed = done.communicate()
+    assert done.wait() == 0, printed
     [metrics] = [json.loads(line) for line in (tmp_path / "runs/run/metrics.jsonl").open()]
     assert 0 < metrics["reward_close"] <= 1

@@ -53,6 +53,19 @@ class Guess:
         return {"messages": "higher" if guess < self.number else "lower"}
 
 
+class Meets:
+    """Starts once as many conversations have begun as its `place` waits for."""
+
+    place = threading.Barrier(1)
+
+    def start(self):
+        self.place.wait()
+        return [{"role": "user", "content": "Hello!"}]
+
+    def step(self, message):
+        return Turn(done=True)
+
+
 class Says:
     """Says the texts of its row, one after another."""
 

@@ -2,17 +2,15 @@
 
 import importlib.util
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.docs.pages import blocks
+from tests.forked import Command
 from tests.paths import ROOT
 
 INDEX = ROOT / "examples/README.md"
@@ -44,16 +42,10 @@ def root(tmp_path: Path) -> Path:
 
 def run(root: Path, words: list[str]) -> str:
     """What a command prints; fails with its last lines."""
-    done = subprocess.run(
-        words,
-        cwd=root,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
-    return done.stdout
+    command = Command(*words, folder=root)
+    printed = command.communicate()
+    assert command.wait() == 0, f"{shlex.join(words)}\n{printed[-4000:]}"
+    return printed
 
 
 def smaller() -> str:
@@ -69,7 +61,7 @@ def smaller() -> str:
 def smoke(words: list[str], root: Path) -> list[str]:
     """A command of the index with smaller sizes."""
     if words[0] == "tramontane":
-        program = [sys.executable, "-m", *words]
+        program = words[1:]
         if words[1] == "sft":
             return [*program, "model=tiny", "steps=1", "batch_tokens=512"]
         (root / "smoke.yaml").write_text(smaller())
@@ -78,13 +70,13 @@ def smoke(words: list[str], root: Path) -> list[str]:
         return [*program[:base], "smoke.yaml", *last]
     source = (ROOT / words[1]).read_text()
     if words[1].endswith(("rl_loop.py", "trl_script.py")):
-        return [sys.executable, *words[1:]]
+        return words[1:]
     sizes = [f"{key}={value}" for key, value in SMOKE.items()]
     if "pipeline.diversity" not in source:
         sizes.append("pipeline.diversity=none")
     if "cold_start" in source:
         sizes += COLD_START
-    return [sys.executable, *words[1:], *sizes]
+    return [*words[1:], *sizes]
 
 
 def test_every_example_is_in_the_index() -> None:
@@ -136,7 +128,7 @@ def test_a_notebook_runs_and_shows_its_outputs(notebook: Path, root: Path) -> No
             script += f"sizes |= {small | {'pipeline.diversity': 'none'}!r}\n"
     assert "sizes |= " in script
     (root / "notebook.py").write_text(script)
-    assert "update 1" in run(root, [sys.executable, "notebook.py"])
+    assert "update 1" in run(root, ["notebook.py"])
 
 
 @pytest.mark.slow
@@ -145,4 +137,4 @@ def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
     (tmp_path / "examples/small.yaml").write_text(smaller())
     [program] = blocks(ROOT / "README.md", "python")
     (tmp_path / "readme.py").write_text(program)
-    assert "update_1/weights" in run(tmp_path, [sys.executable, "readme.py"])
+    assert "update_1/weights" in run(tmp_path, ["readme.py"])

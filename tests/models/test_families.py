@@ -4,12 +4,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tramontane.config import TeacherConfig, TrainerConfig
 from tramontane.errors import InputError
 from tramontane.models import attention
 from tramontane.models.loading import load_model
-from tramontane.trainer import Trainer
-from tramontane.trainer.teacher import Teacher
 
 SIZES = {
     "vocab_size": 96,
@@ -157,11 +154,3 @@ def test_a_fault_of_our_own_is_not_a_refusal(tmp_path, monkeypatch):
     monkeypatch.setattr(attention._ShortAttention, "forward", broken)
     with pytest.raises(TypeError, match="broken"):
         load_model(path)
-
-
-def test_trainer_and_teacher_refuse_it_at_load(tmp_path):
-    path = saved(tmp_path, "bloom", n_head=4)
-    with pytest.raises(InputError, match="than for each alone"):
-        Trainer.load(path, TrainerConfig(dtype="float32"), 1)
-    with pytest.raises(InputError, match="than for each alone"):
-        Teacher.load(path, TeacherConfig(model=path), 64, 0, 96)

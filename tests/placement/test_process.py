@@ -16,7 +16,6 @@ import pytest
 
 from tramontane.imports import command_of
 from tramontane.placement import warm
-from tramontane.placement.printed import BURST
 from tramontane.placement.process import WorkerProcess
 from tramontane.temporary import process_folder
 
@@ -90,19 +89,6 @@ def test_what_a_process_and_its_children_print_is_shown_by_line(tmp_path, monkey
         "reward: an error",
         "reward: 100%",
     ]
-
-
-def test_a_flood_is_neither_waited_for_nor_kept_and_is_counted(tmp_path, monkeypatch, capfd):
-    code = "import os\nfor _ in range(200): os.write(1, b'x' * 99 + b'\\n' + b'y' * (1 << 20))\n"
-    code += "os.write(1, b'\\nlast')"
-    began = time.monotonic()
-    printed_by(code, tmp_path, monkeypatch)
-    shown = capfd.readouterr().err
-    assert time.monotonic() - began < SECONDS / 3
-    assert len(shown) < 2 * BURST
-    dropped = sum(map(int, re.findall(r"(\d+) bytes dropped", shown)))
-    kept = sum(len(line) - len("reward: ") for line in shown.splitlines() if "dropped" not in line)
-    assert abs(200 * (100 + (1 << 20)) + 5 - dropped - kept) < 1000  # line ends
 
 
 def test_a_child_that_holds_the_pipe_does_not_hold_up_the_end(tmp_path, monkeypatch, capfd):

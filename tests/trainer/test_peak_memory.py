@@ -2,6 +2,7 @@
 that is being computed. A *unit* is what FSDP gathers at once: a block, the embeddings, or the head.
 """
 
+import gc
 import json
 
 import peft  # noqa: F401  # its modules are not part of what a trainer takes
@@ -32,6 +33,7 @@ UNIT = 4 * (4 * 192 * 192 + 3 * 192 * 512 + 2 * 192)  # bytes of the largest uni
 COMPUTED = {"float32": 6, "bfloat16": 4}
 PYTHON = 6 << 20  # bytes: modules, caches of kernels, and activations of a few tokens
 WRITER = 16 << 20  # bytes that torch.distributed.checkpoint holds while it writes
+SOME = batch(groups=2)  # several microbatches of 48 tokens for each of four ranks
 SETTINGS = {
     "one microbatch": {"microbatch_tokens": 8192},
     "microbatch": {"microbatch_tokens": 48, "reduce_gradients": "microbatch"},
@@ -48,18 +50,19 @@ def run(rank, ranks, dtype, folder):
     common = {"ranks": ranks, "dtype": dtype, "gradient_checkpointing": True}
     # Modules and kernels of the checks at load, which are kept.
     Trainer.load(str(folder / "model"), TrainerConfig(**common), 10)
+    gc.freeze()  # collections are many, and look at what is measured alone
     for name, settings in SETTINGS.items():
         config = TrainerConfig(**common, **settings)
         with measured() as found[f"start, {name}"]:
             t = Trainer.load(str(folder / "model"), config, 10)
-        t.step(batch())  # makes the kernels for these shapes, which are kept
+        t.step(SOME)  # makes the kernels for these shapes, which are kept
         with measured() as found[f"update, {name}"]:
-            t.step(batch())
+            t.step(SOME)
         if name != "step":
             del t  # the next trainer begins with nothing
-    t.logprobs(batch().sequences[:2], TEMPERATURE)
+    t.logprobs(SOME.sequences[:2], TEMPERATURE)
     with measured() as found["logprobs"]:
-        t.logprobs(batch().sequences[:2], TEMPERATURE)
+        t.logprobs(SOME.sequences[:2], TEMPERATURE)
     with measured() as found["state"]:
         t.save_state(folder / f"{dtype}-{ranks}")
     with measured() as found["buckets"]:

@@ -431,8 +431,9 @@ def _from_pretrained(auto: Any, model: str, **options: Any) -> Any:
             return auto.from_pretrained(path, trust_remote_code=False, **options)
     except Exception as error:
         # transformers raises OSError, ValueError, SafetensorError and others here; all of them mean
-        # that the user's model cannot be loaded.
+        # that the user's model cannot be loaded. What follows a blank line is about transformers.
+        reason = " ".join(str(error).partition("\n\n")[0].split())
         raise InputError(
-            f"model {model!r}: cannot be loaded ({type(error).__name__}: {error}). Give a "
+            f"model {model!r}: cannot be loaded ({type(error).__name__}: {reason}). Give a "
             f"checkpoint folder in the Hugging Face layout, a model name, or `tiny`."
         ) from error

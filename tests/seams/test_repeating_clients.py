@@ -1,0 +1,53 @@
+"""Clients that give up on a request, and send it again."""
+
+import pytest
+
+pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane-rl[view]'")
+
+from tests.environments import harnesses
+from tests.environments.templates import tokenizer_of
+from tests.environments.test_harness import played, problem, worker_of
+from tramontane.environments import harness
+
+UNREAD = 4 * harnesses.GIVES_UP  # after the repetition
+
+
+@pytest.mark.parametrize("history", ["fork", "keep"])
+def test_what_a_harness_gave_up_leaves_no_turn_and_no_token(history):
+    said = [0.6, "Unread.", "One.", 0.6, "Unread, too.", "Read."]
+    answer, whole, prompts = played(worker_of("GivesUp", history=history), *said)
+    assert answer.ending == "completed" and answer.turn.reward == 1.0
+    assert [turn.text for turn in whole.turns] == ["One.", "Read."] and not whole.earlier
+    assert [m["content"] for m in whole.turns[0].messages] == ["Two?"]
+    assert prompts[0] == prompts[1]
+    plain, same, _ = played(worker_of("GivesUp", history=history), UNREAD, "One.", UNREAD, "Read.")
+    assert plain.ending == "completed"
+    assert (same.prompt_ids, same.token_ids) == (whole.prompt_ids, whole.token_ids)
+    assert (same.logprobs, same.versions) == (whole.logprobs, whole.versions)
+
+
+def test_another_request_in_place_of_one_given_up_follows_what_was_read():
+    given = problem(**{"else": ["Uno?", "Due?"]})
+    said = [0.6, "Unread.", "One.", 0.6, "Unread, too.", "Read."]
+    answer, whole, prompts = played(worker_of("GivesUp"), *said, given=given)
+    assert answer.ending == "completed" and answer.turn.reward == 1.0
+    assert [turn.text for turn in whole.turns] == ["One.", "Read."] and not whole.earlier
+    assert [m["content"] for m in whole.turns[0].messages] == ["Due?"]
+    decode = tokenizer_of("qwen2.5").decode
+    assert prompts[0] != prompts[1] == whole.prompt_ids and "Uno?" in decode(whole.prompt_ids)
+    assert "Two?" not in decode(whole.token_ids)
+
+
+def test_the_same_request_under_way_gets_the_same_answer():
+    answer, whole, _ = played(worker_of("Repeats"), 1.0, "Once.")
+    assert answer.ending == "completed" and answer.turn.reward == 1.0
+    assert [turn.text for turn in whole.turns] == ["Once."]
+    whole = played(worker_of("GivesUp"), UNREAD, "One.", UNREAD, "Read.")[1]
+    assert [turn.text for turn in whole.turns] == ["One.", "Read."]
+
+
+def test_a_harness_that_gives_up_everything_is_blamed(monkeypatch):
+    monkeypatch.setattr(harness, "MAX_WITHDRAWN", 3)
+    said = [harnesses.GIVES_UP / 2, "Unread."] * 9
+    answer, *_ = played(worker_of("Impatient"), *said)
+    assert answer.ending == "environment_failed" and "time limit of its client" in answer.reason

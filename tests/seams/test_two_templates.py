@@ -1,0 +1,40 @@
+"""A template that is given, beside the tokenizer's own."""
+
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from tests.data.test_prompts import load, with_template
+from tests.run.test_prompts_of_runs import run
+from tramontane.config import Config
+from tramontane.data.prompts import PromptEncoder
+from tramontane.evaluation.checkpoint import encoder_of
+from tramontane.models.loading import load_tokenizer
+
+
+def test_a_given_template_replaces_the_tokenizers_and_is_saved_with_it(tmp_path):
+    tokenizer = load_tokenizer("tiny")
+    file = tmp_path / "mine.jinja"
+    file.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>")
+    config = load(chat_template=str(file), system_prompt="Add.")
+    assert config.chat_template == file.read_text()
+    assert load(chat_template=config.chat_template).chat_template == file.read_text()
+    own = with_template(tokenizer, "{{ messages[0].content }}")
+    encoder = PromptEncoder(own, config)
+    assert encoder.render("1 + 1?") == "<system>Add.<user>1 + 1?<answer>"
+    own.save_pretrained(tmp_path / "saved")
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved").chat_template == file.read_text()
+    base = PromptEncoder(with_template(tokenizer, None), config)
+    assert base.render("1 + 1?") == "<system>Add.<user>1 + 1?<answer>"
+
+
+def test_whoever_uses_a_runs_weights_writes_its_prompts(tmp_path: Path) -> None:
+    """The run's template is saved with its weights; the model that it began with has another."""
+    given = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}<answer> "
+    rows = run(tmp_path, data={"chat_template": given})
+    [weights] = (tmp_path / "run/checkpoints").glob("*/weights")
+    trained, first = (encoder_of(Config(model=name)) for name in (str(weights), "tiny"))
+    prompts = {row["problem"]: list(row["prompt_ids"]) for row in rows if row["prompt_ids"]}
+    assert prompts
+    for problem, prompt in prompts.items():
+        assert list(trained.encode(problem)) == prompt != list(first.encode(problem))
