@@ -10,6 +10,7 @@ from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
 from tramontane.evaluation.checkpoint import encoder_of
 from tramontane.models.loading import load_tokenizer
+from tramontane.run.folder import RunFolder
 
 
 def test_a_given_template_replaces_the_tokenizers_and_is_saved_with_it(tmp_path):
@@ -34,7 +35,9 @@ def test_whoever_uses_a_runs_weights_writes_its_prompts(tmp_path: Path) -> None:
     rows = run(tmp_path, data={"chat_template": given})
     [weights] = (tmp_path / "run/checkpoints").glob("*/weights")
     trained, first = (encoder_of(Config(model=name)) for name in (str(weights), "tiny"))
-    prompts = {row["problem"]: list(row["prompt_ids"]) for row in rows if row["prompt_ids"]}
-    assert prompts
-    for problem, prompt in prompts.items():
-        assert list(trained.encode(problem)) == prompt != list(first.encode(problem))
+    own = encoder_of(RunFolder(tmp_path / "run").config())
+    assert own.render("1 + 1?").endswith("<user> 1 + 1?\n<answer> ")
+    for row in rows:
+        prompt = list(own.encode(row["problem"]))
+        assert list(trained.encode(row["problem"])) == prompt
+        assert list(first.encode(row["problem"])) != prompt
