@@ -182,6 +182,41 @@ _MEANINGS = [
         r"\begin{{cases}}x-{a}&x>{a}\\{a}-x&x<{a}\end{{cases}}",
     ),
     (r"{a}\text{{ cents}}", "{a}c", "{b}{a}c"),
+    (
+        r"(k,k+{a}), k\in\mathbb{{Z}}",
+        r"(n+{b},n+{ab}), n\in\mathbb{{Z}}",
+        r"(k,k-{a}), k\in\mathbb{{Z}}",
+    ),
+    (
+        r"(k,{a}k+1), k\in\mathbb{{Z}}",
+        r"(-n,1-{a}n), n\in\mathbb{{Z}}",
+        r"({b}k,{a}k+1), k\in\mathbb{{Z}}",
+    ),
+    (r"n\equiv {a}\pmod {m}", r"x\equiv {a}\pmod{{{m}}}", r"{b}n\equiv {a}\pmod {m}"),
+    (r"n\equiv 1,{a}\pmod {m}", r"n\equiv {a},1\pmod {m}", r"n^{b}\equiv 1,{a}\pmod {m}"),
+    (r"P(A\mid B)=.{a}", "P(A|B)=0.{a}", "P(AB)=.{a}"),
+    (
+        r"{a}\text{{ hours and }}{b}\text{{ minutes}}",
+        "{a} h {b} min",
+        r"{a}\text{{ hours and }}-{b}\text{{ minutes}}",
+    ),
+    (r"\{{x : x>{a}\}}", r"({a},\infty)", r"\{{x : x>{a}\}}^{b}"),
+    (r"\text{{even}}", "Even", "¬even"),
+    (r"\triangle ABC", r"\triangle{{ABC}}", r"\triangle A'BC"),
+    ("x+{a}y=0", "{a}y+x=0", r"x+{a}y=0\text{{ or more}}"),
+    ("x+{a}y=0", "-x-{a}y=0", "x+{a}y=0k"),
+    (r"(-\infty,{a})", "x<{a}", r"(F-\infty,{a})"),
+    ("[0,{a})", "0\\le x<{a}", "[0y=,{a})"),
+    (r"({a},\frac{{{b}}}{{{c}}})", r"({a},{b}/{c})", r"({a},\frac{{{b}}}{{{c}}}=)"),
+    (r"\cot {a}x", r"\cot({a}x)", r"\cot_{b} {a}x"),
+    ("(x+{a})^{b}", "({a}+x)^{b}", "(x+{a})^{b}_{c}"),
+    ("{a}x^2+{b}", "{b}+{a}x^2", "{a}x^2+{b}^T"),
+    ("0.{a}", "0.{a}0", "0.{a}_n"),
+    (
+        r"\begin{{cases}}x^2&x\ge 0\\-{a}x&x<0\end{{cases}}",
+        r"\begin{{cases}}-{a}x&x\le 0\\x^2&x>0\end{{cases}}",
+        r"\begin{{cases}}x^2&x\ge 0\\-{a}x&x<{b}\end{{cases}}",
+    ),
 ]
 
 

@@ -285,9 +285,11 @@ def _same_name(a: str, b: str) -> bool:
     a, b = (
         re.sub(r"\\(?:text|mathrm|mbox|operatorname)(?![A-Za-z])|[\s{}]", "", x) for x in (a, b)
     )
+    a, b = (_LENGTH.sub(r"\1", x) for x in (a, b))
     return a == b and bool(a)
 
 
+_LENGTH = re.compile(r"\|(?:\\overline)?([A-Z]{2})\||\\overline(?=[A-Z]{2}$)")
 _DERIVATIVE = re.compile(r"\\frac\s*\{\s*d\s*([A-Za-z])\s*\}\s*\{\s*d\s*[A-Za-z]\s*\}")
 # A constant of integration: alone on one side, or the last term.
 _ARBITRARY = re.compile(

@@ -77,7 +77,7 @@ def same_family(
         or bool(_DEGREES.search(gold)) != bool(_DEGREES.search(pred))
     ):
         return None
-    labels, members = zip(*map(_read, (gold, pred)), strict=True)
+    labels, kinds, members = zip(*map(_read, (gold, pred)), strict=True)
     if (all(labels) and labels[0] != labels[1]) or not (declared[0] or "\\pi" in gold):
         return None
     letters = [
@@ -89,7 +89,9 @@ def same_family(
     if declared[0] and domains == {_INTEGERS} and all(len(names) < 2 for names in labels):
         of_gold, of_pred = map(_progressions, members, letters)
         if of_gold is not None and of_pred is not None:
-            return _same_numbers(of_gold, of_pred)
+            if kinds == ("list", "list"):
+                return _same_numbers(of_gold, of_pred)
+            return kinds[0] == kinds[1] and _same_tuples(of_gold, of_pred)
     (name,), (other,) = letters
     if name == other or name in equations.variables(pred):
         return None
@@ -141,14 +143,16 @@ def _domain(remark: re.Match[str]) -> str:
     return (narrower[0] if narrower else "") + _INTEGERS
 
 
-def _read(text: str) -> tuple[set[str], list[str]]:
-    """The names of the items of an answer, and the items without them, with `\\pm` written out."""
+def _read(text: str) -> tuple[set[str], str, list[str]]:
+    """The names of the items of an answer, its kind, and the items without them, with `\\pm`
+    written out."""
     names, found = set(), []
-    for item in items.shape_with_signs(_DEGREES.sub("", text)).items:
+    shape = items.shape_with_signs(_DEGREES.sub("", text))
+    for item in shape.items:
         name, value = structure.label(item) or ("", item)
         names |= {name} - {""}
         found.append(value)
-    return names, found
+    return names, shape.kind, found
 
 
 def _progressions(members: list[str], letters: set[str]) -> list[Progression] | None:
@@ -190,6 +194,17 @@ def _line(at: dict[int, Any]) -> Progression | None:
         if all(abs(first + n * step - value) <= scale * (1 + abs(n)) for n, value in at.items())
         else None
     )
+
+
+def _same_tuples(gold: list[Progression], pred: list[Progression]) -> bool:
+    """True if two families of tuples have the same tuples: `(k, k+1)` and `(-n, 1-n)`."""
+    if len(gold) != len(pred):
+        return False
+    with mpmath.workdps(DIGITS):
+        turns = {p.step / g.step for g, p in zip(gold, pred, strict=True)}
+        shifts = [(p.first - g.first) / g.step for g, p in zip(gold, pred, strict=True)]
+        (turn, *others), shift = turns, mpmath.nint(shifts[0])
+        return abs(turn) == 1 and not others and all(abs(s - shift) < _CLOSE for s in shifts)
 
 
 def _same_numbers(gold: list[Progression], pred: list[Progression]) -> bool:

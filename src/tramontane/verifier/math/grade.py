@@ -26,9 +26,10 @@ from tramontane.verifier.math import (
     units,
     wording,
 )
+from tramontane.verifier.math.counts import with_counts
 from tramontane.verifier.math.equations import refuse_contradiction, refuse_unsolved
 from tramontane.verifier.math.modular import same_remainder
-from tramontane.verifier.math.normalize import normalize, with_counts, with_thousands
+from tramontane.verifier.math.normalize import normalize, with_thousands
 from tramontane.verifier.math.reference import stated
 
 DEFAULT = MathConfig()
@@ -160,6 +161,8 @@ def _equal(gold: str, pred: str, places: int | None) -> bool:
 
         if symbolic.same_set(gold, pred, built):
             return True
+    if structure.is_unfinished(pred, gold):
+        raise structure.Refused("an unfinished item")
     pred = equations.with_bound_letter(gold, equations.with_constant(gold, pred))
     gold = equations.value_last(equations.exact(gold), is_reference=True)
     pred = equations.value_last(equations.exact(pred))
@@ -187,6 +190,8 @@ def _equal_quantities(gold: str, pred: str, places: int | None) -> bool:
         return decided
     gold, pred = with_counts(gold, pred), with_counts(pred, gold)
     gold, gold_unit, pred, pred_unit = _split_units(gold, pred)
+    if structure.is_unfinished(pred, gold):  # `3 = cm`
+        raise structure.Refused("an unfinished value")
     if (decided := units.same_angle(gold, gold_unit, pred, pred_unit)) is not None:
         return decided
     if units.units_clash(gold_unit, pred_unit):

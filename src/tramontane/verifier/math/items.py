@@ -197,9 +197,9 @@ def _with_sign(item: str, *, pm: str, mp: str) -> str:
 _REAL = r"\\in\s*\\mathbb\{R\}"
 _BAR = r"(?:\||:|\\(?:mid|vert|lvert|colon)(?![A-Za-z])|,?\s*\\text\s*\{\s*such that\s*\})"
 _BUILDER = re.compile(
-    r"(?:^\s*[A-Za-z]\s*(?:=|\\in)\s*)?\\?\{\s*"
+    r"(?:^\s*[A-Za-z]\s*(?:=|\\in)\s*)?(?<![\d)\]}^_])\\?\{\s*"
     rf"(?P<element>[A-Za-z]|\\[a-z]+|[A-Za-z]\s*\\in\s*\\mathbb\{{[ZN]\}}|[^{{}}|:,<>=]*[A-Za-z][^{{}}|:,<>=]*?)\s*(?:{_REAL}\s*(?:{_BAR}|,)"
-    rf"|{_BAR})(?P<condition>(?:[^{{}}]|\{{[^{{}}]*\}})*?)\s*\\?\}}"
+    rf"|{_BAR})(?P<condition>(?:[^{{}}]|\{{[^{{}}]*\}})*?)\s*\\?\}}(?!\s*[\w^'])"
 )
 _PARTS = re.compile(rf"\\?\{{((?:[^{{}}|:]|\{{[^{{}}]*\}})*?){_BAR}(.*)\}}", re.DOTALL)
 _REAL_LETTER = re.compile(rf"^\s*([A-Za-z])\s*{_REAL}\s*(?:[,;:|]|\\mid|\\land)(?=.*\1)")
@@ -280,6 +280,7 @@ _CASES = re.compile(
     re.DOTALL,
 )
 _IF = re.compile(r"\\text\w*\s*\{\s*(?:if|for|when|wenn|si|se|если|若|当)\s*\}|\b(?:if|for|when)\b")
+_IS = re.compile(r"(\\text\w*\s*\{\s*)(?:is|are)\s+")
 _OTHERWISE = re.compile(r"(?:\\text\w*\s*\{)?\s*(?:otherwise|else|sonst|sinon)\s*\}?")
 
 
@@ -324,6 +325,7 @@ def _read_cases(text: str) -> list[str] | None:
         return None
     rows = []
     for line in re.split(r"\\\\", match[1] or match[2]):
+        line = _IS.sub(r"\1", line)
         cells = [_IF.sub(" ", cell).strip(" ,;.") for cell in line.split("&")]
         if len(cells) == 1 and len(parts := _IF.split(line)) == 2:
             cells = [part.strip(" ,;.") for part in parts]
@@ -442,7 +444,9 @@ def same_vector(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool
         vector, text = (p, sides[0]) if g is None else (g, sides[1])
         entries = _entries(vector) if vector and vector.kind != "[]" else []
         if parts := _components(text, len(entries)):
-            pairs = zip(parts, [*entries, "0"], strict=True)
+            # Letters of terms that are 0 stand on both sides.
+            entries = [rf"{entry}+0\cdot ({parts[-1]})" for entry in (*entries, "0")]
+            pairs = zip(parts, entries, strict=True)
             return all(equal(a, b) if g is None else equal(b, a) for a, b in pairs)
     if g is None or p is None:
         return False if g and g.kind == "()" and "\\langle" in gold else None

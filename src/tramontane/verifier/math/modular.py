@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from tramontane.verifier.math.equations import variables
 from tramontane.verifier.math.numbers import residue, to_number
 from tramontane.verifier.math.structure import Refused, split, too_large
 
@@ -20,6 +21,7 @@ _CLASS_IN_TEXT = re.compile(
 _OPERATION = re.compile(rf"(.*?)\s*(?:{_MOD}|{_TEXT}mod(?=\s*\d)){_MODULUS}\}}?\s*", re.DOTALL)
 _BOTH = re.compile(r"(^|\\equiv|,)\s*\\pm\s*(\d+)(?![\d.^])")
 _INTEGER = re.compile(r"[+-]?\s*\d+")
+_LETTER = re.compile(r"(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?")
 
 
 class Modular(NamedTuple):
@@ -63,6 +65,11 @@ def same_remainder(gold: str, pred: str) -> bool | None:
     if "mod" not in gold + pred:
         return None
     gold, pred = (_BOTH.sub(r"\1\2, -\2", side) for side in (gold, pred))
+    named = _labels(gold)
+    any_letter = all(map(_LETTER.fullmatch, named))
+    for label in _labels(pred) if named else ():
+        if label not in named and not (any_letter and _LETTER.fullmatch(label)):
+            raise Refused(f"a congruence of something else: {label}")
     if (g_list := _classes(gold)) and (p_list := _classes(pred)):
         return g_list == p_list
     g, p = read_modular(gold), read_modular(pred)
@@ -88,6 +95,13 @@ def same_remainder(gold: str, pred: str) -> bool | None:
         least = p_values[1] if not named or named & p_values[1] else set()
         return bool((g_values[0] | g_values[1]) & least)
     return bool((g_values[0] | g_values[1]) & (p_values[0] | p_values[1]))
+
+
+def _labels(text: str) -> list[str]:
+    r"""What an answer says the remainders of: `n` for `n \equiv 1, 2 \pmod 3`."""
+    items = split(re.sub(r"\\equiv(?![A-Za-z])", "=", text), ",", ";")
+    labels = (re.sub(r"\s", "", member) for item in items for member in split(item, "=")[:-1])
+    return [label for label in labels if variables(label)]
 
 
 def _classes(text: str) -> tuple[int, set[int]] | None:

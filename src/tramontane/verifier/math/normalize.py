@@ -32,7 +32,7 @@ _VULGAR = {c: Fraction(unicodedata.numeric(c)).limit_denominator(10) for c in "�
 _COMMANDS = """
     ×times ✕times ·cdot ⋅cdot ∙cdot ∞infty ≤le ⩽le ≥ge ⩾ge ≠neq ≈approx ±pm ∓mp ∪cup ∩cap ∈in
     ∅emptyset ∖setminus …ldots ⟨langle ⟩rangle \u00b5mu \u2126Omega ∧land ∨lor ∣mid ∀forall ⌊lfloor
-    ⌋rfloor ⌈lceil ⌉rceil ∼sim ≡equiv ∄nexists
+    ⌋rfloor ⌈lceil ⌉rceil ∼sim ≡equiv ∄nexists ¬neg
 """
 _SYMBOLS = str.maketrans(
     {chr(c): chr(c - 0xFEE0) for c in range(0xFF01, 0xFF5F)}
@@ -68,7 +68,13 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)", " "),
         (r"\\(?:displaystyle|textstyle|limits|nolimits|hfill)(?![A-Za-z])", " "),
         (r"\\(?:tiny|small|normalsize|[lL]arge|LARGE|[hH]uge)(?![A-Za-z])", " "),
-        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\(?:[dtcs]|nice)frac(?![A-Za-z])", r"\\frac"),
+        (r"\\sqrt\s*(\[\d+\])\s*(\w)", r"\\sqrt\1{\2}"),
+        (
+            rf"^\s*{TEXT}\s*\{{\s*(?:[Tt]he )?(?:[Ff]inal )?[Aa]nswer(?: is)?\s*:?\s*\}}"
+            r"\s*(?=[-\d\\(])",
+            "",
+        ),
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\\var(epsilon|theta|phi|rho|kappa)(?![A-Za-z])", r"\\\1"),
@@ -97,7 +103,10 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
         (r"\\binom\s*(\w)(?!\w*\})", r"\\binom{\1}"),
         (r"(\\binom\s*\{[^{}]*\})\s*(\w)", r"\1{\2}"),
-        (r"(?<![\w.])(\d+|[a-z])\s+choose\s+(\d+|[a-z])(?![\w.])", r"\\binom{\1}{\2}"),
+        (
+            rf"(?<![\w.])(\d+|[a-z])\s+(?:choose\s+|{TEXT}\s*\{{\s*choose\s*\}}\s*)(\d+|[a-z])(?![\w.])",
+            r"\\binom{\1}{\2}",
+        ),
         *(
             (
                 rf"(:\d\d)\s*({TEXT}\s*\{{)?\s*[{half}]\.?\s*[mM]\.?(?(2)\s*\}})(?=\s*\}}?\s*$)",
@@ -146,6 +155,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"(\.\d*)\\dot\s*\{?(\d)\}?(?!\d)", r"\1\\overline{\2}"),
         (r"\\overline\s*\{\s*(\w+)\s*\}(?=\s*_)", r"\1"),
         (r"(?<![\d.])([1-9]\d{0,2})(?:['’](\d{3}))(?:['’](\d{3}))?(?![\d'’])", r"\1\2\3"),
+        (r"(?<![\d.,])([1-9]\d{0,2})\.(\d{3})\.(\d{3})(?![\d.,])", r"\1\2\3"),
         (r"\\rbrack(?![A-Za-z])", "]"),
         (r":=|\\coloneqq(?![A-Za-z])", "="),
         (r"\\geq(?:slant)?(?![A-Za-z])", r"\\ge "),
@@ -159,6 +169,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\([pbB]?matrix)\s*\{([^{}]*)\}", r"\\begin{\1}\2\\end{\1}"),
         (r"(?<!\\)\\(?:\(|\)|\[|\])|\$\$", " "),
         (r"\\colon(?![A-Za-z])", ":"),
+        (r"\bP\s*\(([^()|]+)\|([^()|]+)\)", r"P(\1\\mid \2)"),
         (rf"^\s*(\d+)\s*(?:{TEXT}\s*\{{\s*to\s*\}}|\bto\b)\s*(\d+)\s*$", r"\1:\2"),
         (
             rf"^\s*(\d+)\s*(?:{TEXT}\s*\{{\s*(?:out of|in)\s*\}}|\b(?:out of|in)\b)\s*(\d+)\s*$",
@@ -199,7 +210,10 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"(?<![A-Za-z])\\?log_\{?e\}?(?![A-Za-z])", r"\\ln "),
         (r"(?<![A-Za-z\\])(ln|log)\s?(\d+)(?=\s*/\s*(?:ln|log))", r"\1(\2)"),
         (rf"(?<![A-Za-z\\])(?:cbrt|∛)\s*\(({_ARGUMENT})\)", r"\\sqrt[3]{\1}"),
-        (rf"(?<![A-Za-z\\])[aA]bs\s*\(({_ARGUMENT})\)", r"|\1|"),
+        (
+            rf"(?:(?<![A-Za-z\\])[aA]bs|\\operatorname\s*\{{\s*abs\s*\}})\s*\(({_ARGUMENT})\)",
+            r"|\1|",
+        ),
         (rf"(?<![A-Za-z\\])floor\s*\(({_ARGUMENT})\)", r"\\lfloor \1\\rfloor "),
         (rf"(?<![A-Za-z\\])ceil(?:ing)?\s*\(({_ARGUMENT})\)", r"\\lceil \1\\rceil "),
         (r"(?<![A-Za-z\\])log_?(2|10)\s*(?=\()", r"\\log_{\1}"),
@@ -333,56 +347,6 @@ def _standard_interval(m: re.Match[str]) -> str:
     """`]1; 2[` as `(1, 2)`; a semicolon separates ends that may have decimal commas."""
     ends = (end.strip().replace(",", ".") for end in (m[3], m[4]))
     return f"{m[1]}{m[2].replace(']', '(')}{', '.join(ends)}{m[5].replace('[', ')')}"
-
-
-# Combinations and permutations: `C(5,2)`, `{}_5C_2`, `C_5^2` and, only alone, `5C2`, `P(5,2)`.
-_KIND = r"(?P<kind>[ACP]|\\(?:text|mathrm|operatorname)\s*\{\s*[ACP]\s*\})\s*"
-_TAKEN = r"(?:\{[^{}]{1,12}\}|\d{1,3}|[a-z])\s*"
-_COUNTS = [
-    re.compile(pattern)
-    for pattern in (
-        rf"(?<![A-Za-z\\]){_KIND}\((?P<n>[^(){{}},;]{{1,12}}),(?P<k>[^(){{}},;]{{1,12}})\)",
-        rf"(?:\{{\s*\}}|^|(?<=[-+*/(,{{]))\s*[_^]\s*(?P<n>{_TAKEN}){_KIND}_\s*(?P<k>{_TAKEN})",
-        rf"(?<![A-Za-z\\]){_KIND}_\s*(?P<n>{_TAKEN})\^\s*(?P<k>{_TAKEN})",
-        rf"(?<![A-Za-z\\]){_KIND}\^\s*(?P<k>{_TAKEN})_\s*(?P<n>{_TAKEN})",
-        rf"^(?P<n>\d{{1,3}})\s*{_KIND}_?\s*(?P<k>{_TAKEN})$",
-    )
-]
-MAX_COUNTED = 999
-
-
-def with_counts(text: str, other: str) -> str:
-    r"""An answer with its combinations and permutations as numbers: 10 for `C(5,2)`, `C_5^2`,
-    `{}_5C_2` and `5C2`; 20 for `P(5,2)`, `5P2` and `A_5^2`, which must stand alone.
-
-    `C_5^2` may be the square of a constant, so it is left where the answer has other letters. If
-    the `other` side shows a binomial coefficient, `C(n,k)` is one too.
-    """
-    if not re.search("[ACP]", text):
-        return text
-    if alone := next((m for pattern in _COUNTS if (m := pattern.fullmatch(text))), None):
-        counted = _counted(alone, other)
-        return counted[1:-1] if counted.startswith("(") else counted
-
-    def combination(m: re.Match[str]) -> str:
-        return _counted(m, other) if "C" in m["kind"] else m[0]
-
-    for pattern in _COUNTS[:2]:
-        text = pattern.sub(combination, text)
-    counted = text
-    for pattern in _COUNTS[2:4]:
-        counted = pattern.sub(combination, counted)
-    return text if re.search(r"(?<![\\A-Za-z])[A-Za-z]", counted) else counted
-
-
-def _counted(m: re.Match[str], other: str) -> str:
-    kind = "C" if "C" in m["kind"] else "P"
-    n, k = (m[name].strip(" {}") for name in "nk")
-    if not (n.isdecimal() and k.isdecimal()):
-        return rf"\binom{{{n}}}{{{k}}}" if kind == "C" and "\\binom" in other else m[0]
-    if not int(k) <= int(n) <= MAX_COUNTED or ("A" in m["kind"] and "(" in m[0]):
-        return m[0]
-    return f"({(math.comb if kind == 'C' else math.perm)(int(n), int(k))})"
 
 
 _SYSTEM = re.compile(

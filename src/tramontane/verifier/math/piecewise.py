@@ -32,7 +32,11 @@ def same_function(gold: list[str], pred: list[str]) -> bool | None:
         return None
     (letter,) = letters
     try:
-        return all(_same_value(_at(g, letter, x), _at(p, letter, x)) for x in _points(g + p))
+        return all(
+            _same_value(_at(g, letter, x)[0], value)
+            for x in _points(g + p)
+            for value in _at(p, letter, x)
+        )
     except (TypeError, ValueError, ArithmeticError):  # not a real function
         return None
 
@@ -58,12 +62,12 @@ def _points(rows: list[_Row]) -> list[Any]:
     return [*beside, *map(sympy.Rational, ("1234567/1000", "-1234567/1000", "7/13", "-29/7"))]
 
 
-def _at(rows: list[_Row], letter: Any, point: Any) -> Any:
-    """The value at a point; None where no condition holds."""
-    for value, condition in rows:
-        if condition.subs(letter, point) == sympy.true:
-            return value.subs(letter, point)
-    return None
+def _at(rows: list[_Row], letter: Any, point: Any) -> list[Any]:
+    """The values at a point of all rows whose condition holds, else that of the row for the rest;
+    [None] without any."""
+    held = [v for v, where in rows if where.subs(letter, point) == sympy.true]
+    stated = [v for v, where in rows if where != sympy.true and v in held]
+    return [value.subs(letter, point) for value in (stated or held)] or [None]
 
 
 def _same_value(one: Any, other: Any) -> bool:

@@ -52,7 +52,7 @@ _OTHER_NOTATION = re.compile(
     r"[=<>&|]|\\(?:[lgn]eq?|in|cup|begin|equiv|pm|approx)(?![A-Za-z])|mod(?![a-z])|\bbase\b|choose"
 )
 _IGNORED = re.compile(r"\b(?:and|the|an?|is|are|of)\b|[.,:;=]")
-_LIST_LABEL = re.compile(r"\(?(?:[a-h]|[ivx]{1,4}|[1-9])[).]|(?:part|question) \(?[a-h1-9]\)?")
+_LIST_LABEL = re.compile(r"\(?([a-h]|[ivx]{1,4}|[1-9])[).]|(?:part|question) \(?([a-h1-9])\)?:?")
 _PLAIN_LABEL = re.compile(
     r"(?:(?<=[\s,;\d])|^)(\((?:[a-hA-H]|[ivx]{1,4}|[IVX]{1,4}|[1-9])\))\s*(?=[-\d\\])"
 )
@@ -185,8 +185,8 @@ def _is_bare(words: str) -> bool:
 
 
 def _canonical(name: str) -> str:
-    if _LIST_LABEL.fullmatch(name.strip().lower()):
-        return name.strip().lower()
+    if label := _LIST_LABEL.fullmatch(name.strip().lower()):
+        return f"({label[1] or label[2]})"
     plain = " ".join(_IGNORED.sub(" ", name).split())
     if plain.lower() in _REMAINDERS:
         return "remainder"
@@ -212,6 +212,8 @@ def _total(items: list[Item] | None, text: str, other: list[Item] | None) -> Fra
         return None
     scale = _SCALES[str(dimensions.pop())]
     sign = -1 if items[0].value.startswith("-") else 1
+    if sign > 0 and any(item.value.startswith("-") for item in items):  # 2 hours and -15 minutes
+        return None
     return sign * sum(
         (abs(n) * scale[name] for name, n in zip(names, numbers, strict=True) if n is not None),
         Fraction(0),

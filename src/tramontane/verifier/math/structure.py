@@ -39,8 +39,9 @@ _PART_IN_DEGREES = re.compile(r"\^\{\\circ\}(?=\s*(?:[-+}]|\\cdot)\s*[\w\\{(])")
 _ANGLE = re.compile(r"\\circ|\\pi|\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)|\\angle|\\theta")
 _UNFINISHED = re.compile(
     r"(?:(?<![\^_])[-+/^_=<>]|\\(?:equiv|approx|in|to|cup|cap|pm|cdot|times|ne|[lg]e"
-    r"|sim(?:eq)?|cong|doteq|asymp|propto)(?![A-Za-z])"
-    r"|\\text\s*\{\s*(?:or|and|per)\s*\})[\s$]*$|\\text\s*\{\s*(?:or|and|per)\s*\}\s*[,;)\]]"
+    r"|sim(?:eq)?|cong|doteq|asymp|propto|setminus|neg|not|max|min|arg|det|lim|[bp]?mod)(?![A-Za-z])"
+    r"|\\text\s*\{\s*(?:or|and|per)\s*\}|(?<=[\s\d)}\]])(?:or|and|per))[\s$]*$"
+    r"|\\text\s*\{\s*(?:or|and|per)\s*\}\s*[,;)\]]"
 )
 _ABOUT = re.compile(
     r"(?:^|[=,;({\[])[\s$]*(?:\\(?:thick)?(?:sim(?:eq)?|cong|doteq|asymp)(?![A-Za-z])|[∼≃≅])"
@@ -60,7 +61,15 @@ _EQUALS = re.compile(r"(?<![<>!\\:])=")
 _NEGATION = re.compile(
     r"\\(?:not|neg|lnot|nequiv|ncong|nmid|nsim)(?![A-Za-z])|¬|\\text\s*\{\s*not\s*\}"
 )
-_PRIME = re.compile(r"(?<=[A-Za-z)}])\s*\^?\{?(?:'|(?<=[\^{])T\b|\\(?:prime|top)(?![A-Za-z]))")
+_PRIME = re.compile(
+    r"(?<=[A-Za-z)}])\s*\^?\{?(?:'|\\prime(?![A-Za-z]))|(?<=[\w)}\]])\s*\^\s*\{?\s*(?:T\b|\\top(?![A-Za-z]))"
+)
+_DROPPED_INDEX = re.compile(
+    r"\\(?:(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|ln|exp)\s*(?:\^\s*(?:\{[^{}]*\}|\w)\s*)?_"
+    r"|\\(?:max|min|gcd|det)\s*_\s*\d|[\d)\]e]\s*\^\s*(?:\{[^{}]*\}|\w)\s*_"
+    r"|\d\.\d+\s*_"
+)
+_GIVEN = re.compile(r"P\s*\(([^()]*(?:\\mid(?![A-Za-z])|\|)[^()]*)\)")
 
 
 class Refused(Exception):
@@ -176,8 +185,8 @@ def label(item: str) -> tuple[str, str] | None:
 
 
 def is_unfinished(prediction: str, reference: str) -> bool:
-    """True for an answer as written that ends in an operator, a relation or a connective, or has a
-    connective before a comma or bracket, which rules of spelling would drop."""
+    """True for an answer or item as written that ends in an operator, a relation or a connective,
+    or has a connective before a comma or bracket, which rules of spelling would drop."""
     return bool(_UNFINISHED.search(prediction)) and not _UNFINISHED.search(reference)
 
 
@@ -206,12 +215,21 @@ def refuse_notation(gold: str, pred: str) -> None:
         raise Refused("a multiple of infinity")
     if _PART_IN_DEGREES.search(pred) and not _ANGLE.search(pred.replace("\\circ", "") + gold):
         raise Refused("a part in degrees")
+    if _DROPPED_INDEX.search(pred) and not _DROPPED_INDEX.search(gold):
+        raise Refused("an index of a function or a power")
+    if "P" in gold and "P" in pred and _conditions(gold) != _conditions(pred):
+        raise Refused("another condition of a probability")
     if len(_NEGATION.findall(pred)) != len(_NEGATION.findall(gold)):
         raise Refused("a negation")
     if any(_TIMES.sub("", a + b) not in _TIMES.sub("", pred) for a, b in _CROSS.findall(gold)):
         raise Refused("a product of sets or vectors in another order")
     if _count_primes(gold) != _count_primes(pred):
         raise Refused("a derivative, a transpose, or another name")
+
+
+def _conditions(text: str) -> list[str]:
+    r"""The events and conditions of `P(A \mid B)`."""
+    return [given.replace("\\mid", "|").replace(" ", "") for given in _GIVEN.findall(text)]
 
 
 def _count_primes(text: str) -> int:

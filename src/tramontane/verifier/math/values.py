@@ -424,9 +424,14 @@ def close(first: Any, second: Any, tolerance: Any) -> bool:
     return bool(abs(first - second) <= tolerance)
 
 
+def _has_more_letters(a: Any, b: Any) -> bool:
+    letters, others = ({symbol.name for symbol in e.free_symbols} for e in (a, b))
+    return not letters - _IMAGINARY_UNIT <= others
+
+
 def equal(a: Any, b: Any) -> bool:
     """True if two expressions agree wherever the first is defined; if it is defined nowhere, they
-    must be written alike."""
+    must be written alike. The second has no letters of its own: `0x` is not 0."""
     if a == b:
         return True
     agrees = False
@@ -434,7 +439,7 @@ def equal(a: Any, b: Any) -> bool:
         if not close(*triple):
             return False
         agrees = True
-    return agrees
+    return agrees and not _has_more_letters(b, a)
 
 
 def proportional(a: Any, b: Any) -> int:
@@ -449,7 +454,7 @@ def proportional(a: Any, b: Any) -> int:
             continue
         ratios.append((first / second, tolerance))
     # A single ratio does not show that it is constant.
-    if len(ratios) < 2 or any(abs(mpmath.im(r)) > t for r, t in ratios):
+    if len(ratios) < 2 or any(abs(mpmath.im(r)) > t for r, t in ratios) or _has_more_letters(b, a):
         return 0
     c = ratios[0][0]
     if not all(close(c, r, tolerance * 10**5 * max(1, abs(c))) for r, tolerance in ratios[1:]):

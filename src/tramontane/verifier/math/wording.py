@@ -105,7 +105,8 @@ MAX_PHRASE = 60  # characters
 _LISTED = re.compile(r"[^\W\d_](?:[^\W\d_]|[ ,.;'()-])*")
 _ITEM = re.compile(r"[,;、]|\b(?:and|und|et|y|e|и)\b|和")
 _PRODUCT = re.compile(r"[a-z]{3,4}")
-_OPERATORS = re.compile(r"^\s*-|[|+*/^<>=~#&@]|!\s*[\w=]")  # -abc and |abc| are not abc
+# -abc and |abc| are not abc, and A'BC is not ABC.
+_OPERATORS = re.compile(r"^\s*-|[|+*/^<>=~#&@]|!\s*[\w=]|\b[A-Z]+\s*'")
 
 
 def same_text(gold: str, pred: str) -> bool | None:
