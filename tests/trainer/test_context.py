@@ -18,6 +18,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+import tramontane
 from benchmarks.allocations import measured
 from tests import forked
 from tests.trainer.rollouts import SUMS, VOCAB, batch, completion, taught, train_batch
@@ -235,6 +236,16 @@ def test_what_ranks_cannot_share_is_refused_by_name():
         check_sharing(3, shape_of(LONG, "llama"))
     check_sharing(1, shape_of(HYBRID, "hybrid"))
     check_sharing(4, shape_of(LONG, "llama"))  # two key-value heads are repeated
+
+
+def test_a_dry_run_refuses_it_too(tmp_path):
+    keys = ["trainer.ranks=2", "trainer.context_parallel=2"]
+    with pytest.raises(InputError, match="2 ranks cannot share the 5 query heads"):
+        tramontane.dry_run("configs/quickstart.yaml", keys)
+    HYBRID.save_pretrained(tmp_path)
+    shape = str(tmp_path / "config.json")
+    with pytest.raises(InputError, match="carry state from token to token"):
+        tramontane.dry_run("configs/quickstart.yaml", keys, model_shape=shape)
 
 
 def test_groups_of_ranks_divide_all_ranks():
