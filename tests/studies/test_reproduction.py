@@ -61,7 +61,8 @@ def test_the_default_budgets_of_a_set_take_at_most_six_and_a_half_hours(chosen, 
 
 def test_a_budget_is_shared_by_all_studies(tmp_path):
     planned = plan_all(tmp_path, seeds=2, budget=250)
-    assert {*names()} - {*planned} == {*names_in("checkpoints")} == {"restore_smollm2", "smollm2"}
+    checkpoints = {"eight_bit_smollm2", "restore_smollm2", "smollm2"}
+    assert {*names()} - {*planned} == {*names_in("checkpoints")} == checkpoints
     assert sum(plan.minutes for plan in planned.values()) == pytest.approx(250)
     shares = {plan.share for plan in planned.values()}
     assert len(shares) == 1 and 0 < shares.pop() < 1

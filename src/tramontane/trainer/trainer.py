@@ -64,7 +64,8 @@ class Trainer:
     Raises:
         InputError: an objective that needs what the trainer does not provide, a `ranks` other than
             the process group's size, adapters for layers that the model does not have, a model that
-            is not deterministic in training mode, or `compile` without a compiler.
+            is not deterministic in training mode or whose rows `context_parallel` ranks cannot
+            share, or `compile` without a compiler.
     """
 
     def __init__(
