@@ -10,7 +10,7 @@ from tests.paths import ROOT
 
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)(#[^)]*)?\)")
 CODE_PATH = re.compile(
-    r"`((?:src|configs|tests|benchmarks|chaos|fuzz|examples|docs|papers)/[\w./]+\.\w+)`"
+    r"`((?:src|configs|tests|benchmarks|chaos|fuzz|examples|training|docs|papers)/[\w./]+\.\w+)`"
 )
 PICTURE = re.compile(r'<img src="([^"]+)"')
 ROOMS = re.compile(r"`((?:[a-z_]+/)+[a-z_]+\.py)`")

@@ -118,8 +118,8 @@ class Config(Section):
     seed: Annotated[int, Fixed("groups under way drew from it")] = 0
     """Seed of initialization, data order and sampling."""
     model: Annotated[Model, Fixed("the checkpoint holds its weights")] = "tiny"
-    """Model to start from: `tiny` (the base model in the package), a checkpoint folder, a run (its
-    newest weights) or one of its checkpoints, or a Hugging Face name, with `@REVISION` for a
+    """Model to start from: `tiny` or `tiny_vision` (in the package), a checkpoint folder, a run
+    (its newest weights) or one of its checkpoints, or a Hugging Face name, with `@REVISION` for a
     branch, tag or commit."""
     tokenizer: Annotated[Model | None, Fixed("completions were sampled in its tokens")] = None
     """Tokenizer, named like a model. null: the model's own."""

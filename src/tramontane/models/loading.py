@@ -68,11 +68,9 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
 
 
 def local_folder(model: str) -> Path | None:
-    """The folder that holds a model on this machine: a checkpoint folder, or the snapshot of a
-    Hugging Face name in the cache, if it has all weights. None for `tiny`, which every machine has,
-    and for other names."""
-    if model == "tiny":
-        return None
+    """The folder that holds a model on this machine: a checkpoint folder, one in this package, or
+    the snapshot of a Hugging Face name in the cache, if it has all weights. None for other names.
+    """
     path = Path(resolve(model)).expanduser()
     if (path / "config.json").is_file():
         return path

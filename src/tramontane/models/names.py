@@ -1,8 +1,9 @@
 """Resolves names of models, alike for every command; the user's cache folder, and checksums of
 files. torch is not imported here.
 
-A name is `tiny`, a checkpoint folder, a run's folder, the folder of one of its checkpoints, or a
-Hugging Face name, which a revision may follow: `NAME@REVISION`, with a branch, tag or commit.
+A name is that of a model in this package (`SHIPPED`), a checkpoint folder, a run's folder, the
+folder of one of its checkpoints, or a Hugging Face name, which a revision may follow:
+`NAME@REVISION`, with a branch, tag or commit.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tramontane.errors import InputError, importing
 
 logger = logging.getLogger("tramontane")
 
+SHIPPED = {"tiny": "tiny_base", "tiny_vision": "tiny_vision"}  # models in this package: folders
 HUB_SECONDS = 5.0  # for a first connection to the model hub
 BLOCK = 1 << 22  # bytes of a file read at once
 TOKENIZER_FILES = (
@@ -50,12 +52,14 @@ def find_weights(model: str) -> str:
     for a checkpoint's folder (`update_20`), its weights. Other names are returned unchanged.
 
     Raises:
-        InputError: a file, the folder of a run that has no checkpoint, or nearly `tiny`.
+        InputError: a file, the folder of a run that has no checkpoint, or nearly a name of
+            `SHIPPED`.
     """
     path = Path(model).expanduser()
     # The hub has no such name, and an unreachable hub would be queried repeatedly.
-    if model != "tiny" and get_close_matches(model, ["tiny"], cutoff=0.8) and not path.exists():
-        raise InputError(f"model {model!r}: no such model; did you mean 'tiny'?")
+    near = [] if model in SHIPPED else get_close_matches(model, SHIPPED, 1, cutoff=0.8)
+    if near and not path.exists():
+        raise InputError(f"model {model!r}: no such model; did you mean {near[0]!r}?")
     if path.is_file():
         raise InputError(f"model {model!r}: a file; name the folder of the checkpoint")
     if not path.is_dir() or (path / "config.json").is_file():
@@ -73,9 +77,9 @@ def find_weights(model: str) -> str:
 
 
 def resolve(model: str) -> str:
-    """`find_weights`; for `tiny`, the folder of the base model inside this package."""
-    if model == "tiny":
-        return str(resources.files("tramontane") / "tiny_base")
+    """`find_weights`; for a name of `SHIPPED`, its folder inside this package."""
+    if model in SHIPPED:
+        return str(resources.files("tramontane") / SHIPPED[model])
     return find_weights(model)
 
 
@@ -84,7 +88,7 @@ def is_local(model: str) -> bool:
     model = pinned(model)[0]
     path = Path(model).expanduser()
     begins_as_path = model.startswith((".", "/", "~", "runs/")) or model.count("/") > 1
-    return model == "tiny" or begins_as_path or path.exists()
+    return model in SHIPPED or begins_as_path or path.exists()
 
 
 def folder_of(name: str, files: Sequence[str] | None = None, what: str = "model") -> Path:

@@ -30,6 +30,7 @@ from ray.util.scheduling_strategies import (
 from tramontane.config import Config, Resources
 from tramontane.errors import InputError
 from tramontane.models.loading import local_folder
+from tramontane.models.names import SHIPPED
 from tramontane.models.weights import Weights
 from tramontane.placement.actor import Actor
 from tramontane.placement.files import Folder, folders_in, retrieve, send
@@ -336,8 +337,9 @@ class Cluster:
             )
 
     def model(self, name: str) -> str | Folder:
-        # A name that is not in this machine's cache is downloaded by each machine.
-        folder = local_folder(name)
+        # A name that is not in this machine's cache is downloaded by each machine, and those of
+        # this package are there.
+        folder = None if name in SHIPPED else local_folder(name)
         return name if folder is None else Folder.of(folder, "model")
 
     def generator(self, number: int, make: Callable[[], Any]) -> ConcurrentHandle:

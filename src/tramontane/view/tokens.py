@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from tramontane.errors import reading
-from tramontane.models.names import numbered
+from tramontane.models.names import SHIPPED, numbered, resolve
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 LONGEST_CHARACTER = 4  # bytes, and so tokens, of one character
@@ -62,8 +61,7 @@ class Tokens:
     def _find(self) -> Path | None:
         taken = numbered(self.run / "checkpoints")
         folders = [*(folder / "weights" for folder in taken), self.run / "sft"]
-        tiny = Path(str(resources.files("tramontane") / "tiny_base"))
-        folders.append(tiny if self.model == "tiny" else Path(self.model))
+        folders.append(Path(resolve(self.model) if self.model in SHIPPED else self.model))
         files = (folder / "tokenizer.json" for folder in folders)
         return next((file for file in files if os.path.isfile(file)), None)  # of any name
 
