@@ -255,6 +255,9 @@ _STYLES = [
     "    def test_f(self): self.assertEqual(f(3), 4)\n"
     "unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTestCase(T))",
     "import pytest\n@pytest.mark.parametrize('a', [3])\ndef test_f(a):\n    {check}",
+    "def run_tests():\n    return f(3) == 4\nrun_tests()",
+    "try:\n    {check}\nexcept AssertionError:\n    print('failed')",
+    "import contextlib\nwith contextlib.suppress(AssertionError):\n    {check}",
     "class Base:\n    def test_f(self):\n        {check}\nclass TestF(Base): pass",
 ]  # fmt: skip
 NAMES = ["f", "gcd", "sqrt", "comb", "mean", "max", "accumulate"]

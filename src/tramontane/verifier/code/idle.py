@@ -52,7 +52,8 @@ def _why_idle(code: str, statement: str, entry_point: str) -> str:
     )
     if not called_back and not read - declared and not read & (names.program | _DYNAMIC):
         return NEVER_CALL
-    return "" if any(map(_is_check, nodes)) else NO_CHECK
+    own = {node.name for node in nodes if isinstance(node, _Function)}
+    return "" if any(_is_check(node, own) for node in nodes) else NO_CHECK
 
 
 def _reached(tree: ast.Module) -> Iterator[ast.AST]:
@@ -70,7 +71,9 @@ def _reached(tree: ast.Module) -> Iterator[ast.AST]:
         yield node
         if isinstance(node, ast.If) and isinstance(node.test, ast.Constant) and not node.test.value:
             waiting += node.orelse
-        elif isinstance(node, ast.Try) and any(map(_hides, node.handlers)):
+        elif (isinstance(node, ast.Try) and any(map(_hides, node.handlers))) or (
+            isinstance(node, ast.With) and any(map(_suppresses, node.items))
+        ):
             waiting += [x for x in ast.walk(ast.Module(node.body, [])) if isinstance(x, ast.expr)]
         else:
             waiting += ast.iter_child_nodes(node)
@@ -84,22 +87,33 @@ def _is_test_case(node: ast.AST) -> bool:
     return isinstance(node, ast.ClassDef) and any("TestCase" in ast.unparse(b) for b in node.bases)
 
 
+_FAILED = re.compile(r"\b(?:AssertionError|Exception|BaseException)\b")
+
+
 def _hides(handler: ast.ExceptHandler) -> bool:
-    """True for a handler that catches a failed assertion and goes on as if it had passed."""
+    """True for a handler that catches a failed assertion and goes on as if it had passed, perhaps
+    with a message."""
     caught = ast.unparse(handler.type) if handler.type else "BaseException"
-    catches = re.search(r"\b(?:AssertionError|Exception|BaseException)\b", caught)
-    return bool(catches) and all(
+    return bool(_FAILED.search(caught)) and all(
         isinstance(x, ast.Pass | ast.Continue)
-        or (isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant))
+        or (isinstance(x, ast.Expr) and not _is_check(x.value, set()))
         for x in handler.body
     )
 
 
-def _is_check(node: ast.AST) -> bool:
-    """True for a statement that can fail."""
+def _suppresses(item: ast.withitem) -> bool:
+    """True for `contextlib.suppress(AssertionError)`."""
+    call = ast.unparse(item.context_expr)
+    return "suppress(" in call and bool(_FAILED.search(call))
+
+
+def _is_check(node: ast.AST, own: set[str]) -> bool:
+    """True for a statement that can fail, and for calls that by their names can, except of the
+    tests' `own` functions, whose statements count."""
     if isinstance(node, ast.Assert):
         is_always_true = isinstance(node.test, ast.Tuple) and node.test.elts
         return not (is_always_true or isinstance(node.test, ast.Constant))
     if isinstance(node, ast.Call):
-        return bool(_CHECKING.search(ast.unparse(node.func)))
+        name = ast.unparse(node.func)
+        return name not in own and bool(_CHECKING.search(name))
     return isinstance(node, ast.Raise)
