@@ -3,10 +3,10 @@
     python -m benchmarks.many_runs [--runs 200] [--updates 40] [--repeats 5]
 
 Makes `--runs` runs of `--updates` updates, with the configs, metrics, evaluations and summaries of
-finished ones, but no rollouts. Then each repeat starts the command and a new browser, and measures, in
-seconds: `command`, until the address is printed, which is mostly Python's imports; `open`, from the
-request for the page until the table has a row for each run and the chart its curves; `group`, from
-the choice of a key until the grouped table is there; and `table` and `curve`, the answers alone.
+finished ones, but no rollouts. Then each repeat starts the command and a new browser, and measures,
+in seconds: `command`, until the address is printed, which is mostly imports of Python; `open`, from
+the request for the page until the table has a row for each run and the chart its curves; `group`,
+from the choice of a key until the grouped table is there; `table` and `curve`, the answers alone.
 Prints a table, writes many_runs.json next to this file, and exits with 1 if the promise is broken.
 Needs Chromium and playwright.
 """
@@ -36,7 +36,7 @@ def make_runs(folder: Path, runs: int, updates: int) -> None:
     """Finished runs that differ in learning rate and seed."""
     draws = random.Random(0)
     for number in range(runs):
-        rate, seed = f"{(1 + number // SEEDS) * 1e-5:.0e}", number % SEEDS
+        rate, seed = f"{(1 + number // SEEDS) * 1e-5:.3g}", number % SEEDS
         raw = {"model": "tiny", "name": f"run-{number}", "seed": seed}
         raw |= {"data": {"train": "playground:"}, "trainer": {"learning_rate": float(rate)}}
         run = RunFolder(folder / f"learning_rate={rate},seed={seed}")
