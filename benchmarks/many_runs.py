@@ -29,7 +29,6 @@ from tramontane.run.folder import RunFolder
 
 OPEN_SECONDS = 1.0  # promised
 SEEDS = 5  # runs with the same learning rate
-ROWS = "document.querySelectorAll('.runs-table tbody tr').length"
 
 
 def make_runs(folder: Path, runs: int, updates: int) -> None:
@@ -53,35 +52,42 @@ def make_runs(folder: Path, runs: int, updates: int) -> None:
 
 def measure(folder: Path, runs: int) -> dict[str, float]:
     """The seconds of one start of the command and the browser."""
-    from playwright.sync_api import sync_playwright
-
     began = time.monotonic()
     command = [sys.executable, "-m", "tramontane", "view", str(folder)]
-    with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
-        sync_playwright() as driver,
-    ):
-        assert process.stdout is not None
-        address = process.stdout.readline().strip()
-        found = {"command": time.monotonic() - began}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            found = {"command": time.monotonic() - began} | in_browser(address, runs)
+            for name in ("table", "curve"):
+                began = time.monotonic()
+                get(address, f"api/{name}", **({"metric": "reward"} if name == "curve" else {}))
+                found[name] = time.monotonic() - began
+        finally:
+            process.terminate()
+    return found
+
+
+def in_browser(address: str, runs: int) -> dict[str, float]:
+    """The seconds until the page shows the runs, and then their groups."""
+    from playwright.sync_api import sync_playwright
+
+    found: dict[str, float] = {}
+    with sync_playwright() as driver:
         chromium = driver.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
         page = chromium.new_page()
         began = time.monotonic()
         page.goto(address, wait_until="commit")
-        page.wait_for_function(f"{ROWS} === {runs} && document.querySelector('canvas')")
+        page.wait_for_selector(f".runs-table tbody tr >> nth={runs - 1}")
+        page.wait_for_selector(".chart canvas")
         found["open"] = time.monotonic() - began
         began = time.monotonic()
         page.get_by_label("Group by").select_option("trainer.learning_rate")
-        page.wait_for_function(f"{ROWS} === {-(-runs // SEEDS)}")
+        page.wait_for_selector(f".runs-table .swatch >> nth={-(-runs // SEEDS) - 1}")
         found["group"] = time.monotonic() - began
-        for name in ("table", "curve"):
-            began = time.monotonic()
-            get(address, f"api/{name}", **({"metric": "reward"} if name == "curve" else {}))
-            found[name] = time.monotonic() - began
         chromium.close()
-        process.terminate()
     return found
 
 

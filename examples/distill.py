@@ -25,7 +25,7 @@ def three_layers() -> None:
     load_tokenizer("tiny").save_pretrained(STUDENT)
 
 
-SIZES = ["cold_start.steps=60", "pipeline.updates=8", "trainer.learning_rate=1e-3"]
+SIZES = ["cold_start.steps=60", "cold_start.batch_tokens=2048", "trainer.learning_rate=1e-3"]
 
 if __name__ == "__main__":
     three_layers()
