@@ -315,7 +315,6 @@ def main() -> int:
     end = time.monotonic() + args.seconds
     with tempfile.TemporaryDirectory(prefix="tramontane-hostile-") as folder:
         tempfile.tempdir = folder
-        world = World(f"hostile-{secrets.token_hex(4)}", Path(folder))
         memory = memory_mb()
         while time.monotonic() < end:
             draw = Random(f"{args.seed}/{rounds}")
@@ -342,9 +341,10 @@ def main() -> int:
                 slowest[act] = max(slowest[act], seconds)
             # The folder of this process stays until it ends.
             kept = r"file: \S*/tramontane-\d+-\w+$"
+            if not rounds:  # the first one starts what stays, as the process that forks workers
+                world = World(f"hostile-{secrets.token_hex(4)}", Path(folder))
             left = [what for what in world.leftovers() if not re.fullmatch(kept, what)]
-            if rounds:  # the first one opens what stays open
-                faults.update(re.sub(r"\d+", "N", what) for what in left)
+            faults.update(re.sub(r"\d+", "N", what) for what in left)
             faults.update(talks.faults())
             stall, rounds = max(stall, talks.stall), rounds + 1
             print(f"round {rounds}: {len(talks.found)} ended, {sum(faults.values())} faults, "
