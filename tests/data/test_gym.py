@@ -108,6 +108,7 @@ def test_an_answer_is_never_run_as_a_program():
     hostile = [
         "print(1)", "[print(1)]", "[x for x in [print(1)]]", "getattr(1, 'x')", "().__class__",
         "(lambda: 1)()", "np.load('x')", "1; import math", "x := 3", "len('a')",
+        "x + 1 or x + 2", "x if 1 else 2", "x + 1 and x + 2",
     ]  # fmt: skip
     for text in hostile:
         assert not is_harmless(text), text

@@ -26,7 +26,7 @@ _MATHS = r"(?:abs|a?(?:sin|cos|tan)h?|cot|csc|sec|exp|ln|log|sqrt|factorial|sign
 # Texts, escapes, statements, names that Python reserves, attributes, and calls of what is not
 # mathematical.
 _UNSAFE = re.compile(
-    rf"""["'\\;:@!`]|__|\blambda\b|[\w)\]]\s*\.\s*[^\W\d]|\b(?!{_MATHS}\s*\()[^\W\d]\w*\s*\("""
+    rf"""["'\\;:@!`]|__|\b(?:lambda|or|and|if|else|for)\b|[\w)\]]\s*\.\s*[^\W\d]|\b(?!{_MATHS}\s*\()[^\W\d]\w*\s*\("""
 )
 _TOLD = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
