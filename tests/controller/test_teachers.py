@@ -152,6 +152,7 @@ class Shard(Teacher):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("kind", ["thread", "process"])
 def test_a_teacher_on_several_ranks_holds_shards_and_scores_as_one(
     kind: str, tmp_path: Path
@@ -189,6 +190,7 @@ def test_a_teacher_on_several_ranks_holds_shards_and_scores_as_one(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_teacher_that_is_killed_is_replaced_and_asked_again(tmp_path: Path) -> None:
     settings = config(tmp_path, "process")
     placement, lost = LocalPlacement(settings, unheard), list[WorkerLost]()

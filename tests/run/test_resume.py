@@ -227,6 +227,7 @@ def test_only_the_newest_checkpoints_stay(tmp_path: Path) -> None:
     assert sorted(p.name for p in folder.checkpoints.iterdir()) == ["update_10", "update_9"]
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("placement", ["thread", "process"])
 def test_a_truncated_run_killed_and_resumed_keeps_every_sampling_mask(
     placement: str, tmp_path: Path
