@@ -15,6 +15,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForImageTextToText,
     CLIPImageProcessorPil,
+    Gemma3Config,
+    Gemma3ImageProcessorPil,
+    Gemma3Processor,
     Idefics3Config,
     Idefics3ImageProcessorPil,
     Idefics3Processor,
@@ -23,6 +26,12 @@ from transformers import (
     Mistral3Config,
     PixtralImageProcessorPil,
     PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2VLConfig,
+    Qwen2VLImageProcessorPil,
+    Qwen3VLConfig,
+    SmolVLMConfig,
+    SmolVLMImageProcessorPil,
 )
 
 TEXT = {
@@ -35,14 +44,32 @@ VISION = {
     "image_size": 28, "patch_size": 7,
 }  # fmt: skip
 TOKENS = ("<s>", "</s>", "<pad>")
-PLACES = {"mistral3": "[IMG]", "llava": "<image>", "idefics3": "<image>"}
+# What a template writes for an image, and the tokens at whose places features are.
+PLACES = {
+    "mistral3": "[IMG]", "llava": "<image>", "idefics3": "<image>", "smolvlm": "<image>",
+    "gemma3": "<start_of_image>", "qwen2_vl": "<|image_pad|>", "qwen2_5_vl": "<|image_pad|>",
+    "qwen3_vl": "<|image_pad|>",
+}  # fmt: skip
+TOKEN = {**PLACES, "gemma3": "<image_soft_token>"}
+_TILES = [
+    "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
+    *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
+]  # fmt: skip
+_QWEN = ["<|vision_start|>", "<|vision_end|>", "<|video_pad|>"]
 OTHERS = {
     "mistral3": ["[IMG_BREAK]", "[IMG_END]"],
     "llava": [],
-    "idefics3": [
-        "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
-        *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
-    ],
+    "idefics3": _TILES,
+    "smolvlm": _TILES,
+    "gemma3": ["<image_soft_token>", "<end_of_image>"],
+    "qwen2_vl": _QWEN,
+    "qwen2_5_vl": _QWEN,
+    "qwen3_vl": _QWEN,
+}
+WRITTEN = {kind: "<|vision_start|><|image_pad|><|vision_end|>" for kind in PLACES if "qwen" in kind}
+GEMMA = {
+    "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>",
+    "image_token": "<image_soft_token>",
 }  # fmt: skip
 TEMPLATE = (
     "{{{{ bos_token }}}}{{% for m in messages %}}{{{{ m.role + ':' }}}}"
@@ -67,7 +94,8 @@ def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
         eos_token="</s>",
         pad_token="<pad>",
         additional_special_tokens=special[3:],
-        chat_template=TEMPLATE.format(place=PLACES[kind]),
+        chat_template=TEMPLATE.format(place=WRITTEN.get(kind, PLACES[kind])),
+        **({"extra_special_tokens": GEMMA} if kind == "gemma3" else {}),
     )
 
 
@@ -84,12 +112,45 @@ def config_of(kind: str, token: int) -> Any:
         vision = {"model_type": "clip_vision_model", "projection_dim": 16, **VISION}
         text = {"model_type": "llama", **TEXT}
         return LlavaConfig(vision_config=vision, text_config=text, image_token_index=token)
-    return Idefics3Config(
-        vision_config={"model_type": "idefics3_vision", **VISION},
+    if kind == "gemma3":
+        kinds = ["sliding_attention", "full_attention"]
+        gemma = {"sliding_window": 3, "query_pre_attn_scalar": 8, "layer_types": kinds}
+        return Gemma3Config(
+            text_config={"model_type": "gemma3_text", **TEXT, **gemma},
+            vision_config={"model_type": "siglip_vision_model", **VISION},
+            image_token_index=token,
+            mm_tokens_per_image=4,
+        )
+    if "qwen" in kind:
+        return qwen_config(kind, token)
+    made = {"idefics3": Idefics3Config, "smolvlm": SmolVLMConfig}[kind]
+    return made(
+        vision_config={"model_type": f"{kind}_vision", **VISION},
         text_config={"model_type": "llama", **TEXT},
         image_token_id=token,
         scale_factor=2,
     )
+
+
+def qwen_config(kind: str, token: int) -> Any:
+    """Of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, whose towers' settings have other names."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+    text = {**TEXT, "rope_parameters": rope, "tie_word_embeddings": False}
+    sizes = {"patch_size": 7, "num_heads": 2, "depth": 3, "spatial_merge_size": 2}
+    ids = {"image_token_id": token, "vision_start_token_id": token + 1}
+    ids |= {"vision_end_token_id": token + 2, "video_token_id": token + 3}
+    if kind == "qwen2_vl":
+        vision = {**sizes, "embed_dim": 16, "hidden_size": 32, "mlp_ratio": 2}
+        return Qwen2VLConfig(text_config=text, vision_config=vision, **ids)
+    vision = {**sizes, "hidden_size": 16, "intermediate_size": 32, "out_hidden_size": 32}
+    if kind == "qwen2_5_vl":
+        vision |= {"window_size": 28, "fullatt_block_indexes": [1]}
+        return Qwen2_5_VLConfig(text_config=text, vision_config=vision, **ids)
+    vision |= {"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 16}
+    return Qwen3VLConfig(text_config=text, vision_config=vision, **ids)
+
+
+TILE_SIZES: Any = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
 
 
 def write_processor(kind: str, tokenizer: Any, folder: Path) -> None:
@@ -102,6 +163,19 @@ def write_processor(kind: str, tokenizer: Any, folder: Path) -> None:
         (folder / "processor_config.json").write_text(text)
         tokenizer.save_pretrained(folder)
         return
+    if kind == "smolvlm" or "qwen" in kind:
+        # As published: these classes of transformers need torchvision, for videos.
+        names = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
+        if kind == "smolvlm":
+            SmolVLMImageProcessorPil(**TILE_SIZES).save_pretrained(folder)
+        else:
+            Qwen2VLImageProcessorPil(
+                size={"shortest_edge": 28 * 28, "longest_edge": 56 * 56}, patch_size=7, merge_size=2
+            ).save_pretrained(folder)
+        given = {"processor_class": f"{names.get(kind, 'SmolVLM')}Processor", "image_seq_len": 4}
+        (folder / "processor_config.json").write_text(json.dumps(given))
+        tokenizer.save_pretrained(folder)
+        return
     made: Any
     if kind == "llava":
         pixels = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=28)
@@ -109,9 +183,12 @@ def write_processor(kind: str, tokenizer: Any, folder: Path) -> None:
             pixels, tokenizer, patch_size=7, vision_feature_select_strategy="default",
             num_additional_image_tokens=1, chat_template=tokenizer.chat_template,
         )  # fmt: skip
+    elif kind == "gemma3":
+        square = Gemma3ImageProcessorPil(size={"height": 28, "width": 28})
+        template = tokenizer.chat_template
+        made = Gemma3Processor(square, tokenizer, image_seq_length=4, chat_template=template)
     else:
-        sizes = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
-        tiles = Idefics3ImageProcessorPil(**sizes)
+        tiles = Idefics3ImageProcessorPil(**TILE_SIZES)
         template = tokenizer.chat_template
         made = Idefics3Processor(tiles, tokenizer, image_seq_len=4, chat_template=template)
     made.save_pretrained(folder)
@@ -121,7 +198,7 @@ def write_wrapper(folder: Path, kind: str = "mistral3", seed: int = 0) -> Any:
     """Write a wrapper with random weights and its processor; returns the model."""
     tokenizer = tokenizer_of(kind)
     torch.manual_seed(seed)
-    token = tokenizer.convert_tokens_to_ids(PLACES[kind])
+    token = tokenizer.convert_tokens_to_ids(TOKEN[kind])
     model = AutoModelForImageTextToText.from_config(config_of(kind, token)).eval()
     with torch.no_grad():  # so that tokens and images matter
         for parameter in model.parameters():

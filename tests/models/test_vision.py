@@ -4,9 +4,11 @@ whole model, from decoding and from packed rows of training."""
 import subprocess
 import sys
 from array import array
+from dataclasses import replace
 
 import pytest
 import torch
+from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
 from tests.vision import uri, write_wrapper
 from tramontane.batches import TrainSequence
@@ -16,11 +18,15 @@ from tramontane.errors import InputError
 from tramontane.generator.generator import Generator
 from tramontane.models.images import decode
 from tramontane.models.loading import load_model, load_tokenizer
+from tramontane.models.packing import pack
 from tramontane.models.vision import FAMILIES, ImageProcessor, Pictured, Vision
+from tramontane.trainer.forwards import train_blocks
 from tramontane.trainer.head import plain_predictions
 from tramontane.trainer.rows import pack_row
-from tramontane.types import Completion, Illustrated, SamplingParams, ints
+from tramontane.types import INSERTED, Completion, Illustrated, SamplingParams, floats, ints
 
+GIVEN = ("image_sizes", "pixel_attention_mask", "image_grid_thw")
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 SIZES = [{"width": 40, "height": 30}, {"width": 90, "height": 20, "seed": 1}]
 
 
@@ -51,15 +57,22 @@ def by_processor(folder, prompt, pictures):
 def whole_logprobs(model, made, completion, pictures=True):
     """Log-probs of a completion by the whole model."""
     ids = torch.cat([made["input_ids"], torch.tensor([completion])], 1)
-    rest = {
-        k: v
-        for k, v in made.items()
-        if k in ("pixel_values", "image_sizes", "pixel_attention_mask")
-    }
+    rest = {k: v for k, v in made.items() if k in ("pixel_values", *GIVEN)}
+    # Of the prompt's tokens, as the processors of some families say: 1 for one of an image.
+    kinds = (ids == model.config.image_token_id).int()
+    names = {"gemma3": "token_type_ids"} | dict.fromkeys(QWEN, "mm_token_type_ids")
+    if name := names.get(model.config.model_type):
+        rest[name] = kinds
     with torch.no_grad():
         logits = model(input_ids=ids, **rest).logits[0]
     predicted = logits[-len(completion) - 1 : -1].log_softmax(-1)
     return predicted.gather(1, torch.tensor(completion)[:, None])[:, 0]
+
+
+def seen(vision, half, row):
+    """Log-probs of a packed row with its images."""
+    with vision.entering(half, row.pictured, row.inputs) as inputs:
+        return plain_predictions(half, replace(row, inputs=inputs), 1.0).logprobs.detach()
 
 
 def test_tokens_and_numbers_are_those_of_the_whole_model(wrapper):
@@ -93,8 +106,7 @@ def test_tokens_and_numbers_are_those_of_the_whole_model(wrapper):
     half, vision = load_model(folder), Vision(folder)
     row = pack_row(sequences, torch.device("cpu"))
     assert len(row.pictured) == 1
-    with vision.entering(half, row.pictured):
-        packed = plain_predictions(half, row, 1.0).logprobs.detach()
+    packed = seen(vision, half, row)
     sampled = torch.tensor([x for s in sequences for x in s.logprobs])
     torch.testing.assert_close(packed, sampled, atol=1e-4, rtol=0)
     # Without its images the text half computes something else.
@@ -115,8 +127,7 @@ def test_prompts_with_the_same_tokens_and_other_images_are_not_shared(wrapper):
     ]
     half, vision = load_model(folder), Vision(folder)
     row = pack_row(sequences, torch.device("cpu"))
-    with vision.entering(half, row.pictured):
-        packed = plain_predictions(half, row, 1.0).logprobs.detach().split(4)
+    packed = seen(vision, half, row).split(4)
     for prompt, image, logprobs in zip(prompts, pictures, packed, strict=True):
         expected = whole_logprobs(model, by_processor(folder, prompt, [image]), tokens)
         torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=0)
@@ -137,6 +148,105 @@ def test_keys_and_values_are_recomputed_with_the_images(wrapper):
     torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-4, rtol=0)
 
 
+def test_a_conversation_goes_on_behind_its_images(wrapper):
+    """Its keys and values are kept while it waits; positions go on as the images shift them."""
+    model, folder = wrapper
+    image = uri()
+    prompt = Illustrated("What?", [image])
+    prompt_ids = encoder_of(folder).encode(prompt)
+    generator = Generator.load(folder, GeneratorConfig(dtype="float32"), 1, len(prompt_ids) + 20)
+    request = Completion.requested(0, 0, prompt_ids, 0, SamplingParams(4), images=[image])
+    request = replace(request, keep_kv=True)
+    first = finished(generator, request)
+    put = ints([70, 71, 72])
+    tokens = first.token_ids + put
+    [*logprobs] = [*first.logprobs, 0.0, 0.0, 0.0]
+    again = replace(
+        request,
+        token_ids=tokens,
+        logprobs=floats(logprobs),
+        versions=first.versions + ints([INSERTED] * 3),
+        sampling=SamplingParams(len(tokens) + 4),
+    )
+    second = finished(generator, again)
+    assert generator.stats()["parked_tokens"] == len(prompt_ids) + 3
+    made = by_processor(folder, prompt, [image])
+    expected = whole_logprobs(model, made, second.token_ids.tolist())
+    sampled = [i for i in range(len(second.token_ids)) if second.versions[i] != INSERTED]
+    found = torch.tensor(second.logprobs)[sampled]
+    torch.testing.assert_close(found, expected[sampled], atol=1e-4, rtol=0)
+
+
+def finished(generator, request):
+    generator.submit([request])
+    while not (ended := generator.step()):
+        pass
+    return ended[0]
+
+
+def test_gradients_are_the_same_where_blocks_are_computed_again(wrapper):
+    _, folder = wrapper
+    image = uri()
+    ids = encoder_of(folder).encode(Illustrated("What?", [image]))
+    tokens = ints([70, 71, 72, 73])
+    sequence = TrainSequence(array("i", ids), tokens, [0.0] * 4, [0] * 4, images=(image,))
+    row, vision, gradients = pack_row([sequence], torch.device("cpu")), Vision(folder), []
+    for checkpointed in (False, True):
+        half = load_model(folder)
+        if checkpointed:
+            half.gradient_checkpointing_enable({"use_reentrant": False})
+            train_blocks(half)
+        with vision.entering(half, row.pictured, row.inputs) as inputs:
+            found = plain_predictions(half, replace(row, inputs=inputs), 1.0).logprobs
+        found.sum().backward()
+        gradients.append({name: p.grad for name, p in half.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_positions_are_those_of_the_whole_model(wrapper):
+    """What follows an image stands behind its longer side in some families, not its tokens."""
+    model, folder = wrapper
+    vision, pictures = Vision(folder), [uri(**size) for size in SIZES]
+    ids = encoder_of(folder).encode(Illustrated("Is <image> larger than <image> here?", pictures))
+    shift = vision.shift(ids, pictures)
+    if model.config.model_type not in QWEN:
+        assert shift == 0
+        return
+    kinds = (torch.tensor([ids]) == model.config.image_token_id).int()
+    grids = torch.cat([vision.processor.inputs(image)["image_grid_thw"] for image in pictures])
+    _, expected = model.model.get_rope_index(torch.tensor([ids]), kinds, image_grid_thw=grids)
+    assert shift == int(expected) < 0
+    assert vision.shift(ids, []) == 0
+
+
+def test_tokens_of_neighboring_patches_see_each_other_in_gemma(wrapper):
+    model, folder = wrapper
+    if model.config.model_type != "gemma3":
+        assert not Vision(folder).processor.family.mutual
+        return
+    image = uri()
+    ids = encoder_of(folder).encode(Illustrated("What?", [image]))
+    row = pack([ids, ids])
+    prompts = [Pictured(n * len(ids), ids, [image], (n + 1) * len(ids)) for n in (0, 1)]
+    with Vision(folder).entering(load_model(folder), prompts, row) as inputs:
+        packing = inputs["packing"]
+    start = ids.index(model.config.image_token_id)
+    assert packing.mutual == {0: [(start, start + 4)], 1: [(start, start + 4)]}
+    # Within a sliding window, a token sees all that follow it in its image, and few before it.
+    seen = packing.blocks[1].mask(3)[start : start + 4, start : start + 4].int().tolist()
+    assert seen == [[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]]
+    assert not packing.blocks[1].mask(None)[start - 1, start]
+
+
+def test_smolvlm_writes_what_transformers_would(tmp_path):
+    """Its own class there needs torchvision and num2words, for videos."""
+    write_wrapper(tmp_path, "smolvlm")
+    names = "<fake_token_around_image>", "<image>", "<global-img>"
+    expected = get_image_prompt_string(2, 2, 4, *names)
+    assert ImageProcessor(str(tmp_path)).expansion(uri(width=50, height=50)) == expected
+
+
 def test_features_are_computed_once_for_an_image(wrapper, monkeypatch):
     _, folder = wrapper
     vision = Vision(folder)
@@ -153,8 +263,8 @@ def test_a_prompt_whose_tokens_do_not_fit_its_image_is_refused(wrapper):
     _, folder = wrapper
     vision, half = Vision(folder), load_model(folder)
     token = vision.processor.token_id
-    wrong = Pictured(0, [token, 70], [uri()])
-    with pytest.raises(InputError, match="1 image tokens"), vision.entering(half, [wrong]):
+    wrong, row = Pictured(0, [token, 70], [uri()], 2), pack([[token, 70]])
+    with pytest.raises(InputError, match="1 image tokens"), vision.entering(half, [wrong], row):
         pass
 
 

@@ -99,6 +99,15 @@ def test_a_run_on_images_is_resumed_evaluated_and_goes_back_into_its_parent(give
         assert same == ("language_model" not in name and "lm_head" not in name), name
 
 
+@pytest.mark.slow
+def test_adapters_train_on_images(given, tmp_path):
+    lora = {"dtype": "float32", "learning_rate": 1e-2, "lora": {"rank": 4}}
+    assert train(settings(given, tmp_path / "run", trainer=lora)).finished
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ages = [row["mismatch_age_0"] for row in map(json.loads, lines) if "mismatch_age_0" in row]
+    assert len(ages) == 3 and max(ages) < 1e-4
+
+
 def test_a_dry_run_says_what_an_image_takes(given, tmp_path):
     result = tramontane.dry_run(settings(given, tmp_path / "run"))
     assert result.lines["images"] == "the first takes 12 tokens"
@@ -138,7 +147,6 @@ def test_generate_with_an_image(given):
         ({"generator": {"kind": "vllm"}}, "generator.kind"),
         ({"placement": {"kind": "ray"}}, "placement.kind"),
         ({"trainer": {"ranks": 2}}, "trainer.ranks"),
-        ({"trainer": {"lora": {}}}, "trainer.lora"),
         ({"model": "tiny"}, "takes no images"),
     ],
 )

@@ -40,7 +40,6 @@ def _unsupported(config: Config) -> Iterator[tuple[str, str]]:
         "data.environment, data.tools": ("environments and tools", config.converses),
         "verifier.judge": ("judges", config.verifier.judge),
         "trainer.ranks": ("several ranks of a trainer", config.trainer.ranks > 1),
-        "trainer.lora": ("adapters", config.trainer.lora),
         "trainer.objective": ("value networks", "values" in objective.needs),
         "teacher": ("teachers", config.teachers),
         "cold_start": ("cold starts", config.cold_start),

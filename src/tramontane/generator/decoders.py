@@ -42,9 +42,9 @@ class SlotState:
 
     Attributes:
         progress: [slots, 2] int64: newest token, not cached yet; number of tokens generated.
-        numbers: [slots, 7] int64, written at admission: positions cached before the first token was
+        numbers: [slots, 8] int64, written at admission: positions cached before the first token was
             generated, and at admission; maximum number of tokens, 0 for an empty slot; start of the
-            random stream; top-k; and top-p and temperature, as float64.
+            random stream; top-k; the shift of positions; and top-p and temperature, as float64.
         record: [slots, max_len, 3] int32 of each generated token: id, version, and log-prob, as
             float32.
         experts: [slots, max_len, numbers] int16, the experts of the step that drew each token;
@@ -57,8 +57,8 @@ class SlotState:
         self.max_len = max_len
         self.experts = torch.zeros(slots, max_len, numbers, dtype=torch.int16, device=device)
         self.progress = torch.zeros(slots, 2, dtype=torch.int64, device=device)
-        self.numbers = torch.zeros(slots, 7, dtype=torch.int64, device=device)
-        self.numbers.view(torch.float64)[:, 5:] = 1.0
+        self.numbers = torch.zeros(slots, 8, dtype=torch.int64, device=device)
+        self.numbers.view(torch.float64)[:, 6:] = 1.0
         self.record = torch.zeros(slots, max_len, 3, dtype=torch.int32, device=device)
         self.allowed = torch.zeros(slots, MOST_ALLOWED, dtype=torch.int32, device=device)
 
@@ -69,7 +69,7 @@ class SlotState:
     @staticmethod
     def nbytes(slots: int, max_len: int) -> int:
         """Bytes of the tensors."""
-        return slots * (8 * (2 + 7) + 4 * MOST_ALLOWED + max_len * TOKEN_STATE)
+        return slots * (8 * (2 + 8) + 4 * MOST_ALLOWED + max_len * TOKEN_STATE)
 
     def clear(self, slots: torch.Tensor) -> None:
         """Mark slots [N] int64 as empty for steps of fixed shapes: nothing cached, no token to
@@ -77,9 +77,17 @@ class SlotState:
         self.progress.index_fill_(0, slots, 0)
         self.numbers[:, :3].index_fill_(0, slots, 0)
 
-    def write(self, slots: list[int], requests: list[Completion]) -> None:
-        """Write N requests, with the tokens they have so far, into N slots."""
-        rows = torch.empty(len(slots), 10, dtype=torch.int64)
+    def write(
+        self, slots: list[int], requests: list[Completion], shifts: Sequence[int] | None = None
+    ) -> None:
+        """Write N requests, with the tokens they have so far, into N slots.
+
+        Args:
+            slots: where.
+            requests: what.
+            shifts: by how much the positions of their tokens differ from a count; None: not.
+        """
+        rows = torch.empty(len(slots), 11, dtype=torch.int64)
         tokens = [len(r.token_ids) for r in requests]
         prompts = [len(r.prompt_ids) for r in requests]
         columns = [
@@ -93,8 +101,9 @@ class SlotState:
         rows[:, :6] = torch.tensor(columns).T
         rows[:, 6] = streams([r.seed for r in requests])
         rows[:, 7] = torch.tensor([r.sampling.top_k for r in requests])
+        rows[:, 8] = torch.tensor(shifts) if shifts else 0
         real = [[r.sampling.top_p, r.sampling.temperature] for r in requests]
-        rows.view(torch.float64)[:, 8:] = torch.tensor(real, dtype=torch.float64)
+        rows.view(torch.float64)[:, 9:] = torch.tensor(real, dtype=torch.float64)
         rows = upload(rows, self.record.device)
         self.progress.index_copy_(0, rows[:, 0], rows[:, 1:3])
         self.numbers.index_copy_(0, rows[:, 0], rows[:, 3:])
@@ -201,7 +210,7 @@ class _Decoder:
         rows = self._read_rows(s.progress, s.numbers, slots)
         unshared = rows.lengths - rows.start if self.cache.shares_prefixes else rows.lengths
         drawn = sample(
-            decode(self._model, self.cache, rows.last, rows.lengths, unshared),
+            decode(self._model, self.cache, rows.last, rows.positions, unshared),
             rows.uniform,
             rows.temperature,
             rows.top_p,
@@ -229,6 +238,7 @@ class _Rows(NamedTuple):
     last: torch.Tensor
     counts: torch.Tensor
     lengths: torch.Tensor  # positions cached
+    positions: torch.Tensor  # of the newest tokens
     start: torch.Tensor
     limit: torch.Tensor
     uniform: torch.Tensor
@@ -240,10 +250,12 @@ class _Rows(NamedTuple):
 def _read_rows(progress: torch.Tensor, numbers: torch.Tensor, slots: torch.Tensor) -> _Rows:
     last, counts = progress[slots].unbind(1)
     numbers = numbers[slots]
-    offset, start, limit, stream, top_k = numbers[:, :5].unbind(1)
-    top_p, temperature = numbers.view(torch.float64)[:, 5:].float().unbind(1)
-    uniform = uniforms(stream, counts)
-    return _Rows(last, counts, offset + counts, start, limit, uniform, top_k, top_p, temperature)
+    offset, start, limit, stream, top_k, shift = numbers[:, :6].unbind(1)
+    top_p, temperature = numbers.view(torch.float64)[:, 6:].float().unbind(1)
+    lengths, uniform = offset + counts, uniforms(stream, counts)
+    return _Rows(
+        last, counts, lengths, lengths + shift, start, limit, uniform, top_k, top_p, temperature
+    )
 
 
 def _outcome(

@@ -456,7 +456,8 @@ class SlotEngine:
         parked = sum(context.known for context in missing.values())
         self.stats.parked_tokens += parked
         self.stats.prefill_tokens += sum(len(c.tokens) for c in missing.values()) - parked
-        self._decoder.state.write(slots, [f.request for f in flights])
+        requests = [flight.request for flight in flights]
+        self._decoder.state.write(slots, requests, self._shifts(requests))
         self._flights |= zip(slots, flights, strict=True)
         for slot, flight in zip(slots, flights, strict=True):
             self._masks.admit(slot, flight.request)
@@ -476,6 +477,12 @@ class SlotEngine:
             if not self._sharers[key]:
                 del self._sharers[key], self._prefixes[key]
         self._prefixes |= prefilled
+
+    def _shifts(self, requests: Sequence[Completion]) -> list[int] | None:
+        """By how much images shift the positions of each request's tokens; None: not at all."""
+        if self.vision is None or not any(request.images for request in requests):
+            return None
+        return [self.vision.shift(r.prompt_ids, r.images) for r in requests]
 
     def _contexts(self, flights: Iterable[_Flight]) -> dict[Key, Context]:
         """What must be cached for sequences and is not yet there as a prefix."""

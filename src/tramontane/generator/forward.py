@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -68,39 +69,44 @@ def _prefill_together(
             lengths = [len(new[i]) for i in rows]
             filler = [[0] * n] if (n := _filler(model, sum(lengths))) else []
             filled = [*lengths, *map(len, filler)]
+            inputs = pack([*(new[i] for i in rows), *filler], model.device)
+            own = [contexts[i] for i in rows]
             cache = PackedCache(layout, sum(filled), [{}] * len(filled))
             if continued:
                 known = [*(pasts[i] for i in rows), *(NOTHING for _ in filler)]
                 cache = ContinuedCache(layout, known, filled)
-            with _pictures(model, [contexts[i] for i in rows] if not continued else [], vision):
-                _packed_forward(model, [*(new[i] for i in rows), *filler], cache)
+                shifts = [vision.shift(c.prompt_ids, c.images) if vision else 0 for c in own]
+                inputs["position_ids"] = cache.position_ids([*shifts, *(0 for _ in filler)])
+                own = []
+            with _pictures(model, inputs, own, vision) as pictured:
+                _packed_forward(model, pictured, cache)
             made |= zip(rows, cache.split(lengths), strict=True)
             del cache
     return [past.joined(made[i]) if past.length else made[i] for i, past in enumerate(pasts)]
 
 
 def _pictures(
-    model: PreTrainedModel, contexts: Sequence[Context], vision: Vision | None
-) -> AbstractContextManager[None]:
+    model: PreTrainedModel,
+    inputs: dict[str, Any],
+    contexts: Sequence[Context],
+    vision: Vision | None,
+) -> AbstractContextManager[dict[str, Any]]:
     """Within the context, a packed forward of all tokens of `contexts` takes the features of their
-    images. Prompts that are known already, with their images, are not computed again."""
-    starts = accumulate((len(context.tokens) for context in contexts), initial=0)
+    images; its inputs, with what the images change. Prompts that are known already, with their
+    images, are not computed again."""
+    ends = [*accumulate((len(context.tokens) for context in contexts), initial=0)]
     found = [
-        Pictured(start, context.tokens[: context.prompt], context.images)
-        for start, context in zip(starts, contexts, strict=False)
+        Pictured(start, context.prompt_ids, context.images, end)
+        for start, end, context in zip(ends, ends[1:], contexts, strict=False)
         if context.images
     ]
-    return vision.entering(model, found) if vision and found else nullcontext()
+    return vision.entering(model, found, inputs) if vision and found else nullcontext(inputs)
 
 
-def _packed_forward(
-    model: PreTrainedModel, sequences: Sequence[Sequence[int]], cache: WrittenCache
-) -> None:
-    """Write the keys and values of non-empty token sequences to `cache`, in one forward."""
-    inputs = pack(sequences, model.device) | {"use_cache": True}
-    if isinstance(cache, ContinuedCache):
-        inputs["position_ids"] = cache.position_ids()
+def _packed_forward(model: PreTrainedModel, inputs: dict[str, Any], cache: WrittenCache) -> None:
+    """Write the keys and values of a packed row to `cache`, in one forward."""
     decode = cache if isinstance(cache, ContinuedCache) else None
+    inputs = inputs | {"use_cache": True}
     # No logits are needed. As a number, it would make Gemma 4 drop positions from its last layers.
     first = torch.zeros(1, dtype=torch.int64, device=model.device)
     with forward_over(cache, decode, inputs["packing"]):
@@ -111,7 +117,7 @@ def decode(
     model: PreTrainedModel,
     cache: SlotCache | ArenaCache,
     tokens: torch.Tensor,
-    lengths: torch.Tensor,
+    positions: torch.Tensor,
     unshared: torch.Tensor,
 ) -> torch.Tensor:
     """Feed one token to each sequence.
@@ -120,7 +126,8 @@ def decode(
         model: prepared by `examine_model`.
         cache: holds the sequences' keys and values.
         tokens: [B] int64, the newest token of each sequence.
-        lengths: [B] int64, cached positions of each sequence.
+        positions: [B] int64, those of the tokens: how many are cached, but for what a prompt's
+            images shift.
         unshared: [B] int64, cached positions that are not in a shared prefix.
 
     Returns:
@@ -129,12 +136,12 @@ def decode(
     rows = len(tokens)
     # States have no row for filler.
     if filler := 0 if cache.layout.states else _filler(model, rows):
-        tokens, lengths = F.pad(tokens, (0, filler)), F.pad(lengths, (0, filler))
+        tokens, positions = F.pad(tokens, (0, filler)), F.pad(positions, (0, filler))
     step = cache.begin(unshared)
     with forward_over(cache, step):
         out = model(
             input_ids=tokens[:, None],
-            position_ids=lengths[:, None],
+            position_ids=positions[:, None],
             use_cache=True,
             **{cache_argument(type(model).forward): cache},
         )
@@ -176,7 +183,7 @@ def examine_model(model: PreTrainedModel, max_len: int) -> tuple[Layout, bool]:
     zero = torch.zeros(1, dtype=torch.int64, device=model.device)
     with uncompiled(model):
         example = RecordedCache()
-        _packed_forward(model, [[0]], example)
+        _packed_forward(model, pack([[0]], model.device), example)
         layout = Layout(example)
         cache = SlotCache(layout, 1, max_len)
         cache.admit([0], 0, Prefix(0, []))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -44,6 +44,11 @@ class Context:
         tokens = [*request.prompt_ids, *request.token_ids][:-1]
         return cls(tokens, prompt=len(request.prompt_ids), images=request.images)
 
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The prompt's tokens, as far as they are among these."""
+        return self.tokens[: self.prompt]
+
 
 class ContinuedCache(PackedCache):
     """Stacks one packed forward of sequences that continue cached ones, which attention reads too.
@@ -63,10 +68,11 @@ class ContinuedCache(PackedCache):
         # Places of each sequence's tokens, counted from its first cached position.
         self._places = [torch.arange(b + n) for b, n in zip(before, lengths, strict=True)]
 
-    def position_ids(self) -> torch.Tensor:
-        """[1, N]: the positions of the forward's tokens."""
-        places = zip(self._places, self._lengths, strict=True)
-        return upload(torch.cat([place[-n:] for place, n in places])[None], self._device)
+    def position_ids(self, shifts: Sequence[int]) -> torch.Tensor:
+        """[1, N]: the positions of the forward's tokens, whose sequences' images shift them."""
+        places = zip(self._places, self._lengths, shifts, strict=True)
+        found = torch.cat([place[-n:] + shift for place, n, shift in places])
+        return upload(found[None], self._device)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         super().write(layer, key, value)
@@ -148,7 +154,7 @@ class Parking:
         if not request.token_ids or context.tokens[: len(parked)] != parked.tolist():
             self._drop(key)  # of a conversation that began again, or was forked
             return context
-        return Context(context.tokens, len(parked), partial(self._take, key))
+        return replace(context, known=len(parked), take=partial(self._take, key))
 
     def _take(self, key: tuple[int, int]) -> Prefix:
         found = self._cache.parked(key, len(self._tokens[key]))

@@ -65,8 +65,8 @@ def packed_attention(
     s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Float[torch.Tensor, "batch N Hq dv"], None]:
-    """Causal attention within each sequence of a packed row, with the signature of transformers'
-    attention interface.
+    """Causal attention within each sequence of a packed row, but for the spans that its packing
+    lets see each other, with the signature of transformers' attention interface.
 
     Args:
         module: the attention layer.
@@ -110,7 +110,8 @@ def packed_attention(
         q, k, v, s_aux = exchange.of_attention(q, k, v, s_aux)
     scale = d**-0.5 if scaling is None else scaling
     options = Options(scale, sliding_window, softcap, s_aux, dropout)
-    if dropout == 0.0 and options.is_plain and flash.supports(k, v):
+    fused = dropout == 0.0 and options.is_plain and not packing.mutual
+    if fused and flash.supports(k, v):
         layout = packing.varlen
         if layout.keys is not None:
             k, v = k.index_select(0, layout.keys), v.index_select(0, layout.keys)
@@ -343,7 +344,7 @@ def _fused_attention(
     if not options.is_plain:
         padded = places.pad(q), key_places.pad(k), key_places.pad(v)
         return places.unpad(_chunked_attention(*padded, block.mask(options.window), options))
-    plain = options.window is None and block.context is None
+    plain = options.window is None and block.context is None and not block.mutual
     out = F.scaled_dot_product_attention(
         places.pad(q),
         key_places.pad(k),

@@ -6,7 +6,8 @@ blocks, which are laid out here and computed in `attention.py`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain
 from typing import Any
@@ -84,6 +85,8 @@ class Packing:
         lengths: lengths of the sequences, summing to N.
         continues: as in `pack`.
         device: device of the row.
+        mutual: by sequence, spans (start, end) of its own tokens that see each other in both
+            directions.
 
     Attributes:
         blocks: in the order of the row.
@@ -91,23 +94,28 @@ class Packing:
         short: (index, block) of the blocks for plain matrix products.
         long: (index, block) of the others.
         exchange: the ranks that share the row's tokens, if several do.
+        added: for each of the first layers, places of the row [n] and what is added to the layer's
+            output there, [n, hidden].
     """
 
     exchange: HeadExchange | None = None
+    added: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
 
     def __init__(
         self,
         lengths: Sequence[int],
         continues: Sequence[int | None],
         device: torch.device | str = "cpu",
+        mutual: Mapping[int, Sequence[tuple[int, int]]] | None = None,
     ) -> None:
         self.lengths, self.continues, self.device = lengths, continues, torch.device(device)
+        self.mutual = mutual or {}
         self._in_chunks: dict[int, Packing] = {}
         self.blocks: list[Block] = []
         self.sizes: list[int] = []
         # A sequence that others continue gets its own block.
         block_of: dict[int, int] = {}  # first sequence of a block → the block's index
-        for run in _runs(lengths, continues):
+        for run in _runs(lengths, continues, self.mutual):
             context = continues[run[0]]
             run_lengths = [lengths[i] for i in run]
             block_of[run[0]] = len(self.blocks)
@@ -116,6 +124,7 @@ class Packing:
                 if context is None
                 else Block(run_lengths, self.device, block_of[context], lengths[context])
             )
+            self.blocks[-1].mutual = self.mutual.get(run[0], ())
             self.sizes.append(sum(run_lengths))
         self.short = [(i, block) for i, block in enumerate(self.blocks) if block.short]
         self.long = [(i, block) for i, block in enumerate(self.blocks) if not block.short]
@@ -125,6 +134,17 @@ class Packing:
         shared = copy.copy(self)
         shared.exchange = exchange
         return shared
+
+    def seeing(self, spans: Sequence[tuple[int, int]]) -> Packing:
+        """The same row with spans (start, end) of its places that see each other in both
+        directions, each within one sequence."""
+        mutual: dict[int, list[tuple[int, int]]] = {}
+        ends = [*accumulate(self.lengths)]
+        for start, end in spans:
+            owner = bisect_right(ends, start)
+            first = ends[owner] - self.lengths[owner]
+            mutual.setdefault(owner, []).append((start - first, end - first))
+        return Packing(self.lengths, self.continues, self.device, mutual)
 
     def in_chunks(self, size: int) -> Packing:
         """The same row in chunks of `size` positions, for attention within each chunk: a sequence
@@ -190,9 +210,12 @@ class VarlenLayout:
         self.longest_query, self.longest_key = max(lengths), max(widths)
 
 
-def _runs(lengths: Sequence[int], continues: Sequence[int | None]) -> Iterator[list[int]]:
-    """Indices of neighbors that form a block, for each block."""
-    shared = set(continues) - {None}
+def _runs(
+    lengths: Sequence[int], continues: Sequence[int | None], mutual: Iterable[int]
+) -> Iterator[list[int]]:
+    """Indices of neighbors that form a block, for each block; those that others continue, or that
+    are `mutual`, get one of their own."""
+    shared = {*continues, *mutual} - {None}
     run: list[int] = []
     longest = 0
     for index, (n, context) in enumerate(zip(lengths, continues, strict=True)):
@@ -216,7 +239,8 @@ def _runs(lengths: Sequence[int], continues: Sequence[int | None]) -> Iterator[l
 class Block:
     """A padded [B, L] rectangle of sequences, which may all continue one other sequence and then
     see its keys before their own. Padding follows a row's last token, where causal attention does
-    not see it; L is the longest length, rounded up.
+    not see it; L is the longest length, rounded up. A block of one sequence may have spans of it
+    that are `mutual`, as in `Packing`.
 
     Args:
         lengths: lengths of the B sequences.
@@ -224,6 +248,8 @@ class Block:
         context: index of the block of the sequence that they continue.
         before: length of the sequence that they continue.
     """
+
+    mutual: Sequence[tuple[int, int]] = ()
 
     def __init__(
         self,
@@ -262,7 +288,10 @@ class Block:
         """[L, keys] bool, True where a query sees a key."""
         query = torch.arange(self.longest, device=self.device) + self.before
         distance = query[:, None] - torch.arange(self.keys, device=self.device)
-        return (distance >= 0) & (distance < (window or self.keys))
+        seen = distance >= 0
+        for start, end in self.mutual:
+            seen[start:end, self.before + start : self.before + end] = True
+        return seen & (distance < (window or self.keys))
 
     def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
         """[L, keys]: 0 where `mask` is True, −∞ elsewhere; made once for all layers."""

@@ -6,10 +6,11 @@ Imported only where a prompt has an image.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from transformers import AutoImageProcessor, AutoProcessor
+from transformers import AutoImageProcessor, AutoProcessor, Idefics3Processor
 from transformers.processing_utils import ProcessorMixin
 
 from tramontane.errors import InputError
@@ -34,8 +35,8 @@ def load_processor(model: str) -> Any:
             f"the data has images; copy the files of its processor from where the model comes from"
         )
     pixels = AutoImageProcessor.from_pretrained(folder, backend="pil")
-    if given.get("processor_class") == "PixtralProcessor":
-        return PixtralTokens(pixels, load_tokenizer(model), **given)
+    if own := OWN.get(str(given.get("processor_class"))):
+        return own(pixels, load_tokenizer(model), **given)
     processor = AutoProcessor.from_pretrained(folder)
     processor.image_processor = pixels
     return processor
@@ -50,24 +51,37 @@ def _given(folder: Path) -> dict[str, Any]:
     return given
 
 
-class PixtralTokens(ProcessorMixin):
-    """The tokens of Mistral's images. transformers has the same (`PixtralProcessor`), which cannot
-    be imported without torchvision, though nothing of it needs that.
+class ImageTokens(ProcessorMixin):
+    """The tokens of images, for families whose class in transformers cannot be used without
+    torchvision, though nothing of it needs that: most of these also read videos.
 
-    Rows of patches, each of `patch_size` · `spatial_merge_size` pixels a side, end with
-    `image_break_token`, and the last with `image_end_token`.
+    Args:
+        image_processor: makes the pixels.
+        tokenizer: of the model.
+        **given: what the checkpoint says of its processor.
     """
 
     text_kwargs: ClassVar[Any] = {"return_tensors": "pt"}  # type: ignore[misc]
     images_kwargs: ClassVar[Any] = {"return_tensors": "pt"}  # type: ignore[misc]
+    default = ""  # the text that stands for an image
 
     def __init__(self, image_processor: Any = None, tokenizer: Any = None, **given: Any) -> None:
         super().__init__(image_processor, tokenizer)
-        self.side = given.get("patch_size", 16) * given.get("spatial_merge_size", 1)
-        self.image_token = given.get("image_token", "[IMG]")
+        self.given = given
+        self.image_token = given.get("image_token", self.default)
         self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
-        self.line_end = given.get("image_break_token", "[IMG_BREAK]")
-        self.end = given.get("image_end_token", "[IMG_END]")
+
+
+class PixtralTokens(ImageTokens):
+    """Mistral's: rows of patches, each of `patch_size` · `spatial_merge_size` pixels a side, end
+    with `image_break_token`, and the last with `image_end_token`."""
+
+    default = "[IMG]"
+
+    @property
+    def side(self) -> int:
+        """Pixels of a side of what becomes a token."""
+        return int(self.given.get("patch_size", 16) * self.given.get("spatial_merge_size", 1))
 
     @property
     def model_input_names(self) -> list[str]:
@@ -81,4 +95,32 @@ class PixtralTokens(ProcessorMixin):
     def replace_image_token(self, image_inputs: dict, image_idx: int, **_: Any) -> str:
         """The tokens of an image, whose sides are multiples of a patch's once it is resized."""
         height, width = (int(size) // self.side for size in image_inputs["image_sizes"][image_idx])
-        return self.line_end.join([self.image_token * width] * height) + self.end
+        line_end = self.given.get("image_break_token", "[IMG_BREAK]")
+        end = self.given.get("image_end_token", "[IMG_END]")
+        return str(line_end.join([self.image_token * width] * height) + end)
+
+
+class QwenTokens(ImageTokens):
+    """Qwen's: a token for each square of `merge_size` patches a side. The chat template writes what
+    is around them."""
+
+    default = "<|image_pad|>"
+
+    def replace_image_token(self, image_inputs: dict, image_idx: int, **_: Any) -> str:
+        """The tokens of an image."""
+        patches = int(image_inputs["image_grid_thw"][image_idx].prod())
+        return str(self.image_token * (patches // self.image_processor.merge_size**2))
+
+
+def smolvlm(pixels: Any, tokenizer: Any, **given: Any) -> Idefics3Processor:
+    """The processor of SmolVLM, whose image tokens are those of Idefics 3."""
+    return Idefics3Processor(pixels, tokenizer, image_seq_len=given.get("image_seq_len", 169))
+
+
+OWN: dict[str, Callable[..., Any]] = {
+    "PixtralProcessor": PixtralTokens,
+    "Qwen2VLProcessor": QwenTokens,
+    "Qwen2_5_VLProcessor": QwenTokens,
+    "Qwen3VLProcessor": QwenTokens,
+    "SmolVLMProcessor": smolvlm,
+}

@@ -4,19 +4,23 @@ A wrapper's processor writes the tokens of an image into the prompt, and makes i
 tower and projector turn the pixels into features, which take the place of the embeddings of the
 prompt's image tokens. Everything after that is the text half's.
 
+Families differ in what else an image changes: what its tokens see, at which positions they stand,
+and which layers take features too (`Family`).
+
 Every image is processed alone, so that what else is in a batch changes nothing, by Pillow, whatever
 else is installed. The tower is not trained: its features are cached by the image's content.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property, lru_cache, partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -26,9 +30,31 @@ from tramontane.models import images, wrapped
 from tramontane.models.loading import load_own_config, load_tower
 from tramontane.models.transplant import parent_of
 
-# Families whose image tokens are as text to all layers of the text half: causal attention,
-# positions that count tokens, and features at the embeddings only.
-FAMILIES = ("mistral3", "llava", "idefics3")
+
+class Family(NamedTuple):
+    """What a family's images change beyond the embeddings of their tokens.
+
+    Attributes:
+        mutual: neighboring image tokens see each other in both directions.
+        positions: how channels of the rotary embeddings share the three parts of a position: time,
+            height and width. `sections`: one block of channels after another; `interleaved`: in
+            turn. None: positions count tokens.
+    """
+
+    mutual: bool = False
+    positions: Literal["sections", "interleaved"] | None = None
+
+
+FAMILIES = {
+    "mistral3": Family(),
+    "llava": Family(),
+    "idefics3": Family(),
+    "smolvlm": Family(),
+    "gemma3": Family(mutual=True),
+    "qwen2_vl": Family(positions="sections"),
+    "qwen2_5_vl": Family(positions="sections"),
+    "qwen3_vl": Family(positions="interleaved"),
+}
 CACHED_BYTES = 2**28  # of features kept
 
 
@@ -38,6 +64,20 @@ class Pictured(NamedTuple):
     start: int  # place of the prompt's first token in the row
     prompt_ids: Sequence[int]
     images: Sequence[str]
+    end: int  # place after the last token that continues it
+
+
+class Features(NamedTuple):
+    """What tower and projector make of an image with n tokens: [n, hidden] for the embeddings, and
+    [n, hidden] to add to the outputs of each of the first layers, if any."""
+
+    embedded: torch.Tensor
+    deep: Sequence[torch.Tensor] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(part.nbytes for part in (self.embedded, *self.deep))
 
 
 class ImageProcessor:
@@ -70,6 +110,11 @@ class ImageProcessor:
                 f"rows to train on the text"
             )
         return name
+
+    @cached_property
+    def family(self) -> Family:
+        """What the model's images change."""
+        return FAMILIES[load_own_config(self.parent).model_type]
 
     @cached_property
     def token_id(self) -> int:
@@ -132,12 +177,12 @@ class Vision:
 
     def __init__(self, model: str, device: torch.device | str = "cpu") -> None:
         self.processor, self.device = ImageProcessor(model), torch.device(device)
-        self._cache: OrderedDict[str, torch.Tensor] = OrderedDict()
+        self._cache: OrderedDict[str, Features] = OrderedDict()
         self._lock = threading.Lock()  # a trainer's threads share it
 
     @torch.no_grad()
-    def features(self, image: str) -> torch.Tensor:
-        """[n, hidden]: the features of an image, for its n image tokens, in order."""
+    def features(self, image: str) -> Features:
+        """The features of an image, for its image tokens, in order."""
         with self._lock:
             if (found := self._cache.get(image)) is None:
                 found = self._cache[image] = self._computed(image)
@@ -150,32 +195,66 @@ class Vision:
     def _bytes(self) -> int:
         return sum(x.nbytes for x in self._cache.values())
 
+    def shift(self, prompt_ids: Sequence[int], images: Sequence[str]) -> int:
+        """By how much the positions of what follows a prompt differ from a count of its tokens.
+
+        Raises:
+            InputError: as `entering` does.
+        """
+        if not images or self.processor.family.positions is None:
+            return 0
+        self._places(Pictured(0, prompt_ids, images, len(prompt_ids)))
+        return self._positions(prompt_ids, images)[1]
+
     @contextmanager
-    def entering(self, model: PreTrainedModel, prompts: Sequence[Pictured]) -> Iterator[None]:
-        """Within the context, a forward of `model` takes features in place of the embeddings of
-        the image tokens of these prompts.
+    def entering(
+        self, model: PreTrainedModel, prompts: Sequence[Pictured], inputs: dict[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        """Within the context, a forward of `model` on the row `inputs` takes features in place of
+        the embeddings of the image tokens of these prompts.
+
+        Args:
+            model: a text half whose attention takes packed rows.
+            prompts: those of the row that have images.
+            inputs: as `packing.pack` returns them.
+
+        Yields:
+            The row with what else the family's images change.
 
         Raises:
             InputError: a prompt has other image tokens than its images have features.
         """
         parts = [self.features(image) for prompt in prompts for image in prompt.images]
         places = [place for prompt in prompts for place in self._places(prompt)]
-        at, features = torch.tensor(places, device=self.device), torch.cat(parts)[None]
-        table = model.get_input_embeddings()
+        at = torch.tensor(places, device=self.device)
+        features = torch.cat([part.embedded for part in parts])[None]
 
         def put(_: Any, __: Any, embedded: torch.Tensor) -> torch.Tensor:
             return embedded.index_copy(1, at, features.to(embedded.dtype))
 
-        handle = table.register_forward_hook(put)  # type: ignore[union-attr]
-        try:
-            yield
-        finally:
-            handle.remove()
+        table: Any = model.get_input_embeddings()
+        with ExitStack() as hooks:
+            hooks.callback(table.register_forward_hook(put).remove)
+            if self.processor.family.mutual:
+                inputs = {**inputs, "packing": inputs["packing"].seeing([*runs(places)])}
+            if self.processor.family.positions:
+                triples = self._triples(prompts, inputs["position_ids"])
+                modules = model.named_modules()
+                rotary: Any = next(m for name, m in modules if name.endswith("rotary_emb"))
+                turned = self._turned(triples)
+                hooks.callback(rotary.register_forward_hook(turned, with_kwargs=True).remove)
+                inputs = {**inputs, "position_ids": triples[:1]}
+            if parts[0].deep:
+                layers = zip(*(part.deep for part in parts), strict=True)
+                inputs = {**inputs, "packing": copy.copy(inputs["packing"])}
+                inputs["packing"].added = [(at, torch.cat(layer)) for layer in layers]
+                _let_layers_add(model)
+            yield inputs
 
     def _places(self, prompt: Pictured) -> list[int]:
         token = self.processor.token_id
         places = [prompt.start + i for i, t in enumerate(prompt.prompt_ids) if t == token]
-        count = sum(len(self.features(image)) for image in prompt.images)
+        count = sum(len(self.features(image).embedded) for image in prompt.images)
         if len(places) != count:
             raise InputError(
                 f"a prompt has {len(places)} image tokens, and its {len(prompt.images)} images "
@@ -183,13 +262,108 @@ class Vision:
             )
         return places
 
+    def _positions(
+        self, prompt_ids: Sequence[int], images: Sequence[str]
+    ) -> tuple[torch.Tensor, int]:
+        """[3, n] int64, the positions of a prompt's tokens as the model itself defines them, and
+        the shift of those that follow."""
+        grids = torch.cat([self.processor.inputs(image)["image_grid_thw"] for image in images])
+        ids = torch.tensor([list(prompt_ids)])
+        kinds = (ids == self.processor.token_id).int()
+        with self._lock:
+            found, shift = self._tower.get_rope_index(ids, kinds, image_grid_thw=grids)
+        return found[:, 0], int(shift)
+
+    def _triples(self, prompts: Sequence[Pictured], counted: torch.Tensor) -> torch.Tensor:
+        """[3, N] int64: the positions of a row's tokens, which are `counted` [1, N] without
+        images."""
+        triples = counted.repeat(3, 1)
+        for prompt in prompts:
+            own, shift = self._positions(prompt.prompt_ids, prompt.images)
+            end = min(prompt.start + own.shape[1], prompt.end)
+            triples[:, prompt.start : end] = own[:, : end - prompt.start].to(triples.device)
+            triples[:, end : prompt.end] += shift
+        return triples
+
+    def _turned(self, triples: torch.Tensor) -> Callable[..., Any]:
+        """A forward hook for rotary embeddings that know one position, after which each channel is
+        turned by its part of three.
+
+        Args:
+            triples: [3, N] int64, the row's positions.
+        """
+        text = load_own_config(self.processor.parent).get_text_config()
+        sizes = text.rope_parameters["mrope_section"]
+        if self.processor.family.positions == "sections":
+            part = torch.arange(3).repeat_interleave(torch.tensor(sizes))
+        else:
+            part = torch.zeros(sum(sizes), dtype=torch.int64)
+            for number in (1, 2):
+                part[number : 3 * sizes[number] : 3] = number
+        part = part.repeat(2).to(triples.device)
+
+        def turned(module: Any, args: Any, kwargs: Any, _: Any) -> Any:
+            hidden = args[0] if args else kwargs["x"]
+            each = [module.forward(hidden, triple[None]) for triple in triples]
+            return tuple(
+                torch.where(part == 1, height, torch.where(part == 2, width, time))
+                for time, height, width in zip(*each, strict=True)
+            )
+
+        return turned
+
     @cached_property
     def _tower(self) -> Any:
         dtype = torch.float32 if self.device.type == "cpu" else torch.bfloat16
         return load_tower(self.processor.parent, dtype).to(self.device)
 
-    def _computed(self, image: str) -> torch.Tensor:
+    def _computed(self, image: str) -> Features:
         taken = inspect.signature(self._tower.get_image_features).parameters
         inputs = {k: v.to(self.device) for k, v in self.processor.inputs(image).items()}
         found = self._tower.get_image_features(**{k: inputs[k] for k in inputs if k in taken})
-        return torch.cat([part.reshape(-1, part.shape[-1]) for part in found.pooler_output])
+        return Features(
+            joined(found.pooler_output),
+            [joined(parts) for parts in getattr(found, "deepstack_features", None) or ()],
+        )
+
+
+def _let_layers_add(model: PreTrainedModel) -> None:
+    """Let the first layers of a model add what a row's packing says to their outputs. The row's
+    arguments carry it, so a layer that the backward pass computes again adds it again.
+
+    Raises:
+        InputError: the layers are compiled, and may not do so.
+    """
+    layers: Any = model.base_model.layers
+    if any(layer._compiled_call_impl for layer in layers):
+        raise InputError(
+            f"{type(model).__name__}: this family's images enter several layers, which compiled "
+            f"layers do not take; set generator.compile and trainer.compile to false"
+        )
+    if getattr(layers, "add_features", False):
+        return
+    layers.add_features = True
+    for number, layer in enumerate(layers):
+        layer.register_forward_hook(partial(_add, number), with_kwargs=True)
+
+
+def _add(number: int, _: Any, __: Any, kwargs: dict[str, Any], output: torch.Tensor) -> Any:
+    packing = kwargs.get("packing")
+    if packing is None or number >= len(packing.added):
+        return output
+    at, features = packing.added[number]
+    return output.index_add(1, at, features[None].to(output.dtype))
+
+
+def joined(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+    """[n, hidden] of features by tile or image."""
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
+
+
+def runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The spans (start, end) of neighboring places, which are in order."""
+    start = 0
+    for i, place in enumerate(places):
+        if i + 1 == len(places) or places[i + 1] != place + 1:
+            yield places[start], place + 1
+            start = i + 1

@@ -85,7 +85,8 @@ def pack_row(
     for (prompt, images), group in groupby(sequences, key=lambda s: (s.prompt_ids, s.images)):
         siblings = list(group)
         if images:
-            pictured.append(Pictured(end, prompt, images))
+            rest = sum(len(s.token_ids[:-1]) for s in siblings)
+            pictured.append(Pictured(end, prompt, images, end + len(prompt) + rest))
         if len(siblings) == 1:
             # Nothing is shared: as a single part, it forms one attention block with its neighbors.
             ids = siblings[0].token_ids

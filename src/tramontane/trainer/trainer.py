@@ -522,7 +522,8 @@ class Trainer:
         row = part.row
         if self.config.router_replay:
             routing.replay(model, row.experts)
-        with self._pictures(model, row):
+        with self._pictures(model, row) as inputs:
+            row = replace(row, inputs=inputs)
             if self._head_scale is None:
                 predictions = plain_predictions(model, row, temperature, entropy_grad)
             else:
@@ -531,10 +532,13 @@ class Trainer:
                 )
         return renormalized(predictions.map(part.gather), allowed)
 
-    def _pictures(self, model: PreTrainedModel, row: PackedRow) -> AbstractContextManager[None]:
-        """Within the context, a forward of the row takes the features of its images."""
+    def _pictures(
+        self, model: PreTrainedModel, row: PackedRow
+    ) -> AbstractContextManager[dict[str, Any]]:
+        """Within the context, a forward of the row takes the features of its images; the row's
+        inputs, with what its images change."""
         if not row.pictured:
-            return nullcontext()
+            return nullcontext(row.inputs)
         if self.vision is None:
             raise InputError("a prompt has images, and the trainer was made without a tower")
-        return self.vision.entering(model, row.pictured)
+        return self.vision.entering(model, row.pictured, row.inputs)
