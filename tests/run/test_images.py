@@ -100,9 +100,11 @@ def test_a_run_on_images_is_resumed_evaluated_and_goes_back_into_its_parent(give
 
 
 @pytest.mark.slow
-def test_adapters_train_on_images(given, tmp_path):
-    lora = {"dtype": "float32", "learning_rate": 1e-2, "lora": {"rank": 4}}
-    assert train(settings(given, tmp_path / "run", trainer=lora)).finished
+@pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.parametrize("how", [{"lora": {"rank": 4}}, {"ranks": 2}])
+def test_adapters_and_ranks_train_on_images(given, tmp_path, how):
+    trainer = {"dtype": "float32", "learning_rate": 1e-2, **how}
+    assert train(settings(given, tmp_path / "run", trainer=trainer)).finished
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     ages = [row["mismatch_age_0"] for row in map(json.loads, lines) if "mismatch_age_0" in row]
     assert len(ages) == 3 and max(ages) < 1e-4
@@ -146,7 +148,7 @@ def test_generate_with_an_image(given):
     [
         ({"generator": {"kind": "vllm"}}, "generator.kind"),
         ({"placement": {"kind": "ray"}}, "placement.kind"),
-        ({"trainer": {"ranks": 2}}, "trainer.ranks"),
+        ({"trainer": {"ranks": 2, "context_parallel": 2}}, "trainer.context_parallel"),
         ({"model": "tiny"}, "takes no images"),
     ],
 )

@@ -39,7 +39,7 @@ def _unsupported(config: Config) -> Iterator[tuple[str, str]]:
         "placement.kind": ("Ray's workers", config.placement.kind == "ray"),
         "data.environment, data.tools": ("environments and tools", config.converses),
         "verifier.judge": ("judges", config.verifier.judge),
-        "trainer.ranks": ("several ranks of a trainer", config.trainer.ranks > 1),
+        "trainer.context_parallel": ("ranks that share rows", config.trainer.context_parallel > 1),
         "trainer.objective": ("value networks", "values" in objective.needs),
         "teacher": ("teachers", config.teachers),
         "cold_start": ("cold starts", config.cold_start),
