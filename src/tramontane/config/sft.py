@@ -15,6 +15,7 @@ from tramontane.config.data import (
     of_playground,
 )
 from tramontane.config.device import Model
+from tramontane.config.images import ImagesConfig
 from tramontane.config.objective_choice import ObjectiveConfig
 from tramontane.config.prompt import EffortConfig, PromptConfig, TagPair
 from tramontane.config.section import Section
@@ -102,9 +103,11 @@ class ExamplesConfig(Section):
     system, user, assistant and tool), whose assistant messages are learned, and optionally
     `tools`. Required, unless one of `playground`, `drills` and `mixture` is given."""
     fields: dict[str, str] = Field(default_factory=dict)
-    """Names of `prompt` and `response`, or `messages` and `tools`, and of `effort`, in the rows, if
-    different. A row's `effort` is the level that its prompt asks for, if `data.effort` has
-    levels."""
+    """Names of `prompt`, `response` and `images`, or `messages` and `tools`, and of `effort`, in
+    the rows, if different. A row's `effort` is the level that its prompt asks for, if `data.effort`
+    has levels."""
+    images: ImagesConfig = Field(default_factory=ImagesConfig)
+    """Limits of the images in rows of prompts and responses."""
     playground: tuple[PlaygroundShare, ...] = (PlaygroundShare(),)
     """Parts of the generated data."""
     drills: DrillsConfig = Field(default_factory=DrillsConfig)

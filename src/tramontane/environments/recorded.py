@@ -29,11 +29,13 @@ class Example(NamedTuple):
     prompt: list[int]
     response: list[int]
     inserted: tuple[range, ...] = ()
+    images: tuple[str, ...] = ()  # of the prompt, as data URIs
 
     def put(self, ids: Sequence[int]) -> Example:
         """It with tokens appended that the model did not write."""
         span = range(len(self.response), len(self.response) + len(ids))
-        return Example(self.prompt, [*self.response, *ids], (*self.inserted, span))
+        response, inserted = [*self.response, *ids], (*self.inserted, span)
+        return self._replace(response=response, inserted=inserted)
 
 
 class Conversation(NamedTuple):

@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from tramontane.config.sft import ExamplesConfig, SFTConfig
@@ -18,7 +19,7 @@ from tramontane.environments.chat import ChatFormat
 from tramontane.environments.mistral import MistralExamples
 from tramontane.environments.recorded import Conversation, ConversationEncoder, Example
 from tramontane.errors import InputError
-from tramontane.types import PAPER_TAGS, Message
+from tramontane.types import PAPER_TAGS, Illustrated, Message, Prompt
 
 CHUNK = 4096  # examples generated at once
 MUCH = 2  # times all rows that a step may train on without a warning
@@ -31,6 +32,7 @@ class Pair(NamedTuple):
     prompt: str
     response: str
     effort: str | None = None
+    images: tuple[str, ...] = ()  # of the prompt, as data URIs
 
 
 class Recorded(NamedTuple):
@@ -125,7 +127,7 @@ class ExampleStream:
         fitting, count = list[Example](), 0
         for location, example in self._examples(rows):
             count += 1
-            ids, answer, _ = example
+            ids, answer = example.prompt, example.response
             if len(ids) >= self.room:
                 raise InputError(
                     f"{location}: its prompt has {len(ids)} tokens, which leaves none of "
@@ -142,7 +144,7 @@ class ExampleStream:
             raise InputError(f"{message}: nothing is left; {self._remedy}")
         if len(fitting) < count:
             warnings.warn(f"{message} and are skipped", stacklevel=2)
-        tokens = sum(len(ids) + len(answer) for ids, answer, _ in fitting)
+        tokens = sum(len(example.prompt) + len(example.response) for example in fitting)
         if self.config.data.train != "playground:" and MUCH * tokens <= self.config.batch_tokens:
             warnings.warn(
                 f"{source!r} has {tokens:,} tokens in all, and each step trains on "
@@ -161,7 +163,7 @@ class ExampleStream:
         for level in {row.effort for row in rows}:
             encoder = self.encoder.at(level)
             asked = [pair for pair in pairs if pair.effort == level]
-            texts, places = [pair.prompt for pair in asked], [pair.where for pair in asked]
+            texts, places = [_prompt(pair) for pair in asked], [pair.where for pair in asked]
             prompts[level] = iter(encoder.encode_all(texts, places) if asked else [])
             conversations[level] = ConversationEncoder(encoder, partial(_rest, encoder))
         tokenizer, end = self.encoder.tokenizer, ChatFormat(self.encoder).turn_end
@@ -172,13 +174,19 @@ class ExampleStream:
             else:
                 rest = _rest(self.encoder.at(row.effort), row.where, row.response)
                 response = tokenizer(rest + end, add_special_tokens=False)["input_ids"]
-                yield row.where, Example(next(prompts[row.effort]), response)
+                prompt = next(prompts[row.effort])
+                yield row.where, Example(prompt, response, images=row.images)
 
     def _by_mistral(self, rows: Rows) -> Iterator[tuple[str, Example]]:
         levels = {row.effort for row in rows}
         made = {level: MistralExamples(self.encoder.at(level)) for level in levels}
         for row in rows:
             if isinstance(row, Pair):
+                if row.images:
+                    raise InputError(
+                        f"{row.where}: has an image, which data.tokens: mistral takes none of; "
+                        f"leave that key out, so that the chat template writes the prompt"
+                    )
                 asked = Message(role="user", content=row.prompt)
                 said = Message(role="assistant", content=row.response)
                 conversation = Conversation([{**asked}, {**said}], [])
@@ -199,6 +207,10 @@ class ExampleStream:
             return Pair("playground:", texts[0], texts[1], effort)
         messages = [{**m, "content": text} for m, text in zip(chat, texts, strict=True)]
         return Recorded("playground:", Conversation(messages, []), effort)
+
+
+def _prompt(pair: Pair) -> Prompt:
+    return Illustrated(pair.prompt, pair.images) if pair.images else pair.prompt
 
 
 def _rest(encoder: PromptEncoder, location: str, response: str) -> str:
@@ -302,8 +314,12 @@ def pairs_of_rows(data: ExamplesConfig) -> list[Pair]:
         InputError: no such source, or rows without the fields.
     """
     names = _names(data)
+    fields = dict.fromkeys([names["images"], *images.FIELDS])
+    album = images.Album(Path(data.train).expanduser().parent, data.images.limits)
     pairs = []
-    for location, row in _text_rows(data):
+    for location, row in read_rows(data.train):
+        shown = [row.pop(name) for name in fields if row.get(name)]
+        images.refuse(row, location)
         for name in (names["prompt"], names["response"]):
             if not isinstance(text := row.get(name), str) or not text.strip():
                 raise InputError(
@@ -311,7 +327,10 @@ def pairs_of_rows(data: ExamplesConfig) -> list[Pair]:
                     f"names with data.fields"
                 )
         texts = row[names["prompt"]], row[names["response"]]
-        pairs.append(Pair(location, *texts, row.get(names["effort"])))
+        found = [value for given in shown for value in images.listed(given)]
+        found = [album.read(image, location) for image in found]
+        own = tuple(images.placed(texts[0], found, (), location))
+        pairs.append(Pair(location, *texts, row.get(names["effort"]), own))
     return pairs
 
 
@@ -324,7 +343,7 @@ def _text_rows(data: ExamplesConfig) -> Iterator[tuple[str, Row]]:
 
 def _names(data: ExamplesConfig) -> dict[str, str]:
     """The name in the rows of each field."""
-    known = ("prompt", "response", "messages", "tools", "effort")
+    known = ("prompt", "response", "messages", "tools", "images", "effort")
     if unknown := data.fields.keys() - {*known}:
         raise InputError(
             f"data.fields: {sorted(unknown)} unknown; use {', '.join(known[:-1])} and {known[-1]}"

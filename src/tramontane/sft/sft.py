@@ -112,6 +112,7 @@ def sft(
             warnings.warn(warning, stacklevel=2)
         architecture, tokenizer = _prepare(config)
         from tramontane.models.loading import context_length
+        from tramontane.models.vision import ImageProcessor
         from tramontane.trainer.optimizer import chosen_rate, rate_warnings, warmup_warnings
 
         if config.learning_rate is None and config.model is not None:
@@ -124,7 +125,8 @@ def sft(
         ):
             logger.warning(warning)
         data = config.data
-        encoder = PromptEncoder(tokenizer, data, data.thinking_tags, data.effort)
+        pictures = ImageProcessor(config.model) if config.model is not None else None
+        encoder = PromptEncoder(tokenizer, data, data.thinking_tags, data.effort, images=pictures)
         stream = ExampleStream(config, encoder, context_length(architecture), rows)
         with _trainer(config, architecture) as call:
             progress: dict[str, Any] = {"step": 0, "seconds": 0.0}
@@ -203,13 +205,14 @@ def _train_batch(examples: list[Example], config: SFTConfig) -> TrainBatch:
     groups = [
         [
             TrainSequence(
-                prompt_ids=array("i", prompt),
-                token_ids=array("i", response),
-                logprobs=array("f", bytes(4 * len(response))),
-                versions=_versions(len(response), inserted),
+                prompt_ids=array("i", example.prompt),
+                token_ids=array("i", example.response),
+                logprobs=array("f", bytes(4 * len(example.response))),
+                versions=_versions(len(example.response), example.inserted),
+                images=example.images,
             )
         ]
-        for prompt, response, inserted in examples
+        for example in examples
     ]
     settings = BatchSettings(
         stage="", temperature=1.0, l_max=config.max_length, n_minibatch=len(groups)
