@@ -12,7 +12,7 @@ from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_stri
 
 from tests.vision import uri, write_wrapper
 from tramontane.batches import TrainSequence
-from tramontane.config import GeneratorConfig, PromptConfig
+from tramontane.config import GeneratorConfig, PromptConfig, TrainerConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.generator.generator import Generator
@@ -20,7 +20,7 @@ from tramontane.models.images import decode
 from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.models.packing import pack
 from tramontane.models.vision import FAMILIES, ImageProcessor, Pictured, Vision
-from tramontane.trainer.forwards import train_blocks
+from tramontane.trainer.forwards import checkpoint_blocks, train_blocks
 from tramontane.trainer.head import plain_predictions
 from tramontane.trainer.rows import pack_row
 from tramontane.types import INSERTED, Completion, Illustrated, SamplingParams, floats, ints
@@ -194,7 +194,7 @@ def test_gradients_are_the_same_where_blocks_are_computed_again(wrapper):
     for checkpointed in (False, True):
         half = load_model(folder)
         if checkpointed:
-            half.gradient_checkpointing_enable({"use_reentrant": False})
+            checkpoint_blocks(half, TrainerConfig())
             train_blocks(half)
         with vision.entering(half, row.pictured, row.inputs) as inputs:
             found = plain_predictions(half, replace(row, inputs=inputs), 1.0).logprobs
@@ -208,7 +208,8 @@ def test_positions_are_those_of_the_whole_model(wrapper):
     """What follows an image stands behind its longer side in some families, not its tokens."""
     model, folder = wrapper
     vision, pictures = Vision(folder), [uri(**size) for size in SIZES]
-    ids = encoder_of(folder).encode(Illustrated("Is <image> larger than <image> here?", pictures))
+    prompt = Illustrated("Is <image> larger than <image> here?", pictures)
+    ids = encoder_of(folder).encode(prompt)
     shift = vision.shift(ids, pictures)
     if model.config.model_type not in QWEN:
         assert shift == 0
@@ -217,6 +218,16 @@ def test_positions_are_those_of_the_whole_model(wrapper):
     grids = torch.cat([vision.processor.inputs(image)["image_grid_thw"] for image in pictures])
     _, expected = model.model.get_rope_index(torch.tensor([ids]), kinds, image_grid_thw=grids)
     assert shift == int(expected) < 0
+    # Without the kinds of tokens, transformers refuses, or counts them in silence (Qwen2.5-VL).
+    given = {"pixel_values", "image_grid_thw", "input_ids"}
+    inputs = {k: v for k, v in by_processor(folder, prompt, pictures).items() if k in given}
+    if model.config.model_type == "qwen2_5_vl":
+        with torch.no_grad():
+            counted, whole = model(**inputs), model(**inputs, mm_token_type_ids=kinds)
+        assert (counted.logits - whole.logits).abs().max() > 1e-2
+    else:
+        with pytest.raises(ValueError, match="mm_token_type_ids"):
+            model(**inputs)
     assert vision.shift(ids, []) == 0
 
 
