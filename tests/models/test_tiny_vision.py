@@ -12,6 +12,7 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.models.loading import load_config, load_model, load_tokenizer
 from tramontane.models.names import find_weights, resolve
+from tramontane.models.packing import pack
 from tramontane.models.transplant import parent_of
 from tramontane.models.vision import ImageProcessor, Pictured, Vision
 from tramontane.models.weight_files import WeightFiles
@@ -42,9 +43,10 @@ def test_its_answers_depend_on_what_it_sees():
     def log_prob(problem, images):
         ids = encoder.encode(problem.prompt)
         response = tokenizer.encode(trace(problem, Random(0), Style()), add_special_tokens=False)
-        row = torch.tensor([[*ids, *response]])
-        with torch.no_grad(), vision.entering(model, [Pictured(0, ids, images)]):
-            logits = model(row).logits[0, len(ids) - 1 : -1].log_softmax(-1)
+        row = pack([[*ids, *response]])
+        prompt = Pictured(0, ids, images, len(ids) + len(response))
+        with torch.no_grad(), vision.entering(model, [prompt], row) as inputs:
+            logits = model(**inputs).logits[0, len(ids) - 1 : -1].log_softmax(-1)
         return logits.gather(1, torch.tensor(response)[:, None]).sum()
 
     likelier = [
