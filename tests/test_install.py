@@ -168,6 +168,11 @@ def packages(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 
 @pytest.mark.slow
+def test_the_wheel_is_small_with_both_models_in_it(packages: dict[str, Path]) -> None:
+    assert packages["wheel"].stat().st_size < 10 * 2**20
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("installer", ["pip", "uv"])
 @pytest.mark.parametrize("package", ["folder", "wheel", "sdist"])
 def test_the_command_runs_where_it_was_installed(
