@@ -84,9 +84,11 @@ class Trial:
         try:
             self.cells[column] = float(f"{trial():.1e}")
         except InputError as error:
-            self.cells[column] = REFUSED + _sentence(str(error), self._path)
+            self.cells[column] = REFUSED + _sentence(str(error), self._folder)
         except Exception as error:  # a row of the table, not the end of it
-            self.cells[column] = FAILED + _sentence(f"{type(error).__name__}: {error}", self._path)
+            self.cells[column] = FAILED + _sentence(
+                f"{type(error).__name__}: {error}", self._folder
+            )
 
     def _decode(self) -> float:
         """Log-probs of sampled tokens, as the generator recorded them."""
@@ -189,9 +191,10 @@ def _logprobs(plain: PreTrainedModel, sequence: TrainSequence) -> torch.Tensor:
     return found[len(sequence.prompt_ids) - 1 :]
 
 
-def _sentence(text: str, path: str) -> str:
+def _sentence(text: str, folder: Path) -> str:
     """The first sentence of a message, without the folder of this trial."""
-    text = re.sub(r"^model \S+: ", "", text.replace(path, "MODEL")).strip()
+    text = re.sub(rf"^(model )?\S*{re.escape(str(folder))}\S*: |^model \S+: ", "", text.strip())
+    text = text.replace(str(folder), "FOLDER")
     return re.split(r"[;\n]|\. |: the embedded", text, maxsplit=1)[0][:300]
 
 
@@ -201,7 +204,7 @@ def trial(kind: str, changed: Mapping[str, Any] | None) -> dict[str, Any]:
         try:
             own = Trial(kind, changed, Path(folder))
         except Exception as error:  # transformers cannot build it, save it or run it by itself
-            return {"unbuilt": _sentence(f"{type(error).__name__}: {error}", folder)}
+            return {"unbuilt": _sentence(f"{type(error).__name__}: {error}", Path(folder))}
         return {"class": own.name, "cells": own.run()}
 
 

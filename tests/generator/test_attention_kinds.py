@@ -26,6 +26,7 @@ from tests.generator.slot_models import (
     reference_logprobs,
 )
 from tests.generator.test_parking import converse
+from tramontane.errors import InputError
 from tramontane.generator import cache
 from tramontane.generator.engine import SlotEngine
 from tramontane.generator.forward import examine_model
@@ -94,6 +95,8 @@ TRAINED = KINDS | {
         Llama4TextConfig,
         {
             "attention_chunk_size": 4,
+            "floor_scale": 3,
+            "attn_scale": 1.0,
             "intermediate_size_mlp": 48,
             "num_local_experts": 4,
             "no_rope_layers": [1, 0, 1, 1],
@@ -102,11 +105,11 @@ TRAINED = KINDS | {
 }
 
 
-def make_kind(kind: str):
+def make_kind(kind: str, **changed):
     """A model with wide weights, so that a wrong key, sink or cap shows."""
     config_class, extra = TRAINED[kind]
     torch.manual_seed(0)
-    config = config_class(**SIZES | extra)
+    config = config_class(**SIZES | extra | changed)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for parameter in model.parameters():
@@ -159,6 +162,7 @@ def test_packed_gradients_are_those_of_each_sequence_alone(kind, short, monkeypa
     model = make_kind(kind)
     packed = copy.deepcopy(model)
     packed.set_attn_implementation(attention.PACKED)
+    attention.note_rows(packed)
     generator = torch.Generator().manual_seed(1)
     prompt, *rest = (
         torch.randint(3, VOCAB, (n,), generator=generator).tolist() for n in (6, 3, 19, 9, 1)
@@ -185,3 +189,10 @@ def test_layers_that_share_keys_are_cached_once():
     layout, _ = examine_model(model, 32)
     own = 2 * 2 * (2 * 8)  # two layers, keys and values, of two heads
     assert layout.token_bytes == own * 4
+
+
+def test_a_layer_that_asks_the_cache_for_its_position_is_refused():
+    """Llama 4's layers without rotary embeddings; the check must see the change at 100 tokens."""
+    model = make_kind("chunked", layer_types=["full_attention"] * 4, floor_scale=100)
+    with pytest.raises(InputError, match="other logits in decode steps than in a forward"):
+        examine_model(model, 32)

@@ -7,6 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tramontane.errors import InputError
 from tramontane.models import attention
 from tramontane.models.loading import load_model
+from tramontane.models.packing import pack
 
 SIZES = {
     "vocab_size": 96,
@@ -122,6 +123,21 @@ def test_a_refusal_names_its_cause_in_one_line(tmp_path, kind, keys, cause):
     assert "\n" not in message
     assert len(message) < 350
     assert "another model" in message
+
+
+def test_positions_count_from_the_start_of_a_sequence_beyond_the_check_s(tmp_path):
+    """Llama 4 scales queries from position `floor_scale` on, which no short sequence reaches."""
+    keys = LLAMA4 | {"floor_scale": 60, "attn_scale": 1.0}
+    model = load_model(saved(tmp_path, "llama4_text", **keys))
+    ids = torch.arange(3, 93).tolist()
+    with torch.no_grad():
+        packed = model(**pack([ids, ids[::-1], ids[:20]], continues=[None, None, 1])).logits[0]
+        model.set_attn_implementation("eager")
+        for part, whole in zip(
+            packed.split([90, 90, 20]), (ids, ids[::-1], ids[::-1] + ids[:20]), strict=True
+        ):
+            alone = model(torch.tensor([whole]), use_cache=False).logits[0, -len(part) :]
+            torch.testing.assert_close(part, alone, atol=1e-4, rtol=1e-4)
 
 
 def test_a_mask_by_content_is_refused_whatever_its_weights(tmp_path):

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.architectures.report import Report
 from benchmarks.architectures.rows import every_row
@@ -85,6 +85,24 @@ def in_fp8(folder, block, text):
     }
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+
+
+@pytest.mark.parametrize(("kind", "block"), [("mistral3", None), ("qwen3_vl", 16)])
+def test_the_text_half_of_a_parent_in_fp8_is_extracted_as_plain_weights(tmp_path, kind, block):
+    made = tiny_model(kind)
+    made.save_pretrained(tmp_path / "parent")
+    in_fp8(tmp_path / "parent", block, "language_model")
+    half = extract(str(tmp_path / "parent"), tmp_path / "half")
+    assert "quantization_config" not in json.loads((half / "config.json").read_text())
+    assert not any("scale" in name for name in load_file(half / SINGLE))
+    language = AutoModelForCausalLM.from_pretrained(half, attn_implementation="eager")
+    assert {p.dtype for p in language.parameters()} == {torch.float32}  # as its config says
+    expected = logprobs(plain(type(made), tmp_path / "parent"))
+    torch.testing.assert_close(logprobs(language), expected, atol=2e-4, rtol=1e-4)
+    transplant(str(half), str(tmp_path / "parent"), tmp_path / "back")
+    again, before = (load_file(tmp_path / x / SINGLE) for x in ("back", "parent"))
+    assert {*again} == {*before}
+    assert all(torch.equal(again[n].float(), x.float()) for n, x in before.items())
 
 
 def plain(kind, folder):

@@ -10,12 +10,14 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 from typer.testing import CliRunner
 
+from benchmarks.architectures.sizes import tiny_model
 from tramontane.cli import app
 from tramontane.errors import InputError
 from tramontane.models import wrapped
 from tramontane.models.extract import extract
 from tramontane.models.loading import empty_model, load_config, load_model
 from tramontane.models.shape import load_shape
+from tramontane.models.weight_files import SINGLE
 from tramontane.models.wrapped import PARENT
 
 TEXT = {
@@ -266,4 +268,12 @@ def test_only_wrappers_have_a_text_half(tmp_path):
 def test_a_text_half_that_is_not_a_causal_lm_is_refused(tmp_path):
     CONFIG_MAPPING["mllama"]().save_pretrained(tmp_path)
     with pytest.raises(InputError, match="mllama wraps a text half .* no causal LM"):
+        load_config(str(tmp_path))
+
+
+def test_a_wrapper_whose_weights_are_no_safetensors_files_is_refused_by_its_config(tmp_path):
+    tiny_model("mistral3").save_pretrained(tmp_path)
+    torch.save(load_file(tmp_path / SINGLE), tmp_path / "pytorch_model.bin")
+    (tmp_path / SINGLE).unlink()
+    with pytest.raises(InputError, match="pytorch_model.bin; load it with transformers"):
         load_config(str(tmp_path))

@@ -1,5 +1,6 @@
 """LoRA where peft's rules for names, or the model's use of its weights, would break it: mixtures of
-experts with dense layers or shared experts, routers, and Mamba mixers."""
+experts with dense layers or shared experts, routers, Mamba mixers, and GPT-2's layers, which store
+their weights as [in, out]."""
 
 import peft
 import pytest
@@ -36,6 +37,7 @@ KINDS = {
     "falcon_h1": MAMBA | {"head_dim": 8, "mamba_d_state": 8},
     "phimoe": {"num_local_experts": 4},
     "ctrl": {"n_embd": 32, "dff": 48, "n_layer": 2, "n_head": 4},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
 }
 LORA = LoraConfig(rank=3, alpha=6.0)
 

@@ -7,14 +7,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3Config
 
 from tests import forked
 from tests.trainer.rollouts import VOCAB, batch, equal
 from tramontane.config import ObjectiveConfig, TrainerConfig
 from tramontane.models.loading import load_model
 from tramontane.models.weight_files import INDEX
-from tramontane.trainer import sharding
+from tramontane.trainer import lora, sharding
 from tramontane.trainer.trainer import Trainer
 
 pytestmark = pytest.mark.slow  # its ranks are processes of their own
@@ -34,6 +34,8 @@ MODELS = {
     "untied": (LlamaConfig(**SIZES), torch.bfloat16, "20KB"),  # in several files
     "qwen3": (Qwen3Config(**SIZES, head_dim=8), torch.float32, "20KB"),
 }
+GPT2 = GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=128)
+ADAPTED = [("untied", "float32"), ("untied", "bfloat16"), ("gpt2", "float32")]
 UNITS = {"tied": 3, "untied": 5, "qwen3": 5}  # what FSDP gathers and reduces at once
 
 
@@ -91,8 +93,8 @@ def run(rank, ranks, folder):
 def train_adapters(rank, ranks, folder):
     """One step of adapters on a frozen model that is read in shards."""
     found = {}
-    for dtype in ("float32", "bfloat16"):
-        t = load(folder / "untied", ranks, dtype=dtype, lora={"rank": 3})
+    for name, dtype in ADAPTED:
+        t = load(folder / name, ranks, dtype=dtype, lora={"rank": 3})
         frozen = [p for p in t.model.parameters() if not p.requires_grad]
         assert {p.dtype for p in frozen} == {getattr(torch, dtype)}
         started = t.weights()
@@ -102,10 +104,22 @@ def train_adapters(rank, ranks, folder):
             for n, p in t.model.named_parameters()
             if p.requires_grad
         }
-        found[dtype] = started, metrics, gathered(moments.items()), t.weights()
+        found[name, dtype] = started, metrics, gathered(moments.items()), t.weights()
         assert t.optimizer.state.keys().isdisjoint(frozen)
+        check_merged(t, stored_transposed=name == "gpt2")
     if rank == 0:
         torch.save(found, folder / f"adapters-{ranks}.pt")
+
+
+def check_merged(t, stored_transposed):
+    """Check that the weights are those of the layers with their adapters added."""
+    weights = t.weights()
+    for name, layer in lora.adapted_layers(t.model).items():
+        factors = layer.lora_B["default"], layer.lora_A["default"], layer.base_layer
+        b, a, w = (sharding.whole(x.weight.detach()).float() for x in factors)
+        change = layer.scaling["default"] * b @ a
+        expected = w + (change.T if stored_transposed else change)
+        torch.testing.assert_close(weights[f"{name}.weight"], expected, atol=1e-6, rtol=0)
 
 
 def check_start(t, path, ranks):
@@ -149,6 +163,7 @@ def folder(tmp_path_factory):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config).to(dtype)
         model.save_pretrained(folder / name, max_shard_size=shard_size)
+    AutoModelForCausalLM.from_config(GPT2).save_pretrained(folder / "gpt2")
     run(0, 1, folder)
     mp.start_processes(run, (2, folder), nprocs=2, start_method=forked.START_METHOD)
     return folder
@@ -188,15 +203,16 @@ def test_saved_weights_load_with_transformers_and_here(folder, name):
     assert not (saved / INDEX).exists()
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-6), ("bfloat16", 0.1)])
-def test_sharded_adapters_start_and_step_as_on_one_rank(folder, dtype, limit):
-    one, two = (torch.load(folder / f"adapters-{ranks}.pt")[dtype] for ranks in (1, 2))
+@pytest.mark.parametrize(("name", "dtype"), ADAPTED)
+def test_sharded_adapters_start_and_step_as_on_one_rank(folder, name, dtype):
+    limit = {"float32": 1e-6, "bfloat16": 0.1}[dtype]
+    one, two = (torch.load(folder / f"adapters-{ranks}.pt")[name, dtype] for ranks in (1, 2))
     assert equal(one[0], two[0])
-    assert equal(one[0], dict(load_model(str(folder / "untied")).state_dict()))
+    assert equal(one[0], dict(load_model(str(folder / name)).state_dict()))
     assert two[1]["grad_norm"] == pytest.approx(one[1]["grad_norm"], rel=limit)
     assert one[2].keys() == two[2].keys()
-    for name, gradient in one[2].items():
+    for key, gradient in one[2].items():
         scale = gradient.abs().max().clamp(min=1e-12)  # A has no gradient yet
-        torch.testing.assert_close(two[2][name] / scale, gradient / scale, atol=limit, rtol=0)
-    changed = [name for name in one[3] if not torch.equal(one[3][name], one[0][name])]
-    assert len(changed) == 2 * 7
+        torch.testing.assert_close(two[2][key] / scale, gradient / scale, atol=limit, rtol=0)
+    changed = [key for key in one[3] if not torch.equal(one[3][key], one[0][key])]
+    assert len(changed) == 2 * {"untied": 7, "gpt2": 4}[name]

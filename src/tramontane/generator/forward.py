@@ -20,10 +20,12 @@ from tramontane.generator.graphs import ValueReadDetector
 from tramontane.generator.lanes import Layout, PackedCache, Prefix, RecordedCache, WrittenCache
 from tramontane.generator.parking import NOTHING, Context, ContinuedCache
 from tramontane.models.cached import cache_argument
+from tramontane.models.families import SAME, deviation, short_sequences, short_windows
 from tramontane.models.packing import pack, recurring
 from tramontane.models.states import separate_states, stateful_layers
 from tramontane.models.vision import Pictured, Vision
 
+_STEPS = 4  # that are checked
 SHAPES_PER_OCTAVE = 8  # filler adds 4 % to linear layers
 _ADVICE = "the embedded generator cannot run it; choose another model"
 _STATE_LAYERS = {"linear_attention", "mamba", "conv", "hybrid", "hybrid_sliding", "moe", "mlp"}
@@ -185,6 +187,7 @@ def examine_model(model: PreTrainedModel, max_len: int) -> tuple[Layout, bool]:
         example = RecordedCache()
         _packed_forward(model, pack([[0]], model.device), example)
         layout = Layout(example)
+        _check_steps(model, layout)
         cache = SlotCache(layout, 1, max_len)
         cache.admit([0], 0, Prefix(0, []))
         cache.begin(zero)  # its first step makes tensors
@@ -193,3 +196,29 @@ def examine_model(model: PreTrainedModel, max_len: int) -> tuple[Layout, bool]:
     if layout.shapes and not cache.reads:
         raise InputError(f"{name} never calls the attention that it was given: {_ADVICE}")
     return layout, not detector.operations
+
+
+def _check_steps(model: PreTrainedModel, layout: Layout) -> None:
+    """Check that decode steps compute what a forward of all tokens computes.
+
+    Raises:
+        InputError: they do not, e.g. since a layer takes a token's position from the cache.
+    """
+    sequence = max(short_sequences(model), key=len)
+    known = len(sequence) - _STEPS
+    with short_windows(model):
+        whole = model(**pack([sequence], model.device)).logits[0, known:].float()
+        (prefix,) = prefill(model, layout, [Context(sequence[:known])], known)
+        cache = SlotCache(layout, 1, len(sequence) + 1)
+        cache.admit([0], 0, prefix)
+        steps = []
+        for place in range(known, len(sequence)):
+            shared = known if cache.shares_prefixes else 0
+            numbers = [[sequence[place]], [place], [place - shared]]
+            steps.append(decode(model, cache, *torch.tensor(numbers, device=model.device)))
+    error = float(deviation(torch.cat(steps).float(), whole).median())
+    if error > SAME.get(model.dtype, SAME[torch.bfloat16]):  # not so for NaN, of broken weights
+        raise InputError(
+            f"{type(model).__name__} computes other logits in decode steps than in a forward of "
+            f"all tokens (they differ by {error:.2g} standard deviations): {_ADVICE}"
+        )

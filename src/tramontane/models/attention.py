@@ -97,8 +97,9 @@ def packed_attention(
             f"{type(module).__name__} attends to other keys than those of its tokens (compressed "
             f"ones, or an encoder's), which is not computed here; choose another model"
         )
-    if packing is None and (reader := getattr(module, "row_reader", None)):
-        packing = reader.packing
+    if reader := getattr(module, "row_reader", None):
+        packing = packing or reader.packing
+        query = _by_position(module, query, reader.positions)
     if packing is None:
         packing = Packing([length] * batch, [None] * batch, query.device)
     exchange = packing.exchange
@@ -132,6 +133,21 @@ def _chunk_size(module: torch.nn.Module) -> int | None:
     if not kinds or kinds[module.layer_idx] != "chunked_attention":
         return None
     return int(config.attention_chunk_size)
+
+
+def _by_position(module: Any, query: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+    """Queries [1, Hq, N, d] of a layer that makes them larger with their distance from the start
+    (arXiv 2501.19399; Llama 4's layers without rotary embeddings). transformers counts from the
+    start of the row; here it is the start of the sequence, by `positions` [1, N]."""
+    tuned = getattr(module, "attn_temperature_tuning", False) and not module.use_rope
+    if positions is None or not tuned:
+        return query
+    places = torch.arange(query.shape[2], device=query.device)
+    right, wrong = (
+        torch.log1p(torch.floor((x.float() + 1) / module.floor_scale)) * module.attn_scale + 1
+        for x in (positions[0], places)
+    )
+    return (query * (right / wrong)[:, None]).to(query.dtype)
 
 
 def check_arguments(
@@ -182,13 +198,15 @@ def _interface_calls(model: PreTrainedModel) -> list[tuple[str, ...]]:
 
 
 class RowReader:
-    """A forward pre-hook of a model: notes the packing of its row for layers that do not get it.
-    The packing stays there for the backward pass, which may run blocks again."""
+    """A forward pre-hook of a model: notes the packing of its row, and the positions of its tokens
+    [1, N], for layers that do not get them. They stay there for the backward pass, which may run
+    blocks again."""
 
     packing: Packing | None = None
+    positions: torch.Tensor | None = None
 
     def __call__(self, model: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        self.packing = kwargs.get("packing")
+        self.packing, self.positions = kwargs.get("packing"), kwargs.get("position_ids")
 
 
 def note_rows(model: PreTrainedModel) -> None:

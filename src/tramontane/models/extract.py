@@ -21,8 +21,9 @@ from tramontane.workplace import whole_folder
 def extract(parent: str, out: str | Path) -> Path:
     """Write a multimodal model's text half, with its tokenizer, in the number type of its files.
 
-    Tensors are copied one at a time, bit for bit, unless transformers converts their layout. The
-    config names the parent and its commit, so that `transplant` puts a trained half back.
+    Tensors are copied one at a time, bit for bit, unless transformers converts their layout.
+    Quantized weights are written as plain ones, in the number type of the config. The config names
+    the parent and its commit, so that `transplant` puts a trained half back.
 
     Args:
         parent: checkpoint folder or name of the multimodal model.
@@ -32,8 +33,8 @@ def extract(parent: str, out: str | Path) -> Path:
         `out`.
 
     Raises:
-        InputError: the model wraps no language model, is quantized or damaged, or `out` is not
-            empty or is being written by another process.
+        InputError: the model wraps no language model, is damaged or quantized in a way that cannot
+            be undone, or `out` is not empty or is being written by another process.
     """
     out = Path(out)
     with whole_folder(out, "written") as unfinished:
@@ -41,8 +42,6 @@ def extract(parent: str, out: str | Path) -> Path:
         half = wrapped.find(parent, load_own_config(parent), folder)
         if half is None:
             raise InputError(f"model {parent!r}: wraps no language model, so there is no text half")
-        if getattr(half.config, "quantization_config", None) is not None:
-            raise InputError(f"model {parent!r}: quantized; take the weights it was made from")
         with LOADING, torch.device("meta"):
             model = AutoModelForCausalLM.from_config(half.config)
         if (files := _copyable(model, half, folder)) is None:
@@ -60,7 +59,8 @@ def extract(parent: str, out: str | Path) -> Path:
 
 def _copyable(model: PreTrainedModel, half: TextHalf, folder: Path) -> WeightFiles | None:
     """The files whose tensors are the text half's as they stand; None: they must be loaded."""
-    if half.names is None or converts_weights(model):
+    quantized = getattr(half.config, "quantization_config", None) is not None
+    if half.names is None or quantized or converts_weights(model):
         return None
     files = WeightFiles(folder, half.names)
     return files if files.misfit(model) is None else None

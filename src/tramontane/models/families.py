@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from transformers import PreTrainedModel
 
 from tramontane.errors import InputError
@@ -27,6 +28,8 @@ from tramontane.models.states import stateful_layers
 SAME = {torch.float32: 1e-2, torch.bfloat16: 0.25}
 _LENGTHS = (13, 5, 22, 9)
 _WINDOW = 4  # sliding windows during the check, so that short sequences go beyond them
+# Keys of configs, and of layers, for numbers of positions from which a layer computes otherwise.
+_WINDOWS = ("sliding_window", "attention_chunk_size", "floor_scale")
 
 
 class ForwardFails(InputError):
@@ -47,7 +50,7 @@ def check_packing(model: PreTrainedModel, dtype: torch.dtype | None = None) -> N
         InputError: the logits differ, or the model does not take packed rows at all.
     """
     sequences = short_sequences(model)
-    with _evaluating(model), _short_windows(model):
+    with _evaluating(model), short_windows(model):
         model.set_attn_implementation("eager")
         whole = [*sequences[:-1], sequences[0] + sequences[-1]]
         alone = [_logits_alone(model, ids) for ids in whole]
@@ -58,7 +61,7 @@ def check_packing(model: PreTrainedModel, dtype: torch.dtype | None = None) -> N
     if not bool(wanted.isfinite().all()):
         return  # broken weights say nothing about the family
     dtype = dtype or model.dtype
-    error = (packed - wanted).square().mean(-1).sqrt() / wanted.std(-1).clamp_min(1e-6)
+    error = deviation(packed, wanted)
     if dtype == torch.float32:
         found = error.max()
     else:  # a mixture of experts may choose other experts for a few tokens
@@ -69,6 +72,13 @@ def check_packing(model: PreTrainedModel, dtype: torch.dtype | None = None) -> N
             f"row than for each alone (they differ by {float(found):.2g} standard deviations): "
             f"{_cause(model) or 'one example would leak into the next'}. Choose another model"
         )
+
+
+def deviation(
+    found: Float[torch.Tensor, "N V"], wanted: Float[torch.Tensor, "N V"]
+) -> Float[torch.Tensor, " N"]:
+    """The root mean square difference of each token's logits, in their standard deviations."""
+    return (found - wanted).square().mean(-1).sqrt() / wanted.std(-1).clamp_min(1e-6)
 
 
 def short_sequences(model: PreTrainedModel) -> list[list[int]]:
@@ -158,16 +168,17 @@ def _evaluating(model: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def _short_windows(model: PreTrainedModel) -> Iterator[None]:
-    """Context manager: the model's sliding windows and chunks are short, in its layers and in the
-    configs that masks are made from; but not those that hold all positions of the model."""
+def short_windows(model: PreTrainedModel) -> Iterator[None]:
+    """Context manager: the model's sliding windows, and what else depends on a number of positions,
+    are short, in its layers and in the configs that masks are made from; but not those that hold
+    all positions of the model."""
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
     changed = []
     for owner in (*configs.values(), *model.modules()):
-        for name in ("sliding_window", "attention_chunk_size"):
+        for name in _WINDOWS:
             size = vars(owner).get(name)
-            if type(size) is int and _WINDOW < size < context:
+            if type(size) in (int, float) and _WINDOW < size < context:
                 changed.append((owner, name, size))
                 setattr(owner, name, _WINDOW)
     try:

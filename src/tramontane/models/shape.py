@@ -15,6 +15,7 @@ from transformers import (
     MistralConfig,
     PreTrainedModel,
 )
+from transformers.pytorch_utils import Conv1D
 
 from tramontane.errors import InputError
 from tramontane.models import loading
@@ -28,7 +29,8 @@ _NOTHING = Cached(0)
 
 
 class LinearLayer(NamedTuple):
-    """A linear layer of a model."""
+    """A linear layer of a model: `torch.nn.Linear`, or GPT-2's, which stores its weight as
+    [inputs, outputs]."""
 
     name: str  # name of the module
     # inputs, outputs: widths.
@@ -53,16 +55,22 @@ def linear_layers(model: PreTrainedModel) -> tuple[LinearLayer, ...]:
     return tuple(
         LinearLayer(
             name,
-            module.in_features,
-            module.out_features,
+            *_widths(module),
             module is head,
             uses[id(module.weight)] > 1,
             # Routers of experts are subclasses that return more than one tensor.
-            type(module).forward is torch.nn.Linear.forward and name not in read,
+            type(module).forward in (torch.nn.Linear.forward, Conv1D.forward) and name not in read,
         )
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear)
+        if isinstance(module, torch.nn.Linear | Conv1D)
     )
+
+
+def _widths(layer: torch.nn.Linear | Conv1D) -> tuple[int, int]:
+    """Inputs and outputs."""
+    if isinstance(layer, Conv1D):
+        return layer.nx, layer.nf
+    return layer.in_features, layer.out_features
 
 
 @dataclass(frozen=True)

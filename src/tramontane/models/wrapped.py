@@ -84,7 +84,8 @@ class TextHalf:
             its config is known.
 
     Raises:
-        InputError: it is not a causal LM of transformers, or not in the files.
+        InputError: it is not a causal LM of transformers, or not in the files, or these are not
+            safetensors files.
 
     Attributes:
         config: its config as a causal LM, which says where it comes from (`PARENT`).
@@ -102,6 +103,12 @@ class TextHalf:
         self.names: dict[str, str] | None = None
         if folder is not None and WeightFiles.present(folder):
             self._find(WeightFiles(folder), folder)
+        elif folder is not None and any(folder.glob("pytorch_model*.bin")):
+            raise InputError(
+                f"model {name!r}: wraps a text half, which is read from safetensors files, and its "
+                f"weights are in pytorch_model.bin; load it with transformers and save it again "
+                f"with save_pretrained"
+            )
         setattr(self.config, PARENT, _origin(name, folder, getattr(own, "_commit_hash", None)))
 
     def loading_options(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from tramontane.config import LoraConfig
 from tramontane.errors import InputError, install
@@ -116,6 +117,7 @@ class Adapters:
             r=config.rank,
             lora_alpha=config.alpha,  # type: ignore[arg-type]  # peft divides it by the rank
             use_rslora=config.rslora,
+            fan_in_fan_out=any(isinstance(model.get_submodule(n), Conv1D) for n in chosen),
             # For weights, peft knows no dropout; loaded adapters drop nothing out in any case.
             lora_dropout=0.0 if weights else config.dropout,
             target_modules=modules,
@@ -262,7 +264,8 @@ def _merged_forward(layer: Any) -> Iterator[None]:
     """Let a layer compute with its merged weights."""
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, merged(layer).to(x.dtype), layer.base_layer.bias)
+        weight = merged(layer).to(x.dtype)
+        return F.linear(x, weight.T if layer.fan_in_fan_out else weight, layer.base_layer.bias)
 
     layer.forward = forward
     try:
@@ -313,13 +316,17 @@ class _Reads(TorchFunctionMode):
 
 @torch.no_grad()
 def merged(layer: Any) -> torch.Tensor:
-    """W + s · B A of a layer with an adapter: [out, in], computed in float32 and sharded like W.
-    Collective: every rank must call it, since A is gathered."""
-    weight = layer.base_layer.weight
-    a = sharding.whole(layer.lora_A[ADAPTER].weight)
-    b = sharding.local(layer.lora_B[ADAPTER].weight)
-    rows = torch.addmm(sharding.local(weight).to(b.dtype), b, a, alpha=layer.scaling[ADAPTER])
-    return sharding.sharded_as(weight, rows)
+    """W + s · B A of a layer with an adapter: [out, in], or [in, out] as GPT-2's layers store it;
+    computed in float32 and sharded like W. Collective: every rank must call it, since a factor is
+    gathered."""
+    weight, scale = layer.base_layer.weight, layer.scaling[ADAPTER]
+    a, b = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+    if layer.fan_in_fan_out:  # (B A)ᵀ = Aᵀ Bᵀ, whose rows are the columns of A
+        start, own = sharding.rows(weight) or (0, weight)
+        left, right = sharding.whole(a).T[start : start + len(own)], sharding.whole(b).T
+    else:
+        own, left, right = sharding.local(weight), sharding.local(b), sharding.whole(a)
+    return sharding.sharded_as(weight, torch.addmm(own.to(a.dtype), left, right, alpha=scale))
 
 
 @contextmanager
