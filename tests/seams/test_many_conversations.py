@@ -25,7 +25,6 @@ def test_each_synchronous_conversation_has_a_thread(monkeypatch) -> None:
 
     started = asyncio.run(run())
     assert [answer.ending for answer in started] == [None] * MORE
-    assert not [t for t in threading.enumerate() if t.name.startswith("environment") and t.daemon]
 
 
 def test_calls_beyond_the_threads_wait_for_one() -> None:
