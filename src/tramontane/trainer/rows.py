@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -63,9 +63,7 @@ class Predictions:
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Predictions:
         """The predictions with each tensor changed."""
-        return Predictions(
-            **{name: None if x is None else change(x) for name, x in vars(self).items()}
-        )
+        return replace(self, **{n: change(x) for n, x in vars(self).items() if x is not None})
 
 
 def pack_row(
