@@ -190,8 +190,6 @@ def _equal_quantities(gold: str, pred: str, places: int | None) -> bool:
         return decided
     gold, pred = with_counts(gold, pred), with_counts(pred, gold)
     gold, gold_unit, pred, pred_unit = _split_units(gold, pred)
-    if structure.is_unfinished(pred, gold):  # `3 = cm`
-        raise structure.Refused("an unfinished value")
     if (decided := units.same_angle(gold, gold_unit, pred, pred_unit)) is not None:
         return decided
     if units.units_clash(gold_unit, pred_unit):

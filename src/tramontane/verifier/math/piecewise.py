@@ -65,9 +65,10 @@ def _points(rows: list[_Row]) -> list[Any]:
 def _at(rows: list[_Row], letter: Any, point: Any) -> list[Any]:
     """The values at a point of all rows whose condition holds, else that of the row for the rest;
     [None] without any."""
-    held = [v for v, where in rows if where.subs(letter, point) == sympy.true]
-    stated = [v for v, where in rows if where != sympy.true and v in held]
-    return [value.subs(letter, point) for value in (stated or held)] or [None]
+    rest = [value for value, where in rows if where == sympy.true]
+    stated = [(value, where) for value, where in rows if where != sympy.true]
+    held = [value for value, where in stated if where.subs(letter, point) == sympy.true]
+    return [value.subs(letter, point) for value in (held or rest)] or [None]
 
 
 def _same_value(one: Any, other: Any) -> bool:
