@@ -88,10 +88,10 @@ def general_pairs(config: GeneralConfig, count: int, seed: int) -> list[Row]:
             raise InputError("general.playground: kinds for tools and games are conversations")
         pairs = [(asked["content"], answer["content"]) for asked, answer in chats]
     else:
-        pairs = pairs_of_rows(config)
-        if shown := next((pair.where for pair in pairs if pair.images), None):
+        rows = pairs_of_rows(config)
+        if shown := next((pair.where for pair in rows if pair.images), None):
             raise InputError(f"{shown}: has an image, and this mixture is of text; remove the row")
-        found = [(row.prompt, row.response) for row in pairs]
+        found = [(row.prompt, row.response) for row in rows]
         rounds = -(-count // len(found))
         pairs = [pair for i in range(rounds) for pair in shuffled(found, seed + i)][:count]
     return [{"prompt": prompt, "response": response} for prompt, response in pairs]
