@@ -10,11 +10,15 @@ from typer.testing import CliRunner
 
 import tramontane
 from tests.runs import small_config
-from tests.vision import picture, write_wrapper
+from tests.vision import picture, uri, write_wrapper
 from tramontane.cli import app
+from tramontane.config import Config
 from tramontane.errors import InputError
+from tramontane.evaluation.checkpoint import encoder_of
+from tramontane.evaluation.images import check_images
 from tramontane.models.transplant import transplant
 from tramontane.run.rollouts import files, read_rollouts
+from tramontane.types import Problem
 
 EVEN = {"function": "tests.run.test_images.even", "malformed": True}
 
@@ -156,3 +160,14 @@ def test_what_takes_no_images_is_refused_at_the_start(given, tmp_path, keys, say
     config = settings(given, tmp_path / "run", **keys)
     with pytest.raises(InputError, match=rf"{says}"):
         train(config)
+
+
+def test_compiled_layers_of_a_model_whose_images_enter_several_are_refused(tmp_path):
+    write_wrapper(tmp_path / "model", "qwen3_vl")
+    encoder = encoder_of(Config(model=str(tmp_path / "model")))
+    problem = Problem("a", "math", "What?", "1", images=(uri(picture(30, 30)),))
+    config = Config(generator={"device": "cuda"})
+    with pytest.raises(InputError, match=r"\(generator.compile and trainer.compile\)"):
+        check_images(config, encoder, [problem])
+    config = Config(generator={"device": "cuda", "compile": False})
+    check_images(config, encoder, [problem])

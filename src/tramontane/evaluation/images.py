@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
+from tramontane.models.vision import ImageProcessor
 from tramontane.types import Problem
 
 
@@ -22,7 +23,7 @@ def check_images(config: Config, encoder: PromptEncoder, problems: Sequence[Prob
     if found is None:
         return
     where = found.where or f"problem {found.id!r}"
-    for key, what in _unsupported(config):
+    for key, what in _unsupported(config, encoder.images):
         raise InputError(
             f"{where}: has an image, and {what} take none yet ({key}): change that key, or take "
             f"rows without images (docs/images.md)"
@@ -30,12 +31,18 @@ def check_images(config: Config, encoder: PromptEncoder, problems: Sequence[Prob
     encoder.at(next(iter(encoder.levels), None)).encode(found.prompt, where)
 
 
-def _unsupported(config: Config) -> Iterator[tuple[str, str]]:
+def _unsupported(config: Config, images: ImageProcessor | None) -> Iterator[tuple[str, str]]:
     """Keys of the config, with what they turn on that takes no images."""
-    objective = config.trainer.objective
+    objective, generator = config.trainer.objective, config.generator
+    compiled = generator.compile and generator.device.startswith("cuda")
+    deep = images is not None and images.family.deep
     checks = {
-        "generator.kind": ("vLLM's generators", config.generator.kind == "vllm"),
-        "generator.interruption": ("interrupted thoughts", config.generator.interruption),
+        "generator.compile and trainer.compile": (
+            "compiled layers of its model",
+            compiled and deep,
+        ),
+        "generator.kind": ("vLLM's generators", generator.kind == "vllm"),
+        "generator.interruption": ("interrupted thoughts", generator.interruption),
         "placement.kind": ("Ray's workers", config.placement.kind == "ray"),
         "data.environment, data.tools": ("environments and tools", config.converses),
         "verifier.judge": ("judges", config.verifier.judge),

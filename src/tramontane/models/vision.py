@@ -39,10 +39,12 @@ class Family(NamedTuple):
         positions: how channels of the rotary embeddings share the three parts of a position: time,
             height and width. `sections`: one block of channels after another; `interleaved`: in
             turn. None: positions count tokens.
+        deep: features are also added to the outputs of the first layers.
     """
 
     mutual: bool = False
     positions: Literal["sections", "interleaved"] | None = None
+    deep: bool = False
 
 
 FAMILIES = {
@@ -53,7 +55,7 @@ FAMILIES = {
     "gemma3": Family(mutual=True),
     "qwen2_vl": Family(positions="sections"),
     "qwen2_5_vl": Family(positions="sections"),
-    "qwen3_vl": Family(positions="interleaved"),
+    "qwen3_vl": Family(positions="interleaved", deep=True),
 }
 CACHED_BYTES = 2**28  # of features kept
 
