@@ -65,10 +65,10 @@ def same_remainder(gold: str, pred: str) -> bool | None:
     if "mod" not in gold + pred:
         return None
     gold, pred = (_BOTH.sub(r"\1\2, -\2", side) for side in (gold, pred))
-    named = _labels(gold)
-    any_letter = all(map(_LETTER.fullmatch, named))
-    for label in _labels(pred) if named else ():
-        if label not in named and not (any_letter and _LETTER.fullmatch(label)):
+    labels = _labels(gold)
+    any_letter = all(map(_LETTER.fullmatch, labels))
+    for label in _labels(pred) if labels else ():
+        if label not in labels and not (any_letter and _LETTER.fullmatch(label)):
             raise Refused(f"a congruence of something else: {label}")
     if (g_list := _classes(gold)) and (p_list := _classes(pred)):
         return g_list == p_list
