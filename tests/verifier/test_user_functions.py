@@ -131,3 +131,18 @@ def test_a_child_that_is_ended_while_it_is_forked_ends():
         [sys.executable, "-c", RAISES], capture_output=True, text=True, timeout=30, check=True
     )
     assert done.stdout.split() == [str(-signal.SIGTERM)]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("unsayable", "Unsayable: (its text cannot be made)"),
+        ("beyond_exceptions", "BaseException: of no kind"),
+        ("cancelled", "CancelledError: "),
+    ],
+)
+def test_whatever_a_reward_raises_is_named_and_ends_no_worker(name, said):
+    verdict = grade(SUM, SHORT[0].text, 9, config(name), 256, 32)
+    assert verdict.verdict == "unscorable"
+    assert verdict.reason.startswith(f"reward '{name}': {said} (")
+    assert "user_functions.py:" in verdict.reason

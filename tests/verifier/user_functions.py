@@ -1,5 +1,6 @@
 """Rewards and verifiers for tests, which do what users' functions do."""
 
+import asyncio
 import concurrent.futures
 import multiprocessing
 import os
@@ -101,3 +102,20 @@ class Forks:
 class ForksInLoop:
     async def step(self, message):
         return Forks().step(message)
+
+
+class Unsayable(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+def unsayable(problem, text, n_tokens):
+    raise Unsayable
+
+
+def beyond_exceptions(problem, text, n_tokens):
+    raise BaseException("of no kind")
+
+
+async def cancelled(problem, text, n_tokens):
+    raise asyncio.CancelledError

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any
 
-from tramontane.verifier.functions import MAX_ERROR, ending_forks, place_of
+from tramontane.verifier.functions import ending_forks, place_of, said
 
 # Functions without an object that run at once in a process, or one for each conversation if these
 # are more; others wait.
@@ -36,15 +36,6 @@ _CALLED = ("start", "step", "run", "close")
 class EnvironmentFailed(Exception):
     """An environment or a tool raised an exception, or returned an unusable value; the message
     names it, and the file and line."""
-
-
-def said(error: BaseException) -> str:
-    """The type and text of an exception, even if making its text fails."""
-    try:
-        text = str(error)
-    except Exception:  # of a user's class
-        text = "(its text cannot be made)"
-    return f"{type(error).__name__}: {text}"[:MAX_ERROR]
 
 
 @contextmanager

@@ -154,12 +154,14 @@ def check(path: str, key: str, call: Callable[[Callable[..., Any]], str]) -> Non
     """
     try:
         function = load(path)
-    except (Exception, SystemExit) as error:  # a user's module may raise anything on import
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's module may raise anything on import
         place = place_of(error)
         place = "" if place.startswith(importlib.__file__) else place  # the module is not found
         without = ", without .py" if ".py." in path else ""
         raise InputError(
-            f"{key}: function {_shown(path)} cannot be imported ({type(error).__name__}: {error}"
+            f"{key}: function {_shown(path)} cannot be imported ({said(error)}"
             f"{place and f'; {place}'}); name it as module.function{without}, the module in this "
             f"folder, installed, or on PYTHONPATH"
         ) from error
@@ -248,9 +250,10 @@ def call(path: str, what: str, *arguments: Any, **named: Any) -> Any:
             value = function(*arguments, **named)
             if inspect.isawaitable(value):
                 value = _event_loop().run_until_complete(_awaited(value))
-    except (Exception, SystemExit) as error:  # any kind makes the completion unscorable
-        message = f"{type(error).__name__}: {error}"[:MAX_ERROR]
-        raise FunctionFailed(f"{what}: {message} ({place_of(error)})") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # any kind makes the completion unscorable
+        raise FunctionFailed(f"{what}: {said(error)} ({place_of(error)})") from error
     finally:
         _trail[0] = 0
         os.chdir(folder)
@@ -339,6 +342,15 @@ async def _awaited(value: Any) -> Any:
 def _event_loop() -> asyncio.AbstractEventLoop:
     """One loop for the life of the process: a client kept by a user's module is bound to it."""
     return asyncio.new_event_loop()
+
+
+def said(error: BaseException) -> str:
+    """The type and text of an exception, even if making its text fails."""
+    try:
+        text = str(error)
+    except Exception:  # of a user's class
+        text = "(its text cannot be made)"
+    return f"{type(error).__name__}: {text}"[:MAX_ERROR]
 
 
 def place_of(error: BaseException) -> str:
