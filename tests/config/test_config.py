@@ -111,6 +111,8 @@ def test_recorded_completions_alone_need_no_source(load):
         ),
         ("stages:\n  - {name: a,\n     name: b}\n", "name", "line 2 and in line 3"),
         ("data:\n  'train': a\n  train: b\n", "train", "line 2 and in line 3"),
+        ("data: {train: a, train: b}\n", "train", "line 1: remove one"),
+        ("data:\n  <<: {train: a}\n  <<: {train: b}\n", "<<", "line 2 and in line 3"),
     ],
 )
 def test_a_key_given_twice_is_refused_with_both_lines(load, text, key, lines):

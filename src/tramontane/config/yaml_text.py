@@ -24,13 +24,18 @@ class _Loader(yaml.SafeLoader):
         lines: dict[Any, int] = {}  # by key
         # Here, and not where the mapping is built: keys merged by `<<` may be given again.
         for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
+            if not isinstance(key, yaml.ScalarNode):
                 continue
-            value, line = self.construct_object(key), key.start_mark.line + 1  # type: ignore[no-untyped-call]
+            value = key.value if key.tag == _MERGE else self.construct_object(key)  # type: ignore[no-untyped-call]
+            line = key.start_mark.line + 1
             if value in lines:
+                first = lines[value]
+                where = (
+                    f"in line {first}" if first == line else f"in line {first} and in line {line}"
+                )
                 raise yaml.YAMLError(
-                    f"key {key.value!r} is given twice, in line {lines[value]} and in line {line}: "
-                    f"remove one, or put the keys of both under one"
+                    f"key {key.value!r} is given twice, {where}: remove one, or put the keys of "
+                    f"both under one"
                 )
             lines[value] = line
         return node
