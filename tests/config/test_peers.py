@@ -9,6 +9,7 @@ from tramontane.config import Config, load_config, parse_settings
 from tramontane.config.peers import peer_keys
 from tramontane.config.section import load_section, paths
 from tramontane.config.sft import SFTConfig
+from tramontane.data.layouts import verl
 from tramontane.data.load import load_problems
 from tramontane.errors import InputError
 
@@ -111,3 +112,8 @@ def test_verls_rows_are_answered_with_their_layout(tmp_path: Path) -> None:
     file.write_text(json.dumps(row) + "\n")
     with pytest.raises(InputError, match="data.sets: {mine: {source: FILE, layout: verl}}"):
         load_problems(str(file), Config().data, split="train", limit=None, seed=0)
+    as_text = row | {"reward_model": json.dumps(row["reward_model"])}
+    file.write_text(json.dumps(as_text) + "\n")
+    with pytest.raises(InputError, match="data.sets: {mine: {source: FILE, layout: verl}}"):
+        load_problems(str(file), Config().data, split="train", limit=None, seed=0)
+    assert verl(as_text)["answer"] == verl(row)["answer"] == "7"

@@ -52,9 +52,12 @@ def verl(row: Row) -> Row:
     The reference of a math problem is an answer, or (Skywork) a JSON list of one; that of a
     programming problem is tests as JSON text.
     """
-    chat, reference = _need(row, "prompt"), _need(row, "reward_model").get("ground_truth")
+    chat, graded = (_json_or_text(_need(row, name)) for name in ("prompt", "reward_model"))
     if not isinstance(chat, list) or not chat:
         raise ValueError("`prompt` must be a list of messages")
+    if not isinstance(graded, dict):
+        raise ValueError("`reward_model` must have a `ground_truth`")
+    reference = graded.get("ground_truth")
     *before, statement = chat
     text = _DAPO_CLOSING.sub("", _DAPO_OPENING.sub("", statement["content"]))
     messages = [*before, {"role": statement.get("role", "user"), "content": text}]

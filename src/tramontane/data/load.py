@@ -334,7 +334,7 @@ def _missing(column: str, domain: str, rules: RowRules, row: dict[str, Any]) -> 
     """What is wrong with a row that lacks a column needed by its domain."""
     says = _row_columns(row, rules)
     name = rules.fields.get(column, column)
-    if isinstance(row.get("reward_model"), dict):
+    if row.get("reward_model"):
         return (
             "the row has the layout of verl's training files: name the file with it, "
             "data.sets: {mine: {source: FILE, layout: verl}}, and write data.train: mine"

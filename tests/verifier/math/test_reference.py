@@ -26,7 +26,9 @@ STATES_TWO = [
     "故答案为：$2$",
     "答え：2", "答えは2です。", "정답: 2", "정답은 2입니다.", "الجواب: 2", "उत्तर: 2",
     "Odpowiedź: 2",
-    "2 (two)", "2 (approximately 2.0)", "2 (≈ 2.0)", "2 (about 2)", '{"answer": 2}',
+    "Ans. 2", "Ответ 2", "ANSWER 2", "Final answer\n2",
+    "Answer → $2$", "2 (two)", "2（二）", "2 \\text{ (two)}", "2 (approximately 2.0)",
+    "2 (≈ 2.0)", "2 (about 2)", '{"answer": 2}',
 ]  # fmt: skip
 
 

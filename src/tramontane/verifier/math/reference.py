@@ -30,6 +30,9 @@ _STATED = re.compile(
     rf"(?is).*(?P<noun>{_NOUN}|{_CHOICE})[^\n\d$\\{{}}:：=]{{0,40}}?\s*(?:{_IS}|[:：])"
     r"\s*[:：]?[\s}*_]*(?P<stated>\S[^\n]*)"
 )
+_ABRUPT = re.compile(  # `Ans. 2`, `Ответ 2`: a noun, and one value with a digit
+    rf"(?is)(?:(?:the\s+)?final\s+)?(?:{_NOUN})\s*[.→⇒]?\s+(?P<value>\$[^$]+\$|\S*\d\S*)"
+)
 _NONE = re.compile(  # before a noun: `no real solutions, as the discriminant is negative`
     r"(?i)(?<![^\W_])(?:no|not|without|zero|kein\w*|aucune?|ningun[ao]?|nessun[ao]?|nenhum[ao]?|sem|нет)"
     r"(?:\s+[^\W\d_]+){0,3}\s*$"
@@ -55,7 +58,9 @@ _OPEN_BOX = re.compile(r"\\boxed\s+([^\s{}$.,]+)")
 _DIGITS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
 _TENS = "fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty"
 _NUMERALS = f"{_DIGITS} {_TENS} ninety hundred thousand million minus and".replace(" ", "|")
-_SPELLED = re.compile(rf"(?i)([-−]?\d[\d,.]*)\s*\((?:(?:{_NUMERALS})[\s-]*)+\)\.?")
+_SPELLED = re.compile(
+    rf"(?i)([-−]?\d[\d,.]*)\s*(?:\\text\{{\s*)?[(（](?:(?:{_NUMERALS})[\s-]*|[〇零一二两三四五六七八九十百千万]+)+[)）]\}}?\.?"
+)
 _ABOUT = (
     "approximately|approx|about|around|roughly|exactly|rounded|equals|that is|i\\.e|or|environ|soit"
     "|etwa|ungefähr|circa|ca|aproximadamente|aprox|приблизительно|примерно|около|约|大约|≈|~|="
@@ -129,6 +134,8 @@ def _introduced(text: str) -> str:
     found = _STATED.fullmatch(text)
     if found and not _NONE.search(text[: found.start("noun")]):
         return _value(found["stated"])
+    if found := _ABRUPT.fullmatch(text):
+        return _value(found["value"])
     found = _LABELED.fullmatch(text)
     if found is None or _OTHER_COLON.search(found["value"]):
         return text
