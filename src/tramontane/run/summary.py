@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tramontane.config import HELD_OUT
+from tramontane.config import HELD_OUT, Config
 from tramontane.evaluation import Estimate, EvaluationResult
 
 # Evaluations of a run by the time (`base`, `before`, `after`) and the name of the problem set.
@@ -53,12 +53,13 @@ class TrainResult:
 
 
 def summarize_run(
-    metrics: list[dict[str, Any]], measured: Measured, wall_seconds: float
+    metrics: list[dict[str, Any]], measured: Measured, wall_seconds: float, config: Config
 ) -> dict[str, Any]:
     """Summarize a run from the metrics of its updates and its evaluations.
 
     Shares and rates are means over time: updates are weighted by their duration. The first
-    update's, which includes the start, is replaced by the mean of the others.
+    update's, which includes the start, is replaced by the mean of the others. Rates that the config
+    does not reward are left out: they would be 0 or 1 whatever the model writes.
     """
     pauses = [m["weight_update_pause_ms"] for m in metrics]
     sampled = sum(sum(m["staleness_histogram"].values()) for m in metrics)
@@ -75,7 +76,7 @@ def summarize_run(
         ends = ("before", "after")
         pairs = {when: measured[when][HELD_OUT] for when in ends if measured[when]}
         summary["pass_at_1"] = {k: r.pass_at_1.to_dict() for k, r in pairs.items()}
-        for name in ("format_rate", "language_rate", "mean_thinking_tokens"):
+        for name in _rates(config):
             summary[name] = {k: getattr(r, name) for k, r in pairs.items()}
         summary["evaluation"] = {k: r.to_dict() for k, r in pairs.items()}
     for when in ("before", "after"):
@@ -144,3 +145,14 @@ def _models(measured: Measured) -> dict[str, Any]:
             else:
                 figures[name] = result.pass_at_1.to_dict()
     return models
+
+
+def _rates(config: Config) -> list[str]:
+    """The figures of an evaluation, beside pass@1, that are shown before and after training."""
+    weights = config.verifier.reward
+    measured = {
+        "format_rate": bool(weights.format) or not config.environment_rewards,
+        "language_rate": bool(weights.language),
+        "mean_thinking_tokens": True,
+    }
+    return [name for name, shown in measured.items() if shown]

@@ -199,7 +199,7 @@ def _finish(session: Session, done: _Done, report: WriteReport | None) -> TrainR
     weights = folder.checkpoint(done.updates) / "weights"
     if done.finished:
         metrics = folder.metrics()
-        summary = summarize_run(metrics, measured, session.seconds)
+        summary = summarize_run(metrics, measured, session.seconds, session.config)
         if len(metrics) < done.updates:  # some are lost
             summary |= {"updates": done.updates, "trained_completion_tokens": None}
         # Of this process: with threads, this includes trainer and generators, but not verifiers.

@@ -1,0 +1,32 @@
+"""What a run's summary says of the evaluations before and after it."""
+
+from typing import Any
+
+import pytest
+
+from tramontane.config import HELD_OUT, Config
+from tramontane.evaluation.evaluate import summarize
+from tramontane.run.summary import summarize_run
+
+ROW = {
+    "group": 0, "problem": "1 + 1?", "verdict": "right", "parts": {"language": 0.0}, "reason": "",
+    "thinking_tokens": 3, "tokens": 5, "answer": "2", "domain": "math", "language": "en",
+    "difficulty": 1, "finish_reason": "stop",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sections", "shown"),
+    [
+        ({}, {"format_rate", "language_rate"}),
+        ({"verifier": {"reward": {"language": 0}}}, {"format_rate"}),
+        ({"conversation": {"reward": "last"}, "data": {"environment": "guessing"}}, set()),
+    ],
+)
+def test_rates_that_are_not_rewarded_are_not_shown(sections: dict[str, Any], shown: Any) -> None:
+    data = {"train": "rows.jsonl"} | sections.pop("data", {})
+    config = Config.model_validate({"model": "tiny", "data": data} | sections)
+    measured = {when: {HELD_OUT: summarize([ROW])} for when in ("before", "after")}
+    found = summarize_run([], measured, 1.0, config)
+    assert found.keys() & {"format_rate", "language_rate"} == shown
+    assert found["mean_thinking_tokens"] == {"before": 3.0, "after": 3.0}
