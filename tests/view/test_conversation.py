@@ -119,6 +119,10 @@ def test_conversations_are_found_by_ending_and_tool(page: Page) -> None:
     }
     found = page.get("rollouts", run=0, ending="max_turns,context_full")
     assert [(r["group"], r["index"]) for r in found["rows"]] == [(90, 0)]
+    assert [r["ending"] for r in found["rows"]] == ["max_turns"]
+    # A list says that the problem is the row's: its environment may have asked something else.
+    [group] = page.get("rollouts", run=0, ending="max_turns", by="group")["rows"]
+    assert group["ending"] == "max_turns"
     found = page.get("rollouts", run=0, tool="calculator", ending="completed")
     assert [(r["group"], r["index"]) for r in found["rows"]] == [(90, 1), (90, 2)]
     assert page.get("rollouts", run=0, tool="calc")["rows"] == []

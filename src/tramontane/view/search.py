@@ -173,7 +173,7 @@ class Search:
         for place in places[offset : offset + limit]:
             members = taken.take(pa.array(np.flatnonzero(of == place), pa.int64())).to_pylist()
             first = members[0]
-            kept = ("update", "group", "problem_id", "language", "filtered", "row")
+            kept = ("update", "group", "problem_id", "language", "filtered", "ending", "row")
             rows.append(
                 {key: first[key] for key in kept}
                 | {

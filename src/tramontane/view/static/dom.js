@@ -65,3 +65,6 @@ export function clock(seconds) {
 
 export const notice = (texts) => texts && texts.length
   ? h("p", { class: "notice" }, "Not in this run: ", texts.join("; "), ".") : null;
+
+// The statement of a row's problem. In a conversation, its environment may have asked something else.
+export const asked = (row) => [row.ending ? h("span", { class: "muted" }, "the row’s problem: ") : null, row.problem || row.problem_id];

@@ -1,6 +1,6 @@
 // The groups of one update, with the advantage of each completion.
 
-import { h, replace, badge, number, signed, notice } from "./dom.js";
+import { h, replace, asked, badge, number, signed, notice } from "./dom.js";
 import { get, holds } from "./api.js";
 
 export const SHORTCUTS = [["← →", "update before, next update"]];
@@ -38,7 +38,7 @@ function card(group) {
       h("span", { class: "tag" }, `${right} of ${group.completions.length} right`),
       group.language ? h("span", { class: "tag" }, group.language) : null,
       group.filtered ? h("span", { class: "tag warn", title: group.filtered_detail || "" }, group.filtered) : null),
-    h("p", { class: "statement" }, group.problem || group.problem_id),
+    h("p", { class: "statement" }, asked({ ...group, ending: group.completions[0].ending })),
     groupTable(page, +values.run, values.update, group.completions));
 }
 

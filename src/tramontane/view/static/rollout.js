@@ -1,6 +1,6 @@
 // One completion: what is known of it, its tokens, and the others of its group.
 
-import { h, replace, badge, number, plural, signed, notice } from "./dom.js";
+import { h, replace, asked, badge, number, plural, signed, notice } from "./dom.js";
 import { get, isReport } from "./api.js";
 import { KINDS, legend, tokens } from "./shading.js";
 import * as search from "./rollouts.js";
@@ -42,7 +42,7 @@ export async function show(main, theValues, thePage) {
       fact("Answer", h("code", {}, data.answer ?? "–")), fact("Reference", h("code", {}, data.reference ?? "–")),
       fact("Language, domain", `${data.language || "–"}, ${data.domain || "–"}`),
       data.filtered ? fact("Filtered", data.filtered, data.filtered_detail ? `: ${data.filtered_detail}` : "") : null),
-    h("section", {}, h("h2", {}, "Problem ", h("small", {}, data.problem_id)), h("pre", { class: "statement" }, data.problem)),
+    h("section", {}, h("h2", {}, "Problem ", h("small", {}, data.problem_id)), h("pre", { class: "statement" }, asked(data))),
     h("section", {}, h("div", { class: "heading" }, h("h2", {}, data.ending ? "Conversation" : "Completion"), picker(kind)), shading),
     h("section", {}, h("h2", {}, "Its group"), groupTable(page, run.run, data.update, data.group_rows, data.row)));
   shade(kind);

@@ -1,6 +1,6 @@
 // A search over a run's rollouts.
 
-import { h, replace, badge, number, signed, notice, select } from "./dom.js";
+import { h, replace, asked, badge, number, signed, notice, select } from "./dom.js";
 import { get } from "./api.js";
 
 export const SHORTCUTS = [["/", "search the completions' texts"], ["j k", "next row, row before"],
@@ -138,7 +138,7 @@ function row(r) {
   const versions = r.oldest === null ? "–" : r.oldest === r.newest ? String(r.oldest) : `${r.oldest}–${r.newest}`;
   return h("tr", { onclick: (event) => { if (!event.target.closest("a") && !String(getSelection())) open(r); } },
     h("td", { class: "n" }, r.update), h("td", { class: "texts" },
-      page.link("rollout", { run: values.run, update: r.update, row: r.row }, h("span", { class: "problem" }, r.problem || r.problem_id)),
+      page.link("rollout", { run: values.run, update: r.update, row: r.row }, h("span", { class: "problem" }, asked(r))),
       h("span", { class: "snippet" }, marked(r.snippet, values.text))),
     h("td", {}, badge(r.verdict), r.filtered ? h("span", { class: "tag" }, r.filtered) : null, r.ending && r.ending !== "completed" ? h("span", { class: "tag" }, r.ending.replaceAll("_", " ")) : null, r.reason ? h("span", { class: "reason" }, r.reason) : null),
     h("td", { class: "n", "data-label": "reward" }, number(r.reward)), h("td", { class: "n", "data-label": "advantage" }, signed(r.advantage)),
@@ -150,7 +150,7 @@ function row(r) {
 function groupRow(r) {
   return h("tr", { onclick: (event) => { if (!event.target.closest("a") && !String(getSelection())) open(r); } },
     h("td", { class: "n" }, r.update),
-    h("td", { class: "texts" }, page.link("rollout", { run: values.run, update: r.update, row: r.row }, h("span", { class: "problem" }, r.problem || r.problem_id)),
+    h("td", { class: "texts" }, page.link("rollout", { run: values.run, update: r.update, row: r.row }, h("span", { class: "problem" }, asked(r))),
       h("span", { class: "members" }, r.members.map((m) => h("a", { href: `#rollout?${new URLSearchParams({ run: values.run, update: r.update, row: m.row })}`, class: `badge ${m.verdict || "other"}`,
         title: `completion ${m.index}: ${m.verdict}, reward ${number(m.reward)}` }, number(m.reward, 2))))),
     h("td", {}, `${r.right} of ${r.members.length} right`, r.filtered ? h("span", { class: "tag" }, r.filtered) : null),

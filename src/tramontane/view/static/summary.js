@@ -1,6 +1,6 @@
 // A run's summary: results before and after, how it learned, examples, what changed.
 
-import { h, replace, badge, number } from "./dom.js";
+import { h, replace, asked, badge, number } from "./dom.js";
 import { get, holds, measured } from "./api.js";
 import { Chart } from "./chart.js";
 import { fill, sections } from "./charts.js";
@@ -99,6 +99,6 @@ function trace(data, run, page) {
   return h("article", { class: "panel" },
     h("p", { class: "meta" }, page.link("rollout", { run: run.run, update: data.update, row: data.row }, `update ${data.update}`),
       h("b", {}, data.why), badge(data.verdict), h("span", {}, `reward ${number(data.reward)}`)),
-    h("p", { class: "statement asked-for", lang: data.language }, data.problem),
+    h("p", { class: "statement asked-for", lang: data.language }, asked(data)),
     legend("version", data), data.ending ? conversation(data, "version", readout) : tokens(data, "version", readout), readout);
 }
