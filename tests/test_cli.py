@@ -203,6 +203,19 @@ def test_eval_measures_and_writes_every_completion(tmp_path: Path) -> None:
     assert {row["difficulty"] for row in rows} <= {1, 2}
 
 
+def test_rows_that_cannot_be_read_are_reported_once_for_each_kind(tmp_path: Path) -> None:
+    rows = tmp_path / "in.jsonl"
+    bad = ['{"id": "a", "domain": "math", "problem": "1"}', '{"id": 1, "domain": "poetry"}']
+    rows.write_text("\n".join([*(bad * 40), '{"domain": "song"}', '{"id": 1, "id": 2}']))
+    result = runner.invoke(app, ["score", str(rows)])
+    assert result.exit_code == 1
+    said = [line for line in result.stderr.splitlines() if "in.jsonl" in line]
+    assert [line.partition("in.jsonl:")[2].partition(":")[0] for line in said] == ["1", "2", "82"]
+    assert said[0].endswith("(and 39 more rows like it)")
+    assert said[1].endswith('not "poetry" (and 40 more rows like it)')
+    assert said[2].endswith("remove one")
+
+
 def test_score_grades_rows_and_reports_bad_lines(tmp_path: Path) -> None:
     rows = tmp_path / "in.jsonl"
     good = {"id": "a", "domain": "math", "problem": "1+1", "answer": "2"}

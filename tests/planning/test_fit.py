@@ -105,3 +105,12 @@ def test_assumed_gpus_have_the_workers_whose_device_the_file_does_not_name(tmp_p
     assert found.memory.loads[0].device == "cuda:0 (h100)"
     assert dry_run(file, ["trainer.device=cpu"], **assumed).config.trainer.device == "cpu"
     assert dry_run(file, model_shape=SHAPE).config.trainer.device == "cpu"
+
+
+def test_a_table_of_a_tiny_model_has_no_row_of_zeros() -> None:
+    sizes = {"group_size": 4, "n_batch": 16, "n_async": 32, "l_max": 64, "l_cache": 16}
+    on = {name: {"device": "cpu"} for name in ("trainer", "generator")}
+    settings = run_on(**on, pipeline=sizes)
+    found = run_memory([settings], load_shape("tiny"), [Lengths(32, 64)])
+    for row in found.rows():
+        assert "-0.00" not in row and any(cell not in ("", "0.00") for cell in row[1:])

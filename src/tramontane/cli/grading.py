@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -177,7 +178,12 @@ def curate(
 
 
 def _end_with(unread: list[str]) -> None:
+    """Complain about rows that could not be read: of each kind the first, and how many follow."""
+    kinds: dict[str, list[str]] = {}
     for line in unread:
-        complain(line)
+        kind = re.sub(r"\"[^\"]*\"|'[^']*'|\d+", "…", line.partition(": ")[2])
+        kinds.setdefault(kind, []).append(line)
+    for first, *others in kinds.values():
+        complain(first + f" (and {len(others):,} more rows like it)" * bool(others))
     if unread:
         raise typer.Exit(1)

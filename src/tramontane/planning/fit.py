@@ -139,10 +139,10 @@ class RunMemory:
         yield ("GiB", *(f"{w.name} × {w.number}" if w.number > 1 else w.name for w in workers))
         for part in fields(Memory):
             sign = -1 if part.name == "reused" else 1
-            values = [sign * getattr(worker.memory, part.name) for worker in workers]
-            if any(values):
+            values = [sign * getattr(worker.memory, part.name) / GIB for worker in workers]
+            if any(round(v, 2) for v in values):
                 name = PARTS.get(part.name, part.name)
-                yield (name, *(f"{v / GIB:,.2f}" if v else "" for v in values))
+                yield (name, *(f"{round(v, 2) or 0:,.2f}" if v else "" for v in values))
         yield ("sum", *(f"{worker.memory.total / GIB:,.2f}" for worker in workers))
 
     def verdicts(self) -> Iterator[str]:
