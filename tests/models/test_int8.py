@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pydantic import ValidationError
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config
 
 from tests.generator.slot_models import finish, make_requests, make_tokenizer
 from tramontane.batches import TrainSequence
@@ -17,7 +18,7 @@ from tramontane.generator import Generator
 from tramontane.models import int8
 from tramontane.models.int8 import Int8Linear, Int8Weight, named_weights, quantize
 from tramontane.models.loading import load_model
-from tramontane.models.shape import load_shape
+from tramontane.models.shape import load_shape, shape_of
 from tramontane.models.staging import StagedWeights
 from tramontane.models.weights import LocalWeights, Part
 from tramontane.planning.memory import generator_weights
@@ -48,6 +49,25 @@ def test_a_plan_counts_what_weights_of_eight_bits_take():
     weights = {id(x): x.nbytes for x in named_weights(quantized()).values()}
     config = GeneratorConfig(weights="int8", dtype="float32")
     assert generator_weights(config, load_shape("tiny")) == sum(weights.values())
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        GPT2Config(n_embd=128, n_head=2, n_layer=1, vocab_size=200),  # layers of another class
+        Gemma3TextConfig(  # a head tied to embeddings that are scaled
+            hidden_size=128, intermediate_size=256, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=1, head_dim=64, vocab_size=200, pad_token_id=0,
+        ),
+    ],
+    ids=["gpt2", "gemma3"],
+)  # fmt: skip
+def test_a_plan_counts_in_full_what_stays_in_full(sizes):
+    model = AutoModelForCausalLM.from_config(sizes, attn_implementation="packed")
+    int8.quantize(model, [1, 2, 3])
+    weights = {id(x): x.nbytes for x in named_weights(model).values()}
+    config = GeneratorConfig(weights="int8", dtype="float32")
+    assert generator_weights(config, shape_of(sizes, "sizes")) == sum(weights.values())
 
 
 @pytest.mark.parametrize("rows", [(1,), (7,), (2, 33)])

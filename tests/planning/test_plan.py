@@ -200,6 +200,12 @@ def test_times_are_bytes_over_bandwidth_and_operations_over_flops() -> None:
     assert keys["ranks"] % 4 == 0
 
 
+def test_gpus_that_share_sequences_may_be_more_than_completions() -> None:
+    sizes = {"model": "llama-3.1-8b", "gpus": 64, "context_parallel": 8, "n_batch": 8}
+    machine = Machine(PlanConfig.model_validate(sizes | {"group_size": 8}))
+    assert max(split.trainer_gpus for split in splits_of(machine)) > 8
+
+
 def test_gpus_that_share_sequences_are_of_one_node_and_share_the_heads() -> None:
     with pytest.raises(ValueError, match="3 GPUs of a node of 8 share a sequence"):
         PlanConfig.model_validate({"model": "llama-3.1-8b", "gpus": 8, "context_parallel": 3})

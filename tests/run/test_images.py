@@ -166,8 +166,18 @@ def test_compiled_layers_of_a_model_whose_images_enter_several_are_refused(tmp_p
     write_wrapper(tmp_path / "model", "qwen3_vl")
     encoder = encoder_of(Config(model=str(tmp_path / "model")))
     problem = Problem("a", "math", "What?", "1", images=(uri(picture(30, 30)),))
-    config = Config(generator={"device": "cuda"})
-    with pytest.raises(InputError, match=r"\(generator.compile and trainer.compile\)"):
-        check_images(config, encoder, [problem])
+    with pytest.raises(InputError, match=r"\(generator.compile\)"):
+        check_images(Config(generator={"device": "cuda"}), encoder, [problem])
     config = Config(generator={"device": "cuda", "compile": False})
+    with pytest.raises(InputError, match=r"\(trainer.compile\)"):
+        check_images(config, encoder, [problem], compiled=True)
+    check_images(config, encoder, [problem], compiled=False)
+
+
+def test_what_only_a_trainer_refuses_does_not_concern_an_evaluation(given):
+    encoder = encoder_of(Config(model=str(given / "model")))
+    problem = Problem("a", "math", "What?", "1", images=(uri(picture(30, 30)),))
+    config = Config(trainer={"ranks": 2, "context_parallel": 2})
     check_images(config, encoder, [problem])
+    with pytest.raises(InputError, match=r"trainer.context_parallel"):
+        check_images(config, encoder, [problem], compiled=False)

@@ -2,6 +2,7 @@
 
 import json
 import random
+from datetime import timedelta
 from functools import partial
 
 import pytest
@@ -26,7 +27,7 @@ from tramontane.config import ObjectiveConfig, TrainerConfig
 from tramontane.errors import InputError
 from tramontane.models.shape import shape_of
 from tramontane.trainer import sharding
-from tramontane.trainer.context import check_sharing
+from tramontane.trainer.context import check_sharing, exchange_of
 from tramontane.trainer.trainer import Trainer
 
 SIZES = {
@@ -72,6 +73,7 @@ SETTINGS = {
     # Rows of one completion: some parts have only a prompt, or only filler.
     "short": ("grouped", {"objective": KL, "microbatch_tokens": 1}),
 }
+LIMIT = timedelta(seconds=1234)
 LAYOUTS = ((2, 2), (4, 4), (4, 2))  # ranks, and how many of them share rows
 RESUMED = ("grouped", "adapters")
 
@@ -99,7 +101,8 @@ def resumed(folder, name, saved, ranks=1, sharing=1):
 def joined(rank, ranks, folder):
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
+    options = {"rank": rank, "world_size": ranks, "timeout": LIMIT}
+    dist.init_process_group("gloo", init_method=store, **options)
 
 
 def run(rank, ranks, sharing, folder):
@@ -131,6 +134,9 @@ def run(rank, ranks, sharing, folder):
             torch.save(found, folder / f"{name}-{ranks}-{sharing}.pt")
     if ranks > 1:
         refuse_state()
+        refuse_mixed_tokens()
+        group = exchange_of(sharing, torch.device("cpu")).group
+        assert group._get_backend(torch.device("cpu")).options._timeout == LIMIT
         dist.destroy_process_group()
 
 
@@ -139,6 +145,15 @@ def refuse_state():
     model = AutoModelForCausalLM.from_config(HYBRID, attn_implementation="packed")
     ranks = dist.get_world_size()
     with pytest.raises(InputError, match="Lfm2ForCausalLM carry state .* set it to 1"):
+        Trainer(model, TrainerConfig(ranks=ranks, context_parallel=ranks), 1)
+
+
+def refuse_mixed_tokens():
+    """A model that looks at other tokens outside of attention is refused, by what it computes."""
+    model = AutoModelForCausalLM.from_config(MODELS["grouped"], attn_implementation="packed")
+    model.model.layers[0].mlp.register_forward_pre_hook(lambda _, args: (args[0].roll(1, 1),))
+    ranks = dist.get_world_size()
+    with pytest.raises(InputError, match=r"looks at other tokens outside of attention; set it to"):
         Trainer(model, TrainerConfig(ranks=ranks, context_parallel=ranks), 1)
 
 

@@ -12,8 +12,19 @@ from tramontane.models.vision import ImageProcessor
 from tramontane.types import Problem
 
 
-def check_images(config: Config, encoder: PromptEncoder, problems: Sequence[Problem]) -> None:
+def check_images(
+    config: Config,
+    encoder: PromptEncoder,
+    problems: Sequence[Problem],
+    compiled: bool | None = None,
+) -> None:
     """Check that all workers of a config take the images of problems, if these have any.
+
+    Args:
+        config: the run's, or an evaluation's.
+        encoder: makes the model's prompts.
+        problems: what is read.
+        compiled: whether the trainer's layers are compiled; None where nothing is trained.
 
     Raises:
         InputError: one does not, or the model is of a family that is not supported; the message
@@ -23,7 +34,7 @@ def check_images(config: Config, encoder: PromptEncoder, problems: Sequence[Prob
     if found is None:
         return
     where = found.where or f"problem {found.id!r}"
-    for key, what in _unsupported(config, encoder.images):
+    for key, what in _unsupported(config, encoder.images, compiled):
         raise InputError(
             f"{where}: has an image, and {what} take none yet ({key}): change that key, or take "
             f"rows without images (docs/images.md)"
@@ -31,25 +42,30 @@ def check_images(config: Config, encoder: PromptEncoder, problems: Sequence[Prob
     encoder.at(next(iter(encoder.levels), None)).encode(found.prompt, where)
 
 
-def _unsupported(config: Config, images: ImageProcessor | None) -> Iterator[tuple[str, str]]:
+def _unsupported(
+    config: Config, images: ImageProcessor | None, compiled: bool | None
+) -> Iterator[tuple[str, str]]:
     """Keys of the config, with what they turn on that takes no images."""
-    objective, generator = config.trainer.objective, config.generator
-    compiled = generator.compile and generator.device.startswith("cuda")
+    generator, trainer = config.generator, config.trainer
     deep = images is not None and images.family.deep
-    checks = {
-        "generator.compile and trainer.compile": (
+    checks: dict[str, tuple[str, object]] = {
+        "generator.compile": (
             "compiled layers of its model",
-            compiled and deep,
+            deep and generator.compile and generator.device.startswith("cuda"),
         ),
         "generator.kind": ("vLLM's generators", generator.kind == "vllm"),
         "generator.interruption": ("interrupted thoughts", generator.interruption),
         "placement.kind": ("Ray's workers", config.placement.kind == "ray"),
         "data.environment, data.tools": ("environments and tools", config.converses),
         "verifier.judge": ("judges", config.verifier.judge),
-        "trainer.context_parallel": ("ranks that share rows", config.trainer.context_parallel > 1),
-        "trainer.objective": ("value networks", "values" in objective.needs),
-        "teacher": ("teachers", config.teachers),
-        "cold_start": ("cold starts", config.cold_start),
-        "data.trajectories": ("recorded completions", config.data.trajectories),
     }
+    if compiled is not None:
+        checks |= {
+            "trainer.compile": ("compiled layers of its model", deep and compiled),
+            "trainer.context_parallel": ("ranks that share rows", trainer.context_parallel > 1),
+            "trainer.objective": ("value networks", "values" in trainer.objective.needs),
+            "teacher": ("teachers", config.teachers),
+            "cold_start": ("cold starts", config.cold_start),
+            "data.trajectories": ("recorded completions", config.data.trajectories),
+        }
     yield from ((key, what) for key, (what, used) in checks.items() if used)

@@ -39,12 +39,13 @@ class LinearLayer(NamedTuple):
     head: bool  # True for the output head
     tied: bool  # True if another module has the same weight
     plain: bool = True  # False if the model computes more, or other things, with it than W x + b
+    eight_bits: bool = True  # False if `generator.weights: int8` leaves it in full
 
 
 def linear_layers(model: PreTrainedModel) -> tuple[LinearLayer, ...]:
     """The linear layers of a model, possibly on the meta device, in its order."""
     uses = Counter(id(tensor) for tensor in model.state_dict(keep_vars=True).values())
-    head = model.get_output_embeddings()
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     # Mamba's kernels read these weights themselves (arXiv 2312.00752); only its mixers have a D.
     read = {
         f"{name}.{part}"
@@ -52,14 +53,20 @@ def linear_layers(model: PreTrainedModel) -> tuple[LinearLayer, ...]:
         if hasattr(module, "A_log") and hasattr(module, "D")
         for part in ("dt_proj", "out_proj")
     }
+    plain = type(embeddings) is torch.nn.Embedding
+
+    def tied(module: torch.nn.Linear | Conv1D) -> bool:
+        return uses[id(module.weight)] > 1
+
     return tuple(
         LinearLayer(
             name,
             *_widths(module),
             module is head,
-            uses[id(module.weight)] > 1,
+            tied(module),
             # Routers of experts are subclasses that return more than one tensor.
             type(module).forward in (torch.nn.Linear.forward, Conv1D.forward) and name not in read,
+            type(module) is torch.nn.Linear and (module is not head or plain or not tied(module)),
         )
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear | Conv1D)

@@ -340,7 +340,8 @@ def _let_layers_add(model: PreTrainedModel) -> None:
     if any(layer._compiled_call_impl for layer in layers):
         raise InputError(
             f"{type(model).__name__}: this family's images enter several layers, which compiled "
-            f"layers do not take; set generator.compile and trainer.compile to false"
+            f"layers do not take; set compile to false (in a run, generator.compile and "
+            f"trainer.compile)"
         )
     if getattr(layers, "add_features", False):
         return

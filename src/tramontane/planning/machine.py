@@ -136,7 +136,7 @@ class Machine:
         return trainer_memory(trainer, self.shape, self.lengths, batch)
 
     @property
-    def _sharing(self) -> int:
+    def sharing(self) -> int:
         """GPUs that compute a sequence together."""
         return self.config.context_parallel if self.on_gpu else 1
 
@@ -144,7 +144,7 @@ class Machine:
     def train_group(self) -> int | None:
         """Smallest number of GPUs that holds the trainer, `context_parallel` times a power of 2;
         None if no number does."""
-        size = self._sharing
+        size = self.sharing
         while size <= MAX_TRAINER:
             if self.trainer_keys(size):
                 return size
@@ -164,11 +164,11 @@ class Machine:
         c = self.config
         longest = min(tokens, c.prompt_mean + c.length_max)
         slowest = max(
-            self._train_compute(tokens) / size, self._train_compute(longest) / self._sharing
+            self._train_compute(tokens) / size, self._train_compute(longest) / self.sharing
         )
         if size == 1 or not self.on_gpu:
             return slowest
-        microbatches = math.ceil(tokens * self._sharing / (size * c.longest))
+        microbatches = math.ceil(tokens * self.sharing / (size * c.longest))
         speed = self.gpu.link if size <= c.node else self.gpu.network
         return max(slowest, microbatches * TRAFFIC * self.weight_bytes / speed)
 

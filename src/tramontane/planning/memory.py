@@ -159,7 +159,7 @@ def generator_weights(config: GeneratorConfig, shape: ModelShape) -> int:
     size = DTYPE_BYTES[config.dtype]
     if config.weights == "full":
         return size * shape.parameters
-    layers = [x for x in shape.linear_layers if x.plain]
+    layers = [x for x in shape.linear_layers if x.eight_bits]
     eight = [(x, n) for x in layers if (n := int8.layer_bytes(x.inputs, x.outputs))]
     full = shape.parameters - sum(x.inputs * x.outputs for x, _ in eight)
     return size * full + sum(n for _, n in eight)

@@ -94,9 +94,9 @@ def splits_of(machine: Machine) -> Iterator[Split]:
     config, least = machine.config, machine.train_group
     if least is None:
         return
-    # What fits some ranks also fits more, since they share the state. Each rank needs at least one
-    # completion.
-    most = min(config.gpus, config.n_batch + 1)
+    # What fits some ranks also fits more, since they share the state. Those that share rows need at
+    # least one completion together.
+    most = min(config.gpus, config.n_batch * machine.sharing + 1)
     for trainer in range(least, most, min(least, config.node)):
         for group in machine.generator_groups():
             generators = (config.gpus - trainer) // group
@@ -241,7 +241,7 @@ def plan(settings: PlanConfig | Mapping[str, Any]) -> Plan:
     if not isinstance(config, PlanConfig):
         config = parse(PlanConfig, {**config}, "plan")
     machine = Machine(config)
-    check_sharing(config.context_parallel, machine.shape)
+    check_sharing(machine.sharing, machine.shape)
     splits = list(islice(_fitting(machine), CANDIDATES))
     found = cheapest(machine, 2 * config.n_batch, 0.0)
     if not splits or found is None:

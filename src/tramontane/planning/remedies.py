@@ -113,7 +113,8 @@ def _changes(stages: Sequence[Config], longest: int, workers: Collection[str]) -
             yield Change("trainer.activation_offload", False, (True,))
         minibatches = [stage.pipeline.minibatch for stage in stages]
         ranks = [trainer.ranks * 2**n for n in range(1, MAX_RANKS.bit_length())]
-        more = tuple(r for r in ranks if all(m % r == 0 for m in minibatches))
+        sharing = trainer.context_parallel
+        more = tuple(r for r in ranks if all(m % (r // sharing) == 0 for m in minibatches))
         if more and trainer.device != "cpu":
             yield Change("trainer.ranks", trainer.ranks, more)
 

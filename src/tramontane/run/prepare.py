@@ -125,7 +125,8 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
     _check_teachers(config, encoder.tokenizer)
     streams = given.problems.streams
     read = [*chain(*(s.problems or _peek(s, SAMPLE) for s in streams))]
-    check_images(config, encoder, read + [p for s in given.sets.values() for p in s.problems])
+    read += [problem for each in given.sets.values() for problem in each.problems]
+    check_images(config, encoder, read, forwards.compilation(config.trainer).enabled)
     stages, problems = config.by_stage(), given.problems
     lengths = [stage.pipeline.l_max for stage in stages]
     lengths += [s.sampling.max_tokens for s in given.sets.values()]

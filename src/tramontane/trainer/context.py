@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 from transformers import PreTrainedModel
 
 from tramontane.errors import InputError
@@ -54,8 +53,8 @@ def exchange_of(ranks: int, device: torch.device) -> HeadExchange | None:
     """
     if ranks == 1:
         return None
-    mesh = init_device_mesh(device.type, (sharding.ranks() // ranks, ranks))
-    return HeadExchange(mesh.get_group(1))
+    neighbors, _ = dist.new_subgroups(ranks, timeout=sharding.time_limit(device))
+    return HeadExchange(neighbors)
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def part_of(row: PackedRow, exchange: HeadExchange | None) -> RowPart:
     device = row.targets.device
     size = row.inputs["input_ids"].shape[1] // exchange.size
     owners, inside = np.divmod(row.places, size)
-    most = padded(int(np.bincount(owners).max()), device)
+    most = padded(int(np.bincount(owners, minlength=exchange.size).max()), device)
     places = np.empty_like(owners)
     for part in range(exchange.size):
         found = np.flatnonzero(owners == part)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,12 @@ def ranks() -> int:
 
 def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
+
+
+def time_limit(device: torch.device) -> timedelta:
+    """How long a collective of all ranks may last, which the placement has set."""
+    limit: timedelta = dist.group.WORLD._get_backend(device).options._timeout  # type: ignore[union-attr]
+    return limit
 
 
 def device_of_rank(configured: str) -> torch.device:
