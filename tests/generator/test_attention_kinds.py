@@ -29,7 +29,7 @@ from tests.generator.test_parking import converse
 from tramontane.errors import InputError
 from tramontane.generator import cache
 from tramontane.generator.engine import SlotEngine
-from tramontane.generator.forward import examine_model
+from tramontane.generator.forward import check_steps, examine_model
 from tramontane.generator.graphs import run_directly
 from tramontane.models import attention
 from tramontane.models.packing import pack
@@ -194,5 +194,6 @@ def test_layers_that_share_keys_are_cached_once():
 def test_a_layer_that_asks_the_cache_for_its_position_is_refused():
     """Llama 4's layers without rotary embeddings; the check must see the change at 100 tokens."""
     model = make_kind("chunked", layer_types=["full_attention"] * 4, floor_scale=100)
+    examine_model(model, 32)
     with pytest.raises(InputError, match="other logits in decode steps than in a forward"):
-        examine_model(model, 32)
+        check_steps(model)

@@ -125,7 +125,7 @@ def test_sft_reads_the_traces_and_other_thinking_tags_replace_those_of_the_run(w
     harvest(run, out, HarvestConfig(early=0))
     raw = {"model": "tiny", "output": "none", "data": {"train": str(out)}}
     config, tokenizer = SFTConfig.model_validate(raw), load_tokenizer("tiny")
-    [(_, response, _)] = ExampleStream(config, PromptEncoder(tokenizer, config.data)).take(1)
+    [(_, response, *_)] = ExampleStream(config, PromptEncoder(tokenizer, config.data)).take(1)
     assert tokenizer.decode(response[:-1]) == thought("work")
     harvest(run, out, HarvestConfig(early=0), ThinkingTags("[THINK]", "[/THINK]"))
     assert rows_of(out)[0]["response"].startswith("[THINK]work[/THINK]")

@@ -91,7 +91,7 @@ def by_hand(base, config):
     model = AutoModelForCausalLM.from_pretrained(base, attn_implementation="sdpa")
     batch = ExampleStream(config, PromptEncoder(load_tokenizer(base))).take(config.batch_tokens)
     losses, right = [], []
-    for prompt, response, _ in batch:
+    for prompt, response, *_ in batch:
         logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
         target = torch.tensor(response)
         losses.append(F.cross_entropy(logits, target, reduction="none"))
@@ -132,7 +132,7 @@ def test_what_a_tool_answered_is_not_learned(base, tmp_path):
     file = tmp_path / "chats.jsonl"
     file.write_text(json.dumps({"messages": [{"role": r, "content": c} for r, c in chat]}))
     config = config_of(base, str(file), tmp_path / "out", steps=1, batch_tokens=1)
-    [(prompt, response, inserted)] = ExampleStream(
+    [(prompt, response, inserted, _)] = ExampleStream(
         config, PromptEncoder(load_tokenizer(base))
     ).take(1)
     learned = [i for i in range(len(response)) if all(i not in span for span in inserted)]
@@ -150,7 +150,7 @@ def test_responses_end_with_eos_and_prompts_are_templated(base, data, tmp_path):
     config = config_of(base, data, tmp_path)
     batch = ExampleStream(config, PromptEncoder(tokenizer)).take(3000)
     known = {p["response"]: p["prompt"] for p in PAIRS}
-    for prompt, response, _ in batch:
+    for prompt, response, *_ in batch:
         text = tokenizer.decode(response[:-1])
         assert response[-1] == tokenizer.eos_token_id
         assert tokenizer.eos_token not in text
@@ -167,7 +167,7 @@ def test_examples_have_one_eos_whatever_tokenizer_and_prompt_add(tmp_path):
     file = tmp_path / "pairs.jsonl"
     file.write_text(json.dumps({"prompt": f"1{eos}2", "response": "3"}))
     stream = ExampleStream(config_of("", str(file), "out"), PromptEncoder(tokenizer))
-    [(prompt, response, _)] = stream.take(1)
+    [(prompt, response, *_)] = stream.take(1)
     assert [*prompt, *response].count(tokenizer.eos_token_id) == 1
     assert tokenizer.decode(prompt).endswith(f"1{eos}2\n\n")
     assert tokenizer.decode(response) == f"3{eos}"
@@ -200,7 +200,7 @@ def test_examples_have_the_prompts_and_tags_of_the_model(tmp_path, shape):
     file = tmp_path / "pairs.jsonl"
     text = f"{opening}Add.{closing}\\boxed{{3}}"
     file.write_text(json.dumps({"prompt": "1 + 2?", "response": text}))
-    [(prompt, response, _)] = ExampleStream(config_of("", str(file), "out"), encoder).take(1)
+    [(prompt, response, *_)] = ExampleStream(config_of("", str(file), "out"), encoder).take(1)
     assert prompt == encoder.encode("1 + 2?")
     whole = tokenizer.decode(prompt + response)
     assert whole.count(opening) == 1 + (shape == "magistral-1.2")  # its system prompt names it
@@ -208,7 +208,7 @@ def test_examples_have_the_prompts_and_tags_of_the_model(tmp_path, shape):
         tokenizer.eos_token
     )
     generated = ExampleStream(config_of("", "playground:", "out"), encoder).take(20_000)
-    texts = [tokenizer.decode(response) for _, response, _ in generated]
+    texts = [tokenizer.decode(response) for _, response, *_ in generated]
     assert sum(closing in text for text in texts) > len(texts) / 2
     assert sum(text.startswith(opening) for text in texts) == (
         0 if encoder.opened else pytest.approx(0.97 * len(texts), rel=0.1)
@@ -223,7 +223,7 @@ def test_a_generated_conversation_is_one_sequence_whose_answers_are_inserted(mon
     taken = ExampleStream(config, PromptEncoder(tokenizer, config.data)).take(3000)
     talked = [example for example in taken if example.inserted]
     assert 0.2 < len(talked) / len(taken) < 0.8
-    for _, response, inserted in talked:
+    for _, response, inserted, _ in talked:
         for span in inserted:
             assert response[span.start - 1] == tokenizer.eos_token_id
             answer = tokenizer.decode(response[span.start : span.stop])
@@ -250,7 +250,7 @@ def test_parts_of_the_playground_ask_for_levels_and_answer_in_their_own_way(monk
     encoder = PromptEncoder(tokenizer, config.data, None, config.data.effort)
     taken = ExampleStream(config, encoder).take(9000)[:90]
     steps = {"low": [], "high": [], "": []}
-    for prompt, response, _ in taken:
+    for prompt, response, *_ in taken:
         text = tokenizer.decode(prompt)
         asked = next((name for name in LEVELS if LEVELS[name]["phrase"] in text), "")
         steps[asked].append(tokenizer.decode(response).count(" = "))

@@ -33,6 +33,7 @@ def test_a_grid_has_every_combination_in_the_order_of_the_values():
         ("a.b=c,d", ("a.b=c", "d")),
         ("it's,that's", ("it's", "that's")),
         ("[it's, 'a,b'],{k: 'c,d}'}", ("[it's, 'a,b']", "{k: 'c,d}'}")),
+        ("'it''s, ok',b", ("'it''s, ok'", "b")),
         ("tiny", ("tiny",)),
     ],
 )

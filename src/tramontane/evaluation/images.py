@@ -4,12 +4,15 @@ docs/images.md lists it."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
-from tramontane.models.vision import ImageProcessor
 from tramontane.types import Problem
+
+if TYPE_CHECKING:
+    from tramontane.models.vision import ImageProcessor
 
 
 def check_images(

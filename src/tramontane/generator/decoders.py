@@ -43,8 +43,9 @@ class SlotState:
     Attributes:
         progress: [slots, 2] int64: newest token, not cached yet; number of tokens generated.
         numbers: [slots, 8] int64, written at admission: positions cached before the first token was
-            generated, and at admission; maximum number of tokens, 0 for an empty slot; start of the
-            random stream; top-k; the shift of positions; and top-p and temperature, as float64.
+            generated, and that token's own; positions cached at admission; maximum number of
+            tokens, 0 for an empty slot; start of the random stream; top-k; and top-p and
+            temperature, as float64.
         record: [slots, max_len, 3] int32 of each generated token: id, version, and log-prob, as
             float32.
         experts: [slots, max_len, numbers] int16, the experts of the step that drew each token;
@@ -75,7 +76,7 @@ class SlotState:
         """Mark slots [N] int64 as empty for steps of fixed shapes: nothing cached, no token to
         draw."""
         self.progress.index_fill_(0, slots, 0)
-        self.numbers[:, :3].index_fill_(0, slots, 0)
+        self.numbers[:, :4].index_fill_(0, slots, 0)
 
     def write(
         self, slots: list[int], requests: list[Completion], shifts: Sequence[int] | None = None
@@ -95,13 +96,13 @@ class SlotState:
             [(r.token_ids or r.prompt_ids)[-1] for r in requests],
             tokens,
             [prompt - 1 for prompt in prompts],
+            [p - 1 + shift for p, shift in zip(prompts, shifts or [0] * len(prompts), strict=True)],
             [prompt + n - 1 for prompt, n in zip(prompts, tokens, strict=True)],
             [r.sampling.max_tokens for r in requests],
         ]
-        rows[:, :6] = torch.tensor(columns).T
-        rows[:, 6] = streams([r.seed for r in requests])
-        rows[:, 7] = torch.tensor([r.sampling.top_k for r in requests])
-        rows[:, 8] = torch.tensor(shifts) if shifts else 0
+        rows[:, :7] = torch.tensor(columns).T
+        rows[:, 7] = streams([r.seed for r in requests])
+        rows[:, 8] = torch.tensor([r.sampling.top_k for r in requests])
         real = [[r.sampling.top_p, r.sampling.temperature] for r in requests]
         rows.view(torch.float64)[:, 9:] = torch.tensor(real, dtype=torch.float64)
         rows = upload(rows, self.record.device)
@@ -250,12 +251,11 @@ class _Rows(NamedTuple):
 def _read_rows(progress: torch.Tensor, numbers: torch.Tensor, slots: torch.Tensor) -> _Rows:
     last, counts = progress[slots].unbind(1)
     numbers = numbers[slots]
-    offset, start, limit, stream, top_k, shift = numbers[:, :6].unbind(1)
+    lengths, positions = (numbers[:, :2] + counts[:, None]).unbind(1)
+    start, limit, stream, top_k = numbers[:, 2:6].unbind(1)
     top_p, temperature = numbers.view(torch.float64)[:, 6:].float().unbind(1)
-    lengths, uniform = offset + counts, uniforms(stream, counts)
-    return _Rows(
-        last, counts, lengths, lengths + shift, start, limit, uniform, top_k, top_p, temperature
-    )
+    uniform = uniforms(stream, counts)
+    return _Rows(last, counts, lengths, positions, start, limit, uniform, top_k, top_p, temperature)
 
 
 def _outcome(

@@ -187,7 +187,6 @@ def examine_model(model: PreTrainedModel, max_len: int) -> tuple[Layout, bool]:
         example = RecordedCache()
         _packed_forward(model, pack([[0]], model.device), example)
         layout = Layout(example)
-        _check_steps(model, layout)
         cache = SlotCache(layout, 1, max_len)
         cache.admit([0], 0, Prefix(0, []))
         cache.begin(zero)  # its first step makes tensors
@@ -198,15 +197,22 @@ def examine_model(model: PreTrainedModel, max_len: int) -> tuple[Layout, bool]:
     return layout, not detector.operations
 
 
-def _check_steps(model: PreTrainedModel, layout: Layout) -> None:
+@torch.inference_mode()
+def check_steps(model: PreTrainedModel) -> None:
     """Check that decode steps compute what a forward of all tokens computes.
+
+    Args:
+        model: prepared by `examine_model`.
 
     Raises:
         InputError: they do not, e.g. since a layer takes a token's position from the cache.
     """
     sequence = max(short_sequences(model), key=len)
     known = len(sequence) - _STEPS
-    with short_windows(model):
+    with short_windows(model), uncompiled(model):
+        example = RecordedCache()
+        _packed_forward(model, pack([[0]], model.device), example)
+        layout = Layout(example)
         whole = model(**pack([sequence], model.device)).logits[0, known:].float()
         (prefix,) = prefill(model, layout, [Context(sequence[:known])], known)
         cache = SlotCache(layout, 1, len(sequence) + 1)

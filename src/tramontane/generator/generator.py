@@ -16,6 +16,7 @@ from tramontane.config.device import multiplies_int8
 from tramontane.errors import InputError
 from tramontane.generator.endings import Endings
 from tramontane.generator.engine import SlotEngine
+from tramontane.generator.forward import check_steps
 from tramontane.generator.fusion import fuse, uncompiled
 from tramontane.generator.graphs import CudaGraphs, StepRecorder, run_directly
 from tramontane.generator.interface import AnyGenerator
@@ -75,6 +76,7 @@ class Generator(AnyGenerator):
             memory=self._memory(),
             stop_texts=self._endings.texts,
         )
+        check_steps(model)
         self._busy_seconds = 0.0
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 from tramontane.config import Config
-from tramontane.generator.forward import examine_model
+from tramontane.generator.forward import check_steps, examine_model
 from tramontane.models.families import ForwardFails
 from tramontane.models.miniature import miniature
 from tramontane.models.shape import load_shape_config
@@ -31,7 +31,9 @@ def check_families(config: Config, shape: str | None = None) -> None:
     except ForwardFails:  # at these widths; the whole model will tell
         return
     if config.generator.kind == "slots":
-        examine_model(copy.deepcopy(small).requires_grad_(False), TOKENS)
+        sampled = copy.deepcopy(small).requires_grad_(False)
+        examine_model(sampled, TOKENS)
+        check_steps(sampled)
     numerics = {"device": "cpu", "dtype": "float32", "threads": 1, "compile": False}
     alone = numerics | {"ranks": 1, "context_parallel": 1}
     Trainer(small, config.trainer.model_copy(update=alone), updates=1)

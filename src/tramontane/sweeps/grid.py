@@ -92,8 +92,14 @@ def _split(text: str, given: str) -> list[str]:
         parts[-1] += character
         if quote:
             quote = "" if character == quote else quote
-        elif character in "\"'" and parts[-1][:-1].rstrip()[-1:] in ("", *_OPEN, ",", ":"):
-            quote = character  # inside a word it is an apostrophe
+        elif character in "\"'" and parts[-1][:-1].rstrip()[-1:] in (
+            "",
+            *_OPEN,
+            ",",
+            ":",
+            character,
+        ):
+            quote = character  # inside a word it is an apostrophe; doubled, part of a text
         elif character in _OPEN:
             opened += character
         elif character in _CLOSE:
