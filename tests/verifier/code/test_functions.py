@@ -20,6 +20,7 @@ from tramontane.types import Problem
 from tramontane.verifier.code import sandbox
 from tramontane.verifier.code.functions import names_of
 from tramontane.verifier.code.grade import judge
+from tramontane.verifier.code.idle import why_idle
 from tramontane.verifier.code.inside import tests_side, wire
 
 # Long enough on a loaded machine; hostile programs, which may be late, have little time.
@@ -462,6 +463,11 @@ def test_tests_that_never_call_the_program_decide_nothing(code):
 def test_tests_that_check_nothing_decide_nothing(code):
     for program in ("def f(x): return x + 1", "def f(x): return 0"):
         assert run(program, code) == ("unscorable", "the tests check nothing")
+
+
+def test_a_test_that_quits_checks():
+    code = "try:\n    assert f(3) == 4\nexcept AssertionError:\n    quit(1)"
+    assert why_idle({"type": "functions", "code": code}, "") == ""
 
 
 def test_parts_of_pytest_that_are_missing_are_named():

@@ -150,3 +150,9 @@ def test_references_are_tried_without_other_rewards() -> None:
 
 def fails(problem: Problem, text: str, n_tokens: int) -> float:
     raise ValueError("this reward takes a minute")
+
+
+@pytest.mark.timeout(20)
+def test_a_long_numeral_in_an_open_bracket_ends_at_once() -> None:
+    reference = "12(" + "一" * 200
+    assert stated(reference) == reference

@@ -15,7 +15,9 @@ NEVER_CALL = "the tests never called the program"
 NO_CHECK = "the tests check nothing"
 NO_OUTPUT = "no test expects any output"
 # Functions that raise or end the process where a check fails.
-_CHECKING = re.compile(r"assert|raise|fail|exit|abort|kill|check|verify|expect|valid|test|ensure")
+_CHECKING = re.compile(
+    r"assert|raise|fail|exit|quit|abort|kill|check|verify|expect|valid|test|ensure"
+)
 _DYNAMIC = {"eval", "exec", "globals", "locals", "vars", "getattr", "__import__", "compile"}
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _DISCOVERED = re.compile(r"test|Test|check$|setup_")

@@ -172,7 +172,7 @@ def _equal(gold: str, pred: str, places: int | None) -> bool:
     if (decided := items.same_vector(gold, pred, equal)) is not None:
         return decided
     structure.refuse_notation(gold, pred)
-    if (decided := same_remainder(gold, pred)) is not None:
+    if (decided := same_remainder(gold, pred, equal)) is not None:
         return decided
     if (decided := items.same_structure(gold, pred, equal)) is not None:
         return decided

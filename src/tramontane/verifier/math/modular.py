@@ -3,11 +3,12 @@ r"""Remainders: `17 \bmod 7` is the number 3, `17 \equiv 3 \pmod 7` is a class o
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 from tramontane.verifier.math.equations import variables
 from tramontane.verifier.math.numbers import residue, to_number
-from tramontane.verifier.math.structure import Refused, split, too_large
+from tramontane.verifier.math.structure import Refused, Unscorable, balanced, split, too_large
 
 _WORD = r"\\(?:text|mathrm|operatorname|textrm|mbox)\s*\{\s*mod\s*\}"
 _MOD = rf"(?:\\[bp]?mod(?![A-Za-z])|{_WORD}|(?<![A-Za-z\\])mod(?![A-Za-z]))"
@@ -21,6 +22,9 @@ _CLASS_IN_TEXT = re.compile(
 _OPERATION = re.compile(rf"(.*?)\s*(?:{_MOD}|{_TEXT}mod(?=\s*\d)){_MODULUS}\}}?\s*", re.DOTALL)
 _BOTH = re.compile(r"(^|\\equiv|,)\s*\\pm\s*(\d+)(?![\d.^])")
 _INTEGER = re.compile(r"[+-]?\s*\d+")
+_NO_LABEL = re.compile(
+    r"\\(?:text|mbox)\s*\{(?!\s*not\b)[^{}]*\}|\\(?:vec|forall|mathrm)(?![A-Za-z])"
+)
 _LETTER = re.compile(r"(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?")
 
 
@@ -51,7 +55,7 @@ def read_modular(text: str) -> Modular | None:
     return Modular(members, modulus, is_operation)
 
 
-def same_remainder(gold: str, pred: str) -> bool | None:
+def same_remainder(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool | None:
     r"""Compare classes of remainders with each other, and with numbers.
 
     A reference's class equals its written number and its remainder: `10 \pmod 7` is 10 and 3. A
@@ -68,7 +72,9 @@ def same_remainder(gold: str, pred: str) -> bool | None:
     labels = _labels(gold)
     any_letter = all(map(_LETTER.fullmatch, labels))
     for label in _labels(pred) if labels else ():
-        if label not in labels and not (any_letter and _LETTER.fullmatch(label)):
+        if any_letter and _LETTER.fullmatch(label):
+            continue
+        if not any(_same_label(other, label, equal) for other in labels):
             raise Refused(f"a congruence of something else: {label}")
     if (g_list := _classes(gold)) and (p_list := _classes(pred)):
         return g_list == p_list
@@ -100,8 +106,20 @@ def same_remainder(gold: str, pred: str) -> bool | None:
 def _labels(text: str) -> list[str]:
     r"""What an answer says the remainders of: `n` for `n \equiv 1, 2 \pmod 3`."""
     items = split(re.sub(r"\\equiv(?![A-Za-z])", "=", text), ",", ";")
-    labels = (re.sub(r"\s", "", member) for item in items for member in split(item, "=")[:-1])
+    members = [_NO_LABEL.sub(" ", m).strip() for item in items for m in split(item, "=")[:-1]]
+    inner = [member[1:-1].strip() for member in members]
+    pairs = zip(members, inner, strict=True)
+    labels = [i if m[:1] in ("(", "{") and m[-1] in ")}" and balanced(i) else m for m, i in pairs]
     return [label for label in labels if variables(label)]
+
+
+def _same_label(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool:
+    if gold == pred or variables(gold) != variables(pred):
+        return gold == pred
+    try:
+        return equal(gold, pred)
+    except Unscorable:  # only known as written
+        return False
 
 
 def _classes(text: str) -> tuple[int, set[int]] | None:

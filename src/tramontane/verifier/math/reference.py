@@ -59,7 +59,7 @@ _DIGITS = "zero one two three four five six seven eight nine ten eleven twelve t
 _TENS = "fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty"
 _NUMERALS = f"{_DIGITS} {_TENS} ninety hundred thousand million minus and".replace(" ", "|")
 _SPELLED = re.compile(
-    rf"(?i)([-−]?\d[\d,.]*)\s*(?:\\text\{{\s*)?[(（](?:(?:{_NUMERALS})[\s-]*|[〇零一二两三四五六七八九十百千万]+)+[)）]\}}?\.?"
+    rf"(?i)([-−]?\d[\d,.]*)\s*(?:\\text\{{\s*)?[(（](?:(?:{_NUMERALS})[\s-]*|[〇零一二两三四五六七八九十百千万])+[)）]\}}?\.?"
 )
 _ABOUT = (
     "approximately|approx|about|around|roughly|exactly|rounded|equals|that is|i\\.e|or|environ|soit"

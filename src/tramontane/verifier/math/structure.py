@@ -39,7 +39,7 @@ _PART_IN_DEGREES = re.compile(r"\^\{\\circ\}(?=\s*(?:[-+}]|\\cdot)\s*[\w\\{(])")
 _ANGLE = re.compile(r"\\circ|\\pi|\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)|\\angle|\\theta")
 _UNFINISHED = re.compile(
     r"(?:(?<![\^_])[-+/^_=<>]|\\(?:equiv|approx|in|to|cup|cap|pm|cdot|times|ne|[lg]e"
-    r"|sim(?:eq)?|cong|doteq|asymp|propto|setminus|neg|not|max|min|arg|det|lim|[bp]?mod)(?![A-Za-z])"
+    r"|sim(?:eq)?|cong|doteq|asymp|propto|setminus|neg|not|(?<!_\\)(?<!_\{\\)(?:max|min)|arg|det|lim|[bp]?mod)(?![A-Za-z])"
     r"|\\text\s*\{\s*(?:or|and|per)\s*\}|(?<=[\s\d)}\]])(?:or|and|per))[\s$]*$"
     r"|\\text\s*\{\s*(?:or|and|per)\s*\}\s*[,;)\]]"
 )
@@ -65,11 +65,12 @@ _PRIME = re.compile(
     r"(?<=[A-Za-z)}])\s*\^?\{?(?:'|\\prime(?![A-Za-z]))|(?<=[\w)}\]])\s*\^\s*\{?\s*(?:T\b|\\top(?![A-Za-z]))"
 )
 _DROPPED_INDEX = re.compile(
-    r"\\(?:(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|ln|exp)\s*(?:\^\s*(?:\{[^{}]*\}|\w)\s*)?_"
-    r"|\\(?:max|min|gcd|det)\s*_\s*\d|[\d)\]e]\s*\^\s*(?:\{[^{}]*\}|\w)\s*_"
+    r"\\(?!ln\s*_\s*\{?\s*e\b)(?:(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|ln|exp)\s*(?:\^\s*(?:\{[^{}]*\}|\w)\s*)?_"
+    r"|\\(?:max|min|gcd|det)\s*_\s*\d|[\d)e]\s*\^\s*(?:\{[^{}]*\}|\w)\s*_"
     r"|\d\.\d+\s*_"
 )
-_GIVEN = re.compile(r"P\s*\(([^()]*(?:\\mid(?![A-Za-z])|\|)[^()]*)\)")
+_BAR = re.compile(r"\\(?:mid|vert)(?![A-Za-z])|\\text\s*\{\s*given\s*\}")
+_GIVEN = re.compile(r"P\s*\}?\s*\(([^()]*)\)")
 
 
 class Refused(Exception):
@@ -223,18 +224,22 @@ def refuse_notation(gold: str, pred: str) -> None:
         raise Refused("a negation")
     if any(_TIMES.sub("", a + b) not in _TIMES.sub("", pred) for a, b in _CROSS.findall(gold)):
         raise Refused("a product of sets or vectors in another order")
-    if _count_primes(gold) != _count_primes(pred):
+    is_letter = "T" in gold and "T" in pred
+    if _count_primes(gold, is_letter) != _count_primes(pred, is_letter):
         raise Refused("a derivative, a transpose, or another name")
 
 
 def _conditions(text: str) -> list[str]:
-    r"""The events and conditions of `P(A \mid B)`."""
-    return [given.replace("\\mid", "|").replace(" ", "") for given in _GIVEN.findall(text)]
+    r"""The events and conditions of each `P(A \mid B)`, in a name or an item without one."""
+    names = [_EQUALS.split(item)[0] for item in split(_BAR.sub("|", text), ",", ";")]
+    events = [re.sub(r"[\s{}]", "", event) for name in names for event in _GIVEN.findall(name)]
+    return sorted(event for event in events if event.count("|") == 1)
 
 
-def _count_primes(text: str) -> int:
-    """Count the primes of the value only: `f'(x) = 2x` is 2x."""
-    return len(_PRIME.findall(_EQUALS.split(text)[-1]))
+def _count_primes(text: str, is_letter: bool) -> int:
+    """Count the primes of the value only: `f'(x) = 2x` is 2x. T is no transpose if a letter."""
+    primes = _PRIME.findall(_EQUALS.split(text)[-1])
+    return sum(not (is_letter and prime.endswith("T")) for prime in primes)
 
 
 _DIVISOR = re.compile(r"\\(?:operatorname|text|mathrm)\s*\{\s*(?:gcd|lcm)\s*\}(?=\s*\()")

@@ -425,13 +425,22 @@ def close(first: Any, second: Any, tolerance: Any) -> bool:
 
 
 def _has_more_letters(a: Any, b: Any) -> bool:
-    letters, others = ({symbol.name for symbol in e.free_symbols} for e in (a, b))
-    return not letters - _IMAGINARY_UNIT <= others
+    """True if a letter that only the first has is lost in a zero or an infinity, as in `0x`; a
+    letter that cancels is none."""
+    known = {symbol.name for symbol in b.free_symbols} | _IMAGINARY_UNIT
+    extra = {symbol for symbol in a.free_symbols if symbol.name not in known}
+
+    def vanishes(e: Any) -> bool:
+        constants = (part for part in e.args if (e.is_Mul or e.is_Add) and not part.free_symbols)
+        return any(part.is_infinite or (e.is_Mul and part.is_zero) for part in constants)
+
+    nodes = sympy.preorder_traversal(a) if extra else ()
+    return any(e.free_symbols & extra and vanishes(e) for e in nodes)
 
 
 def equal(a: Any, b: Any) -> bool:
     """True if two expressions agree wherever the first is defined; if it is defined nowhere, they
-    must be written alike. The second has no letters of its own: `0x` is not 0."""
+    must be written alike. The second loses no letter of its own: `0x` is not 0."""
     if a == b:
         return True
     agrees = False

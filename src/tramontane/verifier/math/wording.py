@@ -106,7 +106,7 @@ _LISTED = re.compile(r"[^\W\d_](?:[^\W\d_]|[ ,.;'()-])*")
 _ITEM = re.compile(r"[,;、]|\b(?:and|und|et|y|e|и)\b|和")
 _PRODUCT = re.compile(r"[a-z]{3,4}")
 # -abc and |abc| are not abc, and A'BC is not ABC.
-_OPERATORS = re.compile(r"^\s*-|[|+*/^<>=~#&@]|!\s*[\w=]|\b[A-Z]+\s*'")
+_OPERATORS = re.compile(r"^\s*-|[|+*/^<>=~#&@]|!\s*[\w=]|\b[A-Z]+\s*'(?![A-Z][a-z])")
 
 
 def same_text(gold: str, pred: str) -> bool | None:
