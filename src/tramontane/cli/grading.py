@@ -184,6 +184,7 @@ def _end_with(unread: list[str]) -> None:
         kind = re.sub(r"\"[^\"]*\"|'[^']*'|\d+", "…", line.partition(": ")[2])
         kinds.setdefault(kind, []).append(line)
     for first, *others in kinds.values():
-        complain(first + f" (and {len(others):,} more rows like it)" * bool(others))
+        more = "1 more row" if len(others) == 1 else f"{len(others):,} more rows"
+        complain(first + f" (and {more} like it)" * bool(others))
     if unread:
         raise typer.Exit(1)

@@ -181,6 +181,8 @@ class Look(App[None]):
 
     def look(self) -> None:
         """Read what the run has written since the last look."""
+        if not self.query("#facts"):  # the page is being closed
+            return
         before = len(self.updates)
         self.updates = [
             flattened(row)
