@@ -27,7 +27,7 @@ its last updates. Our trained tokens count only up to the number generated in th
 second of processor time of the generator and of the trainer, each alone on one core with the work
 of the run. They are measured by `core_rates.py` after each of our turns.
 
-Each turn is printed as it ends and kept in build/vs_trl.jsonl, so that the same command goes on
+Each turn is printed as it ends and kept in build/vs_trl.jsonl, so that the same command resumes
 after one that was cut off. The script prints a table and writes vs_trl.json next to this file. It
 fails if our side is not 3 times as fast; the aims are 6 times, and 0.85 of the bound.
 """

@@ -184,9 +184,7 @@ def examine_model(model: PreTrainedModel, max_len: int) -> tuple[Layout, bool]:
     model.set_attn_implementation("slots")
     zero = torch.zeros(1, dtype=torch.int64, device=model.device)
     with uncompiled(model):
-        example = RecordedCache()
-        _packed_forward(model, pack([[0]], model.device), example)
-        layout = Layout(example)
+        layout = _layout(model)
         cache = SlotCache(layout, 1, max_len)
         cache.admit([0], 0, Prefix(0, []))
         cache.begin(zero)  # its first step makes tensors
@@ -195,6 +193,13 @@ def examine_model(model: PreTrainedModel, max_len: int) -> tuple[Layout, bool]:
     if layout.shapes and not cache.reads:
         raise InputError(f"{name} never calls the attention that it was given: {_ADVICE}")
     return layout, not detector.operations
+
+
+def _layout(model: PreTrainedModel) -> Layout:
+    """The layout of the keys and values that a forward of one token leaves."""
+    example = RecordedCache()
+    _packed_forward(model, pack([[0]], model.device), example)
+    return Layout(example)
 
 
 @torch.inference_mode()
@@ -210,9 +215,7 @@ def check_steps(model: PreTrainedModel) -> None:
     sequence = max(short_sequences(model), key=len)
     known = len(sequence) - _STEPS
     with short_windows(model), uncompiled(model):
-        example = RecordedCache()
-        _packed_forward(model, pack([[0]], model.device), example)
-        layout = Layout(example)
+        layout = _layout(model)
         whole = model(**pack([sequence], model.device)).logits[0, known:].float()
         (prefix,) = prefill(model, layout, [Context(sequence[:known])], known)
         cache = SlotCache(layout, 1, len(sequence) + 1)

@@ -48,11 +48,11 @@ class HeadExchange:
         if (copies := self.size // math.gcd(self.size, k.shape[1])) > 1:
             k, v = k.repeat_interleave(copies, 1), v.repeat_interleave(copies, 1)
         own = None if sinks is None else sinks.chunk(self.size)[self.rank]
-        return *(_ToHeads.apply(x, self) for x in (q, k, v)), own  # type: ignore[return-value]
+        return *(_Exchange.apply(x, self, True) for x in (q, k, v)), own  # type: ignore[return-value]
 
     def to_tokens(self, x: torch.Tensor) -> torch.Tensor:
         """All heads of this rank's tokens: [N, Hq / c, d] → [N / c, Hq, d]."""
-        out: torch.Tensor = _ToTokens.apply(x, self)
+        out: torch.Tensor = _Exchange.apply(x, self, False)
         return out
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
@@ -94,26 +94,15 @@ def _to_tokens(x: torch.Tensor, exchange: HeadExchange) -> torch.Tensor:
     return exchange.swapped(parts).transpose(0, 1).flatten(1, 2)
 
 
-class _ToHeads(torch.autograd.Function):
+class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, exchange: HeadExchange) -> torch.Tensor:
-        ctx.exchange = exchange
-        return _to_heads(x, exchange)
+    def forward(ctx: Any, x: torch.Tensor, exchange: HeadExchange, by_heads: bool) -> torch.Tensor:
+        ctx.exchange, ctx.by_heads = exchange, by_heads
+        return (_to_heads if by_heads else _to_tokens)(x, exchange)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _to_tokens(grad, ctx.exchange), None
-
-
-class _ToTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, exchange: HeadExchange) -> torch.Tensor:
-        ctx.exchange = exchange
-        return _to_tokens(x, exchange)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _to_heads(grad, ctx.exchange), None
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return (_to_tokens if ctx.by_heads else _to_heads)(grad, ctx.exchange), None, None
 
 
 class _Gather(torch.autograd.Function):

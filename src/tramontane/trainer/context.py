@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from tramontane.errors import InputError
 from tramontane.models.exchange import HeadExchange, check_heads
-from tramontane.models.families import SAME, short_sequences
+from tramontane.models.families import SAME, deviation, short_sequences
 from tramontane.models.packing import pack, upload
 from tramontane.models.shape import ModelShape
 from tramontane.models.states import stateful_layers
@@ -130,7 +130,7 @@ def check_parts(model: PreTrainedModel, exchange: HeadExchange, dtype: torch.dty
     row = pack([(first * exchange.size)[: len(first) + filler], *others], model.device)
     expected = model(**row).logits[0].float().chunk(exchange.size)[exchange.rank]
     own = model(**_own_inputs(row, exchange)).logits[0].float()
-    errors = (own - expected).square().mean(-1).sqrt() / expected.std(-1)
+    errors = deviation(own, expected)
     # A mixture of experts may choose other experts for a few tokens in bfloat16.
     found = errors.max() if dtype == torch.float32 else errors.median()
     error = float(sharding.total(found, dist.ReduceOp.MAX))
