@@ -61,8 +61,9 @@ class PlacementConfig(Section):
     address: str | None = Field(None, pattern=r"^(auto|[^:/]+:\d+)$")
     """Ray cluster to join: HOST:PORT, or auto for the one that Ray finds. null: start a cluster for
     the run."""
-    weights: Literal["store", "nixl"] = "store"
-    """Transport of weights between actors: Ray's object `store`, or `nixl`, from GPU to GPU."""
+    weights: Literal["store", "differences", "nixl"] = "store"
+    """Transport of weights between actors: Ray's object `store`; `differences`: the same, and other
+    machines than the trainer's fetch only what changed; or `nixl`, from GPU to GPU."""
     lost_sequences: Literal["continue", "restart"] = "continue"
     """What to do with sequences in flight in a generator that died: `continue` from the tokens
     known to the controller, or `restart` from the prompt."""

@@ -16,18 +16,19 @@ import torch
 from tramontane.errors import InputError
 from tramontane.models.host import flat, pageable, pin
 from tramontane.models.int8 import Int8Weight, named_weights
-from tramontane.models.weights import CopiedWeights, LocalWeights, Part, Weights, move
+from tramontane.models.weights import CopiedWeights, Held, LocalWeights, Part, Weights, move
 
 Target = torch.Tensor | Int8Weight
 
 
-def collect(weights: Weights, targets: Mapping[str, Target]) -> None:
+def collect(weights: Weights, targets: Mapping[str, Target], held: Held | None = None) -> None:
     """Copy a version of the weights into `targets`, and check it.
 
     Args:
         weights: on any device, in any dtype.
         targets: a tensor by name, on any device, or a weight in eight bits, which is quantized as
             it arrives; tied names share a target, which is written once or twice.
+        held: an earlier version, which may be in `targets`.
 
     Raises:
         InputError: names or shapes that differ from `targets` (nothing is written then), or a
@@ -37,7 +38,7 @@ def collect(weights: Weights, targets: Mapping[str, Target]) -> None:
     _check_shapes(weights.shapes(), targets)
     arrived: Counter[str] = Counter()
     with torch.no_grad():
-        for bucket in weights.buckets():
+        for bucket in weights.buckets(held):
             names, extremes = list[str](), list[torch.Tensor]()
             for part in bucket:
                 name, count = part.names[0], part.values.numel()
@@ -163,6 +164,8 @@ class StagedWeights:
             self._used[id(target)] = target
         self._spare: dict[int, Target] = {}  # the next version of each
         self._version: int | None = None  # complete and checked in `_spare`, not yet in use
+        self._used_is: str | None = None  # `Weights.version` of what is in use
+        self._spare_is = ""  # and of what is complete in `_spare`
         self._shared = SharedMemory()
         self._changing = threading.Lock()  # `_version`, and which tensors are spare
         device = next(model.parameters()).device
@@ -182,20 +185,21 @@ class StagedWeights:
             InputError: see `collect`. The weights in use are not affected.
         """
         with self._changing:
+            held = self._newest()
             self._version = None
             if not self._spare:
                 self._spare = self._rooms()
-            targets = {n: self._spare[key] for key, names in self._names.items() for n in names}
+            targets = self._named(self._spare)
         # On a GPU the copies use a separate stream, so that decode steps do not wait for them.
         stream = self._stream
         if stream is not None and isinstance(weights, CopiedWeights):
             self._shared.keep(weights)
         with nullcontext() if stream is None else torch.cuda.stream(stream):
-            collect(weights, targets)
+            collect(weights, targets, held)
         if stream is not None:
             stream.synchronize()
         with self._changing:
-            self._version = version
+            self._version, self._spare_is = version, weights.version
 
     def swap(self, version: int, in_place: bool) -> bool:
         """Use a version that was fetched.
@@ -225,8 +229,19 @@ class StagedWeights:
                     used.data, spare.data = spare.data, used.data
             if self._stream is not None:  # no kernel reads what the next `fetch` overwrites
                 torch.cuda.current_stream(self._stream.device).synchronize()
-            self._version = None
+            self._version, self._used_is = None, self._spare_is
             return True
+
+    def _named(self, tensors: Mapping[int, Target]) -> dict[str, Target]:
+        return {name: tensors[key] for key, names in self._names.items() for name in names}
+
+    def _newest(self) -> Held | None:
+        """The newest version here, unless it was loaded from files or is in eight bits."""
+        version, tensors = self._used_is, self._named(self._used)
+        if self._version is not None:
+            version, tensors = self._spare_is, self._named(self._spare)
+        plain = {name: t for name, t in tensors.items() if isinstance(t, torch.Tensor)}
+        return Held(version, plain) if version and len(plain) == len(tensors) else None
 
     def _rooms(self) -> dict[int, Target]:
         tensors = {k: x.data for k, x in self._used.items() if isinstance(x, torch.Tensor)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -30,6 +31,13 @@ class Part(NamedTuple):
 Bucket = list[Part]
 
 
+class Held(NamedTuple):
+    """A version that a reader has in memory."""
+
+    version: str  # `Weights.version`
+    tensors: Mapping[str, torch.Tensor]  # whole, contiguous, by every name; not all of them
+
+
 def tied_names(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
     """The names of each tensor: several if it is tied."""
     names: dict[int, list[str]] = {}
@@ -45,12 +53,19 @@ class Weights(ABC):
     Attributes:
         borrowed: the values are the trainer's parameters, so the trainer must not step before all
             generators have fetched them.
+        version: names these weights, in every process.
     """
 
     borrowed = False
 
     def __init__(self) -> None:
+        self.version = uuid.uuid4().hex
         self._shapes: dict[str, torch.Size] = {}
+
+    def follow(self, last: Weights | None) -> Weights | None:
+        """Note what a trainer rank's part has in common with that of the version before, once it
+        has been added; returns what the next version follows, which the rank keeps."""
+        return None
 
     def add(self, bucket: Bucket, memory: HostMemory | None = None) -> None:
         """Keep a bucket, at least until the trainer's next step; copies of it on the host may use
@@ -87,8 +102,12 @@ class Weights(ABC):
         self._shapes |= {name: part.shape for part in bucket for name in part.names}
 
     @abstractmethod
-    def buckets(self) -> Iterator[Bucket]:
-        """All buckets added, read-only; each bucket is valid until the next one is requested."""
+    def buckets(self, held: Held | None = None) -> Iterator[Bucket]:
+        """All buckets added, read-only; each bucket is valid until the next one is requested.
+
+        Args:
+            held: an earlier version, of which unchanged values need not travel.
+        """
 
     @abstractmethod
     def _keep(self, bucket: Bucket, memory: HostMemory | None) -> None: ...
@@ -117,7 +136,7 @@ class LocalWeights(Weights):
             self._note_shapes(bucket)
         self._sources.append(source)
 
-    def buckets(self) -> Iterator[Bucket]:
+    def buckets(self, held: Held | None = None) -> Iterator[Bucket]:
         yield self._parts
         for source in self._sources:
             yield from source()

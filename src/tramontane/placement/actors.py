@@ -51,7 +51,7 @@ from tramontane.placement.ranks import (
     joint_result,
 )
 from tramontane.placement.seats import on_gpu, seats
-from tramontane.placement.stored import DirectWeights, StoredWeights
+from tramontane.placement.stored import DifferenceWeights, DirectWeights, StoredWeights
 
 logger = logging.getLogger("tramontane")
 
@@ -382,8 +382,8 @@ class Cluster:
 
     def weights(self) -> Weights:
         config = self._config
-        kind = DirectWeights if config.placement.weights == "nixl" else StoredWeights
-        return kind(getattr(torch, config.generator.dtype))
+        kinds = {"store": StoredWeights, "differences": DifferenceWeights, "nixl": DirectWeights}
+        return kinds[config.placement.weights](getattr(torch, config.generator.dtype))
 
     def close(self) -> None:
         if self._ours:

@@ -60,10 +60,11 @@ class Placement(Protocol):
 
 
 def check(config: Config) -> None:
-    """Check that the packages of the placement are installed.
+    """Check that the packages of the placement are installed, and suit the generators.
 
     Raises:
-        InputError: Ray or NIXL is configured but not installed.
+        InputError: Ray or NIXL is configured but not installed, or the weights cannot travel as
+            configured.
     """
     if config.placement.kind != "ray":
         return
@@ -75,6 +76,15 @@ def check(config: Config) -> None:
         raise InputError(
             f"placement.weights is nixl, but NIXL is not installed; install it, or use store: "
             f"{sys.executable} -m pip install nixl"
+        )
+    generator = config.generator
+    if config.placement.weights == "differences" and (
+        generator.dtype == "float32" or generator.weights != "full"
+    ):
+        raise InputError(
+            "placement.weights is differences, which are of 16-bit weights (in float32 nearly "
+            "every value changes, and eight bits are not what travels): set generator.dtype to "
+            "bfloat16 and generator.weights to full, or placement.weights to store"
         )
 
 

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import ray
 import torch
 
+from tramontane.models.differences import Difference
 from tramontane.models.host import HostMemory
-from tramontane.models.weights import Bucket, Part, Weights, on_host
+from tramontane.models.weights import Bucket, Held, Part, Weights, on_host
 
 
 class StoredWeights(Weights):
@@ -24,22 +25,24 @@ class StoredWeights(Weights):
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self._dtype = dtype  # the generators'
-        self._stored: list[tuple[list[_StoredPart], ray.ObjectRef]] = []
+        self._stored: list[_StoredBucket] = []
 
-    def buckets(self) -> Iterator[Bucket]:
-        for parts, stored in self._stored:
-            bucket = [
-                Part(names, shape, start, self._tensor(found, found_shape))
-                for (names, shape, start, found_shape), found in zip(
-                    parts, ray.get(stored), strict=True
-                )
-            ]
+    def buckets(self, held: Held | None = None) -> Iterator[Bucket]:
+        for stored in self._stored:
+            bucket = self._read(stored, held)
             yield bucket
             bucket.clear()
 
+    def _read(self, stored: _StoredBucket, held: Held | None) -> Bucket:
+        found = ray.get(stored.whole)
+        return [
+            part.filled(self._tensor(values, part.values_shape))
+            for part, values in zip(stored.parts, found, strict=True)
+        ]
+
     def _keep(self, bucket: Bucket, memory: HostMemory | None) -> None:
         parts = [_StoredPart(*part[:3], part.values.shape) for part in bucket]
-        self._stored.append((parts, self._put(bucket, memory)))
+        self._stored.append(_StoredBucket(parts, self._put(bucket, memory), _machine()))
 
     def _merge(self, other: Weights) -> None:
         assert isinstance(other, StoredWeights)
@@ -57,6 +60,11 @@ class StoredWeights(Weights):
             return torch.from_numpy(found).view(self._dtype).view(shape)
 
 
+def _machine() -> str:
+    node: str = ray.get_runtime_context().get_node_id()
+    return node
+
+
 class _StoredPart(NamedTuple):
     """A `Part` whose values are in the store."""
 
@@ -64,6 +72,73 @@ class _StoredPart(NamedTuple):
     shape: torch.Size
     start: int
     values_shape: torch.Size
+
+    def rows(self, held: Held) -> torch.Tensor:
+        tensor = held.tensors[self.names[0]]
+        return tensor.narrow(0, self.start, self.values_shape[0]) if self.shape else tensor
+
+    def filled(self, values: torch.Tensor) -> Part:
+        return Part(self.names, self.shape, self.start, values)
+
+
+class _Change(NamedTuple):
+    """What a bucket changes of one version, to become the next one."""
+
+    base: str  # the version before
+    stored: ray.ObjectRef  # a `Difference` for each part
+
+
+class _StoredBucket(NamedTuple):
+    parts: list[_StoredPart]
+    whole: ray.ObjectRef
+    machine: str
+    changes: tuple[_Change, ...] = ()  # from one version to the next, up to this one
+
+    def since(self, version: str) -> tuple[_Change, ...] | None:
+        """The changes from a version to this one, or None if one of them is not known."""
+        bases = [change.base for change in self.changes]
+        return self.changes[bases.index(version) :] if version in bases else None
+
+
+_VERSIONS = 8  # changes that are kept, from one version to the next: how far a reader may lag
+_WORTH = 0.5  # bytes of a bucket's changes, of its own, above which they are not stored
+
+
+class DifferenceWeights(StoredWeights):
+    """Weights in Ray's object store, with what they change of the last versions.
+
+    A generator on another machine that has one of these fetches the changes alone, which it applies
+    to its own copy: the same bits as the whole weights, which every other generator reads. A
+    trainer rank's machine keeps one version until the next one is stored.
+    """
+
+    def follow(self, last: Weights | None) -> Weights:
+        if last is not None:
+            assert isinstance(last, DifferenceWeights)
+            pairs = zip(self._stored, last._stored, strict=True)
+            self._stored = [self._changed(new, old, last.version) for new, old in pairs]
+        return self
+
+    def _changed(self, new: _StoredBucket, old: _StoredBucket, base: str) -> _StoredBucket:
+        differences = [
+            Difference.between(before.values, after.values)
+            for before, after in zip(self._read(old, None), self._read(new, None), strict=True)
+        ]
+        size = sum(part.values_shape.numel() for part in new.parts) * self._dtype.itemsize
+        if sum(difference.nbytes for difference in differences) > size * _WORTH:
+            return new
+        change = _Change(base, ray.put(differences))
+        return new._replace(changes=(*old.changes[1 - _VERSIONS :], change))
+
+    def _read(self, stored: _StoredBucket, held: Held | None) -> Bucket:
+        changes = stored.since(held.version) if held and stored.machine != _machine() else None
+        if held is None or changes is None:
+            return super()._read(stored, held)
+        bucket = [part.filled(part.rows(held).to(self._dtype, copy=True)) for part in stored.parts]
+        for change in changes:
+            for part, difference in zip(bucket, ray.get(change.stored), strict=True):
+                difference.apply(part.values)
+        return bucket
 
 
 class DirectWeights(StoredWeights):

@@ -148,6 +148,7 @@ class Trainer:
         if self._values:
             self._states["value"] = self._values.state_files
         self._host_memory = HostMemory() if self.device.type == "cuda" else None
+        self._published: Weights | None = None  # what the next version follows
         self.vision: Vision | None = None
         self._busy, self._computed = 0.0, 0
         self._learned = TrainedFigures()
@@ -256,6 +257,7 @@ class Trainer:
         """Add this rank's rows of all weights to `weights`. Collective: every rank must call it,
         though only the matrices A of adapters are gathered."""
         weights.add_all(self._parts, self._host_memory)
+        self._published = weights.follow(self._published)
         return weights
 
     def _parts(self) -> Iterator[Bucket]:

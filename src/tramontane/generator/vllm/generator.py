@@ -27,7 +27,7 @@ from tramontane.models.loading import context_length, load_model, load_tokenizer
 from tramontane.models.names import folder_of, pinned, resolve
 from tramontane.models.shape import shape_of
 from tramontane.models.staging import collect, from_state
-from tramontane.models.weights import Weights
+from tramontane.models.weights import Held, Weights
 from tramontane.models.wrapped import PARENT, write_config
 from tramontane.temporary import temporary_folder
 from tramontane.types import Completion, Progress, ResponseText, SamplingParams
@@ -90,6 +90,7 @@ class VllmGenerator(AnyGenerator):
         self._memory = threading.Lock()  # held while the shared tensors are written or read
         self._version: int = 0
         self._fetched: int | None = 0  # the version in the shared tensors, if they are complete
+        self._held: Held | None = None  # the same, unless it was loaded from files
         self._ended: list[Completion] = []
         self._counts: dict[str, float] = {}
         self._start(slots, max_len)
@@ -137,9 +138,10 @@ class VllmGenerator(AnyGenerator):
 
     def fetch(self, version: int, weights: Weights) -> None:
         with self._memory:
-            self._fetched = None
-            collect(weights, self._shared.tensors)
+            held, self._fetched, self._held = self._held, None, None
+            collect(weights, self._shared.tensors, held)
             self._fetched = version
+            self._held = Held(weights.version, self._shared.tensors)
 
     def swap(self, version: int) -> float:
         if not self._memory.acquire(blocking=False):  # a newer version is being fetched
