@@ -1,13 +1,14 @@
 """What the differences between two versions of the weights weigh, and what they cost.
 
-    python -m benchmarks.differences [--models tiny models/smollm2] [--rates 1e-6 2e-5] [--updates 16]
+    python -m benchmarks.differences [--models tiny models/smollm2] [--rates 1e-6 2e-5]
+                                     [--updates 16]
 
-Each model is trained on random completions with AdamW at each learning rate; after every update its
-weights are published in bfloat16, as for `placement.weights: differences`. `changed`: values that
-differ from the version before. `smaller`: bytes of a whole version, of those of the differences.
-`make` and `apply`: milliseconds of one thread for each million weights. The first six updates, whose
-steps are larger, are left out. Prints a table, writes differences.json next to this file, and exits
-with 1 if a promise is broken.
+Each model is trained on random completions with AdamW at each learning rate; after every update,
+its weights are compared in bfloat16, as for `placement.weights: differences`. `changed`: values
+that differ from the version before. `smaller`: bytes of a whole version, of those of the
+differences. `make` and `apply`: milliseconds of one thread for each million weights. The first six
+updates, whose steps are larger, are left out. Prints a table, writes differences.json next to this
+file, and exits with 1 if a promise is broken.
 """
 
 from __future__ import annotations
