@@ -3,6 +3,7 @@ well-formed response. Without this check, a model is taught that right answers a
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,10 +15,11 @@ from tramontane.types import Problem
 from tramontane.verifier.correctness import domain_of
 from tramontane.verifier.custom import Response
 from tramontane.verifier.format import check_format, sample
+from tramontane.verifier.math import can_read
 from tramontane.verifier.math.reference import bare_answers, stated
 from tramontane.verifier.pool import VerifierPool
 
-TRIED = 256  # references with words around a value that are graded at most, of each source,
+TRIED = 256  # references with words around a value, and formulas, that are tried of each source,
 TRIED_BY_FUNCTION = 8  # and references of each domain that the user's own verifier grades
 SHOWN = 60  # characters of a reference
 
@@ -56,7 +58,10 @@ def _of_math(config: VerifierConfig, problems: list[Problem], source: str) -> li
     worded = [(p, answers) for p in problems if (answers := asked[p.id]) is not None]
     trials = [_trial(config, problem, answers) for problem, answers in worded[:TRIED]]
     wrong = {problem.id for problem in _refused(config, trials)}
-    wrong |= {p.id for p in problems if asked[p.id] is None and not _fits(config, p)}
+    plain = [problem for problem in problems if asked[problem.id] is None]
+    wrong |= {problem.id for problem in plain if not _fits(config, problem)}
+    formulas = [p for p in plain if re.search(r"\d.*\D|\D.*\d", p.answer or "", re.DOTALL)]
+    wrong |= {p.id for p in formulas[:TRIED] if not can_read(stated(p.answer or ""), config.math)}
     found = [problem for problem in problems if problem.id in wrong]
     if not found:
         return []

@@ -29,6 +29,11 @@ STATES_TWO = [
     "Ans. 2", "Ответ 2", "ANSWER 2", "Final answer\n2",
     "Answer → $2$", "2 (two)", "2（二）", "2 \\text{ (two)}", "2 (approximately 2.0)",
     "2 (≈ 2.0)", "2 (about 2)", '{"answer": 2}',
+    "\\underline{2}", "\\textcolor{red}{2}", "\\color{red}{2}", "\\color{blue} 2", "{\\bf 2}",
+    "\\bbox[red]{2}", "\\answer{2}", "[ANSWER] 2 [/ANSWER]", "[ANS]2", "['2']", '["2"]',
+    "\\begin{equation}2\\end{equation}", "\\begin{align*}x&=2\\end{align*}",
+    "→ 2", "=> 2", "\\Rightarrow 2", "&nbsp;2", "✅ 2", "2 ✓", "2 QED", "2 ∎", "2 \\blacksquare",
+    "2<br>",
 ]  # fmt: skip
 
 
@@ -64,7 +69,9 @@ def test_the_answer_that_is_stated(reference: str, answer: str) -> None:
         "2 (mod 5)", "12 (base 5)", "x = 2", "parallelogram", "1:2", "12:30", "AB : CD = 1:2",
         "x: 2",
         "\\{x : x > 2\\}", "f: R \\to R", "a*b*c", "f'(x)", "(2, 3)", "Monday: 3, Tuesday: 5",
-        "10^{-3}", "> 2", "- 2", "less than 2",
+        "10^{-3}", "> 2", "- 2", "less than 2", "\\{2\\}", "\\underline{AB}",
+        "['2', '3']", "2 \\to 3", "\\underline{1}\\,\\underline{A}", "a \\square b", "[2]",
+        "\\overline{12}",
     ],
 )  # fmt: skip
 def test_what_is_an_answer_as_it_stands_is_not_taken_apart(reference: str) -> None:
@@ -88,6 +95,8 @@ def told(answers: list[str], **config: object) -> list[str]:
         "Значит, их 2",
         "The answer is 2 because 1 + 1 = 2.", "2 (exactly)", "Step 1: add. Step 2: 2",
         "The value of $x$ is $2$.", "It is \\frac{1}{2} that we wanted", "Answer:", "\\frac{1}{2",
+        "1. 2", "1) 2", "QED 2", "Q1: 2", "1+1 = 2", "3 \\times 4 = 12", "No. 2", "#2", "1\n2",
+        "x + 1 = 3 ⇒ x = 2", "$t(0,4]$",
         "N/A", "nan", "?", "-", "x + " * 400 + "1",
         "First add the two numbers, then you will see what comes out of it.",
     ],

@@ -61,6 +61,11 @@ def can_judge(reference: str | None, policy: MathConfig = DEFAULT) -> bool:
         return False
 
 
+def can_read(reference: str, policy: MathConfig = DEFAULT) -> bool:
+    """False for a reference that cannot be parsed: only its own spelling equals it."""
+    return not _judge(_PLAIN_ANSWER, reference, policy).reason.startswith("the reference cannot")
+
+
 _PLAIN_ANSWER = "17x+3"  # parsed, and compared by value with most references
 
 

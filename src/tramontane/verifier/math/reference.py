@@ -53,7 +53,27 @@ _PAIRS = re.compile(
     r"|「(?P<corner>[^」]+)」)[.。]?"
 )
 _BEFORE = re.compile(r"(?:#{1,6}\s+|[=∴]\s*)(?=\S)")
-_FRAME = re.compile(r"\\(?:fbox|framebox)(?=\s*\{)")
+_FRAME = re.compile(r"\\(?:fbox|framebox|bbox(?:\[[^]]*\])?|answer|ans)(?=\s*\{)")
+_STYLED = re.compile(  # `\underline{2}`, `\textcolor{red}{2}`, `{\bf 2}`, `\color{red} 2`
+    r"(?s)\\(?:uu?line|underline)\s*\{(?P<lined>[^A-Za-z{}]+)\}"
+    r"|\\(?:textcolor|colorbox|color)\s*\{\w+\}\s*\{(?P<colored>(?:[^{}]|\{[^{}]*\})+)\}"
+    r"|\{\s*\\(?:bf|bfseries|em|it|tt|large|Large|huge)\b(?P<braced>(?:[^{}]|\{[^{}]*\})+)\}"
+    r"|\\(?:bf|bfseries|large|Large|huge|displaystyle|color\s*\{\w+\})(?![A-Za-z])(?P<rest>.+)"
+)
+_DISPLAYED = re.compile(
+    r"(?s)\\begin\{(equation|align|aligned|gather|gathered|displaymath|math|center)(\*?)\}"
+    r"(?P<displayed>.*)\\end\{\1\2\}"
+)
+_ALIGNED = re.compile(r"&(?==)|(?<==)&")
+_BRACKETED = re.compile(r"(?is)\[(ans|answer|solution)\]\s*(?P<inside>[^\[\]]+?)\s*(?:\[/\1\])?")
+_LISTED = re.compile(r"(?s)\[\s*(['\"])(?P<listed>[^'\"]+)\1\s*\]")
+_LEAD = re.compile(
+    r"(?:(?:&nbsp;|[→⇒✅✓✔∴&]|[=-]+>|\\(?:Rightarrow|implies|therefore)(?![A-Za-z])|<br\s*/?>)\s*)+"
+)
+_MARK = re.compile(  # of the end of a proof, or of a right answer
+    r"(?i)(?:\s+(?:QED|Q\.E\.D\.)|\s*(?:[∎■□✓✔✅]|\\(?:blacksquare|square|Box|qed|checkmark)|&nbsp;"
+    r"|<br\s*/?>|\[ans(?:wer)?\]))+\s*$"
+)
 _OPEN_BOX = re.compile(r"\\boxed\s+([^\s{}$.,]+)")
 _DIGITS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
 _TENS = "fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty"
@@ -79,10 +99,14 @@ _WORD = re.compile(
     r"[\u0370-\u03ff\u0400-\u04ff\u0600-\u06ff\u0900-\u097f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]{2,}"
 )
 _SHORT = re.compile(r"(?<![^\s])(?:[A-Z]?[a-z]{1,2}(?<=..))(?= [\w$])|(?<=\w )[a-z]{2}(?=\s|$)")
+_FOREIGN = re.compile(r"[\"`~#@«»“”„「」?]")  # in no answer
 _ODD = re.compile(r"[\"'`~#@&«»“”„「」?]")
+_NUMBER = re.compile(r"[-−]?\d+(?:[.,/]\d+)*(?:\s*\\?%)?")
+_OPERATOR = re.compile(r"\\(?:[dt]?frac|sqrt|cdot|times|div|left|right|pm)(?![A-Za-z])")
+_CAPITALS = re.compile(r"[A-Z]{2,}[.:]?\s+[-−]?\d[\d.,]*|Q\d+[.:]\s.*")  # `QED 2`, `Q1: 2`
 _LAST = (
     re.compile(r"\$([^$]+)\$"),
-    re.compile(r"[-−]?\d+(?:[.,/]\d+)*(?:\s*\\?%)?"),
+    _NUMBER,
     re.compile(r"(?<![^\W_])\(?([A-J])\)?(?![^\W_])"),
 )
 
@@ -92,9 +116,9 @@ def stated(reference: str) -> str:
     r"""The answer that a reference states.
 
     What is taken off: tags of which the last ends the text, the only box (or several alike), text
-    up to `Answer:`, `La réponse est` or another label with a colon, Markdown and quotation marks, a
-    leading `=`, and a repetition in brackets (`2 (two)`, `1/3 (about 0.33)`). Any other text is
-    unchanged.
+    up to `Answer:`, `La réponse est` or another label with a colon, Markdown, styles (`{\bf 2}`),
+    quotation marks, a leading `=` or arrow, a mark at the end (`2 ∎`), and a repetition in brackets
+    (`2 (two)`, `1/3 (about 0.33)`). Any other text is unchanged.
     """
     text = reference.strip()
     for _ in range(MAX_STEPS):
@@ -108,11 +132,14 @@ def _without_layer(text: str) -> str:
     text = _OPEN_BOX.sub(r"\\boxed{\1}", _FRAME.sub(r"\\boxed", text.rpartition("####")[2].strip()))
     if (boxed := _boxed(text)) is not None:
         return boxed
-    for pattern in (_TAGGED, _PAIRS):
+    for pattern in (_TAGGED, _PAIRS, _STYLED, _DISPLAYED, _BRACKETED, _LISTED):
         if found := pattern.fullmatch(text):
-            return str(found[found.lastgroup or 2]).strip()
-    if (inner := _BEFORE.sub("", text, count=1)) != text and _BEFORE.match(text):
-        return inner
+            return _ALIGNED.sub("", found[found.lastgroup or 2]).strip()
+    if (inner := _MARK.sub("", text)) != text:
+        return inner.strip()
+    for pattern in (_LEAD, _BEFORE):
+        if found := pattern.match(text):
+            return text[found.end() :]
     if found := _SPELLED.fullmatch(text):
         return found[1]
     if (found := _AGAIN.fullmatch(text)) and _are_close(found[1], found[2]):
@@ -177,6 +204,9 @@ def bare_answers(reference: str) -> list[str] | None:
     text = stated(reference)
     if len(text) > MAX_LENGTH:
         return []
+    is_computed = "=" in text and not re.search("[A-Za-z]", _OPERATOR.sub("", text))  # `1 + 1 = 2`
+    if is_computed or _CAPITALS.fullmatch(text):
+        return _NUMBER.findall(text)[-1:]
     outside = _NAMES.sub(" ", unwrap(_TEXT.sub(" ", text)))
     if not _VALUE.search(outside):
         is_sentence = len(_WORD.findall(unwrap(text))) >= SENTENCE
@@ -186,4 +216,5 @@ def bare_answers(reference: str) -> list[str] | None:
     without = (_WORD.sub(by, _SHORT.sub(by, unwrap(text))) for by in (" ", " , "))
     parts = [" ".join(part.split()).strip(" ,;:.") for part in without]
     parts += (found[-1] for p in _LAST if (found := p.findall(text)))
-    return [part for part in dict.fromkeys(parts) if part]
+    foreign = text if _FOREIGN.search(text) else ""
+    return [part for part in dict.fromkeys(parts) if part not in ("", foreign)]
