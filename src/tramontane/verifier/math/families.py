@@ -51,7 +51,8 @@ def same_family(
     sides: tuple[str, str], gold: str, pred: str, equal: Callable[[str, str], bool]
 ) -> bool | None:
     """Compare two families of one letter each, which is an integer or, if both sides say so, a real
-    constant; None for other answers.
+    constant; None for other answers. A point of one real letter needs no remark (`(x, 3 - x)`) if the
+    reference has one.
 
     A side without a remark about its letter counts as a family if the other has one, and its only
     letter is usual for an integer; a reference also needs a pi, since its letter may be given, and
@@ -73,15 +74,18 @@ def same_family(
     gold, pred = (_BUILT.sub(r"\1", side) for side in (gold, pred))
     if (
         len(domains) > 1
-        or ("R" in domains and not all(declared))
+        or ("R" in domains and not declared[0])
         or bool(_DEGREES.search(gold)) != bool(_DEGREES.search(pred))
     ):
         return None
     labels, kinds, members = zip(*map(_read, (gold, pred)), strict=True)
     if (all(labels) and labels[0] != labels[1]) or not (declared[0] or "\\pi" in gold):
         return None
+    is_point = "R" in domains and not declared[1]  # `(x, 3 - x)` for `(t, 3 - t), t \in \mathbb{R}`
+    if is_point and kinds != ("()", "()"):
+        return None
     letters = [
-        set(found) or equations.variables(" ".join(side)) & _USUAL
+        set(found) or {v for v in equations.variables(" ".join(side)) if is_point or v in _USUAL}
         for found, side in zip(declared, members, strict=True)
     ]
     if any(len(found) != 1 for found in letters):

@@ -29,7 +29,7 @@ from tramontane.verifier.math import (
 from tramontane.verifier.math.counts import with_counts
 from tramontane.verifier.math.equations import refuse_contradiction, refuse_unsolved
 from tramontane.verifier.math.modular import same_remainder
-from tramontane.verifier.math.normalize import normalize, with_thousands
+from tramontane.verifier.math.normalize import normalize
 from tramontane.verifier.math.reference import stated
 
 DEFAULT = MathConfig()
@@ -77,7 +77,7 @@ def _judge(prediction: str, reference: str | None, policy: MathConfig) -> Judgme
         return _too_long()
     if "matrix" in reference:
         prediction = items.as_rows(prediction)
-    gold, pred = with_thousands(normalize(reference), normalize(prediction))
+    gold, pred = numbers.with_thousands(normalize(reference), normalize(prediction))
     if policy.log == "natural":
         pred, gold = (_LOG.sub(r"\\ln ", side) for side in (pred, gold))
     if "I" in pred:

@@ -20,6 +20,12 @@ _CLASS_IN_TEXT = re.compile(
     re.DOTALL,
 )
 _OPERATION = re.compile(rf"(.*?)\s*(?:{_MOD}|{_TEXT}mod(?=\s*\d)){_MODULUS}\}}?\s*", re.DOTALL)
+_SYMBOL = r"\s*\{?\s*([A-Za-z](?:_\{?\w+\}?)?(?:\^\{?\w+\}?)?)\s*\}?\s*"
+_SYMBOLIC = re.compile(
+    rf"(.*?)\s*(?:\(\s*{_MOD}{_SYMBOL}\)|{_MOD}{_SYMBOL}"
+    rf"|(?:\(\s*{_TEXT}|{_TEXT}\(\s*)mod\s*\}}?{_SYMBOL}\)?\s*\}}?\s*\)?)\s*",
+    re.DOTALL,
+)
 _BOTH = re.compile(r"(^|\\equiv|,)\s*\\pm\s*(\d+)(?![\d.^])")
 _INTEGER = re.compile(r"[+-]?\s*\d+")
 _NO_LABEL = re.compile(
@@ -76,6 +82,8 @@ def same_remainder(gold: str, pred: str, equal: Callable[[str, str], bool]) -> b
             continue
         if not any(_same_label(other, label, equal) for other in labels):
             raise Refused(f"a congruence of something else: {label}")
+    if (decided := _same_symbolic(gold, pred, equal)) is not None:
+        return decided
     if (g_list := _classes(gold)) and (p_list := _classes(pred)):
         return g_list == p_list
     g, p = read_modular(gold), read_modular(pred)
@@ -101,6 +109,19 @@ def same_remainder(gold: str, pred: str, equal: Callable[[str, str], bool]) -> b
         least = p_values[1] if not named or named & p_values[1] else set()
         return bool((g_values[0] | g_values[1]) & least)
     return bool((g_values[0] | g_values[1]) & (p_values[0] | p_values[1]))
+
+
+def _same_symbolic(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool | None:
+    r"""Compare `-1 \pmod p` and `p - 1 \pmod{p}`: the last members are equal, or differ by one
+    modulus. None unless both moduli are letters."""
+    matches = [_SYMBOLIC.fullmatch(side) for side in (gold, pred)]
+    if None in matches or any(len(split(side, ",", ";")) > 1 for side in (gold, pred)):
+        return None
+    (g, g_modulus), (p, p_modulus) = ((m[1], m[2] or m[3] or m[4]) for m in matches if m)
+    if g_modulus != p_modulus:
+        return False
+    g, p = (split(re.sub(r"\\equiv(?![A-Za-z])", "=", side), "=")[-1] for side in (g, p))
+    return any(equal(g, moved) for moved in (p, f"{p} + {g_modulus}", f"{p} - {g_modulus}"))
 
 
 def _labels(text: str) -> list[str]:

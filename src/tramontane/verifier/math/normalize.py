@@ -46,7 +46,6 @@ _SYMBOLS = str.maketrans(
     | {"°": r"^{\circ}", "º": r"^{\circ}", "℃": r"^{\circ}C", "℉": r"^{\circ}F"}
 )
 
-TEXT = r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|operatorname|rm)"
 _BASED = rf"[)}}]*\s*(?:_|{TEXT}?\s*\{{?[\s(]*base)"  # `3E8_{16}`, `3E8 (base 16)`
 _BARE = r"(?:\d+(?:\.\d+)?|[A-Za-z]|\\[A-Za-z]+)"
 _ARGUMENT = r"(?:[^()]|\((?:[^()]|\([^()]*\))*\))*"
@@ -154,8 +153,11 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"(\.\d*)\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?", r"\1\\overline{\2\3\4}"),
         (r"(\.\d*)\\dot\s*\{?(\d)\}?(?!\d)", r"\1\\overline{\2}"),
         (r"\\overline\s*\{\s*(\w+)\s*\}(?=\s*_)", r"\1"),
-        (r"(?<![\d.])([1-9]\d{0,2})(?:['’](\d{3}))(?:['’](\d{3}))?(?![\d'’])", r"\1\2\3"),
-        (r"(?<![\d.,])([1-9]\d{0,2})\.(\d{3})\.(\d{3})(?![\d.,])", r"\1\2\3"),
+        (
+            r"(?<![\d.])([1-9]\d{0,2})['’](\d{3})(?:['’](\d{3}))?(?:['’](\d{3}))?(?![\d'’])",
+            r"\1\2\3\4",
+        ),
+        (r"(?<![\d.,])([1-9]\d{0,2})\.(\d{3})\.(\d{3})(?:\.(\d{3}))?(?![\d.,])", r"\1\2\3\4"),
         (r"\\rbrack(?![A-Za-z])", "]"),
         (r":=|\\coloneqq(?![A-Za-z])", "="),
         (r"\\geq(?:slant)?(?![A-Za-z])", r"\\ge "),
@@ -169,7 +171,11 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\([pbB]?matrix)\s*\{([^{}]*)\}", r"\\begin{\1}\2\\end{\1}"),
         (r"(?<!\\)\\(?:\(|\)|\[|\])|\$\$", " "),
         (r"\\colon(?![A-Za-z])", ":"),
-        (r"\bP\s*\(([^()|]+)\|([^()|]+)\)", r"P(\1\\mid \2)"),
+        (r"\\Pr(?![A-Za-z])|\\(?:mathrm|mathbb|text|operatorname)\s*\{\s*Pr?\s*\}(?=\s*\()", "P"),
+        (
+            r"\bP\s*\(([^()|]+?)\s*(?:\||\\(?:mid|vert)(?![A-Za-z]))\s*([^()|]+)\)",
+            r"P(\1\\mid \2)",
+        ),
         (rf"^\s*(\d+)\s*(?:{TEXT}\s*\{{\s*to\s*\}}|\bto\b)\s*(\d+)\s*$", r"\1:\2"),
         (
             rf"^\s*(\d+)\s*(?:{TEXT}\s*\{{\s*(?:out of|in)\s*\}}|\b(?:out of|in)\b)\s*(\d+)\s*$",
@@ -467,25 +473,6 @@ def _apply_rules(text: str) -> str:
     text = re.sub(r"\s+", " ", text).strip()
     # A sentence's full stop, a dangling backslash; `50.` is 50, but `\ldots` keeps its dots.
     return re.sub(r"(?:\s|[.,;:]|\\(?![A-Za-z{}|]))+$", "", text)
-
-
-# Thousands in a text that is a number otherwise; a single one is left to `read_numbers`.
-_GROUPED = re.compile(
-    rf"^((?:\\approx|\\\$|[£€¥₹+-]|\s)*)([1-9]\d{{0,2}}(?:,\d{{3}})+|[1-9]\d?(?:,\d\d)+,\d{{3}})((?:\.\d+)?\s*(?:\\?%|{TEXT}[^,]*|[A-Za-z]{{2}}[^,\d]*)?)$"
-)
-
-
-def with_thousands(gold: str, pred: str) -> tuple[str, str]:
-    """Both sides without the commas of thousands, as in `\\approx 5,305,028 N`; the prediction only
-    where the reference is not a list."""
-    if "," in gold:
-        gold = _GROUPED.sub(_joined, gold)
-    return gold, _GROUPED.sub(_joined, pred) if "," in pred and "," not in gold else pred
-
-
-def _joined(m: re.Match[str]) -> str:
-    is_single = not (m[1].strip() or m[3]) and m[2].count(",") == 1
-    return m[0] if is_single else f"{m[1]}{m[2].replace(',', '')}{m[3]}"
 
 
 def vote(answer: str | None) -> str | None:

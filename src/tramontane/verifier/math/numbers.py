@@ -12,6 +12,8 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
+TEXT = r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|operatorname|rm)"
+
 MAX_DIGITS = 400
 MAX_EXPONENT = 400
 MIN_DIGITS = 4  # significant digits of a rounded decimal: 0.000033 is too imprecise for 1/30000
@@ -267,3 +269,22 @@ def residue(numerator: int, denominator: int, modulus: int) -> int | None:
         return numerator * pow(denominator, -1, modulus) % modulus
     except ValueError:
         return None
+
+
+# Thousands in a text that is a number otherwise; a single one is left to `read_numbers`.
+_GROUPED = re.compile(
+    rf"^((?:\\approx|\\\$|[£€¥₹+-]|\s)*)([1-9]\d{{0,2}}(?:,\d{{3}})+|[1-9]\d?(?:,\d\d)+,\d{{3}})((?:\.\d+)?\s*(?:\\?%|{TEXT}[^,]*|[A-Za-z]{{2}}[^,\d]*)?)$"
+)
+
+
+def with_thousands(gold: str, pred: str) -> tuple[str, str]:
+    """Both sides without the commas of thousands, as in `\\approx 5,305,028 N`; the prediction only
+    where the reference is not a list."""
+    if "," in gold:
+        gold = _GROUPED.sub(_joined, gold)
+    return gold, _GROUPED.sub(_joined, pred) if "," in pred and "," not in gold else pred
+
+
+def _joined(m: re.Match[str]) -> str:
+    is_single = not (m[1].strip() or m[3]) and m[2].count(",") == 1
+    return m[0] if is_single else f"{m[1]}{m[2].replace(',', '')}{m[3]}"

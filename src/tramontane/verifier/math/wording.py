@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from itertools import dropwhile
 from pathlib import Path
 
@@ -151,23 +152,46 @@ def _is_product(text: str) -> bool:
     )
 
 
-_NUMBERS = (
+_UNITS = [
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
     "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
-    "twenty",
-)  # fmt: skip
+]  # fmt: skip
+_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+_NUMBERS = [*_UNITS, *(f"{t} {u}".removesuffix(" zero") for t in _TENS for u in _UNITS[:10])]
+_PARTS = [
+    "half", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh",
+    "twelfth",
+]  # fmt: skip
+
+
+def _read_numbers() -> Iterator[tuple[str, str]]:
+    """Numbers up to one hundred, their negatives, and fractions of parts down to the twelfth."""
+    for number, word in enumerate([*_NUMBERS, "one hundred"]):
+        yield word, str(number)
+        yield f"negative {word}", str(-number)
+        yield f"minus {word}", str(-number)
+    for below, part in enumerate(_PARTS, 2):
+        for name in (part, "quarter") if below == 4 else (part,):
+            yield f"{'an' if name[0] == 'e' else 'a'} {name}", rf"\frac{{1}}{{{below}}}"
+            yield f"one {name}", rf"\frac{{1}}{{{below}}}"
+            names = "halves" if name == "half" else f"{name}s"
+            for above, word in enumerate(_UNITS[2:], 2):
+                yield f"{word} {names}", rf"\frac{{{above}}}{{{below}}}"
+
+
+_NUMBER_WORDS = dict(_read_numbers())
 _PHRASES = {
     phrase.strip(): meaning
     for meaning, phrases in read_yaml(
         Path(__file__).with_name("phrases.yaml").read_bytes(), "phrases.yaml"
     ).items()
     for phrase in phrases.split("|")
-} | {word: str(number) for number, word in enumerate(_NUMBERS)}
+}
 _EXCEPT = re.compile(
     r"(?:all|any|every) (?:real(?: numbers?| values)?|reals)(?: of)?(?: x)?,?"
     r" (?:except|but|other than)(?: for)?(?: x ?=)? ((?:-?\d+(?:/\d+)?|[, ]|and)+)"
 )
-_PLAIN_WORDS = re.compile(r"[^\W\d_]+(?:[\s'’,.]+[^\W\d_]+)*[\s.!]*")
+_PLAIN_WORDS = re.compile(r"[^\W\d_]+(?:[\s'’,.‐-]+[^\W\d_]+)*[\s.!]*")
 
 
 def same_phrase(text: str) -> str:
@@ -179,7 +203,8 @@ def same_phrase(text: str) -> str:
         return rf"\mathbb{{R}}\setminus\{{{match[1].replace('and', ',')}\}}"
     if not _PLAIN_WORDS.fullmatch(bare):
         return text
-    return _PHRASES.get(" ".join(_words(bare)), text)
+    number = _NUMBER_WORDS.get(re.sub(r"\s*[‐-]\s*", " ", bare).rstrip(" .!"))
+    return number or _PHRASES.get(" ".join(_words(bare)), text)
 
 
 _REASON = re.compile(
