@@ -51,8 +51,8 @@ def same_family(
     sides: tuple[str, str], gold: str, pred: str, equal: Callable[[str, str], bool]
 ) -> bool | None:
     """Compare two families of one letter each, which is an integer or, if both sides say so, a real
-    constant; None for other answers. A point of one real letter needs no remark (`(x, 3 - x)`) if the
-    reference has one.
+    constant; None for other answers. A point of one real letter, `(x, 3 - x)`, needs no remark if
+    the reference has one.
 
     A side without a remark about its letter counts as a family if the other has one, and its only
     letter is usual for an integer; a reference also needs a pi, since its letter may be given, and

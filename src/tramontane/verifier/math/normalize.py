@@ -16,7 +16,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from tramontane.verifier.math.numbers import DECIMAL, to_number
+from tramontane.verifier.math.numbers import DECIMAL, TEXT, to_number
 from tramontane.verifier.math.structure import MAX_LENGTH
 from tramontane.verifier.math.wording import same_phrase
 
