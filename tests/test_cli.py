@@ -91,6 +91,19 @@ def test_the_module_is_the_command() -> None:
     assert done.stderr.startswith("error: none.yaml: no such config file")
 
 
+def test_a_warning_of_ours_is_one_line() -> None:
+    """Without the place in the code that it comes from; warnings of other libraries keep theirs."""
+    program = (
+        "import sys, warnings, tramontane\nfrom tramontane.cli import main\n"
+        "sys.argv = ['tramontane', '--version']\n"
+        "try:\n    main()\nfinally:\n"
+        "    warnings.warn_explicit('few rows', UserWarning, tramontane.__file__, 7)\n"
+        "    warnings.warn_explicit('old call', UserWarning, 'library.py', 7)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stderr == "warning: few rows\nlibrary.py:7: UserWarning: old call\n"
+
+
 def test_version(run: Run) -> None:
     assert run("--version") == (0, f"tramontane {tramontane.__version__}\n", "")
     assert importlib.metadata.version("tramontane-rl") == tramontane.__version__

@@ -7,9 +7,11 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -128,6 +130,7 @@ def main() -> None:
     process alive.
     """
     set_handler(signal.SIGTERM, terminate)
+    warnings.showwarning = partial(_show_warning, warnings.showwarning)
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # read when torch is loaded, later
     code: Any = 1
     try:
@@ -146,6 +149,20 @@ def main() -> None:
         code = end.code
     leave_within(EXIT_SECONDS, code if isinstance(code, int) else 0, of_exit=True)
     sys.exit(code)
+
+
+def _show_warning(
+    default: Callable[..., None],
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    *rest: Any,
+) -> None:
+    """Print a warning of ours as one line, without the place in the code that it comes from."""
+    if category is UserWarning and Path(filename).is_relative_to(Path(tramontane.__file__).parent):
+        complain(str(message), "warning:")
+    else:
+        default(message, category, filename, *rest)
 
 
 def _print_version(wanted: bool) -> None:
