@@ -243,3 +243,75 @@ def test_what_is_neither_a_path_nor_a_data_uri_is_refused_shortly(value, tmp_pat
     with pytest.raises(InputError, match="row 3: image .*neither a path nor a data URI") as error:
         album.read(value, "row 3")
     assert len(str(error.value)) < 300
+
+
+RAW = URI.partition(",")[2]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"bytes": None, "path": "a.png"},
+        {"url": URI},
+        "DATA:image/png;BASE64," + RAW,
+        f"data:image/png;base64,{RAW[:20]}\r\n {RAW[20:]}\n",
+    ],
+)
+def test_an_image_in_json_may_be_a_record_or_a_uri_in_another_spelling(tmp_path, value):
+    (tmp_path / "a.png").write_bytes(png())
+    [problem] = load(write_rows(tmp_path, ROW | {"image": value}))
+    assert [decode(image).size for image in problem.images] == [(1, 1)]
+
+
+@pytest.mark.parametrize("value", [0, False, {"bytes": None, "path": None}, [None], [[URI]]])
+def test_a_value_that_is_no_image_is_not_left_out(tmp_path, value):
+    with pytest.raises(InputError, match=r"rows.jsonl:1: an image (is a|of the list is null)"):
+        load(write_rows(tmp_path, ROW | {"image": value}))
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        ({"source": {"type": "base64", "data": RAW}}, "an image part with 'source'"),
+        ({"file_id": "file-1"}, "an image part with 'file_id'"),
+        ({"index": 1}, "an image part with index 1, and image 0 of the row is next"),
+        ({"index": 0, "text": None}, None),
+    ],
+)
+def test_a_part_never_shows_another_image_than_its_own(tmp_path, part, says):
+    content = [{"type": "image", **part}, {"type": "text", "text": "?"}]
+    row = {"prompt": [{"role": "user", "content": content}], "answer": "1", "images": [URI]}
+    if says is None:
+        assert load(write_rows(tmp_path, row))[0].images == [URI]
+    else:
+        with pytest.raises(InputError, match=rf"rows.jsonl:1: {says}"):
+            load(write_rows(tmp_path, row))
+
+
+def test_a_part_may_hold_base64(tmp_path):
+    chat = [{"role": "user", "content": [{"type": "image", "base64": RAW}]}]
+    [problem] = load(write_rows(tmp_path, {"prompt": chat, "answer": "1"}))
+    assert problem.images == [URI]
+
+
+def test_the_first_picture_of_a_camera_is_the_photo():
+    file = io.BytesIO()
+    preview = Image.new("RGB", (8, 8), "blue")
+    Image.new("RGB", (16, 16), "red").save(file, "MPO", save_all=True, append_images=[preview])
+    photo = decode(data_uri(file.getvalue()), Limits(10**6, 10**6, ("JPEG",)))
+    assert photo.size == (16, 16)
+    red, _, blue = photo.getpixel((0, 0))
+    assert red > 200 and blue < 50
+
+
+def test_real_numbers_are_refused_since_they_would_be_black():
+    file = io.BytesIO()
+    Image.fromarray(np.full((4, 4), 0.5, np.float32)).save(file, "TIFF")
+    with pytest.raises(ValueError, match="real numbers"):
+        decode(data_uri(file.getvalue()), Limits(10**6, 10**6, ("TIFF",)))
+
+
+def test_a_long_value_is_shown_shortly(tmp_path):
+    with pytest.raises(InputError) as found:
+        load(write_rows(tmp_path, ROW | {"image": RAW}))
+    assert len(str(found.value)) < 400

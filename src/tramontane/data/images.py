@@ -19,7 +19,8 @@ from tramontane.types import IMAGE, Message
 FIELDS = ("images", "image")  # of a row, with one image or a list
 SHOWN = 80  # characters of a value in a message
 PART_TYPES = ("image", "image_url", "input_image")  # of content parts of a chat's messages
-_VALUES = ("image", "url", "path", "image_url")  # where a part has the image itself
+_VALUES = ("image", "url", "path", "image_url", "base64")  # where a part has the image itself
+_BESIDE = ("type", "text", "index", "detail")  # what a part may have besides
 
 
 class Album(NamedTuple):
@@ -34,28 +35,30 @@ class Album(NamedTuple):
         Raises:
             InputError: an address, no such file, or an image that `models.images.decode` refuses.
         """
+        if isinstance(value, dict):  # a record of `datasets` or a part of a chat, as JSON
+            value = next((value[name] for name in _VALUES if value.get(name)), value)
         if not isinstance(value, str) or not value:
             raise InputError(
                 f"{where}: an image is a {type(value).__name__}: give a path or a data URI"
             )
-        if value.startswith("data:"):
+        if value[:5].lower() == "data:":
             return checked(value, self.limits, f"{where}: an image given as a data URI")
         if "://" in value:
             raise InputError(
                 f"{where}: image {value!r} is an address, and nothing is fetched while data is "
                 f"read; download it, and name its path"
             )
+        shown = value if len(value) <= SHOWN else f"{value[:SHOWN]}…"
         try:
             path = self.folder / Path(value).expanduser()
             is_file = path.is_file()
         except (OSError, RuntimeError, ValueError):  # raw base64, a user that does not exist
-            shown = value if len(value) <= SHOWN else f"{value[:SHOWN]}…"
             raise InputError(
                 f"{where}: image {shown!r} is neither a path nor a data URI "
                 f"(data:image/png;base64,…)"
             ) from None
         if not is_file:
-            raise InputError(f"{where}: image {value!r}: no such file ({path})")
+            raise InputError(f"{where}: image {shown!r}: no such file, from {self.folder}")
         if (size := path.stat().st_size) > self.limits.max_bytes:
             raise InputError(
                 f"{where}: image {path}: a file of {size:,} bytes, and data.images.max_bytes "
@@ -90,7 +93,8 @@ def flattened(value: Any, where: str) -> tuple[Any, list[Any]]:
     parts have themselves, None for one that is in the row's field. Other values unchanged.
 
     Raises:
-        InputError: a content part that is neither text nor an image.
+        InputError: a content part that is neither text nor an image, or an image part whose image
+            cannot be told.
     """
     if not isinstance(value, list | tuple):
         return value, []
@@ -107,17 +111,35 @@ def flattened(value: Any, where: str) -> tuple[Any, list[Any]]:
 def _part_text(part: Any, found: list[Any], where: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in PART_TYPES:
-        found.append(_own_image(part))
+        found.append(_own_image(part, found.count(None), where))
         return IMAGE
     if kind not in ("text", "input_text") or not isinstance(part.get("text"), str):
         raise InputError(f"{where}: a content part of type {kind!r}: give text and image parts")
     return str(part["text"])
 
 
-def _own_image(part: Mapping[str, Any]) -> Any:
-    """The image in a content part, OpenAI's `image_url` included; None if it has none."""
-    value = next((part[name] for name in _VALUES if part.get(name)), None)
-    return value.get("url") if isinstance(value, dict) else value
+def _own_image(part: Mapping[str, Any], earlier: int, where: str) -> Any:
+    """The image in a content part, OpenAI's `image_url` included; None for one of the row's field,
+    which `earlier` parts have taken images of.
+
+    Raises:
+        InputError: it has an image in another form, or names one of the field out of order.
+    """
+    for name in _VALUES:
+        if value := part.get(name):
+            value = value.get("url") if isinstance(value, dict) and "url" in value else value
+            return f"{DATA_URI}*;base64,{value}" if name == "base64" else value
+    if other := [name for name, value in part.items() if value and name not in _BESIDE]:
+        raise InputError(
+            f"{where}: an image part with {other[0]!r}: give the image as {_VALUES[0]!r}, a path "
+            f"or a data URI"
+        )
+    if part.get("index") not in (None, earlier):
+        raise InputError(
+            f"{where}: an image part with index {part['index']}, and image {earlier} of the row is "
+            f"next: list images in the order of their parts"
+        )
+    return None
 
 
 def placed(
@@ -140,11 +162,13 @@ def placed(
         return []
     merged = [next(rest, None) if image is None else image for image in own]
     merged += rest
+    if None in given:
+        raise InputError(f"{where}: an image of the list is null; remove it")
     if None in merged or (marks and marks != len(merged)):
         count = sum(image is not None for image in merged)
         raise InputError(
-            f"{where}: {count} images for {marks} places ({IMAGE} in the text, or image parts); "
-            f"give one for each"
+            f"{where}: {count} image{'s' * (count != 1)} for {marks} places ({IMAGE} in the text, "
+            f"or image parts); give one for each"
         )
     return merged
 

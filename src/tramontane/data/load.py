@@ -283,7 +283,7 @@ def parse_problem(
 
 
 def _is_absent(field_name: str, value: Any) -> bool:
-    return is_missing(value) or (field_name == "images" and not value)
+    return is_missing(value) or (field_name == "images" and value in ("", []))
 
 
 def columns_of(field_name: str, fields: Mapping[str, str]) -> tuple[str, ...]:

@@ -54,10 +54,10 @@ def content_of(image: str) -> bytes:
         ValueError: not in base64, or damaged.
     """
     head, comma, body = image.partition(",")
-    if not comma or not head.endswith(";base64"):
+    if not comma or not head.lower().endswith(";base64"):
         raise ValueError("a data URI must hold base64: data:image/png;base64,…")
     try:
-        return base64.b64decode(body, validate=True)
+        return base64.b64decode("".join(body.split()), validate=True)  # lines, as mail breaks them
     except binascii.Error as error:
         raise ValueError(f"a data URI whose base64 is damaged ({error})") from None
 
@@ -92,8 +92,11 @@ def decode(image: str, limits: Limits | None = None) -> Image:
                 f"{found.width} x {found.height} pixels ({pixels:,}), and data.images.max_pixels "
                 f"allows {limits.max_pixels:,}"
             )
-        if getattr(found, "is_animated", False):
+        # A camera's JPEG may hold more: a preview, brightness, another eye. The first is the photo.
+        if getattr(found, "is_animated", False) and found.format != "MPO":
             raise ValueError("it has several frames; give one of them")
+        if found.mode == "F":
+            raise ValueError("its pixels are real numbers of unknown scale; give 8 or 16 bits")
         found.load()
     except UnidentifiedImageError:
         raise ValueError(
