@@ -64,11 +64,19 @@ class ResponseText(NamedTuple):
     others: tuple[str, ...] = ()  # starts of the responses to prompts at other levels of effort
 
 
-class Message(TypedDict):
-    """A message of a chat; `role` is `system`, `user` or `assistant`."""
-
+class _Said(TypedDict):
     role: str
     content: str
+
+
+class Message(_Said, total=False):
+    """A message of a chat, as chat templates read it; `role` is `system`, `user`, `assistant` or
+    `tool`."""
+
+    reasoning_content: str  # thoughts
+    tool_calls: list[dict[str, Any]]
+    name: str  # of the tool that answers, and the id of the call
+    tool_call_id: str
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from tests.environments.templates import SHAPES, tokenizer_of
 from tests.environments.worlds import add
 from tramontane.config import PromptConfig
 from tramontane.data.prompts import PromptEncoder
-from tramontane.environments.calls import Message
+from tramontane.environments.calls import Parsed
 from tramontane.environments.chat import Chat, ChatFormat
 from tramontane.environments.tools import schema_of
 from tramontane.types import ToolCall
@@ -35,7 +35,7 @@ def chat_of(shape, tools=TOOLS, **config):
 
 def message(text, calls=(), thoughts=""):
     whole = f"<think>{thoughts}</think>{text}" if thoughts else text
-    return Message(whole, thoughts, text, list(calls))
+    return Parsed(whole, thoughts, text, list(calls))
 
 
 def user(text):
@@ -274,7 +274,7 @@ def test_no_sign_is_put_in_where_a_template_moves_text_behind_the_calls():
 def test_an_emptied_pair_of_tags_is_not_appended():
     """The model wrote an empty pair, and the template leaves it out of earlier turns."""
     _, chat, _ = keyed(KEYED.replace("BEHIND", ""))
-    empty = Message("<think>\n\n</think>\n\n3", "\n\n", "3", [])
+    empty = Parsed("<think>\n\n</think>\n\n3", "\n\n", "3", [])
     assert chat.follow(empty, [user("And 3?")]).rewritten
 
 

@@ -15,7 +15,7 @@ if not hasattr(pytest.importorskip("mcp", reason="needs tramontane-rl[mcp]"), "C
 
 from tramontane.config import Config, DataConfig
 from tramontane.environments import loading
-from tramontane.environments.calls import Message
+from tramontane.environments.calls import Parsed
 from tramontane.environments.loading import Host
 from tramontane.environments.running import EnvironmentFailed, Runner
 from tramontane.errors import InputError
@@ -54,7 +54,7 @@ async def conversation(path, *turns, limit=WAIT):
         await host.start(Problem("p", "math", "?"), 0, Config())
         for turn in turns:
             calls = [ToolCall(name, arguments, "") for name, arguments in turn]
-            message = Message("", "", "", calls)
+            message = Parsed("", "", "", calls)
             reply = await asyncio.wait_for(host.step(message), limit)
             yield [found["content"] for found in reply.messages], [call.error for call in calls]
     finally:

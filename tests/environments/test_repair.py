@@ -8,7 +8,7 @@ import pytest
 from tramontane.config import Config, DataConfig, MixtureConfig
 from tramontane.data.playground import conversation, examples, problems
 from tramontane.data.playground.traces import Style
-from tramontane.environments.calls import Message
+from tramontane.environments.calls import Parsed
 from tramontane.environments.loading import Host
 from tramontane.environments.running import EnvironmentFailed, Runner
 from tramontane.evaluation.conversed import right_by_turn
@@ -30,7 +30,7 @@ def played(problem, *texts, config=None):
         host = Host(DATA, 1000, Runner())
         try:
             await host.start(problem, 0, config or Config())
-            replies = [await host.step(Message(text, "", text, [])) for text in texts]
+            replies = [await host.step(Parsed(text, "", text, [])) for text in texts]
         finally:
             await host.close()
         return replies

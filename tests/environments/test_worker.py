@@ -19,7 +19,7 @@ from tramontane.config import Config
 from tramontane.controller.conversations import take_answer
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import loading
-from tramontane.environments.calls import Message as Parsed
+from tramontane.environments.calls import Parsed
 from tramontane.environments.running import EnvironmentFailed, Runner
 from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError

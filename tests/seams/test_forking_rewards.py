@@ -9,7 +9,7 @@ import pytest
 from tests.verifier.test_user_functions import HERE, SECONDS, SUM, config, graded, running
 from tests.verifier.user_functions import SHORT
 from tramontane.config import Config
-from tramontane.environments.calls import Message
+from tramontane.environments.calls import Parsed
 from tramontane.environments.loading import Host
 from tramontane.environments.running import Runner
 from tramontane.verifier.pool import VerifierPool
@@ -41,7 +41,7 @@ def stepped(name):
     async def run():
         host = Host(Config(model="tiny", data={"environment": f"{HERE}:{name}"}).data, 99, Runner())
         await host.start(SUM, 0)
-        reply = await host.step(Message("", "", "", []))
+        reply = await host.step(Parsed("", "", "", []))
         await host.close()
         return reply.reward
 

@@ -13,7 +13,7 @@ import pytest
 from tests.verifier import user_functions
 from tests.verifier.user_functions import SHORT
 from tramontane.config import Config, CustomReward, DomainConfig, RewardConfig, VerifierConfig
-from tramontane.environments.calls import Message
+from tramontane.environments.calls import Parsed
 from tramontane.environments.loading import Host
 from tramontane.environments.running import Runner
 from tramontane.errors import InputError
@@ -92,7 +92,7 @@ def test_a_tool_that_changes_its_arguments_changes_no_record():
         host = Host(Config(model="tiny").data, 99, Runner())
         host._environment, host._kind = World(), "environment"
         host.toolset = type(host.toolset)([Spoiler().tally], 99)
-        await host.step(Message("", "", "", [call]))
+        await host.step(Parsed("", "", "", [call]))
 
     asyncio.run(run())
     assert (call.answer, call.arguments) == ("3", {"numbers": [1, 2]})

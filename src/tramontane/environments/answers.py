@@ -18,7 +18,7 @@ from typing import Any
 from uuid import uuid4
 
 from tramontane.environments import wire
-from tramontane.environments.calls import Message as Parsed
+from tramontane.environments.calls import Parsed
 from tramontane.environments.chat import call_id
 from tramontane.types import FinishReason, SampledTokens, ThinkingTags
 

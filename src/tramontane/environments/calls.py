@@ -88,7 +88,7 @@ _MISTRAL_NAMED = re.compile(r"\s*([^\[\]{}\n]*[^\[\]{}\s])\s*(?:\[CALL_ID\](\w*)
 _PYTHON_TAG = "<|python_tag|>"
 
 
-class Message(NamedTuple):
+class Parsed(NamedTuple):
     """A model's message: its whole text, its thoughts, the rest without calls, and the calls."""
 
     text: str
@@ -126,7 +126,7 @@ class Parser:
             self._ends = ["", *(token for token in added if token in fields)]
             self._start = _before_response(tokenizer, tags)
 
-    def parse(self, text: str, tools: Sequence[Tool] = (), prefix: str = "") -> Message:
+    def parse(self, text: str, tools: Sequence[Tool] = (), prefix: str = "") -> Parsed:
         """Split a message into thoughts, content and calls, whose arguments have the types of
         their tools' schemas.
 
@@ -141,10 +141,10 @@ class Parser:
         typed(message.calls, tools, as_text=self._own in _AS_TEXT)
         return message
 
-    def _by_form(self, text: str, tools: Sequence[Tool]) -> Message:
+    def _by_form(self, text: str, tools: Sequence[Tool]) -> Parsed:
         if self._own == "harmony":
             thoughts, content, calls = harmony(text)
-            return Message(text, thoughts, content.strip(), calls if tools else [])
+            return Parsed(text, thoughts, content.strip(), calls if tools else [])
         thoughts, answer = outside_thoughts(text, self._tags)
         if self._own == "gemma":
             in_channel, answer = outside_channel(text)
@@ -154,9 +154,9 @@ class Parser:
         if tools and not calls and "<tool_call>" in answer:  # as `TOOLS_PROMPT` asks for them
             content, calls = _hermes(answer, tools)
         content = _AROUND.sub("", content).strip()
-        return Message(text, thoughts, content, calls[:MAX_CALLS])
+        return Parsed(text, thoughts, content, calls[:MAX_CALLS])
 
-    def _by_template(self, text: str, tools: Sequence[Tool], prefix: str, own: Message) -> Message:
+    def _by_template(self, text: str, tools: Sequence[Tool], prefix: str, own: Parsed) -> Parsed:
         """A message by the `response_template`; `own`: by the form that the chat template shows,
         whose calls are taken where they are more, or where the response template fails."""
         named = [call for call in own.calls if call.name]
@@ -166,14 +166,14 @@ class Parser:
             if named:
                 return own
             failed = unparsed(f"{type(error).__name__}: {error}")
-            return Message(text, own.thoughts, text, [failed])
+            return Parsed(text, own.thoughts, text, [failed])
         if len(named) > len(calls):
             return own
         thoughts = found.get("reasoning_content") or found.get("thinking")
         content = str(found.get("content") or "")
         if not thoughts:
             thoughts, content = own.thoughts, outside_thoughts(content, self._tags)[1].strip()
-        return Message(text, str(thoughts), content, calls[:MAX_CALLS])
+        return Parsed(text, str(thoughts), content, calls[:MAX_CALLS])
 
     def _read(self, text: str, tools: Sequence[Tool], prefix: str) -> tuple[Any, list[ToolCall]]:
         """(fields, calls) of a message. A response template reads the end of the prompt as well,

@@ -23,14 +23,11 @@ from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 
 from tramontane.data.prompts import Marks, PromptEncoder, Tool
-from tramontane.environments.calls import Message as Parsed
-from tramontane.environments.calls import shown_by
+from tramontane.environments.calls import Parsed, shown_by
 from tramontane.environments.forms import DELIMITERS
 from tramontane.errors import InputError
 from tramontane.models.names import end_tokens
-from tramontane.types import ThinkingTags, ToolCall
-
-Chatted = dict[str, Any]  # a message: role, content, and what tools need
+from tramontane.types import Message, ThinkingTags, ToolCall
 
 # Tokens that end a turn besides the tokenizer's EOS.
 _ENDS = (
@@ -40,6 +37,7 @@ _ENDS = (
 )  # fmt: skip
 _MARK = "\ufdd0"  # a noncharacter, like the next; see `Marks`
 _NEW = "\ufdd1"  # at the start of the first new message
+_ASKED: Message = {"role": "user", "content": "?"}  # where a template is tried
 
 
 class ChatFormat:
@@ -77,10 +75,10 @@ class ChatFormat:
                 return taken
         return None
 
-    def _calling(self, taken: _Calls, count: int) -> list[Chatted]:
+    def _calling(self, taken: _Calls, count: int) -> list[Message]:
         """A chat that ends with calls of `zq0qz` with the arguments `zq1qz`, `zq2qz`, …"""
         made = [("zq0qz", {"x": f"zq{n + 1}qz"}) for n in range(count)]
-        return [{"role": "user", "content": "?"}, taken.message("", made, _ids(count))]
+        return [_ASKED, taken.message("", made, _ids(count))]
 
     @property
     def reads_calls(self) -> bool:
@@ -106,7 +104,7 @@ class ChatFormat:
 
     def calling(
         self, content: str, calls: Sequence[tuple[str, dict[str, Any]]], ids: Sequence[str]
-    ) -> Chatted:
+    ) -> Message:
         """A message with calls, each a name and arguments, as the template takes them."""
         assert self._taken_calls is not None
         return self._taken_calls.message(content, calls, ids)
@@ -115,27 +113,27 @@ class ChatFormat:
     def reads_thoughts(self) -> bool:
         """True if the template writes the thoughts of a message (`reasoning_content`, which
         transformers also gives as `thinking`); otherwise they are part of the content."""
-        thought, asked = "zq0qz", {"role": "user", "content": "?"}
-        said: Chatted = {"role": "assistant", "content": "!", "reasoning_content": thought}
+        thought = "zq0qz"
+        said: Message = {"role": "assistant", "content": "!", "reasoning_content": thought}
         tried = [said]
         if self._taken_calls:
             call = self._taken_calls.message("", [("probe", {"x": "y"})], _ids(1))
             tried.append(call | {"reasoning_content": thought})
-        return any(thought in self._tried([asked, message]) for message in tried)
+        return any(thought in self._tried([_ASKED, message]) for message in tried)
 
     @cached_property
     def drops_thoughts(self) -> bool:
         """True if the template has no key for thoughts, and no place for them in the content: it
         cuts them out (DeepSeek-R1), or writes messages in channels."""
-        said = {"role": "assistant", "content": self.encoder.tags.around("zq0qz") + "zq1qz"}
-        text = self._tried([{"role": "user", "content": "?"}, said])
+        content = self.encoder.tags.around("zq0qz") + "zq1qz"
+        text = self._tried([_ASKED, {"role": "assistant", "content": content}])
         cut = self.calls_form == "harmony" or ("zq1qz" in text and "zq0qz" not in text)
         return cut and not self.reads_thoughts
 
-    def _tried(self, chat: list[Chatted]) -> str:
+    def _tried(self, chat: list[Message]) -> str:
         """A chat as the template writes it; empty if it refuses it."""
         try:
-            return self.encoder.complete(chat) if self.template else ""  # type: ignore[arg-type]
+            return self.encoder.complete(chat) if self.template else ""
         except InputError:
             return ""
 
@@ -143,11 +141,11 @@ class ChatFormat:
     def _tails(self) -> tuple[str, str]:
         """Text after a message of the model: where it is the last, and where the user answers."""
         said = "zq0qz"
-        chat: list[Chatted] = [
-            {"role": "user", "content": "?"},
+        chat: list[Message] = [
+            _ASKED,
             {"role": "assistant", "content": said},
         ]
-        answered = self._tried([*chat, {"role": "user", "content": "?"}])
+        answered = self._tried([*chat, _ASKED])
         return self._tried(chat).rpartition(said)[2], answered.rpartition(said)[2]
 
     @cached_property
@@ -172,8 +170,11 @@ class ChatFormat:
             return eos
         chat = self._calling(taken, 1)
         said = self._tried(chat).rpartition("zq1qz")[2]
-        tool = {"role": "tool", "content": answer, "name": "zq0qz", "tool_call_id": call_id(0, 0)}
-        told = self._tried([*chat, tool]).rpartition(answer)[0].rpartition("zq1qz")[2]
+        told = (
+            self._tried([*chat, _answer("zq0qz", answer)])
+            .rpartition(answer)[0]
+            .rpartition("zq1qz")[2]
+        )
         common = said[: shared(said, told)]
         return self.ended(common) or self._next_turn(told[len(common) :]) or eos
 
@@ -204,17 +205,17 @@ class ChatFormat:
         between `<tool_response>` tags."""
         answer = "zq0qz"
         taken = self._taken_calls or _Calls(as_json=False)
-        chat: list[Chatted] = [
-            {"role": "user", "content": "?"},
+        chat: list[Message] = [
+            _ASKED,
             taken.message("", [("probe", {"x": "y"})], _ids(1)),
-            {"role": "tool", "content": answer, "name": "probe", "tool_call_id": call_id(0, 0)},
+            _answer("probe", answer),
         ]
         try:
-            return bool(self.template) and answer in self.encoder.render(chat)  # type: ignore[arg-type]
+            return bool(self.template) and answer in self.encoder.render(chat)
         except InputError:
             return False
 
-    def as_taken(self, messages: list[Chatted]) -> list[Chatted]:
+    def as_taken(self, messages: list[Message]) -> list[Message]:
         """Messages that follow one of the model, in the roles that the template takes."""
         if self.tool_role or all(m["role"] != "tool" for m in messages):
             return messages
@@ -253,6 +254,11 @@ def call_id(turn: int, number: int) -> str:
     return f"call{turn % 1000:03d}{number % 100:02d}"
 
 
+def _answer(name: str, content: str) -> Message:
+    """A tool's answer to the first call of a chat."""
+    return {"role": "tool", "content": content, "name": name, "tool_call_id": call_id(0, 0)}
+
+
 def ids_of(calls: Sequence[ToolCall], turn: int) -> list[str]:
     """The ids of the calls of a turn: those that the model wrote, else `call_id`."""
     return [call.id or call_id(turn, number) for number, call in enumerate(calls)]
@@ -269,7 +275,7 @@ class _Calls(NamedTuple):
 
     def message(
         self, content: str, calls: Sequence[tuple[str, dict[str, Any]]], ids: Sequence[str]
-    ) -> Chatted:
+    ) -> Message:
         """A message with calls, each a name and arguments."""
         made = []
         for call, (name, given) in zip(ids, calls, strict=True):
@@ -315,8 +321,8 @@ class Chat:
     def __init__(self, form: ChatFormat, tools: Sequence[Tool] = ()) -> None:
         self._form, self._tools = form, list(tools)
         self._marks = Marks(_MARK)
-        self._chat: list[Chatted] = []  # as it is
-        self._signs: list[Chatted] = []  # with a sign for each message of the model
+        self._chat: list[Message] = []  # as it is
+        self._signs: list[Message] = []  # with a sign for each message of the model
         self._text = ""  # of `_signs`
         self._turns = 0
         self._nonce = uuid4().hex[:12]
@@ -328,7 +334,7 @@ class Chat:
         copied._chat = [*self._chat]
         return copied
 
-    def start(self, messages: Sequence[Chatted]) -> list[int]:
+    def start(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of the prompt of the first turn.
 
         Raises:
@@ -339,7 +345,7 @@ class Chat:
         self._render()
         return self._whole()
 
-    def follow(self, message: Parsed, new: Sequence[Chatted]) -> Following:
+    def follow(self, message: Parsed, new: Sequence[Message]) -> Following:
         """Append a message of the model and the messages that answer it; those of the role `tool`
         answer its calls, in order.
 
@@ -354,13 +360,13 @@ class Chat:
         following = [self._follow(*each) for each in others][-1]
         return replace(following, rewritten=True)
 
-    def _follow(self, message: Parsed, new: Sequence[Chatted]) -> Following:
+    def _follow(self, message: Parsed, new: Sequence[Message]) -> Following:
         if not message.thoughts.strip():  # an empty pair of tags
             message = message._replace(thoughts="")
         before, prefix = self._text.removesuffix(self.prefix), self.prefix
         signs, number = self._signs, len(self._chat)
         put = self._put(new, message)
-        first = {**put[0], "content": _NEW + put[0]["content"]}
+        first: Message = {**put[0], "content": _NEW + put[0]["content"]}
         self._turns += 1
         moved = False  # a part of the message is written after its last sign
         refused: InputError | None = None
@@ -445,19 +451,19 @@ class Chat:
 
     def _render(self) -> None:
         encoder = self._form.encoder
-        self._text = encoder.render(self._signs, tools=self._tools)  # type: ignore[arg-type]
+        self._text = encoder.render(self._signs, tools=self._tools)
         response_prefix = encoder.config.response_prefix
         opened = encoder.opened_in(self._text.removesuffix(response_prefix))
         self.prefix = opened + response_prefix
 
     def _whole(self) -> list[int]:
         encoder = self._form.encoder
-        text = encoder.render(self._chat, tools=self._tools)  # type: ignore[arg-type]
+        text = encoder.render(self._chat, tools=self._tools)
         return [*encoder.first_tokens, *encoder.encode_marked(text, self._marks)]
 
     def _model_message(
         self, message: Parsed, prefix: str, apart: bool
-    ) -> tuple[Chatted, Chatted, str]:
+    ) -> tuple[Message, Message, str]:
         """A message of the model as it is, the same with signs in place of its parts, and the last
         sign; calls that are not `apart` are left in its text."""
         form, thoughts, content = self._form, self._sign("t"), self._sign("a")
@@ -473,8 +479,8 @@ class Chat:
             if not around and tags.closing in message.text:  # an empty pair
                 started = f"{message.text.partition(tags.closing)[0]}{tags.closing}\n\n"
         said = self._mark(around + said if calls else said, "assistant")
-        real: Chatted = {"role": "assistant", "content": said}
-        sign: Chatted = {"role": "assistant", "content": started + content}
+        real: Message = {"role": "assistant", "content": said}
+        sign: Message = {"role": "assistant", "content": started + content}
         if calls:
             ids = ids_of(calls, self._turns - 1)
             made = [(made.name or "invalid", self._map(made.arguments)) for made in calls]
@@ -489,8 +495,8 @@ class Chat:
         return real, sign, content
 
     def parts(
-        self, message: Parsed, new: Sequence[Chatted]
-    ) -> Iterator[tuple[Parsed, Sequence[Chatted]]]:
+        self, message: Parsed, new: Sequence[Message]
+    ) -> Iterator[tuple[Parsed, Sequence[Message]]]:
         """A message of the model and what answers it; for templates that write one call a message,
         a message for each call, with its answer."""
         calls = message.calls
@@ -508,7 +514,7 @@ class Chat:
         """The text form of calls; see `calls_form` of the template's form."""
         return self._form.calls_form
 
-    def _marked(self, message: Chatted) -> Chatted:
+    def _marked(self, message: Message) -> Message:
         return {**message, "content": self._mark(message["content"], message["role"])}
 
     def _mark(self, text: str, role: str) -> str:
@@ -525,7 +531,7 @@ class Chat:
             return {key: self._map(item) for key, item in value.items()}
         return [self._map(item) for item in value] if isinstance(value, list) else value
 
-    def _put(self, messages: Sequence[Chatted], message: Parsed) -> list[Chatted]:
+    def _put(self, messages: Sequence[Message], message: Parsed) -> list[Message]:
         """Messages that answer the model's, in the roles that the template takes."""
         put, names = [], [call.name or "invalid" for call in message.calls]
         ids = ids_of(message.calls, self._turns)

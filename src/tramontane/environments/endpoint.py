@@ -31,8 +31,7 @@ from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import wire
 from tramontane.environments.answers import ChatAnswer, Choice, shown_tokens, token_answer
-from tramontane.environments.calls import Message as Parsed
-from tramontane.environments.calls import Parser
+from tramontane.environments.calls import Parsed, Parser
 from tramontane.environments.chat import Chat, ChatFormat
 from tramontane.environments.mistral import MistralChat, load_mistral
 from tramontane.errors import InputError

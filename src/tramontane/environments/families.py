@@ -15,11 +15,12 @@ from typing import Any, Literal, NamedTuple, cast
 
 from tramontane.data.prompts import PromptEncoder, Tool
 from tramontane.environments import wire
-from tramontane.environments.calls import Message, Parser
-from tramontane.environments.chat import Chat, ChatFormat, Chatted, call_id, shared
+from tramontane.environments.calls import Parsed, Parser
+from tramontane.environments.chat import Chat, ChatFormat, call_id, shared
 from tramontane.environments.forms import written
 from tramontane.environments.recorded import Conversation, ConversationEncoder
 from tramontane.errors import InputError
+from tramontane.types import Message
 
 COLUMNS = ("bridge", "history", "SFT text", "calls read back", "end of turn")
 _TYPES: dict[str, Any] = {
@@ -49,8 +50,8 @@ _RICH = {
     **{"a": 7, "half": 0.5, "sure": True, "none": None},
     **{"parts": [1, "x"], "more": {"k": "v"}, "text": "12"},
 }
-ASKED: list[Chatted] = [{"role": "user", "content": "What is 1 + 2?"}]
-_MORE: list[Chatted] = [{"role": "user", "content": "And 3 + 4?"}]
+ASKED: list[Message] = [{"role": "user", "content": "What is 1 + 2?"}]
+_MORE: list[Message] = [{"role": "user", "content": "And 3 + 4?"}]
 
 
 class Case(NamedTuple):
@@ -61,9 +62,9 @@ class Case(NamedTuple):
     thoughts: str = ""
     calls: tuple[dict[str, Any], ...] = ()
 
-    def said(self) -> Chatted:
+    def said(self) -> Message:
         """The message in OpenAI's form, with arguments as objects."""
-        message: Chatted = {"role": "assistant", "content": self.content}
+        message: Message = {"role": "assistant", "content": self.content}
         if self.thoughts:
             message["reasoning_content"] = self.thoughts
         if self.calls:
@@ -77,12 +78,12 @@ class Case(NamedTuple):
             ]
         return message
 
-    def answers(self) -> list[Chatted]:
+    def answers(self) -> list[Message]:
         """What follows the message."""
         return [
             {"role": "tool", "name": "add", "content": str(3 + n), "tool_call_id": call_id(0, n)}
             for n in range(len(self.calls))
-        ] or [dict(message) for message in _MORE]
+        ] or list(_MORE)
 
 
 CASES = (
@@ -161,7 +162,7 @@ class Family:
 
     # What the template writes.
 
-    def taken(self, case: Case, *, tuned: bool = False) -> list[Chatted]:
+    def taken(self, case: Case, *, tuned: bool = False) -> list[Message]:
         """The model's message and its answers as the template takes them. A template that does not
         write thoughts drops them from a history; what is fine-tuned on has them in its content."""
         form, said, answers = self.form, case.said(), case.answers()
@@ -189,17 +190,17 @@ class Family:
     @cached_property
     def prompt(self) -> str:
         """The prompt of the message."""
-        return self.encoder.render(_prompt(ASKED), tools=[TOOL])
+        return self.encoder.render(ASKED, tools=[TOOL])
 
     def ended(self, case: Case, *, tuned: bool = False) -> str:
         """The chat that ends with the model's message."""
         chat = [*ASKED, self.taken(case, tuned=tuned)[0]]
-        return self.encoder.complete(_prompt(chat), tools=[TOOL])
+        return self.encoder.complete(chat, tools=[TOOL])
 
     def whole(self, case: Case, *, tuned: bool = False) -> str:
         """The chat with the message's answers and the start of the next one."""
         chat = [*ASKED, *self.taken(case, tuned=tuned)]
-        return self.encoder.render(_prompt(chat), tools=[TOOL])
+        return self.encoder.render(chat, tools=[TOOL])
 
     def ids(self, text: str) -> list[int]:
         """Tokens of a rendered text."""
@@ -298,9 +299,9 @@ class Family:
             return self.whole(case, tuned=True)
         said, *answers = self.taken(case)
         said["content"] = opened + sampled.removesuffix(self.end_of(case))
-        return self.encoder.render(_prompt([*ASKED, said, *answers]), tools=[TOOL])
+        return self.encoder.render([*ASKED, said, *answers], tools=[TOOL])
 
-    def _read(self, prefix: str, ids: Sequence[int], before: Sequence[int]) -> Message:
+    def _read(self, prefix: str, ids: Sequence[int], before: Sequence[int]) -> Parsed:
         text = prefix + self.form.text_of(ids, before)
         return self.parser.parse(text, [TOOL], prefix)
 
@@ -322,7 +323,7 @@ class Family:
         own = [*example.prompt, *example.response]
         chat = [*ASKED, self.taken(case, tuned=True)[0]]
         if "endgeneration" not in self.form.template:
-            said = self.encoder.complete(_prompt(chat), tools=tools)
+            said = self.encoder.complete(chat, tools=tools)
             end = self.end_of(case) or str(self.tokenizer.eos_token)
             text = self._body(said, end) + end
             return same(own, self.ids(text), self.encoder)
@@ -360,7 +361,7 @@ class Family:
         return "ok", f"`{end}`"
 
 
-def misread(case: Case, message: Message, text: str) -> Note:
+def misread(case: Case, message: Parsed, text: str) -> Note:
     """What is wrong with a message that was read in the text of a case."""
     found = [(call.name, call.arguments) for call in message.calls]
     if found != [("add", arguments) for arguments in case.calls]:
@@ -390,12 +391,8 @@ def _first(text: str, tokens: set[str]) -> str:
     return max((token for token in tokens if bare.startswith(token)), key=len, default="")
 
 
-def plain(message: Chatted) -> Chatted:
+def plain(message: Message) -> Message:
     return {"role": message["role"], "content": message["content"]}
-
-
-def _prompt(chat: list[Chatted]) -> Any:
-    return [dict(message) for message in chat]
 
 
 def _reason(error: InputError) -> str:

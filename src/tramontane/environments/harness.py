@@ -28,7 +28,7 @@ from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder, Tool
 from tramontane.environments import wire
 from tramontane.environments.answers import ChatAnswer, Choice, shown_tokens
-from tramontane.environments.calls import Message as Parsed
+from tramontane.environments.calls import Parsed
 from tramontane.environments.endpoint import Choices, ContextExceeded, Endpoint, make_app
 from tramontane.environments.loading import Reply
 from tramontane.environments.running import EnvironmentFailed, Runner

@@ -29,7 +29,7 @@ from tramontane.data.prompts import Tool
 from tramontane.data.values import encoded
 from tramontane.environments.adapters import adapted
 from tramontane.environments.builtin import BUILT_IN
-from tramontane.environments.calls import Message as Parsed
+from tramontane.environments.calls import Parsed
 from tramontane.environments.running import EnvironmentFailed, Runner, blaming
 from tramontane.environments.tools import Toolset, methods, schema_of
 from tramontane.environments.wire import ChatMessage

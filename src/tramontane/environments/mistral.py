@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import groupby
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tramontane.data.prompts import PromptEncoder, Tool
-from tramontane.environments.calls import Message as Parsed
-from tramontane.environments.chat import Chatted, call_id, ids_of
+from tramontane.environments.calls import Parsed
+from tramontane.environments.chat import call_id, ids_of
 from tramontane.environments.forms import kept_id
 from tramontane.environments.recorded import THOUGHTS, Conversation, Example, function_of
 from tramontane.errors import InputError, install
@@ -105,7 +105,7 @@ class MistralChat:
     ) -> None:
         self._mistral, self._encoder = mistral, encoder
         self._tools = [plain_tool(tool) for tool in tools]
-        self._messages: list[Chatted] = []
+        self._messages: list[dict[str, Any]] = []
         self._ids: list[int] = []
         self._turns = 0
         # Of the newest recorded calls: their ids by those in the record, and in order.
@@ -121,7 +121,7 @@ class MistralChat:
         copied._messages = [*self._messages]
         return copied
 
-    def start(self, messages: Sequence[Chatted]) -> list[int]:
+    def start(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The tokens of the prompt of the first turn.
 
         Raises:
@@ -141,7 +141,7 @@ class MistralChat:
             self._ids = self._encode()
         return self._ids
 
-    def follow(self, message: Parsed, new: Sequence[Chatted]) -> MistralFollowing:
+    def follow(self, message: Parsed, new: Sequence[Mapping[str, Any]]) -> MistralFollowing:
         """Append a message of the model and the messages that answer it; those of the role `tool`
         answer its calls, in order.
 
@@ -170,8 +170,8 @@ class MistralChat:
         return MistralFollowing(put, rewritten, lambda: whole)
 
     def parts(
-        self, message: Parsed, new: Sequence[Chatted]
-    ) -> Iterator[tuple[Parsed, Sequence[Chatted]]]:
+        self, message: Parsed, new: Sequence[Mapping[str, Any]]
+    ) -> Iterator[tuple[Parsed, Sequence[Mapping[str, Any]]]]:
         """A message of the model and what answers it."""
         yield message, new
 
@@ -180,7 +180,7 @@ class MistralChat:
         eos = self._mistral.instruct_tokenizer.tokenizer.eos_id
         return following.put if last == eos else [eos, *following.put]
 
-    def learned(self, message: Chatted, tuning: MistralTokenizer) -> list[int]:
+    def learned(self, message: dict[str, Any], tuning: MistralTokenizer) -> list[int]:
         """Append a recorded message of the model as the library takes it; the tokens of the chat up
         to its end, as `tuning` writes it."""
         said = message.get("content") or ""  # a text, or the library's own chunks
@@ -198,7 +198,7 @@ class MistralChat:
 
     def _say(self, said: Any, calls: Iterable[tuple[str, str, dict[str, Any]]]) -> None:
         """Append a message of the model: a text or chunks, and calls as (id, name, arguments)."""
-        own: Chatted = {"role": "assistant"}
+        own: dict[str, Any] = {"role": "assistant"}
         own["content"] = self._chunks({"role": "assistant", "content": said})
         made = [
             {
@@ -210,7 +210,7 @@ class MistralChat:
         self._messages.append(own | {"tool_calls": made} if made else own)
         self._turns += 1
 
-    def answered(self, messages: Sequence[Chatted]) -> list[int]:
+    def answered(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Append recorded messages that answer the model's; the tokens of the prompt after them."""
         by_id, ids = self._asked
         for number, given in enumerate(messages):
@@ -225,7 +225,7 @@ class MistralChat:
         from mistral_common.exceptions import MistralCommonException
         from mistral_common.protocol.instruct.request import ChatCompletionRequest
 
-        given: Chatted = {"messages": self._messages, "tools": self._tools or None}
+        given: dict[str, Any] = {"messages": self._messages, "tools": self._tools or None}
         if self._effort is not None:
             given["reasoning_effort"] = self._effort
         try:
@@ -234,7 +234,7 @@ class MistralChat:
         except (MistralCommonException, ValueError) as error:
             raise InputError(f"mistral-common refuses it: {error}") from None
 
-    def _encode_one(self, message: Chatted) -> list[int]:
+    def _encode_one(self, message: Mapping[str, Any]) -> list[int]:
         from mistral_common.protocol.instruct.messages import ToolMessage, UserMessage
 
         instruct: Any = self._mistral.instruct_tokenizer
@@ -245,7 +245,7 @@ class MistralChat:
         encoded = instruct.encode_user_message(asked, None, is_last=True, is_first=False)
         return list(encoded[0])
 
-    def _chunks(self, message: Chatted) -> Any:
+    def _chunks(self, message: Mapping[str, Any]) -> Any:
         """The content of a message, with thoughts in chunks of their own; the user's is a text."""
         text, (opening, closing) = message["content"], self._encoder.tags
         may_think = self.thinks and message["role"] in ("system", "assistant")

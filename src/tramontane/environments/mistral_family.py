@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import wire
-from tramontane.environments.calls import Message, Parser
-from tramontane.environments.chat import ChatFormat, Chatted
+from tramontane.environments.calls import Parsed, Parser
+from tramontane.environments.chat import ChatFormat
 from tramontane.environments.families import (
     ASKED,
     COLUMNS,
@@ -58,7 +58,7 @@ class MistralFamily:
         """The library's tokens of the request after the message's answers."""
         return self._library([self._said(case), *map(dict, case.answers())], self.mistral)
 
-    def _library(self, said: list[Chatted], mistral: MistralTokenizer) -> list[int]:
+    def _library(self, said: list[dict[str, Any]], mistral: MistralTokenizer) -> list[int]:
         """The library's tokens of a chat that goes on with these messages."""
         from mistral_common.protocol.instruct.request import ChatCompletionRequest
 
@@ -66,9 +66,9 @@ class MistralFamily:
         made: Any = ChatCompletionRequest.model_validate(request)
         return list(mistral.encode_chat_completion(made).tokens)
 
-    def _said(self, case: Case) -> Chatted:
+    def _said(self, case: Case) -> dict[str, Any]:
         """The model's message as the library takes it."""
-        said = case.said()
+        said: dict[str, Any] = {**case.said()}
         thoughts = said.pop("reasoning_content", "")
         for call in said.get("tool_calls", ()):
             call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
@@ -92,7 +92,7 @@ class MistralFamily:
         message = AssistantMessage.model_validate(said)
         return [*ids, *self.instruct.encode_assistant_message(message, False)]
 
-    def read(self, ids: list[int]) -> Message:
+    def read(self, ids: list[int]) -> Parsed:
         """The message in sampled tokens."""
         return self.parser.parse(self.form.text_of(ids), [TOOL])
 

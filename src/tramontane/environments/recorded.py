@@ -13,7 +13,7 @@ from itertools import groupby, pairwise
 from typing import Any, NamedTuple, cast
 
 from tramontane.data.prompts import GENERATED, Marks, PromptEncoder, Tool
-from tramontane.environments.chat import ChatFormat, Chatted, call_id, shared
+from tramontane.environments.chat import ChatFormat, call_id, shared
 from tramontane.environments.forms import kept_id, written
 from tramontane.errors import InputError
 
@@ -41,7 +41,7 @@ class Example(NamedTuple):
 class Conversation(NamedTuple):
     """A chat that ends with the model's message, and descriptions of the tools in it."""
 
-    messages: list[Chatted]
+    messages: list[dict[str, Any]]
     tools: list[Tool]
 
     @classmethod
@@ -91,7 +91,7 @@ class ConversationEncoder:
             InputError: the template refuses the messages, or does not write a part of one.
         """
         messages, tools = conversation
-        marks, chat = Marks("\ufdd0"), list[Chatted]()
+        marks, chat = Marks("\ufdd0"), list[dict[str, Any]]()
         text, example = "", Example([], [])
         for message in self._turns(messages, marks):
             if message[-1]["role"] != "assistant":
@@ -116,7 +116,7 @@ class ConversationEncoder:
             text = start + "".join(part for part, _ in rest)
         yield example
 
-    def _turns(self, messages: Sequence[Chatted], marks: Marks) -> Iterator[list[Chatted]]:
+    def _turns(self, messages: Sequence[dict[str, Any]], marks: Marks) -> Iterator[list[Any]]:
         """The messages as the template takes them: one of the model, or those between two."""
         calls: list[dict[str, Any]] = []
         for said, group in groupby(messages, lambda message: message["role"] == "assistant"):
@@ -125,7 +125,7 @@ class ConversationEncoder:
                 calls = made.get("tool_calls", [])
                 yield [made]
                 continue
-            put, names = [], iter(calls)
+            put, names = list[Any](), iter(calls)
             for message in group:
                 given = _plain(message)
                 given["content"] = self._encoder.mark(given["content"], given["role"], marks)
@@ -135,9 +135,10 @@ class ConversationEncoder:
                 put.append(given)
             yield self._form.as_taken(put)
 
-    def _made(self, message: Chatted) -> Chatted:
+    def _made(self, message: dict[str, Any]) -> dict[str, Any]:
         """A message of the model with its thoughts and calls where the template reads them."""
-        made, tags = _plain(message), self._encoder.tags
+        made: Any = _plain(message)
+        tags = self._encoder.tags
         calls = [function_of(call) for call in message.get("tool_calls") or ()]
         thoughts = next((message[key] for key in THOUGHTS if message.get(key)), None)
         if calls and self._form.reads_calls:
@@ -157,7 +158,7 @@ class ConversationEncoder:
         return made
 
     def _written(
-        self, chat: list[Chatted], message: Chatted, tools: Sequence[Tool], where: str
+        self, chat: list[dict[str, Any]], message: dict[str, Any], tools: Sequence[Tool], where: str
     ) -> tuple[str, list[tuple[str, bool]]]:
         """The text before a message of the model, and the parts of the message, to the token that
         ends it, each with whether it is learned."""
@@ -196,7 +197,7 @@ class ConversationEncoder:
         parts = [(text, number % 2 == 0) for number, text in enumerate(own) if text]
         return "".join(pieces[: before + 1]), parts
 
-    def _check(self, message: Chatted, text: str, where: str) -> None:
+    def _check(self, message: dict[str, Any], text: str, where: str) -> None:
         """Refuse a message that the template writes only in part."""
         parts = {
             "content": message["content"] or "",
@@ -227,7 +228,7 @@ def _holds(text: str, wanted: str) -> bool:
     return "".join(wanted.split()) in "".join(text.split())
 
 
-def _plain(message: Mapping[str, Any]) -> Chatted:
+def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": message["role"], "content": message.get("content") or ""}
 
 

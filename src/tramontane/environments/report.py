@@ -8,13 +8,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tramontane.config import PromptConfig
 from tramontane.data.prompts import PromptEncoder, Tool
-from tramontane.environments.calls import Message
-from tramontane.environments.chat import Chat, Chatted
+from tramontane.environments.calls import Parsed
+from tramontane.environments.chat import Chat
 from tramontane.environments.families import Cell, Family
 from tramontane.environments.mistral import MistralChat, files_of, load_mistral
 from tramontane.environments.mistral_family import MistralFamily
 from tramontane.errors import InputError
-from tramontane.types import ToolCall
+from tramontane.types import Message, ToolCall
 
 # Variables of published templates that decide whether thoughts of earlier turns stay.
 THOUGHT_KEYS = (
@@ -34,11 +34,11 @@ _TOOL: Tool = {
     },
 }
 _CALL = ToolCall("add", {"a": 1, "b": 2}, "3")
-_ASKED: list[Chatted] = [{"role": "user", "content": "1 + 2?"}]
-_ANSWER: Chatted = {"role": "tool", "content": "3"}
-_Turn: TypeAlias = tuple[Message, list[Chatted]]  # of the model, and what answers it
+_ASKED: list[Message] = [{"role": "user", "content": "1 + 2?"}]
+_ANSWER: Message = {"role": "tool", "content": "3"}
+_Turn: TypeAlias = tuple[Parsed, list[Message]]  # of the model, and what answers it
 _New: TypeAlias = Callable[[], Any]  # makes a `Chat` or `MistralChat`
-_NEXT: list[Chatted] = [{"role": "user", "content": "3 + 4?"}]
+_NEXT: list[Message] = [{"role": "user", "content": "3 + 4?"}]
 
 
 class Trait(NamedTuple):
@@ -112,14 +112,14 @@ _OTHER_FORM = f"{_OTHER_TEMPLATE}, or the form of the model's calls (conversatio
 def _followed(new_chat: _New, encoder: PromptEncoder, keys: Sequence[str]) -> list[Trait]:
     """What becomes of turns with thoughts; `keys` of the template keep them."""
 
-    def thought(content: str, calls: list[ToolCall]) -> Message:
-        return Message(f"{encoder.tags.around('Add.')}{content}", "Add.", content, calls)
+    def thought(content: str, calls: list[ToolCall]) -> Parsed:
+        return Parsed(f"{encoder.tags.around('Add.')}{content}", "Add.", content, calls)
 
     called: _Turn = (thought("", [_CALL]), [_ANSWER])
     tried: dict[str, tuple[_Turn, ...]] = {
         "call with thoughts, answered": (called,),
         "thoughts, then a message": ((thought("3", []), _NEXT),),
-        "both, then a message": (called, (Message("3", "", "3", []), _NEXT)),
+        "both, then a message": (called, (Parsed("3", "", "3", []), _NEXT)),
     }
     remedy = (
         "a run begins a new sequence there, with the rewritten conversation as its prompt; with "

@@ -22,10 +22,9 @@ from pydantic import (
 
 from tramontane.data.prompts import Tool
 from tramontane.data.values import cleaned
-from tramontane.environments.calls import Message as Parsed
-from tramontane.environments.chat import Chatted
+from tramontane.environments.calls import Parsed
 from tramontane.environments.forms import kept_id, written
-from tramontane.types import SampledTokens, SamplingParams, ThinkingTags, ToolCall
+from tramontane.types import Message, SampledTokens, SamplingParams, ThinkingTags, ToolCall
 
 MAX_N = 128  # completions of one request
 # The beginning of OpenAI's message about a chat that is too long, which clients look for.
@@ -106,7 +105,7 @@ class ChatMessage(Part):
                 raise ValueError("only texts are read: give parts {type: text, text: …}")
         return "".join(part["text"] for part in value)
 
-    def plain(self) -> Chatted:
+    def plain(self) -> Message:
         """The message as chat templates read it."""
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": self.content}
@@ -299,7 +298,7 @@ def write(chat: Any, messages: Sequence[ChatMessage]) -> list[int]:
     return following.whole() if following else prompt
 
 
-def answers(said: ChatMessage, new: Sequence[ChatMessage]) -> list[Chatted]:
+def answers(said: ChatMessage, new: Sequence[ChatMessage]) -> list[Message]:
     """The messages after one of the assistant's, those of tools in the order of its calls."""
     order = {call.id: number for number, call in enumerate(said.tool_calls or ())}
     ordered = sorted(new, key=lambda message: order.get(message.tool_call_id or "", len(order)))

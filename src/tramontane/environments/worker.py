@@ -12,14 +12,13 @@ import time
 from array import array
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import loading, wire
-from tramontane.environments.calls import Message as Parsed
-from tramontane.environments.calls import Parser
-from tramontane.environments.chat import Chat, ChatFormat, Chatted
+from tramontane.environments.calls import Parsed, Parser
+from tramontane.environments.chat import Chat, ChatFormat
 from tramontane.environments.loading import Host, Reply
 from tramontane.environments.mistral import MistralChat, load_mistral
 from tramontane.environments.protocol import Continued, Lost, Started
@@ -138,10 +137,8 @@ class EnvironmentWorker:
         messages = await opening
         while True:
             chat = self._new_chat(host, effort)
-            if host.asked or host.posted:
-                prompt = self._asked(chat, host)
-            else:
-                prompt = chat.start(cast(list[Chatted], messages))
+            asked = host.asked or host.posted
+            prompt = self._asked(chat, host) if asked else chat.start(messages)
             if len(prompt) <= self._max_prompt:
                 return _Conversation(host, chat, prompt, effort, tokens=ints(prompt))
             reason = f"{wire.CONTEXT} {self._max_prompt} tokens at its beginning "
@@ -341,7 +338,7 @@ class EnvironmentWorker:
             known = len(said.turn.prompt_ids) + len(said.turn.token_ids)
             return ([], posted) if host.restarted else (posted[known:], None)
         conversation.chat = said.chat.copy()
-        following = conversation.chat.follow(said.message, cast(list[Chatted], messages))
+        following = conversation.chat.follow(said.message, messages)
         if following.rewritten and self._format.history == "fork":
             return [], following.whole()
         return conversation.chat.tokens(following, said.turn.token_ids[-1]), None
