@@ -1,6 +1,6 @@
 """Attention that is more than a softmax over a layer's own keys: latent attention, layers
-that share keys and values, attention sinks, capped scores and chunks. In the engine, and packed in
-training, against transformers' own eager forward."""
+that share keys and values, attention sinks, capped scores and chunks; and a model whose class says
+nothing of it. In the engine, and packed in training, against transformers' own eager forward."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from transformers import (
     Gemma4TextConfig,
     GptOssConfig,
     Llama4TextConfig,
+    StableLmConfig,
 )
 
 from tests.generator.slot_models import (
@@ -88,6 +89,8 @@ KINDS = {
         Gemma2Config,
         {"layer_types": BOTH, "sliding_window": WINDOW, "attn_logit_softcapping": 2.0},
     ),
+    # Its class does not say that it supports the interface that its layers use.
+    "unannounced": (StableLmConfig, {"use_parallel_residual": True, "qk_layernorm": True}),
 }
 
 TRAINED = KINDS | {

@@ -19,6 +19,7 @@ from tramontane.generator.fusion import uncompiled
 from tramontane.generator.graphs import ValueReadDetector
 from tramontane.generator.lanes import Layout, PackedCache, Prefix, RecordedCache, WrittenCache
 from tramontane.generator.parking import NOTHING, Context, ContinuedCache
+from tramontane.models.attention import uses_interface
 from tramontane.models.cached import cache_argument
 from tramontane.models.families import SAME, deviation, short_sequences, short_windows
 from tramontane.models.packing import pack, recurring
@@ -172,8 +173,8 @@ def examine_model(model: PreTrainedModel, max_len: int) -> tuple[Layout, bool]:
     """
     name = type(model).__name__
     separate_states(model)
-    has_state = bool(stateful_layers(model))  # such models do not say whether they support it
-    if not (model._supports_attention_backend or has_state):
+    has_state = bool(stateful_layers(model))
+    if not (uses_interface(model) or has_state):
         raise InputError(f"{name} does not go through transformers' attention interface: {_ADVICE}")
     layers = set(getattr(model.config, "layer_types", None) or ())
     if uncached := sorted(layers - _CACHED_LAYERS - (_STATE_LAYERS if has_state else set())):
