@@ -77,6 +77,7 @@ class Message(_Said, total=False):
     tool_calls: list[dict[str, Any]]
     name: str  # of the tool that answers, and the id of the call
     tool_call_id: str
+    images: list[str]  # data URIs, each for a `data.prompts.PLACE` in the content
 
 
 @dataclass(frozen=True)

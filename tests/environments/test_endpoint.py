@@ -1,7 +1,7 @@
 """The endpoint's answers, for completions that are given: what was sampled is what is read."""
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import pytest
@@ -41,13 +41,20 @@ class Recorded:
         self.tokenizer = load_tokenizer("tiny")
         self.text, self.pace = "", 1
         self.prompts: list[list[int]] = []
+        self.images: Sequence[str] = ()
         self.asked: list[SamplingParams] = []
         self.reports = self.dropped = 0
 
     async def sample(
-        self, prompt_ids: list[int], n: int, seed: int, sampling: SamplingParams
+        self,
+        prompt_ids: list[int],
+        n: int,
+        seed: int,
+        sampling: SamplingParams,
+        images: Sequence[str] = (),
     ) -> AsyncGenerator[list[Completion], None]:
         self.prompts.append(prompt_ids)
+        self.images = images
         self.asked.append(sampling)
         ids = self.tokenizer(self.text, add_special_tokens=False)["input_ids"]
         ids = [*ids, self.tokenizer.eos_token_id][: sampling.max_tokens]
@@ -246,7 +253,8 @@ def test_sampling_is_the_requests_else_the_servers(client: TestClient, sampler: 
     [
         ({"messages": []}, 400, "messages"),
         ({"messages": [{"role": "assistant", "content": "2"}]}, 400, "begins with"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "only texts"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "data URI"),
+        ({"messages": [{"role": "user", "content": [{"type": "file"}]}]}, 400, "only texts"),
         ({"temperature": -1}, 400, "temperature"),
         ({"n": 0}, 400, "n: "),
         ({"logit_bias": {"5": 1}}, 400, "logit_bias"),

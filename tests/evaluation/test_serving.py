@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import httpx
@@ -13,18 +15,25 @@ import pytest
 
 import tramontane
 from tests.paths import ROOT
+from tramontane.data import playground
 from tramontane.models.loading import load_tokenizer
 
 pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane-rl[view]'")
 
 SECONDS = 120.0  # limit of a start, and of an answer
 PROMPT = "What is 3 + 4?"
-COMMAND = ["serve", "tiny", "generator.device=cpu", "--slots", "8", "--max-tokens", "24"]
+OPTIONS = ["generator.device=cpu", "--slots", "8", "--max-tokens", "24"]
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    command = [sys.executable, "-m", "tramontane", *COMMAND]
+    with serving("tiny") as address:
+        yield address
+
+
+@contextmanager
+def serving(model: str) -> Iterator[str]:
+    command = [sys.executable, "-m", "tramontane", "serve", model, *OPTIONS]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
@@ -81,6 +90,34 @@ def test_the_client_of_openai(address: str) -> None:
     assert whole.choices[0].token_ids == pieces[-1].choices[0].token_ids
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=f"{address.rsplit('/', 2)[0]}/other/v1", api_key="x").models.list()
+
+
+@pytest.mark.slow
+def test_an_image_in_a_chat_is_seen() -> None:
+    """By the client of OpenAI, as `generate` sees it."""
+    openai = pytest.importorskip("openai", reason="openai is not installed")
+    drawn = playground.problems("test", 0, (1, 2), ["en"], ["drawn_sums"], count=2)
+    problems = list(islice(drawn, 2))
+    with serving("tiny_vision") as address:
+        client = openai.OpenAI(base_url=address, api_key="none", timeout=SECONDS)
+        for problem in problems:
+            [image] = problem.images
+            parts = [
+                {"type": "image_url", "image_url": {"url": image}},
+                {"type": "text", "text": problem.problem},
+            ]
+            chat: Any = [{"role": "user", "content": parts}]
+            asked = {"model": "tiny_vision", "messages": chat, "temperature": 0}
+            answer = client.chat.completions.create(**asked)
+            choice = answer.choices[0].to_dict()
+            (expected,) = tramontane.generate(
+                "tiny_vision", problem.problem, images=[image], temperature=0.0, max_tokens=24,
+                device="cpu",
+            )  # fmt: skip
+            message = choice["message"]
+            assert message["content"] in expected
+            assert (message.get("reasoning_content") or "") in expected
+            assert len(choice["token_ids"]) > 9 and len(answer.prompt_token_ids) > 64
 
 
 @pytest.mark.parametrize("posts", ["messages", "tokens"])

@@ -92,7 +92,12 @@ class Sampler:
             await conversations.answer(limit, problem, completion)
 
     def sample(
-        self, prompt_ids: list[int], n: int, seed: int, sampling: SamplingParams
+        self,
+        prompt_ids: list[int],
+        n: int,
+        seed: int,
+        sampling: SamplingParams,
+        images: Sequence[str] = (),
     ) -> AsyncGenerator[Sequence[Completion], None]:
         """Yield the `n` completions of a client's prompt whenever they have new tokens, until all
         have ended. Closing the generator earlier drops them.
@@ -105,16 +110,18 @@ class Sampler:
                 f"n: at most {self._limit} completions are sampled at once "
                 f"(generator.serve.completions), not {n}"
             )
-        return self._sample(prompt_ids, n, seed, sampling)
+        group = next(self._groups)
+        return self._sample(
+            [
+                Completion.requested(group, i, prompt_ids, seed + i, sampling, images=images)
+                for i in range(n)
+            ]
+        )
 
     async def _sample(
-        self, prompt_ids: list[int], n: int, seed: int, sampling: SamplingParams
+        self, requests: Sequence[Completion]
     ) -> AsyncGenerator[Sequence[Completion], None]:
-        group = next(self._groups)
-        requests = [
-            Completion.requested(group, i, prompt_ids, seed + i, sampling) for i in range(n)
-        ]
-        async with self._room.of(n):
+        async with self._room.of(len(requests)):
             # Each report is known before its tokens are read: those of a later one are not missed.
             report = self._report
             try:
@@ -129,9 +136,9 @@ class Sampler:
                             request.move(Status.ENDED)
                         return
             finally:
-                self._generators.cancel(group)
+                self._generators.cancel(requests[0].group)
                 for request in requests:
-                    self._waiting.pop((group, request.index), None)
+                    self._waiting.pop((request.group, request.index), None)
 
     async def _poll(self, generator: PooledGenerator) -> None:
         """Take what one generator samples while it has requests; the pipeline shares its polls."""

@@ -111,14 +111,14 @@ def flattened(value: Any, where: str) -> tuple[Any, list[Any]]:
 def _part_text(part: Any, found: list[Any], where: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in PART_TYPES:
-        found.append(_own_image(part, found.count(None), where))
+        found.append(own_image(part, found.count(None), where))
         return IMAGE
     if kind not in ("text", "input_text") or not isinstance(part.get("text"), str):
         raise InputError(f"{where}: a content part of type {kind!r}: give text and image parts")
     return str(part["text"])
 
 
-def _own_image(part: Mapping[str, Any], earlier: int, where: str) -> Any:
+def own_image(part: Mapping[str, Any], earlier: int, where: str) -> Any:
     """The image in a content part, OpenAI's `image_url` included; None for one of the row's field,
     which `earlier` parts have taken images of.
 

@@ -342,16 +342,21 @@ class PromptEncoder:
         return self.encode_marked(self.render(marked), marks)
 
     def _encode_illustrated(self, prompt: Illustrated, where: str) -> list[int]:
-        """`encode` for a prompt with images: what the model's processor writes for each comes in
-        place of what the chat template wrote for it.
+        """`encode` for a prompt with images (`illustrated`)."""
+        marked, marks = self._marked(prompt)
+        text = self.illustrated(self.render(marked, where), prompt.images, where)
+        return self.encode_marked(text, marks)
+
+    def illustrated(self, text: str, images: Sequence[str], where: str = "") -> str:
+        """A rendered text with what the model's processor writes for each image, in order, in place
+        of what the chat template wrote for it.
 
         Raises:
             InputError: the template writes other places than there are images, or one at the end;
                 or the processor refuses an image.
         """
-        marked, marks = self._marked(prompt)
-        processor, count = self._processor, len(prompt.images)
-        texts, row = self.render(marked, where).split(processor.token), f"{where}: " * bool(where)
+        processor, count = self._processor, len(images)
+        texts, row = text.split(processor.token), f"{where}: " * bool(where)
         if len(texts) != count + 1:
             raise InputError(
                 f"{row}the chat template writes {len(texts) - 1} places ({processor.token}) for "
@@ -360,11 +365,10 @@ class PromptEncoder:
         if not texts[-1]:
             raise InputError(f"{row}the prompt ends with an image, and needs text after it")
         try:
-            expansions = [*map(processor.expansion, prompt.images), ""]
+            expansions = [*map(processor.expansion, images), ""]
         except InputError as error:
             raise InputError(f"{row}{error}") from None
-        pairs = zip(texts, expansions, strict=True)
-        return self.encode_marked("".join(map("".join, pairs)), marks)
+        return "".join(map("".join, zip(texts, expansions, strict=True)))
 
     def _marked(self, prompt: Prompt) -> tuple[list[Message], Marks]:
         """The messages of a prompt with marks for the special tokens in their texts."""

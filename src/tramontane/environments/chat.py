@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 
-from tramontane.data.prompts import Marks, PromptEncoder, Tool
+from tramontane.data.prompts import PLACE, Marks, PromptEncoder, Tool
 from tramontane.environments.calls import Parsed, shown_by
 from tramontane.environments.forms import DELIMITERS
 from tramontane.errors import InputError
@@ -316,6 +316,8 @@ class Chat:
 
     Attributes:
         prefix: the start of the model's next message that the prompt already holds.
+        images: those of its messages so far, as data URIs. A message has its own as `images`, each
+            at a `PLACE` of its content.
     """
 
     def __init__(self, form: ChatFormat, tools: Sequence[Tool] = ()) -> None:
@@ -327,6 +329,7 @@ class Chat:
         self._turns = 0
         self._nonce = uuid4().hex[:12]
         self.prefix = ""
+        self.images: list[str] = []
 
     def copy(self) -> Chat:
         """A copy that this chat's further messages do not change."""
@@ -459,6 +462,8 @@ class Chat:
     def _whole(self) -> list[int]:
         encoder = self._form.encoder
         text = encoder.render(self._chat, tools=self._tools)
+        if self.images:
+            text = encoder.illustrated(text, self.images)
         return [*encoder.first_tokens, *encoder.encode_marked(text, self._marks)]
 
     def _model_message(
@@ -515,10 +520,15 @@ class Chat:
         return self._form.calls_form
 
     def _marked(self, message: Message) -> Message:
-        return {**message, "content": self._mark(message["content"], message["role"])}
+        texts = [message["content"]]
+        if own := message.get("images"):
+            self.images = [*self.images, *own]
+            texts = message["content"].split(PLACE)
+        content = PLACE.join(self._mark(text, message["role"]) for text in texts)
+        return {**message, "content": content}
 
     def _mark(self, text: str, role: str) -> str:
-        for char in (_MARK, _NEW):
+        for char in (_MARK, _NEW, PLACE):
             text = text.replace(char, "\ufffd")
         kept = () if role != "assistant" or self._form.reads_calls else self._form.delimiters
         return self._form.encoder.mark(text, role, self._marks, kept)

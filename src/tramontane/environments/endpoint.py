@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from secrets import compare_digest
 from typing import Any
 
@@ -36,6 +36,7 @@ from tramontane.environments.chat import Chat, ChatFormat
 from tramontane.environments.mistral import MistralChat, load_mistral
 from tramontane.errors import InputError
 from tramontane.loopback import Address
+from tramontane.models.images import checked
 from tramontane.types import Completion, SampledTokens, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -108,7 +109,8 @@ class Served:
     encoder: PromptEncoder
     defaults: SamplingParams
     sample: Callable[
-        [list[int], int, int, SamplingParams], AsyncGenerator[Sequence[Completion], None]
+        [list[int], int, int, SamplingParams, Sequence[str]],
+        AsyncGenerator[Sequence[Completion], None],
     ]
     max_len: int
     vocab: int
@@ -139,32 +141,58 @@ class ModelEndpoint(Endpoint):
     async def sampled(self, body: wire.ChatRequest) -> tuple[ChatAnswer, Choices]:
         self._check_model(body.model)
         loop = asyncio.get_running_loop()
-        prompt, prefix = await loop.run_in_executor(self._writer, self._write, body)
+        prompt, prefix, images = await loop.run_in_executor(self._writer, self._write, body)
         tags, stops = self._served.encoder.tags, [*self._stops, *body.stop]
         read = partial(self._read, prompt=prompt, prefix=prefix, body=body)
         held = max(len(text) for text in (*tags, *stops)) - 1
         parses_parts = self._parser.form != "template"
         show = partial(shown_tokens, self._served.encoder.tokenizer)
         answer = ChatAnswer(body, prompt, read, show, tags, held if parses_parts else None)
-        return answer, self._sample(body, prompt)
+        return answer, self._sample(body, prompt, images)
 
     async def continued(self, body: wire.TokenRequest) -> Choices:
         if body.model is not None:
             self._check_model(body.model)
+        if self._image_token in body.token_ids:
+            raise HTTPException(400, "token_ids hold image tokens: send images in a chat")
         return self._sample(body.sampling_params, body.token_ids)
 
     def _check_model(self, name: str) -> None:
         if name != self._served.name:
             raise HTTPException(404, f"no model {name!r}; this endpoint has {self._served.name!r}")
 
-    def _write(self, body: wire.ChatRequest) -> tuple[list[int], str]:
-        """The prompt's tokens, and the start of the answer that they already hold.
+    def _write(self, body: wire.ChatRequest) -> tuple[list[int], str, list[str]]:
+        """The prompt's tokens, the start of the answer that they already hold, and the images.
 
         Each message of the model is appended as in a conversation of a run, so that calls and the
         answers of tools are written in the form that the template takes.
         """
+        images = [image for message in body.messages for image in message.images]
+        self._check_images(images)
         chat = self._new_chat(body)
-        return wire.write(chat, body.messages), chat.prefix
+        return wire.write(chat, body.messages), chat.prefix, images
+
+    def _check_images(self, images: Sequence[str]) -> None:
+        config = self._served.config
+        takes = {
+            "conversation.tokens": self._mistral is None,
+            "generator.kind": config.generator.kind != "vllm",
+            "placement.kind": config.placement.kind != "ray",
+        }
+        if images and not all(takes.values()):
+            key = next(key for key, taken in takes.items() if not taken)
+            raise HTTPException(400, f"this endpoint takes no images, because of its {key}")
+        for image in images:
+            checked(image, config.data.images.limits, "messages: an image")
+
+    @cached_property
+    def _image_token(self) -> int | None:
+        """The token at whose places features of images are; None for a model of text alone."""
+        images = self._served.encoder.images
+        try:
+            return images.token_id if images else None
+        except InputError:  # it has no tower, or one that is not supported
+            return None
 
     def _new_chat(self, body: wire.ChatRequest) -> Any:
         if body.reasoning_effort not in (None, *self._format.levels):
@@ -186,7 +214,9 @@ class ModelEndpoint(Endpoint):
         message, tags = self._parser.parse(text, body.described, prefix), self._served.encoder.tags
         return wire.readable(message, tags)
 
-    def _sample(self, body: wire.SamplingRequest, prompt: list[int]) -> Choices:
+    def _sample(
+        self, body: wire.SamplingRequest, prompt: list[int], images: Sequence[str] = ()
+    ) -> Choices:
         """Yield the choices so far whenever there are new tokens, until all have ended."""
         served = self._served
         room = served.max_len - len(prompt)
@@ -200,7 +230,7 @@ class ModelEndpoint(Endpoint):
             raise HTTPException(400, f"tokens outside the model's vocabulary of {served.vocab:,}")
         seed = random.getrandbits(31) if body.seed is None else body.seed
         sampling = body.params(asked, served.defaults)
-        return self._choices(body, served.sample(prompt, body.n, seed, sampling))
+        return self._choices(body, served.sample(prompt, body.n, seed, sampling, images))
 
     async def _choices(
         self, body: wire.SamplingRequest, reports: AsyncGenerator[Sequence[Completion], None]

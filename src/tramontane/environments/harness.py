@@ -93,6 +93,8 @@ class Line(Endpoint):
         """The next turn, which is already whole."""
         if body.stop_token_ids:
             raise HTTPException(400, "inside a run, `stop_token_ids` is not supported in a chat")
+        if any(message.images for message in body.messages):
+            raise HTTPException(400, "inside a run, images are not supported")
         said, turn = await self._turn(body, body)
         message = wire.readable(said, self._tags)
         show = partial(shown_tokens, self._tokenizer)

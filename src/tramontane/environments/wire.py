@@ -20,7 +20,8 @@ from pydantic import (
     model_validator,
 )
 
-from tramontane.data.prompts import Tool
+from tramontane.data.images import PART_TYPES, own_image
+from tramontane.data.prompts import PLACE, Tool
 from tramontane.data.values import cleaned
 from tramontane.environments.calls import Parsed
 from tramontane.environments.forms import kept_id, written
@@ -94,21 +95,25 @@ class ChatMessage(Part):
     reasoning: str = ""  # the same, in clients that follow vLLM's newer name
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
+    images: list[str] = []  # of the content's parts, as data URIs, each at a `PLACE`
 
-    @field_validator("content", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _text(cls, value: Any) -> Any:
-        if not isinstance(value, list):
-            return value
-        for part in value:
-            if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-                raise ValueError("only texts are read: give parts {type: text, text: …}")
-        return "".join(part["text"] for part in value)
+    def _parts(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        parts, images = body.get("content", ""), list[str]()
+        if not isinstance(parts, list):
+            content = parts.replace(PLACE, "\ufffd") if isinstance(parts, str) else parts
+        else:
+            content = "".join(_part_text(part, images) for part in parts)
+        return {**body, "content": content, "images": images}
 
     def plain(self) -> Message:
-        """The message as chat templates read it."""
+        """The message as a `Chat` takes it."""
         role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": self.content}
+        plain = Message(role=role, content=self.content)
+        return {**plain, "images": self.images} if self.images else plain
 
     def parsed(self, form: str = "hermes") -> Parsed:
         """A message of the assistant as it was read when the model wrote it; `form`: of calls that
@@ -121,6 +126,26 @@ class ChatMessage(Part):
         made = [{"name": call.name, "arguments": call.arguments} for call in calls]
         text = "\n".join(filter(None, (self.content, written(form, made) if made else "")))
         return Parsed(text, thoughts, self.content, calls)
+
+
+def _part_text(part: Any, images: list[str]) -> str:
+    """The text of a content part, `PLACE` for an image, which is appended to `images`."""
+    kind = part.get("type", "text") if isinstance(part, dict) else None
+    if kind in PART_TYPES:
+        found, options = own_image(part, 0, "content"), part.get("image_url")
+        detail = part.get("detail") or (options.get("detail") if isinstance(options, dict) else "")
+        if not isinstance(found, str) or found[:5].lower() != "data:":
+            raise ValueError(
+                "nothing is fetched, and no file is read: give an image as a data URI "
+                "(data:image/png;base64,…)"
+            )
+        if detail not in (None, "", "auto", "high"):
+            raise ValueError(f"detail {detail!r} is not supported: images are read in full")
+        images.append(found)
+        return PLACE
+    if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+        raise ValueError("only texts and images are read: give parts {type: text, text: …}")
+    return str(part["text"]).replace(PLACE, "\ufffd")
 
 
 class SamplingRequest(Body):
