@@ -92,9 +92,19 @@ def page(tmp_path):
     return copied
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The page of all studies, written once from the data that are shipped, and its results."""
+    copied = tmp_path_factory.mktemp("written") / "docs/reproduction.md"
+    shutil.copytree(ROOT / "docs/reproduction", copied.with_suffix(""))
+    for plot in copied.with_suffix("").glob("*.svg"):
+        plot.unlink()
+    return copied, write_report(default_plans(copied.parent / "studies"), copied)
+
+
 @pytest.mark.slow
-def test_results_of_runs_made_elsewhere_stay_on_the_page(page, tmp_path):
-    results = write_report(default_plans(tmp_path / "studies"), page)
+def test_results_of_runs_made_elsewhere_stay_on_the_page(written):
+    page, results = written
     shipped = {file.stem for file in page.with_suffix("").glob("*.json")}
     assert results.keys() == shipped and "weight_plane" in shipped
     assert page.read_text() == (ROOT / "docs/reproduction.md").read_text()
@@ -103,10 +113,10 @@ def test_results_of_runs_made_elsewhere_stay_on_the_page(page, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_on_the_page_makes_as_many_seeds_as_its_result(page, tmp_path):
+def test_the_command_on_the_page_makes_as_many_seeds_as_its_result(written):
+    page, results = written
     default = inspect.signature(tramontane.study).parameters["seeds"].default
     assert default == DEFAULT_SEEDS
-    results = write_report(default_plans(tmp_path / "studies"), page)
     assert {result.seeds for result in results.values()} > {default}
     for name, result in results.items():
         seeds = "" if result.seeds == default else f" --seeds {result.seeds}"
@@ -114,10 +124,14 @@ def test_the_command_on_the_page_makes_as_many_seeds_as_its_result(page, tmp_pat
 
 
 @pytest.mark.slow
-def test_the_page_counts_updates_and_no_lines_of_a_function(page, tmp_path):
-    write_report(default_plans(tmp_path / "studies"), page)
-    sizes = re.findall(r"^`.*?`: \d+ seeds?(.*) for each arm", page.read_text(), re.M)
+def test_the_page_counts_updates_and_no_lines_of_a_function(written):
+    sizes = re.findall(r"^`.*?`: \d+ seeds?(.*) for each arm", written[0].read_text(), re.M)
     assert "" in sizes and all(re.fullmatch(r"( of [\d to]+ updates)?", size) for size in sizes)
+
+
+def write_one(name, page, tmp_path):
+    """Write the page of one study, which leaves the data of the others; its results."""
+    return write_report(default_plans(tmp_path / "studies", [name]), page)
 
 
 @pytest.mark.slow
@@ -126,7 +140,7 @@ def test_results_of_other_arms_leave_the_page(page, tmp_path):
     found = json.loads(file.read_text())
     next(iter(found["study"]["arms"].values()))["steps"] = 1
     file.write_text(json.dumps(found))
-    assert "weight_plane" not in write_report(default_plans(tmp_path / "studies"), page)
+    assert write_one("weight_plane", page, tmp_path) == {}
     assert not list(page.with_suffix("").glob("weight_plane*"))
     assert "`tramontane study weight_plane`: not run yet." in page.read_text()
 
@@ -135,10 +149,10 @@ def test_results_of_other_arms_leave_the_page(page, tmp_path):
 def test_results_with_another_base_do_not_stay_on_the_page(page, tmp_path):
     file = page.with_suffix("") / "advantage_normalization.json"
     found = json.loads(file.read_text())
-    assert "advantage_normalization" in write_report(default_plans(tmp_path / "studies"), page)
+    assert "advantage_normalization" in write_one("advantage_normalization", page, tmp_path)
     found["config"]["pipeline"]["updates"] += 1
     file.write_text(json.dumps(found))
-    assert "advantage_normalization" not in write_report(default_plans(tmp_path / "studies"), page)
+    assert write_one("advantage_normalization", page, tmp_path) == {}
 
 
 def finish_runs(out, seeds):
@@ -166,7 +180,7 @@ def test_other_runs_of_as_many_seeds_do_not_count(seeds, counts, page, tmp_path)
     recorded = json.loads((page.with_suffix("") / "weight_plane.json").read_text())
     assert recorded["seeds"] == 3
     finish_runs(tmp_path / "studies", range(seeds))
-    result = write_report(default_plans(tmp_path / "studies"), page)["weight_plane"]
+    result = write_one("weight_plane", page, tmp_path)["weight_plane"]
     assert result.seeds == (6 if counts else 3)
     measured = [0.25 + n for n in range(6)]
     for name, arms in result.values.items():
@@ -181,7 +195,7 @@ def test_edited_figures_are_not_sealed_anew(page, tmp_path):
     next(iter(data["values"]["slope"].values()))[0] += 0.01
     file.write_text(json.dumps(data))
     with pytest.raises(InputError, match="weight_plane.json: arm .* seed 0: the figures"):
-        write_report(default_plans(tmp_path / "studies"), page)
+        write_one("weight_plane", page, tmp_path)
     assert json.loads(file.read_text()) == data
 
 
@@ -190,11 +204,11 @@ def test_later_seeds_extend_results_made_elsewhere(page, tmp_path):
     file = page.with_suffix("") / "weight_plane.json"
     before = json.loads(file.read_text())["values"]
     finish_runs(tmp_path / "studies", range(3, 5))
-    result = write_report(default_plans(tmp_path / "studies"), page)["weight_plane"]
+    result = write_one("weight_plane", page, tmp_path)["weight_plane"]
     assert result.seeds == 3  # seeds between two looks do not count yet
     finish_runs(tmp_path / "studies", range(5, 6))
     for _ in range(2):  # a second time changes nothing
-        result = write_report(default_plans(tmp_path / "studies"), page)["weight_plane"]
+        result = write_one("weight_plane", page, tmp_path)["weight_plane"]
         assert result.seeds == 6
         for name, arms in result.values.items():
             for arm, values in arms.items():
