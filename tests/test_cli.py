@@ -135,6 +135,16 @@ def test_how_long_threads_spin_is_known_before_torch_is_loaded(
     assert done.stdout.splitlines()[-1] == f"{used} False", done.stderr
 
 
+def test_libraries_are_not_taken_apart_at_the_end() -> None:
+    program = (
+        "import atexit, gc, sys\nfrom tramontane.cli import main\n"
+        "atexit.register(lambda: print(len(gc.get_objects()) < gc.get_freeze_count()))\n"
+        "sys.argv = ['tramontane', '--version']\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "True", done.stderr
+
+
 def test_help_has_the_commands_in_groups(run: Run) -> None:
     text = run("--help").stdout
     groups = ["Train", "Measure", "Data", "Look", "Research"]

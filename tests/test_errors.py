@@ -2,10 +2,13 @@
 
 import gc
 import importlib
+import sys
 
 import pytest
 
 from tramontane.errors import importing
+
+YOUNG = range(1 if sys.version_info >= (3, 14) else 2)  # generations; 3.14 has one of them
 
 
 @pytest.mark.parametrize("collects", [True, False])
@@ -22,3 +25,15 @@ def test_garbage_is_not_collected_during_imports(collects: bool) -> None:
         assert gc.isenabled() == collects
     finally:
         gc.enable()
+
+
+def test_what_was_imported_is_old_at_once() -> None:
+    modules: list[list[int]] = []
+    gc.unfreeze()  # what the test session froze
+    try:
+        with importing():
+            modules += [[] for _ in range(50_000)]
+        young = sum(len(gc.get_objects(generation=generation)) for generation in YOUNG)
+    finally:
+        gc.freeze()
+    assert young < len(modules) // 2

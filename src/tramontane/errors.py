@@ -56,7 +56,8 @@ def importing() -> Iterator[None]:
     """Name the cause of an import error in this block, if it is how this package was installed.
 
     Garbage is not collected meanwhile: with torch, it is a quarter of an import's time, since each
-    collection visits all that has been imported so far.
+    collection visits all that has been imported so far. Nor is it afterwards, in three steps that
+    each visit all of it: what was imported counts as old at once.
 
     Raises:
         InputError: a package of the extra `train` is not installed.
@@ -74,6 +75,9 @@ def importing() -> Iterator[None]:
         raise
     finally:
         if collects:
+            if not gc.get_freeze_count():  # the caller's frozen objects stay so
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import signal
@@ -148,6 +149,7 @@ def main() -> None:
     except SystemExit as end:
         code = end.code
     leave_within(EXIT_SECONDS, code if isinstance(code, int) else 0, of_exit=True)
+    gc.freeze()  # else the interpreter takes libraries apart, object by object: a second with torch
     sys.exit(code)
 
 
