@@ -224,6 +224,8 @@ ABILITIES = {
     "ifeval", "ifeval_loose",
     "bfcl_simple", "bfcl_multiple", "bfcl_parallel", "bfcl_parallel_multiple",
 }  # fmt: skip
+# Tested in test_pictured_sets.py.
+PICTURED = {"mmmu", "mmmu_pro", "mmmu_pro_vision", "mathvista"}
 
 
 def write_bfcl(folder, question=BFCL, answer=BFCL_ANSWER):
@@ -363,7 +365,7 @@ def test_a_set_of_programs(name, tmp_path):
 
 
 def test_every_set_is_tested_and_every_layout_is_known():
-    assert set(CATALOG) == set(MATHS) | {"gpqa"} | set(PROGRAMS) | ABILITIES
+    assert set(CATALOG) == set(MATHS) | {"gpqa"} | set(PROGRAMS) | ABILITIES | PICTURED
     assert set(LAYOUTS) == set(get_args(LayoutName))
 
 

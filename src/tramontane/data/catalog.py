@@ -52,6 +52,11 @@ CATALOG: dict[str, NamedSetConfig] = {
     "gsm8k": _known("openai/gsm8k#main", "test"),
     "olympiadbench": _known("Hothan/OlympiadBench#OE_TO_maths_en_COMP", layout="olympiadbench"),
     "gpqa": _known("Idavidrein/gpqa#gpqa_diamond", layout="gpqa"),
+    # With images. Rows of all subjects of MMMU/MMMU are in one subset there.
+    "mmmu": _known("lmms-lab-encoder/MMMU", "validation", layout="mmmu"),
+    "mmmu_pro": _known("MMMU/MMMU_Pro#standard (10 options)", "test", layout="mmmu"),
+    "mmmu_pro_vision": _known("MMMU/MMMU_Pro#vision", "test", layout="mmmu_pro_vision"),
+    "mathvista": _known("AI4Math/MathVista", "testmini", layout="mathvista"),
     "livecodebench_v5": _known(
         "lighteval/code_generation_lite#release_v5", "test", layout="livecodebench"
     ),

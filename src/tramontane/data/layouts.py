@@ -6,6 +6,7 @@ it is not a problem with a checkable answer. `data.catalog` names the layout of 
 
 from __future__ import annotations
 
+import ast
 import base64
 import binascii
 import hashlib
@@ -21,6 +22,7 @@ from typing import Any
 
 from tramontane.data.files import read_rows, require_file
 from tramontane.errors import InputError
+from tramontane.types import IMAGE
 from tramontane.verifier.calls import expected_calls
 from tramontane.verifier.instructions import instructions_of
 
@@ -38,6 +40,10 @@ You can call these functions, described in JSON:
 
 Answer with the calls that the task needs, and nothing else, as a list in Python's syntax with the
 name of every argument: [name(argument=value, …), …]"""
+
+_LETTER = r"Give the letter of the right choice, as in $\boxed{B}$."
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_MMMU_IMAGE = re.compile(r"<image ([1-7])>")
 
 # DAPO's statements include an answer format that contradicts ours.
 _DAPO_OPENING = re.compile(
@@ -126,17 +132,91 @@ def gpqa(row: Row) -> Row:
     right = str(_need(row, "Correct Answer")).strip()
     choices = [right, *(str(_need(row, f"Incorrect Answer {i}")).strip() for i in (1, 2, 3))]
     random.Random(hashlib.sha256(question.encode()).hexdigest()).shuffle(choices)
-    letters = "ABCD"
-    lines = [f"{letter}. {choice}" for letter, choice in zip(letters, choices, strict=True)]
     return {
         "id": row.get("Record ID"),
-        "problem": "\n".join(
-            [question, "", *lines, "", r"Give the letter of the right choice, as in $\boxed{B}$."]
-        ),
-        "answer": letters[choices.index(right)],
+        "problem": _chosen(question, choices),
+        "answer": _LETTERS[choices.index(right)],
         "domain": "math",
         "subject": row.get("High-level domain"),
     }
+
+
+def mmmu(row: Row) -> Row | None:
+    """MMMU, and MMMU-Pro's text with images: `<image 1>` in the question and in its choices is the
+    place of `image_1`. Skips rows without an answer (the test split's), and with several."""
+    choices, answer = _choices(row), str(_need(row, "answer")).strip()
+    if answer in ("", "?") or answer.startswith(("['", '["')):
+        return None
+    text = _chosen(str(_need(row, "question")).strip(), choices)
+    places = _MMMU_IMAGE.findall(text)
+    images = [_need(row, f"image_{number}") for number in places]
+    if not places:
+        images = [image for n in range(1, 8) if (image := row.get(f"image_{n}"))]
+    return {
+        "id": row.get("id"),
+        "problem": _MMMU_IMAGE.sub(IMAGE, text),
+        "answer": answer,
+        "images": images,
+        "domain": "math",
+        "subject": row.get("subfield") or row.get("subject"),
+    }
+
+
+def mmmu_pro_vision(row: Row) -> Row:
+    """MMMU-Pro's vision rows, whose question and choices are in the image."""
+    return {
+        "id": row.get("id"),
+        "problem": f"Answer the question in the image. {_LETTER}",
+        "answer": _need(row, "answer"),
+        "image": _need(row, "image"),
+        "domain": "math",
+        "subject": row.get("subject"),
+    }
+
+
+def mathvista(row: Row) -> Row | None:
+    """MathVista: `image` is a path in its own repository, and `decoded_image` the image. Skips rows
+    without an answer (the test split's)."""
+    answer = str(row.get("answer") or "").strip()
+    if not answer:
+        return None
+    choices, kind = row.get("choices") or [], row.get("answer_type")
+    question = str(_need(row, "question")).strip()
+    if choices:
+        answer = _LETTERS[[*map(str, choices)].index(answer)]
+    elif kind == "float":
+        question += f" Round to {int(_need(row, 'precision'))} decimals."
+    elif kind == "list":
+        question += " Give the answer as a list, as in [1, 2]."
+    if unit := row.get("unit"):
+        question += f" (Unit: {unit})"
+    details = row.get("metadata") or {}
+    return {
+        "id": row.get("pid"),
+        "problem": _chosen(question, choices),
+        "answer": answer,
+        "image": _need(row, "decoded_image"),
+        "domain": "math",
+        "language": {"english": "en", "chinese": "zh"}.get(str(details.get("language"))),
+        "task": details.get("task"),
+    }
+
+
+def _choices(row: Row) -> list[Any]:
+    """The choices of MMMU, a list as Python's text; none for an open question."""
+    given = row.get("options") or []
+    found = ast.literal_eval(given) if isinstance(given, str) else given
+    if not isinstance(found, list):
+        raise ValueError("`options` must be a list")
+    return found
+
+
+def _chosen(question: str, choices: list[Any]) -> str:
+    """A question with its choices, each with a letter."""
+    if not choices:
+        return question
+    lines = [f"{letter}. {choice}" for letter, choice in zip(_LETTERS, choices, strict=False)]
+    return "\n".join([question, "", *lines, "", _LETTER])
 
 
 def livecodebench(row: Row) -> Row:
@@ -329,7 +409,8 @@ LAYOUTS: dict[str, Layout] = {
     layout.__name__: layout
     for layout in (
         verl, numina, big_math, intellect3, dolci, deepcoder_lcb,
-        gpqa, livecodebench, olympiadbench, humaneval, mbpp, ifeval, ifeval_loose, bfcl,
+        gpqa, mmmu, mmmu_pro_vision, mathvista, livecodebench, olympiadbench,
+        humaneval, mbpp, ifeval, ifeval_loose, bfcl,
     )
 }  # fmt: skip
 
@@ -343,7 +424,8 @@ def converted(layout: Layout, row: Row, where: str) -> Row | None:
     try:
         return layout(row)
     except (
-        LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError,
+        LookupError, SyntaxError, TypeError, ValueError, AttributeError, RecursionError,
+        OverflowError,
     ) as error:  # fmt: skip
         raise InputError(
             f"{where}: not a row of the layout {layout.__name__!r}: {error}; the row has "

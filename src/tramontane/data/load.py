@@ -121,7 +121,8 @@ def load_problems(
     if found := named_source(source, config.sets):
         mapped = found.entry.fields, f"data.sets.{found.name}.fields"
         check_fields(*mapped)
-        rules = RowRules(mapped[0], found.entry.domain, domains, key=mapped[1])
+        album = images.Album(Path(found.source).expanduser().parent, config.images.limits)
+        rules = RowRules(mapped[0], found.entry.domain, domains, key=mapped[1], album=album)
         problems = _row_problems(problem_rows(found), rules, found.name, found.name)
         if not problems:
             count = sum(1 for _ in read_rows(found.source, found.entry.split))
