@@ -75,7 +75,7 @@ class SlowWeights(LocalWeights):
         self.begun, self.arrive = threading.Event(), threading.Event()
         self.add([Part.whole([n], p) for n, p in model.named_parameters()])
 
-    def buckets(self) -> Iterator[Bucket]:
+    def buckets(self, held: object = None) -> Iterator[Bucket]:
         (parts,) = super().buckets()
         yield parts[: len(parts) // 2]
         self.begun.set()

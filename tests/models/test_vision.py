@@ -54,7 +54,13 @@ def by_processor(folder, prompt, pictures):
     return made
 
 
-def whole_logprobs(model, made, completion, pictures=True):
+@torch.no_grad()
+def whole_logprobs(model, made, completion):
+    """Log-probs of a completion by the whole model."""
+    return predicted(model, made, completion)
+
+
+def predicted(model, made, completion):
     """Log-probs of a completion by the whole model."""
     ids = torch.cat([made["input_ids"], torch.tensor([completion])], 1)
     rest = {k: v for k, v in made.items() if k in ("pixel_values", *GIVEN)}
@@ -63,8 +69,7 @@ def whole_logprobs(model, made, completion, pictures=True):
     names = {"gemma3": "token_type_ids"} | dict.fromkeys(QWEN, "mm_token_type_ids")
     if name := names.get(model.config.model_type):
         rest[name] = kinds
-    with torch.no_grad():
-        logits = model(input_ids=ids, **rest).logits[0]
+    logits = model(input_ids=ids, **rest).logits[0]
     predicted = logits[-len(completion) - 1 : -1].log_softmax(-1)
     return predicted.gather(1, torch.tensor(completion)[:, None])[:, 0]
 

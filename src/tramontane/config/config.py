@@ -326,6 +326,37 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _tower(self) -> Config:
+        trainer, generator = self.trainer, self.generator
+        if trainer.vision == "frozen":
+            return self
+        generator.float32_vision = True
+        for key, is_unfit, remedy in (
+            (
+                "placement.kind",
+                self.placement.kind != "thread",
+                "thread, since the tower's float32 "
+                "weights are not rounded to the generators' number type there",
+            ),
+            ("generator.kind", generator.kind != "slots", "slots"),
+            ("trainer.threads", trainer.threads > 1, "1"),
+            ("trainer.ranks", trainer.ranks > 1, "1"),
+            (
+                "trainer.objective",
+                "reference" in trainer.objective.needs,
+                "one without a term against the first policy, whose tower is not kept",
+            ),
+        ):
+            if is_unfit:
+                raise key_error(
+                    f"a vision tower is not trained so: set it to {remedy}, or trainer.vision to "
+                    f"frozen",
+                    key,
+                    "trainer.vision",
+                )
+        return self
+
+    @model_validator(mode="after")
     def _truncation(self) -> Config:
         generator, key = self.generator, "top_k" if self.generator.top_p == 1 else "top_p"
         if not generator.truncates:

@@ -134,6 +134,8 @@ class GeneratorConfig(Section):
     return_routed_experts: bool = False
     """Record the experts that a mixture of experts chooses for each token, for
     `trainer.router_replay`, which switches it on. On a GPU, blocks are then not compiled."""
+    float32_vision: bool = False
+    """Compute the features of images in float32 on a GPU too, as `trainer.vision` does."""
     float32_router: bool = False
     """Compute the routers of a mixture of experts in float32; `trainer.float32_router` is the
     trainer's."""

@@ -121,6 +121,11 @@ class TrainerConfig(NumericsConfig):
     max_restarts: int = Field(3, ge=0)
     """Restarts of a lost trainer from one checkpoint before the run fails. No effect with
     `placement.kind: thread` and one rank, where the trainer shares the controller's process."""
+    vision: Annotated[Literal["frozen", "projector", "all"], _ADAPTERS] = "frozen"
+    """What is trained of the vision tower of a model that takes images: nothing, its projector, or
+    all; see docs/images.md."""
+    vision_learning_rate: float | None = Field(None, gt=0)
+    """Learning rate of tower and projector after warm-up. null: `learning_rate`."""
     router_replay: bool = False
     """Use the experts that the generator chose for each token, with the trainer's own gate weights
     (R3, arXiv 2510.11370), in a mixture of experts. Prompts, inserted tokens and tokens of earlier

@@ -35,6 +35,11 @@ def check_images(
     """
     found = next((problem for problem in problems if problem.images), None)
     if found is None:
+        if compiled is not None and config.trainer.vision != "frozen":
+            raise InputError(
+                f"trainer.vision: {config.trainer.vision} trains on images, and the rows that were "
+                f"read have none: give rows with images, or leave it out"
+            )
         return
     where = found.where or f"problem {found.id!r}"
     for key, what in _unsupported(config, encoder.images, compiled):

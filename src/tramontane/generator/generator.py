@@ -26,7 +26,7 @@ from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.models.packing import pack
 from tramontane.models.staging import StagedWeights, from_state
 from tramontane.models.states import stateful_layers
-from tramontane.models.vision import Vision
+from tramontane.models.vision import PUBLISHED, Vision
 from tramontane.models.weights import Weights
 from tramontane.types import Completion, Progress, ResponseText, SamplingParams
 
@@ -106,7 +106,8 @@ class Generator(AnyGenerator):
         if config.weights == "int8":
             int8.quantize(model, tokenizer.encode(int8.SAMPLE))
         found = cls(model, tokenizer, config, slots, max_len, response)
-        found._engine.vision = Vision(model_path, model.device)
+        dtype = torch.float32 if config.float32_vision else None
+        found._engine.vision = Vision(model_path, model.device, dtype)
         return found
 
     def _step_recorder(self) -> StepRecorder | None:
@@ -173,6 +174,9 @@ class Generator(AnyGenerator):
         return Progress(completions, growth, self._busy_seconds, prefilled, parked)
 
     def fetch(self, version: int, weights: Weights) -> None:
+        trained = [name for name in weights.shapes() if name.startswith(PUBLISHED)]
+        if trained and self._engine.vision:
+            self._staged.add(self._engine.vision.tensors(trained))
         self._staged.fetch(version, weights)
 
     def swap(self, version: int) -> float:
@@ -180,6 +184,8 @@ class Generator(AnyGenerator):
         with self._timed():
             if self._staged.swap(version, in_place=self._engine.needs_fixed_addresses):
                 self._engine.version = version
+                if self._engine.vision:
+                    self._engine.vision.forget()
                 if self.config.kv_cache == "recompute":
                     self._engine.recompute()
         return time.perf_counter() - start

@@ -172,6 +172,13 @@ class StagedWeights:
         self._on_host = on_host and device.type != "cpu"
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
+    def add(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Further weights that versions have from now on, by name, such as those of a vision
+        tower."""
+        with self._changing:
+            for name, tensor in tensors.items():
+                self._names[id(tensor)], self._used[id(tensor)] = [name], tensor
+
     @property
     def has_room(self) -> bool:
         """True if the memory of the next version is allocated."""
@@ -187,7 +194,7 @@ class StagedWeights:
         with self._changing:
             held = self._newest()
             self._version = None
-            if not self._spare:
+            if len(self._spare) < len(self._used):
                 self._spare = self._rooms()
             targets = self._named(self._spare)
         # On a GPU the copies use a separate stream, so that decode steps do not wait for them.

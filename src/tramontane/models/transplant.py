@@ -25,6 +25,7 @@ from tramontane.models.weights import tied_names
 from tramontane.models.wrapped import PARENT, is_head
 from tramontane.workplace import whole_folder
 
+TOWER = "vision"  # folder of a text half's checkpoint: weights of a vision tower trained with it
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 # Settings, besides weight shapes, that affect what a model computes.
 _COMPUTING = (
@@ -112,11 +113,16 @@ def transplant(
             write_relaid(wrapper, {n: own[name] for n, name in names.items()}, Path(relaid))
             language = WeightFiles(Path(relaid))
             mapping, prefix = whole.places(language, None)
-        write_files(unfinished, whole.entries, whole.tensors(language, mapping), whole.by_file)
+        tower = folder_of(language_model) / TOWER
+        seeing = whole.tower(WeightFiles(tower)) if tower.is_dir() else {}
+        write_files(
+            unfinished, whole.entries, whole.tensors(language, mapping, seeing), whole.by_file
+        )
         _copy_others(folder, unfinished)
     new = language.entries()
     rounded = sum(whole.entries[name].dtype != new[own].dtype for name, own in mapping.items())
-    return Transplant(out, len(mapping), len(whole.entries) - len(mapping), rounded, prefix)
+    count = len(mapping) + len(seeing)
+    return Transplant(out, count, len(whole.entries) - count, rounded, prefix)
 
 
 class _Parent:
@@ -150,14 +156,36 @@ class _Parent:
         _check_shapes(language.entries(), self.entries, mapping, self._scales)
         return mapping, prefix
 
+    def tower(self, trained: WeightFiles) -> dict[str, torch.Tensor]:
+        """The weights of a trained vision tower by their names here.
+
+        Raises:
+            InputError: one of them is not here, or has another shape.
+        """
+        found = {}
+        for own in trained.names:
+            names = [n for n in self.entries if n == own or n.endswith(f".{own}")]
+            if len(names) != 1 or self.entries[names[0]].shape != trained.entry(own).shape:
+                raise InputError(
+                    f"the parent has no counterpart of {own}, a weight of the vision tower that "
+                    f"was trained"
+                )
+            found[names[0]] = trained.read(own)
+        return found
+
     def tensors(
-        self, language: WeightFiles, mapping: Mapping[str, str]
+        self,
+        language: WeightFiles,
+        mapping: Mapping[str, str],
+        tower: Mapping[str, torch.Tensor],
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """All tensors, in the order of the files, with those of the language model in their
-        places."""
+        """All tensors, in the order of the files, with those of the language model and of the tower
+        in their places."""
         for name in self.entries:
             weight = self._scaled.get(name, name)
-            if weight not in mapping:
+            if name in tower:
+                yield name, tower[name]
+            elif weight not in mapping:
                 yield name, self._files.read(name)
             elif weight not in self._scales:
                 yield name, language.read(mapping[weight])

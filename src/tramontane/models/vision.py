@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, lru_cache, partial
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -28,7 +30,9 @@ from transformers import PreTrainedModel
 from tramontane.errors import InputError
 from tramontane.models import images, wrapped
 from tramontane.models.loading import load_own_config, load_tower
-from tramontane.models.transplant import parent_of
+from tramontane.models.names import resolve
+from tramontane.models.transplant import TOWER, parent_of
+from tramontane.models.weight_files import WeightFiles
 
 
 class Family(NamedTuple):
@@ -58,6 +62,10 @@ FAMILIES = {
     "qwen3_vl": Family(positions="interleaved", deep=True),
 }
 CACHED_BYTES = 2**28  # of features kept
+PUBLISHED = "vision:"  # precedes their names on the way to generators
+_PROJECTOR = re.compile(
+    r"(?:^|\.)(?:multi_modal_projector|connector|merger|deepstack_merger_list)\."
+)
 
 
 class Pictured(NamedTuple):
@@ -169,23 +177,61 @@ class ImageProcessor:
 
 
 class Vision:
-    """The vision tower and projector of a model, frozen, in float32 on a CPU and in bfloat16 on a
-    GPU. Nothing is loaded before the first image.
+    """The vision tower and projector of a model. Nothing is loaded before the first image.
 
     Args:
         model: as for `ImageProcessor`.
         device: where features are computed.
+        dtype: of weights and features; None: float32 on a CPU, bfloat16 on a GPU.
     """
 
-    def __init__(self, model: str, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, model: str, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    ) -> None:
         self.processor, self.device = ImageProcessor(model), torch.device(device)
+        self._dtype = dtype or (torch.float32 if self.device.type == "cpu" else torch.bfloat16)
         self._cache: OrderedDict[str, Features] = OrderedDict()
         self._lock = threading.Lock()  # a trainer's threads share it
+        self._is_trained = False
 
-    @torch.no_grad()
-    def features(self, image: str) -> Features:
-        """The features of an image, for its image tokens, in order."""
+    def train(self, what: Literal["projector", "all"]) -> dict[str, torch.nn.Parameter]:
+        """Compute features with gradients, where gradients are computed; the weights to train, by
+        their names in the tower.
+
+        Raises:
+            InputError: the model takes no images, or has no projector.
+        """
+        found = {
+            name: parameter
+            for name, parameter in self._tower.named_parameters()
+            if what == "all" or _PROJECTOR.search(name)
+        }
+        if not found:
+            raise InputError(
+                f"model {self.processor.parent!r}: its tower has no projector to train"
+            )
+        for parameter in found.values():
+            parameter.requires_grad_(True)
+        self._is_trained = True
+        return found
+
+    def tensors(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Weights of the tower by the names under which they are published."""
         with self._lock:
+            known = dict(self._tower.named_parameters())
+        return {name: known[name.removeprefix(PUBLISHED)] for name in names}
+
+    def forget(self) -> None:
+        """Drop the features of weights that have changed."""
+        with self._lock:
+            self._cache.clear()
+
+    def features(self, image: str) -> Features:
+        """The features of an image, for its image tokens, in order; with gradients if the tower is
+        trained and gradients are computed."""
+        if self._is_trained and torch.is_grad_enabled():
+            return self._computed(image)
+        with self._lock, torch.no_grad():
             if (found := self._cache.get(image)) is None:
                 found = self._cache[image] = self._computed(image)
                 while len(self._cache) > 1 and self._bytes > CACHED_BYTES:
@@ -205,7 +251,8 @@ class Vision:
         """
         if not images or self.processor.family.positions is None:
             return 0
-        self._places(Pictured(0, prompt_ids, images, len(prompt_ids)))
+        made = {image: self.features(image) for image in images}
+        self._places(Pictured(0, prompt_ids, images, len(prompt_ids)), made)
         return self._positions(prompt_ids, images)[1]
 
     @contextmanager
@@ -226,8 +273,9 @@ class Vision:
         Raises:
             InputError: a prompt has other image tokens than its images have features.
         """
-        parts = [self.features(image) for prompt in prompts for image in prompt.images]
-        places = [place for prompt in prompts for place in self._places(prompt)]
+        made = {image: self.features(image) for prompt in prompts for image in prompt.images}
+        parts = [made[image] for prompt in prompts for image in prompt.images]
+        places = [place for prompt in prompts for place in self._places(prompt, made)]
         at = torch.tensor(places, device=self.device)
         features = torch.cat([part.embedded for part in parts])[None]
 
@@ -253,10 +301,10 @@ class Vision:
                 _let_layers_add(model)
             yield inputs
 
-    def _places(self, prompt: Pictured) -> list[int]:
+    def _places(self, prompt: Pictured, made: Mapping[str, Features]) -> list[int]:
         token = self.processor.token_id
         places = [prompt.start + i for i, t in enumerate(prompt.prompt_ids) if t == token]
-        count = sum(len(self.features(image).embedded) for image in prompt.images)
+        count = sum(len(made[image].embedded) for image in prompt.images)
         if len(places) != count:
             raise InputError(
                 f"a prompt has {len(places)} image tokens, and its {len(prompt.images)} images "
@@ -316,8 +364,14 @@ class Vision:
 
     @cached_property
     def _tower(self) -> Any:
-        dtype = torch.float32 if self.device.type == "cpu" else torch.bfloat16
-        return load_tower(self.processor.parent, dtype).to(self.device)
+        tower = load_tower(self.processor.parent, self._dtype).to(self.device)
+        trained = Path(resolve(self.processor.model)).expanduser() / TOWER
+        if trained.is_dir():
+            files, known = WeightFiles(trained), dict(tower.named_parameters())
+            with torch.no_grad():
+                for name in files.names:
+                    known[name].copy_(files.read(name))
+        return tower
 
     def _computed(self, image: str) -> Features:
         taken = inspect.signature(self._tower.get_image_features).parameters

@@ -22,7 +22,6 @@ from torch.distributed.checkpoint import FileSystemReader, Metadata, TensorStora
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import StorageMeta
-from transformers import PreTrainedModel
 
 from tramontane.errors import InputError
 from tramontane.models.memory import release_free_memory
@@ -56,7 +55,7 @@ class StateFiles:
     process group, since the trainer uses the default one at the same time.
     """
 
-    def __init__(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
         self._group = None
         if ranks() > 1:
@@ -228,7 +227,7 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 def _state(
-    model: PreTrainedModel, optimizer: torch.optim.Optimizer, version: int
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, version: int
 ) -> dict[str, Any]:
     """The live tensors by name, so that loading fills them in place, however they are sharded."""
     # `state_dict` makes FSDP put the sharded parameters in place; the optimizer's moments are keyed

@@ -44,6 +44,7 @@ from tramontane.trainer.replicas import Replicas, refresh, trained, working_mode
 from tramontane.trainer.rows import PackedRow, Predictions, joined
 from tramontane.trainer.sharding import Averages
 from tramontane.trainer.state import StateFiles
+from tramontane.trainer.tower import TowerTraining
 from tramontane.trainer.value import ValueNetwork
 from tramontane.types import INSERTED, TrainedFigures
 
@@ -150,6 +151,7 @@ class Trainer:
         self._host_memory = HostMemory() if self.device.type == "cuda" else None
         self._published: Weights | None = None  # what the next version follows
         self.vision: Vision | None = None
+        self._tower: TowerTraining | None = None
         self._busy, self._computed = 0.0, 0
         self._learned = TrainedFigures()
         self._skipped_in_a_row = 0  # optimizer steps, up to now
@@ -173,7 +175,12 @@ class Trainer:
             dtype = getattr(torch, config.dtype) if config.lora else torch.float32
             model = load_model(path, dtype, config.device if whole else "cpu")
         trainer = cls(model, config, updates, files, seed, alone)
-        trainer.vision = Vision(path, trainer.device)
+        if config.vision == "frozen":
+            trainer.vision = Vision(path, trainer.device)
+        else:
+            trainer.vision = Vision(path, trainer.device, torch.float32)
+            trainer._tower = TowerTraining(trainer.vision, config)
+            trainer._states["vision"] = trainer._tower.state_files
         return trainer
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
@@ -208,6 +215,8 @@ class Trainer:
             norm = self._optimizer_step()
             if self._values:
                 self._values.step(rate, math.isfinite(norm))
+            if self._tower:
+                self._tower.step(rate, self._peak_rate, math.isfinite(norm))
             if math.isfinite(norm):
                 averages.merge(found)
                 norms.append(norm)
@@ -275,6 +284,8 @@ class Trainer:
             bucket.append(Part(names, tensor.shape, start, rows))
             filled += rows.nbytes
         yield bucket
+        if self._tower:
+            yield [*self._tower.parts()]
 
     def buckets(
         self, size: int, dtype: torch.dtype = torch.float32
@@ -379,6 +390,8 @@ class Trainer:
         refresh(self._working, self.model)
         if self._values:
             self._values.refresh()
+        if self.vision:
+            self.vision.forget()
 
     def save_weights(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         """Write config and weights (safetensors) in the Hugging Face layout. Collective: every rank
@@ -390,6 +403,8 @@ class Trainer:
             OSError: a file cannot be written.
         """
         self._writer.save(folder, partial(self.buckets, BUCKET_BYTES, dtype), dtype)
+        if self._tower:
+            self._tower.save(folder, dtype)
 
     def save_adapters(self, folder: Path) -> None:
         """Write the adapters in peft's layout, if `lora` is set. Collective: every rank must call
