@@ -6,7 +6,8 @@ Makes `--runs` runs of `--updates` updates, with the configs, metrics, evaluatio
 finished ones, but no rollouts. Then each repeat starts the command and a new browser, and measures,
 in seconds: `command`, until the address is printed, which is mostly imports of Python; `open`, from
 the request for the page until the table has a row for each run and the chart its curves; `group`,
-from the choice of a key until the grouped table is there; `table` and `curve`, the answers alone.
+from the choice of a key until the grouped table is there; `table` and `curve`, the answers alone;
+and of `open`, the processor time of the command (`server`) and of the page's main thread (`page`).
 Prints a table, writes many_runs.json next to this file, and exits with 1 if the promise is broken.
 Needs Chromium and playwright.
 """
@@ -14,6 +15,7 @@ Needs Chromium and playwright.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import shutil
 import subprocess
@@ -28,6 +30,7 @@ from tramontane.config import Config, parse
 from tramontane.run.folder import RunFolder
 
 OPEN_SECONDS = 1.0  # promised
+FIGURES = [f"figure_{n}" for n in range(45)]  # as many as an update has
 SEEDS = 5  # runs with the same learning rate
 
 
@@ -42,7 +45,7 @@ def make_runs(folder: Path, runs: int, updates: int) -> None:
         run.path.mkdir(parents=True)
         run.write_config(parse(Config, raw | {"pipeline": {"updates": updates}}, "benchmark"))
         for update in range(1, updates + 1):
-            figures = {name: draws.random() for name in ("reward", "entropy", "grad_norm", "loss")}
+            figures = {name: draws.random() for name in ("reward", *FIGURES)}
             run.log({"update": update, "wall_seconds": 9.0 * update, **figures})
         passed = {"value": draws.random(), "low": 0.1, "high": 0.9}
         for when in ("before", "after"):
@@ -58,7 +61,7 @@ def measure(folder: Path, runs: int) -> dict[str, float]:
         try:
             assert process.stdout is not None
             address = process.stdout.readline().strip()
-            found = {"command": time.monotonic() - began} | in_browser(address, runs)
+            found = {"command": time.monotonic() - began} | in_browser(address, runs, process.pid)
             for name in ("table", "curve"):
                 began = time.monotonic()
                 get(address, f"api/{name}", **({"metric": "reward"} if name == "curve" else {}))
@@ -68,7 +71,13 @@ def measure(folder: Path, runs: int) -> dict[str, float]:
     return found
 
 
-def in_browser(address: str, runs: int) -> dict[str, float]:
+def processor_seconds(process: int) -> float:
+    """The processor time of a process until now."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def in_browser(address: str, runs: int, server: int) -> dict[str, float]:
     """The seconds until the page shows the runs, and then their groups."""
     from playwright.sync_api import sync_playwright
 
@@ -78,11 +87,17 @@ def in_browser(address: str, runs: int) -> dict[str, float]:
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
         page = chromium.new_page()
+        session = page.context.new_cdp_session(page)
+        session.send("Performance.enable")
+        used = processor_seconds(server)
         began = time.monotonic()
         page.goto(address, wait_until="commit")
         page.wait_for_selector(f".runs-table tbody tr >> nth={runs - 1}")
         page.wait_for_selector(".chart canvas")
         found["open"] = time.monotonic() - began
+        found["server"] = processor_seconds(server) - used
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        found["page"] = next(m["value"] for m in metrics if m["name"] == "TaskDuration")
         began = time.monotonic()
         page.get_by_label("Group by").select_option("trainer.learning_rate")
         page.wait_for_selector(f".runs-table .swatch >> nth={-(-runs // SEEDS) - 1}")

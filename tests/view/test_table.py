@@ -33,9 +33,10 @@ def test_keys_that_differ_and_the_newest_results_are_the_columns(tmp_path: Path)
                                "maj_at_k": votes})  # fmt: skip
     folder.log_evaluation({"when": "before", "set": "hard", "pass_at_1": passed})
     folder.write_json("summary.json", {"wall_seconds": 60, "machine": "a machine |\none"})
-    table = table_of(runs)
+    table = table_of(dict.fromkeys(runs))
     assert table.keys == ["seed"] and table.results == ["pass@1", "maj@4", "reward"]
     assert [row["state"] for row in table.rows] == ["finished", "stopped"]
+    assert table.metrics == ["endings.completed", "reward"]
     lines = table.markdown().splitlines()
     assert lines[2] == (
         "| run-0 | finished | 0 | 0.300 [0.250, 0.350] | 0.300 [0.250, 0.350] | 0.200 | 2/100 "
@@ -51,7 +52,7 @@ def test_a_damaged_run_has_its_error_and_the_others_their_figures(tmp_path: Path
     (made(tmp_path / "other", seed=9) / "config.yaml").write_text("name: of another version\n")
     (runs[1] / "config.yaml").write_text("name: [")
     (runs[2] / "metrics.jsonl").write_text('{"update": 1, "reward": 0.5}\nnot JSON\n{"upd')
-    table = table_of([*runs, tmp_path / "absent", tmp_path / "other"])
+    table = table_of(dict.fromkeys([*runs, tmp_path / "absent", tmp_path / "other"]))
     assert table.keys == ["seed"]
     states = ["stopped", "damaged", "stopped", "not started", "stopped"]
     assert [row["state"] for row in table.rows] == states
@@ -90,3 +91,12 @@ def test_the_config_of_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
             exclude={"seed"}
         )
     assert "name" in sealed(config)
+
+
+def test_a_run_that_goes_on_is_read_again(tmp_path: Path) -> None:
+    run = made(tmp_path / "run")
+    assert curve(run, "reward")[-1] == (2, 10.0, 0.2) and run_row(run)["update"] == 2
+    RunFolder(run).log({"update": 3, "wall_seconds": 15.0, "reward": 0.3})
+    assert curve(run, "reward")[-1] == (3, 15.0, 0.3) and run_row(run)["update"] == 3
+    RunFolder(run).write_json("summary.json", {"wall_seconds": 16})
+    assert run_row(run)["state"] == "finished" and run_row(run)["seconds"] == 16

@@ -16,7 +16,7 @@ from tramontane.run.folder import RunFolder
 from tramontane.sweeps.grid import Axis, axis_of, cell_name, cells_of
 from tramontane.sweeps.runner import Job, Measured, job_of, measure, work
 from tramontane.sweeps.settings import check_same, settings_file, write_settings
-from tramontane.view.table import Table, table_of
+from tramontane.view.table import Table, flattened, table_of
 from tramontane.workplace import owned_folder, write_whole
 
 OWN = ("name", "run_dir")  # keys that the sweep sets
@@ -80,7 +80,9 @@ def sweep(
         measured, together = _checked(todo, at_once)
         if dry_run:
             _remove_unused(todo)
-            return Sweep(out, table_of(cells, list(cells.values())), {}, together)
+            return Sweep(
+                out, table_of({f: flattened(config) for f, config in cells.items()}), {}, together
+            )
         failed: dict[str, str] = {}
         done = len(cells) - len(todo)
 
@@ -101,7 +103,7 @@ def sweep(
             }
             jobs = [job_of(folder, needs[settings_file(folder)]) for folder in todo]
             work(jobs, ended, measured.room(at_once))
-        table = table_of(cells)
+        table = table_of(dict.fromkeys(cells))
         write_whole(out / "table.md", table.markdown())
         write_whole(out / "table.csv", table.csv())
     return Sweep(out, table, failed, together)

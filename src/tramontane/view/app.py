@@ -15,10 +15,10 @@ from fastapi.staticfiles import StaticFiles
 from tramontane.errors import InputError
 from tramontane.pages import STYLE
 from tramontane.view import answers, charts, details, search
-from tramontane.view.report import STATIC
-from tramontane.view.runs import Run, dumps
+from tramontane.view.report import STATIC, bundle
+from tramontane.view.runs import Run, dumps, side_by_side
 from tramontane.view.summary import summary
-from tramontane.view.table import curve, table_of
+from tramontane.view.table import curve
 from tramontane.view.timeline import timeline
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -38,6 +38,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 MOST_ROWS = 200  # in one response
+MAIN, SCRIPT = "app.js", "text/javascript"
 
 
 class Json(Response):
@@ -79,6 +80,8 @@ def make_app(runs: list[Run], token: str) -> FastAPI:
     app.state.runs = runs
     app.include_router(api, prefix=f"/{token}/api")
     app.add_api_route(f"/{token}/{STYLE.name}", lambda: FileResponse(STYLE))
+    # With all that it imports: one request, not one for each module.
+    app.add_api_route(f"/{token}/{MAIN}", lambda: Response(bundle(MAIN), media_type=SCRIPT))
     app.mount(f"/{token}", StaticFiles(directory=STATIC, html=True))
     return app
 
@@ -104,10 +107,10 @@ def list_runs(request: Request) -> Json:
 def show_table(request: Request) -> Json:
     """The table of the runs."""
     runs: list[Run] = request.app.state.runs
-    found = table_of([run.path for run in runs], [run.config or None for run in runs])
+    found = side_by_side(runs)
     for row, run in zip(found.rows, runs, strict=True):
         row |= {"run": run.number, "fault": row["fault"] or run.fault}
-    return Json({"keys": found.keys, "results": found.results, "rows": found.rows})
+    return Json(vars(found))
 
 
 @api.get("/curve")

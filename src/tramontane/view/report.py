@@ -128,7 +128,7 @@ def page(found: Row) -> str:
         return f"<style>{styles[-1]}</style>"
 
     def script(match: re.Match[str]) -> str:
-        scripts.append(_bundle(match[2]) if match[1] else _read(match[2]))
+        scripts.append(bundle(match[2]) if match[1] else _read(match[2]))
         return f"<script{match[1] or ''}>{scripts[-1]}</script>"
 
     icon = base64.b64encode((STATIC / "icon.svg").read_bytes()).decode()
@@ -152,16 +152,13 @@ def _hashes(texts: list[str]) -> str:
     return " ".join(f"'sha256-{digest.decode()}'" for digest in digests)
 
 
-def _bundle(name: str, modules: dict[str, str] | None = None) -> str:
-    """A module and those that it imports as one script, each in its own function.
-
-    Modules inside one page cannot import each other by name.
-    """
+def bundle(name: str, modules: dict[str, str] | None = None) -> str:
+    """A module and those that it imports as one script, each in its own function."""
     modules = {} if modules is None else modules
     text = _read(name)
     for imported in re.findall(r'^import .+ from "\./(.+)";$', text, re.MULTILINE):
         if imported not in modules:
-            _bundle(imported, modules)
+            bundle(imported, modules)
     exported = re.findall(
         r"^export (?:async )?(?:const|let|class|function) (\w+)", text, re.MULTILINE
     )

@@ -17,6 +17,7 @@ from tramontane.pages import json_values
 from tramontane.run.folder import RunFolder, flat
 from tramontane.view.rollouts import Rollouts
 from tramontane.view.search import Searches
+from tramontane.view.table import Table, flattened, table_of
 from tramontane.view.tokens import Tokens
 from tramontane.workplace import parse_object, read_log
 
@@ -32,6 +33,7 @@ class Run:
         number: the run's place on the command line, which is its name in requests.
 
     Attributes:
+        keys: its config by dotted path.
         fault: the error in its config, which is then empty.
     """
 
@@ -46,6 +48,7 @@ class Run:
                 self.config = read_settings(file)
         except InputError as error:
             self.fault = str(error)
+        self.keys = flattened(self.config)
         self.rollouts = Rollouts(path / "rollouts")
         self.searches = Searches(self.rollouts)
         self._evaluations: dict[Path, tuple[int, list[Row]]] = {}  # modified, rows
@@ -192,6 +195,11 @@ def load_runs(paths: list[Path]) -> list[Run]:
     if all(run.fault for run in runs):
         raise InputError("\n".join(run.fault for run in runs))
     return runs
+
+
+def side_by_side(runs: list[Run]) -> Table:
+    """The table of these runs."""
+    return table_of({run.path: run.keys for run in runs})
 
 
 def dumps(value: Any) -> bytes:

@@ -32,12 +32,26 @@ def view(paths: list[Path], port: int = 0, on_address: Callable[[str], None] | N
     runs = load_runs(paths)
     # In parallel with the import of the server's modules, which takes as long.
     threading.Thread(target=_read_rollouts, args=(runs,), daemon=True).start()
+    logs = threading.Thread(target=_read_logs, args=(runs,), daemon=True)
+    logs.start()
     from tramontane.view.app import make_app
+
+    logs.join()
 
     with loopback.listening(port) as address:
         if on_address:
             on_address(f"{address.url}/")
         loopback.server(make_app(runs, address.key)).run(sockets=[address.socket])
+
+
+def _read_logs(runs: list[Run]) -> None:
+    """What the table of runs shows first."""
+    from tramontane.view.runs import side_by_side
+    from tramontane.view.table import curve
+
+    for row in side_by_side(runs).rows:
+        with suppress(OSError):  # the page names a damaged file where it is needed
+            curve(Path(row["path"]), "reward")
 
 
 def _read_rollouts(runs: list[Run]) -> None:

@@ -6,18 +6,22 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tramontane.config import read_settings
 from tramontane.errors import InputError, reading
+from tramontane.run.folder import flat
 from tramontane.run.screen import clock
 from tramontane.workplace import owner_of, parse_object
 
 Row = dict[str, Any]
 IGNORED = ("name", "run_dir")  # keys that differ between all runs
+LOGS = ("summary.json", "metrics.jsonl", "evaluations.jsonl", "workers.jsonl")
+MOST_KEPT = 1000  # figures and curves of runs
 TAIL = 1 << 16  # bytes at the end of a log, more than its last line
 MACHINE_BYTES = 1 << 12  # at the start of `workers.jsonl`, more than its first line
 
@@ -32,11 +36,13 @@ class Table:
         rows: for each run `name`, `state`, `config` and `results` by name (a result has `value`,
             and `low` and `high` of a 95 % interval), `update` and `updates`, `seconds`, `machine`,
             and `fault`, a file's error.
+        metrics: names of the numbers of the runs' last updates, sorted.
     """
 
     keys: Sequence[str]
     results: Sequence[str]
     rows: Sequence[Row]
+    metrics: Sequence[str]
 
     @property
     def header(self) -> list[str]:
@@ -50,7 +56,7 @@ class Table:
                 row["name"],
                 row["state"],
                 *(shown(row["config"].get(key)) for key in self.keys),
-                *(_measured(row["results"].get(name)) for name in self.results),
+                *(_rounded(row["results"].get(name)) for name in self.results),
                 f"{row['update']}/{row['updates']}",
                 clock(row["seconds"]) if row["seconds"] is not None else "",
                 row["machine"],
@@ -82,60 +88,77 @@ class Table:
         return text.getvalue()
 
 
-def table_of(folders: Iterable[Path], configs: Sequence[Row | None] | None = None) -> Table:
+def table_of(folders: Mapping[Path, Row | None]) -> Table:
     """The table of some run folders, in their order; a damaged run has its error as `fault`.
 
     Args:
-        folders: the folders.
-        configs: their configs, if they are read already.
+        folders: the folders, each with its config `flattened`; None: not read yet.
     """
-    folders = list(folders)
-    rows = [run_row(f, configs[n] if configs else None) for n, f in enumerate(folders)]
-    flattened = [row.pop("keys") for row in rows]
+    rows = [run_row(folder, keys) for folder, keys in folders.items()]
+    configs = [row.pop("keys") for row in rows]
+    metrics = sorted({name for row in rows for name in row.pop("metrics")})
     seen: dict[str, Any] = {}  # the first value of each key
     differing: dict[str, None] = {}
-    for keys in flattened:
+    for keys in configs:
         for key, value in keys.items():
             if value != seen.setdefault(key, value) and key not in IGNORED:
                 differing[key] = None
-    for row, keys in zip(rows, flattened, strict=True):
+    for row, keys in zip(rows, configs, strict=True):
         row["config"] = {key: keys[key] for key in differing if key in keys}
     results = dict.fromkeys(name for row in rows for name in row["results"])
     # A key that a config of another version lacks is not a difference.
-    return Table([key for key in seen if key in differing], list(results), rows)
+    return Table([key for key in seen if key in differing], list(results), rows, metrics)
 
 
-def run_row(folder: Path, config: Row | None = None) -> Row:
-    """What the table says of one run; `keys` are all keys of its config, flattened."""
+def run_row(folder: Path, keys: Row | None = None) -> Row:
+    """What the table says of one run; `keys` are all keys of its config, flattened, and `metrics`
+    the names of its last update's numbers."""
     row: Row = {"name": folder.name, "path": str(folder), "fault": "", "machine": ""}
     row |= {"state": "not started", "update": 0, "updates": None, "seconds": None}
-    row |= {"results": {}, "keys": {}}
+    row |= {"results": {}, "keys": {}, "metrics": []}
     try:
         with reading(folder):
-            if config is None and (folder / "config.yaml").is_file():
-                config = read_settings(folder / "config.yaml")
-            if config:
-                row |= _begun(folder, config)
+            begun = (folder / "config.yaml").is_file()
+            if not keys and begun:
+                keys = flattened(read_settings(folder / "config.yaml"))
+            if keys:
+                row |= {"keys": keys, "updates": keys.get("pipeline.updates")}
+                row |= _measured(folder, *(_state(folder / name) for name in LOGS))
+            if keys and begun:
+                ended = "finished" if row["ended"] else "stopped"
+                row["state"] = "running" if owner_of(folder) else ended
     except InputError as error:
         row |= {"state": "damaged", "fault": str(error)}
+    row.pop("ended", None)
     return row
 
 
-def _begun(folder: Path, config: Row) -> Row:
+def _state(file: Path) -> tuple[int, int] | None:
+    """When a file was last written, and its size: while they are the same, it need not be read."""
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+@lru_cache(MOST_KEPT)
+def _measured(folder: Path, *states: tuple[int, int] | None) -> Row:
+    """The figures of a run whose `LOGS` have these states."""
     file = folder / "summary.json"
     summary = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     last = last_row(folder / "metrics.jsonl")
-    pipeline = config.get("pipeline") or {}
-    state = "running" if owner_of(folder) else "finished" if summary else "stopped"
-    state = state if (folder / "config.yaml").is_file() else "not started"
     return {
-        "state": state,
-        "keys": flattened(config),
+        "ended": bool(summary),
         "update": last.get("update", 0),
-        "updates": pipeline.get("updates"),
         "seconds": summary.get("wall_seconds", last.get("wall_seconds")),
         "machine": summary.get("machine") or _machine(folder),
         "results": _results(folder, last),
+        "metrics": [
+            name
+            for name, value in flat(last).items()
+            if isinstance(value, int | float) and name not in ("update", "wall_seconds")
+        ],
     }
 
 
@@ -170,9 +193,15 @@ def whole_rows(file: Path) -> Iterator[Row]:
 
 def curve(folder: Path, metric: str) -> list[tuple[int, Any, float]]:
     """(update, wall seconds, value) of each update that has a metric, e.g. `endings.completed`."""
+    file = folder / "metrics.jsonl"
+    return _curve(file, metric, _state(file))
+
+
+@lru_cache(MOST_KEPT)
+def _curve(file: Path, metric: str, state: tuple[int, int] | None) -> list[tuple[int, Any, float]]:
     name, _, inner = metric.partition(".")
     found = []
-    for row in whole_rows(folder / "metrics.jsonl"):
+    for row in whole_rows(file):
         value = row.get(metric)
         if inner and isinstance(row.get(name), dict):
             value = row[name].get(inner)
@@ -210,14 +239,18 @@ def _machine(folder: Path) -> str:
         return ""
 
 
-def flattened(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+def flattened(config: Row) -> Row:
     """The values of a config by dotted path; lists are values."""
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            found |= flattened(value, f"{path}{key}.")
-        else:
-            found[f"{path}{key}"] = value
+    found: Row = {}
+
+    def add(section: Row, path: str) -> None:
+        for key, value in section.items():
+            if isinstance(value, dict) and value:
+                add(value, f"{path}{key}.")
+            else:
+                found[f"{path}{key}"] = value
+
+    add(config, "")
     return found
 
 
@@ -228,7 +261,7 @@ def shown(value: Any) -> str:
     return f"{value:.15g}" if isinstance(value, float) else json.dumps(value)
 
 
-def _measured(result: Mapping[str, float] | None) -> str:
+def _rounded(result: Mapping[str, float] | None) -> str:
     if result is None:
         return ""
     interval = f" [{result['low']:.3f}, {result['high']:.3f}]" if "low" in result else ""

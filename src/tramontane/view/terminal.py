@@ -196,7 +196,7 @@ class Look(App[None]):
             self.search(self.asked)
 
     def show_progress(self) -> None:
-        row = run_row(self.run_shown.path, self.run_shown.config)
+        row = run_row(self.run_shown.path, self.run_shown.keys)
         results = [
             f"{name} {figure['value']:.3f}"
             + (f" [{figure['low']:.3f}, {figure['high']:.3f}]" if "low" in figure else "")

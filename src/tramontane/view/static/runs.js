@@ -11,7 +11,7 @@ const POLL = 3000; // milliseconds between two looks at runs that train
 const MOST_CURVES = 40; // without a group; more would hide each other
 const DEFAULTS = { metric: "reward" };
 
-let page, values, table, curves, metrics, box, chart, finder, timer = null;
+let page, values, table, curves, box, chart, finder, timer = null;
 
 export function leave() {
   clearTimeout(timer);
@@ -24,7 +24,7 @@ export async function show(main, theValues, thePage) {
   page = thePage;
   values = { ...DEFAULTS, ...theValues };
   [table, curves] = await Promise.all([get("table"), get("curve", { metric: values.metric })]);
-  metrics = await metricsOf(table.rows);
+  const metrics = [...new Set([values.metric, ...table.metrics])];
   finder = h("input", { type: "search", name: "filter", value: values.filter || "", autocomplete: "off", placeholder: "seed=0 pass@1>0.4 finished  ( / )",
     oninput: (event) => set({ filter: event.target.value }) });
   box = { count: h("p", { class: "count" }), table: h("div", { class: "scroll" }), plot: h("div", {}), pair: h("div", { class: "controls" }) };
@@ -44,14 +44,6 @@ export async function show(main, theValues, thePage) {
     box.plot, box.count, box.table);
   draw();
   poll();
-}
-
-async function metricsOf(rows) {
-  const last = rows.reduce((best, row) => (row.update > (best ? best.update : 0) ? row : best), null);
-  if (!last) return [values.metric];
-  const found = await get("metrics", { run: last.run });
-  const names = found.rows.length ? Object.keys(found.rows.at(-1)).filter((name) => typeof found.rows.at(-1)[name] === "number" && !["update", "wall_seconds"].includes(name)) : [];
-  return [...new Set([values.metric, ...names.sort()])];
 }
 
 function set(change) {
