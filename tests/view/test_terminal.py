@@ -28,10 +28,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return make_run(tmp_path_factory.mktemp("run") / "run", updates=UPDATES)
 
 
-def piloted(folder: Path, script: Callable[[Look, Any], Awaitable[None]]) -> None:
+def piloted(
+    folder: Path,
+    script: Callable[[Look, Any], Awaitable[None]],
+    size: tuple[int, int] = (120, 40),
+) -> None:
     async def go() -> None:
         app = Look(folder)
-        async with app.run_test(size=(120, 40)) as pilot:
+        async with app.run_test(size=size) as pilot:
             await script(app, pilot)
 
     asyncio.run(go())
@@ -102,6 +106,27 @@ def test_a_completion_is_shown_with_its_reward_and_shaded(run: RunFolder) -> Non
         assert not isinstance(app.screen, Completion)
 
     piloted(run.path, script)
+
+
+def test_eighty_columns_show_the_search_the_rows_and_the_keys_of_one(
+    run: RunFolder,
+) -> None:
+    async def script(app: Look, pilot: Any) -> None:
+        await pilot.press("3")
+        table = app.query_one(DataTable)
+        await until(pilot, lambda: table.row_count > 24)
+        for row in range(table.row_count):
+            assert len(str(table.get_row_at(row)[3])) <= 9  # the reward
+        await pilot.press("end")
+        assert app.query_one(Input).region.y > 0 and table.region.bottom < 24
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, Completion))
+        await pilot.press("1")  # a key of the tabs, which are covered
+        assert isinstance(app.screen, Completion)
+        assert app.query_one(TabbedContent).active == "rollouts"
+        assert not {"1", "slash"} & {*app.screen.active_bindings}
+
+    piloted(run.path, script, size=(80, 24))
 
 
 def test_updates_appear_while_the_run_trains(tmp_path: Path, monkeypatch: Any) -> None:

@@ -128,6 +128,7 @@ class Look(App[None]):
     #curve { padding: 1 2; height: 1fr; width: 1fr; }
     #facts { padding: 1 2; height: auto; }
     #events { padding: 0 2; }
+    #list { height: 1fr; }
     #found { padding: 0 1; color: $text-muted; }
     ProgressBar { padding: 0 2; }
     """
@@ -255,7 +256,8 @@ class Look(App[None]):
         self.rows = rows
         table.clear()
         for row in found["rows"]:
-            cells = [row["update"], row["group"], row["verdict"], row["reward"], row["tokens"]]
+            reward = None if row["reward"] is None else f"{row['reward']:.3g}"
+            cells = [row["update"], row["group"], row["verdict"], reward, row["tokens"]]
             texts = [" ".join(row[name].split())[:60] for name in ("problem", "snippet")]
             table.add_row(*(Text("" if c is None else str(c)) for c in [*cells, *texts]))
         if at in rows:
@@ -265,6 +267,10 @@ class Look(App[None]):
         self.query_one("#found", Static).update(text)
 
     # ------------------------------------------------------------------------------ the keyboard
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:
+        """Whether a key is there: those of the tabs are not while a completion covers them."""
+        return action not in ("tab", "search", "log") or not isinstance(self.screen, Completion)
 
     def action_tab(self, name: str) -> None:
         self.query_one(TabbedContent).active = name
