@@ -1,17 +1,22 @@
 """Keys of TRL, verl, OpenRLHF and prime-rl are answered with this project's."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from tests.paths import ROOT
 from tramontane.config import Config, load_config, parse_settings
-from tramontane.config.peers import peer_keys
+from tramontane.config.peers import counterpart, peer_keys
 from tramontane.config.section import load_section, paths
 from tramontane.config.sft import SFTConfig
 from tramontane.data.layouts import verl
 from tramontane.data.load import load_problems
 from tramontane.errors import InputError
+
+PAGE = (ROOT / "docs/coming-from.md").read_text()
+METRICS = PAGE.partition("## Metrics")[2].partition("## Keys")[0]
 
 
 def refused(override: str) -> str:
@@ -117,3 +122,26 @@ def test_verls_rows_are_answered_with_their_layout(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="data.sets: {mine: {source: FILE, layout: verl}}"):
         load_problems(str(file), Config().data, split="train", limit=None, seed=0)
     assert verl(as_text)["answer"] == verl(row)["answer"] == "7"
+
+
+def test_every_key_of_the_table_is_answered_with_its_own_row() -> None:
+    """Not with a key here of the same name, nor with the row of another project."""
+    for kind, own in ((Config, "key"), (SFTConfig, "sft")):
+        known = paths(kind)
+        for row in peer_keys():
+            here = getattr(row, own)
+            if row.name in known or not (here or row.note):
+                continue
+            found = counterpart(row.name, known)
+            assert found and found.peer, row
+            alike = [each for each in peer_keys() if each.name == row.name]
+            assert not here or found.key in {getattr(each, own) for each in alike}, (row, found)
+
+
+@pytest.mark.parametrize("row", re.findall(r"^\| .+ \|$", METRICS, re.M)[2:])
+def test_the_metrics_of_the_page_are_recorded(row: str) -> None:
+    source = "".join(file.read_text() for file in (ROOT / "src").rglob("*.py"))
+    names = re.findall(r"`([A-Za-z_0-9]+)`", row.rpartition(" | ")[2])
+    assert names or "](environments.md)" in row
+    for name in names:
+        assert re.search(rf"\b{re.sub('_(age_.*|low|high|NAME)$', '', name)}", source), name

@@ -44,14 +44,19 @@ class Counterpart(NamedTuple):
 
 def counterpart(path: str, known: Collection[str]) -> Counterpart | None:
     """The counterpart of a key that is not among `known`, the dotted paths of a config's keys."""
-    own = [key for key in known if key.rpartition(".")[2] == path]
-    if len(own) == 1:
-        return Counterpart("", own[0], "")
     name = path.rpartition(".")[2]
     whole = [k for k in peer_keys() if path == k.name or path.endswith(f".{k.name}")]
+    own = [key for key in known if key.rpartition(".")[2] == path]
+    if len(own) == 1 and not whole:
+        return Counterpart("", own[0], "")
+
+    def elsewhere(k: PeerKey) -> bool:
+        """Its counterparts are all in another kind of config."""
+        return bool(k.key or k.sft) and not {k.key, k.sft} & {*known}
+
     same = [k for k in peer_keys() if name == k.name or k.name.endswith(f".{path}")]
     # The longest name is the most specific.
-    entries = sorted(whole or same, key=lambda k: (not {k.key, k.sft} & {*known}, -len(k.name)))
+    entries = sorted(whole or same, key=lambda k: (elsewhere(k), -len(k.name)))
     if not entries or "model" not in known:  # not a config of training
         return None
     here = next((key for key in (entries[0].key, entries[0].sft) if key in known), "")
