@@ -25,6 +25,9 @@ MAX_TRAINER = 1 << 14  # GPUs of a trainer
 # Traffic of sharded weights in a microbatch, as multiples of them: gathered for the forward and the
 # backward pass, and gradients scattered once.
 TRAFFIC = 3
+# Passes that exchange tokens for heads when ranks share a sequence: forward, the blocks' forward
+# again, backward.
+EXCHANGES = 3
 SHARES = (0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5, 0.4)  # tried as generator.gpu_memory_utilization
 DOUBLING = 0.9  # share of a generator's speed per GPU that is left when its number of GPUs doubles
 BUS = 50e9  # bandwidth from host memory to each GPU, in bytes/s
@@ -160,17 +163,29 @@ class Machine:
     def train_seconds(self, tokens: float, size: int) -> float:
         """Time to train on `tokens` tokens with `size` GPUs: the longest of their arithmetic, the
         traffic of sharded weights, and one longest sequence, which `context_parallel` of them
-        share."""
+        share. Their exchange is not overlapped with arithmetic."""
         c = self.config
         longest = min(tokens, c.prompt_mean + c.length_max)
         slowest = max(
-            self._train_compute(tokens) / size, self._train_compute(longest) / self.sharing
+            self._train_compute(tokens) / size
+            + self._exchange_seconds(tokens * self.sharing / size),
+            self._train_compute(longest) / self.sharing + self._exchange_seconds(longest),
         )
         if size == 1 or not self.on_gpu:
             return slowest
         microbatches = math.ceil(tokens * self.sharing / (size * c.longest))
         speed = self.gpu.link if size <= c.node else self.gpu.network
         return max(slowest, microbatches * TRAFFIC * self.weight_bytes / speed)
+
+    def _exchange_seconds(self, tokens: float) -> float:
+        """Time in which the GPUs that share rows of `tokens` tokens exchange them: each sends all
+        but its own heads of its tokens' queries, keys, values and outputs, in each layer."""
+        ranks, shape = self.sharing, self.shape
+        if ranks == 1:
+            return 0.0
+        heads = 2 * (shape.heads + math.lcm(shape.kv_heads, ranks))
+        numbers = tokens / ranks * (1 - 1 / ranks) * heads * shape.head_dim * shape.layers
+        return EXCHANGES * numbers * DTYPE_BYTES[self.gpu.dtype] / self.gpu.link
 
     def _train_compute(self, tokens: float) -> float:
         """GPU-seconds of the arithmetic of training: train_flops · P · tokens / (MFU · FLOP/s)."""
