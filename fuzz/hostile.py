@@ -11,9 +11,11 @@ code is 1 if any of this fails.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
+import re
 import secrets
 import signal
 import sys
@@ -105,7 +107,7 @@ class World:
                 line.split(":")[0] for line in Path("/proc/key-users").read_text().splitlines()
                 if line.split(":")[0].strip() == str(0x70000000 + os.getpid())
             },
-            "descriptor": set(os.listdir("/proc/self/fd")),
+            "descriptor": {f"{n} {_target(n)}" for n in os.listdir("/proc/self/fd")},
         }  # fmt: skip
 
     def leftovers(self, name: str = "", patience: float = GONE_SECONDS) -> list[str]:
@@ -161,6 +163,13 @@ class Host:
         memory = next(int(x.split()[1]) >> 10 for x in lines if x.startswith("MemAvailable"))
         disk = os.statvfs(self.folder)
         return memory + (disk.f_bavail * disk.f_frsize >> 20)
+
+
+def _target(descriptor: str) -> str:
+    """What a descriptor of this process leads to; nothing once it is closed."""
+    with contextlib.suppress(FileNotFoundError):
+        return re.sub(r"\d+", "N", os.readlink(f"/proc/self/fd/{descriptor}"))
+    return ""
 
 
 def descendants() -> list[str]:
