@@ -81,9 +81,9 @@ async def serve(connection: Connection, worker: EnvironmentWorker) -> None:
     before it reads, so the two could otherwise wait for each other.
     """
     loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
     tasks: set[asyncio.Task[None]] = set()
-    # Not waited for at the end: the reader reads until the process ends.
-    reader, writer = ThreadPoolExecutor(1, "reader"), ThreadPoolExecutor(1, "writer")
+    writer = ThreadPoolExecutor(1, "writer")
 
     async def answer(number: int, method: str, arguments: tuple) -> None:
         try:
@@ -95,11 +95,22 @@ async def serve(connection: Connection, worker: EnvironmentWorker) -> None:
         flush()
         await loop.run_in_executor(writer, connection.send_bytes, found)
 
-    while worker.stuck <= MAX_STUCK:
-        number, method, arguments = await loop.run_in_executor(reader, connection.recv)
-        task = asyncio.create_task(answer(number, method, arguments))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+    def read() -> None:
+        """Begin to answer a request, which is there or on its way."""
+        try:
+            task = loop.create_task(answer(*connection.recv()))
+        except Exception as error:
+            over.set_exception(error)
+        else:
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            if worker.stuck > MAX_STUCK:
+                over.set_result(None)
+        if over.done():
+            loop.remove_reader(connection.fileno())
+
+    loop.add_reader(connection.fileno(), read)
+    await over
 
 
 if __name__ == "__main__":
