@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tramontane.config import Config, EffortConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.chat import Chat, ChatFormat
-from tramontane.environments.endpoint import ModelEndpoint, Served, key_is, make_app
+from tramontane.environments.endpoint import ModelEndpoint, key_is, make_app
 from tramontane.environments.wire import ChatMessage, ChatRequest, write
 from tramontane.models.loading import load_tokenizer
 from tramontane.types import Completion, SamplingParams
@@ -92,8 +92,8 @@ def sampler() -> Recorded:
 @pytest.fixture(scope="module")
 def client(sampler: Recorded) -> TestClient:
     encoder = PromptEncoder(sampler.tokenizer)
-    served = Served("tiny", Config(), encoder, SamplingParams(300, 0.7), *sampler.served)
-    return TestClient(make_app(key_is(KEY, ModelEndpoint(served))), raise_server_exceptions=False)
+    model = ModelEndpoint("tiny", Config(), encoder, SamplingParams(300, 0.7), *sampler.served)
+    return TestClient(make_app(key_is(KEY, model)), raise_server_exceptions=False)
 
 
 def ask(client: TestClient, content: Any = "1 + 1?", **keys: Any) -> Any:
@@ -147,8 +147,8 @@ def test_the_prompt_is_that_of_training(client: TestClient, sampler: Recorded) -
 def test_reasoning_effort_is_a_level_of_the_config(sampler: Recorded) -> None:
     levels = {"low": EffortConfig(phrase="Be brief.")}
     encoder = PromptEncoder(sampler.tokenizer, efforts=levels)
-    served = Served("tiny", Config(), encoder, SamplingParams(300, 0.7), *sampler.served)
-    client, sampler.text = TestClient(make_app(key_is(KEY, ModelEndpoint(served)))), "2"
+    model = ModelEndpoint("tiny", Config(), encoder, SamplingParams(300, 0.7), *sampler.served)
+    client, sampler.text = TestClient(make_app(key_is(KEY, model))), "2"
     assert ask(client, reasoning_effort="low").status_code == 200
     assert sampler.prompts[-1] == encoder.at("low").encode("1 + 1?") != encoder.encode("1 + 1?")
     refused = ask(client, reasoning_effort="high")
@@ -408,7 +408,7 @@ def test_an_exception_fails_its_request_alone_with_its_traceback(late: bool, str
     failing, said = Failing(), list[str]()
     failing.text, failing.late = "It is 2.", late
     parts = PromptEncoder(failing.tokenizer), SamplingParams(300, 0.7), *failing.served, said.append
-    client = TestClient(make_app(key_is(KEY, ModelEndpoint(Served("tiny", Config(), *parts)))))
+    client = TestClient(make_app(key_is(KEY, ModelEndpoint("tiny", Config(), *parts))))
     for _ in range(3):  # as often as it comes
         answer = ask(client, "poison", stream=stream)
         if stream:

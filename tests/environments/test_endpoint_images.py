@@ -10,7 +10,7 @@ from tests.environments.test_endpoint import KEY, Recorded, ask
 from tests.vision import picture, uri, write_wrapper
 from tramontane.config import Config
 from tramontane.data.prompts import PLACE
-from tramontane.environments.endpoint import ModelEndpoint, Served, key_is, make_app
+from tramontane.environments.endpoint import ModelEndpoint, key_is, make_app
 from tramontane.evaluation.checkpoint import encoder_of
 from tramontane.types import Illustrated, Message, SamplingParams
 
@@ -36,10 +36,10 @@ def client(config, sampler):
 
 
 def made(config, sampler):
-    served = Served(
+    model = ModelEndpoint(
         "tiny", config, encoder_of(config), SamplingParams(9, 0.7), sampler.sample, 400, 320
     )
-    return TestClient(make_app(key_is(KEY, ModelEndpoint(served))), raise_server_exceptions=False)
+    return TestClient(make_app(key_is(KEY, model)), raise_server_exceptions=False)
 
 
 def shown(image, **keys):

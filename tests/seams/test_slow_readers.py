@@ -18,7 +18,7 @@ from tramontane.config import Config
 from tramontane.controller.pooled_generator import ASKED
 from tramontane.controller.sampling import Sampler
 from tramontane.data.prompts import PromptEncoder
-from tramontane.environments.endpoint import ModelEndpoint, Served, key_is, make_app
+from tramontane.environments.endpoint import ModelEndpoint, key_is, make_app
 from tramontane.placement.printed import BURST
 from tramontane.types import SamplingParams
 
@@ -64,8 +64,8 @@ def test_a_client_that_reads_slowly_gets_all_and_holds_up_nobody(streams: bool) 
     sampler = Recorded()
     sampler.text = "One and two are three. " * 2
     encoder = PromptEncoder(sampler.tokenizer)
-    served = Served("tiny", Config(), encoder, SamplingParams(300, 0.7), *sampler.served)
-    app = make_app(key_is(KEY, ModelEndpoint(served)))
+    model = ModelEndpoint("tiny", Config(), encoder, SamplingParams(300, 0.7), *sampler.served)
+    app = make_app(key_is(KEY, model))
 
     async def ask(pause: Any, stream: bool) -> tuple[int, str]:
         messages = [{"role": "user", "content": "1 + 1?"}]

@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 from uuid import uuid4
 
@@ -61,18 +60,10 @@ def _bytes_of(tokenizer: Any, token: int) -> list[int] | None:
     name = str(tokenizer.convert_ids_to_tokens(token))
     if found := re.fullmatch("<0x([0-9A-F]{2})>", name):
         return [int(found[1], 16)]
-    letters = _byte_letters()
+    from transformers.convert_slow_tokenizer import bytes_to_unicode  # not before it is needed
+
+    letters = {letter: byte for byte, letter in bytes_to_unicode().items()}
     return [letters[char] for char in name] if set(name) <= letters.keys() else None
-
-
-@cache
-def _byte_letters() -> dict[str, int]:
-    """Each byte by its letter in a byte-level vocabulary: printable ones stand for themselves, the
-    others are numbered from 256 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(256 + number): byte for number, byte in enumerate(others)}
 
 
 def token_answer(body: wire.TokenRequest, choices: Sequence[Choice]) -> dict[str, Any]:

@@ -89,9 +89,9 @@ class Endpoint(ABC):
         """An exception of this package, which failed one request alone."""
 
 
-@dataclass(frozen=True)
-class Served:
-    """A model as it is served.
+@dataclass(eq=False)
+class ModelEndpoint(Endpoint):
+    """Answers the requests to a model that is served.
 
     Args:
         name: in `/v1/models`.
@@ -101,7 +101,7 @@ class Served:
         sample: the method of `controller.sampling.Sampler`.
         max_len: longest prompt plus completion, in tokens.
         vocab: number of tokens of the model.
-        failed: called with the traceback of a failed request.
+        log: called with the traceback of a failed request.
     """
 
     name: str
@@ -114,39 +114,34 @@ class Served:
     ]
     max_len: int
     vocab: int
-    failed: Callable[[str], None] = logger.error
+    log: Callable[[str], None] = logger.error
 
-
-class ModelEndpoint(Endpoint):
-    """Answers the requests to a model that is served."""
-
-    def __init__(self, served: Served) -> None:
-        self._served, encoder, talk = served, served.encoder, served.config.conversation
+    def __post_init__(self) -> None:
+        encoder, talk = self.encoder, self.config.conversation
         self._format = ChatFormat(encoder, talk.history)
         self._parser = Parser(encoder.tokenizer, talk.calls, encoder.tags)
         self._mistral = load_mistral(encoder) if talk.tokens == "mistral" else None
         # Prompts are written outside the event loop, in one thread: tokenizers are not reentrant.
         self._writer = ThreadPoolExecutor(1, "prompts")
-        self._stops = [stop for stop in served.config.generator.stop if isinstance(stop, str)]
+        self._stops = [stop for stop in self.config.generator.stop if isinstance(stop, str)]
 
     @property
     def model(self) -> dict[str, Any]:
-        served = self._served
-        return {"id": served.name, "owned_by": "tramontane", "max_model_len": served.max_len}
+        return {"id": self.name, "owned_by": "tramontane", "max_model_len": self.max_len}
 
     def failed(self, error: Exception) -> None:
         trace = "".join(traceback.format_exception(error))
-        self._served.failed(f"a request to the endpoint failed: {trace}")
+        self.log(f"a request to the endpoint failed: {trace}")
 
     async def sampled(self, body: wire.ChatRequest) -> tuple[ChatAnswer, Choices]:
         self._check_model(body.model)
         loop = asyncio.get_running_loop()
         prompt, prefix, images = await loop.run_in_executor(self._writer, self._write, body)
-        tags, stops = self._served.encoder.tags, [*self._stops, *body.stop]
+        tags, stops = self.encoder.tags, [*self._stops, *body.stop]
         read = partial(self._read, prompt=prompt, prefix=prefix, body=body)
         held = max(len(text) for text in (*tags, *stops)) - 1
         parses_parts = self._parser.form != "template"
-        show = partial(shown_tokens, self._served.encoder.tokenizer)
+        show = partial(shown_tokens, self.encoder.tokenizer)
         answer = ChatAnswer(body, prompt, read, show, tags, held if parses_parts else None)
         return answer, self._sample(body, prompt, images)
 
@@ -158,8 +153,8 @@ class ModelEndpoint(Endpoint):
         return self._sample(body.sampling_params, body.token_ids)
 
     def _check_model(self, name: str) -> None:
-        if name != self._served.name:
-            raise HTTPException(404, f"no model {name!r}; this endpoint has {self._served.name!r}")
+        if name != self.name:
+            raise HTTPException(404, f"no model {name!r}; this endpoint has {self.name!r}")
 
     def _write(self, body: wire.ChatRequest) -> tuple[list[int], str, list[str]]:
         """The prompt's tokens, the start of the answer that they already hold, and the images.
@@ -173,7 +168,7 @@ class ModelEndpoint(Endpoint):
         return wire.write(chat, body.messages), chat.prefix, images
 
     def _check_images(self, images: Sequence[str]) -> None:
-        config = self._served.config
+        config = self.config
         takes = {
             "conversation.tokens": self._mistral is None,
             "generator.kind": config.generator.kind != "vllm",
@@ -188,7 +183,7 @@ class ModelEndpoint(Endpoint):
     @cached_property
     def _image_token(self) -> int | None:
         """The token at whose places features of images are; None for a model of text alone."""
-        images = self._served.encoder.images
+        images = self.encoder.images
         try:
             return images.token_id if images else None
         except InputError:  # it has no tower, or one that is not supported
@@ -211,26 +206,25 @@ class ModelEndpoint(Endpoint):
         text = prefix + self._format.text_of(tokens.token_ids, prompt)
         ends = [p for stop in (*self._stops, *body.stop) if (p := text.find(stop)) >= 0]
         text = text[: min(ends, default=None)]
-        message, tags = self._parser.parse(text, body.described, prefix), self._served.encoder.tags
+        message, tags = self._parser.parse(text, body.described, prefix), self.encoder.tags
         return wire.readable(message, tags)
 
     def _sample(
         self, body: wire.SamplingRequest, prompt: list[int], images: Sequence[str] = ()
     ) -> Choices:
         """Yield the choices so far whenever there are new tokens, until all have ended."""
-        served = self._served
-        room = served.max_len - len(prompt)
-        asked = body.max_tokens or max(1, min(served.defaults.max_tokens, room))
+        room = self.max_len - len(prompt)
+        asked = body.max_tokens or max(1, min(self.defaults.max_tokens, room))
         if room < asked:
             raise ContextExceeded(
-                f"{wire.CONTEXT} {served.max_len} tokens, and a prompt of {len(prompt)} with "
+                f"{wire.CONTEXT} {self.max_len} tokens, and a prompt of {len(prompt)} with "
                 f"max_tokens {asked} exceeds it; shorten either"
             )
-        if not all(0 <= token < served.vocab for token in prompt):
-            raise HTTPException(400, f"tokens outside the model's vocabulary of {served.vocab:,}")
+        if not all(0 <= token < self.vocab for token in prompt):
+            raise HTTPException(400, f"tokens outside the model's vocabulary of {self.vocab:,}")
         seed = random.getrandbits(31) if body.seed is None else body.seed
-        sampling = body.params(asked, served.defaults)
-        return self._choices(body, served.sample(prompt, body.n, seed, sampling, images))
+        sampling = body.params(asked, self.defaults)
+        return self._choices(body, self.sample(prompt, body.n, seed, sampling, images))
 
     async def _choices(
         self, body: wire.SamplingRequest, reports: AsyncGenerator[Sequence[Completion], None]
@@ -250,7 +244,7 @@ class ModelEndpoint(Endpoint):
         ids, reason = sampled.token_ids, sampled.finish_reason
         # A token has at least one byte; a few more, since the first may hold part of a character.
         tail = max((len(stop.encode()) for stop in body.stop), default=0) + 4
-        decode = self._served.encoder.tokenizer.decode
+        decode = self.encoder.tokenizer.decode
         count = len(ids)
         for end in range(choice.searched + 1, count + 1):
             last = str(decode(ids[max(0, end - tail) : end].tolist())) if body.stop else ""
@@ -361,10 +355,10 @@ def key_is(key: str, endpoint: Endpoint) -> Callable[[str], Endpoint | None]:
 
 @asynccontextmanager
 async def answering(
-    served: Served, address: Address, *, ends_by_signal: bool
+    endpoint: ModelEndpoint, address: Address, *, ends_by_signal: bool
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Context manager: serve an endpoint in this event loop; gives the task that serves it."""
-    app = make_app(key_is(address.key, ModelEndpoint(served)))
+    app = make_app(key_is(address.key, endpoint))
     server = loopback.server(app, ends_by_signal=ends_by_signal)
     serving = asyncio.create_task(server.serve(sockets=[address.socket]), name="endpoint")
     try:

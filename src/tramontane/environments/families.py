@@ -51,7 +51,7 @@ _RICH = {
     **{"parts": [1, "x"], "more": {"k": "v"}, "text": "12"},
 }
 ASKED: list[Message] = [{"role": "user", "content": "What is 1 + 2?"}]
-_MORE: list[Message] = [{"role": "user", "content": "And 3 + 4?"}]
+MORE: list[Message] = [{"role": "user", "content": "And 3 + 4?"}]
 
 
 class Case(NamedTuple):
@@ -83,7 +83,7 @@ class Case(NamedTuple):
         return [
             {"role": "tool", "name": "add", "content": str(3 + n), "tool_call_id": call_id(0, n)}
             for n in range(len(self.calls))
-        ] or list(_MORE)
+        ] or list(MORE)
 
 
 CASES = (

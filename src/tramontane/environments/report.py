@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tramontane.config import PromptConfig
-from tramontane.data.prompts import PromptEncoder, Tool
+from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.calls import Parsed
 from tramontane.environments.chat import Chat
-from tramontane.environments.families import Cell, Family
+from tramontane.environments.families import ASKED, MORE, TOOL, Cell, Family
 from tramontane.environments.mistral import MistralChat, files_of, load_mistral
 from tramontane.environments.mistral_family import MistralFamily
 from tramontane.errors import InputError
@@ -21,24 +21,10 @@ THOUGHT_KEYS = (
     "preserve_thinking", "clear_thinking", "truncate_history_thinking", "keep_past_thinking",
     "preserve_thoughts", "drop_thinking",
 )  # fmt: skip
-_TOOL: Tool = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add two numbers.",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-            "required": ["a", "b"],
-        },
-    },
-}
 _CALL = ToolCall("add", {"a": 1, "b": 2}, "3")
-_ASKED: list[Message] = [{"role": "user", "content": "1 + 2?"}]
 _ANSWER: Message = {"role": "tool", "content": "3"}
 _Turn: TypeAlias = tuple[Parsed, list[Message]]  # of the model, and what answers it
 _New: TypeAlias = Callable[[], Any]  # makes a `Chat` or `MistralChat`
-_NEXT: list[Message] = [{"role": "user", "content": "3 + 4?"}]
 
 
 class Trait(NamedTuple):
@@ -80,7 +66,7 @@ def examined(encoder: PromptEncoder) -> list[Trait]:
         Trait("tools are described", "ok", tools),
         Trait("tools answer in", "ok", answers),
         *(_trait(column, cell) for column, cell in family.row().items()),
-        *_followed(lambda: Chat(form, [_TOOL]), encoder, keys),
+        *_followed(lambda: Chat(form, [TOOL]), encoder, keys),
     ]
 
 
@@ -101,7 +87,7 @@ def by_mistral(encoder: PromptEncoder) -> list[Trait]:
         return [Trait("by mistral-common", "optional", str(error))]
     row = MistralFamily(mistral, encoder).row()
     traits = [_trait(column, cell) for column, cell in row.items() if column != "SFT text"]
-    traits += _followed(lambda: MistralChat(mistral, encoder, [_TOOL]), encoder, [])
+    traits += _followed(lambda: MistralChat(mistral, encoder, [TOOL]), encoder, [])
     return [trait._replace(name=f"{trait.name}, by mistral-common") for trait in traits]
 
 
@@ -118,8 +104,8 @@ def _followed(new_chat: _New, encoder: PromptEncoder, keys: Sequence[str]) -> li
     called: _Turn = (thought("", [_CALL]), [_ANSWER])
     tried: dict[str, tuple[_Turn, ...]] = {
         "call with thoughts, answered": (called,),
-        "thoughts, then a message": ((thought("3", []), _NEXT),),
-        "both, then a message": (called, (Parsed("3", "", "3", []), _NEXT)),
+        "thoughts, then a message": ((thought("3", []), MORE),),
+        "both, then a message": (called, (Parsed("3", "", "3", []), MORE)),
     }
     remedy = (
         "a run begins a new sequence there, with the rewritten conversation as its prompt; with "
@@ -143,7 +129,7 @@ def _follow(new_chat: _New, encoder: PromptEncoder, *turns: _Turn) -> Any:
     """What follows the last of some turns, or the `InputError` that refuses them."""
     chat = new_chat()
     try:
-        chat.start(_ASKED)
+        chat.start(ASKED)
         for message, new in turns:
             following = chat.follow(message, new)
         chat.tokens(following, encoder.tokenizer.eos_token_id)

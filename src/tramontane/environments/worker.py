@@ -42,9 +42,7 @@ class _Said:
     message: Parsed
     turn: Completion  # the turn by itself
     chat: Any  # the chat before the turn
-    prompt: int  # length of its sequence's prompt
-    tokens: int  # of its sequence so far, without the prompt
-    n_tokens: int  # of all sequences so far
+    n_tokens: int  # of all sequences so far, without their prompts
 
 
 @dataclass
@@ -300,15 +298,16 @@ class EnvironmentWorker:
         chat, host = conversation.chat, conversation.host
         message = self._parser.parse(record.text, host.tools, chat.prefix)
         record.calls = message.calls
-        *before, own = completion.sequences[: record.sequence + 1]
+        before = completion.earlier[: record.sequence]
         n_tokens = record.end + sum(len(sequence.token_ids) for sequence in before)
-        turn, prompt = _turn_of(completion, record), len(own.prompt_ids)
-        return _Said(record, message, turn, chat, prompt, record.end, n_tokens)
+        return _Said(record, message, _turn_of(completion, record), chat, n_tokens)
 
     def _continued(self, conversation: _Conversation, said: _Said, l_max: int) -> Continued:
         """What follows a turn, if there is room for it and for one more token of the model."""
         put, forked = self._followed(conversation, said, said.record.messages)
-        sampled, prompt = (0, len(forked)) if forked is not None else (said.tokens, said.prompt)
+        sampled, prompt = said.record.end, len(said.turn.prompt_ids) - said.record.start
+        if forked is not None:
+            sampled, prompt = 0, len(forked)
         # A forked conversation also keeps to the context of its first sequence.
         longest = min(
             l_max - said.n_tokens + sampled, l_max + len(conversation.prompt_ids) - prompt

@@ -211,15 +211,15 @@ async def _serve(
 ) -> None:
     from tramontane.controller.pooled_generator import ASKED
     from tramontane.controller.sampling import Sampler
-    from tramontane.environments.endpoint import Served, answering
+    from tramontane.environments.endpoint import ModelEndpoint, answering
 
     config, encoder = settings.config, encoder_of(settings.config)
     with closing(generators_of(config, encoder, placement, longest_prompt=1)) as generators:
         await generators.started()
         sampler = Sampler(generators, ASKED)
         defaults = settings.sampling.params
-        served = Served(config.model, config, encoder, defaults, sampler.sample, *sizes)
-        async with answering(served, address, ends_by_signal=True) as serving:
+        model = ModelEndpoint(config.model, config, encoder, defaults, sampler.sample, *sizes)
+        async with answering(model, address, ends_by_signal=True) as serving:
             if on_address:
                 on_address(address.url)
             await asyncio.wait({serving, sampler.failed}, return_when=asyncio.FIRST_COMPLETED)

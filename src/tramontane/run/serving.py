@@ -56,7 +56,7 @@ async def answered(
     if address is None or serve is None:
         yield
         return
-    from tramontane.environments.endpoint import Served, answering  # needs an extra
+    from tramontane.environments.endpoint import ModelEndpoint, answering  # needs an extra
 
     shape = load_config(config.model)
     vocab, context = int(shape.get_text_config().vocab_size), context_length(shape)
@@ -64,8 +64,7 @@ async def answered(
     sampler = Sampler(generators, ASKED, serve.completions)
     settings = config.generator.sampling | {"record_allowed": False}
     defaults = SamplingParams(config.pipeline.l_max, **settings)
-    failed = session.folder.log_event
-    encoder = encoder_of(config)
-    served = Served(config.name, config, encoder, defaults, sampler.sample, max_len, vocab, failed)
-    async with answering(served, address, ends_by_signal=False):
+    encoder, sample, log = encoder_of(config), sampler.sample, session.folder.log_event
+    model = ModelEndpoint(config.name, config, encoder, defaults, sample, max_len, vocab, log)
+    async with answering(model, address, ends_by_signal=False):
         yield
