@@ -97,6 +97,9 @@ class Parsed(NamedTuple):
     calls: list[ToolCall]
 
 
+Message = Parsed  # its name in earlier versions
+
+
 class Parser:
     """Finds the calls in the messages of one model.
 
