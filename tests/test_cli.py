@@ -217,6 +217,7 @@ def test_eval_measures_and_writes_every_completion(tmp_path: Path) -> None:
     out = tmp_path / "eval.jsonl"
     args = ["eval", "tiny", "playground:", "--problems", "4", "--samples", "2", "--out", str(out)]
     args += ["--top-k", "20", "data.playground.levels=[1, 2]", "verifier.workers=2"]
+    args += ["verifier.reward.language=0"]
     result = runner.invoke(app, [*args, "generator.device=cpu", "generator.dtype=float32"])
     assert result.exit_code == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
@@ -224,6 +225,8 @@ def test_eval_measures_and_writes_every_completion(tmp_path: Path) -> None:
     right = sum(row["verdict"] == "right" for row in rows)
     assert f"{right / 8:.3f}" in result.stdout
     assert {row["difficulty"] for row in rows} <= {1, 2}
+    assert "format rate" in result.stdout
+    assert "language rate" not in result.stdout  # which nothing rewards here
 
 
 def test_rows_that_cannot_be_read_are_reported_once_for_each_kind(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,7 +82,7 @@ def evaluate(
     ] = Path("eval.jsonl"),
 ) -> None:
     """Measure pass@1, pass@k and maj@k with 95 % intervals, with the prompts of training."""
-    from tramontane.evaluation.settings import run_of
+    from tramontane.evaluation.settings import run_of, settings_for
 
     loading()
     sampling = _given(
@@ -92,7 +93,8 @@ def evaluate(
         result = tramontane.evaluate(
             model, data, config, overrides, write_to=out, on_progress=show, **sampling
         )
-    _show_evaluation(result)
+    rates = settings_for(model, data, config, overrides or [], sampling).config.evaluated_rates
+    _show_evaluation(result, rates)
     for line in result.malformed.explain(result.n_problems * result.samples):
         say(line)
     if config is None and (run := run_of(model)):
@@ -208,7 +210,7 @@ def serve(
     )  # fmt: skip
 
 
-def _show_evaluation(result: EvaluationResult) -> None:
+def _show_evaluation(result: EvaluationResult, rates: Sequence[str]) -> None:
     estimates = {"pass@1": result.pass_at_1}
     estimates |= {f"pass@{k}": e for k, e in result.pass_at_k.items() if k > 1}
     estimates |= {f"maj@{k}": e for k, e in result.maj_at_k.items() if k > 1}
@@ -220,7 +222,8 @@ def _show_evaluation(result: EvaluationResult) -> None:
     rows = [
         (label, f"{e.value:.3f}", f"{e.low:.3f}–{e.high:.3f}") for label, e in estimates.items()
     ]
-    for name in ("format_rate", "language_rate", "length_limited_rate", "unscorable_rate"):
+    shares = [name for name in rates if name.endswith("_rate")]
+    for name in (*shares, "length_limited_rate", "unscorable_rate"):
         rows.append((name.replace("_", " "), f"{getattr(result, name):.3f}", ""))
     rows += [(f"not judged: {kind}", f"{n:,}", "") for kind, n in result.failures.items()]
     rows.append(("thinking tokens", f"{result.mean_thinking_tokens:.1f}", ""))

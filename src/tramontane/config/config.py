@@ -200,6 +200,11 @@ class Config(Section):
         return self.converses and self.conversation.reward != "verifier"
 
     @property
+    def evaluated_rates(self) -> list[str]:
+        """The figures of an evaluation, beside pass@1, that are shown (`RewardConfig.rates`)."""
+        return self.verifier.reward.rates(earned=self.environment_rewards)
+
+    @property
     def sampled_groups(self) -> int:
         """Groups of each batch that the run samples; the others are recorded trajectories."""
         trajectories, groups = self.data.trajectories, self.pipeline.groups_per_batch

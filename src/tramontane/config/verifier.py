@@ -88,6 +88,20 @@ class RewardConfig(Section):
         unset = {axis for axis in AXES if axis not in self.model_fields_set}
         return self.model_copy(update={axis: defaults.get(axis, 0.0) for axis in unset})
 
+    def rates(self, *, earned: bool) -> list[str]:
+        """The figures of an evaluation, beside pass@1, that are shown: a rate that nothing rewards
+        would be 0 or 1 whatever the model writes.
+
+        Args:
+            earned: the reward of conversations is their environments'.
+        """
+        measured = {
+            "format_rate": bool(self.format) or not earned,
+            "language_rate": bool(self.language),
+            "mean_thinking_tokens": True,
+        }
+        return [name for name, shown in measured.items() if shown]
+
     @model_validator(mode="after")
     def _names(self) -> RewardConfig:
         if twice := {name for name in self.parts if self.parts.count(name) > 1}:

@@ -306,9 +306,11 @@ def hub_results(
 
 
 def _voted_domains(rows: Sequence[Row]) -> set[str]:
-    """Domains whose answers can be equal: not programs, and not domains judged by rewards alone."""
+    """Domains whose answers can be equal: not programs, and not domains judged without an answer,
+    by environments or by rewards alone."""
     answered = {row["domain"] for row in rows if row["answer"] is not None}
-    return (answered | {"math"}) - {"code"}
+    judged = {row["domain"] for row in rows if row["verdict"] in ("right", "wrong")}
+    return (answered | ({"math"} - judged)) - {"code"}
 
 
 def _votes(group: list[Row]) -> tuple[list[str | None], list[bool]]:

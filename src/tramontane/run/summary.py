@@ -71,12 +71,12 @@ def summarize_run(
     def mean(key: str) -> float:
         return float(np.average([m[key] for m in metrics], weights=seconds))
 
-    summary = _models(measured)
+    summary = _models(measured, config)
     if HELD_OUT in measured["after"]:
         ends = ("before", "after")
         pairs = {when: measured[when][HELD_OUT] for when in ends if measured[when]}
         summary["pass_at_1"] = {k: r.pass_at_1.to_dict() for k, r in pairs.items()}
-        for name in _rates(config):
+        for name in config.evaluated_rates:
             summary[name] = {k: getattr(r, name) for k, r in pairs.items()}
         summary["evaluation"] = {k: r.to_dict() for k, r in pairs.items()}
     for when in ("before", "after"):
@@ -127,7 +127,7 @@ def _failures(metrics: list[dict[str, Any]]) -> Counter[str]:
     return found
 
 
-def _models(measured: Measured) -> dict[str, Any]:
+def _models(measured: Measured, config: Config) -> dict[str, Any]:
     """Figures of each model that was measured: `base`, `sft` (after a cold start), `rl`. Each has
     `pass_at_1` and `format_rate` on the held-out problems, and pass@1 on further sets by name."""
     names = {"base": "base", "before": "sft", "after": "rl"}
@@ -141,18 +141,8 @@ def _models(measured: Measured) -> dict[str, Any]:
         for name, result in results.items():
             if name == HELD_OUT:
                 figures["pass_at_1"] = result.pass_at_1.to_dict()
-                figures["format_rate"] = result.format_rate
+                if "format_rate" in config.evaluated_rates:
+                    figures["format_rate"] = result.format_rate
             else:
                 figures[name] = result.pass_at_1.to_dict()
     return models
-
-
-def _rates(config: Config) -> list[str]:
-    """The figures of an evaluation, beside pass@1, that are shown before and after training."""
-    weights = config.verifier.reward
-    measured = {
-        "format_rate": bool(weights.format) or not config.environment_rewards,
-        "language_rate": bool(weights.language),
-        "mean_thinking_tokens": True,
-    }
-    return [name for name, shown in measured.items() if shown]

@@ -12,6 +12,7 @@ from typing import Any
 
 from tramontane.audit.findings import KINDS
 from tramontane.config import read_settings
+from tramontane.config.verifier import RewardConfig
 from tramontane.errors import InputError, reading
 from tramontane.pages import json_values
 from tramontane.run.folder import RunFolder, flat
@@ -71,6 +72,17 @@ class Run:
             "tags": _section(config, "verifier").get("thinking_tags"),
             "finished": (self.path / "summary.json").is_file(),
         }
+
+    @property
+    def rates(self) -> list[str]:
+        """The figures of an evaluation, beside pass@1, that are shown (`RewardConfig.rates`)."""
+        data = _section(self.config, "data")
+        talks = bool(data.get("environment") or data.get("tools"))
+        earned = (
+            talks and _section(self.config, "conversation").get("reward", "verifier") != "verifier"
+        )
+        weights = _section(self.config, "verifier", "reward")
+        return RewardConfig.model_construct(**weights).rates(earned=earned)
 
     def metrics(self, offset: int, mark: int) -> Row:
         """The lines of `metrics.jsonl` from a byte on; `offset` and `mark` are for the next call.

@@ -41,7 +41,7 @@ def summary(run: Run) -> Row:
     written = _written(run)
     ends = {when: list(read_log(run.path / f"evaluation_{when}.jsonl")) for when in _ENDS}
     results = _results(ends)
-    figures = written or _so_far(results)
+    figures = written or _so_far(results, run.rates)
     updates = sorted({row["update"] for row in read_log(run.path / "metrics.jsonl")})
     events = events_of(run.path)
     return {
@@ -140,9 +140,8 @@ def _results(ends: Mapping[str, list[Row]]) -> Results:
     }
 
 
-def _so_far(results: Results) -> dict[str, Any]:
-    keys = ("format_rate", "language_rate", "mean_thinking_tokens")
-    measures = {key: {when: getattr(r, key) for when, r in results.items()} for key in keys}
+def _so_far(results: Results, rates: Sequence[str]) -> dict[str, Any]:
+    measures = {key: {when: getattr(r, key) for when, r in results.items()} for key in rates}
     passed = {when: r.pass_at_1.to_dict() for when, r in results.items()}
     return {"pass_at_1": passed, **measures} if results else {}
 
