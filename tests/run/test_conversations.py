@@ -20,7 +20,7 @@ from tramontane.config import Config, load_config
 from tramontane.models.loading import load_tokenizer
 from tramontane.run.checkpoint import read_pipeline
 from tramontane.run.folder import RunFolder, open_run
-from tramontane.run.recorder import waited_for
+from tramontane.run.metrics import waited_for
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 from tramontane.types import FAILED, INSERTED, Completion

@@ -19,7 +19,7 @@ from tramontane.generator import Generator
 from tramontane.models import int8
 from tramontane.models.loading import load_tokenizer
 from tramontane.placement.thread import ThreadHandle
-from tramontane.run.checks import check_long_parity, check_parity
+from tramontane.run.parity_gate import check_long_parity, check_parity
 from tramontane.run.prepare import PROBE_TOKENS, prepare
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tramontane.run.recorder import effort_metrics, reward_metrics
+from tramontane.run.metrics import effort_metrics, reward_metrics
 from tramontane.types import Completion, Group, Problem, Verdict
 
 FAILED, PLACE = "reward 'brevity': KeyError: ", "my_rewards.py:6, in brevity"

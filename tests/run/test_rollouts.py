@@ -20,7 +20,7 @@ from tramontane.controller.observer import Update
 from tramontane.errors import InputError
 from tramontane.run.columns import TOKEN_FIELDS
 from tramontane.run.folder import RunFolder
-from tramontane.run.recorder import conversation_metrics
+from tramontane.run.metrics import conversation_metrics
 from tramontane.run.rollouts import (
     COLUMNS,
     SAMPLED_GROUPS,

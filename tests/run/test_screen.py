@@ -9,8 +9,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from tramontane.run.figures import clock, number, share, sparkline
 from tramontane.run.sample import Sample
-from tramontane.run.screen import LiveDisplay, clock, number, share, sparkline
+from tramontane.run.screen import LiveDisplay
 
 METRICS = {
     "reward": 0.712,

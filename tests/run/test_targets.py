@@ -11,8 +11,8 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.models.loading import load_tokenizer
 from tramontane.run.folder import RunFolder
 from tramontane.run.screen import QuietScreen
+from tramontane.run.targets import Targets
 from tramontane.run.train import train
-from tramontane.run.trajectories import Targets
 from tramontane.trainer.allowed import allowed_of
 from tramontane.types import (
     ELSEWHERE,

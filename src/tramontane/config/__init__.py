@@ -1,11 +1,6 @@
 """The configuration of a run, validated; one file per section."""
 
-from tramontane.config.config import (
-    Config,
-    Resources,
-    TimeoutsConfig,
-    load_config,
-)
+from tramontane.config.config import Config, load_config
 from tramontane.config.conversation import ConversationConfig, RewardSource
 from tramontane.config.data import (
     LANGUAGES,
@@ -30,6 +25,7 @@ from tramontane.config.objectives import AdvantageOptions, ObjectiveOptions
 from tramontane.config.pipeline import PipelineConfig
 from tramontane.config.prompt import EffortConfig, PromptConfig, TagPair
 from tramontane.config.resume import Change, differences
+from tramontane.config.running import Resources, TimeoutsConfig
 from tramontane.config.section import (
     Section,
     check_complete,

@@ -1,8 +1,8 @@
-"""Checks of a run while it runs: is there anything to learn, and do its workers agree?
+"""Whether a run has anything to learn, checked as its groups are graded.
 
 A group whose rewards are all equal teaches nothing and is filtered (arXiv 2506.10910, section 2.1).
 If every group is filtered, no batch ever forms. The run then ends with a diagnosis instead of
-waiting for one. The parity gate compares the log-probs of trainer and generators.
+waiting for one.
 """
 
 from __future__ import annotations
@@ -14,20 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from tramontane.batches import TrainSequence
 from tramontane.config import Config
-from tramontane.controller.generators import GeneratorPool
-from tramontane.controller.pooled_generator import PooledGenerator
 from tramontane.environments.loading import environment_of, load
 from tramontane.errors import InputError
 from tramontane.evaluation import EvaluationResult, malformed
-from tramontane.placement import Handle, Limit, call
 from tramontane.placement.printed import printable
+from tramontane.run.figures import share
 from tramontane.run.folder import RunFolder
-from tramontane.run.prepare import PROBE_TOKENS, Prepared
 from tramontane.run.sample import Decode, messages_of
-from tramontane.run.screen import share
-from tramontane.trainer import parity
 from tramontane.types import FAILED, Completion, FilterReason, Group, Problem, Verdict
 from tramontane.verifier import functions
 from tramontane.verifier.reward import NO_NUMBER
@@ -415,113 +409,3 @@ def _row(count: int, total: int, text: str) -> str:
 def _shortened(problem: str) -> str:
     flat = " ".join(problem.split())
     return flat if len(flat) <= 200 else f"{flat[:200]}…"
-
-
-# Completions of each probe prompt, and their longest, by which a policy in eight bits is measured.
-DISTANCE_SAMPLES, DISTANCE_TOKENS = 8, 60
-
-
-async def check_parity(prepared: Prepared, generators: GeneratorPool, trainer: Handle) -> None:
-    """Have every generator complete the probe prompts, and compare with the trainer's log-probs.
-
-    Raises:
-        ParityError: the mean difference is above the tolerance of the dtypes; the error names the
-            first part of the model that differs.
-    """
-    config = prepared.config
-    limit = Limit.of(config.timeouts, "control")
-    tokens = min(PROBE_TOKENS, config.pipeline.l_max)
-    for generator in generators:
-        completions = await _probe(prepared, generator, prepared.probes, tokens)
-        mismatch = await _compare(prepared, trainer, completions)
-        tolerance = parity.tolerance(config.trainer, config.generator)
-        if mismatch.mean <= tolerance:
-            continue
-        ids = [*completions[0].prompt_ids, *completions[0].token_ids]
-        weights = await generator.ask("control", "weights")
-        trained = await call(trainer, "weights", limit=limit)
-        # vLLM exposes no hidden states, and only some of its weights.
-        hidden = await generator.ask("control", "hidden_states", ids)
-        computed = await call(trainer, "hidden_states", ids, limit=limit) if hidden else []
-        trained = {name: tensor for name, tensor in trained.items() if name in weights}
-        parity.check(
-            mismatch,
-            tolerance,
-            (parity.fingerprint(weights), parity.fingerprint(trained)) if weights else None,
-            (hidden, computed) if hidden else None,
-            {"dtype": (config.generator.dtype, config.trainer.dtype)},
-            coarse="bfloat16" in (config.generator.dtype, config.trainer.dtype),
-        )
-
-
-async def check_eight_bits(prepared: Prepared, generators: GeneratorPool, trainer: Handle) -> str:
-    """Measure how far the policy of a generator with weights of eight bits is from the trainer's;
-    one generator is enough, since all quantize the same weights. Returns the figures, in words.
-
-    Raises:
-        ParityError: the KL divergence is above `trainer.parity_kl`, or the effective sample size
-            below `trainer.parity_sample_size`.
-    """
-    config = prepared.config
-    tokens = min(DISTANCE_TOKENS, config.pipeline.l_max)
-    prompts = prepared.probes * DISTANCE_SAMPLES
-    completions = await _probe(prepared, next(iter(generators)), prompts, tokens)
-    logprobs = await _logprobs(prepared, trainer, completions)
-    found = parity.distance([c.logprobs for c in completions], logprobs)
-    limits = config.trainer.parity_kl, config.trainer.parity_sample_size
-    parity.check_distance(found, *limits)
-    return f"generator.weights {config.generator.weights}: {found}"
-
-
-async def check_long_parity(prepared: Prepared, generators: GeneratorPool, trainer: Handle) -> None:
-    """Compare the log-probs of the last tokens of a sequence of the run's maximum length.
-
-    The sequence is prefilled except for these tokens, which are decoded, so it costs one forward
-    and a few decode steps. It tests everything that depends on length, since every layer's keys at
-    all positions affect the last tokens. One generator is enough: `check_parity` compares the
-    weights of all, and the length-dependent code is the same. Without generators nothing is
-    compared.
-
-    Raises:
-        ParityError: the mean difference is above the tolerance of the dtypes.
-    """
-    config = prepared.config
-    generator = next(iter(generators), None)
-    if generator is None:
-        return
-    completions = await _probe(prepared, generator, [prepared.long_probe], PROBE_TOKENS)
-    mismatch = await _compare(prepared, trainer, completions)
-    parity.check_long(
-        mismatch, parity.tolerance(config.trainer, config.generator), len(prepared.long_probe)
-    )
-
-
-async def _probe(
-    prepared: Prepared, generator: PooledGenerator, prompts: list[list[int]], tokens: int
-) -> list[Completion]:
-    config = prepared.config
-    completions: list[Completion] = await generator.ask(
-        "control", "probe", prompts, tokens, config.seed, config.generator.temperature
-    )
-    return completions
-
-
-async def _compare(
-    prepared: Prepared, trainer: Handle, completions: list[Completion]
-) -> parity.Mismatch:
-    logprobs = await _logprobs(prepared, trainer, completions)
-    return parity.compare([c.logprobs for c in completions], logprobs)
-
-
-async def _logprobs(
-    prepared: Prepared, trainer: Handle, completions: list[Completion]
-) -> list[list[float]]:
-    config = prepared.config
-    found: list[list[float]] = await call(
-        trainer,
-        "logprobs",
-        [TrainSequence.of(c) for c in completions],
-        config.generator.temperature,
-        limit=Limit.of(config.timeouts, "control"),
-    )
-    return found

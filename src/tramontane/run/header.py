@@ -7,8 +7,8 @@ from contextlib import closing
 from itertools import groupby
 
 from tramontane.config import HELD_OUT, Config, DomainConfig
-from tramontane.config.config import PlacementConfig
 from tramontane.config.device import number_types
+from tramontane.config.running import PlacementConfig
 from tramontane.controller.conversations import start_conversations
 from tramontane.data.files import name_of
 from tramontane.data.prompts import PromptEncoder
@@ -18,8 +18,8 @@ from tramontane.evaluation.checkpoint import note, replaced
 from tramontane.interrupt import Interrupt
 from tramontane.models.shape import load_shape
 from tramontane.placement.place import place
+from tramontane.run.figures import shortened
 from tramontane.run.prepare import Prepared
-from tramontane.run.screen import shortened
 from tramontane.types import Problem
 
 UNSEEN = 6  # columns that the model does not see that are named

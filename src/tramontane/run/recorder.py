@@ -5,36 +5,40 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-import numpy as np
 import torch
 
-from tramontane.batches import Batch
-from tramontane.controller.conversations import Step
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.observer import Activity, Update
 from tramontane.controller.pipeline import Pipeline
 from tramontane.controller.verifiers import Verifiers
 from tramontane.controller.waits import in_background
-from tramontane.evaluation.conversed import ConversationFigures, conversation_row
-from tramontane.evaluation.thinking import ThinkingCounter, thinking_counters
+from tramontane.evaluation.thinking import thinking_counters
 from tramontane.models.tokenizers import save_tokenizer
 from tramontane.placement import Handle, Limit, WaitTimeout, call, release, written
 from tramontane.placement.files import Folder
 from tramontane.run.canaries import Canaries
 from tramontane.run.checkpoint import PipelineCheckpoint, write_pipeline
-from tramontane.run.checks import SignalMonitor, check_parity
+from tramontane.run.checks import SignalMonitor
 from tramontane.run.measurement import Judges, measure
+from tramontane.run.metrics import (
+    conversation_metrics,
+    effort_metrics,
+    reward_metrics,
+    staleness_histogram,
+    trajectory_metrics,
+    waited_for,
+)
+from tramontane.run.parity_gate import check_parity
 from tramontane.run.rollouts import groups_to_record
 from tramontane.run.sample import Sample
 from tramontane.run.session import Session
-from tramontane.types import INSERTED, Ending, FilterReason, Group, Verdict
-from tramontane.verifier.functions import failures
+from tramontane.types import INSERTED, FilterReason, Group
 from tramontane.workplace import read_log
 
 SAMPLE_EVERY = 5  # updates between sample completions on the screen
@@ -333,136 +337,6 @@ class Recorder:
                 "weight_update_pause_ms": 1000 * update.pause_seconds,
             }
         )
-
-
-def reward_metrics(
-    groups: Sequence[Group], parts: Sequence[str], thinking: Mapping[str | None, ThinkingCounter]
-) -> dict[str, Any]:
-    """Means over all completions of the groups; empty without groups. `failures` counts the
-    completions that could not be judged, by the kind of the reason.
-
-    The reward, its parts, `pass_rate`, `format_rate` and `language_rate` are means over the
-    completions that could be judged, and absent if there are none.
-
-    Args:
-        groups: every group sampled and graded since the last update, including filtered groups.
-        parts: names of the reward's parts.
-        thinking: counts the thinking tokens of completions at each level of effort.
-    """
-    completions = [c for g in groups for c in g.completions]
-    verdicts = [v for g in groups for v in g.verdicts]
-    n = len(verdicts)
-    if not n:
-        return {}
-    judged = [v for v in verdicts if v.verdict != "unscorable"]
-    return _means_of_judged(judged, parts) | {
-        "unscorable_rate": 1 - len(judged) / n,
-        "failures": failures(v.reason for v in verdicts if v.verdict == "unscorable"),
-        "completion_tokens": sum(c.n_tokens for c in completions) / n,
-        "length_limited_rate": sum(c.finish_reason == "length" for c in completions) / n,
-        "thinking_tokens": sum(
-            thinking[g.problem.effort].count(c) for g in groups for c in g.completions
-        )
-        / n,
-    }
-
-
-def _means_of_judged(verdicts: Sequence[Verdict], parts: Sequence[str]) -> dict[str, float]:
-    n = len(verdicts)
-    if not n:
-        return {}
-    return {
-        "reward": sum(v.reward for v in verdicts) / n,
-        **{f"reward_{part}": sum(v.parts[part] for v in verdicts) / n for part in parts},
-        "pass_rate": sum(v.verdict == "right" for v in verdicts) / n,
-        "format_rate": sum(v.verdict != "malformed" for v in verdicts) / n,
-        "language_rate": sum(v.parts["language"] > 0 for v in verdicts) / n,
-    }
-
-
-def effort_metrics(
-    groups: Sequence[Group], thinking: Mapping[str | None, ThinkingCounter]
-) -> dict[str, dict[str, Any]]:
-    """`reward_metrics` by level of effort; empty without levels."""
-    at: defaultdict[str, list[Group]] = defaultdict(list)
-    for group in groups:
-        if group.problem.effort is not None:
-            at[group.problem.effort].append(group)
-    found = {name: reward_metrics(at[name], (), thinking) for name in sorted(at)}
-    keys = ("pass_rate", "completion_tokens") if found else ()
-    return {
-        f"effort_{key}": {name: found[name][key] for name in found if key in found[name]}
-        for key in keys
-    }
-
-
-def conversation_metrics(groups: Sequence[Group]) -> dict[str, Any]:
-    """Figures of the conversations of all groups graded since the last update: means, shares of the
-    endings, and each tool's mean and longest call in seconds; `environment` stands for whole steps.
-    Empty without groups.
-    """
-    conversations = [c for group in groups for c in group.completions]
-    found = ConversationFigures.of([conversation_row(c) for c in conversations])
-    if found is None:
-        return {}
-    turns = [turn for c in conversations for turn in c.turns]
-    calls = [made for turn in turns for made in turn.calls]
-    tokens = sum(c.n_tokens for c in conversations) / len(conversations)
-    seconds: defaultdict[str, list[float]] = defaultdict(list)
-    for name, taken in [("environment", t.seconds) for t in turns] + [
-        (made.name, made.seconds) for made in calls if made.name
-    ]:
-        seconds[name].append(taken)
-    return {
-        "turns": found.mean_turns,
-        "sampled_tokens": tokens - found.mean_inserted_tokens,
-        "inserted_tokens": found.mean_inserted_tokens,
-        "calls": found.mean_calls,
-        "calls_parsed": found.parsed_rate,
-        "calls_failed": found.failed_rate,
-        "forked_rate": sum(bool(c.earlier) for c in conversations) / len(conversations),
-        "endings": {ending: found.endings.get(ending, 0.0) for ending in get_args(Ending)},
-        "step_seconds": {name: sum(times) / len(times) for name, times in seconds.items()},
-        "step_seconds_max": {name: max(times) for name, times in seconds.items()},
-    }
-
-
-def waited_for(wait: tuple[float, float], steps: Iterable[Step]) -> dict[str, float]:
-    """Seconds of a wait for a batch during which steps of its conversations were under way, by
-    tool; simultaneous steps count once."""
-    found: defaultdict[str, float] = defaultdict(float)
-    reached: dict[str, float] = {}
-    for began, ended, tool in sorted(steps):
-        start, end = max(began, wait[0], reached.get(tool, 0.0)), min(ended, wait[1])
-        if end > start:
-            found[tool] += end - start
-            reached[tool] = end
-    return dict(found)
-
-
-def trajectory_metrics(batch: Batch) -> dict[str, float]:
-    """Number, tokens and mean reward of the batch's recorded trajectories; empty without any."""
-    groups = [group for group in batch.groups if not group.sampled]
-    verdicts = [v for g in groups for v in g.verdicts]
-    if not verdicts:
-        return {}
-    rewards = [v.reward for v in verdicts if v.verdict != "unscorable"]
-    mean = {"trajectory_reward": sum(rewards) / len(rewards)} if rewards else {}
-    return mean | {
-        "trajectories": float(len(verdicts)),
-        "trajectory_tokens": float(sum(len(c.token_ids) for g in groups for c in g.completions)),
-    }
-
-
-def staleness_histogram(batch: Batch) -> dict[str, int]:
-    """Number of trained tokens that the run sampled, by age in weight versions."""
-    counts: Counter[int] = Counter()
-    for sequence in (s for completion in batch.completions for s in completion.sequences):
-        versions = np.array(sequence.versions)
-        tokens = np.bincount(batch.version - versions[versions >= 0])
-        ages = np.flatnonzero(tokens)
-        counts.update(dict(zip(ages.tolist(), tokens[ages].tolist(), strict=True)))
-    return {str(age): counts[age] for age in sorted(counts)}
 
 
 class Throughput:

@@ -43,25 +43,21 @@ from tramontane.placement import (
 from tramontane.placement.place import Placement, place
 from tramontane.placement.thread import torch_threads
 from tramontane.run.card import write_card
-from tramontane.run.checks import (
-    check_eight_bits,
-    check_long_parity,
-    check_parity,
-    evaluation_warnings,
-)
+from tramontane.run.checks import evaluation_warnings
 from tramontane.run.cold_start import fine_tune
 from tramontane.run.flattery import flattery_warning
 from tramontane.run.folder import RunFolder
 from tramontane.run.header import shown_prompt
 from tramontane.run.input import RunInput
 from tramontane.run.measurement import Judges, measure, recorded
+from tramontane.run.parity_gate import check_eight_bits, check_long_parity, check_parity
 from tramontane.run.prepare import Prepared
 from tramontane.run.recorder import Recorder
 from tramontane.run.screen import Screen
 from tramontane.run.serving import address_of, answered
 from tramontane.run.session import OnUpdate, Session
 from tramontane.run.summary import BeforeAfter, TrainResult, summarize_run
-from tramontane.run.trajectories import targets_of
+from tramontane.run.targets import targets_of
 from tramontane.trainer import Trainer
 from tramontane.trainer.state import DamagedState
 from tramontane.trainer.teacher import Teacher

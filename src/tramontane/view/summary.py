@@ -12,8 +12,8 @@ import yaml
 
 from tramontane.errors import reading
 from tramontane.run import rollouts
+from tramontane.run.figures import clock, facts
 from tramontane.run.folder import RunFolder, read_log
-from tramontane.run.screen import clock, facts
 from tramontane.types import ThinkingTags
 from tramontane.verifier.format import split_response
 from tramontane.view.rollouts import UpdateFile

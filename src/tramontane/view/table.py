@@ -14,8 +14,8 @@ from typing import Any
 
 from tramontane.config import read_settings
 from tramontane.errors import InputError, reading
+from tramontane.run.figures import clock
 from tramontane.run.folder import flat
-from tramontane.run.screen import clock
 from tramontane.workplace import owner_of, parse_object
 
 Row = dict[str, Any]

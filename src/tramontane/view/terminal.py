@@ -25,7 +25,7 @@ from textual.widgets import (
 )
 
 from tramontane.errors import InputError
-from tramontane.run.screen import clock
+from tramontane.run.figures import clock
 from tramontane.view import drawn
 from tramontane.view.details import rollout
 from tramontane.view.runs import Run
