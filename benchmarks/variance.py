@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure import finish, machine
-from tramontane.workplace import read_log
+from tramontane.journals import read_log
 
 LATE = 4.5  # updates; the last quarter of 18
 

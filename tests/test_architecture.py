@@ -19,7 +19,7 @@ ENTRY = "tramontane"  # the package itself: the functions of `import tramontane`
 LAYERS = (
     "errors imports pages statistics status temporary",
     "types",
-    "batches interrupt loopback plugins workplace",
+    "batches interrupt journals loopback plugins workplace",
     "models",
     "config",
     "placement",

@@ -17,10 +17,9 @@ import pytest
 from tests import forked
 from tramontane import workplace
 from tramontane.errors import InputError
+from tramontane.journals import Journal, check_same
 from tramontane.workplace import (
-    Journal,
     Owner,
-    check_same,
     commit,
     disk_faults,
     owned_file,

@@ -23,6 +23,7 @@ from tramontane.errors import InputError
 from tramontane.evaluation.settings import settings_for
 from tramontane.evaluation.thinking import thinking_counters
 from tramontane.generator.endings import Detokenizer
+from tramontane.journals import read_log
 from tramontane.models.loading import load_tokenizer
 from tramontane.run.folder import RunFolder
 from tramontane.run.input import read_input
@@ -32,7 +33,6 @@ from tramontane.run.train import train
 from tramontane.types import Completion, Problem
 from tramontane.verifier.reward import grade
 from tramontane.view.summary import accuracy_over_tokens
-from tramontane.workplace import read_log
 
 LOW = {"phrase": "Effort: low.", "l_max": 6, "l_cache": 4, "length": 0.5, "share": 3.0}
 LEVELS: dict[str, Any] = {"low": LOW, "high": {"phrase": "Effort: high."}}

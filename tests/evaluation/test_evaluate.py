@@ -18,11 +18,11 @@ from tramontane.evaluation import EvaluationResult, mean_interval, summarize
 from tramontane.evaluation.evaluate import Evaluation, vote
 from tramontane.evaluation.settings import Sampling
 from tramontane.generator import Generator
+from tramontane.journals import Journal
 from tramontane.placement import WaitTimeout
 from tramontane.statistics import counts_of, paired_difference
 from tramontane.types import Completion, Problem, Verdict
 from tramontane.verifier.pool import PoolStats, VerifierPool
-from tramontane.workplace import Journal
 
 SAMPLING = Sampling(samples=4, max_tokens=8)
 PROBLEMS = [

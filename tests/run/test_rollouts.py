@@ -18,6 +18,7 @@ from tramontane.audit.audit import audit
 from tramontane.batches import Batch, BatchSettings
 from tramontane.controller.observer import Update
 from tramontane.errors import InputError
+from tramontane.journals import read_log
 from tramontane.run.columns import TOKEN_FIELDS
 from tramontane.run.folder import RunFolder
 from tramontane.run.metrics import conversation_metrics
@@ -45,7 +46,6 @@ from tramontane.types import (
     floats,
 )
 from tramontane.view.report import write_report
-from tramontane.workplace import read_log
 
 PROBLEM = Problem("p", "math", "1 + 1?", "2", language="en", difficulty=3)
 SETTINGS = BatchSettings("", 1.0, 8, 8)

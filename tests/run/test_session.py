@@ -23,6 +23,7 @@ from tests.view.reports import answers_of
 from tramontane.config import TrainerConfig, load_config
 from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
+from tramontane.journals import read_log
 from tramontane.models.loading import load_model
 from tramontane.placement.handle import WorkerDied
 from tramontane.placement.seats import Seats
@@ -35,7 +36,6 @@ from tramontane.run.session import Session
 from tramontane.run.train import train
 from tramontane.trainer import Trainer
 from tramontane.view.report import write_report
-from tramontane.workplace import read_log
 
 
 @pytest.mark.slow

@@ -18,11 +18,11 @@ from tests.run.test_resume import wait_for_updates, wait_until
 from tests.runs import SMALL, small_config
 from tramontane.config import Config
 from tramontane.interrupt import Interrupt
+from tramontane.journals import read_log
 from tramontane.run.folder import RunFolder, open_run
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 from tramontane.temporary import PREFIX, process_folder
-from tramontane.workplace import read_log
 
 pytestmark = pytest.mark.slow
 

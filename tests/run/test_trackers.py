@@ -17,6 +17,7 @@ from tests.runs import small_config
 from tests.view.pages import SIZE, group
 from tramontane.config import Config
 from tramontane.errors import InputError
+from tramontane.journals import read_log
 from tramontane.run import trackers
 from tramontane.run.folder import RunFolder, open_run
 from tramontane.run.screen import QuietScreen
@@ -29,7 +30,6 @@ from tramontane.run.trackers import (
     update_values,
 )
 from tramontane.run.train import train
-from tramontane.workplace import read_log
 
 Points = dict[int, float]  # values by step
 BLOCK, FULL, LAST = 32768, 1, 4  # of LevelDB's logs

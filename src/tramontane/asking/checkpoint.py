@@ -25,10 +25,11 @@ from tramontane.config.device import dtype_warnings
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.generator import Generator
+from tramontane.journals import Journal
 from tramontane.models import loading
 from tramontane.models.names import resolve
 from tramontane.types import Completion, SamplingParams, floats, ints
-from tramontane.workplace import Journal, write_whole
+from tramontane.workplace import write_whole
 
 
 class Checkpoint:

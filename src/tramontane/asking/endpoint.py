@@ -28,8 +28,8 @@ from tramontane.asking import Answer, Collector, Prompt, answer_seed, in_paper_t
 from tramontane.config.asking import EndpointModel, ModelConfig
 from tramontane.data.prompts import system_text
 from tramontane.errors import InputError
+from tramontane.journals import Journal
 from tramontane.types import PAPER_TAGS, ThinkingTags
-from tramontane.workplace import Journal
 
 MAX_BACKOFF_S = 60.0
 MAX_RETRY_AFTER_S = 600.0  # maximum pause at a server's request

@@ -11,9 +11,9 @@ from typing import Any
 
 from tramontane.errors import InputError
 from tramontane.evaluation.score import parse_row, row_lines
+from tramontane.journals import parse_object
 from tramontane.run import rollouts
 from tramontane.verifier.code.comparing import fault_of
-from tramontane.workplace import parse_object
 
 Row = dict[str, Any]
 VERDICTS = ("right", "wrong", "unscorable", "malformed")

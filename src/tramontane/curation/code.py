@@ -36,12 +36,13 @@ from tramontane.curation.judge import ReferenceJudge
 from tramontane.curation.rows import ModelStage, Row
 from tramontane.data.code import Solution, parse_solutions
 from tramontane.errors import InputError
+from tramontane.journals import Journal
 from tramontane.types import PAPER_TAGS, Problem
 from tramontane.verifier.code import sandbox
 from tramontane.verifier.code.functions import doing_nothing
 from tramontane.verifier.code.grade import MAX_TIMEOUTS, NO_SANDBOX, Trial, TrialOutput
 from tramontane.verifier.code.idle import why_idle
-from tramontane.workplace import Journal, write_whole
+from tramontane.workplace import write_whole
 
 BATCH = 50  # inputs per sandbox
 WRONG_PROGRAMS = 20  # maximum used to select a problem's tests

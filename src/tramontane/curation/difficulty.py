@@ -30,10 +30,10 @@ from tramontane.asking import Answer, Prompt
 from tramontane.curation.config import DifficultyConfig
 from tramontane.curation.judge import ReferenceJudge
 from tramontane.curation.rows import ModelStage, Row
+from tramontane.journals import Journal
 from tramontane.statistics import grouped
 from tramontane.types import PAPER_TAGS, Problem, Verdict
 from tramontane.verifier.math.normalize import vote
-from tramontane.workplace import Journal
 
 
 class Sample(NamedTuple):

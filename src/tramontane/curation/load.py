@@ -21,7 +21,7 @@ from tramontane.data.files import (
 from tramontane.data.load import RowRules, check_fields, parse_problem
 from tramontane.data.values import encodable
 from tramontane.errors import InputError
-from tramontane.workplace import parse_object
+from tramontane.journals import parse_object
 
 STAGE = "load"
 

@@ -20,9 +20,9 @@ from typing import Any, TextIO, TypeVar, cast
 from tramontane.data import images
 from tramontane.data.values import Row, UnknownType, encodable, plain
 from tramontane.errors import InputError, importing
+from tramontane.journals import DuplicateKey, parse_object, unique_keys
 from tramontane.models.names import check_hub
 from tramontane.verifier import tasksets
-from tramontane.workplace import DuplicateKey, parse_object, unique_keys
 
 logger = logging.getLogger("tramontane")
 

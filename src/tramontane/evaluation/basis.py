@@ -17,9 +17,10 @@ from typing import Any
 from tramontane.config import PromptConfig
 from tramontane.errors import InputError
 from tramontane.evaluation.settings import CONVERSING, Settings
+from tramontane.journals import check_same
 from tramontane.models.names import pinned, resolve, with_tokenizer
 from tramontane.types import Problem
-from tramontane.workplace import check_same, write_whole
+from tramontane.workplace import write_whole
 
 # These affect speed, not completions; the problems have their own hash.
 FREE = {

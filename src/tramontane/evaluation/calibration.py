@@ -17,11 +17,11 @@ from tramontane.config import VerifierConfig
 from tramontane.config.judge import CalibrationConfig, JudgeConfig
 from tramontane.errors import InputError
 from tramontane.evaluation.score import row_lines
+from tramontane.journals import parse_object
 from tramontane.statistics import Estimate, mean_interval
 from tramontane.types import Problem
 from tramontane.verifier.custom import GroupResult
 from tramontane.verifier.pool import VerifierPool
-from tramontane.workplace import parse_object
 
 MAX_FOOLED = 20  # problems that canaries are tried on
 RUBRIC = "rubric"  # the field of every row in a calibration

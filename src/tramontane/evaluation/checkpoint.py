@@ -30,9 +30,10 @@ from tramontane.evaluation.evaluate import (
 )
 from tramontane.evaluation.images import check_images
 from tramontane.evaluation.settings import Sampling, Settings
+from tramontane.journals import Journal
 from tramontane.models.names import with_tokenizer
 from tramontane.types import Completion, Message, Problem
-from tramontane.workplace import Journal, owned_file
+from tramontane.workplace import owned_file
 
 if TYPE_CHECKING:
     from tramontane.controller.conversations import Conversations

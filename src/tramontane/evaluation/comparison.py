@@ -22,10 +22,11 @@ from tramontane.evaluation.basis import basis_of, check_basis, write_basis
 from tramontane.evaluation.checkpoint import Work, continue_evaluation, prepare, problems_of
 from tramontane.evaluation.evaluate import EvaluationResult, Row, hub_results, summarize
 from tramontane.evaluation.settings import Settings
+from tramontane.journals import Journal
 from tramontane.pages import render
 from tramontane.statistics import Difference, counts_of, paired_difference
 from tramontane.types import Problem
-from tramontane.workplace import Journal, owned_folder, write_whole
+from tramontane.workplace import owned_folder, write_whole
 
 Progress = Callable[[str, str, int, int], None]  # suite, model, completions graded, and in all
 

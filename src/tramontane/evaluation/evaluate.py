@@ -17,11 +17,11 @@ from tramontane.evaluation.conversed import ConversationFigures, conversation_ro
 from tramontane.evaluation.malformed import Malformed
 from tramontane.evaluation.settings import Sampling
 from tramontane.evaluation.thinking import thinking_counters
+from tramontane.journals import Journal
 from tramontane.statistics import Estimate, maj_at_k, mean_interval, pass_at_k, powers_of_two
 from tramontane.types import Completion, Problem, Verdict
 from tramontane.verifier.functions import failures
 from tramontane.verifier.math.normalize import vote
-from tramontane.workplace import Journal
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult

@@ -25,12 +25,13 @@ from tramontane.config import (
 from tramontane.data.code import parse_tests
 from tramontane.data.files import read_lines
 from tramontane.errors import InputError
+from tramontane.journals import parse_object
 from tramontane.types import Problem, Verdict
 from tramontane.verifier import custom, references
 from tramontane.verifier.custom import Response, failure_of
 from tramontane.verifier.math.reference import stated
 from tramontane.verifier.pool import VerifierPool
-from tramontane.workplace import check_file, owned_file, parse_object
+from tramontane.workplace import check_file, owned_file
 
 logger = logging.getLogger("tramontane")
 WINDOW = 256  # rows graded at once

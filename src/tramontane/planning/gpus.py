@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from tramontane.config.yaml_text import read_yaml
 from tramontane.errors import InputError
+from tramontane.journals import parse_object
 from tramontane.models.memory import machine_memory
-from tramontane.workplace import parse_object
 
 GIB = 1 << 30
 

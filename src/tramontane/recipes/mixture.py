@@ -13,12 +13,12 @@ from tramontane.data.objects import override_texts
 from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import evaluate_checkpoint
 from tramontane.evaluation.settings import Settings, settings_for
+from tramontane.journals import read_log
 from tramontane.recipes.config import AnswersConfig, GeneralConfig, flat
 from tramontane.recipes.harvest import retagged, write_rows
 from tramontane.recipes.steps import Facts
 from tramontane.sft.examples import generated_chats, pairs_of_rows
 from tramontane.types import ThinkingTags
-from tramontane.workplace import read_log
 
 COMPLETIONS = "completions.jsonl"
 OPEN = "open"  # domain of prompts without a reference answer

@@ -42,20 +42,13 @@ from tramontane.config import (
     sealed,
 )
 from tramontane.errors import InputError, reading
+from tramontane.journals import read_log
 from tramontane.models.names import numbered
 from tramontane.placement.printed import PrintedLog
 from tramontane.run import rollouts
 from tramontane.run.checkpoint import damage, seal
 from tramontane.run.resuming import resume_command
-from tramontane.workplace import (
-    HIDDEN,
-    commit,
-    disk_faults,
-    owned_folder,
-    read_log,
-    sync,
-    whole_file,
-)
+from tramontane.workplace import HIDDEN, commit, disk_faults, owned_folder, sync, whole_file
 
 logger = logging.getLogger("tramontane.run")
 

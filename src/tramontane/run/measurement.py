@@ -17,9 +17,10 @@ from tramontane.controller.sampling import Sampler
 from tramontane.controller.verifiers import Grading, Verifiers
 from tramontane.evaluation import EvaluationResult, summarize
 from tramontane.evaluation.evaluate import Evaluation
+from tramontane.journals import Journal, read_log
 from tramontane.run.session import Session
 from tramontane.types import INSERTED, Completion, Problem
-from tramontane.workplace import Journal, commit, read_log
+from tramontane.workplace import commit
 
 
 class Judges(NamedTuple):

@@ -19,6 +19,7 @@ from tramontane.controller.pipeline import Pipeline
 from tramontane.controller.verifiers import Verifiers
 from tramontane.controller.waits import in_background
 from tramontane.evaluation.thinking import thinking_counters
+from tramontane.journals import read_log
 from tramontane.models.tokenizers import save_tokenizer
 from tramontane.placement import Handle, Limit, WaitTimeout, call, release, written
 from tramontane.placement.files import Folder
@@ -39,7 +40,6 @@ from tramontane.run.rollouts import groups_to_record
 from tramontane.run.sample import Sample
 from tramontane.run.session import Session
 from tramontane.types import INSERTED, FilterReason, Group
-from tramontane.workplace import read_log
 
 SAMPLE_EVERY = 5  # updates between sample completions on the screen
 PACE = 6  # recent updates whose mean time predicts the end of the next

@@ -27,19 +27,12 @@ from tramontane.config.sft import SFTConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.recorded import Example
 from tramontane.errors import InputError
+from tramontane.journals import check_same, read_log
 from tramontane.models.names import numbered, with_tokenizer
 from tramontane.placement.seats import rank_device
 from tramontane.sft.examples import ExampleStream, Rows, generated_chats, read_examples
 from tramontane.types import INSERTED
-from tramontane.workplace import (
-    check_same,
-    commit,
-    disk_faults,
-    owned_folder,
-    read_log,
-    sync_all,
-    write_whole,
-)
+from tramontane.workplace import commit, disk_faults, owned_folder, sync_all, write_whole
 
 # Imported in functions, since they take seconds, and errors in the examples should come first.
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from tramontane.errors import InputError
-from tramontane.run.folder import read_log
+from tramontane.journals import read_log
 from tramontane.statistics import student_quantile
 from tramontane.studies.measures import FinishedRun
 

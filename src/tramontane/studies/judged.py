@@ -25,6 +25,7 @@ from tramontane.errors import InputError
 from tramontane.evaluation.calibration import calibrate
 from tramontane.evaluation.checkpoint import evaluate_checkpoint
 from tramontane.evaluation.settings import SamplingOptions, settings_for
+from tramontane.journals import read_log
 from tramontane.models.loading import load_tokenizer
 from tramontane.models.names import resolve
 from tramontane.run.canaries import JudgeFooled
@@ -32,7 +33,7 @@ from tramontane.run.folder import RunFolder
 from tramontane.studies.measures import FinishedRun
 from tramontane.studies.procedures import SHARED_SECONDS, trained
 from tramontane.studies.study import base_config
-from tramontane.workplace import owned_folder, read_log, write_whole
+from tramontane.workplace import owned_folder, write_whole
 
 SAMPLES = 4  # of a problem
 HELD_BACK = 240  # rated answers that calibrate the judge

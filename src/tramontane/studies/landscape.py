@@ -22,6 +22,7 @@ from matplotlib.axes import Axes
 from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import evaluate_checkpoint
 from tramontane.evaluation.settings import SamplingOptions, settings_for
+from tramontane.journals import Journal, check_same, read_log
 from tramontane.pages import render
 from tramontane.studies.analyses import draw_law, write_analysis
 from tramontane.studies.fits import LengthLaw, Series, fit_length
@@ -34,7 +35,7 @@ from tramontane.studies.plane import (
     write_point,
 )
 from tramontane.studies.plots import COLOURS, new_figure, save
-from tramontane.workplace import Journal, check_same, owned_folder, read_log, write_whole
+from tramontane.workplace import owned_folder, write_whole
 
 MARGIN = 0.25  # of the trajectory's extent, around it on each side
 Ranges = tuple[float, float, float, float]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tramontane.config import LANGUAGES
-from tramontane.workplace import read_log
+from tramontane.journals import read_log
 
 
 @dataclass(frozen=True)

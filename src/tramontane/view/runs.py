@@ -14,13 +14,13 @@ from tramontane.audit.findings import KINDS
 from tramontane.config import read_settings
 from tramontane.config.verifier import RewardConfig
 from tramontane.errors import InputError, reading
+from tramontane.journals import parse_object, read_log
 from tramontane.pages import json_values
 from tramontane.run.folder import RunFolder, flat
 from tramontane.view.rollouts import Rollouts
 from tramontane.view.search import Searches
 from tramontane.view.table import Table, flattened, table_of
 from tramontane.view.tokens import Tokens
-from tramontane.workplace import parse_object, read_log
 
 Row = dict[str, Any]
 MARKED = 1024  # bytes, more than a line's update and time

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tramontane.errors import reading
+from tramontane.journals import read_log
 from tramontane.run import rollouts
 from tramontane.run.figures import clock, facts
-from tramontane.run.folder import RunFolder, read_log
+from tramontane.run.folder import RunFolder
 from tramontane.types import ThinkingTags
 from tramontane.verifier.format import split_response
 from tramontane.view.rollouts import UpdateFile

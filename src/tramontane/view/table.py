@@ -14,9 +14,10 @@ from typing import Any
 
 from tramontane.config import read_settings
 from tramontane.errors import InputError, reading
+from tramontane.journals import parse_object
 from tramontane.run.figures import clock
 from tramontane.run.folder import flat
-from tramontane.workplace import owner_of, parse_object
+from tramontane.workplace import owner_of
 
 Row = dict[str, Any]
 IGNORED = ("name", "run_dir")  # keys that differ between all runs

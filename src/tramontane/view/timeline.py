@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tramontane.errors import reading
-from tramontane.workplace import read_log
+from tramontane.journals import read_log
 
 Row = dict[str, Any]
 LONGEST = 20_000  # maximum number of activities on a page; the newest

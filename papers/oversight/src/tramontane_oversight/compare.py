@@ -18,7 +18,8 @@ from typing import Any
 from tramontane.data.files import read_rows
 from tramontane.errors import InputError
 from tramontane.evaluation.basis import weights_hash
-from tramontane.workplace import Journal, check_same, owned_folder, whole_file, write_whole
+from tramontane.journals import Journal, check_same
+from tramontane.workplace import owned_folder, whole_file, write_whole
 from tramontane_oversight.agents import Agent, open_agents
 from tramontane_oversight.config import (
     ModelConfig,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 
-from tramontane.workplace import Journal
+from tramontane.journals import Journal
 from tramontane_oversight.agents import Agent
 from tramontane_oversight.protocols import Episode, Moves
 from tramontane_oversight.transcript import Call, Reply, Role, Transcript
