@@ -73,6 +73,21 @@ def test_a_reward_model_scores_in_batches_as_one_by_one(tmp_path, monkeypatch, l
     assert found.values[:4] == pytest.approx(expected, abs=1e-3) and found.values[4] is None
 
 
+def test_an_answer_beyond_the_context_has_no_score(tmp_path):
+    """Within `max_tokens`, but BERT has no positions for it."""
+    tokenizer = load_tokenizer("tiny")
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=64, num_labels=1,
+    )  # fmt: skip
+    BertForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    settings = RewardModelConfig(path=str(tmp_path), device="cpu", batch_size=1)
+    found = Classifier(settings).score(PROBLEM, ["You are kind.", "word " * 80])
+    assert found.values[0] is not None and found.values[1] is None
+    assert "longer than 64 tokens (its context)" in found.fault(1)
+
+
 def test_logits_that_a_probability_cannot_tell_apart_have_different_scores():
     odds = torch.tensor([91.67, 109.88, torch.nan, 110.0])
     assert saturated(odds) and saturated(-odds)

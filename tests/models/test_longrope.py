@@ -1,4 +1,5 @@
-"""LongRoPE: generator, trainer and plain forward agree at every length, in any company."""
+"""Rotary frequencies that depend on a length: generator, trainer and plain forward agree at every
+length that they take, in any company."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
 )
@@ -114,3 +117,24 @@ def test_an_unknown_choice_of_factors_is_refused(checkpoint):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"rope_factors": "both"}))
     with pytest.raises(InputError, match=r"rope_factors .* choose long or short"):
         load_config(str(checkpoint))
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "yarn"])
+def test_dynamic_frequencies_are_refused_beyond_the_context(tmp_path, kind):
+    """There transformers makes them from the longest sequence of a forward."""
+    torch.manual_seed(0)
+    rope = {"rope_type": kind, "rope_theta": 10_000.0, "factor": 4.0}
+    sizes = CONFIG | {"max_position_embeddings": ORIGINAL, "rope_parameters": rope}
+    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(tmp_path)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    model = load_model(str(tmp_path)).eval()
+    short, within, rest = (make_prompt(random.Random(n), n) for n in (12, ORIGINAL, 1))
+    with torch.no_grad():
+        packed = model(**pack([short, within])).logits[0].split([12, ORIGINAL])
+    torch.testing.assert_close([*packed], logits(plain, short, within), atol=1e-4, rtol=0)
+    beyond = pack([short, within, rest], continues=[None, None, 1])
+    if kind == "yarn":
+        model(**beyond)
+        return
+    with pytest.raises(InputError, match=r"25 tokens exceeds .* context of 24.*rope_type dynamic"):
+        model(**beyond)

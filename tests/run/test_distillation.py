@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,10 @@ from pydantic import ValidationError
 
 from tests.controller.test_pipeline import check_ledger
 from tests.runs import small_config
+from tramontane.errors import InputError
+from tramontane.models.names import resolve
 from tramontane.run.folder import RunFolder, open_run
+from tramontane.run.prepare import prepare
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 
@@ -69,3 +74,13 @@ def test_a_stage_of_a_run_learns_from_its_own_teacher(tmp_path: Path) -> None:
 def test_keys_that_do_not_go_together_are_refused(changes, message, tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match=message):
         small_config(tmp_path, **DISTILL | changes)
+
+
+def test_sequences_keep_to_the_contexts_of_teachers(tmp_path: Path) -> None:
+    teacher = tmp_path / "teacher"
+    shutil.copytree(resolve("tiny"), teacher)
+    own = json.loads((teacher / "config.json").read_text())
+    (teacher / "config.json").write_text(json.dumps(own | {"max_position_embeddings": 60}))
+    config = small_config(tmp_path / "run", **DISTILL | {"teacher": {"model": str(teacher)}})
+    with pytest.raises(InputError, match=r"context of teacher '\S+' of 60"):
+        prepare(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, TypeAlias
@@ -11,7 +12,7 @@ import torch
 from tramontane.config.device import number_type
 from tramontane.config.judge import RewardModelConfig
 from tramontane.errors import InputError
-from tramontane.models.loading import check_device, load_classifier
+from tramontane.models.loading import check_device, context_length, load_classifier
 from tramontane.types import Message, Problem
 from tramontane.verifier.custom import GroupResult
 from tramontane.verifier.judge import harmless, transcript
@@ -74,7 +75,7 @@ class Classifier:
             encode(self.tokenizer, problem.messages or problem.problem, answer)
             for answer in answers
         ]
-        limit = self.config.max_tokens
+        limit = min(self.config.max_tokens, context_length(self.model.config) or math.inf)
         fits = [i for i, inputs in enumerate(encoded) if len(inputs["input_ids"]) <= limit]
         odds = torch.full((len(answers),), torch.nan)
         for start in range(0, len(fits), self._size):
@@ -86,7 +87,8 @@ class Classifier:
             odds = standardized(odds)
         scores = odds.sigmoid().tolist()
         values = [scores[i] if i in fits else None for i in range(len(answers))]
-        long = f"judge: longer than {limit} tokens (reward_model.max_tokens)"
+        bound = "reward_model.max_tokens" if limit == self.config.max_tokens else "its context"
+        long = f"judge: longer than {limit} tokens ({bound})"
         return GroupResult(values, notes=[long if v is None else "" for v in values])
 
 

@@ -44,7 +44,12 @@ class PromptLimit:
 
     @classmethod
     def of(
-        cls, max_prompt_tokens: int | None, context: int | None, max_tokens: int, tools: int = 0
+        cls,
+        max_prompt_tokens: int | None,
+        context: int | None,
+        max_tokens: int,
+        tools: int = 0,
+        whose: str = "the model's context",
     ) -> PromptLimit:
         """The lower of the configured limit and the space in the model's context.
 
@@ -54,6 +59,7 @@ class PromptLimit:
                 completion; None: unknown, so no bound.
             max_tokens: maximum tokens of a completion.
             tools: tokens that the descriptions of tools add to every prompt.
+            whose: what to call the context: a teacher's may be smaller than the model's.
 
         Raises:
             InputError: a completion of `max_tokens` does not fit into the context.
@@ -67,11 +73,11 @@ class PromptLimit:
         if left <= 0:
             raise InputError(
                 f"completions of {max_tokens:,} tokens{described} leave no room for a prompt in "
-                f"the model's context of {context:,}: allow fewer tokens a completion "
+                f"{whose} of {context:,}: allow fewer tokens a completion "
                 f"(pipeline.l_max in a run, else max_tokens), e.g. {context // 2:,}"
             )
         reason = (
-            f"the model's context of {context:,} leaves {left:,} next to completions of "
+            f"{whose} of {context:,} leaves {left:,} next to completions of "
             f"{max_tokens:,}{described}: allow fewer tokens a completion, take a model with more "
             f"context"
         )

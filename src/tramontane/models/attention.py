@@ -14,6 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from tramontane.errors import InputError
 from tramontane.models import flash
+from tramontane.models.longrope import dynamic_context
 from tramontane.models.packing import Block, Packing
 
 PACKED = "packed"
@@ -200,19 +201,32 @@ def _interface_calls(model: PreTrainedModel) -> list[tuple[str, ...]]:
 class RowReader:
     """A forward pre-hook of a model: notes the packing of its row, and the positions of its tokens
     [1, N], for layers that do not get them. They stay there for the backward pass, which may run
-    blocks again."""
+    blocks again.
+
+    Args:
+        longest: the longest sequence that is not refused; None: any.
+    """
 
     packing: Packing | None = None
     positions: torch.Tensor | None = None
 
+    def __init__(self, longest: int | None = None) -> None:
+        self._longest = longest
+
     def __call__(self, model: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         self.packing, self.positions = kwargs.get("packing"), kwargs.get("position_ids")
+        if self._longest and self.packing and self.packing.longest > self._longest:
+            raise InputError(
+                f"a sequence of {self.packing.longest:,} tokens exceeds the model's context of "
+                f"{self._longest:,}, beyond which its rotary frequencies (rope_type dynamic) would "
+                f"depend on the sequences beside it; shorten it, or take a model with more context"
+            )
 
 
 def note_rows(model: PreTrainedModel) -> None:
     """Let all modules of a model know the packing of its row, as `row_reader`."""
     if not hasattr(model, "row_reader"):
-        reader = RowReader()
+        reader = RowReader(dynamic_context(model.config.get_text_config()))
         model.register_forward_pre_hook(reader, with_kwargs=True)
         for module in model.modules():
             module.row_reader = reader  # type: ignore[assignment]

@@ -29,7 +29,7 @@ def unify(config: Any) -> None:
     if kept not in ("long", "short"):
         raise InputError(f"{KEY} in the model's config.json is {kept!r}; choose long or short")
     other = "short" if kept == "long" else "long"
-    for rope in _ropes(config):
+    for rope in _ropes(config, "longrope"):
         # PhiMoE also has a scale of queries and keys for each.
         for part in ("factor", "mscale"):
             if f"{kept}_{part}" in rope:
@@ -40,14 +40,20 @@ def original_context(config: Any) -> int | None:
     """Positions of the original context, if that is the limit: with `rope_factors: short`."""
     if getattr(config, KEY, "long") == "long":
         return None
-    return min(
-        (int(rope["original_max_position_embeddings"]) for rope in _ropes(config)), default=None
-    )
+    ropes = _ropes(config, "longrope")
+    return min((int(rope["original_max_position_embeddings"]) for rope in ropes), default=None)
 
 
-def _ropes(config: Any) -> Iterator[dict[str, Any]]:
-    """The rotary parameters of LongRoPE: one set, or several by kind of layer."""
+def dynamic_context(config: Any) -> int | None:
+    """Positions up to which a model with dynamic NTK scaling has the same rotary frequencies for
+    all sequences; beyond them, transformers computes them from the longest sequence of a forward.
+    None for other models."""
+    return config.max_position_embeddings if any(_ropes(config, "dynamic")) else None
+
+
+def _ropes(config: Any, kind: str) -> Iterator[dict[str, Any]]:
+    """The rotary parameters of a `rope_type`: one set, or several by kind of layer."""
     parameters = getattr(config, "rope_parameters", None) or {}
     for rope in (parameters, *parameters.values()):
-        if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
+        if isinstance(rope, dict) and rope.get("rope_type") == kind:
             yield rope

@@ -6,6 +6,7 @@ blocks, which are laid out here and computed in `attention.py`.
 from __future__ import annotations
 
 import copy
+import operator
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -128,6 +129,12 @@ class Packing:
             self.sizes.append(sum(run_lengths))
         self.short = [(i, block) for i, block in enumerate(self.blocks) if block.short]
         self.long = [(i, block) for i, block in enumerate(self.blocks) if not block.short]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, with those that it continues."""
+        before = (0 if c is None else self.lengths[c] for c in self.continues)
+        return max(map(operator.add, self.lengths, before))
 
     def shared_by(self, exchange: HeadExchange) -> Packing:
         """The same row for a forward of several ranks, each of which has a part of its tokens."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, cycle, islice
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from tramontane.config import HELD_OUT, Config, Until
 from tramontane.config.device import dtype_warnings, idle_gpus, number_types
@@ -26,7 +25,7 @@ from tramontane.models.shape import load_shape
 from tramontane.placement.seats import rank_device, seats
 from tramontane.planning.fit import RunMemory, generator_limits, run_memory
 from tramontane.planning.memory import Lengths, cache_size
-from tramontane.run import cold_start
+from tramontane.run import cold_start, teachers
 from tramontane.run.forewarnings import forewarnings
 from tramontane.run.input import EvaluationSet, RunInput, read_input
 from tramontane.run.trajectories import Trajectories, load_trajectories
@@ -122,7 +121,7 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
     config, rates = _with_rates(config.model_copy(update={"verifier": verifier, "data": data}))
     if config.cold_start:
         cold_start.check(config, encoder)
-    _check_teachers(config, encoder.tokenizer)
+    teachers.check(config, encoder.tokenizer)
     streams = given.problems.streams
     read = [*chain(*(s.problems or _peek(s, SAMPLE) for s in streams))]
     read += [problem for each in given.sets.values() for problem in each.problems]
@@ -133,6 +132,7 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
     context = loading.context_length(loading.load_config(config.model))
     tools = encoder.tokens_of(described(config.data))
     limit = PromptLimit.of(config.data.max_prompt_tokens, context, max(lengths), tools)
+    limit = teachers.limit_prompts(config, limit, tools)
     prompts = PromptFilter(encoder, limit, drop=config.data.overlong_prompts == "drop")
     sets = {k: replace(s, problems=prompts.keep(s.problems)) for k, s in given.sets.items()}
     for stream in problems.streams:
@@ -221,29 +221,6 @@ def _check_machine(config: Config) -> None:
     check_sharing(config.trainer.context_parallel, shape)
     if config.trainer.lora:
         lora.check(config.trainer.lora, shape.linear_layers)
-
-
-def _check_teachers(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Reject teachers whose tokens differ from the policy's; `tokenizer` is the policy's."""
-    own, head = tokenizer.get_vocab(), load_shape(config.model).vocabulary
-    for model in config.teachers:
-        try:
-            theirs = loading.load_tokenizer(model).get_vocab()
-        except InputError as error:
-            raise InputError(f"teacher: {error}") from None
-        if theirs != own:
-            different = len(own.items() ^ theirs.items())
-            raise InputError(
-                f"teacher {model!r}: its tokenizer has {len(theirs):,} tokens, and that of "
-                f"{config.model!r} {len(own):,}; {different:,} of them are not the same in both. A "
-                f"teacher scores the policy's own tokens: name one of the same family"
-            )
-        if (rows := load_shape(model).vocabulary) < head:
-            raise InputError(
-                f"teacher {model!r}: its output head has a vocabulary of {rows:,} tokens, and that "
-                f"of {config.model!r} {head:,}: it cannot score the others. Name a teacher whose "
-                f"head is as large"
-            )
 
 
 def _first_prompts(problems: Curriculum, encoder: PromptEncoder, count: int) -> list[list[int]]:
