@@ -37,6 +37,11 @@ def die_with_parent() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def exit_of(code: int) -> str:
+    """How a child process ended: `exit code 2`, or the signal that killed it, `SIGKILL`."""
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+
+
 def temporary_folder(name: str) -> tempfile.TemporaryDirectory[str]:
     """A folder to use as a context manager."""
     return tempfile.TemporaryDirectory(prefix=f"{name}-", dir=process_folder())

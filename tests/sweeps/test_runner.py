@@ -21,6 +21,7 @@ from tramontane.run.prepare import DryRunResult
 from tramontane.sweeps import runner
 from tramontane.sweeps.needs import needs_of
 from tramontane.sweeps.runner import Job, Needs, Room, end, work
+from tramontane.temporary import exit_of
 
 SLEEP = "import signal, time; {}; print(flush=True); time.sleep(600)"
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
@@ -143,3 +144,9 @@ def test_a_run_takes_the_gpus_and_the_memory_of_its_dry_run() -> None:
     small = on_gpus("0.1", "generator.device=cuda")
     with pytest.raises(InputError, match="GiB, and"):
         needs_of(small.config, small.memory, 4)
+
+
+def test_a_killed_process_is_reported_by_its_signal() -> None:
+    killed = subprocess.run([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    assert exit_of(killed.returncode) == "SIGKILL"
+    assert exit_of(2) == "exit code 2"

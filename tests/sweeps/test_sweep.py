@@ -102,7 +102,7 @@ def test_a_killed_sweep_continues_and_a_failed_run_does_not_stop_the_others(tmp_
     process = Command(*asked)
     text = process.communicate()
     assert process.poll() == 2, text
-    assert f"{broken.name}: the run failed (2)" in text
+    assert f"{broken.name}: the run failed (exit code 2)" in text
     assert "4/4" in text
     for folder in out.glob("learning_rate=*/"):
         assert RunFolder(folder).finished == (folder != broken)

@@ -15,6 +15,7 @@ from tramontane.studies.registry import register
 from tramontane.studies.study import config_of, load_study
 from tramontane.sweeps.runner import Job, Needs, job_of, measure, work
 from tramontane.sweeps.settings import check_same, settings_file, write_settings
+from tramontane.temporary import exit_of
 from tramontane.workplace import owned_folder
 
 # Pages are drawn by matplotlib, which takes a second to import.
@@ -87,7 +88,7 @@ def run_study(plan: Plan, on_finished: Finished) -> Result:
             nonlocal done
             folder = job.files[0].with_suffix("")
             if code or not RunFolder(folder).finished:
-                text = f"{folder}: the run failed ({code}); the end of {job.log}"
+                text = f"{folder}: the run failed ({exit_of(code)}); the end of {job.log}"
                 raise InputError(f"{text}:\n{job.tail}")
             if folder != plan.trajectories:
                 done += 1

@@ -17,7 +17,7 @@ from tramontane.imports import command_of
 from tramontane.interrupt import GRACE_SECONDS
 from tramontane.models.memory import machine_memory
 from tramontane.sweeps.settings import settings_file
-from tramontane.temporary import die_with_parent
+from tramontane.temporary import die_with_parent, exit_of
 
 LOG_LINES = 12  # shown of a run that failed
 POLL_SECONDS = 0.2  # between two looks at the processes
@@ -207,7 +207,7 @@ def measure(files: Sequence[Path], cores: int = 1) -> Measured:
         raise InputError(f"the check of {len(files)} runs took more than {limit:,.0f} s") from None
     if done.returncode:
         tail = "\n".join(done.stderr.splitlines()[-LOG_LINES:])
-        raise InputError(f"the check of the runs failed ({done.returncode}):\n{tail}")
+        raise InputError(f"the check of the runs failed ({exit_of(done.returncode)}):\n{tail}")
     found = json.loads(done.stdout.splitlines()[-1])
     needs = {Path(file): Needs(**values) for file, values in found["needs"].items()}
     errors = {Path(file): text for file, text in found["errors"].items()}

@@ -16,6 +16,7 @@ from tramontane.run.folder import RunFolder
 from tramontane.sweeps.grid import Axis, axis_of, cell_name, cells_of
 from tramontane.sweeps.runner import Job, Measured, job_of, measure, work
 from tramontane.sweeps.settings import check_same, settings_file, write_settings
+from tramontane.temporary import exit_of
 from tramontane.view.table import Table, flattened, table_of
 from tramontane.workplace import owned_folder, write_whole
 
@@ -90,7 +91,8 @@ def sweep(
             nonlocal done
             folder = job.files[0].with_suffix("")
             if code or not RunFolder(folder).finished:
-                failed[folder.name] = f"the run failed ({code}); the end of {job.log}:\n{job.tail}"
+                text = f"the run failed ({exit_of(code)}); the end of {job.log}"
+                failed[folder.name] = f"{text}:\n{job.tail}"
             done += 1
             if on_finished:
                 on_finished(folder.name, done, len(cells))

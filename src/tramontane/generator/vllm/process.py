@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from tramontane.config import GeneratorConfig
 from tramontane.generator.vllm.environment import Environment
 from tramontane.models.shape import shape_of
 from tramontane.placement import WorkerDied
-from tramontane.temporary import die_with_parent
+from tramontane.temporary import die_with_parent, exit_of
 
 BLOCK = 128  # positions in a block of vLLM's cache on a CPU
 SCRIPT = Path(__file__).parent / "inside" / "vllm_worker.py"
@@ -174,11 +173,11 @@ class VllmProcess:
         code = self._process.wait()
         died = f"vLLM's process {self.pid} died in {method}"
         if code < 0:
-            return f"{died} ({signal.Signals(-code).name})"
+            return f"{died} ({exit_of(code)})"
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "no output")
-        return f"{died} (exit code {code}): {last}"
+        return f"{died} ({exit_of(code)}): {last}"
 
 
 def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
