@@ -1,6 +1,9 @@
 """What user code prints: on standard error, and in a run's folder."""
 
+import logging
+import os
 import sys
+import threading
 from functools import partial
 
 import pytest
@@ -62,6 +65,27 @@ def test_a_line_without_an_end_is_shown_when_its_process_ends(capfd):
     with VerifierPool(config("unfinished"), 256, 32) as pool:
         pool.score(SUM, [Response(RIGHT, 9)]).result(PATIENCE)
     assert "reward: thinks\n" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("ended_before", [False, True])
+def test_a_relay_that_was_not_waited_for_leaves_no_descriptor(monkeypatch, ended_before):
+    """Standard error was blocked for longer than `close` waits."""
+    monkeypatch.setattr(printed, "CLOSE_SECONDS", 0.05)
+    unblocked = threading.Event()
+    handler = logging.Handler()
+    handler.emit = lambda record: unblocked.wait(PATIENCE) and None
+    monkeypatch.setattr(printed.logger, "handlers", [handler])
+    before = set(os.listdir("/proc/self/fd"))
+    relay = printed.Relay("reward")
+    os.write(relay.writing, b"a line\n")
+    os.close(relay.writing)
+    if ended_before:
+        unblocked.set()
+        relay._thread.join(PATIENCE)
+    relay.close()
+    unblocked.set()
+    relay._thread.join(PATIENCE)
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def test_an_environment_s_print_reaches_standard_error(capfd):

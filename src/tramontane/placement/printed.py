@@ -3,6 +3,7 @@ which shows it on standard error; a run also keeps it in its folder."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -47,11 +48,10 @@ class Relay:
 
     def close(self) -> None:
         """Relay what was written until now, and end, even if a child still holds the pipe."""
-        os.write(self._end, b".")
-        self._thread.join(CLOSE_SECONDS)
-        if not self._thread.is_alive():  # else standard error is blocked
-            os.close(self._ended)
-            os.close(self._end)
+        with contextlib.suppress(BrokenPipeError):  # it has ended, with all that held the pipe
+            os.write(self._end, b".")
+        os.close(self._end)
+        self._thread.join(CLOSE_SECONDS)  # no longer: standard error may be blocked
 
     def _serve(self) -> None:
         """Waits for text; unblocked by `close`, and by the end of all that hold the pipe."""
@@ -69,6 +69,7 @@ class Relay:
         self._show(self._line)
         self._say_dropped()
         os.close(self._reading)
+        os.close(self._ended)
 
     def _take(self, chunk: bytes) -> None:
         now = time.monotonic()
