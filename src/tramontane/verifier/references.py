@@ -1,8 +1,10 @@
-"""Finds references that no answer equals, before a run: each is graded as the answer of a
-well-formed response. Without this check, a model is taught that right answers are wrong."""
+"""Finds references that no answer equals, and programs that fail their own tests, before a run:
+each is graded as the answer of a well-formed response. Without this check, a model is taught that
+right answers are wrong."""
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections import defaultdict
@@ -20,7 +22,7 @@ from tramontane.verifier.math.reference import bare_answers, stated
 from tramontane.verifier.pool import VerifierPool
 
 TRIED = 256  # references with words around a value, and formulas, that are tried of each source,
-TRIED_BY_FUNCTION = 8  # and references of each domain that the user's own verifier grades
+TRIED_BY_FUNCTION = 8  # and those of each domain that programs or the user's own verifier grade
 SHOWN = 60  # characters of a reference
 
 
@@ -41,15 +43,20 @@ def warnings(config: VerifierConfig, problems: Sequence[Problem], source: str) -
     """
     by_domain: dict[str, list[Problem]] = defaultdict(list)
     for problem in problems:
-        if problem.answer:
+        if problem.answer or (problem.tests and _solution(problem)):
             by_domain[problem.domain].append(problem)
     told = []
     for domain, found in by_domain.items():
         verifier = config.domains[domain].verifier
-        if verifier == "math":
-            told += _of_math(config, found, source)
+        answered = [problem for problem in found if problem.answer]
+        if verifier == "code":
+            told += _of_code(config, found, source)
+        elif not answered:
+            continue
+        elif verifier == "math":
+            told += _of_math(config, answered, source)
         elif verifier and verifier not in VERIFIERS:
-            told += _of_function(config, found, source)
+            told += _of_function(config, answered, source)
     return told
 
 
@@ -72,6 +79,33 @@ def _of_math(config: VerifierConfig, problems: list[Problem], source: str) -> li
         f"the answer, give the answer alone (or in \\boxed{{}}), remove the rows, or name another "
         f"column in data.fields"
     ]
+
+
+def _of_code(config: VerifierConfig, problems: list[Problem], source: str) -> list[str]:
+    solved = [(p, code) for p in problems if (code := _solution(p))]
+    form = config.domains[problems[0].domain].format
+    step = -(-len(solved) // TRIED_BY_FUNCTION) or 1
+    trials = [_Trial(p, [sample(form, code, config.tags)]) for p, code in solved[::step]]
+    trials = [trial for trial in trials if all(trial.texts)]
+    wrong = _refused(config, trials)
+    if not wrong:
+        return []
+    return [
+        f"data {source!r}: {len(wrong):,} of {len(trials):,} solutions tried fail their own row's "
+        f"tests, the first at {wrong[0].where or wrong[0].id}: tests, or solutions, are wrong. "
+        f"`tramontane curate` (stage `code`) runs all of them"
+    ]
+
+
+def _solution(problem: Problem) -> str:
+    """The row's solution in Python, or the first of several; else empty."""
+    given = problem.metadata.get("solution") or problem.metadata.get("solutions")
+    code = given[0] if isinstance(given, list) and given else given
+    try:
+        ast.parse(code if isinstance(code, str) else "")
+    except (SyntaxError, ValueError):  # another language, or text around it
+        return ""
+    return code if isinstance(code, str) else ""
 
 
 def _of_function(config: VerifierConfig, problems: list[Problem], source: str) -> list[str]:

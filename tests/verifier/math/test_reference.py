@@ -165,3 +165,15 @@ def fails(problem: Problem, text: str, n_tokens: int) -> float:
 def test_a_long_numeral_in_an_open_bracket_ends_at_once() -> None:
     reference = "12(" + "一" * 200
     assert stated(reference) == reference
+
+
+def test_solutions_that_fail_their_own_tests_are_counted() -> None:
+    programs = ["print(int(input()) * 2)", "print(int(input()) * 3)", "int main() { return 0; }"]
+    tests = {"type": "stdio", "cases": [{"input": "2\n", "output": "4\n"}]}
+    rows = [
+        Problem(id=str(n), domain="code", problem="?", tests=tests, metadata={"solution": program})
+        for n, program in enumerate(programs)
+    ]
+    (found,) = references.warnings(VerifierConfig(), rows, "rows")
+    assert "1 of 2 solutions tried fail their own row's tests, the first at 1:" in found
+    assert not references.warnings(VerifierConfig(), [rows[0], rows[2]], "rows")
