@@ -135,16 +135,16 @@ def gpu_findings(build: Build, gpus: Sequence[GpuFacts]) -> list[Finding]:
     """Findings on the NVIDIA GPUs, as torch sees them, and their driver."""
     if not gpus:
         return [Finding("cuda", "optional", "no device", build.why_no_gpu())]
-    found = [Finding("driver", "ok", build.driver or "unknown")]
-    found.append(Finding("kernels", "ok", " ".join(build.kernels)))
+    findings = [Finding("driver", "ok", build.driver or "unknown")]
+    findings.append(Finding("kernels", "ok", " ".join(build.kernels)))
     for number, gpu in enumerate(gpus):
         name, lacks = f"cuda:{number}", build.lacks(gpu.capability)
         memory = f"{gpu.free / 2**30:.1f} of {gpu.total / 2**30:.1f} GiB free"
         capability = ".".join(map(str, gpu.capability))
         facts = f"{gpu.name}, capability {capability}, {memory}"
-        found.append(Finding(name, "missing" if lacks else "ok", facts, lacks))
-        found.append(_attention_finding(f"{name} attention", gpu))
-    return found
+        findings.append(Finding(name, "missing" if lacks else "ok", facts, lacks))
+        findings.append(_attention_finding(f"{name} attention", gpu))
+    return findings
 
 
 def _attention_finding(name: str, gpu: GpuFacts) -> Finding:
@@ -174,16 +174,16 @@ def _sandbox() -> list[Finding]:
     with warnings.catch_warnings():  # the finding below says the same at length
         warnings.simplefilter("ignore", RuntimeWarning)
         used = sandbox.probe()
-    found = [Finding("sandbox", "ok", used)]
+    findings = [Finding("sandbox", "ok", used)]
     if used == "rlimits":
         remedy = "no code is graded unless verifier.allow_unsandboxed=true: fix one below"
-        found = [Finding("sandbox", "missing", "none: rlimits alone", remedy)]
+        findings = [Finding("sandbox", "missing", "none: rlimits alone", remedy)]
     for rung in sandbox.RUNGS[:-1]:
         remedy, why = _MEND[rung], sandbox.why_not(rung)
-        found.append(
+        findings.append(
             Finding(rung, "optional", why, remedy) if why else Finding(rung, "ok", "works")
         )
-    return found
+    return findings
 
 
 def _tool(name: str, remedy: str) -> Finding:
@@ -216,9 +216,11 @@ def _plugins() -> Finding:
 
     groups = (plugins.COMMANDS, plugins.STUDIES, plugins.CONFIGS)
     entries = [entry for group in groups for entry in plugins.offered(group).values()]
-    found = sorted({f"{entry.dist.name} {entry.dist.version}" for entry in entries if entry.dist})
-    if found:
-        return Finding("plugins", "ok", ", ".join(found))
+    packages = sorted(
+        {f"{entry.dist.name} {entry.dist.version}" for entry in entries if entry.dist}
+    )
+    if packages:
+        return Finding("plugins", "ok", ", ".join(packages))
     return Finding("plugins", "optional", "none", "commands and studies of further packages")
 
 

@@ -17,11 +17,11 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     Raises:
         ValueError: a key is given twice.
     """
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    row = dict(pairs)
+    if len(row) < len(pairs):
         [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
         raise DuplicateKey(f"key {key!r} is given twice: remove one")
-    return found
+    return row
 
 
 class DuplicateKey(ValueError):
@@ -159,11 +159,11 @@ def check_same(
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any], levels: int) -> list[str]:
     """The keys of `now` whose values differ, below the first level with dots."""
-    found = []
+    keys = []
     for key, value in now.items():
         old = before.get(key)
         if levels > 1 and isinstance(value, Mapping) and isinstance(old, Mapping):
-            found += [f"{key}.{name}" for name in _differing(old, value, levels - 1)]
+            keys += [f"{key}.{name}" for name in _differing(old, value, levels - 1)]
         elif old != value:
-            found.append(key)
-    return found
+            keys.append(key)
+    return keys

@@ -60,17 +60,17 @@ def listening(port: int, host: str = HOST) -> Iterator[Address]:
     Raises:
         InputError: the port is taken, or the host is not this machine's.
     """
-    with socket.socket() as found:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            found.bind((host, port))
+            listener.bind((host, port))
         except OSError as error:
             place = f"port {port}" if host == HOST else f"{host}:{port}"
             of_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
             other = "port" if of_port else "host, an address of this machine"
             raise InputError(f"{place}: {error.strerror}; choose another {other}") from None
-        found.listen()
-        yield Address(found)
+        listener.listen()
+        yield Address(listener)
 
 
 def server(app: Any, *, ends_by_signal: bool = True) -> uvicorn.Server:

@@ -278,11 +278,11 @@ class SampledTokens:
 
     def part(self, part: slice) -> dict[str, Any]:
         """All that is known of some of the tokens, by field."""
-        found = {name: getattr(self, name)[part] for name in ("token_ids", "logprobs", "versions")}
+        parts = {name: getattr(self, name)[part] for name in ("token_ids", "logprobs", "versions")}
         for name in ("experts", "allowed"):
             known = getattr(self, name)
-            found[name] = known[part] if known is not None and len(known[part]) else None
-        return found
+            parts[name] = known[part] if known is not None and len(known[part]) else None
+        return parts
 
 
 @dataclass

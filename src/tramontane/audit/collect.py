@@ -117,9 +117,9 @@ class Collector:
             self.findings.append(graded.finding("hedge", detail))
         if len(box) <= LONGEST and is_unevaluated(box, reference):
             self.findings.append(graded.finding("unevaluated", ""))
-        if len(found := boxes(answer_part)) > 1:
-            contents = [clip(answer_part[start : end - 1]) for _, start, end in found[:5]]
-            detail = f"{len(found)}: " + " · ".join(contents)
+        if len(boxed := boxes(answer_part)) > 1:
+            contents = [clip(answer_part[start : end - 1]) for _, start, end in boxed[:5]]
+            detail = f"{len(boxed)}: " + " · ".join(contents)
             self.findings.append(graded.finding("boxes", detail))
         if not occurs_in(box, thoughts) and not occurs_in(reference, thoughts):
             detail = "the thoughts are empty" if not thoughts.strip() else ""

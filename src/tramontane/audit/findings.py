@@ -107,8 +107,8 @@ def write_page(title: str, page: Path, result: Audit) -> None:
     write_whole(folder / f"{name}.jsonl", "".join(rows))
     lines = _summary(title, result)
     for kind in KINDS:
-        if found := result.findings_of(kind):
-            lines += _section(kind, found, result, name)
+        if of_kind := result.findings_of(kind):
+            lines += _section(kind, of_kind, result, name)
     result.report = page
     write_whole(page, "\n".join(lines) + "\n")
 

@@ -263,8 +263,8 @@ class PooledGenerator:
         if progress.completions:
             self.changed()
         # Versions rise with time: the smallest is the oldest, and the largest the newest.
-        found = [np.asarray(new) for new in sampled if new]
-        ends = {int(end) for new in found for end in (new.min(), new.max())}
+        parts = [np.asarray(new) for new in sampled if new]
+        ends = {int(end) for new in parts for end in (new.min(), new.max())}
         for version in sorted(ends):
             if version != self._version:
                 self._version = version

@@ -49,13 +49,13 @@ class Sampler:
         if self.failed.done():
             self.failed.result()
         new = asyncio.get_running_loop().create_future
-        found = {(r.group, r.index): new() for r in requests}
-        self._waiting |= found
+        futures = {(r.group, r.index): new() for r in requests}
+        self._waiting |= futures
         self._generators.submit([*requests])
         for generator in self._generators:
             if generator.has(self._kind) and generator not in self._polls:
                 self._polls[generator] = asyncio.create_task(self._poll(generator))
-        return [*found.values()]
+        return [*futures.values()]
 
     async def complete(
         self,

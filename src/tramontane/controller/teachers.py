@@ -82,8 +82,8 @@ class Teachers:
                 self._replaced(lost)
                 handle.close()
                 self._handles[key] = self._make(handle.name, key[0])
-        for sequence, found in zip(share, scores, strict=True):
-            sequence.teacher = found
+        for sequence, scored in zip(share, scores, strict=True):
+            sequence.teacher = scored
 
     def __enter__(self) -> Teachers:
         return self

@@ -241,8 +241,8 @@ class VerifierActors:
             try:
                 _wait(handle.started, f"{handle.name}'s start", self._start)
                 future = handle.submit("call", call.method, *call.arguments)
-                found = _wait(future, f"{handle.name}.{call.method}", call.limit)
-                answer, self._stats[handle] = found
+                result = _wait(future, f"{handle.name}.{call.method}", call.limit)
+                answer, self._stats[handle] = result
                 call.future.set_result(answer)
             except WorkerLost as lost:
                 call.tries += 1

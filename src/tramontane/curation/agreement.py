@@ -205,17 +205,17 @@ def remarks(cases: Sequence[Case]) -> list[str]:
     relabeled, dropped, added, spared = (
         with_fate(cases, name) for name in ("relabeled", "dropped", "added", "spared")
     )
-    found = []
+    lines = []
     if relabeled:
         old, new = relabeled[0].source["output"], relabeled[0].label or ""
-        found.append(f"relabeled {_numbers(relabeled)} ({_short(old)} → {_short(new)})")
+        lines.append(f"relabeled {_numbers(relabeled)} ({_short(old)} → {_short(new)})")
     if dropped:
-        found.append(f"dropped {_numbers(dropped)}")
+        lines.append(f"dropped {_numbers(dropped)}")
     if added:
-        found.append(f"added {len(added)}")
+        lines.append(f"added {len(added)}")
     if spared:
-        found.append(f"left out {len(spared)} that tell no more programs apart")
-    return found
+        lines.append(f"left out {len(spared)} that tell no more programs apart")
+    return lines
 
 
 def with_fate(cases: Sequence[Case], fate: Fate) -> list[Case]:
@@ -228,14 +228,14 @@ def with_fate(cases: Sequence[Case], fate: Fate) -> list[Case]:
 
 def mutants(solutions: Sequence[Solution], count: int, seed: str) -> list[Solution]:
     """Up to `count` programs, each a solution with one operator, name or number changed."""
-    rng, found = Random(seed), dict.fromkeys(solutions)
+    rng, programs = Random(seed), dict.fromkeys(solutions)
     places = [place for solution in solutions for place in _places(solution)]
     for solution, start, end, text in rng.sample(places, len(places)):
-        if len(found) == len(solutions) + count:
+        if len(programs) == len(solutions) + count:
             break
         code = solution.code[:start] + text + solution.code[end:]
-        found.setdefault(Solution(solution.language, code))
-    return list(found)[len(dict.fromkeys(solutions)) :]
+        programs.setdefault(Solution(solution.language, code))
+    return list(programs)[len(dict.fromkeys(solutions)) :]
 
 
 def most_telling(
@@ -284,11 +284,11 @@ def _short(text: str) -> str:
 
 
 def _places(solution: Solution) -> list[tuple[Solution, int, int, str]]:
-    found = []
+    places = []
     for pattern, text in _CHANGES:
         spans = [match.span() for match in re.finditer(pattern, solution.code)]
-        found += [(solution, *span, text) for span in spans]
+        places += [(solution, *span, text) for span in spans]
     for match in _NUMBER.finditer(solution.code):
         near = int(match[0]) + 1, int(match[0]) - 1
-        found += [(solution, *match.span(), str(number)) for number in near]
-    return found
+        places += [(solution, *match.span(), str(number)) for number in near]
+    return places

@@ -70,5 +70,5 @@ def _vote(answer: Answer) -> str:
     """One of `REASONS`, `ok`, or why the answer has no verdict."""
     if answer.fault:
         return answer.fault
-    found = _VERDICT.findall(conclusion(answer.text))
-    return found[-1].lower() if found else "no verdict"
+    verdicts = _VERDICT.findall(conclusion(answer.text))
+    return verdicts[-1].lower() if verdicts else "no verdict"

@@ -156,7 +156,7 @@ class ModelStage(Stage):
         assert self.model is not None
         keys = list(prompts)
         answers = self.model.answers(list(prompts.values()), n, self.record(rows, what))
-        return ((keys[place], found) for place, found in answers)
+        return ((keys[place], of_place) for place, of_place in answers)
 
     def record(self, rows: Sequence[Row], what: str) -> Path:
         """The file `what` of a chunk; files of other, finished chunks are deleted."""

@@ -94,8 +94,8 @@ def read_translation(old: str, answer: Answer, lang: str) -> tuple[str, str]:
     """(translation, fault) of an answer; one of them is empty."""
     if answer.fault:
         return "", answer.fault
-    found = _TRANSLATION.findall(conclusion(answer.text))
-    new = found[-1].strip() if found else ""
+    translations = _TRANSLATION.findall(conclusion(answer.text))
+    new = translations[-1].strip() if translations else ""
     if not new:
         return "", "there was nothing between <translation> and </translation>"
     for what, extract in (("formulas", formulas), ("numbers", numbers)):

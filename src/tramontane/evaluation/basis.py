@@ -95,14 +95,14 @@ def record_of(file: Path) -> Path:
 
 def problems_hash(problems: Sequence[Problem]) -> str:
     """Hash of problems: statements, answers, tests and everything that verifiers read, in order."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for problem in problems:
         fields = asdict(problem)
         del fields["where"]  # a copy of the file holds the same problems
         if not problem.images:  # as hashed before problems could have any
             del fields["images"]
-        found.update(json.dumps(fields, sort_keys=True).encode() + b"\n")
-    return found.hexdigest()
+        digest.update(json.dumps(fields, sort_keys=True).encode() + b"\n")
+    return digest.hexdigest()
 
 
 def weights_hash(model: str) -> str:
@@ -113,18 +113,18 @@ def weights_hash(model: str) -> str:
     folder = Path(resolve(model)).expanduser()
     if not folder.is_dir():
         return f"{pinned(model)[0]}@{loading.load_config(model)._commit_hash}"
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern)}):
         stat = file.stat()
-        found.update(f"{file.name} {_file_hash(file, stat.st_size, stat.st_mtime_ns)}\n".encode())
-    return found.hexdigest()
+        digest.update(f"{file.name} {_file_hash(file, stat.st_size, stat.st_mtime_ns)}\n".encode())
+    return digest.hexdigest()
 
 
 @lru_cache(maxsize=4096)
 def _file_hash(file: Path, size: int, mtime_ns: int) -> str:
     """Hash of a file, read again only if its size or modification time changes."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with file.open("rb") as content:
         while block := content.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
+            digest.update(block)
+    return digest.hexdigest()

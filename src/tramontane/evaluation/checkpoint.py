@@ -217,8 +217,8 @@ def sample_checkpoint(
     )
     asked = settings.config.data.at_efforts([problem], settings.efforts)
     work = prepare(replace(settings, sampling=replace(settings.sampling, samples=n)), asked)
-    found = _sample(settings.config, work)
-    return [transcript(c) if settings.config.converses else c.text for c in found]
+    texts = _sample(settings.config, work)
+    return [transcript(c) if settings.config.converses else c.text for c in texts]
 
 
 def encoder_of(config: Config) -> PromptEncoder:

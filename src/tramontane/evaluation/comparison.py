@@ -183,20 +183,20 @@ def suites(sources: Sequence[str]) -> dict[str, str]:
 def _by_label(
     texts: Sequence[str], default: Callable[[str], str], key: str, kind: str
 ) -> dict[str, str]:
-    found: dict[str, str] = {}
+    named: dict[str, str] = {}
     for text in texts:
         label, equals, value = text.partition("=")
         if not equals:
             value, label = text, default(text)
         if not re.fullmatch(r"[\w.+-]+", label) or label in (".", ".."):
             raise InputError(f"{text}: a {key.lower()} has letters, digits and . + - _ only")
-        if label in found:
+        if label in named:
             raise InputError(
-                f"{text}: another {kind}, {found[label]}, is called {label!r}; write {key}={value} "
+                f"{text}: another {kind}, {named[label]}, is called {label!r}; write {key}={value} "
                 f"with another {key.lower()}"
             )
-        found[label] = value
-    return found
+        named[label] = value
+    return named
 
 
 def _label(model: str) -> str:

@@ -266,8 +266,8 @@ def summarize(rows: Sequence[Row]) -> EvaluationResult:
 
 def _judged(groups: list[list[Row]]) -> list[list[Row]]:
     """The completions of each group that could be judged; all of them if none could."""
-    found = [[row for row in group if row["verdict"] != "unscorable"] for group in groups]
-    return [group for group in found if group] or groups
+    judged = [[row for row in group if row["verdict"] != "unscorable"] for group in groups]
+    return [group for group in judged if group] or groups
 
 
 def hub_results(

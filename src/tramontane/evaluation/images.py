@@ -33,21 +33,21 @@ def check_images(
         InputError: one does not, or the model is of a family that is not supported; the message
             names the row, and the key to change.
     """
-    found = next((problem for problem in problems if problem.images), None)
-    if found is None:
+    illustrated = next((problem for problem in problems if problem.images), None)
+    if illustrated is None:
         if compiled is not None and config.trainer.vision != "frozen":
             raise InputError(
                 f"trainer.vision: {config.trainer.vision} trains on images, and the rows that were "
                 f"read have none: give rows with images, or leave it out"
             )
         return
-    where = found.where or f"problem {found.id!r}"
+    where = illustrated.where or f"problem {illustrated.id!r}"
     for key, what in _unsupported(config, encoder.images, compiled):
         raise InputError(
             f"{where}: has an image, and {what} take none yet ({key}): change that key, or take "
             f"rows without images (docs/images.md)"
         )
-    encoder.at(next(iter(encoder.levels), None)).encode(found.prompt, where)
+    encoder.at(next(iter(encoder.levels), None)).encode(illustrated.prompt, where)
 
 
 def _unsupported(

@@ -182,8 +182,8 @@ def _groups(
     if not grouped:
         yield from ((problem, [response]) for problem, response in rows)
         return
-    for _, found in groupby(rows, key=lambda row: row[0].id):
-        group = list(found)
+    for _, members in groupby(rows, key=lambda row: row[0].id):
+        group = list(members)
         yield group[0][0], [response for _, response in group]
 
 

@@ -62,9 +62,9 @@ class Folder:
     def of(cls, path: Path, kind: Kind) -> Folder:
         """A folder with its current files."""
         path = path.absolute()
-        found = sorted(p for p in path.rglob("*") if p.is_file())
-        files = tuple((p.relative_to(path).as_posix(), p.stat().st_size) for p in found)
-        content = repr((str(path), files, [p.stat().st_mtime_ns for p in found]))
+        paths = sorted(p for p in path.rglob("*") if p.is_file())
+        files = tuple((p.relative_to(path).as_posix(), p.stat().st_size) for p in paths)
+        content = repr((str(path), files, [p.stat().st_mtime_ns for p in paths]))
         return cls(path, kind, files, hashlib.sha256(content.encode()).hexdigest()[:24])
 
     def within(self, part: str) -> Folder:
@@ -180,8 +180,8 @@ class Copies:
         """The complete copy on this machine, possibly received by another process."""
         home = self._home(folder)
         if folder.kind == "read":
-            found = Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{COPIES}/{folder.key}")
-            return next(found, None)
+            folders = Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{COPIES}/{folder.key}")
+            return next(folders, None)
         return home if home.is_dir() else None
 
     def _home(self, folder: Folder) -> Path:

@@ -191,10 +191,10 @@ def _descendants(process: int) -> list[int]:
         with contextlib.suppress(OSError):  # it has ended
             status = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
             parents[int(entry.name)] = int(status[1])
-    found = [process]
-    for parent in found:  # which grows
-        found += [child for child, of in parents.items() if of == parent]
-    return found[1:]
+    processes = [process]
+    for parent in processes:  # which grows
+        processes += [child for child, of in parents.items() if of == parent]
+    return processes[1:]
 
 
 def _kill_marked(mark: str) -> None:

@@ -34,10 +34,10 @@ class StoredWeights(Weights):
             bucket.clear()
 
     def _read(self, stored: _StoredBucket, held: Held | None) -> Bucket:
-        found = ray.get(stored.whole)
+        bucket = ray.get(stored.whole)
         return [
             part.filled(self._tensor(values, part.values_shape))
-            for part, values in zip(stored.parts, found, strict=True)
+            for part, values in zip(stored.parts, bucket, strict=True)
         ]
 
     def _keep(self, bucket: Bucket, memory: HostMemory | None) -> None:

@@ -35,11 +35,11 @@ class HarvestConfig(Section):
 
 def flat(keys: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Keys of a `set` by dotted path: `{data: {train: a}}` and `{data.train: a}` are the same."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in keys.items():
         nested = isinstance(value, Mapping) and value
-        found |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
-    return found
+        values |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return values
 
 
 class RunSettings(Section):

@@ -220,12 +220,12 @@ def _completions(run: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dic
     Raises:
         InputError: the run recorded none.
     """
-    found = files(run / "rollouts")
-    if not found:
+    paths = files(run / "rollouts")
+    if not paths:
         raise InputError(
             f"{run}: it recorded no rollouts to harvest; train with rollouts: all (the default)"
         )
-    yield from enumerate(row for file in found for row in read_rows(file, columns))
+    yield from enumerate(row for file in paths for row in read_rows(file, columns))
 
 
 def _rows(

@@ -107,9 +107,9 @@ def run_steps(out: Path, steps: Sequence[Step], announce: Announce) -> dict[str,
         if not done.is_file():
             folder.mkdir(exist_ok=True)
             began = time.monotonic()
-            found = step.work(folder, facts)
-            found["seconds"] = round(time.monotonic() - began, 1)  # of the last session
-            write_whole(done, json.dumps(found, indent=2) + "\n")
+            result = step.work(folder, facts)
+            result["seconds"] = round(time.monotonic() - began, 1)  # of the last session
+            write_whole(done, json.dumps(result, indent=2) + "\n")
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()  # the next step's workers may be different processes

@@ -68,7 +68,7 @@ class Canaries:
         under_way, self._under_way = self._under_way, []
         results = [(group, await task) for group, task in under_way]
         graded: dict[str, list[float]] = {}
-        for answers, scores in [self._graded(group, found) for group, found in results]:
+        for answers, scores in [self._graded(group, result) for group, result in results]:
             for name, score in scores.items():
                 self._wins[name] = self._wins[name] + 1 if score >= max(answers, 0.5) else 0
                 if self._wins[name] >= self.judge.canaries.max_wins:

@@ -90,8 +90,8 @@ def write_card(
 def _license(model: str) -> dict[str, str]:
     """The license of the model that training started from, if its card names it."""
     card = (local_folder(model) or Path(model)) / "README.md"
-    found = ModelCard.load(card).data.to_dict() if card.is_file() else {}
-    return {key: found[key] for key in ("license", "license_name", "license_link") if key in found}
+    data = ModelCard.load(card).data.to_dict() if card.is_file() else {}
+    return {key: data[key] for key in ("license", "license_name", "license_link") if key in data}
 
 
 def _on_hub(model: str) -> bool:

@@ -200,10 +200,10 @@ def _experts_columns(
     sequences: Sequence[EarlierSequence | Completion],
 ) -> list[pa.Array]:
     """The recorded experts of each sequence as bytes, and the numbers of a token."""
-    found = [s.experts for s in sequences]
+    experts = [s.experts for s in sequences]
     return [
-        pa.array([None if x is None else x.tobytes() for x in found], pa.large_binary()),
-        pa.array([None if x is None else x.shape[1] for x in found], pa.int32()),
+        pa.array([None if x is None else x.tobytes() for x in experts], pa.large_binary()),
+        pa.array([None if x is None else x.shape[1] for x in experts], pa.int32()),
     ]
 
 
@@ -211,22 +211,22 @@ def _allowed_columns(
     sequences: Sequence[EarlierSequence | Completion],
 ) -> list[pa.Array]:
     """The sampling mask of each sequence: its counts and its ids, as bytes."""
-    found = [s.allowed for s in sequences]
+    allowed = [s.allowed for s in sequences]
     return [
-        pa.array([None if x is None else x.counts.tobytes() for x in found], pa.large_binary()),
-        pa.array([None if x is None else x.ids.tobytes() for x in found], pa.large_binary()),
+        pa.array([None if x is None else x.counts.tobytes() for x in allowed], pa.large_binary()),
+        pa.array([None if x is None else x.ids.tobytes() for x in allowed], pa.large_binary()),
     ]
 
 
 def _recorded_of(row: Row) -> dict[str, Any]:
     """The experts and the sampling mask of a row, as far as they were recorded."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if (numbers := row.get("experts")) is not None:
-        found["experts"] = np.frombuffer(numbers, np.int16).reshape(-1, row["experts_per_token"])
-        found["experts"] = found["experts"].copy()
+        fields["experts"] = np.frombuffer(numbers, np.int16).reshape(-1, row["experts_per_token"])
+        fields["experts"] = fields["experts"].copy()
     if (counts := row.get("allowed_counts")) is not None:
-        found["allowed"] = AllowedTokens(array("i", counts), array("i", row["allowed_ids"]))
-    return found
+        fields["allowed"] = AllowedTokens(array("i", counts), array("i", row["allowed_ids"]))
+    return fields
 
 
 def _prompt(group: Group) -> list[int]:

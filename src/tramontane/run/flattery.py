@@ -58,8 +58,8 @@ def flattered(judged: Sequence[tuple[float, G]]) -> tuple[list[tuple[float, G]],
     rights = _rise(*([(g, float(g.verdict == "right")) for _, g in part] for part in (first, last)))
     if scores is None or rights is None or scores.low <= 0 or rights.low > 0:
         return [], ""
-    found = [(score, g) for score, g in last if score >= 0.5 and g.verdict == "wrong"]
-    return found, f"from the first third to the last, judge {scores}, verdicts {rights}"
+    wrong = [(score, g) for score, g in last if score >= 0.5 and g.verdict == "wrong"]
+    return wrong, f"from the first third to the last, judge {scores}, verdicts {rights}"
 
 
 def flattery_warning(run: Path, config: VerifierConfig) -> str:

@@ -314,16 +314,16 @@ class RunFolder:
         for old in self.checkpoints.glob("*.old"):  # a crash interrupted its replacement
             if not old.with_suffix("").exists():
                 old.rename(old.with_suffix(""))
-        found = []
+        names = []
         for folder in reversed(self._committed()):
             if (reason := damage(folder, state=False)) is None:
                 return folder
-            found.append(f"{folder.name} ({reason})")
+            names.append(f"{folder.name} ({reason})")
             self.set_aside(folder, reason, warn)
-        found = found or [path.stem for path in self.checkpoints.glob("*.damaged")]
-        if found:
+        names = names or [path.stem for path in self.checkpoints.glob("*.damaged")]
+        if names:
             raise InputError(
-                f"{self.checkpoints}: no checkpoint is whole: {', '.join(found)}; they are kept as "
+                f"{self.checkpoints}: no checkpoint is whole: {', '.join(names)}; they are kept as "
                 f"update_N.damaged. Restore one from a copy, or start a new run"
             )
         return None
@@ -480,10 +480,10 @@ def record_changes(folder: RunFolder, config: Config, changes: list[Change], ver
 def flat(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """An update's metrics, with those by name (`{"endings": {"completed": 1}}`) as
     `endings.completed`; histograms stay as they are."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in metrics.items():
         if isinstance(value, dict) and not key.endswith("_histogram"):
-            found |= {f"{key}.{name}": inner for name, inner in value.items()}
+            values |= {f"{key}.{name}": inner for name, inner in value.items()}
         else:
-            found[key] = value
-    return found
+            values[key] = value
+    return values

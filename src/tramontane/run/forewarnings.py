@@ -100,8 +100,8 @@ def _unjudged(config: Config, problems: Curriculum) -> Iterator[str]:
     judged = weights.judge or any(custom.weight for custom in weights.custom)
     if judged or config.environment_rewards or objective in WITHOUT_REWARDS:
         return
-    found = {p.domain: None for s in problems.streams for p in s.problems or ()}
-    for domain in found:
+    domains = {p.domain: None for s in problems.streams for p in s.problems or ()}
+    for domain in domains:
         if config.verifier.domains[domain].verifier is None:
             yield (
                 f"nothing judges the answers of domain {domain!r}: it has no verifier "
@@ -125,8 +125,8 @@ def _machine() -> dict[str, float]:
     (threads, _), (_, files) = map(
         resource.getrlimit, (resource.RLIMIT_NPROC, resource.RLIMIT_NOFILE)
     )
-    found = {"threads (ulimit -u)": threads, "open files (ulimit -Hn)": files}
-    machine = {name: math.inf if n == resource.RLIM_INFINITY else n for name, n in found.items()}
+    limits = {"threads (ulimit -u)": threads, "open files (ulimit -Hn)": files}
+    machine = {name: math.inf if n == resource.RLIM_INFINITY else n for name, n in limits.items()}
     group = Path("/sys/fs/cgroup/pids.max")
     if group.exists() and (most := group.read_text().strip()).isdigit():
         machine["threads (pids.max)"] = float(most)

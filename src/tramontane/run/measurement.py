@@ -56,7 +56,7 @@ async def measure(
         WorkerLost: a generator cannot be replaced.
         WaitTimeout: the verifiers returned no verdict within their timeout.
     """
-    found = {}
+    results = {}
     for name in sets_of(session, when):
         result = await asyncio.to_thread(_recorded, session, when, name)
         if result is None:
@@ -64,8 +64,8 @@ async def measure(
             result = await _measure(session, generators, judges, when, name, version)
             for generator in generators:
                 session.spent(generator.name, "evaluation", began)
-        found[name] = result
-    return found
+        results[name] = result
+    return results
 
 
 def sets_of(session: Session, when: str) -> list[str]:

@@ -69,10 +69,10 @@ def effort_metrics(
     for group in groups:
         if group.problem.effort is not None:
             at[group.problem.effort].append(group)
-    found = {name: reward_metrics(at[name], (), thinking) for name in sorted(at)}
-    keys = ("pass_rate", "completion_tokens") if found else ()
+    by_level = {name: reward_metrics(at[name], (), thinking) for name in sorted(at)}
+    keys = ("pass_rate", "completion_tokens") if by_level else ()
     return {
-        f"effort_{key}": {name: found[name][key] for name in found if key in found[name]}
+        f"effort_{key}": {name: by_level[name][key] for name in by_level if key in by_level[name]}
         for key in keys
     }
 
@@ -83,8 +83,8 @@ def conversation_metrics(groups: Sequence[Group]) -> dict[str, Any]:
     Empty without groups.
     """
     conversations = [c for group in groups for c in group.completions]
-    found = ConversationFigures.of([conversation_row(c) for c in conversations])
-    if found is None:
+    figures = ConversationFigures.of([conversation_row(c) for c in conversations])
+    if figures is None:
         return {}
     turns = [turn for c in conversations for turn in c.turns]
     calls = [made for turn in turns for made in turn.calls]
@@ -95,14 +95,14 @@ def conversation_metrics(groups: Sequence[Group]) -> dict[str, Any]:
     ]:
         seconds[name].append(taken)
     return {
-        "turns": found.mean_turns,
-        "sampled_tokens": tokens - found.mean_inserted_tokens,
-        "inserted_tokens": found.mean_inserted_tokens,
-        "calls": found.mean_calls,
-        "calls_parsed": found.parsed_rate,
-        "calls_failed": found.failed_rate,
+        "turns": figures.mean_turns,
+        "sampled_tokens": tokens - figures.mean_inserted_tokens,
+        "inserted_tokens": figures.mean_inserted_tokens,
+        "calls": figures.mean_calls,
+        "calls_parsed": figures.parsed_rate,
+        "calls_failed": figures.failed_rate,
         "forked_rate": sum(bool(c.earlier) for c in conversations) / len(conversations),
-        "endings": {ending: found.endings.get(ending, 0.0) for ending in get_args(Ending)},
+        "endings": {ending: figures.endings.get(ending, 0.0) for ending in get_args(Ending)},
         "step_seconds": {name: sum(times) / len(times) for name, times in seconds.items()},
         "step_seconds_max": {name: max(times) for name, times in seconds.items()},
     }
@@ -111,14 +111,14 @@ def conversation_metrics(groups: Sequence[Group]) -> dict[str, Any]:
 def waited_for(wait: tuple[float, float], steps: Iterable[Step]) -> dict[str, float]:
     """Seconds of a wait for a batch during which steps of its conversations were under way, by
     tool; simultaneous steps count once."""
-    found: defaultdict[str, float] = defaultdict(float)
+    seconds: defaultdict[str, float] = defaultdict(float)
     reached: dict[str, float] = {}
     for began, ended, tool in sorted(steps):
         start, end = max(began, wait[0], reached.get(tool, 0.0)), min(ended, wait[1])
         if end > start:
-            found[tool] += end - start
+            seconds[tool] += end - start
             reached[tool] = end
-    return dict(found)
+    return dict(seconds)
 
 
 def trajectory_metrics(batch: Batch) -> dict[str, float]:

@@ -60,10 +60,10 @@ async def check_eight_bits(prepared: Prepared, generators: GeneratorPool, traine
     prompts = prepared.probes * DISTANCE_SAMPLES
     completions = await _probe(prepared, next(iter(generators)), prompts, tokens)
     logprobs = await _logprobs(prepared, trainer, completions)
-    found = parity.distance([c.logprobs for c in completions], logprobs)
+    distance = parity.distance([c.logprobs for c in completions], logprobs)
     limits = config.trainer.parity_kl, config.trainer.parity_sample_size
-    parity.check_distance(found, *limits)
-    return f"generator.weights {config.generator.weights}: {found}"
+    parity.check_distance(distance, *limits)
+    return f"generator.weights {config.generator.weights}: {distance}"
 
 
 async def check_long_parity(prepared: Prepared, generators: GeneratorPool, trainer: Handle) -> None:
@@ -110,11 +110,11 @@ async def _logprobs(
     prepared: Prepared, trainer: Handle, completions: list[Completion]
 ) -> list[list[float]]:
     config = prepared.config
-    found: list[list[float]] = await call(
+    logprobs: list[list[float]] = await call(
         trainer,
         "logprobs",
         [TrainSequence.of(c) for c in completions],
         config.generator.temperature,
         limit=Limit.of(config.timeouts, "control"),
     )
-    return found
+    return logprobs

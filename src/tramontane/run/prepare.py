@@ -207,8 +207,8 @@ def _check_machine(config: Config) -> None:
     if config.placement.kind != "ray":  # on a cluster, workers run on other machines
         loading.check_device(config.generator.device, "generator.device")
         if config.generator.kind == "vllm":
-            found = environment.find(config.generator.vllm.python)
-            environment.check_device(found, config.generator.device)
+            python = environment.find(config.generator.vllm.python)
+            environment.check_device(python, config.generator.device)
         for key, sharded in (("trainer", config.trainer), ("teacher", config.teacher)):
             if sharded:
                 loading.check_device(sharded.device, f"{key}.device")
@@ -224,17 +224,17 @@ def _check_machine(config: Config) -> None:
 
 
 def _first_prompts(problems: Curriculum, encoder: PromptEncoder, count: int) -> list[list[int]]:
-    found = (p for s in problems.streams for p in (s.problems or _peek(s, count))[:count])
+    problems_of_all = (p for s in problems.streams for p in (s.problems or _peek(s, count))[:count])
     encoder = next(iter(encoder.levels.values()), encoder)
-    return encoder.encode_all([problem.prompt for problem in islice(found, count)])
+    return encoder.encode_all([problem.prompt for problem in islice(problems_of_all, count)])
 
 
 def _peek(stream: ProblemStream, count: int) -> list[Problem]:
     """The first problems of a stream, which remain in the stream."""
     position = stream.state()
-    found = [stream.next() for _ in range(count)]
+    first = [stream.next() for _ in range(count)]
     stream.load_state(position)
-    return found
+    return first
 
 
 @dataclass(frozen=True)
@@ -384,19 +384,19 @@ def resolved(prepared: Prepared) -> dict[str, str]:
 
 def devices_line(config: Config) -> str:
     """The devices of all workers, and whether a GPU of this machine is left idle."""
-    found = seats(config, torch.cuda.device_count() or None)
-    devices = {"trainer": found.ranks, "generator": found.generators, "teacher": found.teachers}
+    seated = seats(config, torch.cuda.device_count() or None)
+    devices = {"trainer": seated.ranks, "generator": seated.generators, "teacher": seated.teachers}
     lines = [f"{name} on {', '.join(dict.fromkeys(on))}" for name, on in devices.items() if on]
-    used = (*found.of_generators, *chain(*devices.values()))
+    used = (*seated.of_generators, *chain(*devices.values()))
     on_ray = config.placement.kind == "ray"
     return "; ".join(filter(None, [*lines, "" if on_ray else idle_gpus(*used)]))
 
 
 def _number_types_line(config: Config) -> str:
-    found = number_types(config)
-    if len(set(found.values())) == 1:
-        return found["trainer"]
-    return "; ".join(f"{name} {text}" for name, text in found.items())
+    types = number_types(config)
+    if len(set(types.values())) == 1:
+        return types["trainer"]
+    return "; ".join(f"{name} {text}" for name, text in types.items())
 
 
 def _prompt_lines(prepared: Prepared) -> dict[str, str]:

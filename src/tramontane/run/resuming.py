@@ -55,6 +55,6 @@ def _folder(path: str) -> str:
     folder = folder.parent if Path(file).name == "__init__.py" else folder
     installed = {Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")}
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    found = folder in installed or any("site-packages" in part for part in folder.parts)
+    is_installed = folder in installed or any("site-packages" in part for part in folder.parts)
     reached = folder in {Path.cwd(), *(Path(p).resolve() for p in given if p)}
-    return "" if found or reached or top == "tramontane" else str(folder)
+    return "" if is_installed or reached or top == "tramontane" else str(folder)

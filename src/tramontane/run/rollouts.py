@@ -225,12 +225,12 @@ def _log_ratios(group: Group) -> pa.Array:
     kind = pa.list_(pa.float32())
     if group.learned is None:
         return pa.nulls(len(group.completions), kind)
-    learned, found, end = np.array(group.learned.logprobs, np.float32), [], 0
+    learned, ratios, end = np.array(group.learned.logprobs, np.float32), [], 0
     for c in group.completions:
         end += c.n_tokens
-        found.append(learned[end - len(c.token_ids) : end] - np.array(c.logprobs, np.float32))
-    ends = np.cumsum([0, *map(len, found)])
-    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(np.concatenate(found)))
+        ratios.append(learned[end - len(c.token_ids) : end] - np.array(c.logprobs, np.float32))
+    ends = np.cumsum([0, *map(len, ratios)])
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(np.concatenate(ratios)))
 
 
 def read_rollouts(file: Path, columns: Sequence[str] | None = None) -> Iterator[Row]:
@@ -268,8 +268,8 @@ def read_run(folder: Path, columns: Sequence[str] | None = None) -> Iterator[Row
     Raises:
         InputError: the run has no rollouts, or a file is damaged.
     """
-    found = files(folder / "rollouts")
-    if not found:
+    paths = files(folder / "rollouts")
+    if not paths:
         raise InputError(f"{folder}: no rollouts/{PATTERN} in it")
-    for file in found:
+    for file in paths:
         yield from read_rollouts(file, columns)

@@ -25,8 +25,8 @@ class BeforeAfter(NamedTuple):
 
     @classmethod
     def of(cls, measured: Measured) -> BeforeAfter:
-        found = (measured.get(when, {}).get(HELD_OUT) for when in ("before", "after"))
-        return cls(*(result.pass_at_1 if result else None for result in found))
+        results = (measured.get(when, {}).get(HELD_OUT) for when in ("before", "after"))
+        return cls(*(result.pass_at_1 if result else None for result in results))
 
 
 @dataclass(frozen=True)
@@ -121,10 +121,10 @@ def summarize_run(
 
 def _failures(metrics: list[dict[str, Any]]) -> Counter[str]:
     """Completions that could not be judged, by the kind of the reason, over all updates."""
-    found = Counter[str]()
+    counts = Counter[str]()
     for row in metrics:
-        found.update(row.get("failures", {}))
-    return found
+        counts.update(row.get("failures", {}))
+    return counts
 
 
 def _models(measured: Measured, config: Config) -> dict[str, Any]:

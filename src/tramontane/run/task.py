@@ -60,12 +60,12 @@ def config_of(
     if isinstance(config, Config) and not (settings or model or data or rewards):
         return config, {}
     raw = _raw(config)
-    found: dict[str, list[dict[str, Any]]] = {}
+    rows: dict[str, list[dict[str, Any]]] = {}
     for key, (name, source) in _sources(data).items():
         if isinstance(source, str | Path):
             raw.setdefault("data", {})[key] = str(source)
         else:
-            found[name] = rows_of(source, name)
+            rows[name] = rows_of(source, name)
             raw.setdefault("data", {})[key] = name
     if model is not None:
         raw["model"] = str(model)
@@ -80,12 +80,12 @@ def config_of(
         (rewards or parsed.conversation.reward != "verifier")
         and data is not None
         and parsed.data.domain is None
-        and (_only_rewards_grade(found, parsed) or (config is None and _of_trl(parsed)))
+        and (_only_rewards_grade(rows, parsed) or (config is None and _of_trl(parsed)))
     ):
         raw.setdefault("verifier", {}).setdefault("domains", {}).setdefault(DOMAIN, {})
         raw["data"]["domain"] = DOMAIN
         parsed = parse_settings(Config, raw, texts, where)
-    return parsed, found
+    return parsed, rows
 
 
 def one_or_more(given: Any) -> list[Any]:
@@ -180,16 +180,16 @@ def _sources(data: Data | None) -> dict[str, tuple[str, Source]]:
         return {}
     if not isinstance(data, Mapping):
         return {"train": (f"data{PYTHON_ROWS}", data)}
-    found: dict[str, tuple[str, Source]] = {}
+    sources: dict[str, tuple[str, Source]] = {}
     for key, names in (("train", TRAIN_SPLITS), ("eval", EVAL_SPLITS)):
         if name := next((n for n in names if n in data), None):
-            found[key] = (f"{name}{PYTHON_ROWS}", data[name])
-    if "train" not in found:
+            sources[key] = (f"{name}{PYTHON_ROWS}", data[name])
+    if "train" not in sources:
         raise InputError(
             f"data: a mapping must have the split train, and may have one of "
             f"{', '.join(EVAL_SPLITS)}; this one has {', '.join(map(str, data))}"
         )
-    return found
+    return sources
 
 
 def _entry(reward: Reward) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def evaluation_values(figures: Mapping[str, Any]) -> dict[str, float]:
     further set, with the ends of their intervals as `_low` and `_high`."""
     name = figures.get("set", "held_out")
     prefix = "eval/" if name == "held_out" else f"eval/{name}/"
-    found = {
+    values = {
         f"{prefix}{key}": float(value) for key, value in figures.items() if isinstance(value, float)
     }
     estimates = {"pass_at_1": figures.get("pass_at_1")}
@@ -76,10 +76,10 @@ def evaluation_values(figures: Mapping[str, Any]) -> dict[str, float]:
         estimates |= {f"{kind}_{k}": estimate for k, estimate in by_k.items() if str(k) != "1"}
     for key, estimate in estimates.items():
         if estimate:
-            found[f"{prefix}{key}"] = float(estimate["value"])
-            found[f"{prefix}{key}_low"] = float(estimate["low"])
-            found[f"{prefix}{key}_high"] = float(estimate["high"])
-    return found
+            values[f"{prefix}{key}"] = float(estimate["value"])
+            values[f"{prefix}{key}_low"] = float(estimate["low"])
+            values[f"{prefix}{key}_high"] = float(estimate["high"])
+    return values
 
 
 def completion_rows(groups: Iterable[Group], step: int) -> list[Row]:
@@ -430,8 +430,8 @@ def _settings(config: Config) -> dict[str, Any]:
 
 
 def _flat(settings: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+    leaves: list[tuple[str, Any]] = []
     for key, value in settings.items():
         inner = value if isinstance(value, dict) else None
-        found += _flat(inner, f"{path}{key}.") if inner else [(f"{path}{key}", value)]
-    return found
+        leaves += _flat(inner, f"{path}{key}.") if inner else [(f"{path}{key}", value)]
+    return leaves

@@ -363,7 +363,7 @@ def _of_file(
     if logprobs is not None and not (
         _numbers(logprobs, float)
         and len(logprobs) == len(tokens)
-        and all(-math.inf < found <= 0 for found in logprobs)
+        and all(-math.inf < logprob <= 0 for logprob in logprobs)
     ):
         raise InputError(f"{where}: logprobs must be as many numbers as token_ids, of at most 0")
     completion = Completion(
@@ -380,14 +380,14 @@ def _of_file(
     return Trajectory(problem, completion, Verdict(reward, {}, "right" if reward > 0 else "wrong"))
 
 
-def _response(found: Any, where: str) -> str:
-    if isinstance(found, list) and len(found) == 1 and isinstance(found[0], dict):
-        found = found[0].get("content")
-    if not isinstance(found, str) or not found.strip():
+def _response(value: Any, where: str) -> str:
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
+        value = value[0].get("content")
+    if not isinstance(value, str) or not value.strip():
         raise InputError(
             f"{where}: no text in field 'response'; name the column in data.trajectories.fields"
         )
-    return found
+    return value
 
 
 def _reward(found: Any, where: str) -> float:

@@ -84,8 +84,8 @@ class ExampleStream:
         self.position: tuple[int, ...] = (0, 0)
         self._chunk: tuple[int, list[Example]] | None = None
         self._rows: list[Example] | None = None
-        if (found := rows or read_examples(config)) is not None:
-            self._rows = self._fitting(found)
+        if (given := rows or read_examples(config)) is not None:
+            self._rows = self._fitting(given)
 
     def take(self, tokens: int) -> list[Example]:
         """Return the next examples, enough to reach `tokens` tokens."""

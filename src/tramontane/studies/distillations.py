@@ -67,11 +67,11 @@ def combined(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         update = np.abs(spent - (in_all if keys["teachers"] else tokens)).argmin()
         model = RunFolder(rl.parents[2]).checkpoint(int(update) + 1) / "weights"
         tokens = in_all = spent[update]
-    found = {name: _measured(model, name, keys).pass_at_1.value for name in domains}
+    figures = {name: _measured(model, name, keys).pass_at_1.value for name in domains}
     best = {name: _measured(teachers[name], name, keys).pass_at_1.value for name in domains}
-    shares = {f"of_{name}": found[name] / best[name] for name in domains}
+    shares = {f"of_{name}": figures[name] / best[name] for name in domains}
     return {
-        **found,
+        **figures,
         **shares,
         "of_teachers": float(np.mean([*shares.values()])),
         "tokens": tokens / 1e6,

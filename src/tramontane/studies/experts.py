@@ -53,9 +53,9 @@ def replayed(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
     changes = {"model": str(base), "pipeline.updates": keys["updates"], "seed": seed}
     model = trained(folder / "run", keys["config"] | changes | keys["changes"])
     run = FinishedRun(folder / "run")
-    found = evaluate(model, None, base_config(), problems=keys["problems"], seed=0)
+    result = evaluate(model, None, base_config(), problems=keys["problems"], seed=0)
     return {
-        "pass_at_1": found.pass_at_1.value,
+        "pass_at_1": result.pass_at_1.value,
         "log_kl": float(np.log10(run.curve("kl_behavior")).mean()),
         "largest": float(run.curve("mismatch_age_0_max").mean()),
         "reward": float(run.curve("reward").mean()),

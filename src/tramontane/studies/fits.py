@@ -59,9 +59,9 @@ def runs_in(folder: Path) -> list[FinishedRun]:
     """
     if (folder / "metrics.jsonl").is_file():
         return [FinishedRun(folder)]
-    if not (found := sorted(file.parent for file in folder.glob("*/metrics.jsonl"))):
+    if not (folders := sorted(file.parent for file in folder.glob("*/metrics.jsonl"))):
         raise InputError(f"{folder}: neither a run nor a folder of runs (no metrics.jsonl)")
-    return [FinishedRun(run) for run in found]
+    return [FinishedRun(run) for run in folders]
 
 
 def held_out(run: FinishedRun) -> tuple[np.ndarray, np.ndarray]:
@@ -70,9 +70,9 @@ def held_out(run: FinishedRun) -> tuple[np.ndarray, np.ndarray]:
     The measurement after the last update comes at the end, in the place of one during the run.
     """
     rows = [r for r in read_log(run.folder / "evaluations.jsonl") if r.get("set") == "held_out"]
-    found = {row["version"]: float(row["pass_at_1"]["value"]) for row in rows}
-    updates = sorted(found)
-    return np.array(updates, dtype=np.int64), np.array([found[update] for update in updates])
+    rates = {row["version"]: float(row["pass_at_1"]["value"]) for row in rows}
+    updates = sorted(rates)
+    return np.array(updates, dtype=np.int64), np.array([rates[update] for update in updates])
 
 
 def training_seconds(run: FinishedRun) -> np.ndarray:
@@ -266,12 +266,12 @@ def least_squares_curve(
     high = np.array([CEILING, np.log(middles[-1]), np.log(EXPONENTS[1]), CEILING])
     count = 3 if start is not None else 4
     inside = np.clip(initial, low + 1e-9, high - 1e-9)[:count]
-    found = least_squares(residuals, inside, bounds=(low[:count], high[:count])).x
+    fitted = least_squares(residuals, inside, bounds=(low[:count], high[:count])).x
     return Sigmoid(
-        start=start if start is not None else float(found[3]),
-        asymptote=float(found[0]),
-        midpoint=float(np.exp(found[1])),
-        exponent=float(np.exp(found[2])),
+        start=start if start is not None else float(fitted[3]),
+        asymptote=float(fitted[0]),
+        midpoint=float(np.exp(fitted[1])),
+        exponent=float(np.exp(fitted[2])),
     )
 
 

@@ -47,11 +47,11 @@ def seeing(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         "text": [_row(p) for p in problems("test", 0, *world, keys["told"], keys["problems"])],
         "blank": [given | {"images": [_blank()]} for given in images],
     }
-    found = {
+    figures = {
         name: evaluate(model, rows, base_config(), problems=len(rows), seed=0)
         for name, rows in sets.items()
     }
-    return {"trained_tokens": tokens} | {n: result.pass_at_1.value for n, result in found.items()}
+    return {"trained_tokens": tokens} | {n: result.pass_at_1.value for n, result in figures.items()}
 
 
 def _row(problem: Problem) -> dict[str, Any]:

@@ -50,11 +50,11 @@ def explains(row: Row) -> bool:
     Whether it is right does not count: that is what a verifier checks.
     """
     text, words = row["text"], language(row["language"]).trace
-    found = _EQUATION.findall(text)
+    equations = _EQUATION.findall(text)
     endings = [re.escape(wording).replace(r"\{x\}", ".+") for wording in words["answer"]]
     return (
-        len(found) == len(set(found)) == STEPS[row["difficulty"] - 1]
-        and sum(text.count(words[operation]) for operation in "+-*/") == len(found)
+        len(equations) == len(set(equations)) == STEPS[row["difficulty"] - 1]
+        and sum(text.count(words[operation]) for operation in "+-*/") == len(equations)
         and re.search("|".join(endings), text) is not None
     )
 
@@ -94,7 +94,7 @@ def judged(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         except JudgeFooled:
             caught = True
         write_whole(outcome, json.dumps({"caught": caught}))
-    found = FinishedRun(run)
+    finished = FinishedRun(run)
     after = _answers(str(run), keys, folder / "after.jsonl", {"problems": keys["problems"]})
     (good, right), (good_before, right_before) = _shares(after), _shares(before)
     return {
@@ -102,7 +102,7 @@ def judged(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         "good_gain": good - good_before,
         "pass_at_1": right,
         "pass_gain": right - right_before,
-        "score_gain": found.late("reward_correctness") - found.curve("reward_correctness")[0],
+        "score_gain": finished.late("reward_correctness") - finished.curve("reward_correctness")[0],
         "refused": json.loads((judge / "calibration.json").read_text())["refused"],
         "caught": json.loads(outcome.read_text())["caught"],
         "updates": RunFolder(run).newest_version,

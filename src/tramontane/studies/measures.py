@@ -31,8 +31,8 @@ class FinishedRun:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
-        return found
+        content: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return content
 
     @cached_property
     def updates(self) -> list[dict[str, Any]]:
@@ -59,13 +59,13 @@ class FinishedRun:
     @property
     def after(self) -> dict[str, Any]:
         """The evaluation of the held-out problems after training."""
-        found: dict[str, Any] = self.summary["evaluation"]["after"]
-        return found
+        result: dict[str, Any] = self.summary["evaluation"]["after"]
+        return result
 
     def in_language(self, code: str, when: str = "after") -> float:
         """pass@1 on the held-out problems in a language; NaN if there are none."""
-        found = self.summary["evaluation"][when]["by_language"].get(code)
-        return float(found["pass_at_1"]["value"]) if found else math.nan
+        part = self.summary["evaluation"][when]["by_language"].get(code)
+        return float(part["pass_at_1"]["value"]) if part else math.nan
 
     def in_other_languages(self, when: str = "after") -> float:
         """Mean pass@1 on the held-out problems over all languages except English."""
@@ -77,11 +77,11 @@ class FinishedRun:
         """Different answers per problem among the samples of the evaluation after training."""
         answers: dict[int, set[str]] = defaultdict(set)
         for row in read_log(self.folder / "evaluation_after.jsonl"):
-            found = answers[row["group"]]
+            of_group = answers[row["group"]]
             if row["answer"] is not None:
                 # All right answers count as one, however they are written.
-                found.add("right" if row["verdict"] == "right" else row["answer"].strip())
-        return float(np.mean([len(found) for found in answers.values()]))
+                of_group.add("right" if row["verdict"] == "right" else row["answer"].strip())
+        return float(np.mean([len(of_group) for of_group in answers.values()]))
 
     @cached_property
     def distinct_solutions(self) -> float:

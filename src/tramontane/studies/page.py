@@ -58,10 +58,10 @@ def judge_runs(plan: Plan, runs: Mapping[str, Sequence[FinishedRun]]) -> Result:
     if not any(runs.values()):
         raise ValueError("no seed was finished by all arms")
     values = {
-        name: {arm: [measure.value(run) for run in found] for arm, found in runs.items()}
+        name: {arm: [measure.value(run) for run in of_arm] for arm, of_arm in runs.items()}
         for name, measure in plan.study.shown.items()
     }
-    every = [run for found in runs.values() for run in found]
+    every = [run for of_arm in runs.values() for run in of_arm]
     lines = [len(run.updates) for run in every]
     return Result(
         seeds=len(next(iter(runs.values()))),

@@ -74,8 +74,8 @@ class Plan:
         """Samples behind each share that the evaluation after training gives; 0 with a `runner`."""
         if self.study.runner:
             return 0
-        found = self.arm_config(next(iter(self.study.arms)), 0, self.out).evaluation
-        return found.problems * found.samples
+        evaluation = self.arm_config(next(iter(self.study.arms)), 0, self.out).evaluation
+        return evaluation.problems * evaluation.samples
 
     @property
     def minutes(self) -> float:
@@ -94,8 +94,8 @@ class Plan:
             InputError: see `settings`.
         """
         first = self.trajectories
-        found = {first: self.trajectories_settings()} if first else {}
-        return found | {folder: self.settings(arm, n, folder) for arm, n, folder in self.runs()}
+        settings = {first: self.trajectories_settings()} if first else {}
+        return settings | {folder: self.settings(arm, n, folder) for arm, n, folder in self.runs()}
 
     def settings(self, arm: str, seed: int, folder: Path) -> dict[str, Any]:
         """Everything that determines one run, in JSON types; see `sweeps.process`.
@@ -243,7 +243,7 @@ def finished_runs(plan: Plan) -> dict[str, list[FinishedRun]]:
                 arms[arm].append(FinishedRun(folder))
     if study.runner:
         return arms
-    runs = [run for found in arms.values() for run in found]
+    runs = [run for of_arm in arms.values() for run in of_arm]
     common = min((run.summary["training_seconds"] for run in runs), default=math.inf)
     return {arm: [replace(run, common_seconds=common) for run in arms[arm]] for arm in arms}
 

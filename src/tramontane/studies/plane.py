@@ -79,7 +79,7 @@ def files_of(folder: Path) -> list[list[int]]:
     """[bytes, time of the last change in ns] of each of a checkpoint's weight files: a run that is
     repeated in the same folder has different ones."""
     stats = [file.stat() for file in sorted(folder.glob("*.safetensors"))]
-    return [[found.st_size, found.st_mtime_ns] for found in stats]
+    return [[stat.st_size, stat.st_mtime_ns] for stat in stats]
 
 
 def principal_plane(folders: Sequence[Path], chunk_bytes: int = CHUNK_BYTES) -> Plane:

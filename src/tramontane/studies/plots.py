@@ -35,12 +35,12 @@ DASHES = ("-", "--", ":")  # for further lines once the colors are used up
 def new_figure(columns: int = 1, height: float = 2.8) -> tuple[Figure, list[Axes]]:
     """A figure with `columns` plots side by side, `height` inches high."""
     figure = Figure(figsize=(6.4 if columns == 1 else 4.6 * columns, height), layout="constrained")
-    found = figure.subplots(1, columns, squeeze=False)[0]
-    for axes in found:
+    plots = figure.subplots(1, columns, squeeze=False)[0]
+    for axes in plots:
         axes.grid(alpha=0.3, linewidth=0.6)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-    return figure, list(found)
+    return figure, list(plots)
 
 
 def line_style(number: int) -> dict[str, Any]:
@@ -68,8 +68,8 @@ def plot_arms(study: Study, figures: Mapping[str, Mapping[str, Sequence[float]]]
     places = np.arange(len(study.arms))[::-1]
     for axes, name in zip(every, names, strict=True):
         values = figures[name]
-        found = [mean_and_interval(values[arm]) for arm in study.arms]
-        means, halves = np.array(found).T
+        intervals = [mean_and_interval(values[arm]) for arm in study.arms]
+        means, halves = np.array(intervals).T
         for place, arm in zip(places, study.arms, strict=True):
             axes.plot(values[arm], [place] * len(values[arm]), "o", color=COLOURS[5], markersize=3)
         spread = np.where(np.isfinite(halves), halves, 0.0)

@@ -80,9 +80,9 @@ def fine_tuned(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float
 
 def distilled(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
     """`fine_tuned`, with `of_teacher`: its pass@1 as a share of the teacher's."""
-    found = fine_tuned(keys, seed, folder)
+    figures = fine_tuned(keys, seed, folder)
     best = _figures(str(_teacher(keys, seed, folder)), keys["problems"])["pass_at_1"]
-    return found | {"of_teacher": found["pass_at_1"] / best}
+    return figures | {"of_teacher": figures["pass_at_1"] / best}
 
 
 def _teacher(keys: dict[str, Any], seed: int, folder: Path) -> Path:
@@ -193,21 +193,23 @@ def explored(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         "checkpoint.weights_dtype": "float32",
     }
     trained(folder / "run", changes)
-    found = study_landscape(
+    landscape = study_landscape(
         folder / "run",
         points=keys["points"],
         sampling={"problems": keys["problems"], "samples": keys["samples"]},
         out=folder / "landscape",
     )
     with (folder / "metrics.jsonl").open("w") as file:
-        for update, (first, second) in zip(found.updates, found.plane.coordinates, strict=True):
+        for update, (first, second) in zip(
+            landscape.updates, landscape.plane.coordinates, strict=True
+        ):
             row = {"update": update, "alpha_1": first, "alpha_2": second}
             file.write(json.dumps(row) + "\n")
     return {
-        "plane_share": float(found.plane.explained[:2].sum()),
-        "slope": found.law.slope,
-        "correlation": found.correlation,
-        "r_squared": found.law.r_squared,
+        "plane_share": float(landscape.plane.explained[:2].sum()),
+        "slope": landscape.law.slope,
+        "correlation": landscape.correlation,
+        "r_squared": landscape.law.r_squared,
     }
 
 
@@ -264,11 +266,11 @@ def started(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         changes = {"model": str(model), "pipeline.updates": keys["updates"], "seed": seed}
         model = trained(folder / "run", config | changes | keys["changes"])
         entropy = FinishedRun(folder / "run").late("entropy")
-    found = evaluate(model, None, base_config(), config, problems=keys["problems"], seed=0)
+    result = evaluate(model, None, base_config(), config, problems=keys["problems"], seed=0)
     return {
-        "pass_at_1": found.pass_at_1.value,
-        "language_rate": found.language_rate,
-        "completion_tokens": found.mean_completion_tokens,
+        "pass_at_1": result.pass_at_1.value,
+        "language_rate": result.language_rate,
+        "completion_tokens": result.mean_completion_tokens,
         "late_entropy": entropy,
     }
 
@@ -298,9 +300,9 @@ def trained(folder: Path, changes: dict[str, Any]) -> Path:
 
 def _figures(model: str, count: int) -> dict[str, float]:
     """Figures of a model on the base's held-out problems, the same for all arms and seeds."""
-    found = evaluate(model, None, base_config(), problems=count, seed=0)
+    result = evaluate(model, None, base_config(), problems=count, seed=0)
     return {
-        "pass_at_1": found.pass_at_1.value,
-        "format_rate": found.format_rate,
-        "completion_tokens": found.mean_completion_tokens,
+        "pass_at_1": result.pass_at_1.value,
+        "format_rate": result.format_rate,
+        "completion_tokens": result.mean_completion_tokens,
     }

@@ -47,8 +47,8 @@ def register(folder: Path, study: Study, config: Mapping[str, Any] | None) -> No
     """Write the registrations of a study's claims into its folder, once."""
     file = folder / FILE
     if not file.exists():
-        found = [registration(study, claim, config) for claim in study.claims]
-        write_whole(file, json.dumps(found) + "\n")
+        registrations = [registration(study, claim, config) for claim in study.claims]
+        write_whole(file, json.dumps(registrations) + "\n")
 
 
 def registered(folder: Path) -> list[str] | None:
@@ -75,17 +75,17 @@ def rule_of(claim: Mapping[str, Any]) -> str:
 
 def edited(study: Study, data: Mapping[str, Any]) -> list[str]:
     """The runs in a study's recorded data whose seals do not match; see `faults`."""
-    found = []
+    wrong = []
     expected = seals(study, data["values"], data["seeds"])
     for arm, marks in expected.items():
         for seed, mark in enumerate(marks):
             recorded = data["seals"].get(arm, [])
             if seed >= len(recorded) or recorded[seed] != mark:
-                found.append(
+                wrong.append(
                     f"arm {arm!r}, seed {seed}: the figures or the arm's keys are not those of the "
                     f"run that was recorded; restore the file, or delete it and run the study again"
                 )
-    return found
+    return wrong
 
 
 def faults(study: Study, data: Mapping[str, Any]) -> list[str]:
@@ -95,26 +95,26 @@ def faults(study: Study, data: Mapping[str, Any]) -> list[str]:
         study: as it is today.
         data: a file of docs/reproduction, as parsed.
     """
-    found = edited(study, data)
+    wrong = edited(study, data)
     if data["seeds"] != look(data["seeds"]):
-        found.append(
+        wrong.append(
             f"{data['seeds']} seeds: studies are judged at {', '.join(map(str, LOOKS))}, and seeds "
             f"beyond a look do not count before the next; run the rest of them"
         )
     for claim in study.claims:
         if registration(study, claim, data["config"]) not in data["registered"]:
-            found.append(
+            wrong.append(
                 f"claim {claim.text.strip()!r}: it was changed after its data had been seen; run "
                 f"the study in another folder (--out)"
             )
     today = {rule_of(claim.model_dump()) for claim in study.claims}
     for claim in data["study"]["claims"]:
         if rule_of(claim) not in today:
-            found.append(
+            wrong.append(
                 f"claim {claim['text'].strip()!r}: it was judged, and the study no longer has it; "
                 f"put it back, or run the study in another folder (--out)"
             )
-    return found
+    return wrong
 
 
 def _keys(study: Study, arm: str) -> list[Any]:

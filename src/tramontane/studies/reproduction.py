@@ -49,8 +49,8 @@ def plan_all(
         budget: minutes for these studies together; None: the default budget of each.
         chosen: the set; None: those that need no checkpoint.
     """
-    found = names_in(chosen) if chosen else names_in(*ON_THE_TINY_BASE)
-    studies = {name: load_study(name) for name in found}
+    chosen_names = names_in(chosen) if chosen else names_in(*ON_THE_TINY_BASE)
+    studies = {name: load_study(name) for name in chosen_names}
     share = 1.0 if budget is None else share_of(studies.values(), budget, seeds)
     return {name: Plan(study, out / name, seeds, share) for name, study in studies.items()}
 
@@ -61,8 +61,8 @@ def default_plans(out: Path, chosen: Iterable[str] | None = None) -> dict[str, P
     for name in chosen or names_in():
         study = load_study(name)
         folders = [f for arm in study.arms for f in (out / name / arm).glob("seed_*/")]
-        found = [int(folder.name.removeprefix("seed_")) for folder in folders] or [-1]
-        plans[name] = Plan(study, out / name, max(found) + 1, first=max(0, min(found)))
+        seeds = [int(folder.name.removeprefix("seed_")) for folder in folders] or [-1]
+        plans[name] = Plan(study, out / name, max(seeds) + 1, first=max(0, min(seeds)))
     return plans
 
 
@@ -99,8 +99,8 @@ def write_report(plans: Mapping[str, Plan], page: Path) -> dict[str, Result]:
     with owned_file(page, "written"):
         data = page.with_suffix("")
         data.mkdir(parents=True, exist_ok=True)
-        found = {name: _published(name, plan, data) for name, plan in plans.items()}
-        results = {name: result for name, result in found.items() if result}
+        published = {name: _published(name, plan, data) for name, plan in plans.items()}
+        results = {name: result for name, result in published.items() if result}
         kept = {file for name in results for file in (f"{name}.json", f"{name}_arms.svg")}
         # Data of other studies stay: the packages that have them may not be installed here.
         for name in plans:
@@ -110,7 +110,8 @@ def write_report(plans: Mapping[str, Plan], page: Path) -> dict[str, Result]:
         judged = [verdict for result in results.values() for _, verdict in result.verdicts]
         shown = iter(q_values(judged))
         entries = [
-            _entry(name, plan.study, found[name], data.name, shown) for name, plan in plans.items()
+            _entry(name, plan.study, published[name], data.name, shown)
+            for name, plan in plans.items()
         ]
         outcomes = Counter(row["verdict"] for entry in entries for row in entry["rows"])
         forests = {}
@@ -165,7 +166,7 @@ def undecided(out: Path, page: Path) -> list[Undecided]:
         out: folder of the studies' runs.
         page: the page whose data say what is undecided; finished runs in `out` count too.
     """
-    found = []
+    studies = []
     for name in names_in(*ON_THE_TINY_BASE):
         study = load_study(name)
         result = recorded_result(study, page.with_suffix("") / f"{name}.json")
@@ -188,7 +189,7 @@ def undecided(out: Path, page: Path) -> list[Undecided]:
         look = next((seeds for seeds in coming if seeds >= half), math.inf)
         minutes = minutes_of(study, 1)
         done = first + plan.finished // len(study.arms)
-        found.append(
+        studies.append(
             Undecided(
                 name,
                 len(open_claims),
@@ -197,7 +198,7 @@ def undecided(out: Path, page: Path) -> list[Undecided]:
                 minutes * (look - done) / 60,
             )
         )
-    return sorted(found, key=lambda study: study.decided)
+    return sorted(studies, key=lambda study: study.decided)
 
 
 def verified(name: str, page: Path) -> tuple[Result, list[str]]:
@@ -279,7 +280,7 @@ def _published(name: str, plan: Plan, data: Path) -> Result | None:
         raise InputError(f"{file}: {wrong[0]}")  # rewriting it would seal the edited figures
     runs = finished_runs(plan)
     counting = max(0, look(plan.first + min(map(len, runs.values()))) - plan.first)
-    runs = {arm: found[:counting] for arm, found in runs.items()}
+    runs = {arm: of_arm[:counting] for arm, of_arm in runs.items()}
     made = judge_runs(plan, runs) if counting else None
     if made and plan.first:
         extends = result and result.share == made.share and result.seeds >= plan.first
@@ -299,8 +300,8 @@ def page_texts() -> dict[str, Any]:
     claims that were changed after data had been seen; and `beyond`, what the miniature cannot
     say."""
     text = resources.files("tramontane.studies").joinpath("page.yaml").read_bytes()
-    found: dict[str, Any] = read_yaml(text, "page.yaml")
-    return found
+    texts: dict[str, Any] = read_yaml(text, "page.yaml")
+    return texts
 
 
 def _expected(claim: Claim) -> str:

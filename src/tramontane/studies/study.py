@@ -139,8 +139,8 @@ class Study(Section):
     @property
     def source(self) -> str:
         """The paper: the first arXiv number in `paper`; empty without one."""
-        found = re.search(r"arXiv (\d+\.\d+)", self.paper)
-        return found[1] if found else ""
+        match = re.search(r"arXiv (\d+\.\d+)", self.paper)
+        return match[1] if match else ""
 
     @property
     def shared_by_seeds(self) -> str:
@@ -157,8 +157,8 @@ class Study(Section):
                 name: returned(name, m.title, m.format, m.samples)
                 for name, m in self.measures.items()
             }
-        found = [*(claim.measure for claim in self.claims), *self.also]
-        return {name: MEASURES[name] for name in found}
+        measured = [*(claim.measure for claim in self.claims), *self.also]
+        return {name: MEASURES[name] for name in measured}
 
 
 def names() -> list[str]:

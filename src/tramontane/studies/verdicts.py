@@ -59,8 +59,8 @@ class ClaimVerdict:
 def finite(runs: Sequence[float]) -> np.ndarray:
     """The values that are numbers: a run may have none, e.g. no pass rate at a time that it did not
     reach."""
-    found = np.asarray(runs, dtype=np.float64)
-    return found[np.isfinite(found)]
+    values = np.asarray(runs, dtype=np.float64)
+    return values[np.isfinite(values)]
 
 
 def mean_and_interval(runs: Sequence[float]) -> tuple[float, float]:
@@ -68,11 +68,11 @@ def mean_and_interval(runs: Sequence[float]) -> tuple[float, float]:
 
     The mean is NaN without figures, the interval infinite with fewer than two.
     """
-    found = finite(runs)
-    if not len(found):
+    values = finite(runs)
+    if not len(values):
         return math.nan, math.inf
-    half = student_quantile(len(found) - 1) * _error(found)
-    return float(found.mean()), half
+    half = student_quantile(len(values) - 1) * _error(values)
+    return float(values.mean()), half
 
 
 def error_of(seeds: int) -> float:

@@ -62,8 +62,8 @@ def axis_of(text: str) -> Axis:
     key, separator, given = text.partition("=")
     if not (separator and key and given):
         raise InputError(f"{text!r}: write it as key=value,value, e.g. seed=0,1,2")
-    if found := _RANGE.fullmatch(given):
-        return _range(text, key, (found[2], found[3]), bool(found[1]))
+    if match := _RANGE.fullmatch(given):
+        return _range(text, key, (match[2], match[3]), bool(match[1]))
     values = _split(text, given)
     if "" in values:
         raise InputError(f"{text!r}: an empty value; remove a comma")
@@ -138,23 +138,25 @@ def cells_of(
         return [dict(zip(keys, values, strict=True)) for values in combinations]
     drawn = [axis for axis in axes if axis.key != SEED]
     seeds = next((axis.values for axis in axes if axis.key == SEED), None)
-    found = _drawn(drawn, random, Random(draw_seed))
-    return [cell | {SEED: seed} for cell in found for seed in seeds] if seeds else found
+    cells = _drawn(drawn, random, Random(draw_seed))
+    return [cell | {SEED: seed} for cell in cells for seed in seeds] if seeds else cells
 
 
 def _drawn(axes: Sequence[Axis], count: int, random: Random) -> list[dict[str, str]]:
     """Different cells, in the order of their draws."""
     if count < 1:
         raise InputError(f"--random {count}: draw at least 1")
-    found: dict[tuple[str, ...], None] = {}
+    drawn_cells: dict[tuple[str, ...], None] = {}
     for _ in range(count * MAX_DRAWS):
-        found[tuple(axis.draw(random) for axis in axes)] = None
-        if len(found) == count:
+        drawn_cells[tuple(axis.draw(random) for axis in axes)] = None
+        if len(drawn_cells) == count:
             break
     else:
-        raise InputError(f"--random {count}: there are no more than {len(found)} different cells")
+        raise InputError(
+            f"--random {count}: there are no more than {len(drawn_cells)} different cells"
+        )
     keys = [axis.key for axis in axes]
-    return [dict(zip(keys, values, strict=True)) for values in found]
+    return [dict(zip(keys, values, strict=True)) for values in drawn_cells]
 
 
 def cell_name(axes: Sequence[Axis], values: Mapping[str, Any]) -> str:

@@ -37,9 +37,9 @@ def needs_of(config: Config, memory: RunMemory, cores: int) -> Needs:
         raise InputError("\n".join(memory.refusals))
     if config.placement.kind == "ray":
         return Needs(cores=os.cpu_count() or 1)
-    found = seats(config, torch.cuda.device_count() or None)
+    seated = seats(config, torch.cuda.device_count() or None)
     judge = config.verifier.judge
-    devices = {*found.ranks, *found.of_generators, *found.teachers}
+    devices = {*seated.ranks, *seated.of_generators, *seated.teachers}
     devices |= {judge.local.device} if judge and judge.local else set()
     last = max((int(d.partition(":")[2] or 0) for d in devices if on_gpu(d)), default=-1)
     gpu_loads = [load for load in memory.loads if any(on_gpu(w.device) for w in load.workers)]

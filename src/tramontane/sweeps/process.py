@@ -57,8 +57,8 @@ def run(file: Path) -> None:
 def _call(settings: dict[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    found = load_function(settings["runner"])(settings["keys"], settings["seed"], folder)
-    measures = {name: float(value) for name, value in found.items()}
+    returned = load_function(settings["runner"])(settings["keys"], settings["seed"], folder)
+    measures = {name: float(value) for name, value in returned.items()}
     if missing := [name for name in settings["measures"] if name not in measures]:
         raise InputError(f"{settings['runner']} returned no {', '.join(missing)}")
     minutes = (time.monotonic() - started) / 60

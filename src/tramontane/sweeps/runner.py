@@ -208,7 +208,7 @@ def measure(files: Sequence[Path], cores: int = 1) -> Measured:
     if done.returncode:
         tail = "\n".join(done.stderr.splitlines()[-LOG_LINES:])
         raise InputError(f"the check of the runs failed ({exit_of(done.returncode)}):\n{tail}")
-    found = json.loads(done.stdout.splitlines()[-1])
-    needs = {Path(file): Needs(**values) for file, values in found["needs"].items()}
-    errors = {Path(file): text for file, text in found["errors"].items()}
-    return Measured(needs, errors, found["gpus"])
+    report = json.loads(done.stdout.splitlines()[-1])
+    needs = {Path(file): Needs(**values) for file, values in report["needs"].items()}
+    errors = {Path(file): text for file, text in report["errors"].items()}
+    return Measured(needs, errors, report["gpus"])

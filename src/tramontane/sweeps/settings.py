@@ -42,13 +42,13 @@ def is_same(folder: Path, settings: dict[str, Any]) -> bool:
         return False
     then = read_settings(file)
     if "runner" in settings or "runner" in then:
-        runners = {function_name(found.get("runner")) for found in (then, settings)}
+        runners = {function_name(dumped.get("runner")) for dumped in (then, settings)}
         return len(runners) == 1 and then | {"runner": ""} == settings | {"runner": ""}
-    configs = [parse(Config, found, str(folder)) for found in (then, settings)]
+    configs = [parse(Config, dumped, str(folder)) for dumped in (then, settings)]
     # Paths may differ if the study's folder was moved or is named differently.
     dumps = [config.model_dump(mode="json", exclude={"run_dir"}) for config in configs]
-    for found in dumps:
-        trajectories = found["data"]["trajectories"]
+    for dumped in dumps:
+        trajectories = dumped["data"]["trajectories"]
         if trajectories:
             trajectories["sources"] = [Path(source).name for source in trajectories["sources"]]
     return dumps[0] == dumps[1]

@@ -125,7 +125,7 @@ def _configs(
     """
     if own := [axis.key for axis in axes if axis.key in OWN]:
         raise InputError(f"{own[0]}: set by the sweep; name its folder with --out")
-    found: dict[Path, dict[str, Any]] = {}
+    configs: dict[Path, dict[str, Any]] = {}
     written: dict[Path, str] = {}
     faults: dict[str, list[str]] = {}  # names of cells by error
     for cell in cells:
@@ -139,21 +139,21 @@ def _configs(
         dumped = config.model_dump(mode="json")
         name = cell_name(axes, {key: _value(dumped, key, text) for key, text in cell.items()})
         folder = out / name
-        if folder in found:
+        if folder in configs:
             same = f"the same run as {written[folder]}: remove one of the two values"
             faults.setdefault(same, []).append(cell_name(axes, cell))
         written[folder] = cell_name(axes, cell)
-        found[folder] = dumped | {"name": f"{config.name}-{name}", "run_dir": str(folder)}
+        configs[folder] = dumped | {"name": f"{config.name}-{name}", "run_dir": str(folder)}
     _refuse(faults, len(cells))
-    return found
+    return configs
 
 
 def _value(config: Mapping[str, Any], key: str, text: str) -> Any:
     """The value of a key in a config; the text that was given where it has keys of its own."""
-    found: Any = config
+    value: Any = config
     for part in key.split("."):
-        found = found[int(part)] if isinstance(found, list) else found[part]
-    return text if isinstance(found, dict) else found
+        value = value[int(part)] if isinstance(value, list) else value[part]
+    return text if isinstance(value, dict) else value
 
 
 def _refuse(faults: Mapping[str, Sequence[str]], total: int) -> None:
