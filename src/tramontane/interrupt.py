@@ -159,7 +159,7 @@ class Interrupt:
             stop, when = self._stop
             if number == signal.SIGTERM:
                 limit = STOP_SHARE * self._grace
-                self._say(lambda: f"SIGTERM: stopping {when()}; given up after {limit:.0f} s")
+                self._say(lambda: f"SIGTERM: stopping {when()} (at most {limit:.0f} s)")
             else:
                 self._say(lambda: f"stopping {when()}; again to stop now")
             if first:

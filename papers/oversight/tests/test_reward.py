@@ -214,7 +214,7 @@ def test_answers_without_a_verdict_are_counted_apart(tmp_path: Path) -> None:
     ]
     rows += [row(0, False, False, 9) | {"reason": "the judge gave no verdict on (B) blue"}]
     found = audit_of(rows).whole
-    assert (found.answers, found.unheard, found.no_verdict) == (10, 5, 1)
+    assert (found.answers, found.not_judged, found.no_verdict) == (10, 5, 1)
     assert found.accuracy and found.accuracy.value == 0
     assert found.false_rejection == 1 and found.false_acceptance is None
     assert (found.accepted, found.right) == (0, 0.4)

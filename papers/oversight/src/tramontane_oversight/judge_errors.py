@@ -21,7 +21,7 @@ from tramontane.run.rollouts import read_run
 from tramontane.statistics import Estimate, mean_interval
 from tramontane.workplace import owned_file, write_whole
 from tramontane_oversight.responses import letter_of
-from tramontane_oversight.reward import NO_VERDICT, UNHEARD, judged_choice
+from tramontane_oversight.reward import NO_VERDICT, NOT_JUDGED, judged_choice
 
 COLUMNS = ("update", "problem_id", "domain", "reference", "answer", "verdict", "reason")
 PARTS = 3  # of the run, for the trend
@@ -34,7 +34,7 @@ class Errors:
 
     Args:
         answers: number of answers.
-        unheard: of these, the answers that were not judged, since they match no choice.
+        not_judged: of these, the answers that were not judged, since they match no choice.
         no_verdict: of these, the answers without a verdict from the judge.
         accuracy: share of right verdicts among the others, as for the next two; its interval counts
             each problem once.
@@ -45,7 +45,7 @@ class Errors:
     """
 
     answers: int
-    unheard: int
+    not_judged: int
     no_verdict: int
     accuracy: Estimate | None
     false_acceptance: float | None
@@ -106,12 +106,12 @@ def audit_of(rows: Sequence[Mapping[str, Any]]) -> JudgeErrors:
 
 def markdown(found: JudgeErrors) -> str:
     """The audit as a page."""
-    head = "| | answers | unheard | no verdict | accepted | right | judge right "
+    head = "| | answers | not judged | no verdict | accepted | right | judge right "
     head += "| accepted if wrong | rejected if right |"
     lines = ["# Errors of the judge", "", head, "|---" * 9 + "|"]
     names = ["whole run", *(f"part {i} of {len(found.parts)}" for i in range(1, PARTS + 1))]
     for name, e in zip(names, (found.whole, *found.parts), strict=False):
-        counts = [str(count) for count in (e.answers, e.unheard, e.no_verdict)]
+        counts = [str(count) for count in (e.answers, e.not_judged, e.no_verdict)]
         shares = [f"{e.accepted:.3f}", f"{e.right:.3f}", str(e.accuracy or "–")]
         conditional = (e.false_acceptance, e.false_rejection)
         shares += ["–" if rate is None else f"{rate:.3f}" for rate in conditional]
@@ -132,7 +132,7 @@ def _is_judged(row: Mapping[str, Any], domain: str) -> bool:
 
 def _judged(row: Mapping[str, Any]) -> bool:
     """True if the judge gave a verdict on the answer."""
-    return not (row["reason"] or "").startswith((UNHEARD, NO_VERDICT))
+    return not (row["reason"] or "").startswith((NOT_JUDGED, NO_VERDICT))
 
 
 def _accepted(row: Mapping[str, Any]) -> bool:
@@ -155,13 +155,13 @@ def _errors(rows: Sequence[Mapping[str, Any]]) -> Errors:
         accepted, right = _accepted(row), _is_right(row)
         cases[accepted, right] += 1
         by_problem[row["problem_id"]].append(accepted == right)
-    unheard = sum((row["reason"] or "").startswith(UNHEARD) for row in rows)
+    not_judged = sum((row["reason"] or "").startswith(NOT_JUDGED) for row in rows)
     n_right, n_wrong = (cases[True, kind] + cases[False, kind] for kind in (True, False))
     hits = [sum(found) / len(found) for found in by_problem.values()]
     return Errors(
         answers=len(rows),
-        unheard=unheard,
-        no_verdict=len(rows) - cases.total() - unheard,
+        not_judged=not_judged,
+        no_verdict=len(rows) - cases.total() - not_judged,
         accuracy=mean_interval(hits) if hits else None,
         false_acceptance=cases[True, False] / n_wrong if n_wrong else None,
         false_rejection=cases[False, True] / n_right if n_right else None,

@@ -29,7 +29,7 @@ from tramontane_oversight.wording import load_wording
 
 # What an opponent argues for, unless the problem has two choices.
 OTHER = "Another answer is right."
-UNHEARD = "no discussion: "  # prefix of the reason for an answer that is not discussed
+NOT_JUDGED = "no discussion: "  # prefix of the reason for an answer that is not discussed
 
 NO_VERDICT = "the judge gave no verdict on "  # prefix of the reason if the judge named no answer
 
@@ -100,7 +100,7 @@ class JudgedAnswer:
         found = discussed_question(problem, answer, self._open().seed)
         if found is None:
             kind = "one of the choices" if _choices(problem) else "an answer"
-            return 0.0, f"{UNHEARD}{answer!r} is not {kind}"
+            return 0.0, f"{NOT_JUDGED}{answer!r} is not {kind}"
         question, side = found
         key = problem.id, question.choices[side]
         if key not in self._known:
