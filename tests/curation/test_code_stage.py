@@ -213,6 +213,7 @@ IDLE = [
     "", "assert 1 + 1 == 2", "def helper():\n    assert f() == 1", "print(f())",
     "assert isclose(sqrt(4), 2)", "def check(candidate):\n    pass", "assert not f()",
     "try:\n    assert f() == 1\nexcept Exception:\n    pass",
+    "for x in []:\n    assert f() == x", "assert f() in [f()]",
 ]  # fmt: skip
 # Rows, each with the reason that it is given.
 PLANTED = [

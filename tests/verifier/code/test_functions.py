@@ -20,7 +20,7 @@ from tramontane.types import Problem
 from tramontane.verifier.code import sandbox
 from tramontane.verifier.code.functions import names_of
 from tramontane.verifier.code.grade import judge
-from tramontane.verifier.code.idle import why_idle
+from tramontane.verifier.code.idle import plainly_decide, why_idle
 from tramontane.verifier.code.inside import tests_side, wire
 
 # Long enough on a loaded machine; hostile programs, which may be late, have little time.
@@ -439,10 +439,13 @@ def test_tests_that_nothing_calls_are_found_and_run(name):
     assert run("g = 1", UNCALLED[name], "", "f")[0] == "wrong"
 
 
+UNITTEST = "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n        "
+
+
 @pytest.mark.parametrize(
     "code",
     ["", "assert 1 + 1 == 2", "def helper():\n    assert f(3) == 4", "assert f.__name__ == 'f'",
-     "assert isclose(sqrt(4), 2)", "for x in []:\n    assert f(x)", "assert callable(f)"],
+     "assert isclose(sqrt(4), 2)", "for x in []:\n    assert f(x)"],
 )  # fmt: skip
 def test_tests_that_never_call_the_program_decide_nothing(code):
     for program in ("def f(x): return x + 1", "def f(x): return 0"):
@@ -458,16 +461,73 @@ def test_tests_that_never_call_the_program_decide_nothing(code):
      "try:\n    assert f(3) == 4\nexcept Exception:\n    pass", "f(3)\nassert True",
      "try:\n    assert f(3) == 4\nexcept AssertionError:\n    print('failed')",
      "import contextlib\nwith contextlib.suppress(AssertionError):\n    assert f(3) == 4",
-     "def run_tests():\n    return f(3) == 4\nrun_tests()"],
+     "def run_tests():\n    return f(3) == 4\nrun_tests()",
+     # What is asserted holds whatever the program does.
+     "f(3)\nassert f", "f(3)\nassert callable(f)", "f(3)\nassert f is not None",
+     "assert f(3) == f(3)", "assert f(3) == 4 or True", "assert isinstance(f(3), object)",
+     "f(3)\nassert not False", "f(3)\nraise SystemExit(0)", "import sys\nf(3)\nsys.exit()",
+     f"{UNITTEST}f(3)\n        self.assertTrue(True)", f"{UNITTEST}self.assertEqual(f(3), f(3))"],
 )  # fmt: skip
 def test_tests_that_check_nothing_decide_nothing(code):
+    assert why_idle({"code": code, "entry_point": "f"}, "") == "the tests check nothing"
     for program in ("def f(x): return x + 1", "def f(x): return 0"):
         assert run(program, code) == ("unscorable", "the tests check nothing")
 
 
-def test_a_test_that_quits_checks():
-    code = "try:\n    assert f(3) == 4\nexcept AssertionError:\n    quit(1)"
-    assert why_idle({"type": "functions", "code": code}, "") == ""
+@pytest.mark.parametrize(
+    "code",
+    ["x = f(3)\nassert len([1]) == 1", "assert f(3) in [f(3)]", "assert f(1, 2) == f(2, 1)",
+     # The check is not reached.
+     "import sys\nf(3)\nsys.exit(0)\nassert f(3) == 4", "f(3)\nwhile False:\n    assert f(3) == 4",
+     "def test_f():\n    f(3)\n    return\n    assert f(3) == 4",
+     "f(3)\nif __name__ == 'x':\n    assert f(3) == 4", "f(3)\nfor x in []:\n    assert f(x) == 4",
+     "import pytest\ndef test_f():\n    f(3)\n    pytest.skip('x')\n    assert f(3) == 4",
+     f"{UNITTEST}f(3)\n    def helper(self):\n        self.assertEqual(f(3), 4)",
+     # Its failure is lost.
+     "import threading\ndef t():\n    assert f(3) == 4\nx = threading.Thread(target=t)\nx.start()\n"
+     "x.join()",
+     "failed = 0\ntry:\n    assert f(3) == 4\nexcept AssertionError:\n    failed += 1",
+     "def test_f():\n    try:\n        assert f(3) == 4\n    finally:\n        return",
+     # It is of something else.
+     "f(3)\nf = lambda x: 4\nassert f(3) == 4"],
+)  # fmt: skip
+def test_tests_that_constant_programs_pass_decide_nothing(code):
+    for value in (0, 4):
+        assert run(f"def f(*x): return {value}", code) == ("unscorable", "the tests check nothing")
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import sys\ntry:\n    assert f(3) == 4\nexcept AssertionError:\n    sys.exit(1)",
+     "if f(3) != 4:\n    assert False", "import sys\nsys.exit(0 if f(3) == 4 else 1)",
+     "try:\n    f(-1)\nexcept ValueError:\n    pass\nelse:\n    assert False",
+     "def test_f():\n    if f(3) == 4:\n        return\n    assert False",
+     "failed = 0\ntry:\n    assert f(3) == 4\nexcept AssertionError:\n    failed += 1\n"
+     "assert not failed",
+     "import sys\nassert f(3) == 4\nsys.exit(0)", "assert f(3)", "assert f(3) == f(3) == 4"],
+)  # fmt: skip
+def test_tests_that_can_fail_decide(code):
+    program = "def f(x):\n    if x < 0:\n        raise ValueError\n    return x + 1"
+    assert run(program, code) == ("right", "")
+    assert run("def f(x): return None", code)[0] == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("code", "plain"),
+    [
+        ("assert f(3) == 4", True),
+        ("def check(candidate):\n    assert candidate(3) == [4]\ncheck(f)", True),
+        ("def test_f():\n    assert f(3) == 4", True),
+        ("import sys\nsys.exit()\nassert f(3) == 4", False),
+        ("def helper():\n    assert f(3) == 4", False),
+        ("def test_f():\n    return\n    assert f(3) == 4", False),
+        ("f = abs\nassert f(3) == 3", False),
+        ("assert f(3) == f(3)", False),
+        ("assert f(3)", False),
+    ],
+)
+def test_plain_tests_need_no_trial(code, plain):
+    assert plainly_decide(code, "", "f") is plain
 
 
 def test_parts_of_pytest_that_are_missing_are_named():

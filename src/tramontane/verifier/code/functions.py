@@ -181,7 +181,7 @@ def names_of(code: str, statement: str, entry_point: str) -> Names:
     library = {name: module for name in used - own if (module := _module(name))}
     open_names = {x for x in used - own - library.keys() if not hasattr(builtins, x)}
     if not entries and not shown & open_names:
-        entries = shown & _called(tree)  # the tests call nothing else
+        entries = shown & called(tree)  # the tests call nothing else
     program = used & (entries | defined | CONVENTIONAL)
     if "check" in own - used:  # HumanEval's tests without the call
         entry_point = entry_point or (defined.pop() if len(defined) == 1 else "")
@@ -190,7 +190,7 @@ def names_of(code: str, statement: str, entry_point: str) -> Names:
     program |= open_names & (asked | caught)
     weak = (open_names & shown) - program
     program |= weak - _judging(tree, weak, program)
-    if not (program or entry_point or _called(tree) & open_names):
+    if not (program or entry_point or called(tree) & open_names):
         program |= _only_library_name(tree, own, statement)
     library = {name: module for name, module in library.items() if name not in program}
     read = frozenset(
@@ -202,18 +202,18 @@ def names_of(code: str, statement: str, entry_point: str) -> Names:
     return Names(frozenset(program), library, read, entry_point, helpers)
 
 
-def doing_nothing(problem: Problem) -> str:
-    """A program whose functions, and methods, of the names that the tests use return None; it
+def doing_nothing(problem: Problem, value: str = "None") -> str:
+    """A program whose functions, and methods, of the names that the tests use return `value`; it
     prints nothing. Tests that it passes decide nothing."""
     tests = problem.tests or {}
     names = names_of(tests.get("code") or "", problem.problem, tests.get("entry_point") or "")
     return "".join(
         (
             f"class {name}:\n    def __init__(*a, **k): pass\n"
-            "    def __getattr__(self, name): return lambda *a, **k: None\n"
+            f"    def __getattr__(self, name): return lambda *a, **k: {value}\n"
         )
         if name[0].isupper()
-        else f"def {name}(*a, **k): return None\n"
+        else f"def {name}(*a, **k): return {value}\n"
         for name in sorted(names.program)
     )
 
@@ -221,10 +221,10 @@ def doing_nothing(problem: Problem) -> str:
 def _only_library_name(tree: ast.AST, own: set[str], statement: str) -> set[str]:
     """The name of a built-in or of the library that alone can be the program's: the only one that
     the tests call, or the only one of these that the statement mentions, apart from helpers."""
-    called = {name for name in _called(tree) - own if hasattr(builtins, name) or _module(name)}
-    mentioned = called & set(_WORD.findall(statement))
-    candidates = (mentioned - _HELPERS, called - _HELPERS, mentioned, called)
-    names = next(filter(None, candidates), called)
+    usual = {name for name in called(tree) - own if hasattr(builtins, name) or _module(name)}
+    mentioned = usual & set(_WORD.findall(statement))
+    candidates = (mentioned - _HELPERS, usual - _HELPERS, mentioned, usual)
+    names = next(filter(None, candidates), usual)
     return names if len(names) == 1 else set()
 
 
@@ -254,7 +254,8 @@ def _module(name: str) -> str | None:
     return None
 
 
-def _called(node: ast.AST) -> set[str]:
+def called(node: ast.AST) -> set[str]:
+    """The names that are called."""
     return {
         call.func.id
         for call in ast.walk(node)
@@ -272,7 +273,7 @@ def _judging(tree: ast.AST, weak: set[str], program: set[str]) -> set[str]:
     """Names that would decide the comparison: used beside or around a call of the program."""
     judging: set[str] = set()
     for node in ast.walk(tree) if weak else ():
-        if isinstance(node, ast.stmt) and not hasattr(node, "body") and _called(node) & program:
+        if isinstance(node, ast.stmt) and not hasattr(node, "body") and called(node) & program:
             judging |= weak & {x.id for x in _outside(node, program) if isinstance(x, ast.Name)}
     return judging
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import marshal
 import random
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -18,10 +18,11 @@ from tramontane.config import VerifierConfig
 from tramontane.types import Judgment, Outcome, Problem
 from tramontane.verifier.code import functions, sandbox
 from tramontane.verifier.code.comparing import fault_of, same_output
-from tramontane.verifier.code.idle import why_idle
+from tramontane.verifier.code.idle import NO_CHECK, plainly_decide, why_idle
 from tramontane.verifier.format import Fence, fences
 
 MAX_TIMEOUTS = 3  # afterwards the remaining tests count as failed
+_CONSTANTS = ("None", "'?'")  # results by which function tests are tried
 MAX_OUTPUT = 1 << 20  # bytes of one output that a trial keeps
 NO_SANDBOX = "no sandbox works here, and verifier.allow_unsandboxed is false (tramontane doctor)"
 Language = Literal["python", "cpp", "c"]
@@ -116,7 +117,8 @@ def time_limit(problem: Problem, config: VerifierConfig) -> float:
     tests = problem.tests or {}
     count = min(len(tests.get("cases") or [None]), config.code_tests)
     programs = 3 if tests.get("checker") == "program" else 1  # it may be tried on the answer
-    return seconds_for(count * programs, compilers=programs, config=config)
+    trials = len(_CONSTANTS) if "code" in tests else 0
+    return seconds_for(count * programs + trials, compilers=programs, config=config)
 
 
 def seconds_for(executions: int, *, compilers: int, config: VerifierConfig) -> float:
@@ -138,7 +140,26 @@ def _run_tests(run: _Run) -> Judgment:
     tests = run.problem.tests or {}
     if tests.get("type") == "stdio":
         return _run_stdio_tests(run)
-    return functions.run_tests(run.program, prelude_of(tests), run.problem, run.config)
+    judged = functions.run_tests(run.program, prelude_of(tests), run.problem, run.config)
+    if judged.outcome == "right" and _pass_anything(replace(run, program="")):
+        return Judgment("unscorable", NO_CHECK)
+    return judged
+
+
+@lru_cache(maxsize=64)
+def _pass_anything(run: _Run) -> bool:
+    """True if programs that always return one value pass the function tests, whichever it is:
+    no check is reached that could fail, or it compares the program with itself."""
+    tests = run.problem.tests or {}
+    if plainly_decide(tests["code"], run.problem.problem, tests.get("entry_point") or ""):
+        return False
+    return all(
+        functions.run_tests(
+            functions.doing_nothing(run.problem, value), prelude_of(tests), run.problem, run.config
+        ).outcome
+        == "right"
+        for value in _CONSTANTS
+    )
 
 
 def _run_stdio_tests(run: _Run) -> Judgment:

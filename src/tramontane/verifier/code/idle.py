@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from tramontane.verifier.code.functions import bound, names_of
+from tramontane.verifier.code.functions import bound, called, names_of
 
 NEVER_CALL = "the tests never called the program"
 NO_CHECK = "the tests check nothing"
@@ -55,7 +55,54 @@ def _why_idle(code: str, statement: str, entry_point: str) -> str:
     if not called_back and not read - declared and not read & (names.program | _DYNAMIC):
         return NEVER_CALL
     own = {node.name for node in nodes if isinstance(node, _Function)}
-    return "" if any(_is_check(node, own) for node in nodes) else NO_CHECK
+    given = {*dir(builtins), *(names.program & called(tree))} - {*bound(tree)}
+    return "" if any(_is_check(node, own, given) for node in nodes) else NO_CHECK
+
+
+@lru_cache(maxsize=64)
+def plainly_decide(code: str, statement: str, entry_point: str) -> bool:
+    """True if the tests compare the program's result with a literal, and are so plain that this
+    comparison certainly runs and counts: assertions, assignments, imports and functions that are
+    discovered or called. Others may have a check that no program reaches or fails."""
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    nodes = list(ast.walk(tree))
+    program = names_of(code, statement, entry_point).program | {"candidate"}
+    assigned = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return (
+        not assigned & program
+        and all(isinstance(n, _PLAIN) for n in nodes if isinstance(n, ast.stmt))
+        and all(_is_plain_function(n) for n in nodes if isinstance(n, ast.FunctionDef))
+        and all(_is_plain_call(n, program) for n in nodes if isinstance(n, ast.Expr))
+        and any(_compares(n, program) for n in nodes if isinstance(n, ast.Assert))
+    )
+
+
+_PLAIN = (ast.Assert, ast.Assign, ast.Import, ast.ImportFrom, ast.Expr, ast.FunctionDef)
+
+
+def _is_plain_function(node: ast.FunctionDef) -> bool:
+    return bool(_DISCOVERED.match(node.name)) and not node.decorator_list
+
+
+def _is_plain_call(node: ast.Expr, program: frozenset[str]) -> bool:
+    """True for a docstring, a call of the program, and a call of HumanEval's `check`."""
+    match node.value:
+        case ast.Constant():
+            return True
+        case ast.Call(ast.Name(name)):
+            return name in program | {"check"}
+    return False
+
+
+def _compares(node: ast.Assert, program: frozenset[str]) -> bool:
+    """True for `assert f(…) == literal`."""
+    match node.test:
+        case ast.Compare(ast.Call(ast.Name(name)), [ast.Eq()], [wanted]) if name in program:
+            return not any(isinstance(x, ast.Name | ast.Call) for x in ast.walk(wanted))
+    return False
 
 
 def _reached(tree: ast.Module) -> Iterator[ast.AST]:
@@ -98,7 +145,7 @@ def _hides(handler: ast.ExceptHandler) -> bool:
     caught = ast.unparse(handler.type) if handler.type else "BaseException"
     return bool(_FAILED.search(caught)) and all(
         isinstance(x, ast.Pass | ast.Continue)
-        or (isinstance(x, ast.Expr) and not _is_check(x.value, set()))
+        or (isinstance(x, ast.Expr) and not _is_check(x.value, set(), set()))
         for x in handler.body
     )
 
@@ -109,13 +156,55 @@ def _suppresses(item: ast.withitem) -> bool:
     return "suppress(" in call and bool(_FAILED.search(call))
 
 
-def _is_check(node: ast.AST, own: set[str]) -> bool:
+def _is_check(node: ast.AST, own: set[str], given: set[str]) -> bool:
     """True for a statement that can fail, and for calls that by their names can, except of the
-    tests' `own` functions, whose statements count."""
-    if isinstance(node, ast.Assert):
-        is_always_true = isinstance(node.test, ast.Tuple) and node.test.elts
-        return not (is_always_true or isinstance(node.test, ast.Constant))
-    if isinstance(node, ast.Call):
-        name = ast.unparse(node.func)
-        return name not in own and bool(_CHECKING.search(name))
+    tests' `own` functions, whose statements count. `given` are the names of what is always true."""
+    match node:
+        case ast.Assert(test):
+            return not _is_true(test, given)
+        case ast.Raise(exc=error) if error:
+            return not _ends_well(error)
+        case ast.Call(func, args):
+            name = ast.unparse(func)
+            if name in own or not _CHECKING.search(name) or _ends_well(node):
+                return False
+            if name.endswith(("assertTrue", "assertIsNotNone", "assert_")):
+                return not (args and _is_true(args[0], given))
+            if name.endswith(("assertEqual", "assertIs", "assertEquals")):
+                return len(args) < 2 or ast.dump(args[0]) != ast.dump(args[1])
+            return True
     return isinstance(node, ast.Raise)
+
+
+def _is_true(test: ast.expr, given: set[str]) -> bool:
+    """True for a condition that holds whatever the program does."""
+    match test:
+        case ast.Constant(value):
+            return bool(value)
+        case ast.Tuple(elts):
+            return bool(elts)
+        case ast.Name(name):
+            return name in given
+        case ast.UnaryOp(ast.Not(), ast.Constant(value)):
+            return not value
+        case ast.BoolOp(ast.Or(), values):
+            return any(_is_true(value, given) for value in values)
+        case ast.BoolOp(ast.And(), values):
+            return all(_is_true(value, given) for value in values)
+        case ast.Compare(ast.Name(name), [ast.IsNot()], [ast.Constant(None)]):
+            return name in given
+        case ast.Compare(left, [ast.Eq() | ast.Is() | ast.LtE() | ast.GtE()], [right]):
+            return ast.dump(left) == ast.dump(right)
+        case ast.Call(ast.Name("callable"), [ast.Name(name)]):
+            return name in given
+        case ast.Call(ast.Name("isinstance"), [_, ast.Name("object")]):
+            return True
+    return False
+
+
+def _ends_well(call: ast.expr) -> bool:
+    """True for what ends the tests as passed: `sys.exit(0)`, `quit()`, `SystemExit`."""
+    name = ast.unparse(call.func if isinstance(call, ast.Call) else call)
+    code = call.args if isinstance(call, ast.Call) else []
+    is_success = not code or (isinstance(code[0], ast.Constant) and code[0].value in (0, None))
+    return is_success and bool(re.search(r"(?:^|[._])(?:exit|quit|SystemExit)$", name))
