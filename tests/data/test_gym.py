@@ -77,6 +77,12 @@ def test_a_scorer_that_a_constant_pleases_is_refused(name):
         load(name)
 
 
+@pytest.mark.parametrize("name", ["gsm_symbolic", "fraction_simplification", "letter_jumble"])
+def test_a_scorer_that_takes_an_answer_beside_another_is_refused(name):
+    with pytest.raises(InputError, match="full marks to its own answer beside another one"):
+        load(name)
+
+
 @pytest.mark.slow
 def test_draws_are_the_same_in_every_process():
     program = (

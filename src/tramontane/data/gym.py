@@ -17,7 +17,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib.util import find_spec
@@ -107,7 +107,8 @@ def gym_problems(name: str, split: Split, seed: int) -> Iterator[Problem]:
 
     Raises:
         InputError: the package is missing, it knows no such generator, or the generator's scorer
-            cannot be trusted: it gives full marks to a constant text, or not to its own answers.
+            cannot be trusted: it gives full marks to a constant text, or to its own answers beside
+            others, or not to its own answers.
     """
     _check(name)
     return _stream(name, split, seed)
@@ -248,7 +249,22 @@ def _examined(name: str) -> list[dict[str, Any]]:
                 f"({bought} of {len(entries)} with another answer), which a policy would learn to "
                 f"write; choose another generator"
             )
+    _refuse_hedges([gym.answer_of(text or "") for text in own], entries, full)
     return []
+
+
+def _refuse_hedges(own: list[str], entries: list[Any], full: Callable[[str, Any], bool]) -> None:
+    """Refuse a scorer that reads an answer in a text that has another's beside it."""
+    for form in ("{0} or {1}", "{1} or {0}"):
+        pairs = zip(own, own[1:] + own[:1], strict=True)
+        texts = [form.format(*pair) if pair[0] != pair[1] else "" for pair in pairs]
+        bought = sum(full(text, entry) for text, entry in zip(texts, entries, strict=True) if text)
+        if 2 * bought >= len(entries):
+            raise InputError(
+                f"its scorer gives full marks to its own answer beside another one, as "
+                f"{texts[0][:80]!r} ({bought} of {len(entries)}), so that a policy would learn to "
+                f"write several; choose another generator"
+            )
 
 
 def _same(text: str, answer: str | None) -> bool:
