@@ -59,6 +59,19 @@ def test_an_unscorable_completion_drops_its_group_or_counts_as_wrong(
     assert reason_for(forty, verdicts, unscorable=policy) == reason
 
 
+@pytest.mark.parametrize("tokens", [[], [1]])
+def test_a_completion_that_never_began_drops_its_group(forty: Path, tokens: list[int]) -> None:
+    """One whose environment failed later is judged by its verdict."""
+    run = DrivenLedger(config(forty))
+    run.hand_out()
+    group = run.complete(0)
+    first = group.completions[0]
+    first.ending, first.ending_reason, first.token_ids = "environment_failed", "broke", tokens
+    reason = run.ledger.grade(group, [RIGHT, WRONG])
+    dropped = FilterReason("unscorable", "environment_failed: broke")
+    assert reason == (None if tokens else dropped)
+
+
 def test_a_reason_reads_as_its_kind_and_detail() -> None:
     assert str(FilterReason("no diversity")) == "no diversity"
     assert str(FilterReason("unscorable", "timed out")) == "unscorable: timed out"
