@@ -190,3 +190,14 @@ def test_calls_that_a_dead_process_was_not_sent_are_lost_as_well():
         host.close()
     assert sorted(number for number, _ in answers) == [0, 1, 2] and restarts == 1
     assert all(isinstance(answer, Lost) for _, answer in answers)
+
+
+def test_a_closed_host_leaves_no_descriptor():
+    config = Config(model="tiny", data={"train": "playground:", "environment": f"{WORLDS}:Guess"})
+    encoder = PromptEncoder(load_tokenizer("tiny"), config.data)
+    EnvironmentHost(config, encoder).close()  # the first one makes what stays
+    before = set(os.listdir("/proc/self/fd"))
+    host = EnvironmentHost(config, encoder)
+    host.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert host.restarts == 0  # it still exists: nothing waits for it to be collected

@@ -95,6 +95,8 @@ class EnvironmentHost:
         """Kill the process."""
         self._process.stop()
         self._folder.cleanup()
+        self._woken.close()
+        self._waker.close()
 
     def _settings(self) -> tuple[Config, PromptEncoder, str]:
         return self._config, self._encoder, self._folder.name
