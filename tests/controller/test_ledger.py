@@ -108,6 +108,7 @@ def test_a_request_carries_its_group_its_index_and_the_prompt_of_its_problem(for
         prompt = list(group.problem.id.encode())
         found = [(r.group, r.index, r.prompt_ids) for r in group.requests]
         assert found == [(number, 0, prompt), (number, 1, prompt)]
+        assert not any(r.keep_kv for r in group.requests)  # nothing continues them
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [1, 2, 0]])
