@@ -11,6 +11,7 @@ import binascii
 import contextlib
 import io
 import struct
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tramontane.errors import InputError, install
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 DATA_URI = "data:image/"
+THUMBNAIL = 384
 
 
 class Limits(NamedTuple):
@@ -106,6 +108,19 @@ def decode(image: str, limits: Limits | None = None) -> Image:
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow's for damage
         raise ValueError(f"a broken image file ({error})") from None
     return _in_color(upright(found))
+
+
+@lru_cache(maxsize=256)
+def thumbnail(image: str, limits: Limits) -> str:
+    """An image as a page shows it, at most `THUMBNAIL` pixels a side, as a data URI.
+
+    Raises:
+        ValueError, InputError: as `decode`.
+    """
+    small, file = decode(image, limits), io.BytesIO()
+    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    small.save(file, "WEBP", quality=80)
+    return f"{DATA_URI}webp;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def upright(image: Any) -> Any:

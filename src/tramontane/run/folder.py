@@ -43,6 +43,7 @@ from tramontane.config import (
 )
 from tramontane.errors import InputError, reading
 from tramontane.journals import read_log
+from tramontane.models.images import content_of
 from tramontane.models.names import numbered
 from tramontane.placement.printed import PrintedLog
 from tramontane.run import rollouts
@@ -73,6 +74,7 @@ class RunFolder:
         self.metrics_file = self.path / "metrics.jsonl"
         self.evaluations_file = self.path / "evaluations.jsonl"
         self.rollouts = self.path / "rollouts"
+        self.images = self.path / "images"
         self.checkpoints = self.path / "checkpoints"
         self.sft = self.path / "sft"
         self._begun = False  # True once it is known to hold a run, even if it is moved away then
@@ -252,7 +254,15 @@ class RunFolder:
     def write_rollouts(
         self, update: int, groups: Sequence[rollouts.Recorded], parts: Sequence[str]
     ) -> None:
-        """Write the completions of an update's groups; see `rollouts.write_rollouts`."""
+        """Write the completions of an update's groups (see `rollouts.write_rollouts`), and those of
+        their problems' images that are not there yet."""
+        images = {image for group, _ in groups for image in group.problem.images}
+        for name, image in {rollouts.image_name(image): image for image in images}.items():
+            if not (self.images / name).is_file():
+                with self.writing(self.path):
+                    self.images.mkdir(exist_ok=True)
+                with self._whole_file(f"{self.images.name}/{name}") as file:
+                    file.write(content_of(image))
         with self._whole_file(f"rollouts/{rollouts.file_name(update)}") as file:
             rollouts.write_rollouts(file, update, groups, parts)
 
@@ -345,7 +355,11 @@ class RunFolder:
         """
         for partial in self.checkpoints.glob("*.partial"):
             shutil.rmtree(partial)
-        for unfinished in (*self.path.glob("*.tmp"), *self.rollouts.glob("*.tmp")):
+        for unfinished in (
+            found
+            for folder in (self.path, self.rollouts, self.images)
+            for found in folder.glob("*.tmp")
+        ):
             unfinished.unlink()
         for file, keep in (
             (self.metrics_file, lambda row: row["update"] <= update),

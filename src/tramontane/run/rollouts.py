@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
@@ -19,6 +20,7 @@ import pyarrow as pa
 from tramontane.config import Config
 from tramontane.controller.observer import Update
 from tramontane.errors import InputError
+from tramontane.models.images import content_of
 from tramontane.run.columns import TOKEN_FIELDS, Row, read_rows, token_columns, versions_of, writer
 from tramontane.types import EarlierSequence, FilterReason, Group, ToolCall, TurnRecord
 
@@ -57,7 +59,8 @@ COLUMNS: list[pa.Field] = [
     pa.field("index", pa.int32()),
     pa.field("problem_id", pa.string()),
     pa.field("problem", pa.string()),
-    pa.field("images", pa.int32()),  # of the prompt; they are not recorded
+    pa.field("images", pa.int32()),  # number of the prompt's
+    pa.field("image_files", pa.list_(pa.string())),  # their names in the run's `images`
     pa.field("domain", pa.string()),
     pa.field("reference", pa.string()),
     pa.field("language", pa.string()),
@@ -91,6 +94,11 @@ def file_name(update: int) -> str:
 def update_of(file: Path) -> int:
     """The update whose rollouts are in a file."""
     return int(file.stem.removeprefix("update_"))
+
+
+def image_name(image: str) -> str:
+    """The name of a recorded image, given as a data URI: the SHA-256 of its file."""
+    return sha256(content_of(image)).hexdigest()
 
 
 def files(folder: Path) -> list[Path]:
@@ -144,6 +152,7 @@ def _table(update: int, group: Group, reason: FilterReason | None, schema: pa.Sc
         "problem_id": problem.id,
         "problem": problem.problem,
         "images": len(problem.images),
+        "image_files": [*map(image_name, problem.images)],
         "domain": problem.domain,
         "reference": problem.answer,
         "language": problem.language,
@@ -250,15 +259,15 @@ def read_rollouts(file: Path, columns: Sequence[str] | None = None) -> Iterator[
 
 
 def check_text(row: Row, file: Path, use: str) -> None:
-    """Check that a completion's prompt is text alone, since its images are not recorded.
+    """Check that a completion's prompt is text alone: images are recorded to be seen alone.
 
     Raises:
         InputError: it had images, without which its `use` would be wrong.
     """
     if row.get("images"):
         raise InputError(
-            f"{file}: problem {row['problem_id']!r} has an image, which is not in the rollouts, "
-            f"and {use} without it would teach to guess; take a run on text"
+            f"{file}: problem {row['problem_id']!r} has an image, and {use} "
+            f"without it would teach to guess; take a run on text"
         )
 
 

@@ -24,7 +24,8 @@ from tramontane.view.timeline import timeline
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 # Only the page's own scripts and styles, no other source, and no text that becomes HTML.
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tramontane.config.images import ImageFormat
+from tramontane.errors import InputError, reading
+from tramontane.models.images import Limits, data_uri, thumbnail
 from tramontane.run.columns import versions_of
 from tramontane.view.runs import Run
 
@@ -16,13 +20,17 @@ SHOWN = ("row", "group", "index", "verdict", "reward", "advantage", "tokens", "o
          "reason", "finish_reason", "language", "ending")  # fmt: skip
 TOKENWISE = ("token_ids", "tokens_text", "logprobs", "log_ratios", "versions")  # one entry a token
 
+# Of images in a folder that may come from elsewhere.
+LIMITS = Limits(2**26, 2**26, get_args(ImageFormat))
+
 
 def rollout(run: Run, update: int, row: int) -> Row:
     """A completion with its tokens, and the completions of its group.
 
-    `prompt` is what a conversation began with, and None otherwise. `tokens_text` is None without a
-    tokenizer; it, `logprobs`, `log_ratios` and `versions` have an
-    entry per token. In a conversation, each of its `turns` has its own.
+    `images` are those of its problem, small, as data URIs. `prompt` is what a conversation began
+    with, and None otherwise. `tokens_text` is None without a tokenizer; it, `logprobs`,
+    `log_ratios` and `versions` have an entry per token. In a conversation, each of its `turns` has
+    its own.
 
     Raises:
         KeyError: no such completion.
@@ -48,6 +56,14 @@ def rollout(run: Run, update: int, row: int) -> Row:
     missing = []
     if texts is None:
         missing.append(f"texts of tokens: {run.tokens.missing}")
+    found["image_files"] = [Path(name).name for name in found["image_files"] or ()]
+    found["images"] = []
+    for name in found["image_files"]:
+        try:
+            with reading(file := run.path / "images" / name):
+                found["images"].append(thumbnail(data_uri(file.read_bytes()), LIMITS))
+        except InputError as error:
+            missing.append(str(error))
     for name in sorted({"advantage", "log_ratios"} & run.rollouts.missing):
         missing.append(f"{name}: not recorded by the version that wrote this run")
     return {

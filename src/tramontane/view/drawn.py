@@ -117,6 +117,8 @@ def completion(found: Row, kind: str) -> Text:
     text.append("  ".join(filter(None, (parts, found["reason"]))) + "\n", "dim")
     _heading(text, f"problem {found['problem_id']}")
     text.append(f"{_printable(found['prompt'] or found['problem'] or '')}\n")
+    for name in found["image_files"]:
+        text.append(f"images/{_printable(name)}\n", "dim")
     text.append(f"reference: {_printable(str(found['reference']))}\n", "dim")
     for number, turn in enumerate(found["turns"] or [], 1):
         reward = "" if turn["reward"] is None else f", reward {_number(turn['reward'])}"

@@ -167,7 +167,7 @@ class Rollouts:
     def texts(self, part: UpdateFile, row: int) -> Row:
         """The wide columns of one row, with `versions` instead of `version_spans`."""
         names = [
-            "problem", "reference", "text", "answer", "filtered_detail", "parts",
+            "problem", "image_files", "reference", "text", "answer", "filtered_detail", "parts",
             "token_ids", "logprobs", "log_ratios", "version_spans",
             "ending_reason", "turns", "earlier", "prompt_ids",
         ]  # fmt: skip

@@ -42,7 +42,8 @@ export async function show(main, theValues, thePage) {
       fact("Answer", h("code", {}, data.answer ?? "–")), fact("Reference", h("code", {}, data.reference ?? "–")),
       fact("Language, domain", `${data.language || "–"}, ${data.domain || "–"}`),
       data.filtered ? fact("Filtered", data.filtered, data.filtered_detail ? `: ${data.filtered_detail}` : "") : null),
-    h("section", {}, h("h2", {}, "Problem ", h("small", {}, data.problem_id)), h("pre", { class: "statement" }, asked(data))),
+    h("section", {}, h("h2", {}, "Problem ", h("small", {}, data.problem_id)), h("pre", { class: "statement" }, asked(data)),
+      data.images?.length ? h("div", { class: "pictures" }, data.images.map((src, i) => h("img", { src, alt: `image ${i + 1} of the problem` }))) : null),
     h("section", {}, h("div", { class: "heading" }, h("h2", {}, data.ending ? "Conversation" : "Completion"), picker(kind)), shading),
     h("section", {}, h("h2", {}, "Its group"), groupTable(page, run.run, data.update, data.group_rows, data.row)));
   shade(kind);
