@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from tramontane.verifier.math.numbers import DECIMAL, TEXT, to_number
-from tramontane.verifier.math.structure import MAX_LENGTH
+from tramontane.verifier.math.structure import MAX_LENGTH, balanced
 from tramontane.verifier.math.wording import same_phrase
 
 _RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱˣʸᶻᵃᵇᶜᵈᵏᵐᵖʳˢᵗ"
@@ -67,6 +67,14 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)", " "),
         (r"\\(?:displaystyle|textstyle|limits|nolimits|hfill)(?![A-Za-z])", " "),
         (r"\\(?:tiny|small|normalsize|[lL]arge|LARGE|[hH]uge)(?![A-Za-z])", " "),
+        (
+            r"\\(?:textcolor|colorbox|color)\s*"
+            r"(?:\[\w+\]\s*\{[\w.,\s]*\}|\{\s*[A-Za-z][\w!.-]*\s*\})|\\fcolorbox(?:\s*\{\w+\}){2}",
+            " ",
+        ),
+        (r"\\(?:bf|bfseries|em|it)(?![A-Za-z])", " "),
+        (r"\\pmb(?![A-Za-z])", r"\\boldsymbol"),
+        (r"\\(?:fbox|framebox)(?![A-Za-z])", r"\\boxed"),
         (r"\\(?:[dtcs]|nice)frac(?![A-Za-z])", r"\\frac"),
         (r"\\sqrt\s*(\[\d+\])\s*(\w)", r"\\sqrt\1{\2}"),
         (
@@ -328,9 +336,27 @@ _CONDITION = re.compile(
     rf"{_KIND}\s*\}}?))[\s).]*\Z"
 )
 _UNWRAP = re.compile(
-    r"(?:\$(.*)\$|\*\*(.*)\*\*|\\boxed\s*\{(.*)\}|\\(?:mathbf|boldsymbol|bm)\s*\{(?![RNZQC]\})([^{}]*)\})",
+    r"\$(.*)\$|\*\*(.*)\*\*|\\boxed\s*\{(?P<box>.*)\}|\\(?:underline|uuline)\s*\{([^A-Za-z{}]*)\}"
+    r"|\\(?:mathbf|boldsymbol|bm)\s*\{(?![RNZQC]\})(?P<bold>.*)\}|\{(?P<braced>.*)\}",
     re.DOTALL,
 )
+_SET_BAR = re.compile(r"[,|:;]|\\mid(?![A-Za-z])|\\in(?![A-Za-z])")
+_TUPLE = re.compile(r"\([^()]*\)|\\begin.*\\end", re.DOTALL)
+
+
+def _unwrapped(text: str) -> str:
+    """A text without what is around all of it; `{1, 2}` and `{x : x > 1}` are sets."""
+    while match := _UNWRAP.fullmatch(text):
+        content = next(group for group in match.groups() if group is not None).strip()
+        kind = match.lastgroup
+        if (
+            (kind == "box" and "\\boxed" in content)
+            or (kind in ("bold", "braced") and not balanced(content))
+            or (kind == "braced" and _SET_BAR.search(_TUPLE.sub("", content)))
+        ):
+            break
+        text = content
+    return text
 
 
 def _scaled(m: re.Match[str]) -> str:
@@ -453,9 +479,7 @@ def _apply_rules(text: str) -> str:
     text = re.sub(f"[{_RAISED}]+", lambda m: f"^{{{m[0].translate(_SUPER)}}}", text)
     text = re.sub("[₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙᵢ]+", lambda m: f"_{{{m[0].translate(_SUB)}}}", text)
     text = text.translate(_SYMBOLS).strip()
-    while (match := _UNWRAP.fullmatch(text)) and "\\boxed" not in (match[3] or ""):
-        text = next(group for group in match.groups() if group is not None).strip()
-    text = _rewritten(_listed(re.sub(r"(?<!\\)\$", " ", text).strip()))
+    text = _rewritten(_listed(re.sub(r"(?<!\\)\$", " ", _unwrapped(text)).strip()))
     if "\\ldots" in text:
         text = _REPEATED.sub(r"\1\\overline{\2}", text)
     if "[" in text or "]" in text or ";" in text:
