@@ -108,8 +108,9 @@ def in_browser(address: str, runs: int, server: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    for name, default in (("runs", 200), ("updates", 40), ("repeats", 5)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--updates", type=int, default=40)
+    parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

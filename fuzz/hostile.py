@@ -107,7 +107,9 @@ class World:
                 line.split(":")[0] for line in Path("/proc/key-users").read_text().splitlines()
                 if line.split(":")[0].strip() == str(0x70000000 + os.getpid())
             },
-            "descriptor": {f"{n} {_target(n)}" for n in os.listdir("/proc/self/fd")},
+            "descriptor": {
+                f"{n} {target}" for n in os.listdir("/proc/self/fd") if (target := _target(n))
+            },
         }  # fmt: skip
 
     def leftovers(self, name: str = "", patience: float = GONE_SECONDS) -> list[str]:
@@ -166,7 +168,8 @@ class Host:
 
 
 def _target(descriptor: str) -> str:
-    """What a descriptor of this process leads to; nothing once it is closed."""
+    """What a descriptor of this process leads to; nothing once it is closed, as that of the folder
+    which lists them is."""
     with contextlib.suppress(FileNotFoundError):
         return re.sub(r"\d+", "N", os.readlink(f"/proc/self/fd/{descriptor}"))
     return ""
