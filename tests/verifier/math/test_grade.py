@@ -278,3 +278,10 @@ def test_references_are_right_for_themselves():
         assert judge_answer(respelt, answer).outcome == "right", answer
         if normalize(answer) != normalize(other):
             assert judge_answer(other, answer).outcome == "wrong", (answer, other)
+
+
+@pytest.mark.parametrize("prediction", ["i", "\\log_2 8", "\\pi", "x_1"])
+def test_no_answer_makes_a_reference_unscorable_that_others_are_judged_by(prediction: str) -> None:
+    """A policy could learn to leave by such answers, since their groups are dropped."""
+    assert judge_answer("9^{387420489}", "9^{9^{9}}").outcome == "right"
+    assert judge_answer(prediction, "9^{9^{9}}").outcome == "wrong"

@@ -46,7 +46,10 @@ def judge_answer(prediction: str, reference: str | None, policy: MathConfig = DE
         Exception: the reference makes a library raise, whatever the prediction.
     """
     try:
-        return _judge(prediction, reference, policy)
+        judged = _judge(prediction, reference, policy)
+        if judged.outcome == "unscorable" and can_judge(reference, policy):
+            return judged._replace(outcome="wrong")  # for this prediction alone
+        return judged
     except Exception as error:
         if not can_judge(reference, policy):
             raise
