@@ -41,7 +41,7 @@ from tramontane.types import PAPER_TAGS, Problem
 from tramontane.verifier.code import sandbox
 from tramontane.verifier.code.functions import doing_nothing
 from tramontane.verifier.code.grade import MAX_TIMEOUTS, NO_SANDBOX, Trial, TrialOutput
-from tramontane.verifier.code.idle import NO_CHECK, why_idle
+from tramontane.verifier.code.idle import NEVER_CALL, NO_CHECK, why_idle
 from tramontane.workplace import write_whole
 
 BATCH = 50  # inputs per sandbox
@@ -284,8 +284,8 @@ class Code(ModelStage):
         tried = [*programs, nothing]
         responses = [(f"{PAPER_TAGS.around('-')}\n{_fenced(*s)}", 0) for s in tried]
         *verdicts, idle = self.judge.pool.score(row.task, responses).result()
-        if idle.verdict == "right" or idle.reason == NO_CHECK:
-            detail = "a program that does nothing passes them"
+        if idle.verdict == "right" or idle.reason in (NEVER_CALL, NO_CHECK):
+            detail = idle.reason or "a program that does nothing passes them"
             return [row.drop(self.name, "idle_tests", detail)]
         passed = sum(verdict.verdict == "right" for verdict in verdicts)
         if passed >= self.config.agreement * len(programs):
