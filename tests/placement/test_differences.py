@@ -91,7 +91,7 @@ def test_another_machine_needs_only_what_changed(ray_cluster: Any) -> None:
         return weights
 
     def without_whole(weights: DifferenceWeights) -> DifferenceWeights:
-        """The same weights, of which only changes can be read."""
+        """The same weights, readable only as changes."""
         fewer = DifferenceWeights(torch.bfloat16)
         fewer.version, fewer._shapes = weights.version, weights._shapes
         nothing = ray.put([])

@@ -147,6 +147,18 @@ def test_generators_see_with_the_new_tower(folder: str) -> None:
         trainer.vision = trainer._tower._vision  # type: ignore[union-attr]
 
 
+def test_a_frozen_tower_keeps_its_features_over_updates(folder: str) -> None:
+    image = uri()
+    trainer = Trainer.load(folder, config_of("frozen"), 3)
+    generator = Generator.load(folder, GeneratorConfig(dtype="float32"), 1, 64)
+    vision = generator._engine.vision
+    assert vision is not None
+    features = vision.features(image)
+    generator.fetch(1, trainer.publish(LocalWeights()))
+    assert generator.swap(1) > 0
+    assert vision.features(image) is features
+
+
 def test_it_is_saved_with_the_text_half_and_put_into_the_parent(folder: str, tmp_path: Any) -> None:
     image = uri()
     trainer = Trainer.load(folder, config_of(), 3)

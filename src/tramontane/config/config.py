@@ -257,8 +257,8 @@ class Config(Section):
             (
                 "placement.kind",
                 self.placement.kind != "thread",
-                "thread, since the tower's float32 "
-                "weights are not rounded to the generators' number type there",
+                "thread, since the tower's float32 weights are not rounded to the generators' "
+                "number type there",
             ),
             ("generator.kind", generator.kind != "slots", "slots"),
             ("trainer.threads", trainer.threads > 1, "1"),

@@ -61,6 +61,7 @@ class Generator(AnyGenerator):
         self.tokenizer, self.config = tokenizer, config
         self._endings = Endings(model, tokenizer, config.stop, response)
         self._staged = StagedWeights(model, on_host=config.staging == "host")
+        self._tower_is_trained = False  # versions bring weights of the vision tower too
         keeps_more = bool(routing.blocks(model)) or bool(stateful_layers(model))
         if config.compile and model.device.type == "cuda" and not keeps_more:
             fuse(model)
@@ -176,6 +177,7 @@ class Generator(AnyGenerator):
     def fetch(self, version: int, weights: Weights) -> None:
         trained = [name for name in weights.shapes() if name.startswith(PUBLISHED)]
         if trained and self._engine.vision:
+            self._tower_is_trained = True
             self._staged.add(self._engine.vision.tensors(trained))
         self._staged.fetch(version, weights)
 
@@ -184,7 +186,7 @@ class Generator(AnyGenerator):
         with self._timed():
             if self._staged.swap(version, in_place=self._engine.needs_fixed_addresses):
                 self._engine.version = version
-                if self._engine.vision:
+                if self._tower_is_trained and self._engine.vision:
                     self._engine.vision.forget()
                 if self.config.kv_cache == "recompute":
                     self._engine.recompute()

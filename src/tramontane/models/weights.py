@@ -106,7 +106,7 @@ class Weights(ABC):
         """All buckets added, read-only; each bucket is valid until the next one is requested.
 
         Args:
-            held: an earlier version, of which unchanged values need not travel.
+            held: an earlier version; values that have not changed since need not travel.
         """
 
     @abstractmethod

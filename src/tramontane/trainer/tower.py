@@ -63,6 +63,10 @@ class TowerTraining:
             self._vision.forget()
         self._optimizer.zero_grad()
 
+    def forget(self) -> None:
+        """Drop the features of weights that were replaced."""
+        self._vision.forget()
+
     def parts(self) -> Iterator[Part]:
         """The weights, for generators."""
         for name, weight in self._weights.items():

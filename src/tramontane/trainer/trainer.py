@@ -390,8 +390,8 @@ class Trainer:
         refresh(self._working, self.model)
         if self._values:
             self._values.refresh()
-        if self.vision:
-            self.vision.forget()
+        if self._tower:
+            self._tower.forget()
 
     def save_weights(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         """Write config and weights (safetensors) in the Hugging Face layout. Collective: every rank
