@@ -13,14 +13,9 @@ from tramontane.run.rollouts import read_run
 from tramontane.types import Problem
 from tramontane.verifier.custom import Response
 from tramontane.verifier.format import check_format, sample
+from tramontane.verifier.group_rewards import group_calls, run_group_call, with_group_rewards
 from tramontane.verifier.pool import VerifierPool
-from tramontane.verifier.reward import (
-    grade,
-    grade_apart,
-    group_calls,
-    run_group_call,
-    with_group_rewards,
-)
+from tramontane.verifier.reward import grade, grade_apart
 
 # In the style of TRL's documentation and of scripts for it: none knows this package.
 MODULE = r"""

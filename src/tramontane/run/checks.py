@@ -24,7 +24,7 @@ from tramontane.run.folder import RunFolder
 from tramontane.run.sample import Decode, messages_of
 from tramontane.types import FAILED, Completion, FilterReason, Group, Problem, Verdict
 from tramontane.verifier import functions
-from tramontane.verifier.reward import NO_NUMBER
+from tramontane.verifier.group_rewards import NO_NUMBER
 
 Fate = Literal["unscorable", "failed", "right", "cut off", "malformed", "wrong"]
 

@@ -31,9 +31,9 @@ from tramontane.config import VerifierConfig, parse
 from tramontane.data.code import parse_tests
 from tramontane.errors import InputError
 from tramontane.types import Problem, Verdict
+from tramontane.verifier.correctness import unscorable
 from tramontane.verifier.format import boxes
 from tramontane.verifier.pool import VerifierPool
-from tramontane.verifier.reward import unscorable
 
 Kind = Literal["math", "plain", "code", "format", "language", "length", "magistral"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

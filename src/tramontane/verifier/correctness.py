@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from tramontane.config import DomainConfig, VerifierConfig
 from tramontane.config.domains import VERIFIERS
 from tramontane.errors import InputError
-from tramontane.types import Judgment, Outcome, Problem
+from tramontane.types import Judgment, Outcome, Problem, Verdict
 from tramontane.verifier import calls, code, custom, functions, gym, instructions, math, tasksets
 from tramontane.verifier.format import Parsed, boxes
 
@@ -142,6 +142,22 @@ def domain_of(problem: Problem, config: VerifierConfig) -> DomainConfig:
 def outcome_of(share: float, domain: DomainConfig) -> Outcome:
     """Right if at least the domain's pass mark, up to rounding."""
     return "right" if share >= domain.pass_mark - 1e-9 else "wrong"
+
+
+def judge_by_rewards(earned: float, weights: Iterable[float], domain: DomainConfig) -> Judgment:
+    """The judgment without a verifier: what rewards of these weights earned, as a share of their
+    possible maximum."""
+    most = sum(weight for weight in weights if weight > 0)
+    outcome = outcome_of(earned / most if most else 0.0, domain)
+    reason = "" if outcome == "right" else f"rewards {earned:.3g} of {most:.3g}"
+    return Judgment(outcome, reason)
+
+
+def unscorable(
+    reason: str, parts: Iterable[str], *, seconds: float = 0.0, answer: str | None = None
+) -> Verdict:
+    """A verdict without a judgment: every part is 0, and `reason` says what went wrong."""
+    return Verdict(0.0, dict.fromkeys(parts, 0.0), "unscorable", reason, seconds, answer)
 
 
 def is_slow(problem: Problem, config: VerifierConfig) -> bool:

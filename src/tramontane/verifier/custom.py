@@ -12,25 +12,19 @@ makes the completions unscorable.
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 from tramontane.config import CustomReward, RewardSource
-from tramontane.errors import InputError
 from tramontane.types import FAILED, Completion, Problem
 from tramontane.verifier import functions
-from tramontane.verifier.functions import FunctionFailed
 
 PARAMETERS = ("problem", "text", "n_tokens")
 GROUP_PARAMETERS = ("problem", "texts", "n_tokens")
 TRL_PARAMETERS = ("prompts", "completions", "completion_ids", "completions_ids")
-TRL_EXTRAS = ("trainer_state", "log_extra", "log_metric")
-COLUMNS = ("id", "domain", "problem", "answer", "tests", "language", "difficulty", "source")
 Kind = Literal["completion", "group", "TRL"]
 Progress = tuple[int, int]  # updates done, and updates of the run
 NO_PROGRESS: Progress = (0, 1)
@@ -139,7 +133,7 @@ def fault(function: Callable[..., Any]) -> str:
     """The reason why a function cannot be called as a reward; empty if it can."""
     called = kind_of(function)
     if called == "TRL":
-        return ""  # the available columns depend on the data: `check_columns`
+        return ""  # the available columns depend on the data: `group_rewards.check_columns`
     if called == "group":
         names = functions.parameters_of(function)
         return functions.fault_of_call(function, **{n: n for n in GROUP_PARAMETERS if n in names})
@@ -179,7 +173,7 @@ def part(reward: CustomReward, problem: Problem, text: str, n_tokens: int) -> fl
     Raises:
         FunctionFailed: the function failed.
     """
-    what = _what(reward)
+    what = label(reward)
     given = {"problem": problem, "text": text, "n_tokens": n_tokens}
     value = functions.call_with(reward.function, what, **given)
     number = functions.number(value)
@@ -188,101 +182,6 @@ def part(reward: CustomReward, problem: Problem, text: str, n_tokens: int) -> fl
     return reward.weight * number
 
 
-def call_group(reward: CustomReward, problem: Problem, call: GroupCall) -> GroupResult:
-    """Call a function of a whole group. Never raises."""
-    try:
-        named = _named(reward, copy.deepcopy(problem), call)  # which the function may change
-        returned = functions.call(reward.function, _what(reward), **named)
-        return GroupResult(_values(reward, returned, len(call.responses)))
-    except FunctionFailed as error:
-        return GroupResult([], str(error))
-
-
-def _values(reward: CustomReward, returned: Any, count: int) -> list[float | None]:
-    """One number or None for each completion; `FunctionFailed` if anything else was returned."""
-    wanted, what = f"a list of {count} numbers", _what(reward)
-    if isinstance(returned, str | bytes | dict) or not hasattr(returned, "__len__"):
-        raise functions.refused(reward.function, what, returned, wanted)
-    entries = list(returned)
-    if len(entries) != count:
-        raise functions.refused(reward.function, what, returned, f"{wanted} but of {len(entries)}")
-    numbers = [functions.number(entry, bools=True) for entry in entries]
-    for entry, number in zip(entries, numbers, strict=True):
-        if number is None and entry is not None:
-            raise functions.refused(reward.function, what, entry, f"one of {wanted}, or None")
-    return numbers
-
-
-def _named(reward: CustomReward, problem: Problem, call: GroupCall) -> dict[str, Any]:
-    responses, given = call.responses, dict[str, Any]()
-    if kind(reward.function) == "TRL":
-        # A column of other rows may be missing from this one.
-        absent = {name: [None] * len(responses) for name in _columns(reward)}
-        given = absent | _trl_arguments(problem, call)
-    else:
-        texts, lengths = [r.text for r in responses], [r.n_tokens for r in responses]
-        given = {"problem": problem, "texts": texts, "n_tokens": lengths}
-    return functions.accepted(functions.load(reward.function), given)
-
-
-def _trl_arguments(problem: Problem, call: GroupCall) -> dict[str, Any]:
-    responses, count = call.responses, len(call.responses)
-    done, updates = call.progress
-    # If only the length is known, as when scoring a file, each token is 0.
-    ids = [[0] * r.n_tokens if r.token_ids is None else [*r.token_ids] for r in responses]
-    texts: list[Any] = [r.text for r in responses]
-    if problem.messages:  # TRL's conversational format
-        texts = [[{"role": "assistant", "content": text}] for text in texts]
-    columns = {name: [value] * count for name, value in columns_of(problem).items()}
-    return columns | {
-        "prompts": [problem.messages or problem.problem] * count,
-        "completions": texts,
-        "completion_ids": ids,
-        "completions_ids": ids,
-        "trainer_state": SimpleNamespace(global_step=done, max_steps=updates),
-        "log_extra": _ignore,
-        "log_metric": _ignore,
-    }
-
-
-def _ignore(*arguments: Any) -> None:
-    """A stand-in for TRL's `log_extra` and `log_metric`."""
-
-
-def columns_of(problem: Problem) -> dict[str, Any]:
-    """The columns of a problem's row, by name."""
-    fields = {name: getattr(problem, name) for name in COLUMNS}
-    return {name: value for name, value in fields.items() if value is not None} | problem.metadata
-
-
-def _columns(reward: CustomReward) -> list[str]:
-    return [
-        name
-        for name, p in functions.parameters_of(functions.load(reward.function)).items()
-        if p.default is p.empty
-        and p.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        and name not in (*TRL_PARAMETERS, *TRL_EXTRAS)
-    ]
-
-
-def check_columns(rewards: Iterable[CustomReward], problems: Iterable[Problem]) -> None:
-    """Check that the data has the columns that functions with TRL's signature require.
-
-    Raises:
-        InputError: no problem has a column.
-    """
-    asked = [(reward, _columns(reward)) for reward in rewards if kind(reward.function) == "TRL"]
-    if not any(columns for _, columns in asked):
-        return
-    known = {name for problem in problems for name in columns_of(problem)}
-    for reward, columns in asked:
-        if missing := [name for name in columns if name not in known]:
-            place = functions.defined_at(functions.load(reward.function))
-            raise InputError(
-                f"{_what(reward)} ({place}) takes {', '.join(missing)}, and no row of the data has "
-                f"such a column; the columns are {', '.join(sorted(known))}"
-            )
-
-
-def _what(reward: CustomReward) -> str:
+def label(reward: CustomReward) -> str:
+    """What messages call a reward."""
     return f"{functions.REWARD} {reward.name!r}"

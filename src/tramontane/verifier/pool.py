@@ -28,7 +28,8 @@ from tramontane.errors import InputError
 from tramontane.placement.process import WorkerProcess
 from tramontane.temporary import temporary_folder
 from tramontane.types import Problem, Verdict
-from tramontane.verifier import code, correctness, custom, functions
+from tramontane.verifier import code, correctness, functions
+from tramontane.verifier.correctness import unscorable
 from tramontane.verifier.custom import (
     NO_PROGRESS,
     GroupCall,
@@ -38,8 +39,8 @@ from tramontane.verifier.custom import (
     Response,
 )
 from tramontane.verifier.format import sample
+from tramontane.verifier.group_rewards import check_columns, group_calls, with_group_rewards
 from tramontane.verifier.judge import Spending
-from tramontane.verifier.reward import group_calls, unscorable, with_group_rewards
 
 CLOCK = 10  # limit by the clock, as a multiple of a task's limit of processor time
 CLOSE_SECONDS = 0.05  # pause between two attempts to end a supervising thread
@@ -149,7 +150,7 @@ class VerifierPool:
                 gives no answer that can be read.
         """
         problems = list(problems)
-        custom.check_columns(self.config.reward.custom, problems)
+        check_columns(self.config.reward.custom, problems)
         first: dict[str, Problem] = {}
         for problem in problems:
             first.setdefault(problem.domain, problem)

@@ -5,35 +5,23 @@ Format comes first: a malformed completion gets 0 and is not graded further. A w
 are in the same language: at most 1.1. User-defined rewards (`custom`) are added. The problem's
 domain determines the format and the verifier (`correctness`).
 
-Rewards of a whole group come last: `group_calls` says which functions to call once all completions
-of a problem have been graded individually, and `with_group_rewards` adds their results.
+Rewards of a whole group come last (`group_rewards`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
-from tramontane.config import CustomReward, DomainConfig, FormatConfig, VerifierConfig
+from tramontane.config import FormatConfig, VerifierConfig
 from tramontane.config.domains import JUDGE
 from tramontane.types import Judgment, Problem, ThinkingTags, Verdict
 from tramontane.verifier import correctness, custom, language
-from tramontane.verifier.correctness import outcome_of
-from tramontane.verifier.custom import (
-    NO_PROGRESS,
-    GroupCall,
-    GroupResult,
-    JudgeCall,
-    Progress,
-    Response,
-)
+from tramontane.verifier.correctness import judge_by_rewards, outcome_of, unscorable
+from tramontane.verifier.custom import Response
 from tramontane.verifier.format import Parsed, check_format, split_thoughts
 from tramontane.verifier.functions import FunctionFailed
-from tramontane.verifier.judge import answer_of
-
-NO_NUMBER = "every reward returned None"  # of functions that alone judge
+from tramontane.verifier.group_rewards import group_calls, run_group_call, with_group_rewards
 
 
 def grade(
@@ -77,118 +65,6 @@ def grade_apart(
     return replace(verdict, seconds=time.perf_counter() - started)
 
 
-def group_calls(
-    problem: Problem,
-    verdicts: Sequence[Verdict],
-    responses: Sequence[Response],
-    config: VerifierConfig,
-    progress: Progress = NO_PROGRESS,
-) -> list[GroupCall | JudgeCall]:
-    """The functions to call on a whole group, and the judge if needed: those that count for at
-    least one of its completions."""
-    calls: list[GroupCall | JudgeCall] = []
-    for reward in _group_rewards(problem, config):
-        counts = [_counts(reward, verdict) for verdict in verdicts]
-        if not reward.judged and any(counts):
-            calls.append(GroupCall(reward.name, [*responses], progress))
-        pairs = [*zip(responses, counts, strict=True)]
-        if reward.judged and any(counted and r.earned is None for r, counted in pairs):
-            answers = [answer_of(r, config.tags) if counted else None for r, counted in pairs]
-            calls.append(JudgeCall(reward.name, answers))
-    return calls
-
-
-def run_group_call(
-    problem: Problem, call: GroupCall | JudgeCall, config: VerifierConfig
-) -> GroupResult:
-    """Call a function on a whole group. Never raises: see `GroupResult`."""
-    if isinstance(call, JudgeCall):
-        return GroupResult([], "judge: only a VerifierPool asks it")
-    [reward] = [r for r in config.reward.custom if r.name == call.name]
-    return custom.call_group(reward, problem, call)
-
-
-def with_group_rewards(
-    problem: Problem,
-    verdicts: Sequence[Verdict],
-    results: Mapping[str, GroupResult],
-    config: VerifierConfig,
-) -> list[Verdict]:
-    """The verdicts on a group with the rewards of the whole group.
-
-    If a function failed, every completion that it counts for is unscorable. If the judge could not
-    grade a completion, only that one is.
-
-    Args:
-        problem: the problem that all completions answer.
-        verdicts: the results of `grade_apart`.
-        results: what each function of `group_calls` or the judge returned, by the reward's name.
-        config: weights, and the domains.
-    """
-    return [_added(problem, v, i, results, config) for i, v in enumerate(verdicts)]
-
-
-def _added(
-    problem: Problem,
-    verdict: Verdict,
-    place: int,
-    results: Mapping[str, GroupResult],
-    config: VerifierConfig,
-) -> Verdict:
-    rewards = [r for r in _group_rewards(problem, config) if r.name in results]
-    counting = [reward for reward in rewards if _counts(reward, verdict)]
-    for reward in counting:
-        if reason := results[reward.name].fault(place):
-            return unscorable(reason, verdict.parts, seconds=verdict.seconds, answer=verdict.answer)
-    values = {r.name: results[r.name].values[place] for r in counting}
-    given = [r for r in counting if values[r.name] is not None]
-    parts = verdict.parts | {r.name: r.weight * (values[r.name] or 0.0) for r in given}
-    verdict = replace(verdict, reward=sum(parts.values()), parts=parts)
-    domain = correctness.domain_of(problem, config)
-    if domain.verifier == JUDGE and "correctness" in values:
-        outcome = outcome_of(values["correctness"] or 0.0, domain)
-        note = results["correctness"].notes[place]
-        reason = "" if outcome == "right" else note or f"judged {values['correctness']:.3g}"
-        return replace(verdict, verdict=outcome, reason=reason)
-    if not counting or domain.verifier is not None or verdict.verdict == "malformed":
-        return verdict
-    of_one = [r for r in config.reward.custom if r.weight and not custom.of_group(r)]
-    given += [_GroupReward(r.name, r.weight) for r in of_one]
-    if not given:
-        return unscorable(NO_NUMBER, parts, seconds=verdict.seconds)
-    judged = _judge_by_rewards(sum(parts[r.name] for r in given), given, domain)
-    return replace(verdict, verdict=judged.outcome, reason=judged.reason)
-
-
-class _GroupReward(NamedTuple):
-    """A reward of a whole group: the part of a function, or of the judge."""
-
-    name: str
-    weight: float
-    malformed: bool = False
-    judged: bool = False
-
-
-def _group_rewards(problem: Problem, config: VerifierConfig) -> list[_GroupReward]:
-    weights = config.reward
-    rewards = [
-        _GroupReward(r.name, r.weight, r.malformed)
-        for r in weights.custom
-        if r.weight and custom.of_group(r)
-    ]
-    if correctness.domain_of(problem, config).verifier == JUDGE:
-        rewards.append(_GroupReward("correctness", weights.correctness, judged=True))
-    elif weights.judge:
-        rewards.append(_GroupReward("judge", weights.judge, judged=True))
-    return rewards
-
-
-def _counts(reward: _GroupReward, verdict: Verdict) -> bool:
-    return verdict.verdict in ("right", "wrong") or (
-        verdict.verdict == "malformed" and reward.malformed
-    )
-
-
 def _grade(
     problem: Problem, response: Response, config: VerifierConfig, l_max: int, l_cache: int
 ) -> Verdict:
@@ -219,7 +95,7 @@ def _grade(
     if not (parsed.ok or earned):
         return Verdict(sum(parts.values()), parts, "malformed", parsed.reason)
     if judged is None:
-        judged = _judge_by_rewards(sum(parts.values()), rewards, domain)
+        judged = judge_by_rewards(sum(parts.values()), [r.weight for r in rewards], domain)
     else:
         parts["correctness"] = weights.correctness * judged.share
     parts["format"] = weights.format * (parsed.ok and domain.format.has_conditions)
@@ -267,20 +143,3 @@ def length_penalty(n_tokens: int, l_max: int, l_cache: int, scale: float = 0.1) 
     if n_tokens > l_max:
         return -scale
     return -scale * excess / l_cache
-
-
-def _judge_by_rewards(
-    earned: float, rewards: Sequence[CustomReward | _GroupReward], domain: DomainConfig
-) -> Judgment:
-    """The judgment without a verifier: the rewards' share of their possible maximum."""
-    most = sum(reward.weight for reward in rewards if reward.weight > 0)
-    outcome = outcome_of(earned / most if most else 0.0, domain)
-    reason = "" if outcome == "right" else f"rewards {earned:.3g} of {most:.3g}"
-    return Judgment(outcome, reason)
-
-
-def unscorable(
-    reason: str, parts: Iterable[str], *, seconds: float = 0.0, answer: str | None = None
-) -> Verdict:
-    """A verdict without a judgment: every part is 0, and `reason` says what went wrong."""
-    return Verdict(0.0, dict.fromkeys(parts, 0.0), "unscorable", reason, seconds, answer)

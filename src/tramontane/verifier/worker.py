@@ -17,7 +17,8 @@ from tramontane.errors import InputError
 from tramontane.placement.process import limit_memory, serve
 from tramontane.verifier import code, correctness, functions, language, math
 from tramontane.verifier.custom import GroupCall
-from tramontane.verifier.reward import grade_apart, run_group_call
+from tramontane.verifier.group_rewards import run_group_call
+from tramontane.verifier.reward import grade_apart
 
 
 def warm_up() -> None:
