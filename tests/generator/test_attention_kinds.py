@@ -27,10 +27,12 @@ from tests.generator.slot_models import (
     reference_logprobs,
 )
 from tests.generator.test_parking import converse
+from tests.generator.test_states import Life, check_kept
 from tramontane.errors import InputError
 from tramontane.generator import cache
 from tramontane.generator.engine import SlotEngine
 from tramontane.generator.forward import check_steps, examine_model
+from tramontane.generator.fusion import compile_blocks
 from tramontane.generator.graphs import run_directly
 from tramontane.models import attention
 from tramontane.models.packing import pack
@@ -62,6 +64,9 @@ LATENT = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+LATENT_BYTES = (
+    4 * SIZES["num_hidden_layers"] * (LATENT["kv_lora_rank"] + LATENT["qk_rope_head_dim"])
+)
 BOTH = ["sliding_attention", "full_attention"] * 2
 KINDS = {
     "latent": (DeepseekV3Config, LATENT),
@@ -108,10 +113,10 @@ TRAINED = KINDS | {
 }
 
 
-def make_kind(kind: str, **changed):
+def make_kind(kind: str, seed: int = 0, **changed):
     """A model with wide weights, so that a wrong key, sink or cap shows."""
     config_class, extra = TRAINED[kind]
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = config_class(**SIZES | extra | changed)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
@@ -200,3 +205,39 @@ def test_a_layer_that_asks_the_cache_for_its_position_is_refused():
     examine_model(model, 32)
     with pytest.raises(InputError, match="other logits in decode steps than in a forward"):
         check_steps(model)
+
+
+@pytest.mark.parametrize("layout", ["prefixes shared", "prefixes copied", "arena", "tight arena"])
+def test_lives_over_latents(layout, monkeypatch):
+    monkeypatch.setattr(cache, "SHARING_SLOTS", 1 if layout == "prefixes shared" else 1000)
+    options = {"record": run_directly} if "arena" in layout else {}
+    if layout == "tight arena":  # extents of 16 positions grow, move and run short
+        monkeypatch.setattr("tramontane.generator.arena._SHORTEST", 16)
+        options["kv_bytes"] = 200 * LATENT_BYTES
+    versions = [make_kind("latent", seed).requires_grad_(False) for seed in range(3)]
+    life = Life(versions, seed=9, **options)
+    life.whole()
+    assert life.engine._decoder.layout.token_bytes == LATENT_BYTES
+    assert (life.engine.stats.preemptions > 0) == (layout == "tight arena")
+
+
+@pytest.mark.parametrize("record", [None, run_directly])
+def test_kept_latents_are_those_of_earlier_weights(record):
+    """As in transformers' cache, keys and values are made from them by the newest weights."""
+    check_kept(*(make_kind("latent", seed).requires_grad_(False) for seed in (0, 1)), record=record)
+
+
+def test_a_compiled_block_attends_to_latents():
+    """Also where it meets a prefill first; its parts differ from those of other attention."""
+    found = []
+    for compiled in (False, True):
+        model = make_kind("latent").requires_grad_(False)
+        engine = SlotEngine(model, 6, 90, [EOS], record=run_directly)
+        if compiled:
+            compile_blocks(model, "eager")
+        engine.submit(make_requests(2, 3, seed=3, lengths=(1, 40), tokens=(5, 45)))
+        found.append(finish(engine))
+    for key, completion in found[0].items():
+        logprobs = [torch.tensor(done[key].logprobs) for done in found]
+        torch.testing.assert_close(*logprobs, atol=1e-5, rtol=0)
+        assert completion.token_ids == found[1][key].token_ids

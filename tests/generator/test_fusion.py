@@ -29,6 +29,7 @@ from tramontane.generator.memory import CudaMemory
 from tramontane.generator.sampling import DrawPlan, draw
 from tramontane.models.attention import packed_attention
 from tramontane.models.compiling import compiled
+from tramontane.models.latent import UpProjection
 from tramontane.models.packing import Packing
 from tramontane.types import SamplingParams
 
@@ -130,6 +131,24 @@ def test_the_operation_in_a_block_writes_keys_and_values_and_attends(d_value):
         torch.library.opcheck(ATTENTION, arguments, test_utils=("test_schema", "test_faketensor"))
     assert torch.equal(cache.recorded[0, 0], k)
     assert torch.equal(cache.recorded[0, 1], v)
+
+
+def test_the_operation_in_a_block_attends_to_latents():
+    query, latents = torch.randn(1, 4, 9, 8), torch.randn(1, 1, 9, 5 + 3)
+    weight = torch.randn(4 * (5 + 6), 5)  # keys of 5 + 3 numbers, values of 6
+    packing, cache = Packing([4, 5], [None, 0], "cpu"), RecordedCache()
+    keys, values = UpProjection.of(weight, query, latents).expand(latents)
+    assert keys.shape == (1, 4, 9, 8)
+    assert values.shape == (1, 4, 9, 6)
+    expected, _ = packed_attention(
+        torch.nn.Identity(), query, keys, values, None, 0.3, packing=packing
+    )
+    parts = [*(x.transpose(1, 2) for x in (query, latents, latents)), weight]
+    with forward_over(cache, packing=packing):
+        arguments = parts, 1, 0.3, None, None, None
+        torch.testing.assert_close(ATTENTION(*arguments), expected)
+        torch.library.opcheck(ATTENTION, arguments, test_utils=("test_schema", "test_faketensor"))
+    assert torch.equal(cache.recorded[0, 0], latents)
 
 
 class _Fusible(OperatorSupportBase):

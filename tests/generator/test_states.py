@@ -42,8 +42,8 @@ def largest_error(versions, completion) -> float:
 class Life:
     """Groups that come, are cancelled, park, go on and fork, while weights change."""
 
-    def __init__(self, family: str, seed: int, **options) -> None:
-        self.rng, self.versions = random.Random(seed), make_versions(family)
+    def __init__(self, versions, seed: int, **options) -> None:
+        self.rng, self.versions = random.Random(seed), versions
         self.engine = SlotEngine(
             copy.deepcopy(self.versions[0]), 6, MAX_LEN, [EOS], prefill_tokens=64, **options
         )
@@ -96,30 +96,33 @@ class Life:
             self.engine.version = version
             self.engine.recompute()
 
+    def whole(self) -> None:
+        """All of it, at random."""
+        acts = [self.arrive, self.arrive, self.step, self.step, self.step]
+        self.arrive()
+        for act in range(24):
+            self.rng.choice([*acts, self.resume, self.resume, self.cancel])()
+            if act % 8 == 7:
+                self.arrive()
+                self.step()
+                self.update()
+        while self.engine.unfinished:
+            self.step()
+        stats = self.engine.stats
+        assert stats.generated_tokens > 60
+        assert min(stats.parked_tokens, stats.recomputed_tokens) > 0
+
 
 @pytest.mark.parametrize(
     ("family", "sharing_slots"), [*((f, 1) for f in FAMILIES), ("qwen3_5_text", 99), ("jamba", 99)]
 )
 def test_every_token_of_a_life_is_that_of_a_plain_forward(family, sharing_slots, monkeypatch):
     monkeypatch.setattr(cache, "SHARING_SLOTS", sharing_slots)
-    life = Life(family, seed=4)
-    acts = [life.arrive, life.arrive, life.step, life.step, life.step, life.resume, life.resume]
-    life.arrive()
-    for act in range(24):
-        life.rng.choice([*acts, life.cancel])()
-        if act % 8 == 7:
-            life.arrive()
-            life.step()
-            life.update()
-    while life.engine.unfinished:
-        life.step()
-    stats = life.engine.stats
-    assert stats.generated_tokens > 60
-    assert min(stats.parked_tokens, stats.recomputed_tokens) > 0
+    Life(make_versions(family), seed=4).whole()
 
 
 def test_parked_states_are_used_and_group_members_read_their_prompt_once():
-    life = Life("qwen3_5_text", seed=1)
+    life = Life(make_versions("qwen3_5_text"), seed=1)
     prompt = make_prompt(life.rng, 20)
     life._submit([Completion.requested(1, i, prompt, i, SamplingParams(5)) for i in range(3)])
     while life.engine.unfinished:
@@ -145,8 +148,12 @@ def test_states_count_as_memory():
 @pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2", "granitemoehybrid"])
 def test_kept_states_are_those_of_earlier_weights(family):
     """With kv_cache: keep, a step under new weights reads the states that older weights made."""
-    old, new = make_versions(family, 2)
-    engine = SlotEngine(copy.deepcopy(old), 2, MAX_LEN)
+    check_kept(*make_versions(family, 2))
+
+
+def check_kept(old, new, **options) -> None:
+    """Steps after an update, against transformers' own cache, which holds what `old` put there."""
+    engine = SlotEngine(copy.deepcopy(old), 2, MAX_LEN, **options)
     prompt = make_prompt(random.Random(3), 12)
     engine.submit([Completion.requested(0, 0, prompt, 1, SamplingParams(12))])
     for _ in range(6):
@@ -172,7 +179,7 @@ def test_kept_states_are_those_of_earlier_weights(family):
 
 
 def test_a_lone_prompt_token_starts_from_no_state():
-    life = Life("lfm2", seed=0)
+    life = Life(make_versions("lfm2"), seed=0)
     life._submit([Completion.requested(1, i, [5], i, SamplingParams(6)) for i in range(2)])
     while life.engine.unfinished:
         life.step()

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pydantic import ValidationError
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config
+from transformers import AutoModelForCausalLM, DeepseekV3Config, Gemma3TextConfig, GPT2Config
 
 from tests.generator.slot_models import finish, make_requests, make_tokenizer
 from tramontane.batches import TrainSequence
@@ -59,8 +59,13 @@ def test_a_plan_counts_what_weights_of_eight_bits_take():
             hidden_size=128, intermediate_size=256, num_hidden_layers=1, num_attention_heads=2,
             num_key_value_heads=1, head_dim=64, vocab_size=200, pad_token_id=0,
         ),
+        DeepseekV3Config(  # up-projections of latents
+            hidden_size=128, intermediate_size=256, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=2, q_lora_rank=64, kv_lora_rank=64, qk_nope_head_dim=32,
+            qk_rope_head_dim=32, v_head_dim=32, vocab_size=200, first_k_dense_replace=1,
+        ),
     ],
-    ids=["gpt2", "gemma3"],
+    ids=["gpt2", "gemma3", "deepseek"],
 )  # fmt: skip
 def test_a_plan_counts_in_full_what_stays_in_full(sizes):
     model = AutoModelForCausalLM.from_config(sizes, attn_implementation="packed")

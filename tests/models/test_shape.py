@@ -98,3 +98,4 @@ def test_a_generator_keeps_what_is_counted_without_memory(name):
     assert shape.kv_bytes_per_token("float32") == layout.token_bytes
     assert shape.state_bytes("float32") == layout.state_bytes
     assert 2 * shape.state_bytes("bfloat16") == layout.state_bytes
+    assert shape.cached.kept_heads in {heads for _, heads, _ in layout.shapes} or not layout.shapes

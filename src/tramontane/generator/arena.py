@@ -319,10 +319,10 @@ class ArenaStep:
             visible = visible & (position >= self._used[:, None] - options.window)
         # Positions beyond a row's extent are hidden, but must exist.
         places = (self._starts[:-1, None] + position).clamp_max(self._plane(0).shape[0] - 1)
-        keys, values = (
-            self._plane(which)[places].transpose(1, 2)  # [B, heads, span, d]
-            for which in (0, 1)
-        )
+        keys = values = self._plane(0)[places].transpose(1, 2)  # [B, heads, span, d]
+        planes = self._layout.plane_index
+        if planes[self._layer, 1] != planes[self._layer, 0]:
+            values = self._plane(1)[places].transpose(1, 2)
         if not options.is_plain:
             mask = visible[:, None, None, None]
             return plain_attention(query, keys, values, mask, options)[:, :, 0]

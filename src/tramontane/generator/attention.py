@@ -20,6 +20,7 @@ from tramontane.generator.cache import LanePart, LaneStep
 from tramontane.generator.lanes import Lane, WrittenCache
 from tramontane.generator.parking import ContinuedCache
 from tramontane.models.attention import Options, check_arguments, packed_attention
+from tramontane.models.latent import UpProjection, up_weight
 from tramontane.models.packing import Packing
 
 # Below this, a weight loses float32 precision.
@@ -50,8 +51,8 @@ def slot_attention(
     Args:
         module: the attention layer.
         query: [B, Hq, 1, d]; rows after the step's are filler, whose output is 0.
-        key: [B, Hkv, 1, d]; Hkv divides Hq.
-        value: [B, Hkv, 1, dv].
+        key: [B, Hkv, 1, d]; Hkv divides Hq. Of latent attention, the latents (`keep_latents`).
+        value: [B, Hkv, 1, dv]; the latents again.
         attention_mask: None: the step determines the visible positions.
         scaling: factor of the scores, by default 1/√d.
         sliding_window: number of positions that a token sees, itself included; None for all.
@@ -69,16 +70,33 @@ def slot_attention(
     """
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     options = Options(scale, sliding_window, softcap, s_aux)
+    inputs = [query, key, value]
+    if (weight := up_weight(module)) is not None:
+        inputs.append(weight)
     if torch.compiler.is_dynamo_compiling():
-        return _compiled_attention(query, key, value, options), None
+        return _compiled_attention(inputs, options), None
     packing = kwargs.pop("packing", _forward.packing)
     check_arguments(module, attention_mask, kwargs)
     if _forward.cache is not None:
         _forward.cache.write(_forward.next_layer(), key, value)
         _forward.cache.soft_capped |= softcap is not None
+    return _attend_written(inputs, options, packing), None
+
+
+def _attend_written(
+    inputs: Sequence[torch.Tensor], options: Options, packing: Packing | None
+) -> torch.Tensor:
+    """`slot_attention` once keys and values are written: `inputs` are queries, keys and values, and
+    of latent attention the weight of its up-projection."""
+    query, key, value, *weights = inputs
+    if not weights:
+        if _forward.decode is not None:
+            return _attend_to_cache(query, _forward.decode, options)
+        return _packed(query, key, value, options, packing)
+    up = UpProjection.of(weights[0], query, key)
     if _forward.decode is not None:
-        return _attend_to_cache(query, _forward.decode, options), None
-    return _packed(query, key, value, options, packing), None
+        return up.values(_attend_to_cache(up.absorb(query), _forward.decode, options))
+    return _packed(query, *up.expand(key), options, packing)
 
 
 def _attend_to_cache(
@@ -86,7 +104,7 @@ def _attend_to_cache(
     decode: LaneStep | ArenaStep | ContinuedCache,
     options: Options,
 ) -> torch.Tensor:
-    """`slot_attention` once keys and values are written."""
+    """Attention of queries [B, Hq, N, d] to what is cached."""
     if isinstance(decode, ContinuedCache):
         return decode.attend(query, options)
     if isinstance(decode, ArenaStep):
@@ -165,15 +183,16 @@ def forward_over(
         _forward.cache = _forward.decode = _forward.packing = None
 
 
-def _compiled_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Options
-) -> torch.Tensor:
-    """`slot_attention` in a compiled block: one operation, which also writes keys and values."""
-    parts = [x.transpose(1, 2) for x in (query, key, value)]
-    if len({(x.shape[3], x.dtype) for x in parts}) == 1:
+def _compiled_attention(inputs: Sequence[torch.Tensor], options: Options) -> torch.Tensor:
+    """`slot_attention` in a compiled block: one operation, which also writes keys and values;
+    `inputs` as in `_attend_written`."""
+    parts = [x.transpose(1, 2) for x in inputs[:3]]
+    if len(inputs) > 3:
+        parts.append(inputs[3])
+    elif len({(x.shape[3], x.dtype) for x in parts}) == 1:
         # A compiler fuses this and the rotation of queries and keys into one kernel.
         parts = [torch.cat(parts, 2)]
-    out: torch.Tensor = _write_and_attend(parts, key.shape[1], *options[:-1])
+    out: torch.Tensor = _write_and_attend(parts, inputs[1].shape[1], *options[:-1])
     return out
 
 
@@ -196,7 +215,7 @@ def _write_and_attend(
 
     Args:
         parts: queries [B, N, Hq, d], keys and values [B, N, Hkv, d]; or one tensor with the heads
-            of all three.
+            of all three; or latents as keys and values, and the weight of their up-projection.
         kv_heads: Hkv.
         scale: factor of the scores.
         window: see `slot_attention`.
@@ -216,12 +235,11 @@ def _write_and_attend(
         cache.write_pair(number, pair)
         key, value = pair.transpose(1, 3).unbind(2)
     else:
-        query, key, value = (x.transpose(1, 2) for x in parts)
+        query, key, value = (x.transpose(1, 2) for x in parts[:3])
         cache.write(number, key, value)
     options = Options(scale, window, softcap, sinks)
-    if _forward.decode is not None:
-        return _attend_to_cache(query, _forward.decode, options).contiguous()
-    return _packed(query, key, value, options, _forward.packing).contiguous()
+    inputs = [query, key, value, *parts[3:]]
+    return _attend_written(inputs, options, _forward.packing).contiguous()
 
 
 @_write_and_attend.register_fake
@@ -233,9 +251,13 @@ def _(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    query, value = parts[0], parts[-1]
-    heads = query.shape[2] - (2 * kv_heads if len(parts) == 1 else 0)
-    return value.new_empty(*query.shape[:2], heads, value.shape[3])
+    query, value = parts[0], parts[2 if len(parts) > 1 else 0]
+    heads, width = query.shape[2], value.shape[3]
+    if len(parts) == 1:
+        heads -= 2 * kv_heads
+    elif len(parts) > 3:
+        width = UpProjection.of(parts[3], query.transpose(1, 2), value.transpose(1, 2)).width
+    return value.new_empty(*query.shape[:2], heads, width)
 
 
 def _attend(

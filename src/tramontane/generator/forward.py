@@ -22,6 +22,7 @@ from tramontane.generator.parking import NOTHING, Context, ContinuedCache
 from tramontane.models.attention import uses_interface
 from tramontane.models.cached import cache_argument
 from tramontane.models.families import SAME, deviation, short_sequences, short_windows
+from tramontane.models.latent import keep_latents
 from tramontane.models.packing import pack, recurring
 from tramontane.models.states import separate_states, stateful_layers
 from tramontane.models.vision import Pictured, Vision
@@ -173,6 +174,7 @@ def examine_model(model: PreTrainedModel, max_len: int) -> tuple[Layout, bool]:
     """
     name = type(model).__name__
     separate_states(model)
+    keep_latents(model)
     has_state = bool(stateful_layers(model))
     if not (uses_interface(model) or has_state):
         raise InputError(f"{name} does not go through transformers' attention interface: {_ADVICE}")

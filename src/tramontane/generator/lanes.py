@@ -67,10 +67,9 @@ class Prefix:
 class WrittenCache(StateCache):
     """A cache that attention writes to: transformers gives it keys and values, and gets them back.
 
-    What attention is called with is cached, which is not what transformers caches everywhere:
-    multi-head latent attention makes keys and values from compressed latents, and some layers
-    attend to those of an earlier layer. A *layer* is a call of attention in a forward, counted from
-    0.
+    What attention is called with is cached, which is not what transformers caches everywhere: some
+    layers attend to keys and values of an earlier layer. A *layer* is a call of attention in a
+    forward, counted from 0.
 
     Attributes:
         soft_capped: True once attention with capped scores has written to it.

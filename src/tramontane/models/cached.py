@@ -16,16 +16,26 @@ from transformers import (
 )
 
 from tramontane.models.attention import no_mask
+from tramontane.models.latent import UpProjection, keep_latents, up_weight
 from tramontane.models.states import StateCache
 
 _MEASURED = "measured"
-# Queries, keys and values of each call of attention in a forward, kept so that ids stay unique.
-_calls: ContextVar[list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] = ContextVar("_calls")
+
+
+class _Call(NamedTuple):
+    """A call of attention in a forward, with its tensors, so that their ids stay unique."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    kept: tuple[torch.Tensor, torch.Tensor]  # keys and values, or the latents that they are made of
+
+
+_calls: ContextVar[list[_Call]] = ContextVar("_calls")
 
 
 class Cached(NamedTuple):
     """Sizes as the embedded generator meets them: of layers with sliding windows it keeps all
-    positions, and of latent attention the keys and values that are made from latents."""
+    positions, and of latent attention the latents."""
 
     token: int  # numbers in one token's keys and values, over all layers
     sequence: int = 0  # numbers in one sequence's states, over all layers
@@ -33,29 +43,33 @@ class Cached(NamedTuple):
     heads: int = 1  # of queries
     kv_heads: int = 1  # of keys and values
     head_dim: int = 1
+    kept_heads: int = 1  # of what is kept, which tensor parallelism divides; 1 for latents
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Cached:
         """Measure a forward of one token.
 
         Args:
-            model: on the meta device; its number type becomes bfloat16, and its attention another.
+            model: on the meta device; its number type becomes bfloat16, and its attention another,
+                which keeps latents.
         """
         cache = StateCache()
         _calls.set([])
         model.bfloat16()  # which kernels of experts want
         model.set_attn_implementation(_MEASURED)
+        keep_latents(model)
         ids = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
         with torch.no_grad(), torch.device("meta"):
             model(input_ids=ids, use_cache=True, **{cache_argument(type(model).forward): cache})
         calls = _calls.get()
         # Some layers attend to the keys and values of an earlier one.
-        kept = {id(x): x.numel() for _, *pair in calls for x in pair}
+        kept = {id(x): x.numel() for call in calls for x in call.kept}
         states = sum(x.numel() for x in cache.states.values())
         if not calls:
             return cls(0, states)
-        query, key, _ = max(calls, key=lambda call: call[0].numel())
-        return cls(sum(kept.values()), states, query.shape[1], key.shape[1], query.shape[-1])
+        query, key, (first, _) = max(calls, key=lambda call: call.query.numel())
+        heads, kv_heads, kept_heads = (x.shape[1] for x in (query, key, first))
+        return cls(sum(kept.values()), states, heads, kv_heads, query.shape[-1], kept_heads)
 
     @classmethod
     def by(cls, config: PreTrainedConfig) -> Cached:
@@ -64,7 +78,8 @@ class Cached(NamedTuple):
         heads = getattr(config, "num_attention_heads", None) or 1
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
-        return cls(2 * config.num_hidden_layers * kv_heads * width, 0, heads, kv_heads, width)
+        token = 2 * config.num_hidden_layers * kv_heads * width
+        return cls(token, 0, heads, kv_heads, width, kv_heads)
 
 
 def _measured(
@@ -76,7 +91,10 @@ def _measured(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """An output of attention without values, [B, N, Hq, d]."""
-    _calls.get().append((query, key, value))
+    kept = key, value
+    if (weight := up_weight(module)) is not None:
+        key, value = UpProjection.of(weight, query, key).expand(key)
+    _calls.get().append(_Call(query, key, kept))
     return query.new_empty((*query.shape[:-1], value.shape[-1])).transpose(1, 2), None
 
 

@@ -8,7 +8,8 @@ and 16 bits, in two halves H and L, which one product of 8-bit numbers multiplie
 SmolLM2-135M another policy. A few input channels O, with the largest activations, stay in full, as
 in LLM.int8 (arXiv 2208.07339): they would set everyone's scale. See docs/off-policy.md.
 
-Norms stay as they are, and so do embeddings, unless they are tied to the output head.
+Norms stay as they are, and so do the up-projections of latent attention, with which a decode step
+multiplies queries, and embeddings, unless they are tied to the output head.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tramontane.errors import InputError
+from tramontane.models.latent import up_projections
 from tramontane.models.packing import pack
 from tramontane.models.states import stateful_layers
 
@@ -202,7 +204,9 @@ def quantize(model: PreTrainedModel, sample: Sequence[int]) -> None:
         )
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     tied = head is not None and head.weight is embeddings.weight
-    full = head if tied and type(embeddings) is not nn.Embedding else None
+    full: list[nn.Module] = [*up_projections(model)]
+    if head is not None and tied and type(embeddings) is not nn.Embedding:
+        full.append(head)
     names = {module: name for name, module in model.named_modules()}
     for layers, largest in _inputs(model, sample, full):
         channels = largest.topk(_outliers(len(largest))).indices.sort().values
@@ -217,7 +221,7 @@ def quantize(model: PreTrainedModel, sample: Sequence[int]) -> None:
 
 @torch.inference_mode()
 def _inputs(
-    model: PreTrainedModel, sample: Sequence[int], full: nn.Module | None
+    model: PreTrainedModel, sample: Sequence[int], full: Sequence[nn.Module]
 ) -> list[tuple[list[nn.Linear], torch.Tensor]]:
     """The layers to quantize, all but `full`, grouped by their input, with the largest |activation|
     of each of its channels, [K]."""
@@ -240,14 +244,16 @@ def _inputs(
 
 @contextmanager
 def _hooked(
-    model: nn.Module, note: Callable[[nn.Module, tuple[torch.Tensor, ...]], None], full: object
+    model: nn.Module,
+    note: Callable[[nn.Module, tuple[torch.Tensor, ...]], None],
+    full: Sequence[object],
 ) -> Iterator[None]:
     """Context manager: `note` is called with the input of each layer to quantize."""
     hooks = [
         module.register_forward_pre_hook(note)
         for module in model.modules()
         if type(module) is nn.Linear
-        and module is not full
+        and module not in full
         and min(module.in_features, module.out_features) >= SMALLEST
     ]
     try:

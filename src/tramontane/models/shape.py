@@ -21,6 +21,7 @@ from tramontane.errors import InputError
 from tramontane.models import loading
 from tramontane.models.cached import Cached
 from tramontane.models.families import ForwardFails, transformers_fails
+from tramontane.models.latent import up_projections
 from tramontane.models.states import stateful_layers
 from tramontane.models.wrapped import LOADING
 
@@ -54,6 +55,7 @@ def linear_layers(model: PreTrainedModel) -> tuple[LinearLayer, ...]:
         for part in ("dt_proj", "out_proj")
     }
     plain = type(embeddings) is torch.nn.Embedding
+    absorbed = up_projections(model)
 
     def tied(module: torch.nn.Linear | Conv1D) -> bool:
         return uses[id(module.weight)] > 1
@@ -66,7 +68,9 @@ def linear_layers(model: PreTrainedModel) -> tuple[LinearLayer, ...]:
             tied(module),
             # Routers of experts are subclasses that return more than one tensor.
             type(module).forward in (torch.nn.Linear.forward, Conv1D.forward) and name not in read,
-            type(module) is torch.nn.Linear and (module is not head or plain or not tied(module)),
+            type(module) is torch.nn.Linear
+            and module not in absorbed
+            and (module is not head or plain or not tied(module)),
         )
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear | Conv1D)

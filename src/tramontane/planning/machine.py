@@ -244,7 +244,7 @@ class Machine:
             return
         if group > 1 or self.config.engine == "vllm":
             kinds: list[Keys] = [{"kind": "vllm", "vllm": {"tensor_parallel": group}}]
-            token = self.kv_bytes / min(group, self.shape.kv_heads)
+            token = self.kv_bytes / min(group, self.shape.cached.kept_heads)
             state = 0
         else:
             kinds, token = [{"staging": "device"}, {"staging": "host"}], float(self.kv_bytes)

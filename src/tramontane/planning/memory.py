@@ -230,7 +230,7 @@ def _vllm_memory(
     """`generator_memory` of vLLM."""
     config = stage.generator
     gpus, size = config.vllm.tensor_parallel, DTYPE_BYTES[config.dtype]
-    token = shape.kv_bytes_per_token(config.dtype) / min(gpus, shape.kv_heads)
+    token = shape.kv_bytes_per_token(config.dtype) / min(gpus, shape.cached.kept_heads)
     rows = slots(stage)
     tokens = max(config.prefill_tokens, rows)  # of a step
     if config.device == "cpu":  # there, a prompt is read in one step
