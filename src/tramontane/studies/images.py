@@ -17,15 +17,16 @@ from tramontane.types import Problem
 
 
 def seeing(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
-    """Reinforcement learning of the text half of a model that takes images, its tower frozen.
+    """Reinforcement learning of a model that takes images, its tower frozen unless `changes` trains it.
 
-    What is measured is the text half with its parent's tower, as `tramontane transplant` puts them
-    together.
+    What is measured is the text half with its tower, its parent's where that was frozen, as
+    `tramontane transplant` puts them together.
 
     Args:
         keys: `model`; `kinds` of problems to train on, none to measure the model; `drawn` and
             `told`, the kinds measured in pictures and in words, `levels` and `languages`; `updates`
-            of the training, and `config`, its config keys; `problems` of each evaluation.
+            of the training, `config`, its config keys, and `changes` to these; `problems` of each
+            evaluation.
         seed: of the training.
         folder: of the run.
 
@@ -38,7 +39,7 @@ def seeing(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         changes = {"model": model, "pipeline.updates": keys["updates"], "seed": seed}
         named = {name: keys[name] for name in ("levels", "languages", "kinds")}
         changes["data.playground"] = named
-        model = str(trained(folder / "run", keys["config"] | changes))
+        model = str(trained(folder / "run", keys["config"] | keys["changes"] | changes))
         tokens = FinishedRun(folder / "run").summary["trained_completion_tokens"]
     world = (tuple(keys["levels"]), keys["languages"])
     images = [_row(p) for p in problems("test", 0, *world, keys["drawn"], keys["problems"])]
