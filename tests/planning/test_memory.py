@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,9 @@ import torch
 import yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tramontane.config import Config
+from benchmarks.allocations import measured
+from tests.trainer import rollouts
+from tramontane.config import Config, TrainerConfig
 from tramontane.config.device import number_type
 from tramontane.errors import InputError
 from tramontane.generator.cache import lane_capacities
@@ -35,6 +38,8 @@ from tramontane.planning.trainer_memory import (
     reference_memory,
     trainer_memory,
 )
+from tramontane.trainer.trainer import Trainer
+from tramontane.types import AllowedTokens, ints
 
 LENGTHS = Lengths(prompt=2048, completion=36864)
 # 40 layers of hidden size 5,120 (32 heads and 8 key-value heads of 128, MLP of 32,768) and a
@@ -120,6 +125,32 @@ def test_a_batch_smaller_than_a_microbatch_takes_its_own_memory(small: ModelShap
     full = trainer_memory(by_default, shape, lengths, Completions(1000))
     for part in ("activations", "logits"):
         assert getattr(found, part) < 0.25 * getattr(full, part)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sampling_masks_are_counted(dtype: str) -> None:
+    """What a step takes more with masks of 1,000 tokens, against the formula's share of them."""
+    llama = LlamaConfig(
+        vocab_size=4096, hidden_size=64, intermediate_size=128, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, pad_token_id=0,
+    )  # fmt: skip
+    keys = {"dtype": dtype, "microbatch_tokens": 8192, "gradient_checkpointing": True}
+    lengths, rng, taken, said = Lengths(8, 120), random.Random(0), [], []
+    for allowed in (0, 1000):
+        policy = LlamaForCausalLM._from_config(llama, attn_implementation=PACKED)
+        trainer = Trainer(policy, TrainerConfig.model_validate(keys), 10)
+        group = [
+            replace(rollouts.completion(rng, [1] * 8, 120, reward=float(i % 2)), allowed=masks)
+            for i in range(16)
+            for masks in [AllowedTokens(ints([allowed] * 120), ints(range(allowed)) * 120)]
+        ]
+        trainer.step(rollouts.train_batch(0, [group]))  # makes the kernels, which are kept
+        with measured() as peak:
+            trainer.step(rollouts.train_batch(0, [group]))
+        taken.append(peak.highest)
+        minibatch = Completions(16, 16, allowed)
+        said.append(trainer_memory(trainer.config, shape_of(llama, ""), lengths, minibatch).total)
+    assert taken[1] - taken[0] <= said[1] - said[0] <= 1.15 * (taken[1] - taken[0])
 
 
 def test_a_group_has_its_prompt_once_and_threads_without_work_take_nothing() -> None:

@@ -19,6 +19,7 @@ from tramontane.models.packing import SHORT
 from tramontane.models.shape import DTYPE_BYTES, ModelShape
 from tramontane.planning.memory import Lengths, Memory
 from tramontane.trainer import lora
+from tramontane.trainer.allowed import columns
 from tramontane.trainer.head import KEPT_BYTES, part_size
 
 MASTER = 4  # bytes of a float32 weight or gradient
@@ -27,6 +28,7 @@ MOMENTS = 8  # bytes of AdamW's two float32 moments of a weight
 # three float32 tensors, and another one for the gradient of the entropy.
 SOFTMAX, ENTROPY = 12, 4
 COMPARED = 64  # bytes of a log-prob compared with a teacher's, over all parts and their sums
+ALLOWED = 116  # bytes of a token of a sampling mask, with the log-probs over it
 
 
 class Completions(NamedTuple):
@@ -35,16 +37,19 @@ class Completions(NamedTuple):
     Args:
         number: how many.
         together: how many of them share each prompt.
+        allowed: the most tokens that top-p and top-k allow at a place; 0: all are.
     """
 
     number: int
     together: int = 1
+    allowed: int = 0
 
     @classmethod
     def of(cls, stage: Config) -> Completions:
         """A minibatch of a stage. Conversations share no prompt."""
         pipeline = stage.pipeline
-        return cls(pipeline.minibatch, 1 if stage.converses else pipeline.group_size)
+        together = 1 if stage.converses else pipeline.group_size
+        return cls(pipeline.minibatch, together, stage.generator.sampling["top_k"])
 
     def tokens(self, lengths: Lengths) -> int:
         """Tokens of all of them, if all are the longest."""
@@ -182,12 +187,14 @@ class _Row(NamedTuple):
         predicted: positions whose logits are computed; at most all of the part.
         copied: keys of the prompt that are copied, since several completions share it, by the
             ranks that share the row.
+        allowed: columns of the sampling masks (`trainer.allowed.allowed_of`), 0 without.
     """
 
     tokens: int
     longest: int
     predicted: int
     copied: int
+    allowed: int
 
     @classmethod
     def full(cls, config: TrainerConfig, lengths: Lengths, minibatch: Completions) -> _Row:
@@ -199,7 +206,8 @@ class _Row(NamedTuple):
         shared = completions > 1 and minibatch.together > 1
         copied = math.ceil(completions * lengths.prompt / parts) if shared else 0
         part = math.ceil(tokens / parts)
-        return cls(part, lengths.longest, min(completions * lengths.completion, part), copied)
+        predicted = min(completions * lengths.completion, part)
+        return cls(part, lengths.longest, predicted, copied, columns(minibatch.allowed))
 
     def microbatches(self, tokens: int) -> int:
         """Microbatches of that many tokens at most: any two of them exceed the budget."""
@@ -322,11 +330,12 @@ def _logits(config: TrainerConfig, shape: ModelShape, row: _Row) -> float:
     vocabulary that is computed, and the gradient of the head's input in float32."""
     size, tokens = DTYPE_BYTES[config.dtype], row.predicted
     compared = config.objective.distill.top_k if "teacher_top" in config.objective.needs else None
+    at_tokens = tokens * (COMPARED * (compared or 0) + ALLOWED * row.allowed)
     if shape.soft_capped or compared == 0:
         # Next to a teacher's scores: the log-probs in float32, and the gradients of both.
-        return tokens * shape.vocabulary * (2 * size + (8 if compared is None else 16))
+        every = 2 * size + (8 if compared is None else 16)
+        return tokens * shape.vocabulary * every + at_tokens
     part = tokens * min(part_size(tokens, torch.device(config.device)), shape.vocabulary)
     kept = min(KEPT_BYTES, tokens * shape.vocabulary * size)
     softmax = SOFTMAX + (ENTROPY if "entropy" in config.objective.needs else 0)
-    at_tokens = COMPARED * tokens * (compared or 0)
     return kept + part * (size + softmax) + at_tokens + (4 + size) * tokens * shape.hidden

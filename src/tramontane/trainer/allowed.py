@@ -19,12 +19,18 @@ from tramontane.batches import TrainSequence
 from tramontane.trainer.rows import PackedRow, Predictions
 
 ANY = -1  # in place of a token: fewer are allowed, or, in the first column, all
-SMALLEST = 8  # columns of `allowed_of`
+SMALLEST = 8  # `columns`
+
+
+def columns(most: int) -> int:
+    """Columns for sets of at most this many tokens: a power of two, so that few shapes need
+    kernels; 0 if there are none."""
+    return most and max(SMALLEST, 1 << (most - 1).bit_length())
 
 
 def allowed_of(sequences: Sequence[TrainSequence]) -> NDArray[np.int64] | None:
-    """The allowed tokens of each generated token, followed by `ANY`: [N, k], where k is a power of
-    two, so that few shapes need kernels; None if all are allowed everywhere.
+    """The allowed tokens of each generated token, followed by `ANY`: [N, k], where k is of
+    `columns`; None if all are allowed everywhere.
 
     Only tokens that this run sampled have sets: others may have replaced sampled ones.
     """
@@ -37,9 +43,8 @@ def allowed_of(sequences: Sequence[TrainSequence]) -> NDArray[np.int64] | None:
             ids.append(np.asarray(own.ids)[np.repeat(sampled, own.counts)])
         counts.append(of_tokens)
     sizes = np.concatenate(counts)
-    if not (largest := int(sizes.max(initial=0))):
+    if not (width := columns(int(sizes.max(initial=0)))):
         return None
-    width = max(SMALLEST, 1 << (largest - 1).bit_length())
     found = np.full((len(sizes), width), ANY)
     found[np.arange(width) < sizes[:, None]] = np.concatenate(ids)
     return found
