@@ -165,17 +165,21 @@ class Machine:
         traffic of sharded weights, and one longest sequence, which `context_parallel` of them
         share. Their exchange is not overlapped with arithmetic."""
         c = self.config
-        longest = min(tokens, c.prompt_mean + c.length_max)
         slowest = max(
             self._train_compute(tokens) / size
             + self._exchange_seconds(tokens * self.sharing / size),
-            self._train_compute(longest) / self.sharing + self._exchange_seconds(longest),
+            self.sequence_seconds(min(tokens, c.prompt_mean + c.length_max)),
         )
         if size == 1 or not self.on_gpu:
             return slowest
         microbatches = math.ceil(tokens * self.sharing / (size * c.longest))
         speed = self.gpu.link if size <= c.node else self.gpu.network
         return max(slowest, microbatches * TRAFFIC * self.weight_bytes / speed)
+
+    def sequence_seconds(self, tokens: float) -> float:
+        """Time to train on one sequence, which `context_parallel` GPUs share: no update is shorter
+        than that of its longest, however many GPUs there are."""
+        return self._train_compute(tokens) / self.sharing + self._exchange_seconds(tokens)
 
     def _exchange_seconds(self, tokens: float) -> float:
         """Time in which the GPUs that share rows of `tokens` tokens exchange them: each sends all

@@ -197,7 +197,10 @@ class Plan:
         unit, train = self.machine.unit, self.machine.train_cost
         share = best_share(train, self.apart.generate)
         yield f"{unit}-seconds a completion, training", f"{train:.2f}", f"{train:.2f}"
-        best = f"{share:.2f} ({share * self.machine.config.gpus:.0f} {unit}s)"
+        config = self.machine.config
+        longest = self.machine.sequence_seconds(config.prompt_mean + config.length_max)
+        yield "seconds of the longest sequence, training", f"{longest:.2f}", f"{longest:.2f}"
+        best = f"{share:.2f} ({share * config.gpus:.0f} {unit}s)"
         yield "trainer's share θ, by the formula", best, ""
         apart, together = self._cells(self.apart), self._cells(self.together)
         for name, value in apart.items():
