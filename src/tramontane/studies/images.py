@@ -17,7 +17,7 @@ from tramontane.types import Problem
 
 
 def seeing(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
-    """Reinforcement learning of a model that takes images, its tower frozen unless `changes` trains it.
+    """Reinforcement learning of a model that takes images, its tower frozen or trained.
 
     What is measured is the text half with its tower, its parent's where that was frozen, as
     `tramontane transplant` puts them together.
