@@ -96,9 +96,6 @@ KINDS = {
     ),
     # Its class does not say that it supports the interface that its layers use.
     "unannounced": (StableLmConfig, {"use_parallel_residual": True, "qk_layernorm": True}),
-}
-
-TRAINED = KINDS | {
     "chunked": (
         Llama4TextConfig,
         {
@@ -115,7 +112,7 @@ TRAINED = KINDS | {
 
 def make_kind(kind: str, seed: int = 0, **changed):
     """A model with wide weights, so that a wrong key, sink or cap shows."""
-    config_class, extra = TRAINED[kind]
+    config_class, extra = KINDS[kind]
     torch.manual_seed(seed)
     config = config_class(**SIZES | extra | changed)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
@@ -163,7 +160,7 @@ def test_parked_conversations_continue(kind, record):
 
 
 @pytest.mark.parametrize("short", [512, 8])  # by plain products, and by chunks of queries
-@pytest.mark.parametrize("kind", TRAINED)
+@pytest.mark.parametrize("kind", KINDS)
 def test_packed_gradients_are_those_of_each_sequence_alone(kind, short, monkeypatch):
     monkeypatch.setattr("tramontane.models.packing.SHORT", short)
     monkeypatch.setattr(attention, "_QUERY_CHUNK", 5)
@@ -199,26 +196,33 @@ def test_layers_that_share_keys_are_cached_once():
     assert layout.token_bytes == own * 4
 
 
-def test_a_layer_that_asks_the_cache_for_its_position_is_refused():
-    """Llama 4's layers without rotary embeddings; the check must see the change at 100 tokens."""
-    model = make_kind("chunked", layer_types=["full_attention"] * 4, floor_scale=100)
+def test_layers_that_compute_otherwise_for_one_token_are_refused():
+    model = make_kind("unannounced")
     examine_model(model, 32)
+    check_steps(model)
+    layer = model.model.layers[1].mlp
+    layer.register_forward_hook(lambda _, args, out: out * (2 if out.shape[1] == 1 else 1))
     with pytest.raises(InputError, match="other logits in decode steps than in a forward"):
         check_steps(model)
 
 
 @pytest.mark.parametrize("layout", ["prefixes shared", "prefixes copied", "arena", "tight arena"])
-def test_lives_over_latents(layout, monkeypatch):
+@pytest.mark.parametrize("kind", ["latent", "chunked"])
+def test_every_token_of_a_life_is_that_of_a_plain_forward(kind, layout, monkeypatch):
     monkeypatch.setattr(cache, "SHARING_SLOTS", 1 if layout == "prefixes shared" else 1000)
     options = {"record": run_directly} if "arena" in layout else {}
     if layout == "tight arena":  # extents of 16 positions grow, move and run short
         monkeypatch.setattr("tramontane.generator.arena._SHORTEST", 16)
-        options["kv_bytes"] = 200 * LATENT_BYTES
-    versions = [make_kind("latent", seed).requires_grad_(False) for seed in range(3)]
+        options["kv_bytes"] = 200 * examine_model(make_kind(kind), 32)[0].token_bytes
+    versions = [make_kind(kind, seed).requires_grad_(False) for seed in range(3)]
     life = Life(versions, seed=9, **options)
     life.whole()
-    assert life.engine._decoder.layout.token_bytes == LATENT_BYTES
     assert (life.engine.stats.preemptions > 0) == (layout == "tight arena")
+
+
+def test_latents_are_cached_once_for_all_heads():
+    layout, _ = examine_model(make_kind("latent"), 32)
+    assert layout.token_bytes == 4 * SIZES["num_hidden_layers"] * (12 + 4)
 
 
 @pytest.mark.parametrize("record", [None, run_directly])

@@ -136,9 +136,11 @@ def decode_one(cache: SlotCache, lengths: dict[int, int]) -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 50), st.integers(0, 31)), min_size=1, max_size=5),
     st.one_of(st.none(), st.integers(1, 70)),
+    st.booleans(),
 )
-def test_a_token_sees_itself_and_the_window_before_it(sequences, window):
-    """The last `window` positions of unshared part and prefix together."""
+def test_a_token_sees_itself_and_the_window_before_it(sequences, size, in_chunks):
+    """The last `size` positions of unshared part and prefix together, or those of its chunk."""
+    reach = (None, size) if in_chunks else (size, None)
     cache = SlotCache(make_layout(), 48, 64)
     for slot, (prefix, _) in enumerate(sequences):
         cache.admit([slot], slot, written(slot, prefix))
@@ -146,17 +148,21 @@ def test_a_token_sees_itself_and_the_window_before_it(sequences, window):
     seen: dict[int, list[int]] = {slot: [] for slot in range(len(sequences))}
     (part,) = step.unshared
     for slot, (prefix, _) in enumerate(sequences):
-        seen[slot] += [prefix + p for p in visible(part, slot, window)]
+        seen[slot] += [prefix + p for p in visible(part, slot, reach)]
     for shared in step.prefixes:
         for place, block in enumerate(shared.lane.owners):
-            seen[block.members[0]] += visible(shared, place, window)
+            seen[block.members[0]] += visible(shared, place, reach)
     for slot, (prefix, unshared) in enumerate(sequences):
         newest = prefix + unshared
-        first = 0 if window is None else max(0, newest - window + 1)
+        first = max(0, newest - size + 1) if size else 0
+        if size and in_chunks:
+            first = newest // size * size
         assert sorted(seen[slot]) == list(range(first, newest + 1))
 
 
-def visible(part: UnsharedPart | PrefixPart, entry: int, window: int | None) -> list[int]:
-    bias = part.bias(window)[entry, 0, 0]
+def visible(
+    part: UnsharedPart | PrefixPart, entry: int, reach: tuple[int | None, int | None]
+) -> list[int]:
+    bias = part.bias(*reach)[entry, 0, 0]
     assert ((bias == 0) | (bias < -1e30)).all()
     return (bias == 0).nonzero()[:, 0].tolist()

@@ -116,7 +116,7 @@ class ArenaCache(WrittenCache):
     def has_fixed_span(self) -> bool:
         """True if `span` does not depend on the sequences."""
         # Flash attention reads only the used positions, so one recorded step serves all lengths.
-        return not self.layout.soft_capped and all(
+        return not self.layout.beyond_flash and all(
             flash.supports(arena, arena) for arena in self.arenas
         )
 
@@ -300,7 +300,7 @@ class ArenaStep:
         window = options.window
         if window is not None and window >= self._span:
             window = None
-        if options.softcap is not None or not flash.supports(keys, values):
+        if self._layout.beyond_flash or not flash.supports(keys, values):
             return self._attend_to_copies(query, options._replace(window=window))
         if self._keys is None:  # for all layers
             self._keys = flash.CachedKeys(self._counted, self._starts, self._used, self._span)
@@ -317,6 +317,9 @@ class ArenaStep:
         visible = position < self._used[:, None]
         if options.window is not None:
             visible = visible & (position >= self._used[:, None] - options.window)
+        if options.chunk is not None:
+            newest = self._used[:, None] - 1
+            visible = visible & (position >= newest - newest % options.chunk)
         # Positions beyond a row's extent are hidden, but must exist.
         places = (self._starts[:-1, None] + position).clamp_max(self._plane(0).shape[0] - 1)
         keys = values = self._plane(0)[places].transpose(1, 2)  # [B, heads, span, d]

@@ -19,7 +19,13 @@ from tramontane.generator.arena import ArenaStep
 from tramontane.generator.cache import LanePart, LaneStep
 from tramontane.generator.lanes import Lane, WrittenCache
 from tramontane.generator.parking import ContinuedCache
-from tramontane.models.attention import Options, check_arguments, packed_attention
+from tramontane.models.attention import (
+    Options,
+    by_position,
+    check_arguments,
+    chunk_size,
+    packed_attention,
+)
 from tramontane.models.latent import UpProjection, up_weight
 from tramontane.models.packing import Packing
 
@@ -69,8 +75,8 @@ def slot_attention(
         InputError: see `models.attention.check_arguments`.
     """
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    options = Options(scale, sliding_window, softcap, s_aux)
-    inputs = [query, key, value]
+    options = Options(scale, sliding_window, softcap, s_aux, chunk=chunk_size(module))
+    inputs = [by_position(module, query), key, value]
     if (weight := up_weight(module)) is not None:
         inputs.append(weight)
     if torch.compiler.is_dynamo_compiling():
@@ -79,7 +85,7 @@ def slot_attention(
     check_arguments(module, attention_mask, kwargs)
     if _forward.cache is not None:
         _forward.cache.write(_forward.next_layer(), key, value)
-        _forward.cache.soft_capped |= softcap is not None
+        _forward.cache.beyond_flash |= softcap is not None or options.chunk is not None
     return _attend_written(inputs, options, packing), None
 
 
@@ -136,6 +142,8 @@ def _packed(
     packing: Packing | None,
 ) -> torch.Tensor:
     """`slot_attention` of a packed row to itself."""
+    if packing is not None and options.chunk is not None:
+        packing = packing.in_chunks(options.chunk)
     out, _ = packed_attention(
         torch.nn.Identity(), query, key, value, None, options.scale,
         packing=packing, sliding_window=options.window, softcap=options.softcap,
@@ -186,13 +194,14 @@ def forward_over(
 def _compiled_attention(inputs: Sequence[torch.Tensor], options: Options) -> torch.Tensor:
     """`slot_attention` in a compiled block: one operation, which also writes keys and values;
     `inputs` as in `_attend_written`."""
+    assert options.chunk is None, "such blocks are not compiled"
     parts = [x.transpose(1, 2) for x in inputs[:3]]
     if len(inputs) > 3:
         parts.append(inputs[3])
     elif len({(x.shape[3], x.dtype) for x in parts}) == 1:
         # A compiler fuses this and the rotation of queries and keys into one kernel.
         parts = [torch.cat(parts, 2)]
-    out: torch.Tensor = _write_and_attend(parts, inputs[1].shape[1], *options[:-1])
+    out: torch.Tensor = _write_and_attend(parts, inputs[1].shape[1], *options[:4])
     return out
 
 
@@ -227,7 +236,7 @@ def _write_and_attend(
     """
     cache, number = _forward.cache, _forward.next_layer()
     assert cache is not None, "compiled attention outside forward_over"
-    cache.soft_capped |= softcap is not None
+    cache.beyond_flash |= softcap is not None
     if len(parts) == 1:
         rest = 2 * kv_heads
         query, pair = parts[0].split([parts[0].shape[2] - rest, rest], 2)
@@ -283,7 +292,7 @@ def _attend(
         if options.softcap is not None:
             scores.div_(options.softcap).tanh_().mul_(options.softcap)
         scores.view(entries, kv_heads, members, -1, length).add_(
-            part.bias(options.window).unsqueeze(3)
+            part.bias(options.window, options.chunk).unsqueeze(3)
         )
         weights = torch.softmax(scores, -1, dtype=torch.float32)
         mixed = _mix(weights.to(values.dtype), values.flatten(0, 1), part.lane)

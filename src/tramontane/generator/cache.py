@@ -48,13 +48,16 @@ class UnsharedPart:
         lane: holds their keys and values.
         first: the lane's first row in the batch.
         lengths: [n] int64 unshared positions of its sequences, before this step's token.
+        starts: [n] int64 positions of the prefixes before them.
     """
 
-    def __init__(self, lane: Lane[int], first: int, lengths: torch.Tensor) -> None:
+    def __init__(
+        self, lane: Lane[int], first: int, lengths: torch.Tensor, starts: torch.Tensor
+    ) -> None:
         self.lane, self.first, self.last = lane, first, first + len(lengths)
-        self._lengths = lengths
+        self._lengths, self._starts = lengths, starts
         self._rows: dict[int, torch.Tensor] = {}
-        self._bias: dict[int | None, torch.Tensor] = {}
+        self._bias: dict[tuple[int | None, int | None], torch.Tensor] = {}
 
     def queries(self, query: torch.Tensor) -> torch.Tensor:
         """[B, Hq, 1, d] → [entries, 1, Hq, d]."""
@@ -68,15 +71,17 @@ class UnsharedPart:
             self._rows[heads] = block * self.lane.capacity + written
         return self._rows[heads]
 
-    def bias(self, window: int | None) -> torch.Tensor:
+    def bias(self, window: int | None, chunk: int | None = None) -> torch.Tensor:
         """Added to scores: 0 at visible positions, very low elsewhere; [entries, 1, 1, capacity].
-        With a sliding `window`, a token sees the last `window` positions."""
-        if window not in self._bias:
+        With a sliding `window`, a token sees the last `window` positions; with chunks, those of its
+        own chunk of `chunk` positions."""
+        if (window, chunk) not in self._bias:
             position = torch.arange(self.lane.capacity, device=self._lengths.device)
             distance = self._lengths[:, None] - position
-            hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-            self._bias[window] = _hide(hidden, self.lane)[:, None, None]
-        return self._bias[window]
+            newest = (self._starts + self._lengths)[:, None]
+            hidden = (distance < 0) | _out_of_reach(distance, newest, window, chunk)
+            self._bias[window, chunk] = _hide(hidden, self.lane)[:, None, None]
+        return self._bias[window, chunk]
 
 
 class PrefixPart:
@@ -90,32 +95,44 @@ class PrefixPart:
     def __init__(self, lane: Lane[Block], batch: torch.Tensor) -> None:
         self.lane, self._batch = lane, batch
         lengths = torch.tensor([block.length for block in lane.owners], device=batch.device)
+        self._lengths = lengths[:, None]
         # Position less prefix length: negative inside the prefix.
-        self._offset = torch.arange(lane.capacity, device=batch.device) - lengths[:, None]
-        self._bias: dict[int | None, torch.Tensor] = {}
+        self._offset = torch.arange(lane.capacity, device=batch.device) - self._lengths
+        self._bias: dict[tuple[int | None, int | None], torch.Tensor] = {}
         self._unshared = torch.empty(0)
 
     def begin(self, unshared: torch.Tensor) -> None:
         """Set the step's `unshared` positions, [B] int64; biases that depend on them change."""
         self._unshared = unshared
-        self._bias = {window: bias for window, bias in self._bias.items() if window is None}
+        self._bias = {key: bias for key, bias in self._bias.items() if key == (None, None)}
 
     def queries(self, query: torch.Tensor) -> torch.Tensor:
         """[B, Hq, 1, d] → [blocks, members, Hq, d]."""
         return query[:, :, 0].index_select(0, self._batch.view(-1)).unflatten(0, self._batch.shape)
 
-    def bias(self, window: int | None) -> torch.Tensor:
+    def bias(self, window: int | None, chunk: int | None = None) -> torch.Tensor:
         """Biases of scores as in `UnsharedPart.bias`, [blocks, 1, members or 1, capacity]."""
-        if window not in self._bias:
+        if (window, chunk) not in self._bias:
             hidden = (self._offset >= 0)[:, None]
-            if window is not None:
-                distance = self._unshared[self._batch][:, :, None] - self._offset[:, None]
-                hidden = hidden | (distance >= window)
-            self._bias[window] = _hide(hidden, self.lane)[:, None]
-        return self._bias[window]
+            if window is not None or chunk is not None:
+                unshared = self._unshared[self._batch]
+                distance = unshared[:, :, None] - self._offset[:, None]
+                newest = (self._lengths + unshared)[:, :, None]
+                hidden = hidden | _out_of_reach(distance, newest, window, chunk)
+            self._bias[window, chunk] = _hide(hidden, self.lane)[:, None]
+        return self._bias[window, chunk]
 
 
 LanePart = UnsharedPart | PrefixPart
+
+
+def _out_of_reach(
+    distance: torch.Tensor, newest: torch.Tensor, window: int | None, chunk: int | None
+) -> torch.Tensor | bool:
+    """Which positions are too far before those of the `newest` tokens."""
+    if chunk is not None:
+        return distance > newest % chunk
+    return False if window is None else distance >= window
 
 
 def _hide(hidden: torch.Tensor, lane: Lane) -> torch.Tensor:
@@ -225,7 +242,7 @@ class SlotCache(WrittenCache):
         self._parked: dict[Hashable, Prefix] = {}
         self._slot_states = SlotStates(layout.states)
         # Reused by the steps until a sequence arrives, moves or leaves.
-        self._prefix_parts: tuple[list[PrefixPart], torch.Tensor] | None = None
+        self._prefix_parts: tuple[list[PrefixPart], torch.Tensor, torch.Tensor] | None = None
         self._step: LaneStep | None = None
 
     @property
@@ -279,15 +296,15 @@ class SlotCache(WrittenCache):
     def begin(self, unshared: torch.Tensor) -> LaneStep:
         """Open a decode step; `unshared` [B] int64 counts each row's cached positions outside a
         shared prefix."""
+        if self._prefix_parts is None:
+            self._prefix_parts = self._find_members(unshared.device)
+        prefixes, members, starts = self._prefix_parts
         parts, first = [], 0
         for lane in self.lanes:
             if lane.owners:
-                lengths = unshared[first : first + len(lane.owners)]
-                parts.append(UnsharedPart(lane, first, lengths))
-                first += len(lane.owners)
-        if self._prefix_parts is None:
-            self._prefix_parts = self._find_members(unshared.device)
-        prefixes, members = self._prefix_parts
+                rows = slice(first, first + len(lane.owners))
+                parts.append(UnsharedPart(lane, first, unshared[rows], starts[rows]))
+                first = rows.stop
         for part in prefixes:
             part.begin(unshared)
         self._step = LaneStep(self.layout, parts, prefixes, members)
@@ -295,10 +312,14 @@ class SlotCache(WrittenCache):
         self.states = self._slot_states.rows
         return self._step
 
-    def _find_members(self, device: torch.device) -> tuple[list[PrefixPart], torch.Tensor]:
-        """The lanes of prefixes in use, and each row's place among all their members."""
+    def _find_members(
+        self, device: torch.device
+    ) -> tuple[list[PrefixPart], torch.Tensor, torch.Tensor]:
+        """The lanes of prefixes in use, each row's place among all their members, and the length of
+        its prefix there."""
         row_of = {slot: row for row, slot in enumerate(self.slots)}
         parts, places, first = [], [0] * len(row_of), 0
+        lengths = [b.length if (b := self._blocks.get(slot)) else 0 for slot in row_of]
         for lane in self.prefixes:
             if not lane.owners:
                 continue
@@ -310,7 +331,7 @@ class SlotCache(WrittenCache):
                     places[row_of[slot]] = first + place
             parts.append(PrefixPart(lane, torch.tensor(batch, device=device).view(-1, most)))
             first += len(batch)
-        return parts, torch.tensor(places, device=device)
+        return parts, torch.tensor(places, device=device), torch.tensor(lengths, device=device)
 
     def end(self, finished: Collection[int], full: Collection[int]) -> None:
         """After a step: remove finished sequences, and move those that fill their lane.

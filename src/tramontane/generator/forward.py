@@ -31,7 +31,7 @@ _STEPS = 4  # that are checked
 SHAPES_PER_OCTAVE = 8  # filler adds 4 % to linear layers
 _ADVICE = "the embedded generator cannot run it; choose another model"
 _STATE_LAYERS = {"linear_attention", "mamba", "conv", "hybrid", "hybrid_sliding", "moe", "mlp"}
-_CACHED_LAYERS = {"full_attention", "sliding_attention"}
+_CACHED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 def prefill(

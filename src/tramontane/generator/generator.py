@@ -22,6 +22,7 @@ from tramontane.generator.graphs import CudaGraphs, StepRecorder, run_directly
 from tramontane.generator.interface import AnyGenerator
 from tramontane.generator.memory import CudaMemory
 from tramontane.models import int8, routing
+from tramontane.models.attention import counts_positions
 from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.models.packing import pack
 from tramontane.models.staging import StagedWeights, from_state
@@ -63,6 +64,7 @@ class Generator(AnyGenerator):
         self._staged = StagedWeights(model, on_host=config.staging == "host")
         self._tower_is_trained = False  # versions bring weights of the vision tower too
         keeps_more = bool(routing.blocks(model)) or bool(stateful_layers(model))
+        keeps_more |= counts_positions(model)
         if config.compile and model.device.type == "cuda" and not keeps_more:
             fuse(model)
         limit = config.kv_cache_mib

@@ -72,12 +72,12 @@ class WrittenCache(StateCache):
     forward, counted from 0.
 
     Attributes:
-        soft_capped: True once attention with capped scores has written to it.
+        beyond_flash: True once attention that flash attention does not compute has written to it.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.soft_capped = False
+        self.beyond_flash = False
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Take a layer's new keys and values, [B, kv_heads, N, d] each."""
@@ -118,7 +118,7 @@ class Layout:
         shared: those (layer, 0 or 1) whose plane an earlier one writes.
         dtype: dtype of keys and values.
         device: device of keys and values.
-        soft_capped: True if attention caps scores.
+        beyond_flash: True if attention caps scores, or sees chunks.
         states: states before a sequence's first token, [1, ...] each.
     """
 
@@ -132,7 +132,7 @@ class Layout:
         places = {p: (s, i) for s, ps in enumerate(stacks.values()) for i, p in enumerate(ps)}
         self.plane_index = {p: places[writers[id(t)]] for p, t in example.recorded.items()}
         self.shared = self.plane_index.keys() - places.keys()
-        self.soft_capped = example.soft_capped
+        self.beyond_flash = example.beyond_flash
         (states,) = example.packed_states.after
         tensor = next(iter([*example.recorded.values(), *states.values()]))
         self.dtype, self.device = tensor.dtype, tensor.device

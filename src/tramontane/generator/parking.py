@@ -85,7 +85,7 @@ class ContinuedCache(PackedCache):
         dtype = values[0].dtype  # rotary embeddings may return float32 for a model in bfloat16
         keys, query = [key.to(dtype) for key in self._visible(0)], query[0].to(dtype)
         scale, window = options.scale, options.window
-        if options.is_plain and flash.supports(keys[0], values[0]):
+        if options.is_plain and not options.chunk and flash.supports(keys[0], values[0]):
             q, k, v = (x.transpose(0, 1) for x in (query, torch.cat(keys, 1), torch.cat(values, 1)))
             return flash.packed_attention(q, k, v, self._varlen, scale, window)[None]
         rows = zip(query.split(self._lengths, 1), keys, values, self._places, strict=True)
@@ -93,6 +93,8 @@ class ContinuedCache(PackedCache):
         for q, k, v, places in rows:
             distance = places[-q.shape[1] :, None] - places
             seen = (distance >= 0) & (distance < (window or len(places)))
+            if chunk := options.chunk:
+                seen &= places[-q.shape[1] :, None] // chunk == places // chunk
             mask = seen.to(q.device)
             if not options.is_plain:
                 outs.append(plain_attention(q, k, v, mask, options))

@@ -45,6 +45,7 @@ class Options(NamedTuple):
     softcap: float | None = None  # scores s become softcap · tanh(s / softcap)
     sinks: torch.Tensor | None = None  # [Hq] score of a key without a value, in each softmax
     dropout: float = 0.0  # probability
+    chunk: int | None = None  # see `chunk_size`; in place of a window
 
     @property
     def is_plain(self) -> bool:
@@ -100,11 +101,11 @@ def packed_attention(
         )
     if reader := getattr(module, "row_reader", None):
         packing = packing or reader.packing
-        query = _by_position(module, query, reader.positions)
+        query = by_position(module, query)
     if packing is None:
         packing = Packing([length] * batch, [None] * batch, query.device)
     exchange = packing.exchange
-    if chunk := _chunk_size(module):
+    if chunk := chunk_size(module):
         packing = packing.in_chunks(chunk)
     # [N, heads, d]; rotary embeddings may return float32 for a model in bfloat16.
     q, k, v = (x.transpose(1, 2).flatten(0, 1).to(value.dtype) for x in (query, key, value))
@@ -127,7 +128,7 @@ def packed_attention(
     return out.view(batch, length, *out.shape[1:]), None
 
 
-def _chunk_size(module: torch.nn.Module) -> int | None:
+def chunk_size(module: torch.nn.Module) -> int | None:
     """Positions of a chunk in a layer with chunked attention (Llama 4), which sees only its own."""
     config: Any = getattr(module, "config", None)
     kinds = getattr(config, "layer_types", None)
@@ -136,19 +137,26 @@ def _chunk_size(module: torch.nn.Module) -> int | None:
     return int(config.attention_chunk_size)
 
 
-def _by_position(module: Any, query: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
-    """Queries [1, Hq, N, d] of a layer that makes them larger with their distance from the start
+def counts_positions(model: PreTrainedModel) -> bool:
+    """True if layers of a model have chunked attention, or queries that `by_position` corrects."""
+    kinds = getattr(model.config, "layer_types", None) or ()
+    tuned = any(hasattr(module, "attn_temperature_tuning") for module in model.modules())
+    return tuned or "chunked_attention" in kinds
+
+
+def by_position(module: Any, query: torch.Tensor) -> torch.Tensor:
+    """Queries [B, Hq, N, d] of a layer that makes them larger with their distance from the start
     (arXiv 2501.19399; Llama 4's layers without rotary embeddings). transformers counts from the
-    start of the row; here it is the start of the sequence, by `positions` [1, N]."""
+    start of the row; here it is the start of the sequence, by the positions that were noted."""
     tuned = getattr(module, "attn_temperature_tuning", False) and not module.use_rope
-    if positions is None or not tuned:
+    if not tuned or module.row_reader.positions is None:
         return query
     places = torch.arange(query.shape[2], device=query.device)
     right, wrong = (
         torch.log1p(torch.floor((x.float() + 1) / module.floor_scale)) * module.attn_scale + 1
-        for x in (positions[0], places)
+        for x in (module.row_reader.positions, places)
     )
-    return (query * (right / wrong)[:, None]).to(query.dtype)
+    return (query * (right / wrong)[:, None, :, None]).to(query.dtype)
 
 
 def check_arguments(
