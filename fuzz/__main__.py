@@ -55,7 +55,8 @@ def main() -> int:
 
 def supervise(name: str, seconds: float) -> None:
     """Run one target, restart it after an input that ends its process, and print its line."""
-    log = BUILD / f"{name}.log"
+    log, corpus = BUILD / f"{name}.log", BUILD / name
+    corpus.mkdir(parents=True, exist_ok=True)
     started, executions, edges = time.monotonic(), 0, "0"
     (BUILD / f"{name}.slowest").unlink(missing_ok=True)
     for _ in range(RESTARTS):
@@ -81,8 +82,8 @@ def supervise(name: str, seconds: float) -> None:
     slowest = BUILD / f"{name}.slowest"
     longest = slowest.read_text().partition(" ")[0] if slowest.exists() else "0.00"
     findings = len(list(FINDINGS.glob(f"{name}-*.txt")))
-    corpus = len(list((BUILD / name).iterdir()))
-    print(f"{name:12}{time.monotonic() - started:8.0f}{executions:12,}{edges:>8}{corpus:8}"
+    kept = len(list(corpus.iterdir()))
+    print(f"{name:12}{time.monotonic() - started:8.0f}{executions:12,}{edges:>8}{kept:8}"
           f"{longest:>11}{findings:10}", flush=True)  # fmt: skip
 
 
@@ -129,7 +130,6 @@ def fuzz(name: str, seconds: int) -> None:
             (BUILD / f"{name}.slowest").write_text(f"{took:.2f} {text!r}\n", errors="replace")
 
     corpus = BUILD / name
-    corpus.mkdir(parents=True, exist_ok=True)
     for seed in target.seeds:
         data = seed.encode()
         (corpus / hashlib.sha1(data).hexdigest()).write_bytes(data)

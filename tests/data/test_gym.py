@@ -83,6 +83,26 @@ def test_a_scorer_that_takes_an_answer_beside_another_is_refused(name):
         load(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("knights_knaves", lambda own: " ".join(part.strip(" .,") for part in own.split(","))),
+        ("quantum_lock", lambda own: own.replace(" → ", "")),
+        ("kakurasu", lambda own: own.replace(" ", "")),
+        ("sokoban", " ".join),
+        ("word_sorting", lambda own: own.replace(", ", ",")),
+        ("spell_backward", str.upper),
+        ("chain_sum", str),
+    ],
+)
+def test_text_around_an_answer_is_not_ignored(name, other):
+    for problem in load(name, 3):
+        own = problem.answer
+        assert graded(problem, own).verdict == graded(problem, other(own)).verdict == "right"
+        for around in ("not {}", "{} zz", "{} or 7", "{}, zz", "I say {}"):
+            assert graded(problem, around.format(own)).verdict == "wrong", around
+
+
 @pytest.mark.slow
 def test_draws_are_the_same_in_every_process():
     program = (

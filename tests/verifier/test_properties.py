@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fuzz.__main__ import supervise
 from fuzz.parsers import TARGETS, run
 from fuzz.vocabulary import PART, TOKENS
 
@@ -45,3 +46,9 @@ def test_holds_for_every_text(name):
     for seed in TARGETS[name].seeds[-9:]:
         holds = example(seed)(holds)
     holds()
+
+
+def test_a_target_that_did_not_start_has_its_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    supervise("boxes", 0)
+    assert capsys.readouterr().out.split()[0] == "boxes"

@@ -28,6 +28,10 @@ _MATHS = r"(?:abs|a?(?:sin|cos|tan)h?|cot|csc|sec|exp|ln|log|sqrt|factorial|sign
 _UNSAFE = re.compile(
     rf"""["'\\;:@!`]|__|\b(?:lambda|or|and|if|else|for)\b|[\w)\]]\s*\.\s*[^\W\d]|\b(?!{_MATHS}\s*\()[^\W\d]\w*\s*\("""
 )
+# Texts around an answer which spoil it; a scorer that reads past one reads past any.
+_AROUND = ("{} zz", "not {}", "{}, zz")
+_WORD = re.compile(r"[^\W\d_]+")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _TOLD = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
@@ -73,6 +77,30 @@ def is_harmless(text: str) -> bool:
     return not _UNSAFE.search(text)
 
 
+def is_alone(name: str, entry: Any, answer: str) -> bool:
+    """False for an answer with text around it, if the scorer ignores such text: it has a word of
+    several letters that the entry's own answer lacks, or more numbers. Own answers of one word or
+    of single letters, such as sequences of moves, are compared by their letters."""
+    own = entry["answer"]
+    if not isinstance(own, str) or _evaluates(name):
+        return True
+    words, given = (_WORD.findall(text.casefold()) for text in (own, answer))
+    by_letters = len(words) == 1 or max(map(len, words), default=0) == 1
+    known = set("".join(words)).issuperset if by_letters else set(words).__contains__
+    has_words = all(len(word) == 1 or known(word) for word in given)
+    if has_words and len(_NUMBER.findall(answer)) <= len(_NUMBER.findall(own)):
+        return True
+    return not any(has_full_marks(name, entry, around.format(own)) for around in _AROUND)
+
+
+def has_full_marks(name: str, entry: Any, text: str) -> bool:
+    """True if the scorer gives a text full marks; False also where it raises."""
+    try:
+        return score(name, entry, text) >= 1
+    except Exception:  # of the scorer, which reads any text
+        return False
+
+
 def judge(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgment:
     """Judge an answer: right with full marks; `reward.reasoning_gym: partial` also pays a share."""
     answer = answer_of(str(parsed.extracted))
@@ -81,6 +109,8 @@ def judge(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgment:
         share = score(name, entry, answer)
     except Exception as error:  # of the answer: the reference was scored when it was drawn
         return Judgment("wrong", f"its scorer raised {type(error).__name__}", answer)
+    if share >= 1 and not is_alone(name, entry, answer):
+        return Judgment("wrong", "text around the answer, which its scorer ignores", answer)
     if share >= 1:
         return Judgment("right", "", answer, 1.0)
     paid = share if config.reward.reasoning_gym == "partial" else 0.0

@@ -422,6 +422,10 @@ UNCALLED = {
     "a runner": "import unittest\nclass T(unittest.TestCase):\n"
     "    def test_f(self): self.assertEqual(f(3), 4)\n"
     "unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTestCase(T))",
+    "unittest that skips": "import unittest\nclass T(unittest.TestCase):\n"
+    "    @unittest.skip('slow')\n    def test_e(self): self.assertEqual(f(9), 0)\n"
+    "    def test_a(self): self.skipTest('x')\n"
+    "    def test_f(self): self.assertEqual(f(3), 4)",
     "parameters": "import pytest\n@pytest.mark.parametrize('a, b', [(1, 2), (3, 4)])\n"
     "@pytest.mark.slow\ndef test_f(a, b): assert f(a) == b",
     "a fixture": "import pytest\n@pytest.fixture\ndef x(): yield 3\n"

@@ -75,7 +75,7 @@ _PLAIN_ANSWER = "17x+3"  # parsed, and compared by value with most references
 def _judge(prediction: str, reference: str | None, policy: MathConfig) -> Judgment:
     if reference is None or not reference.strip():
         return Judgment("unscorable", "the problem has no reference answer")
-    reference = stated(reference)
+    given, reference = reference, stated(reference)
     if len(prediction) > max(structure.MAX_LENGTH, 2 * len(reference)):
         return _too_long()
     if "matrix" in reference:
@@ -100,7 +100,8 @@ def _judge(prediction: str, reference: str | None, policy: MathConfig) -> Judgme
         return Judgment("wrong", reason, answer)
     if items.are_alternatives(reference, gold, prediction, pred):
         return Judgment("wrong", "alternatives, not values of several names", answer)
-    if gold == pred or _compact(gold) == _compact(pred):
+    spelt = {gold} if given == reference else {gold, normalize(given)}
+    if pred in spelt or _compact(pred) in map(_compact, spelt):
         is_long = len(prediction) > structure.MAX_LENGTH
         return Judgment("right", "", None if is_long else answer, 1.0)
     if len(prediction) > structure.MAX_LENGTH:
@@ -276,7 +277,7 @@ def _without_vectors(text: str) -> str:
 
 _LAST_WORDS = re.compile(r"(?<=\d)\s*(?:\\text\s*\{[^{}]*[^\W\d_]{3}[^{}]*\}|\s[^\W\d_]{4,})$")
 _LOG = re.compile(r"\\log(?![A-Za-z])(?!\s*_)\s*")
-_VECTOR = re.compile(r"\\vec\{(\w)\}")
+_VECTOR = re.compile(r"\\vec\{(\w)\}(?!\s*\^)")
 _SPACE = re.compile(r"(?<!\d) | (?!\d)")  # "5 6" is not 56
 
 

@@ -54,6 +54,8 @@ _PLAIN_FUNCTIONS = (
     "arcsinh|arccosh|arctanh|arcsin|arccos|arctan|arccot|asin|acos|atan|sinh|cosh|tanh|coth|sin|cos|tan"
     "|cot|sec|csc|ln|log|exp|max|min|gcd|lcm"
 )
+_GREEK_LETTERS = "|".join(sorted((e[1:] for e in _GREEK_NAMES.split()), key=len, reverse=True))
+_TO = rf"\s*(?:{TEXT}\s*\{{\s*to\s*\}}|\bto\b)\s*"
 _OTHER_NAMES = {
     "lg": "log_{10}", "arctg": "arctan", "tg": "tan", "co?tg": "cot", "cosec": "csc", "Ln": "ln",
     "arcco?tg": "operatorname{arccot}",
@@ -74,7 +76,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         ),
         (r"\\(?:bf|bfseries|em|it)(?![A-Za-z])", " "),
         (r"\\pmb(?![A-Za-z])", r"\\boldsymbol"),
-        (r"\\(?:fbox|framebox)(?![A-Za-z])", r"\\boxed"),
+        (r"\\(?:fbox|framebox|bbox)(?![A-Za-z])(?:\s*\[[^\]]*\])?", r"\\boxed"),
         (r"\\(?:[dtcs]|nice)frac(?![A-Za-z])", r"\\frac"),
         (r"\\sqrt\s*(\[\d+\])\s*(\w)", r"\\sqrt\1{\2}"),
         (
@@ -184,7 +186,8 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
             r"\bP\s*\(([^()|]+?)\s*(?:\||\\(?:mid|vert)(?![A-Za-z]))\s*([^()|]+)\)",
             r"P(\1\\mid \2)",
         ),
-        (rf"^\s*(\d+)\s*(?:{TEXT}\s*\{{\s*to\s*\}}|\bto\b)\s*(\d+)\s*$", r"\1:\2"),
+        (rf"^\s*(\d+){_TO}(\d+){_TO}(\d+)\s*$", r"\1:\2:\3"),
+        (rf"^\s*(\d+){_TO}(\d+)\s*$", r"\1:\2"),
         (
             rf"^\s*(\d+)\s*(?:{TEXT}\s*\{{\s*(?:out of|in)\s*\}}|\b(?:out of|in)\b)\s*(\d+)\s*$",
             r"\\frac{\1}{\2}",
@@ -192,6 +195,10 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\.{2,}|\\dots(?:c|b)?(?![A-Za-z])|\\cdots(?![A-Za-z])", r"\\ldots "),
         (r"\\frac\s*(\\(?!frac|sqrt|text|left)[A-Za-z]+|\w)", r"\\frac{\1}"),
         (r"(\\frac\s*\{[^{}]*\})\s*(\\(?!frac|sqrt|text|left)[A-Za-z]+|\w)", r"\1{\2}"),
+        (
+            rf"\\sqrt\s*(\[\d+\])?\s*(\\frac\s*\{{[^{{}}]*\}}\s*\{{[^{{}}]*\}}|\\(?:{_GREEK_LETTERS})(?![A-Za-z]))",
+            r"\\sqrt\1{\2}",
+        ),
         (r"\{\s*(\w+|\\pi)\s*\\over\s*(\w+|\\pi)\s*\}", r"\\frac{\1}{\2}"),
         (r"\{([/:])\}", r"\1"),
         # A decimal comma, unless it may be a thousands separator.
@@ -281,10 +288,9 @@ _REPEATED = re.compile(
     r"(?<![\d.])(\d*\.\d{0,20}?)(0{0,5}?[1-9]\d{0,5}?)\2{2,40}\s*\\ldots(?![A-Za-z])"
 )
 # Functions and Greek letters in plain notation, only outside of text.
-_GREEK_WORDS = "|".join(sorted((e[1:] for e in _GREEK_NAMES.split()), key=len, reverse=True))
 _PLAIN_NAME = re.compile(
-    rf"{TEXT}\s*\{{[^{{}}]*\}}|\\[A-Za-z]+|(?<![A-Za-z])(?:(?P<greek>{_GREEK_WORDS})(?![A-Za-z])"
-    rf"|(?P<function>{_PLAIN_FUNCTIONS})(?:(?=\s*[(^_|\\{{\d])|(?=\s+(?:[A-Za-z]|{_GREEK_WORDS}"
+    rf"{TEXT}\s*\{{[^{{}}]*\}}|\\[A-Za-z]+|(?<![A-Za-z])(?:(?P<greek>{_GREEK_LETTERS})(?![A-Za-z])"
+    rf"|(?P<function>{_PLAIN_FUNCTIONS})(?:(?=\s*[(^_|\\{{\d])|(?=\s+(?:[A-Za-z]|{_GREEK_LETTERS}"
     rf"|{_PLAIN_FUNCTIONS})(?![A-Za-z]))|(?=[nxyz](?![A-Za-z]))))"
 )
 _OF_SEVERAL = {"min", "max", "gcd", "lcm"}
@@ -323,7 +329,7 @@ _OR = re.compile(
 # A closing remark that a letter is an integer, a real number or a constant.
 _LETTER = r"\s*\$?\s*[A-Za-z]"
 _LETTERS = rf"{_LETTER}(?:\s*,{_LETTER})*"
-_SET = r"\\in\s*\\(?:mathbb|mathbf|Bbb)\s*\{?\s*[ZNR]\s*\}?(?:\^\{?\+\}?|_\{?[+>0]+\}?)?"
+_SET = r"\\in\s*(?:\\(?:mathbb|mathbf|Bbb)\s*\{?\s*)?[ZNR]\s*\}?(?:\^\{?\+\}?|_\{?[+>0]+\}?)?"
 _KIND = (
     r"(?:(?:(?:positive|negative|non-?negative)\s+)?integers?|(?:real|natural) numbers?"
     r"|(?:real )?constants?)"
@@ -336,7 +342,7 @@ _CONDITION = re.compile(
     rf"{_KIND}\s*\}}?))[\s).]*\Z"
 )
 _UNWRAP = re.compile(
-    r"\$(.*)\$|\*\*(.*)\*\*|\\boxed\s*\{(?P<box>.*)\}|\\(?:underline|uuline)\s*\{([^A-Za-z{}]*)\}"
+    r"\$(.*)\$|\*\*(.*)\*\*|\\boxed\s*\{(?P<box>.*)\}|\\(?:underline|uuline|uwave)\s*\{(?P<line>.*)\}"
     r"|\\(?:mathbf|boldsymbol|bm)\s*\{(?![RNZQC]\})(?P<bold>.*)\}|\{(?P<braced>.*)\}",
     re.DOTALL,
 )
@@ -351,7 +357,8 @@ def _unwrapped(text: str) -> str:
         kind = match.lastgroup
         if (
             (kind == "box" and "\\boxed" in content)
-            or (kind in ("bold", "braced") and not balanced(content))
+            or (kind in ("line", "bold", "braced") and not balanced(content))
+            or (kind == "line" and re.fullmatch(r"[a-z]|[A-Z]{2,}", content))  # a vector, a segment
             or (kind == "braced" and _SET_BAR.search(_TUPLE.sub("", content)))
         ):
             break

@@ -54,6 +54,7 @@ QUALIFIERS = frozenset(_WORDS["qualifiers"].split())
 NEUTRAL = frozenset(_WORDS["neutral"].split())
 
 NEUTRAL_NAME = "unit"
+_UNNAMED = {"unit", "units", "单位"}
 MAX_UNIT = 120  # characters
 MAX_STARTS = 12  # positions at which a unit may begin
 ATTACHED = {"m", "s", "h", "g", "L", "J", "W"}  # symbols of one letter, read as units in `3s`
@@ -181,6 +182,8 @@ def read_unit(text: str) -> _Unit | None:
     if reader.joined and reader.factors:  # nothing follows the last operator
         return None
     factors = {name: power for name, power in reader.factors.items() if power}
+    if len(factors) > 1 and factors.get(NEUTRAL_NAME) == 1:  # units per second
+        del factors[NEUTRAL_NAME]
     ordered = sorted(factors.items(), key=lambda item: (-item[1], item[0]))
     name = "·".join(n if power == 1 else f"{n}^{power}" for n, power in ordered)
     return _Unit(name, reader.letters, reader.is_written, reader.is_attachable)
@@ -284,7 +287,7 @@ class _Reader:
             self.square, self.qualified = (2 if lower[0] == "s" else 3), True
             return True
         if lower in NEUTRAL:
-            if self.square > 1:
+            if self.square > 1 or lower in _UNNAMED:
                 self.factors[NEUTRAL_NAME], self.joined = self.square, False
             self.qualified, self.square, self.last = False, 1, NEUTRAL_NAME
             return True
@@ -325,10 +328,10 @@ def units_clash(gold: str, pred: str) -> bool:
     """True if both sides name a unit and the units differ; `25 C` agrees with `25°C`."""
     if not (gold and pred) or gold == pred or {gold, pred} in _SAME:
         return False
-    if any(unit.startswith(f"{NEUTRAL_NAME}^") for unit in (gold, pred)):  # square units, and cm^2
-        powers = [unit.rpartition("^")[2] for unit in (gold, pred)]
-        return powers[0] != powers[1]
-    return True
+    if not any(unit.partition("^")[0] == NEUTRAL_NAME for unit in (gold, pred)):
+        return True
+    powers = [unit.partition("^")[2] or "1" for unit in (gold, pred)]  # square units, and cm^2
+    return powers[0] != powers[1] and "·" not in gold + pred
 
 
 _MULTIPLE_OF_PI = re.compile(
