@@ -22,6 +22,7 @@ NAMES = (
     "overlap",
     "scaling",
     "vs_trl",
+    "vs_trl_images",
     "generation",
 )
 

@@ -1,15 +1,20 @@
-"""TRL's side of `vs_trl.py`, run by TRL's interpreter: GRPOTrainer, a few updates at a time.
+"""TRL's side of `vs_trl.py` and `vs_trl_images.py`, run by TRL's interpreter: GRPOTrainer, a few
+updates at a time.
 
     python trl_side.py SETTINGS
 
 SETTINGS is a JSON file. After `warm_up` updates that are not counted the script writes `ready`. For
 each line that it then reads, it does `updates` updates and writes a line of JSON with their seconds
-and the lengths of their completions.
+and the lengths of their completions. Prompts are texts, one a line, or rows of `problem` and maybe
+`image` (a data URI), for a model with a vision tower, which is frozen.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -18,7 +23,8 @@ from typing import Any
 import torch
 import transformers
 from datasets import Dataset
-from transformers import AutoTokenizer, TrainerCallback
+from PIL import Image
+from transformers import AutoProcessor, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from vs_trl_reward import plain_reward, reward
 
@@ -39,9 +45,10 @@ class Turns(TrainerCallback):
         self.lengths: list[int] = []
         self.began = 0.0
 
-    def reward(self, completions: list[str], completion_ids: Any, **_: Any) -> list[float]:
+    def reward(self, completions: list[Any], completion_ids: Any, **_: Any) -> list[float]:
         self.lengths += [len(ids) for ids in completion_ids]
-        return [self.score(text) for text in completions]
+        texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
+        return [self.score(text) for text in texts]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.done >= 0 and self.done % self.updates == 0:
@@ -57,6 +64,17 @@ class Turns(TrainerCallback):
         if self.done > 0 and self.done % self.updates == 0:
             seconds = time.perf_counter() - self.began
             say(json.dumps({"seconds": seconds, "lengths": self.lengths}))
+
+
+def row_of(line: Any) -> dict[str, Any]:
+    """A row of the data set: of a text as it stands, or of a problem, which may have an image."""
+    if isinstance(line, str):
+        return {"prompt": line}
+    row: dict[str, Any] = {"prompt": [{"role": "user", "content": line["problem"]}]}
+    if "image" in line:
+        content = base64.b64decode(line["image"].partition(",")[2])
+        row["image"] = Image.open(io.BytesIO(content)).convert("RGB")
+    return row
 
 
 def main() -> None:
@@ -95,14 +113,18 @@ def main() -> None:
         disable_tqdm=True,
     )
     prompts = Path(s["prompts"]).read_text(encoding="utf-8").splitlines()
+    rows = [row_of(json.loads(line)) for line in prompts]
+    reader = AutoTokenizer if isinstance(rows[0]["prompt"], str) else AutoProcessor
     trainer = GRPOTrainer(
         model=s["checkpoint"],
-        processing_class=AutoTokenizer.from_pretrained(s["checkpoint"], padding_side="left"),
+        processing_class=reader.from_pretrained(s["checkpoint"], padding_side="left"),
         reward_funcs=turns.reward,
         args=config,
-        train_dataset=Dataset.from_list([{"prompt": json.loads(line)} for line in prompts]),
+        train_dataset=Dataset.from_list(rows),
         callbacks=[turns],
     )
+    for name, parameter in trainer.model.named_parameters():
+        parameter.requires_grad_(not re.search("vision_tower|projector", name))
     trainer.train()
 
 

@@ -130,27 +130,11 @@ class TrlSide:
     """TRL in a separate process, which works only in its turn."""
 
     def __init__(
-        self, python: Path, size: str, folder: Path, updates: int, device: str, timeout: float
+        self, python: Path, settings: Mapping[str, Any], folder: Path, timeout: float
     ) -> None:
         self.timeout, self.folder = timeout, folder / "trl"
         self.folder.mkdir()
-        settings = TRL[size] | {
-            "dtype": number_type(device).dtype,
-            "folder": str(self.folder),
-            "checkpoint": str(folder / "model"),
-            "prompts": str(folder / "prompts.jsonl"),
-            "model": {},
-            "warm_up": WARM_UP,
-            "updates": updates,
-            "threads": THREADS,
-            "taught": size in TAUGHT,
-            "device": device,
-            "seed": SEED,
-            "completions": COMPLETIONS[size],
-            "group_size": GROUP,
-            "max_tokens": MAX_TOKENS,
-            "learning_rate": LEARNING_RATE,
-        }
+        settings = {**settings, "folder": str(self.folder)}
         (self.folder / "settings.json").write_text(json.dumps(settings))
         self.errors = self.folder / "stderr"
         with self.errors.open("w") as errors:
@@ -200,11 +184,36 @@ class TrlSide:
         return line
 
 
+def trl_settings(size: str, folder: Path, updates: int, device: str) -> dict[str, Any]:
+    """TRL's settings; `folder` holds the model and the prompts."""
+    return TRL[size] | {
+        "dtype": number_type(device).dtype,
+        "checkpoint": str(folder / "model"),
+        "prompts": str(folder / "prompts.jsonl"),
+        "model": {},
+        "warm_up": WARM_UP,
+        "updates": updates,
+        "threads": THREADS,
+        "taught": size in TAUGHT,
+        "device": device,
+        "seed": SEED,
+        "completions": COMPLETIONS[size],
+        "group_size": GROUP,
+        "max_tokens": MAX_TOKENS,
+        "learning_rate": LEARNING_RATE,
+    }
+
+
+def vowels(taught: bool) -> dict[str, Any]:
+    """The same single reward as TRL's; one without a format for a model that was not `taught`."""
+    reward = {"name": "vowels", "function": "vs_trl_reward.custom", "weight": 1}
+    if not taught:
+        reward |= {"function": "vs_trl_reward.plain_custom", "malformed": True}
+    return dict.fromkeys(("format", "correctness", "length", "language"), 0) | {"custom": [reward]}
+
+
 def our_config(size: str, folder: Path, device: str, run: Path) -> Config:
     """Our side's config; `folder` holds the model and the problems."""
-    reward = {"name": "vowels", "function": "vs_trl_reward.custom", "weight": 1}
-    if size not in TAUGHT:
-        reward |= {"function": "vs_trl_reward.plain_custom", "malformed": True}
     raw: dict[str, dict[str, Any]] = {
         "placement": {},
         "data": {"train": str(folder / "problems.jsonl"), "eval": None},
@@ -219,11 +228,7 @@ def our_config(size: str, folder: Path, device: str, run: Path) -> Config:
         },
         "generator": {"device": device},
         "trainer": {"device": device, "learning_rate": LEARNING_RATE},
-        # The same single reward as TRL's.
-        "verifier": {
-            "reward": dict.fromkeys(("format", "correctness", "length", "language"), 0)
-            | {"custom": [reward]}
-        },
+        "verifier": {"reward": vowels(size in TAUGHT)},
         "checkpoint": {"every": 10**6},
     }
     for section, values in OURS[size].items():
@@ -238,17 +243,15 @@ def our_config(size: str, folder: Path, device: str, run: Path) -> Config:
     )
 
 
-def our_turn(size: str, folder: Path, updates: int, device: str, number: int) -> Turn:
+def our_turn(config: Config, updates: int) -> Turn:
     """Run our side; the first WARM_UP updates are not counted."""
-    run = folder / f"run-{number}"
-    config = our_config(size, folder, device, run)
 
     def stop_when_done(metrics: Mapping[str, Any]) -> None:
         if metrics["update"] == WARM_UP + updates:
             signal.raise_signal(signal.SIGINT)  # like Ctrl-C
 
     train(config, quiet=True, report=False, on_update=stop_when_done)
-    lines = (run / "metrics.jsonl").read_text().splitlines()[: WARM_UP + updates]
+    lines = (Path(config.run_dir) / "metrics.jsonl").read_text().splitlines()[: WARM_UP + updates]
     before, *rows = (json.loads(line) for line in lines[WARM_UP - 1 :])
     walls = [before["wall_seconds"], *(r["wall_seconds"] for r in rows)]
     seconds = walls[-1] - walls[0]
@@ -257,7 +260,7 @@ def our_turn(size: str, folder: Path, updates: int, device: str, number: int) ->
         r["generator_tokens_per_second"] * (now - then)
         for r, then, now in zip(rows, walls[:-1], walls[1:], strict=True)
     )
-    length = trained / (updates * COMPLETIONS[size])
+    length = trained / (updates * config.pipeline.n_batch)
     return Turn(min(trained, generated) / seconds, length, seconds)
 
 
@@ -331,8 +334,8 @@ class Ended:
     """The turns that have ended. They are kept in a file until the comparison is complete, so that
     the same command goes on after the last of them."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self._path, self._command = BUILD / "vs_trl.jsonl", list(command)
+    def __init__(self, path: Path, command: Sequence[str]) -> None:
+        self._path, self._command = path, list(command)
         self._path.parent.mkdir(exist_ok=True)
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         rows = [row for row in map(json.loads, lines) if row["command"] == self._command]
@@ -360,10 +363,12 @@ def compare(size: str, python: Path, args: argparse.Namespace, ended: Ended) -> 
     with tempfile.TemporaryDirectory(prefix="vs_trl-") as name:
         folder = Path(name)
         prepare(size, folder)
-        with TrlSide(python, size, folder, args.trl_updates, args.device, args.timeout) as trl:
+        settings = trl_settings(size, folder, args.trl_updates, args.device)
+        with TrlSide(python, settings, folder, args.timeout) as trl:
 
             def ours_of(number: int) -> list[float]:
-                turn = our_turn(size, folder, args.updates, args.device, number)
+                config = our_config(size, folder, args.device, folder / f"run-{number}")
+                turn = our_turn(config, args.updates)
                 return [*turn, two_core_bound(folder, number)]
 
             for number in range(args.rounds):
@@ -431,7 +436,7 @@ def main() -> None:
     print(f"{chosen.dtype} on both sides: {chosen.reason}")
     print("trained completion tokens/s: median (range)")
     print("  each turn: tokens/s, tokens a completion, seconds; of ours also the bound")
-    ended = Ended(sys.argv[1:])
+    ended = Ended(BUILD / "vs_trl.jsonl", sys.argv[1:])
     results = [compare(size, python, args, ended) for size in args.models]
     print(
         f"{'model':>7} {'TRL':>20} {'ours':>22} {'ratio':>18} {'bound':>6} {'of bound':>17}"

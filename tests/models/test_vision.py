@@ -1,6 +1,7 @@
 """Images in prompts: tokens as the model's processor writes them, and the same numbers from the
 whole model, from decoding and from packed rows of training."""
 
+import json
 import subprocess
 import sys
 from array import array
@@ -25,8 +26,8 @@ from tramontane.trainer.head import plain_predictions
 from tramontane.trainer.rows import pack_row
 from tramontane.types import INSERTED, Completion, Illustrated, SamplingParams, floats, ints
 
-GIVEN = ("image_sizes", "pixel_attention_mask", "image_grid_thw")
-QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+GIVEN = ("image_sizes", "pixel_attention_mask", "image_grid_thw", "image_position_ids")
+QWEN = tuple(kind for kind in FAMILIES if "qwen" in kind)
 SIZES = [{"width": 40, "height": 30}, {"width": 90, "height": 20, "seed": 1}]
 
 
@@ -66,7 +67,7 @@ def predicted(model, made, completion):
     rest = {k: v for k, v in made.items() if k in ("pixel_values", *GIVEN)}
     # Of the prompt's tokens, as the processors of some families say: 1 for one of an image.
     kinds = (ids == model.config.image_token_id).int()
-    names = {"gemma3": "token_type_ids"} | dict.fromkeys(QWEN, "mm_token_type_ids")
+    names = {"gemma3": "token_type_ids"} | dict.fromkeys((*QWEN, "gemma4"), "mm_token_type_ids")
     if name := names.get(model.config.model_type):
         rest[name] = kinds
     logits = model(input_ids=ids, **rest).logits[0]
@@ -98,7 +99,10 @@ def test_tokens_and_numbers_are_those_of_the_whole_model(wrapper):
     while len(found) < 2:
         found += generator.step()
     assert generator.stats()["prefill_tokens"] == len(prompt_ids) - 1  # once for the group
-    for completion in found:
+    # The whole model refuses a sampled image token, which is text here.
+    ordinary = [c for c in found if model.config.image_token_id not in c.token_ids]
+    assert ordinary
+    for completion in ordinary:
         expected = whole_logprobs(model, made, completion.token_ids.tolist())
         torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-4, rtol=0)
     # Training: the group shares its prompt in a row.
@@ -236,23 +240,68 @@ def test_positions_are_those_of_the_whole_model(wrapper):
     assert vision.shift(ids, []) == 0
 
 
+def mutual_of(folder):
+    """What a row of two prompts with an image each says of tokens that see each other, and where
+    the image is."""
+    image, vision = uri(), Vision(folder)
+    ids = encoder_of(folder).encode(Illustrated("What?", [image]))
+    prompts = [Pictured(n * len(ids), ids, [image], (n + 1) * len(ids)) for n in (0, 1)]
+    with vision.entering(load_model(folder), prompts, pack([ids, ids])) as inputs:
+        packing = inputs["packing"]
+    token = vision.processor.token_id
+    return packing, ids.index(token), ids.count(token)
+
+
 def test_tokens_of_neighboring_patches_see_each_other_in_gemma(wrapper):
     model, folder = wrapper
-    if model.config.model_type != "gemma3":
-        assert not Vision(folder).processor.family.mutual
+    kind = model.config.model_type
+    if kind not in ("gemma3", "gemma4"):
+        assert Vision(folder).processor.family.mutual is None
         return
-    image = uri()
-    ids = encoder_of(folder).encode(Illustrated("What?", [image]))
-    row = pack([ids, ids])
-    prompts = [Pictured(n * len(ids), ids, [image], (n + 1) * len(ids)) for n in (0, 1)]
-    with Vision(folder).entering(load_model(folder), prompts, row) as inputs:
-        packing = inputs["packing"]
-    start = ids.index(model.config.image_token_id)
-    assert packing.mutual == {0: [(start, start + 4)], 1: [(start, start + 4)]}
+    made = dict(by_processor(folder, Illustrated("What?", [uri()]), [uri()]))
+    kinds = {"gemma3": "token_type_ids", "gemma4": "mm_token_type_ids"}[kind]
+    known = {k: v for k, v in made.items() if k in ("input_ids", "pixel_values", *GIVEN)}
+    of_image = (made["input_ids"] == model.config.image_token_id).int()
+    with torch.no_grad():  # transformers does so only if it is told which tokens are an image's
+        told, plain = model(**known, **{kinds: of_image}), model(**known)
+    assert (told.logits - plain.logits).abs().max() > 1e-2
+    packing, start, count = mutual_of(folder)
+    end = start + count
+    assert packing.mutual == {0: [(start, end)], 1: [(start, end)]}
     # Within a sliding window, a token sees all that follow it in its image, and few before it.
-    seen = packing.blocks[1].mask(3)[start : start + 4, start : start + 4].int().tolist()
-    assert seen == [[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]]
-    assert not packing.blocks[1].mask(None)[start - 1, start]
+    seen = packing.blocks[1].mask(3)[start:end, start:end]
+    expected = torch.ones(count, count).triu(-2).bool()
+    assert torch.equal(seen, expected)
+    whole = packing.blocks[1].mask(None)
+    assert not whole[start - 1, start]
+    assert whole[start, end - 1] == (kind == "gemma3")  # Gemma 4: not in layers without a window
+
+
+def test_small_gemmas_4_see_images_as_text(tmp_path):
+    """The config of E2B and E4B does not ask for more."""
+    write_wrapper(tmp_path, "gemma4")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["text_config"]["use_bidirectional_attention"] = None
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert mutual_of(str(tmp_path))[0].mutual == {}
+
+
+def test_an_image_is_padding_to_the_embeddings_of_gemmas_layers(wrapper):
+    """Its feature is in the ordinary embeddings alone."""
+    model, folder = wrapper
+    half, image, vision, seen = load_model(folder), uri(), Vision(folder), []
+    table = getattr(half.base_model, "embed_tokens_per_layer", None)
+    assert (table is not None) == (model.config.model_type == "gemma4")
+    if table is None:
+        return
+    ids = encoder_of(folder).encode(Illustrated("What?", [image]))
+    table.register_forward_hook(lambda _, given, __: seen.append(given[0][0].tolist()))
+    row = pack([ids])
+    with vision.entering(half, [Pictured(0, ids, [image], len(ids))], row) as inputs:
+        half(**inputs)
+    half(**row)  # the hook is gone
+    token, padding = vision.processor.token_id, half.config.pad_token_id
+    assert seen == [[padding if i == token else i for i in ids], ids]
 
 
 def test_smolvlm_writes_what_transformers_would(tmp_path):

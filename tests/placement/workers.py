@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -37,6 +38,14 @@ class Worker:
     def note(self, n: int) -> list[int]:
         self.calls.append(n)
         return list(self.calls)
+
+    def images(self, *values: Any) -> list[tuple[str, str]]:
+        """The type and the content of all images of requests and batches."""
+        found = []
+        for value in values:
+            sequences = value if isinstance(value, list) else value.sequences
+            found += [(type(i).__name__, i) for one in sequences for i in one.images]
+        return found
 
     def pid(self) -> int:
         return os.getpid()

@@ -104,6 +104,45 @@ def test_a_run_on_images_is_resumed_evaluated_and_goes_back_into_its_parent(give
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_workers_on_ray_see_what_the_trainer_sees(given, tmp_path):
+    placement = {"kind": "ray"}
+    assert train(settings(given, tmp_path / "run", placement=placement)).finished
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ages = [row["mismatch_age_0"] for row in map(json.loads, lines) if "mismatch_age_0" in row]
+    assert len(ages) == 3 and max(ages) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3_5", "gemma4", "llava_next"])
+def test_a_family_is_trained_with_adapters_and_resumed(tmp_path, kind):
+    """Adapters, their merged weights, a resumed run, an evaluation and the way back, where an image
+    changes more than embeddings."""
+    write_wrapper(tmp_path / "model", kind)
+    rows = [{"problem": "How many?", "answer": f"{n}", "image": uri(seed=n)} for n in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out, trainer = tmp_path / "run", {"dtype": "float32", "learning_rate": 1e-2}
+    config = settings(tmp_path, out, trainer=trainer | {"lora": {"rank": 4}})
+    assert not train(config, stop_after=1).finished
+    assert train(resume=out).finished
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    ages = [row["mismatch_age_0"] for row in map(json.loads, lines) if "mismatch_age_0" in row]
+    assert ages and max(ages) < 1e-4
+    weights = max((out / "checkpoints").glob("update_*")) / "weights"
+    assert tramontane.evaluate(weights).n_problems == 2
+    transplant(str(weights), str(tmp_path / "model"), tmp_path / "whole")
+    before, after = (
+        AutoModelForImageTextToText.from_pretrained(tmp_path / name) for name in ("model", "whole")
+    )
+    changed = {
+        name
+        for name, tensor in before.named_parameters()
+        if not torch.equal(tensor, after.get_parameter(name))
+    }
+    assert changed and all("language_model" in name for name in changed)
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("how", [{"lora": {"rank": 4}}, {"ranks": 2}])
 def test_adapters_and_ranks_train_on_images(given, tmp_path, how):
@@ -151,7 +190,6 @@ def test_generate_with_an_image(given):
     ("keys", "says"),
     [
         ({"generator": {"kind": "vllm"}}, "generator.kind"),
-        ({"placement": {"kind": "ray"}}, "placement.kind"),
         ({"trainer": {"ranks": 2, "context_parallel": 2}}, "trainer.context_parallel"),
         ({"model": "tiny"}, "takes no images"),
     ],

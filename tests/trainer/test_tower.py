@@ -95,6 +95,13 @@ def test_gradients_are_those_of_the_whole_model(wrapper: tuple[Any, str]) -> Non
     assert reached > len(trained) / 2
 
 
+def test_every_family_has_a_projector(wrapper: tuple[Any, str]) -> None:
+    """It is a part of what is trained, and nothing for sound is."""
+    projector, every = (set(Vision(wrapper[1]).train(what)) for what in ("projector", "all"))  # type: ignore[arg-type]
+    assert projector and projector < every
+    assert not [name for name in every if "audio" in name]
+
+
 @pytest.mark.parametrize("what", ["frozen", "projector", "all"])
 def test_what_is_named_is_trained_and_nothing_else(folder: str, what: str) -> None:
     trainer = Trainer.load(folder, config_of(what), 3)

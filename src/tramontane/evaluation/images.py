@@ -63,7 +63,6 @@ def _unsupported(
         ),
         "generator.kind": ("vLLM's generators", generator.kind == "vllm"),
         "generator.interruption": ("interrupted thoughts", generator.interruption),
-        "placement.kind": ("Ray's workers", config.placement.kind == "ray"),
         "data.environment, data.tools": ("environments and tools", config.converses),
         "verifier.judge": ("judges", config.verifier.judge),
     }

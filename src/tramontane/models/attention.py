@@ -263,8 +263,8 @@ def _mixed_attention(
 
 
 def _effective_window(window: int | None, block: Block) -> int | None:
-    """The sliding window if it hides any key of the block, else None."""
-    return window if (window or block.keys) < block.keys else None
+    """The sliding window if it changes what a query of the block sees, else None."""
+    return window if block.in_windows or (window or block.keys) < block.keys else None
 
 
 class _ShortAttention(torch.autograd.Function):

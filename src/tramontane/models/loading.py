@@ -199,6 +199,11 @@ def load_tower(model: str, dtype: torch.dtype) -> Any:
     text.num_hidden_layers = 0  # of the text half only the embeddings are read
     if getattr(text, "layer_types", None):
         text.layer_types = []
+    for key in ("num_kv_shared_layers", "hidden_size_per_layer_input"):  # Gemma 4's
+        if getattr(text, key, None):
+            setattr(text, key, 0)
+    if getattr(own, "audio_config", None) is not None:
+        own.audio_config = None
     auto = AutoModelForImageTextToText
     loaded, info = _from_pretrained(auto, model, output_loading_info=True, config=own, dtype=dtype)
     if lacking := sorted(info["missing_keys"]):

@@ -88,6 +88,7 @@ class Packing:
         device: device of the row.
         mutual: by sequence, spans (start, end) of its own tokens that see each other in both
             directions.
+        in_windows: they do so only in layers with a sliding window.
 
     Attributes:
         blocks: in the order of the row.
@@ -108,6 +109,7 @@ class Packing:
         continues: Sequence[int | None],
         device: torch.device | str = "cpu",
         mutual: Mapping[int, Sequence[tuple[int, int]]] | None = None,
+        in_windows: bool = False,
     ) -> None:
         self.lengths, self.continues, self.device = lengths, continues, torch.device(device)
         self.mutual = mutual or {}
@@ -126,6 +128,7 @@ class Packing:
                 else Block(run_lengths, self.device, block_of[context], lengths[context])
             )
             self.blocks[-1].mutual = self.mutual.get(run[0], ())
+            self.blocks[-1].in_windows = in_windows
             self.sizes.append(sum(run_lengths))
         self.short = [(i, block) for i, block in enumerate(self.blocks) if block.short]
         self.long = [(i, block) for i, block in enumerate(self.blocks) if not block.short]
@@ -142,16 +145,16 @@ class Packing:
         shared.exchange = exchange
         return shared
 
-    def seeing(self, spans: Sequence[tuple[int, int]]) -> Packing:
+    def seeing(self, spans: Sequence[tuple[int, int]], in_windows: bool = False) -> Packing:
         """The same row with spans (start, end) of its places that see each other in both
-        directions, each within one sequence."""
+        directions, each within one sequence; `in_windows`: only in layers with a sliding window."""
         mutual: dict[int, list[tuple[int, int]]] = {}
         ends = [*accumulate(self.lengths)]
         for start, end in spans:
             owner = bisect_right(ends, start)
             first = ends[owner] - self.lengths[owner]
             mutual.setdefault(owner, []).append((start - first, end - first))
-        return Packing(self.lengths, self.continues, self.device, mutual)
+        return Packing(self.lengths, self.continues, self.device, mutual, in_windows)
 
     def in_chunks(self, size: int) -> Packing:
         """The same row in chunks of `size` positions, for attention within each chunk: a sequence
@@ -247,7 +250,7 @@ class Block:
     """A padded [B, L] rectangle of sequences, which may all continue one other sequence and then
     see its keys before their own. Padding follows a row's last token, where causal attention does
     not see it; L is the longest length, rounded up. A block of one sequence may have spans of it
-    that are `mutual`, as in `Packing`.
+    that are `mutual`, all of it or `in_windows`, as in `Packing`.
 
     Args:
         lengths: lengths of the B sequences.
@@ -257,6 +260,7 @@ class Block:
     """
 
     mutual: Sequence[tuple[int, int]] = ()
+    in_windows = False
 
     def __init__(
         self,
@@ -296,7 +300,7 @@ class Block:
         query = torch.arange(self.longest, device=self.device) + self.before
         distance = query[:, None] - torch.arange(self.keys, device=self.device)
         seen = distance >= 0
-        for start, end in self.mutual:
+        for start, end in self.mutual if window or not self.in_windows else ():
             seen[start:end, self.before + start : self.before + end] = True
         return seen & (distance < (window or self.keys))
 

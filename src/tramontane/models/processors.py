@@ -112,6 +112,20 @@ class QwenTokens(ImageTokens):
         return str(self.image_token * (patches // self.image_processor.merge_size**2))
 
 
+class GemmaTokens(ImageTokens):
+    """Gemma 4's: as many tokens as patches were merged, between `boi_token` and `eoi_token`. All of
+    them are named by the tokenizer."""
+
+    def __init__(self, image_processor: Any = None, tokenizer: Any = None, **given: Any) -> None:
+        super().__init__(image_processor, tokenizer, image_token=tokenizer.image_token)
+
+    def replace_image_token(self, image_inputs: dict, image_idx: int, **_: Any) -> str:
+        """The tokens of an image."""
+        count = int(image_inputs["num_soft_tokens_per_image"][image_idx])
+        names = self.tokenizer
+        return str(names.boi_token + names.image_token * count + names.eoi_token)
+
+
 def smolvlm(pixels: Any, tokenizer: Any, **given: Any) -> Idefics3Processor:
     """The processor of SmolVLM, whose image tokens are those of Idefics 3."""
     return Idefics3Processor(pixels, tokenizer, image_seq_len=given.get("image_seq_len", 169))
@@ -119,6 +133,7 @@ def smolvlm(pixels: Any, tokenizer: Any, **given: Any) -> Idefics3Processor:
 
 OWN: dict[str, Callable[..., Any]] = {
     "PixtralProcessor": PixtralTokens,
+    "Gemma4Processor": GemmaTokens,
     "Qwen2VLProcessor": QwenTokens,
     "Qwen2_5_VLProcessor": QwenTokens,
     "Qwen3VLProcessor": QwenTokens,

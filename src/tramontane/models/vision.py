@@ -39,14 +39,15 @@ class Family(NamedTuple):
     """What a family's images change beyond the embeddings of their tokens.
 
     Attributes:
-        mutual: neighboring image tokens see each other in both directions.
+        mutual: where neighboring image tokens see each other in both directions: in all layers, or
+            in those with a sliding window, if the config says so. None: nowhere.
         positions: how channels of the rotary embeddings share the three parts of a position: time,
             height and width. `sections`: one block of channels after another; `interleaved`: in
             turn. None: positions count tokens.
         deep: features are also added to the outputs of the first layers.
     """
 
-    mutual: bool = False
+    mutual: Literal["all", "windows"] | None = None
     positions: Literal["sections", "interleaved"] | None = None
     deep: bool = False
 
@@ -54,17 +55,22 @@ class Family(NamedTuple):
 FAMILIES = {
     "mistral3": Family(),
     "llava": Family(),
+    "llava_next": Family(),
     "idefics3": Family(),
     "smolvlm": Family(),
-    "gemma3": Family(mutual=True),
+    "gemma3": Family(mutual="all"),
+    "gemma4": Family(mutual="windows"),
     "qwen2_vl": Family(positions="sections"),
     "qwen2_5_vl": Family(positions="sections"),
     "qwen3_vl": Family(positions="interleaved", deep=True),
+    "qwen3_vl_moe": Family(positions="interleaved", deep=True),
+    "qwen3_5": Family(positions="interleaved"),
+    "qwen3_5_moe": Family(positions="interleaved"),
 }
 CACHED_BYTES = 2**28  # of features kept
 PUBLISHED = "vision:"  # precedes their names on the way to generators
 _PROJECTOR = re.compile(
-    r"(?:^|\.)(?:multi_modal_projector|connector|merger|deepstack_merger_list)\."
+    r"(?:^|\.)(?:multi_modal_projector|connector|merger|deepstack_merger_list|embed_vision)\."
 )
 
 
@@ -124,7 +130,13 @@ class ImageProcessor:
     @cached_property
     def family(self) -> Family:
         """What the model's images change."""
-        return FAMILIES[load_own_config(self.parent).model_type]
+        own = load_own_config(self.parent)
+        family = FAMILIES[own.model_type]
+        if family.mutual == "windows" and (
+            own.get_text_config().use_bidirectional_attention != "vision"
+        ):
+            return family._replace(mutual=None)
+        return family
 
     @cached_property
     def token_id(self) -> int:
@@ -282,12 +294,18 @@ class Vision:
         def put(_: Any, __: Any, embedded: torch.Tensor) -> torch.Tensor:
             return embedded.index_copy(1, at, features.to(embedded.dtype))
 
-        table: Any = model.get_input_embeddings()
+        def pad(_: Any, given: Any) -> Any:
+            return given[0].index_fill(1, at, model.config.pad_token_id)
+
+        family, table = self.processor.family, model.get_input_embeddings()
         with ExitStack() as hooks:
             hooks.callback(table.register_forward_hook(put).remove)
-            if self.processor.family.mutual:
-                inputs = {**inputs, "packing": inputs["packing"].seeing([*runs(places)])}
-            if self.processor.family.positions:
+            if family.mutual:
+                packing = inputs["packing"].seeing([*runs(places)], family.mutual == "windows")
+                inputs = {**inputs, "packing": packing}
+            if of_layers := getattr(model.base_model, "embed_tokens_per_layer", None):
+                hooks.callback(of_layers.register_forward_pre_hook(pad).remove)
+            if family.positions:
                 triples = self._triples(prompts, inputs["position_ids"])
                 modules = model.named_modules()
                 rotary: Any = next(m for name, m in modules if name.endswith("rotary_emb"))

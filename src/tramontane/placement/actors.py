@@ -43,6 +43,7 @@ from tramontane.placement.handle import (
     WorkerDied,
     WorkerLost,
 )
+from tramontane.placement.pictures import Pictures
 from tramontane.placement.printed import result_of
 from tramontane.placement.ranks import (
     COLLECTIVE_SECONDS,
@@ -78,8 +79,10 @@ class ActorHandle:
         options: dict[str, Any],
         heartbeat: float,
         note: Callable[..., None] = lambda name, **facts: None,
+        pictures: Pictures | None = None,
     ) -> None:
         self.name, self._heartbeat, self._note = name, heartbeat, note
+        self.pictures = pictures or Pictures()
         options = {"max_restarts": 0, "max_task_retries": 0, **options}
         self._actor: Any = _ActorClass.options(**options).remote()
         self._place: tuple[str, int] | None = None  # node and process, while known to be alive
@@ -166,7 +169,7 @@ class ActorHandle:
 
     def _call_worker(self, method: str, *args: Any) -> Any:
         self._send(*args)
-        return self._call(method, self._actor.call, method, *args)
+        return self._call(method, self._actor.call, method, *map(self.pictures.sent, args))
 
     def _send(self, *args: Any) -> None:
         """Send the folders among the arguments that the actor's machine lacks."""
@@ -247,7 +250,8 @@ class ActorRanks:
 
     def _broadcast(self, method: str, args: tuple[Any, ...]) -> Any:
         # Serialized once, and shared by the ranks through Ray.
-        stored = [arg if isinstance(arg, Folder) else ray.put(arg) for arg in args]
+        sent = map(self._ranks[0].pictures.sent, args)
+        stored = [arg if isinstance(arg, Folder) else ray.put(arg) for arg in sent]
         return self._result([rank.submit(method, *stored) for rank in self._ranks])
 
     def _start(self, make: Callable[[], Any], backend: str) -> None:
@@ -291,6 +295,7 @@ class Cluster:
 
     def __init__(self, config: Config, note: Callable[..., None]) -> None:
         self._config, self._note, self.seats = config, note, seats(config, None)
+        self._pictures = Pictures()
         cpus, gpus = self._needs()
         # A cluster that the caller started, e.g. in a notebook, is used and left running.
         self._ours = not ray.is_initialized()
@@ -394,7 +399,8 @@ class Cluster:
     def _actor(self, name: str, options: dict[str, Any]) -> ActorHandle:
         if self._config.placement.weights == "nixl":
             options = options | {"enable_tensor_transport": True}
-        return ActorHandle(name, options, self._config.timeouts.heartbeat, self._note)
+        heartbeat = self._config.timeouts.heartbeat
+        return ActorHandle(name, options, heartbeat, self._note, self._pictures)
 
     def _needs(self) -> tuple[float, float]:
         """CPUs and GPUs of all workers."""
