@@ -13,13 +13,31 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.evaluation.comparison import Measured, markdown
 from tramontane.evaluation.conversed import ConversationFigures, transcript
+from tramontane.evaluation.evaluate import summarize
 from tramontane.evaluation.thinking import ThinkingCounter
 from tramontane.models.loading import load_tokenizer
 from tramontane.pages import render
 from tramontane.types import INSERTED, Completion, TurnRecord
 
 TALK = {"data.environment": "tests.controller.talking:Talk", "conversation.reward": "sum"}
+RATES = ["format_rate"]
 OPTIONS: dict[str, Any] = {"max_tokens": 48, "temperature": 0.0, "device": "cpu"}
+
+
+def test_the_format_is_compared_where_it_is_rewarded() -> None:
+    row = {
+        "group": 0, "verdict": "right", "parts": {"language": 0.0}, "reason": "", "answer": "2",
+        "thinking_tokens": 3, "tokens": 5, "domain": "math", "language": "en", "difficulty": 1,
+        "finish_reason": "stop",
+    }  # fmt: skip
+    result = summarize([row])
+    for rates, shown in ((RATES, True), ([], False)):
+        suite = {"tiny": Measured(result, None, 0, rates), "other": Measured(result, None, 0, [])}
+        text = markdown({"sums": suite})
+        page = render("evaluation/comparison.html.j2", title="", found={"sums": suite})
+        assert ("| format |" in text, ">format<" in page) == (shown, shown)
+        lines = [line for line in text.splitlines() if line.startswith("|")]
+        assert len({line.count("|") for line in lines}) == 1
 
 
 def measured(file: Path, **settings: Any) -> tuple[Any, list[dict[str, Any]]]:
@@ -60,9 +78,9 @@ def test_conversations_are_evaluated(
     figures = result.conversations
     assert figures.mean_turns == sum(map(sum, by_problem)) / 6 > 1
     shown = f"| {figures.mean_turns:.2f} | 0.00 | 1.000 | |"  # calls, and those that parse
-    assert shown in markdown({"games": {"tiny": Measured(result, None, 0)}})
-    sums = Measured(replace(result, conversations=None), None, 0)
-    games = {"tiny": Measured(result, None, 0), "sums": sums}
+    assert shown in markdown({"games": {"tiny": Measured(result, None, 0, RATES)}})
+    sums = Measured(replace(result, conversations=None), None, 0, RATES)
+    games = {"tiny": Measured(result, None, 0, RATES), "sums": sums}
     suites = {"games": games, "sums": {"tiny": sums, "sums": sums}}
     pages = markdown(suites), render("evaluation/comparison.html.j2", title="", found=suites)
     assert pages[0].count("turns |") == 1 and pages[1].count(">turns<") == 1

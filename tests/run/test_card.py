@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,25 @@ def test_the_card_has_figures_recipe_and_the_base_models_license(private: Path) 
     assert "| before RL | 0.250 [" in text and "| after RL | 0.750 [" in text
     assert "| learning rate | 0.0001 |" in text
     assert "| reward | format 0.1, correctness 0.9, length 0.1, language 0.1 |" in text
+
+
+def test_the_card_has_no_rate_that_nothing_rewards(private: Path) -> None:
+    prepared = ready(private)
+    config = prepared.config.model_copy(
+        update={
+            "data": prepared.config.data.model_copy(update={"environment": "guessing"}),
+            "conversation": prepared.config.conversation.model_copy(update={"reward": "last"}),
+            "verifier": prepared.config.verifier.model_copy(
+                update={"reward": prepared.config.verifier.reward.alone(correctness=1.0)}
+            ),
+        }
+    )
+    results = {"after": {HELD_OUT: measured([True, True, True, False])}}
+    for prepared, shown in ((prepared, True), (replace(prepared, config=config), False)):
+        text = write_card(private, prepared, results, SUMMARY).read_text()
+        table = [line for line in text.splitlines() if line.startswith("|")][:3]
+        assert ("| format |" in table[0]) is shown
+        assert len({line.count("|") for line in table}) == 1
 
 
 def test_a_license_that_is_not_known_is_left_to_the_user(private: Path) -> None:

@@ -2,11 +2,14 @@
 
 import pytest
 
+from tramontane.config import Config
+from tramontane.config.verifier import RewardConfig
 from tramontane.run.metrics import effort_metrics, reward_metrics
 from tramontane.types import Completion, Group, Problem, Verdict
 
 FAILED, PLACE = "reward 'brevity': KeyError: ", "my_rewards.py:6, in brevity"
 PARTS = ("format", "correctness", "length", "language")
+SHOWN = (*PARTS, "format_rate", "language_rate")
 
 
 class Counted:
@@ -27,7 +30,7 @@ def group(*outcomes: str, effort: str | None = None) -> Group:
 
 def test_means_are_over_the_judged_completions() -> None:
     groups = [group("right", "unscorable", "wrong"), group("unscorable")]
-    found = reward_metrics(groups, PARTS, {None: Counted()})
+    found = reward_metrics(groups, SHOWN, {None: Counted()})
     assert found["reward"] == found["pass_rate"] == found["reward_correctness"] == 0.5
     assert (found["format_rate"], found["unscorable_rate"]) == (1, 0.5)
     assert found["completion_tokens"] == 1
@@ -35,9 +38,23 @@ def test_means_are_over_the_judged_completions() -> None:
 
 
 def test_without_a_judged_completion_there_is_no_mean() -> None:
-    found = reward_metrics([group("unscorable")], PARTS, {None: Counted()})
+    found = reward_metrics([group("unscorable")], SHOWN, {None: Counted()})
     assert found["unscorable_rate"] == 1 and found.keys().isdisjoint({"reward", "pass_rate"})
     levels = [group("unscorable", effort="low"), group("right", "unscorable", effort="high")]
     rates = effort_metrics(levels, {"low": Counted(), "high": Counted()})
     assert rates["effort_pass_rate"] == {"high": pytest.approx(1.0)}
     assert rates["effort_completion_tokens"] == {"low": 1, "high": 1}
+
+
+def test_parts_and_rates_that_nothing_rewards_are_not_recorded() -> None:
+    config = Config.model_validate(
+        {"data": {"train": "rows.jsonl", "environment": "guessing"}, "conversation": {"reward": "last"}}
+    )  # fmt: skip
+    shown = [*config.verifier.reward.rewarded, *config.evaluated_rates]
+    found = reward_metrics([group("right", "wrong")], shown, {None: Counted()})
+    parts = {key for key in found if key.startswith("reward") or key.endswith("_rate")}
+    assert parts == {
+        "reward", "reward_correctness", "pass_rate", "unscorable_rate", "length_limited_rate"
+    }  # fmt: skip
+    rest = RewardConfig(custom=({"function": "my.brevity", "weight": -0.5},), language=0)
+    assert rest.rewarded == ["format", "correctness", "length", "brevity"]

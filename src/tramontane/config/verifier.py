@@ -82,6 +82,13 @@ class RewardConfig(Section):
         """Names of the parts of a verdict's reward."""
         return (*AXES, *(("judge",) if self.judge else ()), *(c.name for c in self.custom))
 
+    @property
+    def rewarded(self) -> list[str]:
+        """The parts that have a weight."""
+        weights = {name: getattr(self, name) for name in (*AXES, "judge")}
+        weights |= {custom.name: custom.weight for custom in self.custom}
+        return [name for name in self.parts if weights[name]]
+
     def alone(self, **defaults: float) -> RewardConfig:
         """The weights where an environment or functions alone give the reward: of the axes that are
         not set, only those in `defaults` add something."""
@@ -89,8 +96,8 @@ class RewardConfig(Section):
         return self.model_copy(update={axis: defaults.get(axis, 0.0) for axis in unset})
 
     def rates(self, *, earned: bool) -> list[str]:
-        """The figures of an evaluation, beside pass@1, that are shown: a rate that nothing rewards
-        would be 0 or 1 whatever the model writes.
+        """The figures of an evaluation, beside pass@1, that are shown, and of an update that are
+        recorded: a rate that nothing rewards would be 0 or 1 whatever the model writes.
 
         Args:
             earned: the reward of conversations is their environments'.

@@ -40,11 +40,13 @@ class Measured:
         difference: from the first model on the same problems; None for the first itself.
         left_out: problems of the suite that are excluded, since their prompts are too long for one
             of the models (`data.overlong_prompts: drop`).
+        rates: the figures that are shown (`RewardConfig.rates`).
     """
 
     result: EvaluationResult
     difference: Difference | None
     left_out: int
+    rates: Sequence[str]
 
 
 Comparison = dict[str, dict[str, Measured]]  # by suite, then by model
@@ -103,7 +105,8 @@ def compare(
                 continue_evaluation(plan[suite][model], work, file, show)
                 with Journal(file) as completions:
                     rows[model] = [r for r in completions if r["problem_id"] in found.common]
-            compared[suite] = _measured(rows, found.left_out)
+            rates = {name: settings.config.evaluated_rates for name, settings in plan[suite].items()}
+            compared[suite] = _measured(rows, found.left_out, rates)
             for model, measured in compared[suite].items():
                 file = out / suite / f"{model}.jsonl"
                 write_basis(bases[file], file, asdict(measured))
@@ -212,11 +215,13 @@ def _suite_name(source: str) -> str:
     return re.sub(r"[^\w.+-]", "-", name.removesuffix(ending))
 
 
-def _measured(rows: Mapping[str, Sequence[Row]], left_out: int) -> dict[str, Measured]:
+def _measured(
+    rows: Mapping[str, Sequence[Row]], left_out: int, rates: Mapping[str, Sequence[str]]
+) -> dict[str, Measured]:
     first, found = counts_of(next(iter(rows.values()))), {}
     for place, (model, of_model) in enumerate(rows.items()):
         difference = paired_difference(first, counts_of(of_model)) if place else None
-        found[model] = Measured(summarize(of_model), difference, left_out)
+        found[model] = Measured(summarize(of_model), difference, left_out, rates[model])
     return found
 
 

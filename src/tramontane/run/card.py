@@ -67,6 +67,7 @@ def write_card(
         license=license.get("license_name") or license.get("license"),
         version=VERSION,
         recipe=_recipe(config, summary),
+        format="format_rate" in config.evaluated_rates,
         rows=[
             (name, sources[name], title, result)
             for name in final

@@ -17,7 +17,9 @@ from tramontane.verifier.functions import failures
 
 
 def reward_metrics(
-    groups: Sequence[Group], parts: Sequence[str], thinking: Mapping[str | None, ThinkingCounter]
+    groups: Sequence[Group],
+    shown: Sequence[str],
+    thinking: Mapping[str | None, ThinkingCounter],
 ) -> dict[str, Any]:
     """Means over all completions of the groups; empty without groups. `failures` counts the
     completions that could not be judged, by the kind of the reason.
@@ -27,7 +29,8 @@ def reward_metrics(
 
     Args:
         groups: every group sampled and graded since the last update, including filtered groups.
-        parts: names of the reward's parts.
+        shown: names of the reward's parts and of the two rates, of which the others would be 0 or
+            1 whatever the model writes (`RewardConfig.rewarded`, `rates`).
         thinking: counts the thinking tokens of completions at each level of effort.
     """
     completions = [c for g in groups for c in g.completions]
@@ -36,7 +39,7 @@ def reward_metrics(
     if not n:
         return {}
     judged = [v for v in verdicts if v.verdict != "unscorable"]
-    return _means_of_judged(judged, parts) | {
+    return _means_of_judged(judged, shown) | {
         "unscorable_rate": 1 - len(judged) / n,
         "failures": failures(v.reason for v in verdicts if v.verdict == "unscorable"),
         "completion_tokens": sum(c.n_tokens for c in completions) / n,
@@ -48,16 +51,20 @@ def reward_metrics(
     }
 
 
-def _means_of_judged(verdicts: Sequence[Verdict], parts: Sequence[str]) -> dict[str, float]:
+def _means_of_judged(verdicts: Sequence[Verdict], shown: Sequence[str]) -> dict[str, float]:
     n = len(verdicts)
     if not n:
         return {}
+    rates = {
+        "format_rate": sum(v.verdict != "malformed" for v in verdicts) / n,
+        "language_rate": sum(v.parts["language"] > 0 for v in verdicts) / n,
+    }
+    parts = [part for part in verdicts[0].parts if part in shown]
     return {
         "reward": sum(v.reward for v in verdicts) / n,
         **{f"reward_{part}": sum(v.parts[part] for v in verdicts) / n for part in parts},
         "pass_rate": sum(v.verdict == "right" for v in verdicts) / n,
-        "format_rate": sum(v.verdict != "malformed" for v in verdicts) / n,
-        "language_rate": sum(v.parts["language"] > 0 for v in verdicts) / n,
+        **{name: rate for name, rate in rates.items() if name in shown},
     }
 
 

@@ -309,7 +309,8 @@ class Recorder:
         if batch.settings.stage:
             metrics["stage"] = batch.settings.stage
         metrics |= update.metrics
-        metrics |= reward_metrics(graded, self.config.verifier.reward.parts, self._thinking)
+        shown = [*self.config.verifier.reward.rewarded, *self.config.evaluated_rates]
+        metrics |= reward_metrics(graded, shown, self._thinking)
         metrics |= effort_metrics(graded, self._thinking)
         metrics |= trajectory_metrics(batch)
         if self.config.converses:

@@ -331,12 +331,13 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
         return table
 
     def _rows(self) -> list[_Figure]:
-        """The rows of the panel of learning, with the rewards of the user's own."""
+        """The rows of the panel of learning, with the parts of this run's reward."""
         known = [key for _, key, _, _ in _LEARNING]
         own = [key for key in self._metrics if key.startswith("reward_") and key not in known]
         place = known.index("pass_rate")
         parts = [(printable(key[7:][:LABEL]), key, number, True) for key in own]
-        return [*_LEARNING[:place], *parts, *_LEARNING[place:]]
+        rows = [*_LEARNING[:place], *parts, *_LEARNING[place:]]
+        return [row for row in rows if not self._metrics or not row[3] or row[1] in self._metrics]
 
     def _workers(self) -> Table:
         m = self._metrics
