@@ -50,9 +50,9 @@ def train(
     *,
     model: str | Path | None = None,
     data: Data | None = None,
-    rewards: Sequence[Function | str | Reward] = (),
+    rewards: Sequence[Function | str | Reward] | None = (),
     environment: Function | str | None = None,
-    tools: Sequence[Function | str] = (),
+    tools: Sequence[Function | str] | None = (),
     resume: str | Path | None = None,
     **display: Unpack[Display],
 ) -> TrainResult:
@@ -92,11 +92,17 @@ def train(
 
             folder, settings = open_run(resume, override_texts(overrides))
             return _train(settings, folder, **display)
-    talk = {"data.environment": environment, "data.tools": tools}
-    texts = override_texts(overrides) + override_texts({k: v for k, v in talk.items() if v})
+    texts = _with_talk(overrides, environment, tools)
     settings, rows = config_of(config, texts, model=model, data=data, rewards=rewards)
     with new_run(settings, rows) as (folder, settings):
         return _train(settings, folder, **display)
+
+
+def _with_talk(
+    overrides: Settings | None, environment: Function | str | None, tools: Sequence[Function | str]
+) -> list[str]:
+    talk = {"data.environment": environment, "data.tools": tools}
+    return override_texts(overrides) + override_texts({k: v for k, v in talk.items() if v})
 
 
 def train_or_resume(config: Config, **display: Unpack[Display]) -> TrainResult:
@@ -147,7 +153,9 @@ def dry_run(
     *,
     model: str | Path | None = None,
     data: Data | None = None,
-    rewards: Sequence[Function | str | Reward] = (),
+    rewards: Sequence[Function | str | Reward] | None = (),
+    environment: Function | str | None = None,
+    tools: Sequence[Function | str] | None = (),
     resume: str | Path | None = None,
     gpu: str | None = None,
     model_shape: str | None = None,
@@ -164,15 +172,16 @@ def dry_run(
     Raises:
         InputError: for the same reasons as `train`; an unknown GPU or shape.
     """
-    rewards = one_or_more(rewards)
-    _check_given(resume, config, rewards, model, data)
+    rewards, tools = one_or_more(rewards), one_or_more(tools)
+    _check_given(resume, config, [*rewards, *tools], model, data, environment)
+    overrides = _with_talk(overrides, environment, tools)
     if model_shape is not None:
         overrides = settings_without_sources(config, overrides, on_gpus=gpu is not None)
     rows: dict[str, list[dict[str, Any]]] = {}
     if resume is not None:
         from tramontane.run.folder import open_run
 
-        _, settings = open_run(resume, override_texts(overrides))
+        _, settings = open_run(resume, overrides)
     else:
         settings, rows = config_of(config, overrides, model=model, data=data, rewards=rewards)
     if model_shape is not None:

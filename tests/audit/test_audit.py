@@ -407,6 +407,23 @@ def test_idle_tests_are_found(tmp_path, code, is_found):
     assert [finding.kind for finding in result.findings] == ["tests"] * is_found
 
 
+def test_the_rows_own_solutions_run_as_before_a_run(tmp_path, caplog):
+    cases = [{"input": "4\n", "output": "8\n"}]
+    task = {"domain": "code", "problem": "Double.", "tests": {"type": "stdio", "cases": cases}}
+    rows = [
+        task | {"id": name, "solution": code, "response": program(code)}
+        for name, code in (("a", "print(2 * int(input()))"), ("b", "print(9)"), ("b", "print(9)"))
+    ]
+    given = write(tmp_path / "in.jsonl", rows)
+    recorded = {"verdict": "right", "reward": 1.0, "reason": "", "parts": {}}
+    out = write(tmp_path / "out.jsonl", [recorded | {"id": row["id"]} for row in rows])
+    result = tramontane.audit(out, rows=given)
+    assert len(result.warnings) == 1
+    said = "1 of 2 solutions tried fail their own row's tests, the first at b"
+    assert said in result.warnings[0] and said in result.report.read_text()
+    assert said in caplog.text
+
+
 def test_reference_solutions_do_not_look_like_cheats():
     files = ["humaneval_python", "humaneval_cpp", "mbpp_python", "mbpp_stdio", "stdio_problems"]
     for file in files:

@@ -35,6 +35,7 @@ def test_a_key_alone_leaves_all_others_at_their_defaults(load):
             r"custom\.0\.name: 'Style' cannot be the name of the reward .*: lower-case letters",
         ),
         ("trainer.n_batch=64", r"unknown key; it belongs to another section: pipeline\.n_batch"),
+        ("device=cpu", r"another section: .*trainer\.device"),
         ("data=[a.jsonl]", r"data: a section with keys, not .*; write data: \{train: …\}"),
         ("trainer.compile=maybe", r"trainer\.compile: Input should be 'auto', not 'maybe'\n"),
     ],
@@ -429,8 +430,19 @@ def test_a_config_of_another_command_is_named(load):
 
 
 def test_a_reward_is_named_by_its_path_alone(load):
-    (reward,) = load("verifier: {reward: {custom: [rewards.brief]}}").verifier.reward.custom
-    assert (reward.name, reward.function, reward.weight) == ("brief", "rewards.brief", 1)
+    for path in ("rewards.brief", "rewards:brief"):  # as environments and tools are named
+        (reward,) = load(f"verifier: {{reward: {{custom: ['{path}']}}}}").verifier.reward.custom
+        assert (reward.name, reward.function, reward.weight) == ("brief", "rewards.brief", 1)
+    domains = load("verifier: {domains: {sums: {verifier: 'task:check'}}}").verifier.domains
+    assert domains["sums"].verifier == "task.check"
+
+
+@pytest.mark.parametrize("path", ["my_rewards.py:brief", "./my_rewards.py:brief"])
+def test_a_file_in_place_of_a_module_is_answered_with_the_module(load, path):
+    with pytest.raises(InputError, match=r"names a file; name the function as my_rewards\.brief"):
+        load("name: x", f"verifier.reward.custom=[{{function: '{path}', name: brief}}]")
+    with pytest.raises(InputError, match=r"names a file; name the function as my_rewards\.brief"):
+        load("name: x", f"data.environment={path}")
 
 
 def test_a_supervised_config_is_parsed_with_the_same_errors(load):

@@ -66,6 +66,10 @@ def test_every_counterpart_is_a_key_and_every_name_has_an_answer() -> None:
         ("orchestrator.eval.group_size=4", "evaluation.samples"),
         ("orchestrator.train.sampling.max_completion_tokens=512", "pipeline.l_max"),
         ("deployment.num_infer_gpus=2", "generator.workers"),
+        ("reward_model.overlong_buffer.len=512", "verifier.reward.length"),  # of its section
+        ("orchestrator.buffer.online_difficulty_filtering=true", "pipeline.diversity"),
+        ("ring_attn_size=2", "trainer.context_parallel"),
+        ("rollout_func=my.rollout", "data.environment"),
     ],
 )
 def test_a_peers_key_is_answered_with_ours(override: str, key: str) -> None:

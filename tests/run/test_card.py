@@ -81,8 +81,8 @@ def test_the_card_has_no_rate_that_nothing_rewards(private: Path) -> None:
         }
     )
     results = {"after": {HELD_OUT: measured([True, True, True, False])}}
-    for prepared, shown in ((prepared, True), (replace(prepared, config=config), False)):
-        text = write_card(private, prepared, results, SUMMARY).read_text()
+    for run, shown in ((prepared, True), (replace(prepared, config=config), False)):
+        text = write_card(private, run, results, SUMMARY).read_text()
         table = [line for line in text.splitlines() if line.startswith("|")][:3]
         assert ("| format |" in table[0]) is shown
         assert len({line.count("|") for line in table}) == 1

@@ -58,6 +58,39 @@ def test_a_single_row(tmp_path: Path) -> None:
     assert "has a single problem" in warned(tmp_path, data={"train": str(file)})
 
 
+def written(tmp_path: Path, statements: list[str], answer: str = "{n}") -> str:
+    file = tmp_path / "written.jsonl"
+    rows = [{"problem": s, "answer": answer.format(n=n)} for n, s in enumerate(statements)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return warned(tmp_path, data={"train": str(file)})
+
+
+def test_a_reference_that_all_rows_share(tmp_path: Path) -> None:
+    sums = [f"What is {n} + 1?" for n in range(12)]
+    assert "all 12 problems have the same reference answer, 42" in written(tmp_path, sums, "42")
+    assert written(tmp_path, sums[:4], "42") == ""
+
+
+@pytest.mark.parametrize(
+    ("statement", "what"),
+    [
+        ('[{{"role": "user", "content": "{n} + 1?"}}]', "a chat written as text"),
+        ("[{{'content': '{n} + 1?', 'role': 'user'}}]", "a chat written as text"),  # pandas' CSV
+        ("<|user|>{n} + 1?<|assistant|>", "special tokens of the model"),
+    ],
+)
+def test_statements_that_are_rendered_twice(tmp_path: Path, statement: str, what: str) -> None:
+    found = written(tmp_path, [statement.format(n=n) for n in range(6)])
+    assert f"6 of 6 problems hold {what}, the first at" in found and "written.jsonl:1" in found
+    assert written(tmp_path, [f"Is [{n}] a list of roles?" for n in range(6)]) == ""
+
+
+def test_greedy_samples_that_are_all_alike(tmp_path: Path) -> None:
+    found = warned(tmp_path, evaluation={"temperature": 0, "samples": 4})
+    assert "evaluation.samples 4: at temperature 0" in found
+    assert warned(tmp_path, evaluation={"temperature": 0, "samples": 1}) == ""
+
+
 def test_a_split_of_a_file(tmp_path: Path) -> None:
     assert "data.split 'dev' has no effect" in warned(tmp_path, data={"split": "dev"})
 

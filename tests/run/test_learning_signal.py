@@ -359,6 +359,11 @@ def test_the_diagnosis_of_a_failing_reward_speaks_of_the_reward() -> None:
         in told
     )
     assert "sandbox" not in told and "tramontane score" in told
+    reason = "environment_failed: Shop.step: KeyError: 'fig' (shop.py:6, in step)"
+    tally = Tally(Config(), str)
+    tally.add(talk(reason, None, "unscorable", "environment_failed"), FilterReason("unscorable"))
+    assert "at the line named above" in tally.diagnosis()
+    assert "tramontane score" not in tally.diagnosis()  # it calls no environment
     tally = Tally(Config(), str)
     tally.add(group("unscorable", "no sandbox works"), FilterReason("unscorable", "no sandbox"))
     assert "sandbox works on this machine" in tally.diagnosis()

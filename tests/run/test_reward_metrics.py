@@ -47,9 +47,8 @@ def test_without_a_judged_completion_there_is_no_mean() -> None:
 
 
 def test_parts_and_rates_that_nothing_rewards_are_not_recorded() -> None:
-    config = Config.model_validate(
-        {"data": {"train": "rows.jsonl", "environment": "guessing"}, "conversation": {"reward": "last"}}
-    )  # fmt: skip
+    data = {"train": "rows.jsonl", "environment": "guessing"}
+    config = Config.model_validate({"data": data, "conversation": {"reward": "last"}})
     shown = [*config.verifier.reward.rewarded, *config.evaluated_rates]
     found = reward_metrics([group("right", "wrong")], shown, {None: Counted()})
     parts = {key for key in found if key.startswith("reward") or key.endswith("_rate")}

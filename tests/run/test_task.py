@@ -158,6 +158,20 @@ def test_a_single_reward_or_tool_needs_no_list():
     assert [reward.name for reward in found.verifier.reward.custom] == ["names_the_sum"]
 
 
+def test_none_is_no_reward_and_no_tool() -> None:
+    assert one_or_more(None) == []
+    with pytest.raises(InputError, match="give a config to start a run"):
+        tramontane.train(rewards=None, tools=None)
+
+
+def test_a_check_takes_an_environment_and_tools_as_a_run_does() -> None:
+    rows = [{"problem": f"Guess {n}", "low": 1, "high": n + 2, "secret": 1} for n in range(4)]
+    environment = "tests.environments.worlds:TrlCounter"
+    # Before the rows, which have no answer for the verifier that no key chose.
+    with pytest.raises(InputError, match="has `get_reward`; set conversation.reward to last"):
+        tramontane.dry_run(model="tiny", data=rows, environment=environment)
+
+
 def test_all_kinds_of_data():
     config, rows = made(Dataset.from_list(ROWS[:6]), [names_the_sum])
     assert rows == {"data.python.jsonl": ROWS[:6]}

@@ -6,6 +6,7 @@ the audit of a long run fits in memory.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,10 @@ from tramontane.audit.disputes import find_disputes
 from tramontane.audit.findings import KINDS, Audit, page_of, write_page
 from tramontane.config import VerifierConfig, parse, read_settings
 from tramontane.errors import InputError
+from tramontane.verifier import references
 from tramontane.workplace import owned_file
+
+logger = logging.getLogger("tramontane")
 
 
 def audit(
@@ -74,6 +78,10 @@ def _audit(
         raise InputError(broken[0] if broken else f"{path}: there are no rows in it")
     result = collector.result()
     result.broken = broken
+    if rows is not None:
+        result.warnings = references.warnings(graded_by, recorded.problems(rows), str(rows))
+        for warning in result.warnings:
+            logger.warning(warning)
     find_disputes(collector.pairs, result, sample, config or VerifierConfig(), progress)
     order = list(KINDS)
     result.findings.sort(key=lambda f: order.index(f.kind))  # stable: keeps file and line order

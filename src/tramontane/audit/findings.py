@@ -61,7 +61,8 @@ class Audit:
     `totals` maps each kind to the number of items searched for it, and their name.
     `unscorable_rates` maps each problem to its (unscorable, all) completions, highest rate first.
     `undecided` counts pairs of answer and reference that math-verify could not judge. `broken`
-    lists rows that are not rollouts, as `file:line: reason`. `report` is the written page.
+    lists rows that are not rollouts, as `file:line: reason`, and `warnings` is what is wrong with
+    the references, tests and solutions of the rows themselves. `report` is the written page.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -70,6 +71,7 @@ class Audit:
     unscorable_rates: dict[str, tuple[int, int]] = field(default_factory=dict)
     undecided: int = 0
     broken: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     report: Path | None = None
 
     def findings_of(self, kind: str) -> list[Finding]:
@@ -119,6 +121,8 @@ def _summary(title: str, result: Audit) -> list[str]:
     if result.broken:
         lines += ["", f"{len(result.broken)} rows are not rollouts, and were skipped:", ""]
         lines += [f"- {_code(line, 200)}" for line in result.broken[:SHOWN]]
+    for warning in result.warnings:
+        lines += ["", warning]
     lines += ["", "| kind | count | share | what it means |", "|---|---|---|---|"]
     for kind, meaning in KINDS.items():
         count = len(result.findings_of(kind))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -13,6 +14,7 @@ from tramontane.errors import InputError
 from tramontane.evaluation.score import parse_row, row_lines
 from tramontane.journals import parse_object
 from tramontane.run import rollouts
+from tramontane.types import Problem
 from tramontane.verifier.code.comparing import fault_of
 
 Row = dict[str, Any]
@@ -75,6 +77,16 @@ def read(path: Path, rows: str | Path | None, broken: list[str]) -> Iterator[Rol
                 yield _rollout(parse_object(line), str(file), number, scored)
             except (InputError, ValueError) as error:
                 broken.append(f"{file}:{number}: {error}")
+
+
+def problems(rows: str | Path) -> list[Problem]:
+    """The problems of the input of `score`, each once; rows that it could not read are left out."""
+    found: dict[str, Problem] = {}
+    for _, line in row_lines(Path(rows)):
+        with suppress(InputError):
+            problem, _ = parse_row(line)
+            found.setdefault(problem.id, problem)
+    return [*found.values()]
 
 
 def _files(path: Path) -> list[Path]:

@@ -116,7 +116,7 @@ class DomainConfig(Section):
     @field_validator("verifier")
     @classmethod
     def _importable(cls, path: str | None) -> str | None:
-        return path if path is None or path in VERIFIERS else checked_path(path)
+        return path if path is None or path in VERIFIERS else checked_path(import_path(path))
 
 
 def checked_path(path: str) -> str:
@@ -132,6 +132,9 @@ def checked_path(path: str) -> str:
             f"whoever made this config, allow it with the environment variable {CONSENT}=1; "
             f"otherwise name the function as module.function (docs/trust.md)"
         )
+    if file := re.fullmatch(r"(.+)\.py\.(\w+)", path):
+        module = file[1].strip("./").replace("/", ".")
+        raise ValueError(f"{path!r} names a file; name the function as {module}.{file[2]}")
     if not re.fullmatch(IMPORT_PATH, path):
         raise ValueError(f"{path!r} is not an import path; name the function as module.function")
     if path.startswith("__main__."):

@@ -57,8 +57,11 @@ def counterpart(path: str, known: Collection[str]) -> Counterpart | None:
     same = [k for k in peer_keys() if name == k.name or k.name.endswith(f".{path}")]
     # The longest name is the most specific.
     entries = sorted(whole or same, key=lambda k: (elsewhere(k), -len(k.name)))
-    if not entries or "model" not in known:  # not a config of training
+    if "model" not in known:  # not a config of training
         return None
+    above = path.rpartition(".")[0]
+    if not entries:  # a key of a section that has an answer
+        return counterpart(above, known) if "." in above else None
     here = next((key for key in (entries[0].key, entries[0].sft) if key in known), "")
     return Counterpart(entries[0].peer, here, entries[0].note)
 

@@ -385,7 +385,8 @@ def _suggestion(cls: type[Section], location: tuple[int | str, ...], value: Any)
         return "; ".join(theirs)
     last = str(location[-1])
     if elsewhere := [path for path in paths(cls) if path.rpartition(".")[2] == last]:
-        return f"it belongs to another section: {' or '.join(elsewhere[:MAX_SUGGESTED])}"
+        nearest_first = sorted(elsewhere, key=lambda path: path.count("."))[:MAX_SUGGESTED]
+        return f"it belongs to another section: {' or '.join(nearest_first)}"
     parent = subsection(_annotation_at(cls, location[:-1]))
     assert parent, "only sections forbid unknown keys"
     if near := nearest(last, parent.model_fields):

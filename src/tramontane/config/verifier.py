@@ -6,7 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from tramontane.config.domains import BUILT_IN, JUDGE, DomainConfig, checked_path, with_built_in
+from tramontane.config.domains import (
+    BUILT_IN,
+    JUDGE,
+    DomainConfig,
+    checked_path,
+    import_path,
+    with_built_in,
+)
 from tramontane.config.judge import JudgeConfig
 from tramontane.config.prompt import TagPair
 from tramontane.config.resume import MayChange
@@ -25,8 +32,8 @@ class CustomReward(Section):
     """Name of the reward in verdicts and metrics: lower-case letters, digits and underscores.
     Default: the function's name."""
     function: str
-    """Import path of the function, e.g. `my_rewards.brevity`: of one completion, of a whole group,
-    or of TRL's kind."""
+    """Import path of the function, e.g. `my_rewards.brevity` or `my_rewards:brevity`: of one
+    completion, of a whole group, or of TRL's kind."""
     weight: float = Field(1.0, allow_inf_nan=False)
     """Factor applied to the function's result, which must be between 0 and 1 for a function of one
     completion. A negative weight makes it a penalty; 0 turns it off."""
@@ -39,13 +46,13 @@ class CustomReward(Section):
     def _named(cls, raw: Any) -> Any:
         raw = {"function": raw} if isinstance(raw, str) else raw
         if isinstance(raw, dict) and "name" not in raw and isinstance(raw.get("function"), str):
-            return raw | {"name": raw["function"].rpartition(".")[2]}
+            return raw | {"name": import_path(raw["function"]).rpartition(".")[2]}
         return raw
 
     @field_validator("function")
     @classmethod
     def _importable(cls, path: str) -> str:
-        return checked_path(path)
+        return checked_path(import_path(path))
 
 
 class RewardConfig(Section):

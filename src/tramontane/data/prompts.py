@@ -287,7 +287,7 @@ class PromptEncoder:
         for number, (prompt, place) in enumerate(zip(prompts, places, strict=True)):
             if isinstance(prompt, Illustrated):
                 encoded[number] = self._encode_illustrated(prompt, place)
-            elif self._has_special_tokens(prompt):
+            elif self.has_special_tokens(prompt):
                 encoded[number] = self._encode_as_text(prompt)
         return [[*self.first_tokens, *ids] for ids in encoded]
 
@@ -331,7 +331,8 @@ class PromptEncoder:
         added = {str(t) for t in self.tokenizer.added_tokens_decoder.values()}
         return _any_of(added | {*self.tokenizer.all_special_tokens})
 
-    def _has_special_tokens(self, prompt: Prompt) -> bool:
+    def has_special_tokens(self, prompt: Prompt) -> bool:
+        """True if a prompt's own text holds special tokens, which are encoded as text."""
         if self.config.allow_special_tokens:
             return False
         return any(self._special.search(message["content"]) for message in _chat(prompt))

@@ -2,7 +2,9 @@
 
 An object is made and used in one thread alone, since connections to SQLite, drivers of browsers and
 thread-local state work nowhere else: in the event loop's if any method that is called is a
-coroutine, otherwise in its conversation's.
+coroutine, otherwise in its conversation's. Context variables are a conversation's too: what `start`
+sets, `step` and tools find, and no other conversation. A function without an object has a new
+context for each call.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from functools import lru_cache, partial
 from typing import Any
 
@@ -101,6 +105,7 @@ class Runner:
         self.shared: list[Callable[..., Any]] = []
         self._n_threads, self._process = threads, process
         self._made: list[Any] = []
+        self._context = copy_context()  # of the event loop's part; a thread has its own
         self._threads = self._started()
 
     def of_conversation(self) -> Runner:
@@ -124,10 +129,13 @@ class Runner:
         if inspect.iscoroutinefunction(function):
             result = result()
         elif self._in_event_loop(function):
-            result = _called(name, result)
+            result = self._context.run(_called, name, result)
         else:
+            call = partial(_called, name, result)
+            if self._process is None:
+                call = partial(copy_context().run, call)
             with blaming(name):  # there may be no room for another thread
-                future = self._threads.submit(_called, name, result)
+                future = self._threads.submit(call)
             try:
                 result = await asyncio.wrap_future(future)
             except asyncio.CancelledError:
@@ -139,7 +147,7 @@ class Runner:
             self._made.append(result)
         if not inspect.isawaitable(result):
             return result
-        task = asyncio.ensure_future(_awaited(name, result))
+        task = self._task(_awaited(name, result))
         try:  # not awaited itself: a function that cancels itself must not cancel this
             await asyncio.wait({task})
         finally:
@@ -147,6 +155,11 @@ class Runner:
         if task.cancelled():
             raise EnvironmentFailed(f"{name}: it was cancelled")
         return task.result()
+
+    def _task(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        if self._process is None or sys.version_info < (3, 11):  # sees the context, in a copy
+            return self._context.run(asyncio.create_task, coroutine)
+        return asyncio.create_task(coroutine, context=self._context)
 
     def _in_event_loop(self, function: Callable[..., Any]) -> bool:
         """True for a function of an object that lives there. Closures, and methods of objects that

@@ -105,7 +105,9 @@ def compare(
                 continue_evaluation(plan[suite][model], work, file, show)
                 with Journal(file) as completions:
                     rows[model] = [r for r in completions if r["problem_id"] in found.common]
-            rates = {name: settings.config.evaluated_rates for name, settings in plan[suite].items()}
+            rates = {
+                name: settings.config.evaluated_rates for name, settings in plan[suite].items()
+            }
             compared[suite] = _measured(rows, found.left_out, rates)
             for model, measured in compared[suite].items():
                 file = out / suite / f"{model}.jsonl"

@@ -160,7 +160,9 @@ class Tally:
         if self.are_dropped and 2 * self._fates[fate] < self.completions:
             headline = "most groups were dropped, each for a completion that could not be judged"
         advice = list(ADVICE.get(fate, ()))
-        if fate == "malformed":
+        if fate == "failed" and completion.ending == "environment_failed":
+            advice.pop()  # `score` calls no environment
+        elif fate == "malformed":
             advice = malformed.remedies(verdict.reason, cut_off=False)
         elif "without a reward" in verdict.reason:
             cut_short = completion.ending != "completed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import resource
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -12,6 +13,7 @@ from tramontane.config import Config
 from tramontane.config.verifier import AXES
 from tramontane.data.curriculum import Curriculum
 from tramontane.data.files import ENDINGS, name_of
+from tramontane.data.prompts import PromptEncoder
 from tramontane.data.stream import ProblemStream
 from tramontane.trainer.optimizer import rate_warnings, warmup_warnings
 from tramontane.types import Problem
@@ -19,6 +21,10 @@ from tramontane.verifier import references
 
 WITHOUT_REWARDS = ("sft", "distill")  # objectives
 MUCH = 2  # times what can be in flight
+MANY = 8  # problems of which one reference for all is an accident
+_CHAT = re.compile(
+    r"""\s*\[\s*\{\s*["'](role|content)["']\s*:"""
+)  # in JSON, or as Python prints it
 
 
 def forewarnings(
@@ -37,6 +43,7 @@ def forewarnings(
         _rewards(config),
         _unjudged(config, problems),
         _in_flight(config),
+        _greedy(config),
         _rates(config),
     )
     return [*chain.from_iterable(warnings), *_conversations(config, _machine())]
@@ -50,6 +57,7 @@ def _data(config: Config, problems: Curriculum) -> Iterator[str]:
             yield f"data.split {split!r} has no effect: {name_of(source)} is a file, without splits"
         yield from references.warnings(config.verifier, stream.problems or (), name_of(source))
         yield from _repeats(stream)
+        yield from _one_answer(stream)
         rows = len({_asked(problem) for problem in stream.problems or ()})
         if stream.problems is not None and MUCH * rows <= groups:
             noun = "a single problem" if rows == 1 else f"{rows:,} different problems"
@@ -77,6 +85,48 @@ def _repeats(stream: ProblemStream) -> Iterator[str]:
             f"{problem.where or problem.id} ({problem.answer!r}): what is "
             f"right for one is wrong for the other. Correct them, or remove them"
         )
+
+
+def _one_answer(stream: ProblemStream) -> Iterator[str]:
+    """One reference for all rows, as of a column that was mistaken for the answer's."""
+    problems = stream.problems or ()
+    answers = {problem.answer for problem in problems}
+    if len(answers) == 1 and len({*map(_asked, problems)}) >= MANY and (answer := answers.pop()):
+        yield (
+            f"data {name_of(stream.config.train)!r}: all {len(problems):,} problems have the same "
+            f"reference answer, {answer:.60}, which a model learns to write whatever is asked: "
+            f"name the right column in data.fields"
+        )
+
+
+def rendered_twice(problems: Curriculum, encoder: PromptEncoder) -> Iterator[str]:
+    """Warnings about statements that are chats as text, or were put into a chat template before."""
+    for stream in problems.streams:
+        rows = stream.problems or ()
+        chats = [p for p in rows if p.messages is None and _CHAT.match(p.problem)]
+        marked = [p for p in rows if encoder.has_special_tokens(p.prompt)]
+        for found, what, remedy in (
+            (chats, "a chat written as text", "write the messages as a list"),
+            (marked, "special tokens of the model", "leave the chat template to the run"),
+        ):
+            if found:
+                yield (
+                    f"data {name_of(stream.config.train)!r}: {len(found):,} of {len(rows):,} "
+                    f"problems hold {what}, the first at {found[0].where or found[0].id}, which "
+                    f"the model reads as it stands, within the chat template: {remedy}"
+                )
+
+
+def _greedy(config: Config) -> Iterator[str]:
+    sets = {"evaluation": config.evaluation} | {
+        f"evaluation.also.{name}": also for name, also in config.evaluation.also.items()
+    }
+    for key, chosen in sets.items():
+        if chosen.temperature == 0 and chosen.samples > 1 and not config.converses:
+            yield (
+                f"{key}.samples {chosen.samples}: at temperature 0 the answers to a problem are "
+                f"all alike: set it to 1, or raise {key}.temperature"
+            )
 
 
 def _asked(problem: Problem) -> tuple[str, ...]:

@@ -61,6 +61,8 @@ def read_input(config: Config) -> RunInput:
     check(config)
     correctness.check(config.verifier)
     stages = config.by_stage()
+    # First without rows, which may lack what only another reward needs.
+    check_environments(stages[-1].data, reward_is_set=config.conversation.reward_is_set)
     problems, sets = Curriculum(stages), _evaluation_sets(config, stages[-1])
     measured = [problem for each in sets.values() for problem in each.problems]
     trained = (problem for stream in problems.streams for problem in stream.problems or ())

@@ -26,7 +26,7 @@ from tramontane.placement.seats import rank_device, seats
 from tramontane.planning.fit import RunMemory, generator_limits, run_memory
 from tramontane.planning.memory import Lengths, cache_size
 from tramontane.run import cold_start, teachers
-from tramontane.run.forewarnings import forewarnings
+from tramontane.run.forewarnings import forewarnings, rendered_twice
 from tramontane.run.input import EvaluationSet, RunInput, read_input
 from tramontane.run.trajectories import Trajectories, load_trajectories
 from tramontane.trainer import forwards, lora
@@ -158,6 +158,7 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
         warnings=[
             *given.warnings,
             *forewarnings(config, problems, {k: s.problems for k, s in sets.items()}),
+            *rendered_twice(problems, encoder),
             *dtype_warnings(config),
             *calibration_warnings(config.verifier),
         ],

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tramontane.config import AXES, Config, parse_settings, read_settings
+from tramontane.config.domains import import_path
 from tramontane.data.files import PYTHON_ROWS
 from tramontane.data.load import columns_of
 from tramontane.data.objects import Rows, Settings, override_texts, rows_of
@@ -89,7 +90,9 @@ def config_of(
 
 
 def one_or_more(given: Any) -> list[Any]:
-    """Rewards or tools, of which a single one may be given without a list."""
+    """Rewards or tools, of which a single one may be given without a list; None for none."""
+    if given is None:
+        return []
     alone = callable(given) or isinstance(given, str | Reward)
     return [given] if alone else list(given)
 
@@ -196,6 +199,7 @@ def _entry(reward: Reward) -> dict[str, Any]:
     path = reward.function
     if callable(path) and (fault := custom.fault(path)):
         raise InputError(f"reward {fault}")  # before its name, which is the lesser fault
+    path = import_path(path) if isinstance(path, str) else path
     name = reward.name or (path.rpartition(".")[2] if isinstance(path, str) else _name(path))
     if not re.fullmatch("[a-z][a-z0-9_]*", name):
         raise InputError(
