@@ -298,6 +298,11 @@ def test_score_ranks_rows_of_one_id_that_follow_each_other(tmp_path):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
+        (
+            lambda data_source, solution_str, ground_truth, extra_info=None: 1.0,  # verl's
+            r"takes 'solution_str', and would be called with \(problem, text, n_tokens\) in this",
+        ),
+        (lambda prompt, completion, answer: 1.0, "takes 'answer'.* read problem.answer"),
         (lambda p, t: 1.0, r"^reward lambda \(p, t\), .*test_group_rewards.py:\d+, is called with"),
         (
             lambda problem, texts, tokens: 1.0,

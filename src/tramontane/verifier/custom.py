@@ -120,6 +120,11 @@ class GroupResult(NamedTuple):
         return self.reason or (self.notes[place] if ungraded else "")
 
 
+# Parameters that functions written for other projects have for the reference and the response, as
+# verl's `compute_score(data_source, solution_str, ground_truth, extra_info)` has.
+_OF_OTHERS = ("ground_truth", "solution_str", "answer", "reference", "label", "labels", "target")
+
+
 def check(reward: CustomReward) -> None:
     """Import a reward function.
 
@@ -139,6 +144,14 @@ def fault(function: Callable[..., Any]) -> str:
         return functions.fault_of_call(function, **{n: n for n in GROUP_PARAMETERS if n in names})
     if fault := functions.fault_of_order(function, *PARAMETERS):
         return fault
+    taken = [*functions.parameters_of(function)][: len(PARAMETERS)]
+    if others := [name for name in taken if name in _OF_OTHERS]:
+        return (
+            f"{getattr(function, '__name__', type(function).__name__)}({', '.join(taken)}, …), "
+            f"{functions.defined_at(function)}, takes {others[0]!r}, and would be called with "
+            f"({', '.join(PARAMETERS)}) in this order: give it these three, and read "
+            f"problem.answer, problem.metadata and problem.source"
+        )
     found = functions.fault_of_call(function, *PARAMETERS)
     return found and (
         f"{found}. A reward of one completion is called with ({', '.join(PARAMETERS)}), one of a "
