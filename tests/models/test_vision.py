@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
-from tests.vision import uri, write_wrapper
+from tests.vision import TOKEN, uri, write_wrapper
 from tramontane.batches import TrainSequence
 from tramontane.config import GeneratorConfig, PromptConfig, TrainerConfig
 from tramontane.data.prompts import PromptEncoder
@@ -302,6 +302,23 @@ def test_an_image_is_padding_to_the_embeddings_of_gemmas_layers(wrapper):
     half(**row)  # the hook is gone
     token, padding = vision.processor.token_id, half.config.pad_token_id
     assert seen == [[padding if i == token else i for i in ids], ids]
+
+
+@pytest.mark.parametrize(
+    ("kind", "counts"),
+    [
+        # As many squares as fit into 70, of a small image too.
+        ("gemma4", [8 * 8, 8 * 8, 11 * 5]),
+        # 4 x 4 patches of the whole; tiles without what only fills them, with an end of each line.
+        ("llava_next", [16 + 4 * (4 + 1), 16 + 8 * (8 + 1), 16 + 4 * (8 + 1)]),
+    ],
+)
+def test_how_many_tokens_an_image_takes(tmp_path, kind, counts):
+    write_wrapper(tmp_path, kind)
+    processor = ImageProcessor(str(tmp_path))
+    sizes = [(8, 8), (80, 80), (80, 40)]
+    found = [processor.expansion(uri(width=w, height=h)).count(TOKEN[kind]) for w, h in sizes]
+    assert found == counts
 
 
 def test_smolvlm_writes_what_transformers_would(tmp_path):
