@@ -16,6 +16,10 @@ class SumTask(vf.Task[Sum, vf.State]):
     async def right(self, trace: vf.Trace) -> float:
         if trace.last_reply == "fail":
             raise OSError("the judge is gone")
+        if trace.last_reply == "broken":
+            raise ValueError("not a number")
+        if trace.last_reply in ("nan", "tokens"):
+            return float("nan") if trace.last_reply == "nan" else trace.num_output_tokens / 10
         return float(trace.last_reply == self.data.answer)
 
     @vf.reward(weight=0.2)

@@ -57,6 +57,21 @@ def test_the_rewards_of_an_answer_are_a_share_of_their_weights(sums):
         asyncio.run(tasksets.score(sums[3], "", "fail", None))
 
 
+@pytest.mark.parametrize(
+    ("said", "verdict", "correctness"),
+    [
+        ("4", "right", 1.0), ("tokens", "wrong", 0.4), ("broken", "wrong", 0.0),
+        ("nan", "wrong", 0.0), ("fail", "unscorable", 0.0),
+    ],
+)  # fmt: skip
+def test_what_an_answer_causes_in_rewards_is_wrong(sums, said, verdict, correctness):
+    """Other errors, as of a judge that cannot be reached, are unscorable."""
+    config = VerifierConfig(reward={"correctness": 1.0, "language": 0.0})
+    graded = grade(sums[3], said, 5, config, 100, 50)
+    assert graded.verdict == verdict, graded
+    assert graded.parts["correctness"] == pytest.approx(correctness)
+
+
 def test_the_task_travels_in_the_row(sums):
     """Of an endless set that is another at each load; with a mapping, a penalty, a metric that
     rewards read, and stages."""

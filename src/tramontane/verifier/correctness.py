@@ -49,10 +49,18 @@ def _judge_calls(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Ju
     return Judgment("right" if right else "wrong", reason, None, float(right))
 
 
-def _judge_task(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgment:
+def _judge_task(
+    problem: Problem, parsed: Parsed, config: VerifierConfig, n_tokens: int
+) -> Judgment:
     scale = config.reward.verifiers_scale
     answer = str(parsed.extracted)
-    share, rewards = asyncio.run(tasksets.score(problem, parsed.thoughts, answer, scale))
+    try:
+        scored = tasksets.score(problem, parsed.thoughts, answer, scale, n_tokens)
+        share, rewards = asyncio.run(scored)
+    except Exception as error:
+        if not tasksets.is_of_answer(error, problem, scale):
+            raise
+        return Judgment("wrong", f"its rewards cannot judge it: {error}"[:300], answer)
     return Judgment(outcome_of(share, domain_of(problem, config)), rewards, answer, share)
 
 
@@ -62,8 +70,8 @@ BUILT_IN: dict[str, Callable[[Problem, Parsed, VerifierConfig], Judgment]] = {
     "instructions": _judge_instructions,
     "calls": _judge_calls,
     "reasoning_gym": gym.judge,
-    "verifiers": _judge_task,
 }
+_TASKS = "verifiers"
 
 
 def check(config: VerifierConfig) -> None:
@@ -93,14 +101,17 @@ def has_functions(config: VerifierConfig, domain: str) -> bool:
     return own or config.asks_judge(domain) or any(reward.weight for reward in config.reward.custom)
 
 
-def judge(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgment:
-    """Judge the answer of a well-formed response with its domain's verifier, which is not None.
+def judge(problem: Problem, parsed: Parsed, config: VerifierConfig, n_tokens: int) -> Judgment:
+    """Judge the answer of a well-formed response of `n_tokens` with its domain's verifier, which is
+    not None.
 
     Raises:
         FunctionFailed: the user's function failed; the message names the domain.
     """
     domain = domain_of(problem, config)
     assert domain.verifier is not None
+    if domain.verifier == _TASKS:
+        return _judge_task(problem, parsed, config, n_tokens)
     if built_in := BUILT_IN.get(domain.verifier):
         return built_in(problem, parsed, config)
     what = f"{functions.VERIFIER} {problem.domain!r}"
@@ -122,6 +133,8 @@ def can_judge(problem: Problem, config: VerifierConfig) -> bool:
     verifier = domain_of(problem, config).verifier
     if verifier == "math":
         return math.can_judge(problem.answer, config.math)
+    if verifier == _TASKS:
+        return tasksets.can_score(problem, config.reward.verifiers_scale)
     return verifier in BUILT_IN and verifier != "code"
 
 

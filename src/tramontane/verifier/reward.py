@@ -87,7 +87,7 @@ def _grade(
         reason = "" if outcome == "right" else given
         judged = Judgment(outcome, reason, share=response.earned)
     elif parsed.ok and domain.verifier not in (None, JUDGE):
-        judged = correctness.judge(problem, parsed, config)
+        judged = correctness.judge(problem, parsed, config, n_tokens)
         if judged.outcome == "unscorable":
             return unscorable(judged.reason, parts, answer=judged.answer)
     for reward in rewards:

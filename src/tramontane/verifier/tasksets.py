@@ -9,8 +9,10 @@ harness (docs/endpoint.md).
 
 from __future__ import annotations
 
+import asyncio
 import dis
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import chain, islice
@@ -115,18 +117,48 @@ def _chat(data: Any, where: str) -> list[Message]:
     return chat + [Message(role=m.role, content=content_text(m.content)) for m in data.prompt]
 
 
+# Errors that an answer can cause, in rewards that read it. Others are a judge's or the machine's.
+_OF_ANSWERS = (
+    ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError,
+    RecursionError, MemoryError, SyntaxError,
+)  # fmt: skip
+
+
+def is_of_answer(error: Exception, problem: Problem, scale: float | None) -> bool:
+    """True for an error in the rewards that the task's own answer, or a 0, does not raise."""
+    return isinstance(error.__cause__ or error, _OF_ANSWERS) and can_score(problem, scale)
+
+
+def can_score(problem: Problem, scale: float | None) -> bool:
+    """True if a task's rewards can judge its own answer or, if it has none, a 0."""
+    try:
+        asyncio.run(score(problem, "", problem.answer or "0", scale))
+    except Exception:  # of the set's own code
+        return False
+    return True
+
+
 async def score(
-    problem: Problem, thoughts: str, answer: str, scale: float | None
+    problem: Problem, thoughts: str, answer: str, scale: float | None, n_tokens: int = 1
 ) -> tuple[float, str]:
     """The sum of the task's rewards for an answer (by functions and judges), divided by `scale` or,
     without one, by the sum of their positive weights; and the rewards by name. Its `setup`,
-    `finalize` and metrics run before, without a container."""
+    `finalize` and metrics run before, without a container.
+
+    Raises:
+        ValueError: a reward is not a finite number.
+        Exception: any that the set's own code raises.
+    """
     import verifiers.v1 as vf
+    from verifiers.v1.trace import ModelCall
+    from verifiers.v1.types import Usage
 
     task = _task(problem)
     trace = _trace(task)
     await task.setup(trace, None)
     _add(trace, vf.AssistantMessage(content=answer, reasoning_content=thoughts or None), True)
+    usage = Usage(prompt_tokens=0, completion_tokens=n_tokens)
+    trace.calls.append(ModelCall(node=len(trace.nodes) - 1, finish_reason="stop", usage=usage))
     await task.finalize(trace, None)
     await task.score(trace)
     possible = scale or sum(max(reward.weight, 0.0) for reward in trace.rewards.values())
@@ -136,7 +168,10 @@ async def score(
             f"verifier.reward.verifiers_scale"
         )
     rewards = ", ".join(f"{name} {reward.score:g}" for name, reward in trace.rewards.items())
-    return sum(reward.value for reward in trace.rewards.values()) / possible, rewards
+    total = sum(reward.value for reward in trace.rewards.values())
+    if not math.isfinite(total):
+        raise ValueError(f"rewards that are not finite: {rewards}")
+    return total / possible, rewards
 
 
 def _task(problem: Problem) -> Any:
