@@ -60,6 +60,31 @@ def wait_for_updates(folder: Path, updates: int, process: Process) -> None:
     )
 
 
+def in_flight(checkpoint: Path) -> list[Completion]:
+    """A checkpoint's requests that were part way."""
+    groups = (group.thaw() for group, _ in read_pipeline(checkpoint).snapshot.all_groups())
+    return [request for group in groups for request in group.requests if request.token_ids]
+
+
+def kill_in_flight(process: Command, run: Path) -> None:
+    """Kill a run whose newest checkpoint, the third or a later one, has completions in flight."""
+    examined: set[Path] = set()
+
+    def caught() -> bool:
+        if examined.issuperset(run.glob("checkpoints/update_[3-9]")):
+            return False
+        os.killpg(process.pid, signal.SIGSTOP)  # no other checkpoint follows meanwhile
+        examined.update(run.glob("checkpoints/update_[3-9]"))
+        if in_flight(max(examined)):
+            return True
+        os.killpg(process.pid, signal.SIGCONT)
+        return False
+
+    wait_until(caught, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def test_synchronous_run_killed_and_resumed_gives_the_same_weights(tmp_path: Path) -> None:
     sizes = {"updates": 3, "n_batch": 16, "max_staleness": 0}
     whole = small_config(tmp_path / "whole", pipeline=sizes)
@@ -82,22 +107,14 @@ def test_synchronous_run_killed_and_resumed_gives_the_same_weights(tmp_path: Pat
 
 
 def test_asynchronous_run_killed_and_resumed_loses_no_group_and_no_token(tmp_path: Path) -> None:
-    # One checkpoint, at a third of the run: far more is still to be generated than was.
+    # Killed at a third of the run: far more is still to be generated than was.
     sizes = {"updates": 9, "n_batch": 16, "n_async": 48, "max_staleness": 8}
-    config = small_config(tmp_path / "run", pipeline=sizes, checkpoint={"every": 3})
-    process = start(config, tmp_path)
-    wait_until((tmp_path / "run/checkpoints/update_3").is_dir, process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    config = small_config(tmp_path / "run", pipeline=sizes, checkpoint={"every": 1})
+    kill_in_flight(start(config, tmp_path), tmp_path / "run")
     folder, resumed = open_run(tmp_path / "run", ["trainer.learning_rate=1e-5"])
     checkpoint = folder.whole_checkpoint(pytest.fail)
     assert checkpoint is not None
-    begun = {
-        (request.group, request.index): request.versions.tolist()
-        for group, _ in read_pipeline(checkpoint).snapshot.all_groups()
-        for request in group.thaw().requests
-        if request.token_ids
-    }
+    begun = {(r.group, r.index): r.versions.tolist() for r in in_flight(checkpoint)}
     assert begun, "no completion was in flight at the checkpoint"
 
     train(resumed, QuietScreen(), folder)
@@ -238,21 +255,18 @@ def test_a_truncated_run_killed_and_resumed_keeps_every_sampling_mask(
     config = small_config(
         tmp_path / "run",
         pipeline=sizes,
-        checkpoint={"every": 3},
+        checkpoint={"every": 1},
         generator={"top_p": 0.95, "top_k": 20, "dtype": "float32"},
         trainer={"dtype": "float32", "learning_rate": 1e-8},  # staleness shows as no mismatch
         placement={"kind": placement},
     )
-    process = start(config, tmp_path)
-    wait_until((tmp_path / "run/checkpoints/update_3").is_dir, process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    kill_in_flight(start(config, tmp_path), tmp_path / "run")
     folder, resumed = open_run(tmp_path / "run")
     checkpoint = folder.whole_checkpoint(pytest.fail)
     assert checkpoint is not None
-    groups = [group.thaw() for group, _ in read_pipeline(checkpoint).snapshot.all_groups()]
-    begun = [r for group in groups for r in group.requests if r.token_ids]
+    begun = in_flight(checkpoint)
     assert begun, "no completion was in flight at the checkpoint"
+    groups = [group.thaw() for group, _ in read_pipeline(checkpoint).snapshot.all_groups()]
     for r in [*begun, *(c for group in groups for c in group.completions)]:
         assert r.allowed is not None
         assert len(r.allowed) == len(r.token_ids)
