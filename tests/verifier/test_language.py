@@ -529,6 +529,8 @@ def test_a_language_outside_the_paper_agrees_with_itself_and_not_with_english(na
     [
         ("zh", "长方形的边长是5 cm和3 cm，质量是7 kg，面积等于15 cm。"),
         ("ru", "Треугольник ABC: AB = 5 cm, BC = 3 cm, CA = 4 cm."),
+        ("vi", "Từ đỉnh A ta kẻ đường vuông góc xuống BC. Vì AB = 5 cm nên chiều cao là 3 cm."),
+        ("pt", "Como AB = 5 cm, temos a altura pelo teorema, e logo a área é o triplo."),
     ],
 )
 def test_units_are_not_prose(target, text):

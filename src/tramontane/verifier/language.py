@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -35,8 +34,8 @@ GIBBERISH = {24: 0.2, LONG: 0.45}  # from so many letters, less likely prose is 
 UNCERTAIN = 0.25  # prose is off target only if the candidates together are more likely than this
 _WORDS = read_yaml(Path(__file__).with_suffix(".yaml").read_bytes(), "language.yaml")
 _ORDINARY_WORDS = _WORDS.pop("ordinary").split()
-_FUNCTION_WORDS = {word: language for language, words in _WORDS.items() for word in words.split()}
-_KNOWN = {*_FUNCTION_WORDS, *_ORDINARY_WORDS}
+_FUNCTION_WORDS = {language: frozenset(words.split()) for language, words in _WORDS.items()}
+_KNOWN = frozenset(_ORDINARY_WORDS).union(*_FUNCTION_WORDS.values())
 _BY_SCRIPT = {"zh": "han", "ru": "cyrillic"}
 # Languages whose texts keep Latin names and units, but not Latin sentences.
 _NOT_LATIN = {
@@ -83,8 +82,8 @@ _WORD = re.compile(
     r"(?P<han>[\u3400-\u4dbf\u4e00-\u9fff]+)"
     r"|(?P<kana>[\u3041-\u30ff]+)"
     r"|(?P<cyrillic>[\u0400-\u04ff]+)"
-    r"|(?P<latin>[A-Za-z\u00aa\u00ba\u00c0-\u024f]+(?:['’][A-Za-z\u00c0-\u024f]+)*['’]?)"
-    r"|(?P<other>(?:[^\W\d_A-Za-z\u00aa\u00ba\u00c0-\u024f\u0400-\u04ff\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
+    r"|(?P<latin>[A-Za-z\u00aa\u00ba\u00c0-\u024f\u1e00-\u1eff]+(?:['’][A-Za-z\u00c0-\u024f\u1e00-\u1eff]+)*['’]?)"
+    r"|(?P<other>(?:[^\W\d_A-Za-z\u00aa\u00ba\u00c0-\u024f\u1e00-\u1eff\u0400-\u04ff\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
     r"|[\u0900-\u109f\u0591-\u05c7\u064b-\u065f\u200c\u200d])+)"  # with vowel signs
 )
 # A lone consonant is a variable, not a word in any of the seven languages.
@@ -346,9 +345,9 @@ def _predict(prose: str) -> dict[str, float]:
     for spelling in dict.fromkeys((prose, prose.lower())):
         for guess in _detector().detect(spelling, k=16):
             scores[guess["lang"]] = scores.get(guess["lang"], 0.01) + guess["score"]
-    hits = Counter(_FUNCTION_WORDS.get(word) for word in prose.lower().split())
-    for language, n in hits.items():
-        if language:
+    words = prose.lower().split()
+    for language, known in _FUNCTION_WORDS.items():
+        if n := sum(word in known for word in words):
             scores[language] = scores.get(language, 0.01) * FUNCTION_WORD_ODDS ** min(n, 6)
     total = sum(scores.values())
     return {language: score / total for language, score in scores.items()}
