@@ -93,6 +93,23 @@ def test_a_product_is_that_of_the_weights_in_use(rows):
     assert not error[:, [3, 50]].any()
 
 
+def test_channels_with_the_largest_products_stay_in_full():
+    """Not those with the largest activations, where the weights hardly read them."""
+    model, full = tiny(), tiny()
+    for each in (model, full):
+        block = each.model.layers[0]
+        block.input_layernorm.weight[:16] *= 20
+        for layer in (block.self_attn.q_proj, block.self_attn.k_proj, block.self_attn.v_proj):
+            layer.weight[:, :16] /= 1000
+            layer.weight[:, 16:32] *= 10
+    quantize(model, SAMPLE)
+    layer, weight = model.model.layers[0].self_attn.q_proj, full.model.layers[0].self_attn.q_proj
+    by_activation = Int8Linear(weight, int8._Input(torch.arange(16), 160, 1))
+    x = full.model.layers[0].input_layernorm(full.model.embed_tokens(torch.tensor(SAMPLE)))
+    ours, others = ((each(x) - weight(x)).norm() for each in (layer, by_activation))
+    assert ours < 0.3 * others
+
+
 def test_layers_that_read_the_same_input_quantize_it_once(monkeypatch):
     model, calls = quantized(), []
     plain = int8._Input._halves

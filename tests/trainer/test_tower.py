@@ -125,7 +125,7 @@ def test_its_learning_rate_is_its_own(folder: str) -> None:
         before = tower_of(trainer)
         trainer.step(batch_of(folder))
         steps = [(new - before[name]).abs().max() for name, new in tower_of(trainer).items()]
-        assert float(max(steps)) == pytest.approx(rate or 1e-2, rel=0.01)
+        assert float(max(steps)) == pytest.approx(rate or 1e-3, rel=0.01)
 
 
 def test_generators_see_with_the_new_tower(folder: str) -> None:

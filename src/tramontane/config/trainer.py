@@ -125,7 +125,7 @@ class TrainerConfig(NumericsConfig):
     """What is trained of the vision tower of a model that takes images: nothing, its projector, or
     all; see docs/images.md."""
     vision_learning_rate: float | None = Field(None, gt=0)
-    """Learning rate of tower and projector after warm-up. null: `learning_rate`."""
+    """Learning rate of tower and projector after warm-up. null: a tenth of the policy's."""
     router_replay: bool = False
     """Use the experts that the generator chose for each token, with the trainer's own gate weights
     (R3, arXiv 2510.11370), in a mixture of experts. Prompts, inserted tokens and tokens of earlier
