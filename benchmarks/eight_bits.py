@@ -101,7 +101,7 @@ def compare(path: str, slots: int, tokens: int, rounds: int) -> None:
     print("|---|---|---|---|---|---|")
     for kind, side in sides.items():
         ratios = [a / b for a, b in zip(side.rates, sides["float32"].rates, strict=True)]
-        sequences = [TrainSequence.of(c) for c in side.completions[:slots]]  # the first round's
+        sequences = [TrainSequence.of(c) for c in side.completions]
         far = distance([s.logprobs for s in sequences], trainer.logprobs(sequences, 1.0))
         print(
             f"| {kind} | {side.megabytes:.1f} | {statistics.median(side.rates):,.0f} | "
