@@ -1,6 +1,7 @@
 """Images in calls of Ray's workers."""
 
 from array import array
+from dataclasses import replace
 
 import pytest
 
@@ -37,10 +38,16 @@ def test_an_image_is_stored_once_for_all_workers_and_calls(ray_cluster, monkeypa
             assert handle.submit("images", requests, batch).result(60) == expected * 4
         assert stored == IMAGES
         assert requests[0].images is IMAGES  # the caller's are as they were
+        monkeypatch.setattr("tramontane.placement.pictures.KEPT_BYTES", 0)
+        one = replace(requests[0], images=[f"{IMAGES[1]}CC=="])
+        assert handles[0].submit("images", [one]).result(60) == [("str", one.images[0])]
+        # What was dropped meanwhile is stored again.
+        assert handles[0].submit("images", requests[:1]).result(60) == expected
+        assert stored == [*IMAGES, one.images[0], *IMAGES]
+        monkeypatch.undo()
         ranks = ActorRanks("trainer", Worker, [
             ActorHandle("rank", options, 60, pictures=pictures)], "gloo")  # fmt: skip
         assert ranks.submit("images", batch).result(60) == expected
-        assert [value for value in stored if isinstance(value, str)] == IMAGES
     finally:
         for handle in [*handles, *([ranks] if ranks else [])]:
             handle.close()
