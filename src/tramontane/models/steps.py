@@ -32,7 +32,8 @@ def causal_conv1d_update(
 
     Args:
         hidden_states: [B, C, 1], the newest input.
-        conv_state: [B, C, W] inputs before it, to which it is appended.
+        conv_state: [B, C, W] inputs before it, to which it is appended. Its memory becomes that of
+            [B, W, C], in which the channels of one input are neighbors.
         weight: [C, K], K ≤ W.
         bias: [C].
         activation: name of the function of the output.
@@ -40,9 +41,11 @@ def causal_conv1d_update(
     Returns:
         [B, C, 1].
     """
-    conv_state.copy_(torch.cat([conv_state[..., 1:], hidden_states], -1))
-    seen = conv_state[..., -weight.shape[-1] :].to(weight.dtype).unbind(-1)
-    factors = weight.unbind(-1)
+    before, newest = (x.transpose(1, 2).to(conv_state.dtype) for x in (conv_state, hidden_states))
+    inputs = torch.cat([before[:, 1:], newest], 1)
+    conv_state.data = inputs.transpose(1, 2)
+    seen = inputs[:, -weight.shape[-1] :].to(weight.dtype).unbind(1)
+    factors = weight.t().contiguous()
     out = seen[0] * factors[0] if bias is None else torch.addcmul(bias, seen[0], factors[0])
     for x, factor in zip(seen[1:], factors[1:], strict=True):
         out = torch.addcmul(out, x, factor)
