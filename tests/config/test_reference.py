@@ -114,6 +114,8 @@ def test_every_section_is_found_by_its_title() -> None:
         ("curat", "no section 'curat'; did you mean 'curate'"),
         ("trainer.objectiv", "no section 'objectiv' in trainer; did you mean 'objective'"),
         ("pipeline.xyz", "no section 'xyz' in pipeline; choose from updates, n_async"),
+        ("group_size", "no section 'group_size'; here it is pipeline.group_size"),
+        ("num_generations", "a key of TRL; here it is pipeline.group_size"),
         ("curate.xyz", "no section 'xyz' in curate; choose from deduplicate, "),
     ],
 )

@@ -16,8 +16,9 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from tramontane.config.peers import explain
 from tramontane.config.resume import UNMARKED, OnResume, mark_of
-from tramontane.config.section import Section, nearest, subsection
+from tramontane.config.section import Section, nearest, paths, subsection
 from tramontane.errors import InputError
 
 WIDTH = 100  # line length of the Markdown, in characters
@@ -140,7 +141,8 @@ def find(roots: Mapping[str, type[Section]], path: str) -> Entry:
             Places in lists and mappings (`N`, a number, `NAME`) are optional.
 
     Raises:
-        InputError: no such section; the message has the nearest name.
+        InputError: no such section; the message has the nearest name, or what a key without its
+            section, or of another project, is here.
     """
     parts = [
         part for part in path.split(".") if part not in ("", "N", "NAME") and not part.isdigit()
@@ -156,6 +158,7 @@ def find(roots: Mapping[str, type[Section]], path: str) -> Entry:
             names = [*below, *(name for name in roots if name and not entry.title)] or [*keys]
             near = nearest(part, names)
             hint = f"did you mean {near!r}?" if near else f"choose from {', '.join(names)}"
+            hint = "; ".join(explain(path, None, paths(roots[""]))) or hint
             where = f" in {entry.title}" if entry.title else ""
             raise InputError(f"config: no section {part!r}{where}; {hint}")
         entry = below[part]
