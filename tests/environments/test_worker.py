@@ -511,7 +511,6 @@ def test_a_class_and_a_function_may_be_passed_from_python():
     [
         ("environment", f"{WORLDS}:Missing", "data.environment: .*cannot be imported"),
         ("environment", "nowhere:Shop", r"No module named 'nowhere'\); name it"),
-        ("environment", "worlds.py:Guess", "name it as module.function, without .py"),
         ("environment", f"{WORLDS}:StartsWithMore", r"StartsWithMore: start\(self, problem, world"),
         ("environment", f"{WORLDS}:StepsWithMore", r"step\(self, message, state\).*'state'"),
         ("environment", f"{WORLDS}:add", "is a function, not an environment.*data.tools"),

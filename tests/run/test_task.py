@@ -164,6 +164,29 @@ def test_none_is_no_reward_and_no_tool() -> None:
         tramontane.train(rewards=None, tools=None)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rewards": {"close": names_the_sum}}, r"rewards: .* type dict; give a function, its"),
+        (
+            {"rewards": [(names_the_sum, 0.5)]},
+            r"type tuple; .* tramontane.Reward\(function, weight",
+        ),
+        ({"rewards": [0.5]}, "rewards: 0.5 is of type float; give a function"),
+        ({"model": object()}, "model: an object of type object; give a folder or a name"),
+        (
+            {"environment": lambda: None},
+            r"data.environment: [^:]*<lambda> \(.*\) is a function, not",
+        ),
+    ],
+)
+def test_objects_of_another_type_are_answered_with_the_right_one(
+    given: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        tramontane.dry_run(**{"model": "tiny", "data": ROWS} | given)
+
+
 def test_a_check_takes_an_environment_and_tools_as_a_run_does() -> None:
     rows = [{"problem": f"Guess {n}", "low": 1, "high": n + 2, "secret": 1} for n in range(4)]
     environment = "tests.environments.worlds:TrlCounter"

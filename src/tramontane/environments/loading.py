@@ -116,23 +116,24 @@ def check(data: DataConfig, problems: Iterable[Problem] = (), reward_is_set: boo
     for key, path in keys:
         loaded = load(path, key)
         kind = kind_of(loaded)
+        name = _name(loaded) if path.startswith(functions.PICKLE) else path
         if kind == "tool":
             if key != "data.tools":
                 raise InputError(
-                    f"{key}: {path} ({defined_at(loaded)}) is a function, not an environment; name "
+                    f"{key}: {name} ({defined_at(loaded)}) is a function, not an environment; name "
                     f"it in data.tools"
                 )
             schema_of(loaded)
             continue
         if key == "data.tools" and kind != "toolbox":
-            raise InputError(f"{key}: {path} is an environment; name it in data.environment")
+            raise InputError(f"{key}: {name} is an environment; name it in data.environment")
         if fault := functions.fault_of_call(loaded):
-            raise InputError(f"{key}: {path} is made without arguments: {fault}")
+            raise InputError(f"{key}: {name} is made without arguments: {fault}")
         if kind == "harness":
             loopback.check_installed(f"{key}: a harness")
             if data.tools:
                 raise InputError(
-                    f"{key}: {path} is a harness with tools of its own; remove data.tools"
+                    f"{key}: {name} is a harness with tools of its own; remove data.tools"
                 )
         elif kind != "environment":
             if kind == "trl" and hasattr(loaded, "get_reward") and not reward_is_set:
@@ -144,16 +145,16 @@ def check(data: DataConfig, problems: Iterable[Problem] = (), reward_is_set: boo
                 schema_of(tool)
             if kind == "toolbox" and not methods(loaded):
                 raise InputError(
-                    f"{key}: {path} has no public methods, so it is neither an environment (`start`"
+                    f"{key}: {name} has no public methods, so it is neither an environment (`start`"
                     f" and `step`) nor a toolbox"
                 )
         elif not hasattr(loaded, "start") and hasattr(loaded, "reset"):
             raise InputError(
-                f"{key}: {path} has `reset` and `step` like Gymnasium's environments; wrap it in a "
+                f"{key}: {name} has `reset` and `step` like Gymnasium's environments; wrap it in a "
                 f"class with `start(problem)` and `step(message)` (docs/environments.md)"
             )
         elif fault := _fault_of_methods(loaded):
-            raise InputError(f"{key}: {path}: {fault}")
+            raise InputError(f"{key}: {name}: {fault}")
 
 
 def _fault_of_methods(environment: Callable[..., Any]) -> str:

@@ -68,6 +68,11 @@ def config_of(
         else:
             rows[name] = rows_of(source, name)
             raw.setdefault("data", {})[key] = name
+    if not isinstance(model, str | Path | None):
+        raise InputError(
+            f"model: an object of type {type(model).__name__}; give a folder or a name (an object "
+            f"is written to a folder by save_pretrained)"
+        )
     if model is not None:
         raw["model"] = str(model)
     if rewards:
@@ -93,7 +98,7 @@ def one_or_more(given: Any) -> list[Any]:
     """Rewards or tools, of which a single one may be given without a list; None for none."""
     if given is None:
         return []
-    alone = callable(given) or isinstance(given, str | Reward)
+    alone = callable(given) or isinstance(given, str | Reward | Mapping)
     return [given] if alone else list(given)
 
 
@@ -197,6 +202,11 @@ def _sources(data: Data | None) -> dict[str, tuple[str, Source]]:
 
 def _entry(reward: Reward) -> dict[str, Any]:
     path = reward.function
+    if not (callable(path) or isinstance(path, str)):
+        raise InputError(
+            f"rewards: {path!r:.80} is of type {type(path).__name__}; give a function, its import "
+            f"path, or tramontane.Reward(function, weight=…)"
+        )
     if callable(path) and (fault := custom.fault(path)):
         raise InputError(f"reward {fault}")  # before its name, which is the lesser fault
     path = import_path(path) if isinstance(path, str) else path

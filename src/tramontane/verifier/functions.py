@@ -159,11 +159,10 @@ def check(path: str, key: str, call: Callable[[Callable[..., Any]], str]) -> Non
     except BaseException as error:  # a user's module may raise anything on import
         place = place_of(error)
         place = "" if place.startswith(importlib.__file__) else place  # the module is not found
-        without = ", without .py" if ".py." in path else ""
         raise InputError(
             f"{key}: function {_shown(path)} cannot be imported ({said(error)}"
-            f"{place and f'; {place}'}); name it as module.function{without}, the module in this "
-            f"folder, installed, or on PYTHONPATH"
+            f"{place and f'; {place}'}); name it as module.function, the module in this folder, "
+            f"installed, or on PYTHONPATH"
         ) from error
     if not callable(function):
         kind = type(function).__name__
