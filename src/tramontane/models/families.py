@@ -1,4 +1,5 @@
-"""What a family of models needs to be trained and sampled here, checked by what it computes.
+"""What a family of models needs to be trained and sampled here: tables of what only some need, and
+a check of what any computes.
 
 A row holds several sequences, so a model must keep them apart: its attention goes through
 transformers' attention interface, its positions are those that it is given, and no layer carries
@@ -16,12 +17,43 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from transformers import PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    Mistral4Config,
+    Mistral4ForCausalLM,
+    PreTrainedModel,
+)
 
 from tramontane.errors import InputError
 from tramontane.models.attention import PACKED, unknown_arguments, uses_interface
 from tramontane.models.packing import pack
 from tramontane.models.states import stateful_layers
+
+# transformers 5.23 has this class, and AutoModelForCausalLM does not know it.
+AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
+
+# Causal LMs that compute on text what text halves without a causal LM of their own compute: of
+# multimodal rotary embeddings, all three positions of a text token are equal.
+EQUIVALENTS = {
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen2_5_omni_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "qwen3_omni_moe_text": "qwen3_moe",
+    "glm4v_text": "glm4",
+    "glm4v_moe_text": "glm4_moe",
+}
+# Of these causal LMs, keys whose default is not what the wrapper's code computes.
+DEFAULTS = {"qwen3_moe": {"norm_topk_prob": True}}
+# What causal LMs do with logits after the output head, by key of their config, with the value that
+# does nothing.
+SCALES = {
+    "logit_scale": 1.0,
+    "logits_scaling": 1.0,
+    "lm_head_multiplier": 1.0,
+    "final_logit_softcapping": None,
+}
 
 # Of the two ways, the largest root mean square difference of a token's logits, as a share of their
 # standard deviation. Faults seen are above 0.3; bfloat16 rounds differently in each way.

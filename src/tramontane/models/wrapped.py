@@ -23,8 +23,6 @@ import torch
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
-    Mistral4Config,
-    Mistral4ForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -34,6 +32,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from tramontane.errors import InputError
+from tramontane.models.families import DEFAULTS, EQUIVALENTS, SCALES
 from tramontane.models.names import cache_dir, pinned
 from tramontane.models.weight_files import INDEX, SINGLE, WeightFiles
 
@@ -44,29 +43,6 @@ logger = logging.getLogger("tramontane")
 # type changed.
 LOADING = threading.Lock()
 
-# transformers 5.23 has this class, and AutoModelForCausalLM does not know it.
-AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
-
-# Causal LMs that compute on text what text halves without a causal LM of their own compute: of
-# multimodal rotary embeddings, all three positions of a text token are equal.
-EQUIVALENTS = {
-    "qwen2_vl_text": "qwen2",
-    "qwen2_5_vl_text": "qwen2",
-    "qwen2_5_omni_text": "qwen2",
-    "qwen3_vl_text": "qwen3",
-    "qwen3_vl_moe_text": "qwen3_moe",
-    "qwen3_omni_moe_text": "qwen3_moe",
-    "glm4v_text": "glm4",
-    "glm4v_moe_text": "glm4_moe",
-}
-# What causal LMs do with logits after the output head, by key of their config, with the value that
-# does nothing.
-SCALES = {
-    "logit_scale": 1.0,
-    "logits_scaling": 1.0,
-    "lm_head_multiplier": 1.0,
-    "final_logit_softcapping": None,
-}
 PARENT = "text_half_of"  # key in the config of a text half: where it comes from
 HEAD = "lm_head.weight"
 _halves: dict[Hashable, TextHalf] = {}
@@ -241,12 +217,9 @@ def _converted(text: PreTrainedConfig, kind: str) -> PreTrainedConfig:
     if rope.get("rope_type") == "mrope":
         rope["rope_type"] = "default"
     values |= {"rope_parameters": rope} if rope else {}
-    # Defaults of the causal LM's config that are not those of the wrapper's code.
     if values.get("head_dim") is None:
         values["head_dim"] = text.hidden_size // text.num_attention_heads
-    if kind == "qwen3_moe":
-        values["norm_topk_prob"] = True
-    return CONFIG_MAPPING[kind](**values)
+    return CONFIG_MAPPING[kind](**values | DEFAULTS.get(kind, {}))
 
 
 def _ties(config: PreTrainedConfig) -> bool:
