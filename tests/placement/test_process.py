@@ -169,13 +169,13 @@ def test_workers_end_with_the_process_that_forked_them_and_new_ones_start(tmp_pa
     worker = WorkerProcess("worker", "tests.placement.forks", "reward")
     try:
         worker.ready(lambda: (None, str(tmp_path)))
-        server = warm._server._process
+        server = warm._servers[frozenset()]._process
         os.kill(server.pid, signal.SIGKILL)
         assert worker.process.wait(SECONDS) == -signal.SIGKILL
         connection = worker.ready(lambda: (None, str(tmp_path)))
         connection.send("returns")
         assert connection.poll(SECONDS)
-        assert warm._server._process.pid != server.pid
+        assert warm._servers[frozenset()]._process.pid != server.pid
     finally:
         worker.stop()
 
@@ -192,6 +192,25 @@ def test_a_worker_has_the_variables_folder_and_path_of_its_start(tmp_path, monke
     assert str(tmp_path) in seen
     mark = re.search(rf"\('{warm.MARK}', '(\w+)'\)", seen)[1]
     assert f"{warm.MARK}={mark}" in (tmp_path / "shown").read_text()
+
+
+def test_variables_are_there_when_the_server_imports(tmp_path):
+    """As OMP_NUM_THREADS has to be. The worker has the words of its command, and may be ended."""
+    code = "import os; servers = open(f'/proc/{os.getppid()}/environ').read()\n"
+    code += "print(os.environ['CHOSEN'], servers, flush=True)"
+    for chosen, end in (("one", "1"), ("another", "import time; time.sleep(600)")):
+        with (tmp_path / chosen).open("wb") as output:
+            command = ["timeit", "-n", "1", "-r", "1", "-s", code, end]
+            variables = {"CHOSEN": chosen}
+            worker = warm.fork(command, "1" * 32, output.fileno(), variables=variables)
+        if chosen == "another":
+            while "CHOSEN=" not in (tmp_path / chosen).read_text():
+                assert worker.poll() is None
+                time.sleep(0.01)
+            worker.send_signal(signal.SIGTERM)
+        assert worker.wait(SECONDS) == (0 if chosen == "one" else -signal.SIGTERM)
+        seen = (tmp_path / chosen).read_text()
+        assert seen.startswith(f"{chosen} ") and f"CHOSEN={chosen}" in seen
 
 
 def test_several_threads_may_wait_for_one_worker(tmp_path):

@@ -25,7 +25,6 @@ from tramontane.errors import InputError
 from tramontane.interrupt import leave_to_controller
 from tramontane.placement import warm
 from tramontane.placement.printed import Relay, flush, print_by_line
-from tramontane.temporary import die_with_parent
 
 START_SECONDS = 120.0  # limit for a worker to import its libraries
 TRANSFER_SECONDS = 30  # limit for one message, once it has begun
@@ -66,7 +65,7 @@ class WorkerProcess:
         self._relay = relay = Relay(self._label)
         try:
             # Not multiprocessing's server: its workers import the caller's __main__ again.
-            self.process = warm.fork(self._module, self._mark, theirs.fileno(), relay.writing)
+            self.process = warm.fork([self._module], self._mark, relay.writing, theirs.fileno())
         finally:
             theirs.close()
             os.close(relay.writing)
@@ -151,7 +150,6 @@ def serve(descriptor: int, prepare: Callable[..., Callable[[Any], Iterable[Any]]
         prepare: called with (config, folder for temporary files); returns a function of a task,
             whose results are sent one at a time. Its InputError is sent to the other side.
     """
-    die_with_parent()
     leave_to_controller(signal.SIGTERM)
     print_by_line()
     connection = Connection(descriptor)

@@ -1,8 +1,8 @@
 """A small process that imports the workers' modules once, and forks every worker from there.
 
-Started with a process's first worker, it ends with that process. It has no threads, and imports
-only this package. A worker forked from it has the environment variables, the search path and
-the current folder of the process that asks for it.
+Started with a process's first worker, it ends with that process, and the workers end with it. It
+has no threads, and imports only this package. A worker forked from it has the environment
+variables, the search path and the current folder of the process that asks for it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tramontane.imports import command_of
 from tramontane.interrupt import leave_to_controller
+from tramontane.temporary import die_with_parent
 
 MARK = "TRAMONTANE_WORKER"  # in the environment of a worker and of all that it starts
 _UNMARKED = "0" * 32
@@ -58,6 +60,12 @@ class Forked:
             raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout)
         return code
 
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # meanwhile
+                os.kill(self.pid, number)
+
     def _wait(self, seconds: float) -> int | None:
         if self.returncode is None:
             poll = select.poll()
@@ -75,9 +83,10 @@ class Forked:
 
 
 class _Server:
-    """This process's server, started when it is needed."""
+    """A server of this process, started when it is needed, with variables beyond this process's."""
 
-    def __init__(self) -> None:
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._variables = variables
         self._lock = threading.Lock()
         self._link: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -91,14 +100,15 @@ class _Server:
                 self._end()
                 return self._ask(*asked)
 
-    def _ask(self, module: str, mark: str, descriptor: int, output: int) -> Forked:
+    def _ask(self, command: Sequence[str], mark: str, output: int, *descriptor: int) -> Forked:
         if self._process is None:
             self._start()
         assert self._link
-        request = pickle.dumps((module, mark, dict(os.environ), sys.path, _folder()))
+        environment = os.environ | self._variables
+        request = pickle.dumps((command, mark, environment, sys.path, _folder()))
         ours, theirs = os.pipe()
         try:
-            descriptors = [descriptor, theirs, output]
+            descriptors = [theirs, output, *descriptor]
             socket.send_fds(self._link, [_SIZE.pack(len(request))], descriptors)
             self._link.sendall(request)
             return Forked(_SIZE.unpack(_received(self._link, _SIZE.size))[0], ours)
@@ -125,35 +135,46 @@ class _Server:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env=os.environ | {MARK: _UNMARKED},
+                env=os.environ | self._variables | {MARK: _UNMARKED},
                 start_new_session=True,
             )
 
 
-_server = _Server()
+_servers: dict[frozenset[tuple[str, str]], _Server] = {}  # by the variables
 
 
-def fork(module: str, mark: str, descriptor: int, output: int) -> Forked:
-    """Fork a worker that runs `module` like `python -m module DESCRIPTOR`, in its own session.
+def fork(
+    command: Sequence[str],
+    mark: str,
+    output: int,
+    *descriptor: int,
+    variables: Mapping[str, str] | None = None,
+) -> Forked:
+    """Fork a worker that runs like `python -m MODULE WORD… DESCRIPTOR`, in its own session.
 
     Args:
-        module: its `warm_up()`, if it has one, is called in the server before the first fork.
+        command: the module and words. The module's `warm_up()`, if it has one, is called in the
+            server before the first fork.
         mark: 32 characters that identify the worker and all that it starts, as the variable MARK.
-        descriptor: an open one; the worker gets a copy.
         output: becomes the worker's standard output and standard error.
+        descriptor: an open one, if any; the worker gets a copy.
+        variables: of the environment, beyond this process's. Each choice has its own server, since
+            libraries read them when they are imported.
 
     Raises:
         OSError: the server ended, as when the module cannot be imported; see stderr.
     """
-    return _server.fork(module, mark, descriptor, output)
+    key = frozenset((variables or {}).items())
+    server = _servers.setdefault(key, _Server(dict(key)))
+    return server.fork(command, mark, output, *descriptor)
 
 
 def _forget() -> None:
-    """In a fork of a process with a server: it starts its own."""
-    global _server
-    if _server._link:
-        _server._link.close()
-    _server = _Server()
+    """In a fork of a process with servers: it starts its own."""
+    for server in _servers.values():
+        if server._link:
+            server._link.close()
+    _servers.clear()
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -190,18 +211,19 @@ def main(descriptor: int) -> None:
         descriptors, request = _asked(link)
         if not request:
             return
-        if request[0] not in loaded:
-            _load(request[0])
-            loaded.add(request[0])
+        module = request[0][0]
+        if module not in loaded:
+            _load(module)
+            loaded.add(module)
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         pid = os.fork()
         if pid == 0:
             _become_worker(link, descriptors, running, *request)
             return
-        running[pid] = descriptors[1]
+        running[pid] = descriptors[0]
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
-        os.close(descriptors[0])
-        os.close(descriptors[2])
+        for descriptor in descriptors[1:]:
+            os.close(descriptor)
 
 
 def _asked(link: socket.socket) -> tuple[list[int], tuple[Any, ...]]:
@@ -242,11 +264,12 @@ def _become_worker(
     link: socket.socket, descriptors: list[int], running: dict[int, int], *request: Any
 ) -> None:
     """In a fork: leave the server behind, and run the module."""
-    module, mark, environment, paths, folder = request
+    (module, *words), mark, environment, paths, folder = request
+    die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     os.setsid()
-    descriptor, status, output = descriptors
+    status, output, *rest = descriptors
     for other in (status, *running.values()):
         os.close(other)
     for stream in (1, 2):
@@ -261,7 +284,7 @@ def _become_worker(
         sys.modules["numpy"].random.seed()  # type: ignore[attr-defined]
     link.sendall(_SIZE.pack(os.getpid()))  # it has its session: it can be killed
     link.close()
-    sys.argv = [module, str(descriptor)]
+    sys.argv = [module, *words, *map(str, rest)]
     sys.modules.pop(module, None)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

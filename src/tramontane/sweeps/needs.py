@@ -21,9 +21,7 @@ from tramontane.placement.seats import on_gpu, seats
 from tramontane.planning.fit import RunMemory
 from tramontane.run.prepare import MEMORY_TOLERANCE
 from tramontane.start import dry_run
-from tramontane.sweeps.runner import Needs
-
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+from tramontane.sweeps.runner import VISIBLE, Needs
 
 
 def needs_of(config: Config, memory: RunMemory, cores: int) -> Needs:

@@ -8,6 +8,7 @@ arm with its keys and seed. The run's folder is the file's path without `.yaml`.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import traceback
@@ -22,11 +23,19 @@ from tramontane.errors import InputError
 from tramontane.interrupt import leave
 from tramontane.pages import json_values
 from tramontane.start import train_or_resume
+from tramontane.sweeps.runner import VISIBLE
 from tramontane.verifier import functions
 from tramontane.workplace import write_whole
 
 # (the arm's keys, seed, folder) -> the run's measures by name.
 RunArm = Callable[[dict[str, Any], int, Path], Mapping[str, float]]
+
+
+def warm_up() -> None:
+    """What every run imports, before the first is forked; see `placement.warm`. Not those with
+    GPUs: a process that has asked for one cannot be forked."""
+    if not os.environ.get(VISIBLE):
+        import tramontane.run.train  # noqa: F401
 
 
 def load_function(path: str) -> RunArm:

@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 from tramontane.errors import InputError
 from tramontane.imports import command_of
 from tramontane.interrupt import GRACE_SECONDS
 from tramontane.models.memory import machine_memory
+from tramontane.placement import warm
 from tramontane.sweeps.settings import settings_file
 from tramontane.temporary import die_with_parent, exit_of
 
 LOG_LINES = 12  # shown of a run that failed
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 POLL_SECONDS = 0.2  # between two looks at the processes
 CHECK_SECONDS = 600.0  # for the check of one run: its data are read, its rewards are tried
 
@@ -125,45 +129,41 @@ def work(jobs: Iterable[Job], ended: Callable[[Job, int], None], room: Room | No
     """
     room = room or Room(os.cpu_count() or 1, machine_memory())
     waiting = deque(jobs)
-    running: dict[subprocess.Popen[bytes], tuple[Job, tuple[str, ...]]] = {}
+    running: dict[warm.Forked, tuple[Job, tuple[str, ...]]] = {}
     try:
         while waiting or running:
             while waiting and (gpus := room.take(waiting[0].needs)) is not None:
                 job = waiting.popleft()
                 running[_start(job, gpus)] = job, gpus
             time.sleep(POLL_SECONDS)
-            for process in [process for process in running if process.poll() is not None]:
-                job, gpus = running.pop(process)
-                room.release(job.needs, gpus)
-                ended(job, process.returncode)
+            for process in [*running]:
+                if (code := process.poll()) is not None:
+                    job, gpus = running.pop(process)
+                    room.release(job.needs, gpus)
+                    ended(job, code)
     finally:
         end(running, GRACE_SECONDS)
 
 
-def end(processes: Collection[subprocess.Popen[bytes]], seconds: float) -> None:
+def end(processes: Collection[warm.Forked], seconds: float) -> None:
     """End processes; one that takes longer is killed."""
     for process in processes:
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + seconds
     for process in processes:
         try:
             process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            process.kill()
+            process.send_signal(signal.SIGKILL)
 
 
-def _start(job: Job, gpus: Sequence[str]) -> subprocess.Popen[bytes]:
-    env = {"OMP_NUM_THREADS": str(job.needs.cores), **os.environ}
+def _start(job: Job, gpus: Sequence[str]) -> warm.Forked:
+    variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(job.needs.cores))}
     if gpus:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        variables[VISIBLE] = ",".join(gpus)
+    command = ["tramontane.sweeps.process", *map(str, job.files)]
     with open(job.log, "ab") as output:
-        return subprocess.Popen(
-            command_of("tramontane.sweeps.process", *map(str, job.files)),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=env,
-            preexec_fn=die_with_parent,
-        )
+        return warm.fork(command, uuid4().hex, output.fileno(), variables=variables)
 
 
 @dataclass(frozen=True)
