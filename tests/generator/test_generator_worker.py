@@ -13,8 +13,6 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
-    Llama4ForCausalLM,
-    Llama4TextConfig,
 )
 
 from tests.generator.slot_models import (
@@ -319,20 +317,7 @@ def test_unsuitable_models_are_refused_at_construction():
     bloom = BloomForCausalLM(BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=1, n_head=2))
     with pytest.raises(InputError, match="attention interface"):
         SlotEngine(bloom, 2, 60)
-    chunked = Llama4ForCausalLM(
-        Llama4TextConfig(
-            vocab_size=VOCAB,
-            hidden_size=32,
-            intermediate_size=32,
-            intermediate_size_mlp=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=16,
-            num_local_experts=2,
-            num_experts_per_tok=1,
-            layer_types=["chunked_attention", "full_attention"],
-        )
-    )
-    with pytest.raises(InputError, match="layers of kind chunked_attention"):
-        SlotEngine(chunked, 2, 60)
+    model = make_model()
+    model.config.layer_types = ["hashed_attention", "full_attention"]
+    with pytest.raises(InputError, match="layers of kind hashed_attention"):
+        SlotEngine(model, 2, 60)
