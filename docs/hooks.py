@@ -1,5 +1,6 @@
 """Adds to the site what stands elsewhere: configuration.md, every key as `tramontane config
---markdown` prints them; the keys of other projects; and the index of examples/ as examples.md."""
+--markdown` prints them; the keys of other projects; and examples/ as examples.md, its index with
+the sources below."""
 
 import io
 import re
@@ -17,6 +18,7 @@ from tramontane.errors import VERSION
 
 BOOST = "---\nsearch: {boost: 10}\n---\n"  # a key is found here first
 PEERS = "<!-- keys -->"  # where the tables of other projects' keys go
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -27,6 +29,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_page_markdown(markdown: str, **_: object) -> str:
     """Called by MkDocs with the text of each page."""
+    markdown = markdown.replace("](../examples/README.md)", "](examples.md)")
     return markdown.replace(PEERS, "\n".join(_tables())) if PEERS in markdown else markdown
 
 
@@ -45,8 +48,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     with redirect_stdout(page):
         app(["config", "--markdown"], standalone_mode=False)
     files.append(File.generated(config, "configuration.md", content=BOOST + page.getvalue()))
-    examples = (Path(__file__).parents[1] / "examples/README.md").read_text()
-    examples = re.sub(r"\[([^\]]+)\]\((?!\.\./docs/)([^)]+)\)", r"\1 (`\2`)", examples)
-    examples = examples.replace("](../docs/", "](")
-    files.append(File.generated(config, "examples.md", content=examples))
+    files.append(File.generated(config, "examples.md", content=_examples()))
     return files
+
+
+def _examples() -> str:
+    """The index, whose links lead to the sources below it; a notebook's stay in the checkout."""
+    index = (EXAMPLES / "README.md").read_text().replace("](../docs/", "](")
+    for file in sorted(EXAMPLES.iterdir()):
+        if file.suffix in (".py", ".yaml"):
+            index = index.replace(f"]({file.name})", f"](#{file.name.replace('.', '')})")
+            language = "python" if file.suffix == ".py" else "yaml"
+            index += f"\n## {file.name}\n\n```{language}\n{file.read_text()}```\n"
+    return re.sub(r"\[([^\]]+)\]\(([^)]+\.ipynb)\)", r"\1 (`\2`)", index)

@@ -109,8 +109,14 @@ def test_what_the_hub_refuses_is_said(run: Path, hub: Hub, tmp_path: Path) -> No
     done = command(hub, tmp_path, "push", str(run), "others/own")
     assert done.returncode == 2 and "may write there" in done.stderr
     assert "Traceback" not in done.stderr and not hub.repositories
-    done = command(hub, tmp_path, "push", str(run), "me/own/x")
-    assert done.returncode == 2 and "USER/NAME" in done.stderr
+
+
+@pytest.mark.parametrize("names", [["own"], ["me/own/x"], ["me/own", "rollouts"]])
+def test_a_name_without_its_owner_is_refused_before_anything_is_pushed(
+    names: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=f"'{names[-1]}': not a repository's name, USER/NAME"):
+        push(tmp_path, names[0], rollouts=names[1] if names[1:] else None)
 
 
 @pytest.mark.slow

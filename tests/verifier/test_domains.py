@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tramontane.config import BUILT_IN, Config, FormatConfig, VerifierConfig, parse_settings
+from tramontane.config import BUILT_IN, Config, FormatConfig, VerifierConfig, parse, parse_settings
 from tramontane.errors import InputError
 from tramontane.types import Problem
 from tramontane.verifier.format import check_format
@@ -259,6 +259,19 @@ def test_maths_and_code_keep_what_is_not_overridden():
     config = parse_settings(VerifierConfig, {}, ["domains.math.timeout_s=9"], "test")
     assert config.domains["math"] == BUILT_IN["math"].model_copy(update={"timeout_s": 9.0})
     assert config.domains["code"] == BUILT_IN["code"]
+
+
+@pytest.mark.parametrize("domain", ["math", "open"])
+def test_a_judges_score_of_one_half_is_right_unless_a_mark_is_set(domain):
+    """A classifier's probability never reaches 1, the mark of other verifiers."""
+
+    def mark(**entry):
+        given = {"domains": {domain: entry}, "judge": {"reward_model": "folder"}}
+        return parse(VerifierConfig, given, "test").domains[domain].pass_mark
+
+    assert mark(verifier="judge") == 0.5
+    assert mark(verifier="judge", pass_mark=0.75) == 0.75
+    assert parse(VerifierConfig, {}, "test").domains["math"].pass_mark == 1
 
 
 def test_an_unknown_domain_is_refused():

@@ -214,8 +214,11 @@ def _show_evaluation(result: EvaluationResult, rates: Sequence[str]) -> None:
     estimates = {"pass@1": result.pass_at_1}
     estimates |= {f"pass@{k}": e for k, e in result.pass_at_k.items() if k > 1}
     estimates |= {f"maj@{k}": e for k, e in result.maj_at_k.items() if k > 1}
-    parts = {f"{code}": part for code, part in result.by_language.items()}
-    parts |= {f"level {level}": part for level, part in result.by_difficulty.items()}
+    languages, levels = (
+        {} if list(parts) == ["unknown"] else parts  # one group: all problems
+        for parts in (result.by_language, result.by_difficulty)
+    )
+    parts = languages | {f"level {level}": part for level, part in levels.items()}
     efforts = {f"{name} effort": part for name, part in result.by_effort.items()}
     for label, part in (parts | efforts).items():
         estimates[f"pass@1, {label} ({part.n_problems})"] = part.pass_at_1

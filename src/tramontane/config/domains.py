@@ -107,11 +107,18 @@ class DomainConfig(Section):
     needs: tuple[Column, ...] = ()
     """Columns that every row must have, of `answer` and `tests`."""
     pass_mark: float = Field(1.0, gt=0, le=1)
-    """Lowest result, from 0 to 1, that counts as right. The result is the verifier's; without a
-    verifier, it is the sum of the custom rewards as a share of the possible maximum."""
+    """Lowest result, from 0 to 1, that counts as right; 0.5 by default with the verifier `judge`,
+    whose scores seldom reach 1. The result is the verifier's; without a verifier, it is the sum of
+    the custom rewards as a share of the possible maximum."""
     timeout_s: float | None = Field(None, gt=0)
     """Time limit of one verdict, in seconds. null: `verifier.timeout_s`; for the verifier `code`,
     the time that the tests may take."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mark_of_a_judge(cls, raw: Any) -> Any:
+        judged = isinstance(raw, dict) and raw.get("verifier") == JUDGE
+        return {"pass_mark": 0.5} | raw if judged else raw
 
     @field_validator("verifier")
     @classmethod
@@ -176,6 +183,6 @@ def with_built_in(value: Any) -> Any:
     table: dict[Any, Any] = dict(BUILT_IN)
     for name, entry in value.items():
         if name in BUILT_IN and isinstance(entry, dict):
-            entry = BUILT_IN[name].model_dump() | entry
+            entry = BUILT_IN[name].model_dump(exclude_unset=True) | entry
         table[name] = entry
     return table

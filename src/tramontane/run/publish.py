@@ -67,6 +67,9 @@ def push(
         InputError: not a run folder, no intact checkpoint, no rollouts, or the hub refuses or
             cannot be reached.
     """
+    for repository in (name, rollouts):
+        if repository is not None and repository.count("/") != 1:
+            raise InputError(f"{repository!r}: not a repository's name, USER/NAME")
     folder = RunFolder(run)
     folder.check_begun()
     with owned_folder(folder.path, "pushed"):
