@@ -108,11 +108,13 @@ def problems_hash(problems: Sequence[Problem]) -> str:
 def weights_hash(model: str) -> str:
     """Hash of the content of a model's weights, architecture and tokenizer, so that a copy has the
     same hash; `NAME@COMMIT` for a Hugging Face name."""
-    from tramontane.models import loading
+    from huggingface_hub import hf_hub_download
 
     folder = Path(resolve(model)).expanduser()
     if not folder.is_dir():
-        return f"{pinned(model)[0]}@{loading.load_config(model)._commit_hash}"
+        name, revision = pinned(model)
+        config = Path(hf_hub_download(name, "config.json", revision=revision))
+        return f"{name}@{config.parent.name}"  # the cache has a folder for each commit
     digest = hashlib.sha256()
     for file in sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern)}):
         stat = file.stat()
