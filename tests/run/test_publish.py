@@ -71,18 +71,8 @@ def test_a_run_is_pushed_and_its_revision_is_what_was_pushed(
     assert b'data_files: "data/*.parquet"' in rollouts["README.md"]
     [_, commit] = hub.repositories["model", "me/own"]
     assert f"model=me/own@{commit}" in done.stdout
-    words = [
-        "eval",
-        "me/own",
-        "playground:",
-        "--problems",
-        "1",
-        "--samples",
-        "1",
-        "--out",
-        "e.jsonl",
-    ]
-    evaluated = command(hub, tmp_path, *words)
+    options = ["--problems", "1", "--samples", "1", "--out", "e.jsonl"]
+    evaluated = command(hub, tmp_path, "eval", "me/own", "playground:", *options)
     assert evaluated.returncode == 0, evaluated.stderr
     assert f"me/own@{commit}" in (tmp_path / "e.json").read_text()
     # A later push does not change what the revision names.

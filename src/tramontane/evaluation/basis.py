@@ -18,7 +18,7 @@ from tramontane.config import PromptConfig
 from tramontane.errors import InputError
 from tramontane.evaluation.settings import CONVERSING, Settings
 from tramontane.journals import check_same
-from tramontane.models.names import pinned, resolve, with_tokenizer
+from tramontane.models.names import folder_of, pinned, resolve, with_tokenizer
 from tramontane.types import Problem
 from tramontane.workplace import write_whole
 
@@ -108,13 +108,10 @@ def problems_hash(problems: Sequence[Problem]) -> str:
 def weights_hash(model: str) -> str:
     """Hash of the content of a model's weights, architecture and tokenizer, so that a copy has the
     same hash; `NAME@COMMIT` for a Hugging Face name."""
-    from huggingface_hub import hf_hub_download
-
     folder = Path(resolve(model)).expanduser()
     if not folder.is_dir():
-        name, revision = pinned(model)
-        config = Path(hf_hub_download(name, "config.json", revision=revision))
-        return f"{name}@{config.parent.name}"  # the cache has a folder for each commit
+        # The cache has a folder for each commit.
+        return f"{pinned(model)[0]}@{folder_of(model, ['config.json']).name}"
     digest = hashlib.sha256()
     for file in sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern)}):
         stat = file.stat()
