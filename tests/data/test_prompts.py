@@ -1,13 +1,17 @@
+import pickle
+import subprocess
+import sys
 import time
 
 import pytest
 
-from tramontane.config import DataConfig, PromptConfig, parse
+from tramontane.config import Config, DataConfig, PromptConfig, parse
 from tramontane.data.lengths import PromptLimit, measure_prompts
 from tramontane.data.playground import problems
 from tramontane.data.prompts import SYSTEM_PROMPT, Marks, PromptEncoder, system_text
 from tramontane.data.tokenizer import TINY_SYSTEM_PROMPT, train_tokenizer
 from tramontane.errors import InputError
+from tramontane.evaluation.checkpoint import encoder_of
 from tramontane.types import Problem, ThinkingTags
 
 STATEMENTS = [p.problem for p in problems("train", 0, count=300)]
@@ -75,6 +79,20 @@ def test_magistral_names_the_system_prompt():
     assert system_text("a <think>", ThinkingTags("[THINK]", "[/THINK]")) == "a <think>"
     assert "</think>" in SYSTEM_PROMPT
     assert "\\boxed{}" in SYSTEM_PROMPT
+
+
+def test_a_process_that_gets_an_encoder_does_not_import_torch(tmp_path):
+    """As those of environments, one for each core: it took them two seconds more."""
+    (tmp_path / "encoder").write_bytes(pickle.dumps(encoder_of(Config(model="tiny"))))
+    code = (
+        "import pickle, sys, tramontane.environments.process\n"
+        "found = pickle.load(open('encoder', 'rb')).encode('1 + 1')\n"
+        "print(len(found) > 5, 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout.split() == ["True", "False"]
 
 
 def test_special_tokens_are_encoded_once(tokenizer):

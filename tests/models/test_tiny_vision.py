@@ -10,11 +10,12 @@ from tramontane.data.playground import problems
 from tramontane.data.playground.traces import Style, trace
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
+from tramontane.models.image_tokens import ImageProcessor
 from tramontane.models.loading import load_config, load_model, load_tokenizer
 from tramontane.models.names import find_weights, resolve
 from tramontane.models.packing import pack
 from tramontane.models.transplant import parent_of
-from tramontane.models.vision import ImageProcessor, Pictured, Vision
+from tramontane.models.vision import Pictured, Vision
 from tramontane.models.weight_files import WeightFiles
 
 KINDS = ("drawn_sums", "drawn_bars", "drawn_tables")

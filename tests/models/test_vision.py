@@ -17,10 +17,11 @@ from tramontane.config import GeneratorConfig, PromptConfig, TrainerConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.generator.generator import Generator
+from tramontane.models.image_tokens import FAMILIES, ImageProcessor
 from tramontane.models.images import decode
 from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.models.packing import pack
-from tramontane.models.vision import FAMILIES, ImageProcessor, Pictured, Vision
+from tramontane.models.vision import Pictured, Vision
 from tramontane.trainer.forwards import checkpoint_blocks, train_blocks
 from tramontane.trainer.head import plain_predictions
 from tramontane.trainer.rows import pack_row

@@ -10,8 +10,9 @@ from tests.vision import picture, write_wrapper
 from tramontane.config.sft import SFTConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
+from tramontane.models.image_tokens import ImageProcessor
 from tramontane.models.loading import load_model, load_tokenizer
-from tramontane.models.vision import ImageProcessor, Vision
+from tramontane.models.vision import Vision
 from tramontane.sft.examples import ExampleStream, read_examples
 from tramontane.sft.sft import LOG, _train_batch, sft
 from tramontane.trainer.head import plain_predictions

@@ -19,9 +19,10 @@ from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
 from tramontane.config import GeneratorConfig, TrainerConfig
 from tramontane.errors import InputError
 from tramontane.generator.generator import Generator
+from tramontane.models.image_tokens import FAMILIES
 from tramontane.models.loading import load_model
 from tramontane.models.transplant import transplant
-from tramontane.models.vision import FAMILIES, Vision
+from tramontane.models.vision import Vision
 from tramontane.models.weights import LocalWeights
 from tramontane.run.prepare import prepare
 from tramontane.trainer.head import plain_predictions

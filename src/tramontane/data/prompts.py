@@ -34,7 +34,7 @@ from tramontane.types import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from tramontane.models.vision import ImageProcessor
+    from tramontane.models.image_tokens import ImageProcessor
 
 SYSTEM_PROMPT = """\
 Before you answer, think the task through as an inner monologue between <think> and </think>. \

@@ -225,7 +225,7 @@ def encoder_of(config: Config) -> PromptEncoder:
     """The encoder of a config's prompts."""
     from tramontane.data.prompts import PromptEncoder
     from tramontane.models import loading
-    from tramontane.models.vision import ImageProcessor
+    from tramontane.models.image_tokens import ImageProcessor
 
     tokenizer = loading.load_tokenizer(with_tokenizer(config.model, config.tokenizer))
     data, images = config.data, ImageProcessor(config.model)

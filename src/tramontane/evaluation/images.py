@@ -12,7 +12,7 @@ from tramontane.errors import InputError
 from tramontane.types import Problem
 
 if TYPE_CHECKING:
-    from tramontane.models.vision import ImageProcessor
+    from tramontane.models.image_tokens import ImageProcessor
 
 
 def check_images(

@@ -1,11 +1,11 @@
 """Images as a model sees them.
 
-A wrapper's processor writes the tokens of an image into the prompt, and makes its pixels; vision
-tower and projector turn the pixels into features, which take the place of the embeddings of the
-prompt's image tokens. Everything after that is the text half's.
+A wrapper's processor writes the tokens of an image into the prompt, and makes its pixels
+(`image_tokens`); vision tower and projector turn the pixels into features, which take the place of
+the embeddings of the prompt's image tokens. Everything after that is the text half's.
 
 Families differ in what else an image changes: what its tokens see, at which positions they stand,
-and which layers take features too (`Family`).
+and which layers take features too (`image_tokens.Family`).
 
 Every image is processed alone, so that what else is in a batch changes nothing, by Pillow, whatever
 else is installed. The tower is not trained: its features are cached by the image's content.
@@ -20,7 +20,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -28,45 +28,12 @@ import torch
 from transformers import PreTrainedModel
 
 from tramontane.errors import InputError
-from tramontane.models import images, wrapped
+from tramontane.models.image_tokens import ImageProcessor
 from tramontane.models.loading import load_own_config, load_tower
 from tramontane.models.names import resolve
-from tramontane.models.transplant import TOWER, parent_of
+from tramontane.models.transplant import TOWER
 from tramontane.models.weight_files import WeightFiles
 
-
-class Family(NamedTuple):
-    """What a family's images change beyond the embeddings of their tokens.
-
-    Attributes:
-        mutual: where neighboring image tokens see each other in both directions: in all layers, or
-            in those with a sliding window, if the config says so. None: nowhere.
-        positions: how channels of the rotary embeddings share the three parts of a position: time,
-            height and width. `sections`: one block of channels after another; `interleaved`: in
-            turn. None: positions count tokens.
-        deep: features are also added to the outputs of the first layers.
-    """
-
-    mutual: Literal["all", "windows"] | None = None
-    positions: Literal["sections", "interleaved"] | None = None
-    deep: bool = False
-
-
-FAMILIES = {
-    "mistral3": Family(),
-    "llava": Family(),
-    "llava_next": Family(),
-    "idefics3": Family(),
-    "smolvlm": Family(),
-    "gemma3": Family(mutual="all"),
-    "gemma4": Family(mutual="windows"),
-    "qwen2_vl": Family(positions="sections"),
-    "qwen2_5_vl": Family(positions="sections"),
-    "qwen3_vl": Family(positions="interleaved", deep=True),
-    "qwen3_vl_moe": Family(positions="interleaved", deep=True),
-    "qwen3_5": Family(positions="interleaved"),
-    "qwen3_5_moe": Family(positions="interleaved"),
-}
 CACHED_BYTES = 2**28  # of features kept
 PUBLISHED = "vision:"  # precedes their names on the way to generators
 _PROJECTOR = re.compile(
@@ -94,98 +61,6 @@ class Features(NamedTuple):
     def nbytes(self) -> int:
         """Bytes of the tensors."""
         return sum(part.nbytes for part in (self.embedded, *self.deep))
-
-
-class ImageProcessor:
-    """A model's own processor, for one image at a time. Nothing is loaded before the first.
-
-    Args:
-        model: as for `loading.load_model`: a wrapper, or a text half that says where it comes from.
-    """
-
-    def __init__(self, model: str) -> None:
-        self.model = model
-
-    @cached_property
-    def parent(self) -> str:
-        """The wrapper.
-
-        Raises:
-            InputError: the model has no vision tower, or is of a family that is not in `FAMILIES`.
-        """
-        own, name = load_own_config(self.model), self.model
-        if wrapped.PARENT in own.to_dict():
-            name = parent_of(name)
-            own = load_own_config(name)
-        if not hasattr(own, "vision_config"):
-            raise InputError(f"model {name!r}: it takes no images, and the data has some")
-        if own.model_type not in FAMILIES:
-            raise InputError(
-                f"model {name!r}: images are not supported for the family {own.model_type!r}, only "
-                f"for {', '.join(FAMILIES)} (docs/images.md says why); remove the images from the "
-                f"rows to train on the text"
-            )
-        return name
-
-    @cached_property
-    def family(self) -> Family:
-        """What the model's images change."""
-        own = load_own_config(self.parent)
-        family = FAMILIES[own.model_type]
-        if family.mutual == "windows" and (
-            own.get_text_config().use_bidirectional_attention != "vision"
-        ):
-            return family._replace(mutual=None)
-        return family
-
-    @cached_property
-    def token_id(self) -> int:
-        """The token at whose places features are."""
-        return int(load_own_config(self.parent).image_token_id)
-
-    @property
-    def token(self) -> str:
-        """The text that stands for an image in a rendered chat."""
-        return str(self._processor.image_token)
-
-    def expansion(self, image: str) -> str:
-        """What the processor writes in place of `token`: image tokens, and others around them.
-
-        Raises:
-            InputError: the processor refuses the image.
-        """
-        return self._processed(image)[0]
-
-    def inputs(self, image: str) -> dict[str, torch.Tensor]:
-        """Arguments of the tower for one image."""
-        return self._processed(image)[1]
-
-    @cached_property
-    def _processor(self) -> Any:
-        from tramontane.models.processors import load_processor
-
-        return load_processor(self.parent)
-
-    @cached_property
-    def _processed(self) -> Any:
-        @lru_cache(maxsize=64)
-        def processed(image: str) -> tuple[str, dict[str, torch.Tensor]]:
-            try:
-                made = self._processor(
-                    text=[self.token],
-                    images=[images.decode(image)],
-                    return_tensors="pt",
-                    return_text_replacement_offsets=True,
-                    add_special_tokens=False,
-                )
-            except Exception as error:  # a processor may raise anything
-                raise InputError(
-                    f"the model's processor refuses an image ({type(error).__name__}: {error})"
-                ) from error
-            [replaced] = made.pop("text_replacement_offsets")[0]
-            return replaced["replacement"], dict(made)
-
-        return processed
 
 
 class Vision:

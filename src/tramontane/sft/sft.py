@@ -104,8 +104,8 @@ def sft(
         for warning in filter(None, (idle_gpus(*devices), *dtype_warnings(config))):
             warnings.warn(warning, stacklevel=2)
         architecture, tokenizer = _prepare(config)
+        from tramontane.models.image_tokens import ImageProcessor
         from tramontane.models.loading import context_length
-        from tramontane.models.vision import ImageProcessor
         from tramontane.trainer.optimizer import chosen_rate, rate_warnings, warmup_warnings
 
         if config.learning_rate is None and config.model is not None:
