@@ -75,11 +75,15 @@ def slot_attention(
         InputError: see `models.attention.check_arguments`.
     """
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    options = Options(scale, sliding_window, softcap, s_aux, chunk=chunk_size(module))
-    inputs = [by_position(module, query), key, value]
+    # Blocks that count positions are not compiled, and others are one graph for all layers: what
+    # depends on a layer's number is not asked there.
+    compiling = torch.compiler.is_dynamo_compiling()
+    chunk = None if compiling else chunk_size(module)
+    options = Options(scale, sliding_window, softcap, s_aux, chunk=chunk)
+    inputs = [query if compiling else by_position(module, query), key, value]
     if (weight := up_weight(module)) is not None:
         inputs.append(weight)
-    if torch.compiler.is_dynamo_compiling():
+    if compiling:
         return _compiled_attention(inputs, options), None
     packing = kwargs.pop("packing", _forward.packing)
     check_arguments(module, attention_mask, kwargs)
