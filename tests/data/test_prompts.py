@@ -82,7 +82,7 @@ def test_magistral_names_the_system_prompt():
 
 
 def test_a_process_that_gets_an_encoder_does_not_import_torch(tmp_path):
-    """As those of environments, one for each core: it took them two seconds more."""
+    """Processes of environments get one, and took two seconds more each."""
     (tmp_path / "encoder").write_bytes(pickle.dumps(encoder_of(Config(model="tiny"))))
     code = (
         "import pickle, sys, tramontane.environments.process\n"

@@ -227,7 +227,7 @@ def test_latents_are_cached_once_for_all_heads():
 
 @pytest.mark.parametrize("record", [None, run_directly])
 def test_kept_latents_are_those_of_earlier_weights(record):
-    """As in transformers' cache, keys and values are made from them by the newest weights."""
+    """The newest weights make keys and values from them, as with transformers' own cache."""
     check_kept(*(make_kind("latent", seed).requires_grad_(False) for seed in (0, 1)), record=record)
 
 

@@ -32,8 +32,8 @@ def causal_conv1d_update(
 
     Args:
         hidden_states: [B, C, 1], the newest input.
-        conv_state: [B, C, W] inputs before it, to which it is appended. Its memory becomes that of
-            [B, W, C], in which the channels of one input are neighbors.
+        conv_state: [B, C, W] inputs before it, to which it is appended. It becomes a view of a
+            contiguous [B, W, C], so that the channels of an input are read at once.
         weight: [C, K], K ≤ W.
         bias: [C].
         activation: name of the function of the output.

@@ -8,7 +8,7 @@ Families differ in what else an image changes: what its tokens see, at which pos
 and which layers take features too (`image_tokens.Family`).
 
 Every image is processed alone, so that what else is in a batch changes nothing, by Pillow, whatever
-else is installed. The tower is not trained: its features are cached by the image's content.
+else is installed. Features are cached by the image's content, until the tower's weights change.
 """
 
 from __future__ import annotations

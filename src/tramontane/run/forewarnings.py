@@ -21,10 +21,9 @@ from tramontane.verifier import references
 
 WITHOUT_REWARDS = ("sft", "distill")  # objectives
 MUCH = 2  # times what can be in flight
-MANY = 8  # problems of which one reference for all is an accident
-_CHAT = re.compile(
-    r"""\s*\[\s*\{\s*["'](role|content)["']\s*:"""
-)  # in JSON, or as Python prints it
+MANY = 8  # problems; if as many share one reference, a column was mistaken
+# A chat as text: in JSON, or as Python prints it.
+_CHAT = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
 
 
 def forewarnings(

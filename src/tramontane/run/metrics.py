@@ -29,8 +29,8 @@ def reward_metrics(
 
     Args:
         groups: every group sampled and graded since the last update, including filtered groups.
-        shown: names of the reward's parts and of the two rates, of which the others would be 0 or
-            1 whatever the model writes (`RewardConfig.rewarded`, `rates`).
+        shown: names of the parts and rates that this run rewards (`RewardConfig.rewarded`,
+            `rates`). Any other would be 0 or 1 whatever the model writes.
         thinking: counts the thinking tokens of completions at each level of effort.
     """
     completions = [c for g in groups for c in g.completions]

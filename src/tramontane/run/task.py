@@ -95,7 +95,7 @@ def config_of(
 
 
 def one_or_more(given: Any) -> list[Any]:
-    """Rewards or tools, of which a single one may be given without a list; None for none."""
+    """Rewards or tools; a single one may be given without a list, and None means none."""
     if given is None:
         return []
     alone = callable(given) or isinstance(given, str | Reward | Mapping)
