@@ -35,8 +35,8 @@ from tramontane.models.loading import load_tokenizer
 # Control tokens in the text of a template; some are ordinary added tokens of their tokenizers.
 CONTROL = re.compile(
     r"<\|[^|<>\s]+(?: [^|<>\s]+)*\|>|<\|[a-z_]+>|<[a-z_]+\|>|<\|\"\|>|<｜[^｜<>]+｜>"
-    r"|\[/?[A-Z_]{3,}\]"
-    r"|</?s>|<[be]os>|<(?:start_of|end_of)_\w+>|<SPECIAL_\d+>|<image>"
+    r"|\[/?[A-Z_]{3,}\]|[\[\]]\w?~!?\w?[\[\]]|\]<\][^<>\[\]\s]+\[>\["
+    r"|</?s>|<[be]os>|<(?:start_of|end_of|beginning_of)_\w+>|<SPECIAL_\d+>|<image>|<sep>|</?seed:\w+>"
     r"|</?(?:think|tool_call|tool_response|arg_key|arg_value)>"
 )
 ADDED = re.compile(r"</?(?:think|tool_call|tool_response|arg_key|arg_value)>")
@@ -76,7 +76,8 @@ def tokenizer_for(template: str, folder: Path) -> PreTrainedTokenizerBase:
         after = [{"role": "user", "content": "?"}], [{"role": "tool", "content": "?"}]
         begin = [CONTROL.match(_behind(tokenizer, each)) for each in after]
         ends = [str(tokenizer.eos_token), *(found[0] for found in begin if found)]
-        config = json.dumps({"eos_token_id": tokenizer.convert_tokens_to_ids(ends)})
+        known = [tokenizer.convert_tokens_to_ids(end) for end in ends]
+        config = json.dumps({"eos_token_id": [end for end in known if end is not None]})
         (folder / "generation_config.json").write_text(config)
         tokenizer.name_or_path = str(folder)
     return tokenizer

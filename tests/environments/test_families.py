@@ -12,6 +12,7 @@ from tramontane.environments.calls import Parser
 from tramontane.environments.chat import Chat, ChatFormat
 from tramontane.environments.families import COLUMNS, TOOL, Family
 from tramontane.environments.recorded import Conversation, ConversationEncoder
+from tramontane.errors import InputError
 
 ASKED = {"role": "user", "content": "What is 1 + 2?"}
 _USER = "{% for m in messages %}{% if m.role == 'user' %}<|user|>{{ m.content }}{% endif %}"
@@ -90,11 +91,35 @@ def test_families_are_right_in_all_columns(name, tmp_path):
     assert {column: cell.state for column, cell in row.items()} == dict.fromkeys(COLUMNS, "ok")
 
 
-def test_what_a_family_does_wrong_is_said():
+def test_calls_between_texts_of_its_own_are_learned_from_the_template():
     tokenizer = build_tokenizer(*OWN["as JSON"])
     tokenizer.chat_template = AS_JSON.replace("<｜tool▁call▁begin｜>", "<call>")
+    family = Family(PromptEncoder(tokenizer))
+    assert family.parser.form == "learned" and not family.parser.unread
+    assert {cell.state for cell in family.row().values()} == {"ok"}
+    broken = family.parser.parse("<call>function<｜tool▁sep｜>add\n```json\n{", [TOOL])
+    assert [call.name for call in broken.calls] == [""]
+
+
+def test_calls_in_a_form_that_is_not_read_are_refused():
+    tokenizer = build_tokenizer(*OWN["as JSON"])
+    template = AS_JSON.replace("<｜tool▁call▁begin｜>", "<call>")
+    tokenizer.chat_template = template.replace("c.function.arguments", "c.function.arguments[1:]")
     row = Family(PromptEncoder(tokenizer)).row()
-    assert row["calls read back"].state == "wrong" and "reads []" in str(row["calls read back"])
+    assert row["calls read back"].state == "refused" and "not read" in str(row["calls read back"])
+
+
+def test_a_message_in_thoughts_that_never_close_is_refused():
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}<think>\n"
+        "{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    )
+    encoder = PromptEncoder(build_tokenizer(template, _CHATML, _THINK, "<|im_end|>"))
+    chat = [ASKED, {"role": "assistant", "content": "3"}]
+    conversation = Conversation.of(chat, [], "row 1")
+    with pytest.raises(InputError, match="row 1: .*thoughts that it never closes"):
+        list(ConversationEncoder(encoder, lambda _, text: text).examples(conversation, "row 1"))
 
 
 def test_a_message_without_an_end_is_refused_unless_the_generation_config_names_one():

@@ -217,6 +217,13 @@ class PromptEncoder:
         """The start of the response at the end of a text written by the chat template."""
         return opened_by(text, self.tags)
 
+    def never_closes(self, prompt: str, response: str) -> bool:
+        """True if a prompt opens thoughts that its response opens again, or does not close."""
+        opened = self.opened_in(prompt)
+        if self.tags.opening not in opened or self.tags.closing in opened:
+            return False
+        return self.tags.opening in response or self.tags.closing not in response
+
     @property
     def response(self) -> ResponseText:
         """The parts of a response's text that are not sampled, for generators."""
@@ -469,7 +476,7 @@ class PromptEncoder:
             own = system_text("magistral", self.tags)
         system = self.system(own)
         if tools and not self.reads_tools:
-            system = describe(tools, system or "")
+            system, tools = describe(tools, system or ""), ()
         if self.tokenizer.chat_template is None:
             return (system or "") + "".join(map(self._without_template, chat))
         if system is None:
@@ -504,7 +511,10 @@ class PromptEncoder:
         schema = {"type": "object", "properties": taken, "required": ["x"]}
         function = {"name": "zq0qz", "description": "x", "parameters": schema}
         probe: Tool = {"type": "function", "function": function}
-        return "zq0qz" in self._apply([Message(role="user", content=_PROBE)], [probe])
+        try:
+            return "zq0qz" in self._apply([Message(role="user", content=_PROBE)], [probe])
+        except Exception:  # a template may raise anything
+            return False
 
     @cached_property
     def _in_parts(self) -> bool:

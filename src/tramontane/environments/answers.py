@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from tramontane.environments import wire
 from tramontane.environments.calls import Parsed
-from tramontane.environments.chat import call_id
+from tramontane.environments.learned import call_id
 from tramontane.types import FinishReason, SampledTokens, ThinkingTags
 
 EMIT_SHARE = 1 / 32  # growth after which a stream decodes again, so that its work stays linear

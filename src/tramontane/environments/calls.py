@@ -9,6 +9,7 @@ A tokenizer's own `response_template` comes first (`Parser`); the forms below ar
 - `mistral`: `[TOOL_CALLS][{"name": …, "arguments": {…}}]`, since v11 `[TOOL_CALLS]NAME[ARGS]{…}`
 - `code`: the last fenced block, for the tool `python`
 - those of `forms`, by families with tokens of their own
+- `learned`: as the chat template writes them, around a name and arguments in JSON
 
 A text that looks like a call but cannot be read becomes a call without a name; its answer says why.
 Thoughts contain no calls. No text makes the parser fail.
@@ -35,6 +36,8 @@ from tramontane.environments.forms import (
     outside_channel,
     unparsed,
 )
+from tramontane.environments.learned import ARGUMENT, NAME, PROBE, own_calls
+from tramontane.environments.learned import Form as Learned
 from tramontane.errors import InputError
 from tramontane.types import ThinkingTags, ToolCall
 from tramontane.verifier.format import fences
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
 
 Form = Literal[
     "template", "hermes", "qwen_xml", "llama", "mistral", "code", "harmony",
-    "invoke", "glm", "gemma", "lfm", "deepseek", "kimi",
+    "invoke", "glm", "gemma", "lfm", "deepseek", "kimi", "learned",
 ]  # fmt: skip
 
 # Texts in chat templates that identify the form of calls, the most specific first.
@@ -64,13 +67,15 @@ _SIGNS: tuple[tuple[str, Form], ...] = (
     ("<|python_tag|>", "llama"),
     ('"parameters": ', "llama"),
 )
-_AROUND = re.compile(r"<\|(?:START|END)_RESPONSE\|>")  # of Cohere, around the content
+_AROUND = re.compile(r"<\|(?:START|END)_(?:RESPONSE|TEXT)\|>")  # of Cohere, around the content
 _AS_TEXT = ("qwen_xml", "glm", "invoke", "harmony")  # arguments are texts without quotes
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 _HERMES_END = re.compile(r"\s*(?:</tool_call>|(?=<tool_call>)|\Z)")
 # Tags end a call, a function or a parameter only where the form lets them: code may hold them.
 _XML_CALL = re.compile(
-    r"<tool_call>((?:(?!<tool_call>).)*?</function>\s*)</tool_call>|" + _HERMES.pattern, re.DOTALL
+    r"<(?:seed:)?tool_call>((?:(?!<(?:seed:)?tool_call>).)*?</function>\s*)</(?:seed:)?tool_call>|"
+    + _HERMES.pattern,
+    re.DOTALL,
 )
 _XML_FUNCTION = re.compile(
     r"\s*<function=([^>\s]+)\s*>(.*?)(?:</function>\s*(?=<function=|\Z)|\Z)", re.DOTALL
@@ -86,6 +91,9 @@ _LLAMA_ARGUMENTS = re.compile(r'"(?:parameters|arguments)"\s*:')
 _MISTRAL = "[TOOL_CALLS]"
 _MISTRAL_NAMED = re.compile(r"\s*([^\[\]{}\n]*[^\[\]{}\s])\s*(?:\[CALL_ID\](\w*))?\[ARGS\]")
 _PYTHON_TAG = "<|python_tag|>"
+
+
+UNREAD = "the chat template writes calls in a form that is not read"
 
 
 class Parsed(NamedTuple):
@@ -110,6 +118,7 @@ class Parser:
 
     Attributes:
         form: the form that is read; `template` is the tokenizer's `response_template`.
+        unread: a call as the chat template writes it, if it cannot be read; else empty.
 
     Raises:
         InputError: the tokenizer's `response_template` is damaged.
@@ -128,6 +137,19 @@ class Parser:
             added = (str(t) for t in tokenizer.added_tokens_decoder.values() if t.special)
             self._ends = ["", *(token for token in added if token in fields)]
             self._start = _before_response(tokenizer, tags)
+        self._learned: Learned | None = None
+        self.unread = ""
+        own = own_calls(tokenizer) if form == "auto" else []
+        if own and not self._reads(own[0]):
+            self._learned = Learned.of(own)
+            self.unread = "" if self._learned and self._reads(own[0]) else own[0]
+            if self._learned and self.form != "template":
+                self.form = "learned"
+
+    def _reads(self, text: str) -> bool:
+        """True if the call that a template was made to write is read."""
+        calls = [(call.name, call.arguments) for call in self.parse(text, [PROBE]).calls]
+        return calls == [(NAME, {"x": ARGUMENT})]
 
     def parse(self, text: str, tools: Sequence[Tool] = (), prefix: str = "") -> Parsed:
         """Split a message into thoughts, content and calls, whose arguments have the types of
@@ -153,7 +175,11 @@ class Parser:
             in_channel, answer = outside_channel(text)
             thoughts = in_channel or thoughts
             answer = outside_thoughts(answer, self._tags)[1]
-        content, calls = _FORMS[self._own](answer, tools) if tools else (answer, [])
+        content, calls = answer, list[ToolCall]()
+        if tools and self._learned:
+            content, calls = self._learned.read(answer)
+        elif tools:
+            content, calls = _FORMS[self._own](answer, tools)
         if tools and not calls and "<tool_call>" in answer:  # as `TOOLS_PROMPT` asks for them
             content, calls = _hermes(answer, tools)
         content = _AROUND.sub("", content).strip()

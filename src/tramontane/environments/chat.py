@@ -14,17 +14,25 @@ appended (`keep`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from uuid import uuid4
 
 from tramontane.data.prompts import PLACE, Marks, PromptEncoder, Tool
 from tramontane.environments.calls import Parsed, shown_by
 from tramontane.environments.forms import DELIMITERS
+from tramontane.environments.learned import (
+    ARGUMENT,
+    ASKED,
+    NAME,
+    Calls,
+    call_id,
+    shared,
+    taken_by,
+)
 from tramontane.errors import InputError
 from tramontane.models.names import end_tokens
 from tramontane.types import Message, ThinkingTags, ToolCall
@@ -37,7 +45,6 @@ _ENDS = (
 )  # fmt: skip
 _MARK = "\ufdd0"  # a noncharacter, like the next; see `Marks`
 _NEW = "\ufdd1"  # at the start of the first new message
-_ASKED: Message = {"role": "user", "content": "?"}  # where a template is tried
 
 
 class ChatFormat:
@@ -68,17 +75,9 @@ class ChatFormat:
         return self if effort is None else self.levels[effort]
 
     @cached_property
-    def _taken_calls(self) -> _Calls | None:
-        """How the template takes `tool_calls`, found by trying; None if it writes none."""
-        for taken in (_Calls(as_json=False), _Calls(as_json=True)):
-            if all(sign in self._tried(self._calling(taken, 1)) for sign in ("zq0qz", "zq1qz")):
-                return taken
-        return None
-
-    def _calling(self, taken: _Calls, count: int) -> list[Message]:
-        """A chat that ends with calls of `zq0qz` with the arguments `zq1qz`, `zq2qz`, …"""
-        made = [("zq0qz", {"x": f"zq{n + 1}qz"}) for n in range(count)]
-        return [_ASKED, taken.message("", made, _ids(count))]
+    def _taken_calls(self) -> Calls | None:
+        """How the template takes `tool_calls`; None if it writes none."""
+        return taken_by(self._tried, self.special.values())
 
     @property
     def reads_calls(self) -> bool:
@@ -89,7 +88,7 @@ class ChatFormat:
     def one_call(self) -> bool:
         """True if the template writes one call a message."""
         taken = self._taken_calls
-        return taken is not None and "zq2qz" not in self._tried(self._calling(taken, 2))
+        return taken is not None and self._tried(taken.probe(2)).count(ARGUMENT) < 2
 
     @cached_property
     def calls_form(self) -> str:
@@ -113,20 +112,20 @@ class ChatFormat:
     def reads_thoughts(self) -> bool:
         """True if the template writes the thoughts of a message (`reasoning_content`, which
         transformers also gives as `thinking`); otherwise they are part of the content."""
-        thought = "zq0qz"
+        thought = "zq2qz"
         said: Message = {"role": "assistant", "content": "!", "reasoning_content": thought}
         tried = [said]
         if self._taken_calls:
-            call = self._taken_calls.message("", [("probe", {"x": "y"})], _ids(1))
-            tried.append(call | {"reasoning_content": thought})
-        return any(thought in self._tried([_ASKED, message]) for message in tried)
+            _, call = self._taken_calls.probe(1)
+            tried.append({**call, "reasoning_content": thought})
+        return any(thought in self._tried([ASKED, message]) for message in tried)
 
     @cached_property
     def drops_thoughts(self) -> bool:
         """True if the template has no key for thoughts, and no place for them in the content: it
         cuts them out (DeepSeek-R1), or writes messages in channels."""
         content = self.encoder.tags.around("zq0qz") + "zq1qz"
-        text = self._tried([_ASKED, {"role": "assistant", "content": content}])
+        text = self._tried([ASKED, {"role": "assistant", "content": content}])
         cut = self.calls_form == "harmony" or ("zq1qz" in text and "zq0qz" not in text)
         return cut and not self.reads_thoughts
 
@@ -142,10 +141,10 @@ class ChatFormat:
         """Text after a message of the model: where it is the last, and where the user answers."""
         said = "zq0qz"
         chat: list[Message] = [
-            _ASKED,
+            ASKED,
             {"role": "assistant", "content": said},
         ]
-        answered = self._tried([*chat, _ASKED])
+        answered = self._tried([*chat, ASKED])
         return self._tried(chat).rpartition(said)[2], answered.rpartition(said)[2]
 
     @cached_property
@@ -168,13 +167,10 @@ class ChatFormat:
         taken, answer, eos = self._taken_calls, "zq9qz", str(self.encoder.tokenizer.eos_token)
         if taken is None:
             return eos
-        chat = self._calling(taken, 1)
-        said = self._tried(chat).rpartition("zq1qz")[2]
-        told = (
-            self._tried([*chat, _answer("zq0qz", answer)])
-            .rpartition(answer)[0]
-            .rpartition("zq1qz")[2]
-        )
+        chat = taken.probe(1)
+        said = self._tried(chat).rpartition(ARGUMENT)[2]
+        told = self._tried([*chat, _answer(NAME, answer)]).rpartition(answer)[0]
+        told = told.rpartition(ARGUMENT)[2]
         common = said[: shared(said, told)]
         return self.ended(common) or self._next_turn(told[len(common) :]) or eos
 
@@ -184,6 +180,17 @@ class ChatFormat:
         last, answered = self._tails
         common = last[: self.encoder.boundary(last, shared(last, answered))]
         return bool(self.ended(last)) and not self.ended(common)
+
+    def check_ends(self) -> None:
+        """Raise an InputError if the template begins a response even where none is asked for, so
+        that the end of a message cannot be told (Command R7B)."""
+        asks = self.encoder.render([ASKED]).removesuffix(self.encoder.config.response_prefix)
+        last, answered = self._tails
+        if asks == self._tried([ASKED]) and last[shared(last, answered) :].strip():
+            raise InputError(
+                "the chat template begins a response behind every chat, also without "
+                "add_generation_prompt; give another template (data.chat_template)"
+            )
 
     def closed(self, text: str, *, called: bool = False) -> str:
         """A message that ends a chat, as rendered, up to the tokens that end it; `called`: it ends
@@ -204,12 +211,8 @@ class ChatFormat:
         """True if the template takes messages of tools; otherwise they are put into the user's,
         between `<tool_response>` tags."""
         answer = "zq0qz"
-        taken = self._taken_calls or _Calls(as_json=False)
-        chat: list[Message] = [
-            _ASKED,
-            taken.message("", [("probe", {"x": "y"})], _ids(1)),
-            _answer("probe", answer),
-        ]
+        taken = self._taken_calls or Calls(False, "")
+        chat = [*taken.probe(1), _answer(NAME, answer)]
         try:
             return bool(self.template) and answer in self.encoder.render(chat)
         except InputError:
@@ -243,17 +246,6 @@ class ChatFormat:
         return shown[len(str(decode(last, clean_up_tokenization_spaces=False))) :]
 
 
-def shared(one: str, other: str) -> int:
-    """Length of the common start of two texts."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
-def call_id(turn: int, number: int) -> str:
-    """The id of a call: nine letters and digits, as Mistral's templates demand."""
-    return f"call{turn % 1000:03d}{number % 100:02d}"
-
-
 def _answer(name: str, content: str) -> Message:
     """A tool's answer to the first call of a chat."""
     return {"role": "tool", "content": content, "name": name, "tool_call_id": call_id(0, 0)}
@@ -262,27 +254,6 @@ def _answer(name: str, content: str) -> Message:
 def ids_of(calls: Sequence[ToolCall], turn: int) -> list[str]:
     """The ids of the calls of a turn: those that the model wrote, else `call_id`."""
     return [call.id or call_id(turn, number) for number, call in enumerate(calls)]
-
-
-def _ids(count: int) -> list[str]:
-    return [call_id(0, number) for number in range(count)]
-
-
-class _Calls(NamedTuple):
-    """How a template takes calls: with their arguments as an object, or as JSON (DeepSeek)."""
-
-    as_json: bool
-
-    def message(
-        self, content: str, calls: Sequence[tuple[str, dict[str, Any]]], ids: Sequence[str]
-    ) -> Message:
-        """A message with calls, each a name and arguments."""
-        made = []
-        for call, (name, given) in zip(ids, calls, strict=True):
-            arguments = json.dumps(given, ensure_ascii=False) if self.as_json else given
-            function = {"name": name, "arguments": arguments}
-            made.append({"id": call, "type": "function", "function": function})
-        return {"role": "assistant", "content": content, "tool_calls": made}
 
 
 @dataclass

@@ -15,9 +15,10 @@ from typing import Any, Literal, NamedTuple, cast
 
 from tramontane.data.prompts import PromptEncoder, Tool
 from tramontane.environments import wire
-from tramontane.environments.calls import Parsed, Parser
-from tramontane.environments.chat import Chat, ChatFormat, call_id, shared
+from tramontane.environments.calls import UNREAD, Parsed, Parser
+from tramontane.environments.chat import Chat, ChatFormat
 from tramontane.environments.forms import written
+from tramontane.environments.learned import call_id, shared
 from tramontane.environments.recorded import Conversation, ConversationEncoder
 from tramontane.errors import InputError
 from tramontane.types import Message
@@ -194,6 +195,7 @@ class Family:
 
     def ended(self, case: Case, *, tuned: bool = False) -> str:
         """The chat that ends with the model's message."""
+        self.form.check_ends()
         chat = [*ASKED, self.taken(case, tuned=tuned)[0]]
         return self.encoder.complete(chat, tools=[TOOL])
 
@@ -234,6 +236,8 @@ class Family:
                 body = f"{case.thoughts}\n{tags.closing}\n\n{body.lstrip()}"
         if case.thoughts and case.thoughts not in body:
             body = self._around_thoughts() + body
+        if self.encoder.never_closes(prompt, body):
+            raise InputError("the template writes the message into thoughts that it never closes")
         return body + end
 
     def _body(self, text: str, end: str) -> str:
@@ -257,7 +261,8 @@ class Family:
         said, whole = self.ended(case).rstrip(), self.whole(case)
         common = said[: self.encoder.boundary(said, shared(said, whole))].rstrip()
         if not (case.calls and self.form.reads_calls) and common != said:
-            said = common if any(map(common.endswith, self._special)) else said
+            ended = common.endswith((*self._special,)) and case.content in common
+            said = common if ended else said
         body = self._body(said, "\0")
         if case.calls and body != said and not whole.startswith(said):
             tail = body[-24:]  # once it is answered, it begins or ends differently
@@ -269,6 +274,7 @@ class Family:
 
     def bridge(self, case: Case) -> Note:
         """What was sampled and what is put in after it, against the whole chat."""
+        self._check_calls(case)
         text = self.sampled(case)
         if text is None:
             return "ok", "one call a message" if len(case.calls) > 1 else ""
@@ -300,6 +306,10 @@ class Family:
         said, *answers = self.taken(case)
         said["content"] = opened + sampled.removesuffix(self.end_of(case))
         return self.encoder.render([*ASKED, said, *answers], tools=[TOOL])
+
+    def _check_calls(self, case: Case) -> None:
+        if case.calls and self.parser.unread:
+            raise InputError(UNREAD)
 
     def _read(self, prefix: str, ids: Sequence[int], before: Sequence[int]) -> Parsed:
         text = prefix + self.form.text_of(ids, before)
@@ -345,6 +355,7 @@ class Family:
 
     def read_back(self, case: Case) -> Note:
         """What is read in the message that the template writes."""
+        self._check_calls(case)
         text = self.sampled(case)
         if text is None:
             return "ok", "one call a message" if len(case.calls) > 1 else ""

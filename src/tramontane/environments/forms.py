@@ -107,7 +107,7 @@ _GLM = _Tags(
 )
 _INVOKE = _Tags(
     re.compile(
-        r"(?:<[^\s<>]*(?:function_calls|tool_call)>\s*)?"
+        r"(?:<[^\s<>]*(?:function_calls|tool_calls?)>\s*)?"
         r'<[^\s<>]*invoke name="(?P<name>[^"]+)"\s*>\s*'
     ),
     re.compile(
@@ -115,7 +115,7 @@ _INVOKE = _Tags(
         r"(?=\s*(?:<[^\s<>]*parameter |</[^\s<>]*invoke>))\s*",
         re.DOTALL,
     ),
-    re.compile(r"</[^\s<>]*invoke>(?:\s*</[^\s<>]*(?:function_calls|tool_call)>)?"),
+    re.compile(r"</[^\s<>]*invoke>(?:\s*</[^\s<>]*(?:function_calls|tool_calls?)>)?"),
 )
 
 

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tramontane.data.prompts import PromptEncoder, Tool
 from tramontane.environments.calls import Parsed
-from tramontane.environments.chat import call_id, ids_of
+from tramontane.environments.chat import ids_of
 from tramontane.environments.forms import kept_id
+from tramontane.environments.learned import call_id
 from tramontane.environments.recorded import THOUGHTS, Conversation, Example, function_of
 from tramontane.errors import InputError, install
 

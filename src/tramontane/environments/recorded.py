@@ -13,8 +13,9 @@ from itertools import groupby, pairwise
 from typing import Any, NamedTuple, cast
 
 from tramontane.data.prompts import GENERATED, Marks, PromptEncoder, Tool
-from tramontane.environments.chat import ChatFormat, call_id, shared
+from tramontane.environments.chat import ChatFormat
 from tramontane.environments.forms import kept_id, written
+from tramontane.environments.learned import call_id, shared
 from tramontane.errors import InputError
 
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # a message's key for its thoughts
@@ -170,6 +171,7 @@ class ConversationEncoder:
             text = self._rest(where, message["content"]) + encoder.tokenizer.eos_token
             parts = [(text, True)]
         else:
+            self._form.check_ends()
             start = encoder.render(given[:-1], where, tools)
             whole = encoder.complete(given, where, tools)
             place = shared(start, whole)
@@ -181,7 +183,13 @@ class ConversationEncoder:
                 )
             called = "tool_calls" in message
             start, parts = whole[:place], [(self._form.closed(whole[place:], called=called), True)]
-        self._check(message, "".join(text for text, _ in parts), where)
+        text = "".join(part for part, _ in parts)
+        if encoder.never_closes(start, text):
+            raise InputError(
+                f"{where}: the chat template writes a message into thoughts that it never closes, "
+                f"or opens twice; give another template (data.chat_template)"
+            )
+        self._check(message, text, where)
         return start, parts
 
     @staticmethod

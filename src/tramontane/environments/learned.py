@@ -1,0 +1,175 @@
+"""How a chat template takes calls and writes them, learned from calls that it is made to write.
+
+A template writes one call, and two in one message, whose names and arguments are known. What stands
+before a name, between a name and its arguments in JSON, and behind them, is the form of families
+that have no reader of their own in `calls`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from tramontane.data.prompts import Tool
+from tramontane.environments.forms import MAX_CALLS, call_of, decoded, unparsed
+from tramontane.types import Message, ToolCall
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+NAME, ARGUMENT = "zq0qz", "zq1qz"  # of the calls that a template is made to write
+ASKED: Message = {"role": "user", "content": "?"}  # where a template is tried
+_PROPERTIES = {"x": {"type": "string", "description": "x"}}
+_SCHEMA = {"type": "object", "properties": _PROPERTIES, "required": ["x"]}
+PROBE: Tool = {
+    "type": "function",
+    "function": {"name": NAME, "description": "x", "parameters": _SCHEMA},
+}
+_SAID = "zq9qz"
+_ARGUMENTS = re.compile(rf'"?\{{\s*\\?"x\\?"\s*:\s*\\?"{ARGUMENT}\\?"\s*\}}"?')  # or JSON in a text
+_TOKEN = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|\w+=\w+")  # of a family, or a header's field
+_NAME = re.compile(r"[\w.-]+")
+
+
+def shared(one: str, other: str) -> int:
+    """Length of the common start of two texts."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def call_id(turn: int, number: int) -> str:
+    """The id of a call: nine letters and digits, as Mistral's templates demand."""
+    return f"call{turn % 1000:03d}{number % 100:02d}"
+
+
+class Calls(NamedTuple):
+    """How a template takes calls: with their arguments as an object, or as JSON (DeepSeek); and
+    what it takes as the content beside them if there is none."""
+
+    as_json: bool
+    no_content: str | None
+
+    def message(
+        self, content: str, calls: Sequence[tuple[str, dict[str, Any]]], ids: Sequence[str]
+    ) -> Message:
+        """A message with calls, each a name and arguments."""
+        made = []
+        for call, (name, given) in zip(ids, calls, strict=True):
+            arguments = json.dumps(given, ensure_ascii=False) if self.as_json else given
+            function = {"name": name, "arguments": arguments}
+            made.append({"id": call, "type": "function", "function": function})
+        content_or_none: Any = content or self.no_content
+        return {"role": "assistant", "content": content_or_none, "tool_calls": made}
+
+    def probe(self, count: int) -> list[Message]:
+        """A chat that ends with calls of `NAME` with `ARGUMENT`."""
+        ids = [call_id(0, number) for number in range(count)]
+        return [ASKED, self.message("", [(NAME, {"x": ARGUMENT})] * count, ids)]
+
+
+def taken_by(render: Callable[[list[Message]], str], special: Collection[str]) -> Calls | None:
+    """How a template takes calls, found by trying; None if it writes none. Some (DeepSeek-R1) write
+    an empty content as a message of its own, or no calls beside it.
+
+    Args:
+        render: returns a chat as the template writes it; empty if it refuses the chat.
+        special: the tokenizer's special tokens.
+    """
+    found: list[tuple[int, Calls]] = []
+    for taken in (Calls(as_json, none) for none in ("", None) for as_json in (False, True)):
+        text = render(taken.probe(1))
+        if NAME in text and ARGUMENT in text:
+            found.append((sum(map(text.count, special)), taken))
+    return min(found, key=lambda each: each[0])[1] if found else None
+
+
+def own_calls(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """A message with one call, and one with two, as the chat template writes them behind a prompt;
+    none if it writes no calls."""
+
+    def render(chat: list[Message]) -> str:
+        try:
+            text = tokenizer.apply_chat_template(
+                cast(Any, chat), tools=[dict(PROBE)], tokenize=False
+            )
+        except Exception:  # a template may raise anything
+            return ""
+        return str(text)
+
+    special = [str(t) for t in tokenizer.added_tokens_decoder.values() if t.special]
+    taken = taken_by(render, special) if tokenizer.chat_template else None
+    if taken is None:
+        return []
+    plain, bodies = render([ASKED, {"role": "assistant", "content": _SAID}]), []
+    ends = _TOKEN.findall(plain.partition(_SAID)[2]) or special
+    for text in (render(taken.probe(1)), render(taken.probe(2))):
+        start = shared(plain, text)
+        inside = (m for m in _TOKEN.finditer(text) if m.start() < start < m.end())
+        start = next((match.start() for match in inside), start)
+        last = max(text.rfind(ARGUMENT), text.rfind(NAME))
+        places = [place for end in ends if (place := text.find(end, last)) >= 0]
+        body = text[start : min(places, default=None)].rstrip()
+        end = max((token for token in special if body.endswith(token)), key=len, default="")
+        bodies.append(body.removesuffix("" if places else end))
+    return bodies
+
+
+class Form(NamedTuple):
+    """What a template writes before the name of a call, between it and its arguments, between two
+    calls, and behind the last."""
+
+    opening: re.Pattern[str]
+    between: re.Pattern[str]
+    following: re.Pattern[str]
+    closing: re.Pattern[str]
+
+    @classmethod
+    def of(cls, bodies: Sequence[str]) -> Form | None:
+        """The form of messages that a template wrote (`own_calls`); None if it cannot be told."""
+        first, *others = [[*_ARGUMENTS.finditer(body)] for body in bodies]
+        name = bodies[0].rfind(NAME, 0, first[0].start()) if first else -1
+        if name < 0 or not bodies[0][:name].strip():
+            return None
+        texts = [bodies[0][:name].lstrip(), bodies[0][name + len(NAME) : first[0].start()]]
+        for body, pair in zip(bodies[1:], others, strict=True):
+            if len(pair) == 2:
+                behind = body[pair[0].end() : pair[1].start()]
+                texts.append(behind[: behind.rfind(NAME)])
+        following = texts[2] if len(texts) == 3 else None
+        return cls(
+            re.compile(_loose(texts[0])),
+            re.compile(_loose(texts[1])),
+            re.compile("(?!)" if following is None else _loose(following)),
+            re.compile(_loose(bodies[0][first[0].end() :])),
+        )
+
+    def read(self, text: str) -> tuple[str, list[ToolCall]]:
+        """(content, calls) of a message."""
+        content, calls, at = "", list[ToolCall](), 0
+        while (found := self.opening.search(text, at)) and len(calls) < MAX_CALLS:
+            content += text[at : found.start()]
+            more: re.Match[str] | None = found
+            while more:
+                named = _NAME.match(text, more.end())
+                start = self.between.match(text, named.end()) if named else None
+                value, end = decoded(text, start.end()) if start else (None, None)
+                if named is None or start is None or end is None:
+                    shown = text[found.start() : more.end()]
+                    calls.append(unparsed(f"after {shown.strip()[-40:]!r}"))
+                    following = self.opening.search(text, more.end())
+                    at = following.start() if following else len(text)
+                    break
+                ids = [each["id"] for each in (more, start) if "id" in each.groupdict()]
+                calls.append(call_of({"name": named[0], "arguments": value}, *ids[:1]))
+                closed, more = self.closing.match(text, end), self.following.match(text, end)
+                at = closed.end() if closed else end
+        return content + text[at:], calls
+
+
+def _loose(text: str) -> str:
+    """A pattern for a text with any white space, numbers and ids."""
+    pattern = re.escape(text)
+    pattern = re.sub(r"call\d{5}", r'(?P<id>[^"\\s<>|]*)', pattern, count=1)
+    return re.sub(r"(?:\\?\s)+", r"\\s*", re.sub(r"\d+", r"\\d+", pattern))
