@@ -149,6 +149,13 @@ _R1 = (
 )  # fmt: skip
 _HARMONY = ("<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|call|>", "<|return|>")
 _LLAMA = ("<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>")
+# Calls whose arguments are neither JSON nor in tags: nothing can read them.
+UNREAD = (
+    "{{ tools | tojson if tools else '' }}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}<do>{{ c.function.name }} with "
+    "{% for k, v in c.function.arguments.items() %}{{ k }} as {{ v }},{% endfor %}</do>{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 SHAPES = {
     "qwen2.5": (QWEN25, _CHATML, _QWEN[:2], "<|im_end|>"),
     "qwen3": (QWEN3, _CHATML, _QWEN, "<|im_end|>"),

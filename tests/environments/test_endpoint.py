@@ -12,7 +12,8 @@ from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tramontane.config import Config, EffortConfig
+from tests.environments.templates import UNREAD
+from tramontane.config import Config, EffortConfig, PromptConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.chat import Chat, ChatFormat
 from tramontane.environments.endpoint import ModelEndpoint, key_is, make_app
@@ -400,6 +401,15 @@ class Failing(Recorded):
             yield report
             if fails:
                 raise ZeroDivisionError("poison")
+
+
+def test_tools_whose_calls_cannot_be_read_are_refused(sampler: Recorded) -> None:
+    encoder = PromptEncoder(sampler.tokenizer, PromptConfig(chat_template=UNREAD))
+    model = ModelEndpoint("tiny", Config(), encoder, SamplingParams(300), *sampler.served)
+    client, sampler.text = TestClient(make_app(key_is(KEY, model))), "2"
+    refused = ask(client, tools=[TOOL])
+    assert refused.status_code == 400 and "conversation.calls" in refused.json()["error"]["message"]
+    assert ask(client).status_code == 200
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import tramontane
+from tests.environments.templates import UNREAD
 from tests.hybrids import make_hybrid
 from tests.runs import small_config
 from tramontane.errors import InputError
@@ -119,6 +120,17 @@ def test_the_prompt_has_the_descriptions_of_tools() -> None:
     found = tramontane.dry_run(model="tiny", data=ROWS, overrides=given).header
     assert found["environment"] == "tools double; up to 8 turns"
     assert "double" in found["prompt"] and "What is 0 + 1?" in found["prompt"]
+
+
+def test_tools_whose_calls_cannot_be_read_are_refused_at_the_start() -> None:
+    given = {"data.tools": [f"{__name__}:double"], "data.chat_template": UNREAD}
+    fault = r"<do>zq0qz with .*conversation\.calls.*data\.chat_template"
+    with pytest.raises(InputError, match=fault):
+        tramontane.dry_run(model="tiny", data=ROWS, overrides=given)
+    given["conversation.calls"] = "hermes"  # what the model writes is named
+    assert tramontane.dry_run(model="tiny", data=ROWS, overrides=given).header["environment"]
+    del given["data.tools"]
+    assert tramontane.dry_run(model="tiny", data=ROWS, overrides=given).header
 
 
 def test_every_shipped_config_fits_into_twelve_lines() -> None:

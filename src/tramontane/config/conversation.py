@@ -35,7 +35,7 @@ class ConversationConfig(Section):
         "invoke", "glm", "gemma", "lfm", "deepseek", "kimi",
     ] = "auto"  # fmt: skip
     """Format of the model's calls. auto: the tokenizer's own `response_template`, else the one that
-    its chat template writes, else `hermes`."""
+    its chat template writes, else `hermes`; a run is refused if that cannot be read."""
     tokens: Literal["template", "mistral"] = "template"
     """What turns messages into tokens: the chat `template`, or `mistral`: Mistral's own library
     (`mistral-common`, an extra), for a model whose folder has its `tekken.json`."""

@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from tramontane.data.prompts import Tool, opened_by
+from tramontane.config import Config
+from tramontane.data.prompts import PromptEncoder, Tool, opened_by
 from tramontane.environments.arguments import typed
 from tramontane.environments.forms import (
     MAX_CALLS,
@@ -93,9 +94,6 @@ _MISTRAL_NAMED = re.compile(r"\s*([^\[\]{}\n]*[^\[\]{}\s])\s*(?:\[CALL_ID\](\w*)
 _PYTHON_TAG = "<|python_tag|>"
 
 
-UNREAD = "the chat template writes calls in a form that is not read"
-
-
 class Parsed(NamedTuple):
     """A model's message: its whole text, its thoughts, the rest without calls, and the calls."""
 
@@ -145,6 +143,15 @@ class Parser:
             self.unread = "" if self._learned and self._reads(own[0]) else own[0]
             if self._learned and self.form != "template":
                 self.form = "learned"
+
+    def check(self, tools: Sequence[Tool]) -> None:
+        """Raise an InputError if there are tools, and their calls cannot be read."""
+        if tools and self.unread:
+            raise InputError(
+                f"the chat template writes calls in a form that is not read: "
+                f"{' '.join(self.unread.split())[:80]!r}; name the form that the model writes "
+                "(conversation.calls), or give another template (data.chat_template)"
+            )
 
     def _reads(self, text: str) -> bool:
         """True if the call that a template was made to write is read."""
@@ -226,6 +233,12 @@ class Parser:
         if failed or first is None:
             raise failed or ValueError("nothing to read")
         return first, []
+
+
+def check_calls(config: Config, encoder: PromptEncoder, tools: Sequence[Tool]) -> None:
+    """Raise an InputError before a run whose tools' calls cannot be read."""
+    if tools and config.conversation.tokens == "template":
+        Parser(encoder.tokenizer, config.conversation.calls, encoder.tags).check(tools)
 
 
 def _before_response(tokenizer: PreTrainedTokenizerBase, tags: ThinkingTags) -> str:

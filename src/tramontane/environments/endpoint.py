@@ -196,6 +196,7 @@ class ModelEndpoint(Endpoint):
         form = self._format.at(body.reasoning_effort)
         if self._mistral is not None:
             return MistralChat(self._mistral, form.encoder, body.described)
+        self._parser.check(body.described)
         return Chat(form, body.described)
 
     def _read(

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from tramontane.data.prompts import PromptEncoder, Tool
 from tramontane.environments import wire
-from tramontane.environments.calls import UNREAD, Parsed, Parser
+from tramontane.environments.calls import Parsed, Parser
 from tramontane.environments.chat import Chat, ChatFormat
 from tramontane.environments.forms import written
 from tramontane.environments.learned import call_id, shared
@@ -308,8 +308,8 @@ class Family:
         return self.encoder.render([*ASKED, said, *answers], tools=[TOOL])
 
     def _check_calls(self, case: Case) -> None:
-        if case.calls and self.parser.unread:
-            raise InputError(UNREAD)
+        if case.calls:
+            self.parser.check([TOOL])
 
     def _read(self, prefix: str, ids: Sequence[int], before: Sequence[int]) -> Parsed:
         text = prefix + self.form.text_of(ids, before)

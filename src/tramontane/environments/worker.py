@@ -237,6 +237,7 @@ class EnvironmentWorker:
         form = self._format.at(effort)
         if self._mistral is not None:
             return MistralChat(self._mistral, form.encoder, host.tools)
+        self._parser.check(host.tools)
         return Chat(form, host.tools)
 
     async def _step(
