@@ -234,6 +234,15 @@ def test_towers_are_not_reported_and_strange_text_weights_are(saved, caplog):
         load_model(str(folder))
 
 
+def test_a_text_half_in_another_layout_is_not_called_damaged(saved):
+    folder = saved("mistral3")  # its layout as MiniMax-M3's: other names for the same weights
+    weights = load_file(folder / "model.safetensors")
+    weights = {name.replace(".mlp.", ".block."): tensor for name, tensor in weights.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"does not read \(model.layers.0.block.down_proj.weight"):
+        load_model(str(folder))
+
+
 def test_a_text_half_is_found_again_only_after_a_change(saved, monkeypatch):
     folder = saved("mistral3")
     first = load_config(str(folder))

@@ -82,6 +82,16 @@ def test_a_temperature_that_differs_is_named_when_all_else_agrees():
     assert "dtype" not in str(error.value)
 
 
+@pytest.mark.parametrize("replayed", [True, False])
+def test_experts_that_are_not_replayed_are_the_first_suspect(replayed):
+    c = completion(random.Random(0))
+    mismatch = compare([c.logprobs], [[x + 0.5 for x in c.logprobs]])
+    settings = {"dtype": ("bfloat16", "bfloat16")}
+    with pytest.raises(ParityError) as error:
+        check(mismatch, 0.05, settings=settings, replayed=replayed)
+    assert ("set trainer.router_replay to true" in str(error.value)) is not replayed
+
+
 def test_a_log_prob_that_is_no_number_shuts_the_gate():
     c = completion(random.Random(0), length=4)
     with pytest.raises(ParityError, match="token 2"):

@@ -263,6 +263,13 @@ def _complete(auto: Any, model: str, half: TextHalf | None = None, **options: An
     loaded, info = _from_pretrained(
         auto, model, output_loading_info=True, ignore_mismatched_sizes=True, **options
     )
+    unread = sorted(half.unread(info["unexpected_keys"]) if half else info["unexpected_keys"])
+    if unread and half:  # before what is missing: a layout that is not known here has both
+        raise InputError(
+            f"model {model!r}: its text half has weights that {type(loaded).__name__} does not "
+            f"read ({unread[0]}, {len(unread)} in all), so it would compute something else; "
+            f"choose another model"
+        )
     # transformers would continue with random weights.
     faults = [f"its weights lack {name}" for name in sorted(info["missing_keys"])]
     faults += [
@@ -272,13 +279,6 @@ def _complete(auto: Any, model: str, half: TextHalf | None = None, **options: An
     if faults:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         raise InputError(f"model {model!r}: damaged, {faults[0]}{more}; fetch or save it again")
-    unread = sorted(half.unread(info["unexpected_keys"]) if half else info["unexpected_keys"])
-    if unread and half:
-        raise InputError(
-            f"model {model!r}: its text half has weights that {type(loaded).__name__} does not "
-            f"read ({unread[0]}, {len(unread)} in all), so it would compute something else; "
-            f"choose another model"
-        )
     if unread:
         logger.warning(
             "%s: %d weights are not a part of %s, and are not loaded (%s …)",

@@ -117,7 +117,7 @@ def check(
     weights: tuple[Mapping[str, float], Mapping[str, float]] | None = None,
     hidden: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]] | None = None,
     settings: Mapping[str, tuple[object, object]] | None = None,
-    coarse: bool = False,
+    replayed: bool = True,
 ) -> None:
     """Raise an error if the mismatch is above `limit`.
 
@@ -127,7 +127,7 @@ def check(
         weights: fingerprints of the generator's and of the trainer's weights.
         hidden: hidden states of both, per layer, of the same tokens.
         settings: values of generator and trainer by the setting's name (dtype, temperature, …).
-        coarse: generator or trainer uses bfloat16, so small differences in the evidence are normal.
+        replayed: the trainer uses the experts that the generator chose, or there are none.
 
     Raises:
         ParityError: the mean is above the limit or NaN; the message holds a diagnosis.
@@ -135,11 +135,19 @@ def check(
     if mismatch.mean <= limit:
         return
     lines = [_headline(mismatch, limit)]
+    settings = settings or {}
+    # Small differences in the evidence are then normal.
+    coarse = "bfloat16" in settings.get("dtype", ())
+    if not replayed:
+        lines.append(
+            "the model has experts, and where sums round differently its routers choose others: "
+            "set trainer.router_replay to true"
+        )
     if weights:
         lines.append(_about_weights(*weights, 1e-2 if coarse else 1e-4))
     if hidden:
         lines.append(_about_hidden(*hidden, 0.1 if coarse else 1e-3))
-    for name, (generator, trainer) in (settings or {}).items():
+    for name, (generator, trainer) in settings.items():
         if generator != trainer:
             lines.append(f"{name} differs: generator {generator}, trainer {trainer}")
     raise ParityError("\n- ".join(lines))
