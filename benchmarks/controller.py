@@ -264,7 +264,7 @@ class SimulatedGenerator:
 
 def pack(tokens: Tokens, grown: Iterable[tuple[int, int, int, int]], version: int) -> Any:
     """The growth of unfinished requests, given as (group, index, first new token, end)."""
-    from tramontane.types import Growth
+    from tramontane.tokens import Growth
 
     growth = Growth()
     for group, index, start, stop in grown:

@@ -38,7 +38,8 @@ from tramontane.generator.engine import SlotEngine
 from tramontane.models.loading import load_tokenizer
 from tramontane.placement.thread import LocalPlacement
 from tramontane.status import Status
-from tramontane.types import INSERTED, Completion, Problem, SamplingParams, floats, ints
+from tramontane.tokens import INSERTED, floats, ints
+from tramontane.types import Completion, Problem, SamplingParams
 
 BEGIN_SECONDS = 900.0  # limit for all conversations to have begun
 TICK_SECONDS = 0.005  # between two looks at the event loop

@@ -13,7 +13,7 @@ from benchmarks.measure import Promise
 from tramontane.models.loading import load_tokenizer
 from tramontane.run import rollouts
 from tramontane.run.folder import RunFolder
-from tramontane.types import INSERTED
+from tramontane.tokens import INSERTED
 
 Row = dict[str, Any]
 

@@ -40,7 +40,8 @@ from tramontane.environments.protocol import Turn
 from tramontane.models.loading import load_tokenizer
 from tramontane.placement.thread import LocalPlacement
 from tramontane.status import Status
-from tramontane.types import Completion, Problem, SamplingParams, ints
+from tramontane.tokens import ints
+from tramontane.types import Completion, Problem, SamplingParams
 
 STEP_SECONDS, LATE_SECONDS = 8.0, 4.0  # limit of a step, and of a process that does not answer
 AT_ONCE, L_MAX = 24, 20_000

@@ -13,15 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tramontane.statistics import merged
-from tramontane.types import (
-    AllowedTokens,
-    Completion,
-    EarlierSequence,
-    Group,
-    TrainedFigures,
-    Verdict,
-    ints,
-)
+from tramontane.tokens import AllowedTokens, EarlierSequence, ints
+from tramontane.types import Completion, Group, TrainedFigures, Verdict
 
 Vote = Callable[[str], str | None]  # the key under which an answer counts
 

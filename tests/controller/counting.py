@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tramontane.types import Completion, Growth, Progress
+from tramontane.tokens import Growth
+from tramontane.types import Completion, Progress
 
 
 class NoWeights:

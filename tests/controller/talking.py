@@ -17,7 +17,8 @@ from typing import Any
 from tests.controller.counting import CountingGenerator
 from tramontane.environments.protocol import Turn
 from tramontane.environments.worker import EnvironmentWorker
-from tramontane.types import Completion, Growth, Problem, Progress
+from tramontane.tokens import Growth
+from tramontane.types import Completion, Problem, Progress
 
 EOS = 1  # of the shipped base model's tokenizer
 

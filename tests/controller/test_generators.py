@@ -38,7 +38,8 @@ from tramontane.generator import Generator
 from tramontane.models.weights import LocalWeights, Part
 from tramontane.placement import ConcurrentHandle, WorkerDied, WorkerLost
 from tramontane.placement.thread import ThreadHandle
-from tramontane.types import Completion, SamplingParams, ints
+from tramontane.tokens import ints
+from tramontane.types import Completion, SamplingParams
 
 
 class Idle:

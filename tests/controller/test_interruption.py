@@ -19,7 +19,8 @@ from tramontane.run.rollouts import read_run
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 from tramontane.status import Status
-from tramontane.types import INSERTED, Completion, FinishReason, SamplingParams, floats, ints
+from tramontane.tokens import INSERTED, floats, ints
+from tramontane.types import Completion, FinishReason, SamplingParams
 
 CLOSING = "</think>"
 SENTENCE = [7, 8, 9]

@@ -20,8 +20,9 @@ from tramontane.controller.replay import Replay, ReplayRules
 from tramontane.data.curriculum import Curriculum
 from tramontane.placement import Limit
 from tramontane.placement.thread import ThreadHandle
+from tramontane.tokens import ELSEWHERE, floats, ints
 from tramontane.trainer.microbatch import cut_batch
-from tramontane.types import ELSEWHERE, Completion, Group, Problem, floats, ints
+from tramontane.types import Completion, Group, Problem
 from tramontane.verifier.math.normalize import vote
 
 

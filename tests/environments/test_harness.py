@@ -20,7 +20,8 @@ from tramontane.environments.protocol import Started
 from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
 from tramontane.status import Status
-from tramontane.types import Completion, SamplingParams, floats, ints
+from tramontane.tokens import floats, ints
+from tramontane.types import Completion, SamplingParams
 
 SAID = f"<think>add</think>\n{call('add', a=1)}{call('add', a=2)}"
 

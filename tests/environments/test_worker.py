@@ -26,16 +26,8 @@ from tramontane.errors import InputError
 from tramontane.run.input import read_input
 from tramontane.run.task import config_of
 from tramontane.status import Status
-from tramontane.types import (
-    INSERTED,
-    Completion,
-    EarlierSequence,
-    Problem,
-    SamplingParams,
-    ToolCall,
-    floats,
-    ints,
-)
+from tramontane.tokens import INSERTED, EarlierSequence, floats, ints
+from tramontane.types import Completion, Problem, SamplingParams, ToolCall
 
 WORLDS = "tests.environments.worlds"
 KEY = (3, 1)

@@ -17,7 +17,8 @@ from tramontane.evaluation.evaluate import summarize
 from tramontane.evaluation.thinking import ThinkingCounter
 from tramontane.models.loading import load_tokenizer
 from tramontane.pages import render
-from tramontane.types import INSERTED, Completion, TurnRecord
+from tramontane.tokens import INSERTED
+from tramontane.types import Completion, TurnRecord
 
 TALK = {"data.environment": "tests.controller.talking:Talk", "conversation.reward": "sum"}
 RATES = ["format_rate"]

@@ -16,7 +16,8 @@ from tramontane.errors import InputError
 from tramontane.generator import Generator
 from tramontane.generator.endings import Detokenizer, StopTexts
 from tramontane.generator.engine import SlotEngine
-from tramontane.types import INSERTED, ResponseText, floats, ints
+from tramontane.tokens import INSERTED, floats, ints
+from tramontane.types import ResponseText
 
 STOPS = ("\n\nT", "é!", "ab")
 

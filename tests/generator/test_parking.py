@@ -16,7 +16,8 @@ from tramontane.generator.engine import SlotEngine
 from tramontane.generator.graphs import run_directly
 from tramontane.generator.lanes import Prefix
 from tramontane.generator.parking import Parking
-from tramontane.types import INSERTED, Completion, SamplingParams, floats, ints
+from tramontane.tokens import INSERTED, floats, ints
+from tramontane.types import Completion, SamplingParams
 
 MAX_LEN = 120
 

@@ -27,7 +27,8 @@ from tramontane.generator import cache
 from tramontane.generator.engine import SlotEngine
 from tramontane.generator.graphs import run_directly
 from tramontane.models.packing import recurring
-from tramontane.types import Completion, Growth, SamplingParams
+from tramontane.tokens import Growth
+from tramontane.types import Completion, SamplingParams
 
 
 @pytest.fixture(autouse=True, params=["prefixes shared", "prefixes copied"])

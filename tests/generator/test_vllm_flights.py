@@ -17,7 +17,8 @@ from tramontane.generator.vllm import environment
 from tramontane.generator.vllm.flights import Flights, Gained
 from tramontane.generator.vllm.generator import SharedTensors
 from tramontane.generator.vllm.process import engine_args, variables
-from tramontane.types import INSERTED, Completion, ResponseText, SamplingParams
+from tramontane.tokens import INSERTED
+from tramontane.types import Completion, ResponseText, SamplingParams
 
 
 def make_flights(stop: tuple[str | int, ...] = ()) -> Flights:

@@ -18,9 +18,9 @@ from tramontane.errors import InputError
 from tramontane.generator import Generator
 from tramontane.models import routing
 from tramontane.models.packing import pack
+from tramontane.tokens import INSERTED, floats, ints
 from tramontane.trainer import Trainer
 from tramontane.trainer.rows import joined
-from tramontane.types import INSERTED, floats, ints
 
 EXPERTS, CHOSEN = 8, 2
 SPARSE = {"num_experts_per_tok": CHOSEN, "moe_intermediate_size": 16}

@@ -22,10 +22,11 @@ from tramontane.models.images import decode
 from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.models.packing import pack
 from tramontane.models.vision import Pictured, Vision
+from tramontane.tokens import INSERTED, floats, ints
 from tramontane.trainer.forwards import checkpoint_blocks, train_blocks
 from tramontane.trainer.head import plain_predictions
 from tramontane.trainer.rows import pack_row
-from tramontane.types import INSERTED, Completion, Illustrated, SamplingParams, floats, ints
+from tramontane.types import Completion, Illustrated, SamplingParams
 
 GIVEN = ("image_sizes", "pixel_attention_mask", "image_grid_thw", "image_position_ids")
 QWEN = tuple(kind for kind in FAMILIES if "qwen" in kind)

@@ -38,8 +38,8 @@ from tramontane.planning.trainer_memory import (
     reference_memory,
     trainer_memory,
 )
+from tramontane.tokens import AllowedTokens, ints
 from tramontane.trainer.trainer import Trainer
-from tramontane.types import AllowedTokens, ints
 
 LENGTHS = Lengths(prompt=2048, completion=36864)
 # 40 layers of hidden size 5,120 (32 heads and 8 key-value heads of 128, MLP of 32,768) and a

@@ -18,7 +18,8 @@ from tramontane.run.canaries import Canaries, JudgeFooled
 from tramontane.run.folder import RunFolder
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
-from tramontane.types import Completion, Group, floats, ints
+from tramontane.tokens import floats, ints
+from tramontane.types import Completion, Group
 from tramontane.verifier.pool import VerifierPool
 
 

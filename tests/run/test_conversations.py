@@ -23,7 +23,8 @@ from tramontane.run.folder import RunFolder, open_run
 from tramontane.run.metrics import waited_for
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
-from tramontane.types import FAILED, INSERTED, Completion
+from tramontane.tokens import INSERTED
+from tramontane.types import FAILED, Completion
 
 VLLM = pytest.param("vllm", marks=pytest.mark.vllm)
 

@@ -9,7 +9,8 @@ from tramontane.run.flattery import flattery_warning
 from tramontane.run.folder import RunFolder
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
-from tramontane.types import Completion, Group, Problem, Verdict, floats, ints
+from tramontane.tokens import floats, ints
+from tramontane.types import Completion, Group, Problem, Verdict
 
 SETTINGS = {"rubric": ["It is good."], "workers": 1, "canaries": {"every": 0}}
 

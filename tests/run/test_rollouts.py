@@ -33,17 +33,15 @@ from tramontane.run.rollouts import (
 )
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
+from tramontane.tokens import INSERTED, EarlierSequence, floats
 from tramontane.types import (
-    INSERTED,
     Completion,
-    EarlierSequence,
     FilterReason,
     Group,
     Problem,
     ToolCall,
     TrainedFigures,
     TurnRecord,
-    floats,
 )
 from tramontane.view.report import write_report
 

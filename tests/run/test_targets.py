@@ -13,17 +13,9 @@ from tramontane.run.folder import RunFolder
 from tramontane.run.screen import QuietScreen
 from tramontane.run.targets import Targets
 from tramontane.run.train import train
+from tramontane.tokens import ELSEWHERE, AllowedTokens, ints
 from tramontane.trainer.allowed import allowed_of
-from tramontane.types import (
-    ELSEWHERE,
-    AllowedTokens,
-    Completion,
-    Group,
-    Outcome,
-    Problem,
-    Verdict,
-    ints,
-)
+from tramontane.types import Completion, Group, Outcome, Problem, Verdict
 from tramontane.verifier.math.normalize import vote
 
 SETTINGS = BatchSettings(stage="", temperature=1.0, l_max=64, n_minibatch=2)

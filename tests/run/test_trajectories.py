@@ -18,20 +18,8 @@ from tramontane.run.rollouts import read_run
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 from tramontane.run.trajectories import load_trajectories
-from tramontane.types import (
-    ELSEWHERE,
-    INSERTED,
-    Completion,
-    EarlierSequence,
-    Group,
-    Message,
-    Problem,
-    ToolCall,
-    TurnRecord,
-    Verdict,
-    floats,
-    ints,
-)
+from tramontane.tokens import ELSEWHERE, INSERTED, EarlierSequence, floats, ints
+from tramontane.types import Completion, Group, Message, Problem, ToolCall, TurnRecord, Verdict
 from tramontane.verifier.pool import VerifierPool
 
 ROWS: list[dict[str, Any]] = [

@@ -18,19 +18,10 @@ from tramontane.controller.snapshot import FrozenGroup, Snapshot
 from tramontane.errors import InputError
 from tramontane.generator import Generator
 from tramontane.run.checkpoint import PipelineCheckpoint, read_pipeline, write_pipeline
+from tramontane.tokens import INSERTED, AllowedTokens, floats, ints
 from tramontane.trainer.allowed import allowed_of
 from tramontane.trainer.trainer import Trainer
-from tramontane.types import (
-    INSERTED,
-    AllowedTokens,
-    Completion,
-    Group,
-    Problem,
-    Request,
-    SamplingParams,
-    floats,
-    ints,
-)
+from tramontane.types import Completion, Group, Problem, Request, SamplingParams
 
 # Which of three actions the sampler allows after each action, and, last, first of all: a sampler
 # that draws them in these proportions.

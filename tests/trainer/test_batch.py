@@ -4,15 +4,8 @@ import pickle
 from dataclasses import fields, replace
 
 from tramontane.batches import Batch, BatchSettings, TrainSequence
-from tramontane.types import (
-    INSERTED,
-    Completion,
-    EarlierSequence,
-    Group,
-    Problem,
-    TrainedFigures,
-    Verdict,
-)
+from tramontane.tokens import INSERTED, EarlierSequence
+from tramontane.types import Completion, Group, Problem, TrainedFigures, Verdict
 from tramontane.verifier.math.normalize import vote
 
 SETTINGS = BatchSettings("long", temperature=0.7, l_max=9, n_minibatch=2)

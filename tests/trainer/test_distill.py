@@ -15,10 +15,10 @@ from tests.trainer.tabular import completion, descent, every_group, logits, trai
 from tramontane.batches import TeacherScores
 from tramontane.config import ObjectiveConfig, TrainerConfig
 from tramontane.config.objectives import DistillOptions
+from tramontane.tokens import ELSEWHERE, INSERTED
 from tramontane.trainer.objectives.distill import divergence
 from tramontane.trainer.teacher import Teacher
 from tramontane.trainer.trainer import Trainer
-from tramontane.types import ELSEWHERE, INSERTED
 
 # Two actions each time; all probabilities of pairs are multiples of 1/20.
 POLICY = torch.stack([logits([0.5, 0.5]), logits([0.2, 0.8]), logits([0.5, 0.5])])

@@ -15,8 +15,8 @@ from tests.trainer.tabular import bandit, completion, descent, logits, trainer, 
 from tramontane.config import TrainerConfig, parse
 from tramontane.config.objectives import DROOptions
 from tramontane.errors import InputError
+from tramontane.tokens import ELSEWHERE
 from tramontane.trainer.objectives import Sequences, dro
-from tramontane.types import ELSEWHERE
 
 REFERENCE, REWARDS = (0.5, 0.3, 0.2), (1.0, 0.0, 0.0)
 OPTIMUM, VALUE = (0.731059, 0.161365, 0.107577), 0.620115  # of AGRO's bandit, τ = 1

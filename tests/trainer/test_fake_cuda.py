@@ -14,11 +14,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.fake_cuda import Launches, fake_cuda
 from tests.trainer.rollouts import VOCAB, batch, taught
 from tramontane.config import ObjectiveConfig, TrainerConfig
+from tramontane.tokens import INSERTED
 from tramontane.trainer.microbatch import cut_batch
 from tramontane.trainer.objectives import load_objective
 from tramontane.trainer.rows import Predictions
 from tramontane.trainer.trainer import Trainer
-from tramontane.types import INSERTED
 
 GPU = "cuda:0"
 FAMILIES = {

@@ -14,9 +14,9 @@ from tests.trainer import rollouts
 from tramontane.batches import TeacherScores
 from tramontane.config import BUILT_IN_OBJECTIVES
 from tramontane.errors import InputError
+from tramontane.tokens import INSERTED
 from tramontane.trainer.collate import lay_out
 from tramontane.trainer.microbatch import cut_batch
-from tramontane.types import INSERTED
 
 
 def conversation(rng, prompt, reward):

@@ -14,8 +14,8 @@ from tramontane.config import parse_settings
 from tramontane.config.config import Config
 from tramontane.config.objectives import JEPOOptions
 from tramontane.errors import InputError
+from tramontane.tokens import ELSEWHERE
 from tramontane.trainer.objectives import Sequences, jepo
-from tramontane.types import ELSEWHERE
 
 # Thoughts are token 0 or 1, the given answer is token 2, and token 3 stands for any other answer.
 NEVER = -1e3

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from tests.trainer.tabular import bandit, completion, descent, trainer
 from tramontane.config import ObjectiveConfig
+from tramontane.tokens import INSERTED
 from tramontane.trainer.ratios import effective_sample_size
-from tramontane.types import INSERTED
 
 MASKS = {
     "token_ratio": [0.7, 1.3],

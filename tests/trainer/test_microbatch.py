@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.rollouts import batch, completion, equal, group, model, train_batch, trainer
+from tramontane.tokens import INSERTED
 from tramontane.trainer import rows
 from tramontane.trainer.head import plain_predictions
 from tramontane.trainer.microbatch import Microbatch, cut_batch
 from tramontane.trainer.rows import Predictions, pack_row
-from tramontane.types import INSERTED
 
 CPU = torch.device("cpu")
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.trainer.tabular import bandit, completion, descent, trainer
 from tramontane.config import ObjectiveConfig
 from tramontane.config.objectives import AIPOOptions, CISPOOptions, GSPOOptions
+from tramontane.tokens import INSERTED
 from tramontane.trainer.objectives import Tokens, aipo, cispo, gspo, load_objective
-from tramontane.types import INSERTED
 
 POLICY, BEHAVIOR = (0.7, 0.2, 0.1), (0.1, 0.2, 0.7)
 

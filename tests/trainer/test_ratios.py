@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.paths import ROOT
 from tests.trainer.tabular import bandit, completion, descent, every_group, logits, trainer
 from tramontane.config.objectives import AIPOOptions
+from tramontane.tokens import INSERTED
 from tramontane.trainer.ratios import estimate, returns, sums_to_end
-from tramontane.types import INSERTED
 
 DOCS = ROOT / "docs" / "kl.md"
 UNIFORM = torch.zeros(3, 2, dtype=torch.float64)

@@ -25,10 +25,11 @@ from tramontane.models.transplant import transplant
 from tramontane.models.vision import Vision
 from tramontane.models.weights import LocalWeights
 from tramontane.run.prepare import prepare
+from tramontane.tokens import ints
 from tramontane.trainer.head import plain_predictions
 from tramontane.trainer.rows import pack_row
 from tramontane.trainer.trainer import Trainer
-from tramontane.types import Completion, Illustrated, SamplingParams, ints
+from tramontane.types import Completion, Illustrated, SamplingParams
 
 TOKENS = [70, 71, 72, 73]
 

@@ -17,10 +17,9 @@ from tests.view.test_report import chart_titles
 from tramontane.evaluation.conversed import conversation_row
 from tramontane.models.loading import load_tokenizer
 from tramontane.run.folder import RunFolder
+from tramontane.tokens import INSERTED, EarlierSequence
 from tramontane.types import (
-    INSERTED,
     Completion,
-    EarlierSequence,
     Ending,
     Group,
     Message,

@@ -31,7 +31,7 @@ from tramontane import loopback
 from tramontane.errors import InputError
 from tramontane.pages import STYLE
 from tramontane.run.columns import SPAN
-from tramontane.types import ELSEWHERE, INSERTED
+from tramontane.tokens import ELSEWHERE, INSERTED
 from tramontane.view import server
 from tramontane.view.search import Query, Searches
 

@@ -28,7 +28,8 @@ from tramontane.generator import Generator
 from tramontane.journals import Journal
 from tramontane.models import loading
 from tramontane.models.names import resolve
-from tramontane.types import Completion, SamplingParams, floats, ints
+from tramontane.tokens import floats, ints
+from tramontane.types import Completion, SamplingParams
 from tramontane.workplace import write_whole
 
 

@@ -37,15 +37,8 @@ from tramontane.environments.protocol import Broken, Continued, Lost, Started
 from tramontane.errors import InputError
 from tramontane.placement.handle import ConcurrentHandle, Limit, WorkerLost, call
 from tramontane.status import Status
-from tramontane.types import (
-    Completion,
-    EarlierSequence,
-    Ending,
-    Group,
-    Problem,
-    SamplingParams,
-    ToolCall,
-)
+from tramontane.tokens import EarlierSequence
+from tramontane.types import Completion, Ending, Group, Problem, SamplingParams, ToolCall
 
 if TYPE_CHECKING:
     from tramontane.placement.place import Placement

@@ -19,7 +19,8 @@ from uuid import uuid4
 from tramontane.environments import wire
 from tramontane.environments.calls import Parsed
 from tramontane.environments.learned import call_id
-from tramontane.types import FinishReason, SampledTokens, ThinkingTags
+from tramontane.tokens import SampledTokens
+from tramontane.types import FinishReason, ThinkingTags
 
 EMIT_SHARE = 1 / 32  # growth after which a stream decodes again, so that its work stays linear
 PARTIAL = "\N{REPLACEMENT CHARACTER}"  # a token with part of a character decodes to this

@@ -37,7 +37,8 @@ from tramontane.environments.mistral import MistralChat, load_mistral
 from tramontane.errors import InputError
 from tramontane.loopback import Address
 from tramontane.models.images import checked
-from tramontane.types import Completion, SampledTokens, SamplingParams
+from tramontane.tokens import SampledTokens
+from tramontane.types import Completion, SamplingParams
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,8 @@ from tramontane.data.prompts import PLACE, Tool
 from tramontane.data.values import cleaned
 from tramontane.environments.calls import Parsed
 from tramontane.environments.forms import kept_id, written
-from tramontane.types import Message, SampledTokens, SamplingParams, ThinkingTags, ToolCall
+from tramontane.tokens import SampledTokens
+from tramontane.types import Message, SamplingParams, ThinkingTags, ToolCall
 
 MAX_N = 128  # completions of one request
 # The beginning of OpenAI's message about a chat that is too long, which clients look for.

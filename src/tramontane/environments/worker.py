@@ -25,7 +25,8 @@ from tramontane.environments.protocol import Continued, Lost, Started
 from tramontane.environments.running import THREADS, EnvironmentFailed, Runner
 from tramontane.errors import InputError
 from tramontane.status import Status, moved
-from tramontane.types import Completion, Ending, Message, Problem, TurnRecord, ints
+from tramontane.tokens import ints
+from tramontane.types import Completion, Ending, Message, Problem, TurnRecord
 
 if TYPE_CHECKING:
     from tramontane.environments.harness import HarnessHost, Switchboard

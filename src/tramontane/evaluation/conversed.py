@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tramontane.types import INSERTED, Completion
+from tramontane.tokens import INSERTED
+from tramontane.types import Completion
 
 Row = dict[str, Any]  # of an evaluation
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from tramontane.types import AllowedTokens, Completion
+from tramontane.tokens import AllowedTokens
+from tramontane.types import Completion
 
 
 class SamplingMasks:

@@ -32,7 +32,8 @@ from tramontane.generator.parking import Context, Parking
 from tramontane.models.loading import context_length, vocabulary
 from tramontane.models.packing import upload
 from tramontane.models.vision import Vision
-from tramontane.types import Completion, Growth
+from tramontane.tokens import Growth
+from tramontane.types import Completion
 
 Key = tuple[int, ...]
 

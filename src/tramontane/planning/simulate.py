@@ -27,7 +27,8 @@ from tramontane.config import Config
 from tramontane.controller.generators import Loads, slots
 from tramontane.controller.ledger import Ledger
 from tramontane.controller.pooled_generator import AHEAD
-from tramontane.types import Completion, Problem, Verdict, floats, ints
+from tramontane.tokens import floats, ints
+from tramontane.types import Completion, Problem, Verdict
 
 Array = np.ndarray
 Lengths = Callable[[random.Random], int]  # draws the tokens of one completion

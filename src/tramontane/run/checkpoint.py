@@ -28,10 +28,9 @@ from tramontane.controller.snapshot import FrozenGroup, Snapshot
 from tramontane.models.names import crc32
 from tramontane.run.columns import TOKEN_FIELDS, Row, read_rows, sampled_of, token_columns, writer
 from tramontane.status import Status
+from tramontane.tokens import AllowedTokens, EarlierSequence
 from tramontane.types import (
-    AllowedTokens,
     Completion,
-    EarlierSequence,
     FilterReason,
     Group,
     Problem,
@@ -55,7 +54,7 @@ SCHEMA = pa.schema(
         # The recorded experts, int16, and how many numbers a token has; null: none recorded.
         pa.field("experts", pa.large_binary()),
         pa.field("experts_per_token", pa.int32()),
-        # The sampling masks, `types.AllowedTokens`, int32; null: none recorded.
+        # The sampling masks, `tokens.AllowedTokens`, int32; null: none recorded.
         pa.field("allowed_counts", pa.large_binary()),
         pa.field("allowed_ids", pa.large_binary()),
     ]

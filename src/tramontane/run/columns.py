@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tramontane.errors import InputError
-from tramontane.types import SampledTokens, floats, ints
+from tramontane.tokens import SampledTokens, floats, ints
 
 Row = dict[str, Any]
 SPAN = pa.struct([("version", pa.int32()), ("tokens", pa.int32())])

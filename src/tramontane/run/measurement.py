@@ -19,7 +19,8 @@ from tramontane.evaluation import EvaluationResult, summarize
 from tramontane.evaluation.evaluate import Evaluation
 from tramontane.journals import Journal, read_log
 from tramontane.run.session import Session
-from tramontane.types import INSERTED, Completion, Problem
+from tramontane.tokens import INSERTED
+from tramontane.types import Completion, Problem
 from tramontane.workplace import commit
 
 

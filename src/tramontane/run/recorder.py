@@ -39,7 +39,8 @@ from tramontane.run.parity_gate import check_parity
 from tramontane.run.rollouts import groups_to_record
 from tramontane.run.sample import Sample
 from tramontane.run.session import Session
-from tramontane.types import INSERTED, FilterReason, Group
+from tramontane.tokens import INSERTED
+from tramontane.types import FilterReason, Group
 
 SAMPLE_EVERY = 5  # updates between sample completions on the screen
 PACE = 6  # recent updates whose mean time predicts the end of the next

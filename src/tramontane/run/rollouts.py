@@ -22,7 +22,8 @@ from tramontane.controller.observer import Update
 from tramontane.errors import InputError
 from tramontane.models.images import content_of
 from tramontane.run.columns import TOKEN_FIELDS, Row, read_rows, token_columns, versions_of, writer
-from tramontane.types import EarlierSequence, FilterReason, Group, ToolCall, TurnRecord
+from tramontane.tokens import EarlierSequence
+from tramontane.types import FilterReason, Group, ToolCall, TurnRecord
 
 PATTERN = "update_*.parquet"
 SAMPLED_GROUPS = 16  # `rollouts: sample` records one group in this many

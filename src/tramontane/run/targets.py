@@ -14,10 +14,8 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.chat import ChatFormat
 from tramontane.evaluation.thinking import TagFinder
 from tramontane.models import loading
-from tramontane.types import (
-    ELSEWHERE,
-    Group,
-)
+from tramontane.tokens import ELSEWHERE
+from tramontane.types import Group
 
 
 def targets_of(config: Config, encoder: PromptEncoder) -> Targets | None:

@@ -31,17 +31,8 @@ from tramontane.generator.endings import Detokenizer
 from tramontane.run.columns import versions_of
 from tramontane.run.rollouts import check_text, files, read_rollouts, turns_of
 from tramontane.sft.examples import continuation
-from tramontane.types import (
-    ELSEWHERE,
-    INSERTED,
-    Completion,
-    EarlierSequence,
-    Group,
-    Problem,
-    Verdict,
-    floats,
-    ints,
-)
+from tramontane.tokens import ELSEWHERE, INSERTED, EarlierSequence, floats, ints
+from tramontane.types import Completion, Group, Problem, Verdict
 from tramontane.verifier.custom import Response
 
 ALIASES = {

@@ -31,7 +31,7 @@ from tramontane.journals import check_same, read_log
 from tramontane.models.names import numbered, with_tokenizer
 from tramontane.placement.seats import rank_device
 from tramontane.sft.examples import ExampleStream, Rows, generated_chats, read_examples
-from tramontane.types import INSERTED
+from tramontane.tokens import INSERTED
 from tramontane.workplace import commit, disk_faults, owned_folder, sync_all, write_whole
 
 # Imported in functions, since they take seconds, and errors in the examples should come first.

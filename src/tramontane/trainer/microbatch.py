@@ -20,13 +20,14 @@ from tramontane.config import TrainerConfig
 from tramontane.config.objectives import Charge, ObjectiveOptions
 from tramontane.errors import InputError
 from tramontane.models.packing import upload
+from tramontane.tokens import ELSEWHERE, INSERTED
 from tramontane.trainer import masks, ratios, sharding
 from tramontane.trainer.advantages import loss_weights
 from tramontane.trainer.allowed import allowed_of
 from tramontane.trainer.collate import lay_out, padding_fraction
 from tramontane.trainer.objectives import Objective, Sequences, Tokens
 from tramontane.trainer.rows import PackedRow, Predictions, joined, pack_row
-from tramontane.types import ELSEWHERE, INSERTED, TrainedFigures
+from tramontane.types import TrainedFigures
 
 # Which tokens, by their versions, have a weight in a term; see `ObjectiveOptions.term_tokens`.
 CHOSEN: dict[str, Callable[[NDArray[np.int32]], NDArray[np.bool_]]] = {

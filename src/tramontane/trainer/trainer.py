@@ -32,6 +32,7 @@ from tramontane.models.states import separate_states
 from tramontane.models.vision import Vision
 from tramontane.models.weight_files import WeightFiles
 from tramontane.models.weights import BUCKET_BYTES, Bucket, Part, Weights, tied_names
+from tramontane.tokens import INSERTED
 from tramontane.trainer import export, forwards, lora, sharding
 from tramontane.trainer.allowed import renormalized, with_candidates
 from tramontane.trainer.context import check_parts, exchange_of, part_of
@@ -46,7 +47,7 @@ from tramontane.trainer.sharding import Averages
 from tramontane.trainer.state import StateFiles
 from tramontane.trainer.tower import TowerTraining
 from tramontane.trainer.value import ValueNetwork
-from tramontane.types import INSERTED, TrainedFigures
+from tramontane.types import TrainedFigures
 
 
 class Trainer:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from tramontane.generator.endings import Endings
 from tramontane.generator.interface import check_request
-from tramontane.types import Completion, FinishReason, Growth, ints
+from tramontane.tokens import Growth, ints
+from tramontane.types import Completion, FinishReason
 
 _SEEDS = 2**63
 _SEED_STEP = 0x9E3779B97F4A7C15  # odd, so that its multiples differ modulo _SEEDS
