@@ -79,7 +79,7 @@ def test_a_temperature_that_differs_is_named_when_all_else_agrees():
         check(mismatch, 1e-3, weights=(fingerprints, fingerprints), settings=settings)
     assert "temperature differs: generator 1.0, trainer 0.7" in str(error.value)
     assert "the weights agree" in str(error.value)
-    assert "dtype" not in str(error.value)
+    assert "dtype" not in str(error.value) and "rounding" not in str(error.value)
 
 
 @pytest.mark.parametrize("replayed", [True, False])
@@ -90,6 +90,7 @@ def test_experts_that_are_not_replayed_are_the_first_suspect(replayed):
     with pytest.raises(ParityError) as error:
         check(mismatch, 0.05, settings=settings, replayed=replayed)
     assert ("set trainer.router_replay to true" in str(error.value)) is not replayed
+    assert "to tell rounding from a fault" in str(error.value)
 
 
 def test_a_log_prob_that_is_no_number_shuts_the_gate():

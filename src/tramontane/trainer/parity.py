@@ -150,6 +150,10 @@ def check(
     for name, (generator, trainer) in settings.items():
         if generator != trainer:
             lines.append(f"{name} differs: generator {generator}, trainer {trainer}")
+    if coarse:
+        lines.append(
+            "to tell rounding from a fault, set generator.dtype and trainer.dtype to float32"
+        )
     raise ParityError("\n- ".join(lines))
 
 
