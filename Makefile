@@ -63,7 +63,7 @@ test: $(DEV)
 	$(PYTEST) -m 'not slow'
 
 slow: $(DEV)
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow $$(grep -rl --include='test_*.py' 'mark\.slow' tests papers)
 
 # All tests, with what Debian and the package index have of what some of them need. Needs root where
 # one of the Debian packages is missing. What is skipped then needs a GPU, or a person.

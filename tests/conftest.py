@@ -68,11 +68,19 @@ def uses_ray(item: pytest.Item) -> bool:
     return bool(named) or "ray_cluster" in getattr(item, "fixturenames", ())
 
 
+def seconds(item: pytest.Item) -> float:
+    """About how long a slow test takes: what its mark says, or the mean of those without."""
+    mark = item.get_closest_marker("slow")
+    return (mark.args or (5,))[0] if mark else 0
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist adds the names of groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on Ray go to one process, which starts one cluster. They and the files with the most
-    slow tests come first, so that no process is left alone with one."""
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    """Tests on Ray go to one process, which starts one cluster. They and the slowest files come
+    first, so that no process is left alone with one."""
+    slow: Counter[Path] = Counter()
+    for item in items:
+        slow[item.path] += seconds(item)
     on_ray = {item for item in items if uses_ray(item)}
     for item in on_ray:
         item.add_marker(pytest.mark.xdist_group("ray"))

@@ -203,7 +203,7 @@ def test_a_failure_is_recorded_and_the_part_goes_on(tmp_path):
     assert "CUDA" in command.Report(made.path).items["ceilings"]["failed"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(64)
 def test_a_rehearsal_that_is_killed_continues(tmp_path):
     figures, arguments = tmp_path / "gpu.json", ["--tiny", f"--out={tmp_path}"]
     start = [sys.executable, "-m", "benchmarks.gpu"]

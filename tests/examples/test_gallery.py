@@ -100,7 +100,7 @@ def test_a_trl_script_and_its_counterpart_have_the_same_rows_and_reward() -> Non
     assert shared("trl_script.py") == shared("trl_counterpart.py")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(10)
 @pytest.mark.parametrize("command", commands())
 def test_a_command_of_the_gallery_works(command: str, root: Path) -> None:
     words = shlex.split(command)

@@ -55,7 +55,7 @@ class StopsTheStart(QuietScreen):
             raise KeyboardInterrupt
 
 
-@pytest.mark.slow
+@pytest.mark.slow(28)
 def test_base_start_and_end_are_measured_and_an_interrupted_start_goes_on(tmp_path: Path) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     whole.mkdir()

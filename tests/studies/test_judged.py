@@ -37,7 +37,7 @@ def test_the_hasty_rater_likes_what_has_nothing_to_read():
     assert not spares(row(problem, trace(problem, Random(0), Style())))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(56)
 def test_an_arm_is_judged_and_measured_and_may_be_called_again(tmp_path):
     keys = {"rater": "hasty", "watched": True, "updates": 4, "answers": 480, "problems": 8,
             "levels": [2, 3]}  # fmt: skip

@@ -92,7 +92,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.slow(40)
 @pytest.mark.parametrize("dtype", COMPUTED)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_no_rank_holds_more_than_its_share_and_the_unit_it_computes(folder, ranks, dtype):
