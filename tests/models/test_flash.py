@@ -7,18 +7,26 @@ tests marked `gpu` compute values.
 from __future__ import annotations
 
 import re
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.attention import current_flash_attention_impl, restore_flash_attention_impl
 
 from tests.fake_cuda import Launches, fake_cuda
 from tests.flash_reference import flash_on_cpu
+from tramontane.config import TrainerConfig
+from tramontane.errors import InputError
 from tramontane.models import flash, packing
 from tramontane.models.attention import packed_attention
+from tramontane.models.loading import load_model
+from tramontane.trainer.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
 FIRST, FUTURE = "2.11", "2.16"  # the kernel's arguments are known from the one to below the other
@@ -236,6 +244,43 @@ def test_other_shapes_and_number_types_are_not_given_to_the_kernel(dtype, sizes,
     with fake_cuda():
         tensors = [torch.empty(3, 2, d, dtype=dtype, device="cuda") for d in sizes]
         assert flash.supports(*tensors) is supported
+
+
+def test_flash_attention_3_is_refused_where_it_computes_nothing(monkeypatch):
+    config = TrainerConfig(device="cpu", attention_kernel="fa3")
+    with pytest.raises(InputError, match=r"attention_kernel: .* on cpu; leave the key out"):
+        Trainer(load_model("tiny", torch.float32, "cpu"), config, 1)
+    with fake_cuda():
+        with pytest.raises(InputError, match=r"not torch\.float32 on cuda"):
+            flash.use_fa3(torch.device("cuda"), torch.float32)
+        with pytest.raises(
+            InputError, match="not installed: No module named 'flash_attn_interface'"
+        ):
+            flash.use_fa3(torch.device("cuda"), torch.bfloat16)
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (10, 0))
+        with pytest.raises(InputError, match=r"capability 9, not 10\.0"):
+            flash.use_fa3(torch.device("cuda"), torch.bfloat16)
+    assert current_flash_attention_impl() is None
+
+
+def test_flash_attention_3_replaces_the_operators_that_are_called(monkeypatch):
+    """Its package is a stand-in with operators that take nothing: only torch's dispatcher is looked
+    at."""
+    package = ModuleType("flash_attn_interface")
+    package.__spec__ = ModuleSpec(package.__name__, None)
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    library = torch.library.Library("flash_attn_3", "DEF")
+    for name in ("fwd", "bwd"):
+        library.define(f"{name}() -> Tensor")
+    with fake_cuda():
+        flash.use_fa3(torch.device("cuda"), torch.bfloat16)
+    try:
+        for operator in (flash._forward, flash._backward):
+            kernels = torch._C._dispatch_dump(operator.name().removesuffix(".default"))
+            assert re.search(r"\nCUDA: registered at \S+_fa3\.py", kernels)
+    finally:
+        restore_flash_attention_impl()
+        library._destroy()
 
 
 @pytest.mark.gpu

@@ -69,6 +69,10 @@ class NumericsConfig(Section):
     compile: Literal["auto"] | bool = "auto"
     """Compile each block and the output head with torch.compile, which needs a compiler and
     Python's headers. auto: on CUDA devices, if both are installed."""
+    attention_kernel: Literal["default", "fa3"] = "default"
+    """Flash attention on CUDA devices in bfloat16: torch's own, or FlashAttention 3 (the module
+    `flash_attn_interface`), for GPUs of capability 9. torch replaces it for a whole process, so
+    with `placement.kind: thread` for generators too; see docs/gpu.md."""
     reduce_gradients: Literal["step", "microbatch"] = "step"
     """When gradients are reduced over the ranks: once per optimizer `step`, for which each rank
     keeps the whole model's gradients (4 bytes per parameter) if it has several microbatches, or

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Float32
 
+from tramontane.errors import InputError
 from tramontane.models.packing import VarlenLayout
 
 # Most keys that one row of a decode step reads in one block of threads. A block reads about 40 GB/s
@@ -25,6 +26,31 @@ SPAN = 4096
 
 _forward = torch.ops.aten._flash_attention_forward.default
 _backward = torch.ops.aten._flash_attention_backward.default
+
+
+def use_fa3(device: torch.device, dtype: torch.dtype) -> None:
+    """Have torch compute flash attention by FlashAttention 3 (arXiv 2407.08608), in the whole
+    process from now on. It replaces the operators that this file calls, so the calls stay the same.
+
+    Args:
+        device: of the keys and values.
+        dtype: theirs.
+
+    Raises:
+        InputError: it computes nothing for this device or dtype, or is not installed.
+    """
+    reason = ""
+    if device.type != "cuda" or dtype != torch.bfloat16:
+        reason = f"computes bfloat16 on a GPU, not {dtype} on {device.type}"
+    elif (capability := torch.cuda.get_device_capability(device))[0] != 9:
+        reason = "is for GPUs of capability 9, not {}.{}".format(*capability)
+    else:
+        try:
+            torch.nn.attention.activate_flash_attention_impl("FA3")
+        except ImportError as error:
+            reason = f"is not installed: {error}"
+    if reason:
+        raise InputError(f"attention_kernel: FlashAttention 3 {reason}; leave the key out")
 
 
 def supports(key: torch.Tensor, value: torch.Tensor) -> bool:

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
 from tramontane.config import TrainerConfig
 from tramontane.errors import InputError
-from tramontane.models import memory, routing
+from tramontane.models import flash, memory, routing
 from tramontane.models.families import check_packing
 from tramontane.models.host import HostMemory
 from tramontane.models.loading import empty_model, load_model
@@ -67,7 +67,7 @@ class Trainer:
         InputError: an objective that needs what the trainer does not provide, a `ranks` other than
             the process group's size, adapters for layers that the model does not have, a model that
             is not deterministic in training mode or whose rows `context_parallel` ranks cannot
-            share, or `compile` without a compiler.
+            share, `compile` without a compiler, or an `attention_kernel` that cannot run here.
     """
 
     def __init__(
@@ -98,6 +98,8 @@ class Trainer:
         if config.router_replay or config.float32_router:
             routing.prepare(model, config.float32_router)
         dtype = getattr(torch, config.dtype)
+        if config.attention_kernel == "fa3":
+            flash.use_fa3(self.device, dtype)
         self._adapters = lora.Adapters(model, config.lora, dtype) if config.lora else None
         self._reference = model
         if "reference" in self._needs and not config.lora:
