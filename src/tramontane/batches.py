@@ -69,7 +69,9 @@ class TrainSequence:
     # sampled one.
     target: int = 0
     replaced: int = 0  # number of sampled tokens that the given answer replaces
-    truncated: bool = False  # True if its completion was cut at the longest length
+    # True if its completion was cut at the longest length, by its own tokens or by what an
+    # environment answered.
+    truncated: bool = False
     continues: bool = False  # True if it belongs to the same conversation as the sequence before it
     # See `types.SampledTokens`.
     experts: NDArray[np.int16] | None = None
@@ -162,7 +164,9 @@ class Batch:
                     sequence = TrainSequence.of(part, verdict, ids)
                     sequence.answer, sequence.continues = answer, number > 0
                     sequence.images = tuple(group.problem.images)
-                    sequence.truncated = completion.finish_reason == "length"
+                    sequence.truncated = (
+                        completion.finish_reason == "length" or completion.ending == "context_full"
+                    )
                     sequences.append(sequence)
             groups.append(sequences)
         return TrainBatch(self.version, groups, self.settings)

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.trainer.tabular import bandit, completion, descent, trainer
+from tramontane.batches import Batch, BatchSettings
 from tramontane.config import ObjectiveConfig
 from tramontane.tokens import INSERTED
 from tramontane.trainer.ratios import effective_sample_size
+from tramontane.types import Completion, Group, Problem, Verdict
 
 MASKS = {
     "token_ratio": [0.7, 1.3],
@@ -104,6 +106,23 @@ def test_the_gradient_is_that_of_the_tokens_that_stay(key, normalization, seed):
     torch.testing.assert_close(got, expected, atol=1e-9, rtol=1e-9)
     total = sum(len(s.token_ids) for group in groups for s in group)
     assert t.metrics["masked_tokens"] == pytest.approx(1 - sum(map(len, flat)) / total)
+
+
+@pytest.mark.parametrize(
+    ("reason", "ending", "cut"),
+    [
+        ("length", None, True),
+        ("stop", None, False),
+        ("length", "max_tokens", True),
+        ("stop", "context_full", True),  # by the environment's answer
+        ("stop", "completed", False),
+    ],
+)
+def test_completions_are_cut_by_their_tokens_or_by_what_is_answered(reason, ending, cut):
+    ended = Completion(0, 0, [1, 2], [3], [-1.0], [0], reason, ending=ending)
+    group = Group(0, Problem("p", "math", "?", "42"), [ended], [Verdict(0.0, {}, "wrong")])
+    made = Batch(0, [group], BatchSettings("", 1.0, 8, 1)).train_batch(str.strip)
+    assert [s.truncated for s in made.sequences] == [cut]
 
 
 def test_inserted_tokens_and_given_ones_are_neither_masked_nor_counted():

@@ -48,7 +48,8 @@ class MaskConfig(Section):
     """The same with the KL divergence, in nats, of the sampled token against all others (DPPO's
     binary KL)."""
     truncated: Annotated[bool, _LOSS] = False
-    """Leave out completions that were cut at their longest length."""
+    """Leave out completions that were cut at their longest length, or have no room left for what an
+    environment answers."""
 
     @property
     def enabled(self) -> bool:
