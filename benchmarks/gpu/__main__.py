@@ -227,8 +227,8 @@ def main() -> None:
         report.content["items"] = {n: x for n, x in report.items.items() if n not in forgotten}
     if report.items and report.content["machine"] != here:
         sys.exit(
-            f"{report.path} has figures of {report.content['machine']}, not of {here}: measure all "
-            f"parts --again"
+            f"{report.path} has figures of {report.content['machine']}, not of {here}: keep this "
+            f"machine's in a folder of their own (--out FOLDER), or measure all parts --again"
         )
     report.write(machine=here, date=date.today().isoformat(), running=None)
     for part in parts:

@@ -166,9 +166,12 @@ def training(bench: Bench, found: Found, rates: Rates) -> str:
     rows = []
     for setting in SETTINGS:
         item = found.get(setting.label, {})
+        if setting.kernel != "default" and "tokens_per_second" not in item:
+            continue
         speed, bound = item.get("tokens_per_second"), rates.flops / setting.flops(bench)
         recomputed = "yes" if setting.recomputed else "no"
-        cells = [setting.name, setting.kind, f"{setting.length:,}", recomputed, f"{bound:,.0f}"]
+        kind = setting.kind if setting.kernel == "default" else f"{setting.kind}, {setting.kernel}"
+        cells = [setting.name, kind, f"{setting.length:,}", recomputed, f"{bound:,.0f}"]
         cells.append(figure(speed, expected=None if found else EXPECTED_MFU * bound))
         cells += [ratio(speed, bound), figure(item.get("peak_gib"), ".1f")]
         rows.append([*cells, figure(setting.published), ratio(speed, setting.published, ".2f")])

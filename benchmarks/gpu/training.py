@@ -3,6 +3,7 @@ both workers on one GPU."""
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.attention import restore_flash_attention_impl
 
 from benchmarks.gpu.bench import APART, Bench, requests
 from benchmarks.gpu.bounds import train_flops
@@ -36,6 +38,7 @@ class Setting(NamedTuple):
         kind: `full` (all weights), `lora`, or `sft` (all weights, on given responses).
         published: tokens/s that prime-rl publishes for one H100, or None.
         recomputed: blocks are recomputed in the backward pass.
+        kernel: `trainer.attention_kernel`.
     """
 
     name: str
@@ -45,11 +48,13 @@ class Setting(NamedTuple):
     microbatch: int
     published: int | None = None
     recomputed: bool = True
+    kernel: str = "default"
 
     @property
     def label(self) -> str:
         kept = "" if self.recomputed else " kept"
-        return f"train {self.name} {self.kind} {self.length}{kept}"
+        kernel = "" if self.kernel == "default" else f" {self.kernel}"
+        return f"train {self.name} {self.kind} {self.length}{kept}{kernel}"
 
     def adapters(self, bench: Bench) -> int | None:
         """Parameters of the adapters; None if all weights are trained."""
@@ -74,6 +79,9 @@ SETTINGS = (
     Setting("Qwen3-4B", "lora", K64, 2, K64, 4164),
     Setting("Qwen3-0.6B", "sft", 8192, 4, 8192, 26005),
     Setting("Qwen2.5-1.5B", "full", 32768, 2, 32768),
+    Setting("Qwen3-0.6B", "full", K64, 2, K64, 10147, kernel="fa3"),
+    Setting("Qwen3-0.6B", "lora", K64, 2, K64, 9967, kernel="fa3"),
+    Setting("Qwen3-4B", "lora", K64, 2, K64, 4164, kernel="fa3"),
 )
 TIMED = 3, 15.0  # steps at most, and the seconds after which none is begun
 # Weights of these shapes, by these placements.
@@ -98,6 +106,7 @@ def make_batch(bench: Bench, setting: Setting) -> TrainBatch:
 def make_trainer(bench: Bench, setting: Setting) -> Trainer:
     keys: dict[str, Any] = {"microbatch_tokens": bench.pick(setting.microbatch, 256)}
     keys["gradient_checkpointing"] = setting.recomputed
+    keys["attention_kernel"] = setting.kernel
     if setting.kind == "lora":
         keys["lora"] = LORA
     if setting.kind == "sft":
@@ -107,6 +116,8 @@ def make_trainer(bench: Bench, setting: Setting) -> Trainer:
 
 def train(bench: Bench, setting: Setting) -> dict[str, Any]:
     """Optimizer steps, without the first, which compiles and chooses kernels."""
+    if setting.kernel == "fa3" and importlib.util.find_spec("flash_attn_interface") is None:
+        return {"lacks": "FlashAttention 3, the module flash_attn_interface"}
     trainer, batch = make_trainer(bench, setting), make_batch(bench, setting)
     computed = trainer.step(batch)["computed_tokens"]
     if not bench.tiny:
@@ -116,6 +127,7 @@ def train(bench: Bench, setting: Setting) -> dict[str, Any]:
     while len(seconds) < steps and sum(seconds) <= enough:
         seconds.append(bench.seconds(lambda: trainer.step(batch)))
     peak = 0 if bench.tiny else torch.cuda.max_memory_allocated()
+    restore_flash_attention_impl(_raise_warn=False)  # torch's own, for what this process does next
     return {
         "tokens_per_second": computed / min(seconds),
         "seconds": seconds,

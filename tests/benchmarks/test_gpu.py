@@ -203,6 +203,27 @@ def test_a_failure_is_recorded_and_the_part_goes_on(tmp_path):
     assert "CUDA" in command.Report(made.path).items["ceilings"]["failed"]
 
 
+def test_figures_of_another_machine_stay_and_the_error_says_where_new_ones_go(
+    tmp_path, monkeypatch
+):
+    figures = tmp_path / "gpu.json"
+    before = json.dumps(report())
+    figures.write_text(before)
+    monkeypatch.setattr(sys, "argv", ["gpu", "facts", "--tiny", f"--out={tmp_path}"])
+    with pytest.raises(SystemExit, match=r"figures of .*H100.*, not of .*--out FOLDER"):
+        command.main()
+    assert figures.read_text() == before
+
+
+@pytest.mark.parametrize("kernel", ["default", "fa3"])
+def test_rows_of_another_kernel_are_on_the_page_once_they_are_measured(kernel):
+    setting = next(s for s in SETTINGS if s.kernel == "fa3")
+    other = setting._replace(kernel=kernel)
+    made = page(report(**{other.label: {"tokens_per_second": 9000.0, "seconds": [1.0]}}))
+    rows = rows_of(made, setting.name, "full, fa3")
+    assert [row[5] for row in rows] == (["9,000"] if kernel == "fa3" else [])
+
+
 @pytest.mark.slow(64)
 def test_a_rehearsal_that_is_killed_continues(tmp_path):
     figures, arguments = tmp_path / "gpu.json", ["--tiny", f"--out={tmp_path}"]
