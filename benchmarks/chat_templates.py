@@ -37,9 +37,9 @@ CONTROL = re.compile(
     r"<\|[^|<>\s]+(?: [^|<>\s]+)*\|>|<\|[a-z_]+>|<[a-z_]+\|>|<\|\"\|>|<｜[^｜<>]+｜>"
     r"|\[/?[A-Z_]{3,}\]|[\[\]]\w?~!?\w?[\[\]]|\]<\][^<>\[\]\s]+\[>\["
     r"|</?s>|<[be]os>|<(?:start_of|end_of|beginning_of)_\w+>|<SPECIAL_\d+>|<image>|<sep>|</?seed:\w+>"
-    r"|</?(?:think|tool_call|tool_response|arg_key|arg_value)>"
+    r"|</?(?:assistant|(?:mm:)?think|tool_call|tool_response|arg_key|arg_value)>|〈\|EOS\|〉"
 )
-ADDED = re.compile(r"</?(?:think|tool_call|tool_response|arg_key|arg_value)>")
+ADDED = re.compile(r"</?(?:(?:mm:)?think|tool_call|tool_response|arg_key|arg_value)>")
 BEGINS = ("<|begin_of_text|>", "<bos>", "<s>", "<｜begin▁of▁sentence｜>", "<BOS_TOKEN>")
 MISTRAL_VERSIONS = ("v3", "v7", "v11", "v13", "v15")
 MISTRAL = (

@@ -51,6 +51,43 @@ MARKED = (
     "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+_CALL = (
+    '<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}'
+)
+_TOLD = "{% else %}{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+# Thoughts and the answer have headers of their own (Kimi K3, Solar).
+HEADED = (
+    "{{ tools | tojson if tools else '' }}{% for m in messages %}<|im_start|>"
+    "{% if m.role == 'assistant' %}assistant<|thinks|>{{ m.reasoning_content or '' }}<|says|>"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}" + _CALL + "}</tool_call>{% endfor %}"
+    "<|said|>\n<|im_end|>\n" + _TOLD + "{% if add_generation_prompt %}<|im_start|>assistant"
+    "<|thinks|>{% endif %}"
+)
+# Calls get their ids once they are answered, and two tokens end a message (Apriel 1.5).
+LATE = (
+    "{{ tools | tojson if tools else '' }}{% for m in messages %}{% set last = loop.last %}"
+    "<|im_start|>{% if m.role == 'assistant' %}assistant\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}" + _CALL + '{% if not last %}, "id": "{{ c.id }}"'
+    "{% endif %}}</tool_call>{% endfor %}\n<|said|>\n<|im_end|>\n"
+    + _TOLD
+    + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# The template writes ids of its own, and answers by the call's (Kimi K2).
+NUMBERED = (
+    "{{ tools | tojson if tools else '' }}{% for m in messages %}<|im_start|>"
+    "{% if m.role == 'assistant' %}assistant\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "<|tool_call_begin|>functions.{{ c.function.name }}:{{ loop.index0 }}"
+    "<|tool_call_argument_begin|>{{ c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}"
+    "<|im_end|>\n{% elif m.role == 'tool' %}tool\n{{ m.tool_call_id }}: {{ m.content }}<|im_end|>\n"
+    + _TOLD
+    + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# An empty message stands behind one with calls (DeepSeek-R1 in transformers, which has no null).
+DOUBLED = AS_JSON.replace("{{ m.content }}{% for", "{% for", 1).replace(
+    "{% endfor %}<|end|>",
+    "{% endfor %}{% if m.tool_calls %}<|end|><|assistant|>{% endif %}{{ m.content }}<|end|>",
+    1,
+)
 _TURNS = ("<|user|>", "<|assistant|>", "<|observation|>", "<|end|>")
 OWN = {
     "unended": (UNENDED, (*_TURNS, "<|endoftext|>"), ("<tool_call>", "</tool_call>"), None),
@@ -63,6 +100,14 @@ OWN = {
     ),
     "as JSON": (AS_JSON, _TURNS, ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"), "<|end|>"),
     "marked": (MARKED, _CHATML, _THINK, "<|im_end|>"),
+    "headed": (HEADED, (*_CHATML, "<|thinks|>", "<|says|>", "<|said|>"), _THINK, "<|im_end|>"),
+    "late": (LATE, (*_CHATML, "<|said|>"), _THINK, "<|im_end|>"),
+    "own ids": (
+        NUMBERED,
+        (*_CHATML, "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+        _THINK,
+        "<|im_end|>",
+    ),
 }
 
 
@@ -89,6 +134,12 @@ def test_no_shape_is_wrong_in_a_column(shape):
 def test_families_are_right_in_all_columns(name, tmp_path):
     row = Family(encoder_of(name, tmp_path)).row()
     assert {column: cell.state for column, cell in row.items()} == dict.fromkeys(COLUMNS, "ok")
+
+
+def test_an_empty_message_behind_calls_is_put_in():
+    tokenizer = build_tokenizer(DOUBLED, *OWN["as JSON"][1:])
+    row = Family(PromptEncoder(tokenizer)).row()
+    assert not wrong(row) and "as another message (a text and a call" in str(row["bridge"])
 
 
 def test_calls_between_texts_of_its_own_are_learned_from_the_template():

@@ -65,6 +65,7 @@ KNOWN_TAGS = (
     ThinkingTags("[THINK]", "[/THINK]"),
     ThinkingTags("<|START_THINKING|>", "<|END_THINKING|>"),
     ThinkingTags("<seed:think>", "</seed:think>"),
+    ThinkingTags("<mm:think>", "</mm:think>"),
     ThinkingTags("◁think▷", "◁/think▷"),
     ThinkingTags("<|begin_of_thought|>", "<|end_of_thought|>"),
 )

@@ -37,7 +37,7 @@ from tramontane.environments.forms import (
     outside_channel,
     unparsed,
 )
-from tramontane.environments.learned import ARGUMENT, NAME, PROBE, own_calls
+from tramontane.environments.learned import ARGUMENT, NAME, PROBE, around_answer, own_calls
 from tramontane.environments.learned import Form as Learned
 from tramontane.errors import InputError
 from tramontane.types import ThinkingTags, ToolCall
@@ -135,6 +135,9 @@ class Parser:
             added = (str(t) for t in tokenizer.added_tokens_decoder.values() if t.special)
             self._ends = ["", *(token for token in added if token in fields)]
             self._start = _before_response(tokenizer, tags)
+        head, self._tail, thinks = around_answer(tokenizer)
+        self._head = outside_thoughts(head, tags)[1].lstrip()
+        self._thinks = thinks and bool(self._head)
         self._learned: Learned | None = None
         self.unread = ""
         own = own_calls(tokenizer) if form == "auto" else []
@@ -148,8 +151,8 @@ class Parser:
         """Raise an InputError if there are tools, and their calls cannot be read."""
         if tools and self.unread:
             raise InputError(
-                f"the chat template writes calls in a form that is not read: "
-                f"{' '.join(self.unread.split())[:80]!r}; name the form that the model writes "
+                "the chat template writes calls in a form that is not read; a call is "
+                f"{' '.join(self.unread.split())[:80]!r}: name the form that the model writes "
                 "(conversation.calls), or give another template (data.chat_template)"
             )
 
@@ -189,7 +192,11 @@ class Parser:
             content, calls = _FORMS[self._own](answer, tools)
         if tools and not calls and "<tool_call>" in answer:  # as `TOOLS_PROMPT` asks for them
             content, calls = _hermes(answer, tools)
-        content = _AROUND.sub("", content).strip()
+        content = _AROUND.sub("", content).lstrip()
+        if self._thinks and self._head in content:
+            thoughts, _, content = content.partition(self._head)
+        content = content.removeprefix(self._head)
+        content = content.strip().removesuffix(self._tail).strip()
         return Parsed(text, thoughts, content, calls[:MAX_CALLS])
 
     def _by_template(self, text: str, tools: Sequence[Tool], prefix: str, own: Parsed) -> Parsed:

@@ -181,6 +181,20 @@ class ChatFormat:
         common = last[: self.encoder.boundary(last, shared(last, answered))]
         return bool(self.ended(last)) and not self.ended(common)
 
+    @cached_property
+    def calls_anew(self) -> bool:
+        """True if the template writes a call differently once it is answered (Apriel 1.5, which
+        adds its id)."""
+        taken, answer = self._taken_calls, "zq9qz"
+        if taken is None:
+            return False
+        chat = taken.probe(1)
+        said = self._tried(chat).rpartition(ARGUMENT)[2]
+        told = self._tried([*chat, _answer(NAME, answer)]).rpartition(answer)[0]
+        told, bare = told.rpartition(ARGUMENT)[2], said.rstrip()
+        ends = [token for token in self.special.values() if bare.endswith(token)]
+        return not told.startswith(bare.removesuffix(max(ends, key=len, default="")).rstrip())
+
     def check_ends(self) -> None:
         """Raise an InputError if the template begins a response even where none is asked for, so
         that the end of a message cannot be told (Command R7B)."""
@@ -361,11 +375,12 @@ class Chat:
             raise InputError("the chat template writes a message of the model in two places")
         told = self._text[len(before) :].rpartition(last)[0]
         appended = self._text.startswith(before) and self._as_sampled(told, message, prefix)
-        if self._form.ends_anew and "tool_calls" not in real:
+        called = "tool_calls" in real
+        if self._form.calls_anew if called else self._form.ends_anew:
             appended = False
         place = text.index(_NEW)
         text = text.replace(_NEW, "", 1)
-        return Following(text, place, "tool_calls" in real, moved or not appended, self._whole)
+        return Following(text, place, called, moved or not appended, self._whole)
 
     def _moved(self, text: str, message: Parsed, number: int) -> tuple[str, bool]:
         """(the text after a message whose content the template writes behind its calls, True if
@@ -450,7 +465,8 @@ class Chat:
             around, started = "", ""
         else:
             written = message.thoughts in message.text  # clients give them apart
-            around = f"{tags.around(message.thoughts)}\n\n" if message.thoughts and written else ""
+            around = tags.around(message.thoughts) if message.thoughts and written else ""
+            around += "\n\n" if around and message.content else ""
             started = tags.around(f"\n{thoughts}\n") + "\n\n" if around else prefix
             if not around and tags.closing in message.text:  # an empty pair
                 started = f"{message.text.partition(tags.closing)[0]}{tags.closing}\n\n"

@@ -225,6 +225,11 @@ class Family:
             place = len(prompt) - len(opened)
         end = self.end_of(case)
         body = self._body(said[place:], end)
+        first, _, behind = body.partition(end) if end else (body, "", "")
+        if behind and len(self.parser.parse(first, [TOOL]).calls) == len(case.calls) > 0:
+            if any(part and part in behind for part in (case.content, case.thoughts)):
+                raise InputError("the template writes the text beside calls as another message")
+            body = first  # an empty message is written behind one with calls (DeepSeek-R1)
         if opened:
             if case.thoughts and tags.closing in opened:
                 return None
@@ -265,7 +270,7 @@ class Family:
             said = common if ended else said
         body = self._body(said, "\0")
         if case.calls and body != said and not whole.startswith(said):
-            tail = body[-24:]  # once it is answered, it begins or ends differently
+            tail = body[-16:]  # once it is answered, it begins or ends differently
             found = tail and tail in whole
             return _first(whole.rpartition(tail)[2], self._special) if found else ""
         return said[len(body) :] or _first(whole[len(said) :], self._special & self.form.stops)
@@ -281,11 +286,12 @@ class Family:
         if not self.end_of(case):
             return self.end(case)
         chat = Chat(self.form, [TOOL])
-        prompt, whole = chat.start(ASKED), self.ids(self._bridged(case, text))
+        prompt = chat.start(ASKED)
         if prompt != self.ids(self.prompt):
             return "wrong", "another prompt"
         ids = self.encoder.tokenizer(text, add_special_tokens=False)["input_ids"]
         message = self._read(chat.prefix, ids, prompt)
+        whole = self.ids(self._bridged(case, text, [call.id for call in message.calls]))
         following = chat.follow(message, [plain(answer) for answer in case.answers()])
         put = chat.tokens(following, ids[-1])
         told = following.whole()
@@ -297,12 +303,18 @@ class Family:
             return "ok", "a new sequence, though the template appends"
         return "ok", "a new sequence"
 
-    def _bridged(self, case: Case, sampled: str) -> str:
-        """The whole chat, with the sampled text as content where thoughts are part of it."""
+    def _bridged(self, case: Case, sampled: str, ids: Sequence[str]) -> str:
+        """The whole chat, with the sampled text as content where thoughts are part of it, and with
+        the ids that the calls were sampled with."""
         form, opened = self.form, self.encoder.opened_in(self.prompt)
         separate = form.reads_thoughts or form.drops_thoughts or (case.calls and form.reads_calls)
         if separate or not opened:
-            return self.whole(case, tuned=True)
+            chat = [*ASKED, *self.taken(case, tuned=True)]
+            calls = chat[len(ASKED)].get("tool_calls", ())
+            for own, call, answer in zip(ids, calls, chat[len(ASKED) + 1 :], strict=False):
+                if own:
+                    call["id"] = answer["tool_call_id"] = own
+            return self.encoder.render(chat, tools=[TOOL])
         said, *answers = self.taken(case)
         said["content"] = opened + sampled.removesuffix(self.end_of(case))
         return self.encoder.render([*ASKED, said, *answers], tools=[TOOL])

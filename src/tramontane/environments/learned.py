@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from tramontane.data.prompts import Tool
@@ -85,19 +86,45 @@ def taken_by(render: Callable[[list[Message]], str], special: Collection[str]) -
     return min(found, key=lambda each: each[0])[1] if found else None
 
 
+def _rendered(
+    tokenizer: PreTrainedTokenizerBase, chat: list[Message], prompts: bool = False
+) -> str:
+    """A chat as the template writes it; empty if it refuses it."""
+    try:
+        text = tokenizer.apply_chat_template(
+            cast(Any, chat), tools=[dict(PROBE)], tokenize=False, add_generation_prompt=prompts
+        )
+    except Exception:  # a template may raise anything
+        return ""
+    return str(text)
+
+
+def around_answer(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, bool]:
+    """What the chat template writes behind a prompt before the text of an answer (the header of a
+    channel); what it writes behind it, before the last token (Apriel's `<|end|>`); and True if an
+    answer's thoughts stand before the first (Kimi K3)."""
+
+    def behind(**more: str) -> str:
+        said = cast(Message, {"role": "assistant", "content": _SAID, **more})
+        text = _rendered(tokenizer, [ASKED, said])
+        return text[len(prompt) :] if text.startswith(prompt) else ""
+
+    prompt = _rendered(tokenizer, [ASKED], prompts=True) if tokenizer.chat_template else ""
+    text = behind()
+    if not prompt or text.count(_SAID) != 1:
+        return "", "", False
+    head, tail = text.split(_SAID)
+    special = [str(t) for t in tokenizer.added_tokens_decoder.values() if t.special]
+    ends = [token for token in special if tail.rstrip().endswith(token)]
+    last = max(ends, key=len, default="")
+    thinks = bool(head.strip()) and behind(reasoning_content=NAME).startswith(NAME + head)
+    return head.lstrip(), tail.rstrip().removesuffix(last).strip(), thinks
+
+
 def own_calls(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """A message with one call, and one with two, as the chat template writes them behind a prompt;
     none if it writes no calls."""
-
-    def render(chat: list[Message]) -> str:
-        try:
-            text = tokenizer.apply_chat_template(
-                cast(Any, chat), tools=[dict(PROBE)], tokenize=False
-            )
-        except Exception:  # a template may raise anything
-            return ""
-        return str(text)
-
+    render = partial(_rendered, tokenizer)
     special = [str(t) for t in tokenizer.added_tokens_decoder.values() if t.special]
     taken = taken_by(render, special) if tokenizer.chat_template else None
     if taken is None:
