@@ -88,7 +88,7 @@ def train(
     if resume is not None:
         RunFolder(resume).check_begun()
         with RunFolder.owned(resume):
-            from tramontane.run.folder import open_run
+            from tramontane.run.changes import open_run
 
             folder, settings = open_run(resume, override_texts(overrides))
             return _train(settings, folder, **display)
@@ -179,7 +179,7 @@ def dry_run(
         overrides = settings_without_sources(config, overrides, on_gpus=gpu is not None)
     rows: dict[str, list[dict[str, Any]]] = {}
     if resume is not None:
-        from tramontane.run.folder import open_run
+        from tramontane.run.changes import open_run
 
         _, settings = open_run(resume, overrides)
     else:

@@ -20,7 +20,8 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.generator import Generator
 from tramontane.models import loading
-from tramontane.run.folder import RunFolder, open_run
+from tramontane.run.changes import open_run
+from tramontane.run.folder import RunFolder
 from tramontane.run.prepare import prepare, resolved
 from tramontane.run.recorder import Recorder
 from tramontane.run.screen import QuietScreen

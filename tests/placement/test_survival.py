@@ -31,7 +31,8 @@ from tramontane.config import Config
 from tramontane.controller.pooled_generator import PooledGenerator
 from tramontane.placement import WaitTimeout
 from tramontane.placement.place import place
-from tramontane.run.folder import RunFolder, open_run
+from tramontane.run.changes import open_run
+from tramontane.run.folder import RunFolder
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 from tramontane.types import Progress

@@ -15,15 +15,15 @@ from tests.runs import begun, small_config
 from tests.view.reports import answers_of
 from tramontane.config import Config
 from tramontane.errors import InputError
-from tramontane.run.checks import NoSignal
-from tramontane.run.folder import (
-    RunFolder,
+from tramontane.run.changes import (
     begins_again,
     changes_cold_start,
     check_changes,
     open_run,
     record_changes,
 )
+from tramontane.run.checks import NoSignal
+from tramontane.run.folder import RunFolder
 from tramontane.trainer.optimizer import lr_at
 
 SIZES = {"updates": 4, "n_batch": 16, "n_async": 32}

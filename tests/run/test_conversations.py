@@ -18,8 +18,9 @@ from tests.run.test_resume import start, wait_until
 from tests.runs import small_config
 from tramontane.config import Config, load_config
 from tramontane.models.loading import load_tokenizer
+from tramontane.run.changes import open_run
 from tramontane.run.checkpoint import read_pipeline
-from tramontane.run.folder import RunFolder, open_run
+from tramontane.run.folder import RunFolder
 from tramontane.run.metrics import waited_for
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train

@@ -26,8 +26,9 @@ from tramontane.audit.audit import audit
 from tramontane.config import Config
 from tramontane.controller.waits import in_background
 from tramontane.errors import InputError
+from tramontane.run.changes import open_run
 from tramontane.run.checkpoint import damage, seal
-from tramontane.run.folder import RunFolder, open_run
+from tramontane.run.folder import RunFolder
 from tramontane.run.rollouts import read_rollouts, read_run
 from tramontane.run.screen import LiveDisplay, QuietScreen
 from tramontane.run.train import train

@@ -16,7 +16,7 @@ from tests.controller.test_pipeline import check_ledger
 from tests.runs import small_config
 from tramontane.errors import InputError
 from tramontane.models.names import resolve
-from tramontane.run.folder import open_run
+from tramontane.run.changes import open_run
 from tramontane.run.prepare import prepare
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train

@@ -19,8 +19,9 @@ from tests.runs import small_config
 from tramontane.config import Config
 from tramontane.controller.pipeline import Pipeline
 from tramontane.generator import Generator
+from tramontane.run.changes import open_run
 from tramontane.run.checkpoint import read_pipeline
-from tramontane.run.folder import RunFolder, open_run
+from tramontane.run.folder import RunFolder
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 from tramontane.types import Completion, Progress

@@ -19,7 +19,8 @@ from tests.runs import SMALL, small_config
 from tramontane.config import Config
 from tramontane.interrupt import Interrupt
 from tramontane.journals import read_log
-from tramontane.run.folder import RunFolder, open_run
+from tramontane.run.changes import open_run
+from tramontane.run.folder import RunFolder
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 from tramontane.temporary import PREFIX, process_folder

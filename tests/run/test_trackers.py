@@ -19,7 +19,8 @@ from tramontane.config import Config
 from tramontane.errors import InputError
 from tramontane.journals import read_log
 from tramontane.run import trackers
-from tramontane.run.folder import RunFolder, open_run
+from tramontane.run.changes import open_run
+from tramontane.run.folder import RunFolder
 from tramontane.run.screen import QuietScreen
 from tramontane.run.trackers import (
     TABLE_ROWS,

@@ -13,7 +13,8 @@ from tramontane.config import Config, parse_settings
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.models.loading import load_tokenizer
-from tramontane.run.folder import RunFolder, open_run
+from tramontane.run.changes import open_run
+from tramontane.run.folder import RunFolder
 from tramontane.run.rollouts import read_run
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train

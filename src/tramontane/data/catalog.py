@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tramontane.config import NamedSetConfig
+from tramontane.data.bfcl import bfcl, bfcl_rows
 from tramontane.data.files import read_rows
-from tramontane.data.layouts import LAYOUTS, bfcl, bfcl_rows, converted, verl
+from tramontane.data.layouts import LAYOUTS, converted, verl
 
 logger = logging.getLogger("tramontane")
 

@@ -17,15 +17,10 @@ from tramontane.errors import reading
 from tramontane.evaluation.calibration import calibrate
 from tramontane.models.names import with_tokenizer
 from tramontane.placement import WorkerLost
+from tramontane.run.changes import begins_again, changes_cold_start, check_changes, record_changes
 from tramontane.run.checkpoint import PipelineCheckpoint, read_pipeline
 from tramontane.run.columns import warm_up
-from tramontane.run.folder import (
-    RunFolder,
-    begins_again,
-    changes_cold_start,
-    check_changes,
-    record_changes,
-)
+from tramontane.run.folder import RunFolder
 from tramontane.run.header import header, prompt_line
 from tramontane.run.input import RunInput, read_input
 from tramontane.run.prepare import Prepared, check_devices, prepare, resolved
