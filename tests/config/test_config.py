@@ -411,7 +411,11 @@ def test_what_is_not_a_config_file_is_refused_with_what_is_there(tmp_path):
         ("trainer: {dtype: fp8}", "trainer.dtype: Input should be 'auto', 'float32' or 'bfloat16', "
          "not 'fp8'"),
         ("data: {tools: my.tool}", "a list, not 'my.tool'; write data.tools: [my.tool]"),
-        ("name: [a", "run.yaml: not valid YAML: while parsing a flow sequence\n  in line 1"),
+        ("name: [a", "run.yaml: not valid YAML: line 1, column 9: expected ',' or ']', but got"),
+        ("data:\n\ttrain: a.jsonl", "line 2, column 1: a tab: indent with spaces"),
+        ("data: {train: @a}", "put quotes around a value that begins with @"),
+        ("name: a: b", "line 1, column 8: a colon within a value, or a line that is indented"),
+        ("name: {a: 1\nb: 2", "(while parsing a flow mapping that begins in line 1)"),
     ],
 )  # fmt: skip
 def test_an_invalid_value_is_named(load, text, message):

@@ -196,6 +196,7 @@ def test_an_unreachable_hub_is_asked_once(monkeypatch):
     ("source", "message"),
     [
         ("sums", r"dataset 'sums': .*; did you mean 'sums\.jsonl'\?$"),
+        ("sums.jsonll", r"dataset 'sums\.jsonll': .*; did you mean 'sums\.jsonl'\?$"),
         ("[a.jsonl, b.jsonl]", r"neither a file nor the name of a dataset .*one source"),
         ("https://example.org/a.jsonl", r"an address; download the file"),
     ],

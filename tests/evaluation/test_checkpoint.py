@@ -95,6 +95,12 @@ def test_the_configured_system_prompt_reaches_the_prompt(
     assert "Be brief." in seen[-1]
 
 
+def test_greedy_samples_are_all_alike_and_a_warning_says_so() -> None:
+    rows = [{"problem": "What is 1 + 1?", "answer": "2"}]
+    with pytest.warns(UserWarning, match="samples 2: at temperature 0 .* all alike"):
+        tramontane.evaluate("tiny", rows, samples=2, temperature=0, max_tokens=4)
+
+
 def malformed(reason: str, text: str = "5", finish: str = "stop") -> dict[str, str]:
     row = {"verdict": "malformed", "reason": reason, "problem": "2 + 3?", "text": text}
     return row | {"finish_reason": finish}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +27,7 @@ from tramontane.cli.terminal import (
 from tramontane.errors import InputError
 
 if TYPE_CHECKING:
+    from tramontane.planning.fit import RunMemory
     from tramontane.run.prepare import DryRunResult
 
 
@@ -91,16 +93,30 @@ def print_sizes(found: DryRunResult) -> None:
     Raises:
         InputError: the run does not fit into memory.
     """
-    from tramontane.run.screen import facts_table
-
-    if console.is_terminal:
-        console.print(facts_table(found.header))
-    else:
-        say("\n".join(f"{name}: {value}" for name, value in found.header.items()))
+    print_facts(found.header)
     say("")
     for name, value in found.lines.items():
         say(f"{name}: {value}")
-    header, *rows = found.memory.rows()
+    print_memory(found.memory)
+
+
+def print_facts(facts: Mapping[str, str]) -> None:
+    """Print facts by name, in two columns on a terminal."""
+    from tramontane.run.screen import facts_table
+
+    if console.is_terminal:
+        console.print(facts_table(facts))
+    else:
+        say("\n".join(f"{name}: {value}" for name, value in facts.items()))
+
+
+def print_memory(memory: RunMemory) -> None:
+    """Print the memory of each worker, as a table in Markdown, and of each device.
+
+    Raises:
+        InputError: a device is too small.
+    """
+    header, *rows = memory.rows()
     table = Table(box=MARKDOWN)
     table.add_column(header[0], no_wrap=True)
     for name in header[1:]:
@@ -108,10 +124,10 @@ def print_sizes(found: DryRunResult) -> None:
     for row in rows:
         table.add_row(*row)
     print_table(table)
-    for line in found.memory.verdicts():
+    for line in memory.verdicts():
         say(line)
-    if found.memory.refusals:
-        raise InputError("\n".join(found.memory.refusals))
+    if memory.refusals:
+        raise InputError("\n".join(memory.refusals))
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -154,6 +170,7 @@ def sft(
     config: Annotated[str, typer.Argument(help="A YAML file, e.g. configs/tiny_base.yaml")],
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option(help="Continue the config's output folder.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Train on prompts and responses (supervised)."""
     from tramontane.config import load_section
@@ -161,6 +178,15 @@ def sft(
 
     settings = load_section(SFTConfig, config, overrides)
     loading(settings.name)
+    if dry_run:
+        from tramontane.run.fine_tuning import dry_run as check
+
+        found = check(settings, resume)
+        print_facts(found.header)
+        for warning in found.warnings:
+            complain(warning)
+        print_memory(found.memory)
+        return
     from tramontane.sft.sft import SFTMetrics, is_unfinished
 
     with progress_bar() as progress:

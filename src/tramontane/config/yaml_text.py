@@ -13,6 +13,8 @@ from tramontane.errors import InputError
 
 _TOP_KEY = re.compile(rb"^(?=[^\s#-])", re.MULTILINE)
 MAX_VALUES = 1_000_000  # in a YAML text, with aliases expanded
+_MARKS = ("@", "`", "%", "*", "&", "!")  # with a meaning of their own at the beginning of a value
+_COLON = "mapping values are not allowed here"  # PyYAML's words
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -83,6 +85,24 @@ def read_yaml(text: str | bytes, where: str) -> Any:
     # For scalars such as `!!timestamp x` or a date in month 13, PyYAML raises whatever its
     # constructors raise.
     except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
-        message = re.sub(r'  in "<(byte|unicode) string>", ', "  in ", str(error))
-        raise InputError(f"{where}: not valid YAML: {message}") from None
+        raise InputError(f"{where}: not valid YAML: {_explained(error)}") from None
     return value
+
+
+def _explained(error: Exception) -> str:
+    """What is wrong, where, and what to do about it, on one line."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return " ".join(str(error).split())
+    at, began = error.problem_mark, error.context_mark
+    what = error.problem or error.context or ""
+    if began is not None and began.line != at.line:
+        what += f" ({error.context} that begins in line {began.line + 1})"
+    found = at.buffer[at.pointer] if at.buffer else ""
+    if found == "\t":
+        what = "a tab: indent with spaces"
+    elif found in _MARKS:
+        what += f": put quotes around a value that begins with {found}"
+    elif what == _COLON:
+        what = "a colon within a value, or a line that is indented unlike those above it: put "
+        what += "quotes around the value, or align the line"
+    return f"line {at.line + 1}, column {at.column + 1}: {what}"

@@ -288,7 +288,7 @@ def _dataset_rows(source: str, split: str) -> Iterator[tuple[str, Row]]:
         raise InputError(f"data {source!r}: no such kind of source; {hint}")
     name, _, subset = source.partition("#")
     beside = [path for path in glob.glob(f"{glob.escape(name)}.*") if path.endswith(ENDINGS)]
-    hint = f"; did you mean {min(beside)!r}?" if beside else ""
+    hint = f"; did you mean {min(beside)!r}?" if beside else _near(Path(name).expanduser())
     with importing():
         from datasets import load_dataset
 
@@ -327,7 +327,12 @@ def require_file(path: Path) -> None:
         return
     if path.is_dir():
         raise InputError(f"data {str(path)!r}: a folder; name a file in it")
-    siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, siblings, n=1)
-    hint = f"; did you mean {str(path.parent / near[0])!r}?" if near else ""
-    raise InputError(f"data {str(path)!r}: no such file{hint}")
+    raise InputError(f"data {str(path)!r}: no such file{_near(path)}")
+
+
+def _near(path: Path) -> str:
+    """A hint at the file of the nearest name in the same folder that can be read, if any is."""
+    siblings = path.parent.iterdir() if path.parent.is_dir() else ()
+    names = [sibling.name for sibling in siblings if sibling.name.endswith(ENDINGS)]
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {str(path.parent / near[0])!r}?" if near else ""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -22,7 +23,7 @@ from tramontane.evaluation.checkpoint import (
     sample_checkpoint,
     without_trainer,
 )
-from tramontane.evaluation.settings import settings_for
+from tramontane.evaluation.settings import alike, settings_for
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -75,6 +76,10 @@ def evaluate(
         settings = settings_for(
             model, None if source is None else str(source), config, texts, sampling
         )
+        chosen = settings.sampling
+        warning = alike(chosen.samples, chosen.temperature)
+        if warning and not settings.config.converses:
+            warnings.warn(warning, stacklevel=2)
         return evaluate_checkpoint(settings, write_to=write_to, on_progress=on_progress)
 
 

@@ -149,6 +149,16 @@ class Settings:
         return [*(self.config.evaluation.effort or self.config.data.effort)]
 
 
+def alike(samples: int, temperature: float, section: str = "") -> str | None:
+    """A warning of samples that are all alike; `section` precedes the keys."""
+    if temperature or samples == 1:
+        return None
+    return (
+        f"{section}samples {samples}: at temperature 0 the answers to a problem are all alike: set "
+        f"it to 1, or raise {section}temperature"
+    )
+
+
 def run_of(model: str | Path) -> Path | None:
     """Folder of a checkpoint's run (`RUN/checkpoints/update_N/weights`), if any."""
     path = Path(find_weights(str(model))).expanduser().absolute()

@@ -195,6 +195,33 @@ def run_memory(
     return RunMemory(tuple(found), tuple(refusals))
 
 
+def tuning_memory(
+    config: TrainerConfig, shape: ModelShape, lengths: Lengths, step: Completions
+) -> RunMemory:
+    """Compute the memory of a fine-tuning on this machine, which has trainer ranks alone.
+
+    Args:
+        config: the trainer's keys.
+        shape: the model's sizes.
+        lengths: of the longest example.
+        step: examples of an optimizer step.
+    """
+    on_gpu, (name, capacity, _) = _on_gpu(config.device), _gpu(None)
+    rank = Worker(RANK, config.ranks, config.device, trainer_memory(config, shape, lengths, step))
+    gaps = memory_gaps(rank.memory, on_gpu=on_gpu)
+    if on_gpu:
+        overhead = CUDA_CONTEXT + NCCL * (config.ranks > 1) + gaps
+        load = Load(f"each GPU ({name})", capacity, (rank,), overhead)
+    else:
+        rank = rank._replace(together=config.ranks)
+        overhead = config.ranks * (LIBRARIES + gaps + gathering_gaps(config, shape))
+        load = Load("this machine", machine_memory(), (rank,), overhead)
+    advice = (
+        "lower microbatch_tokens, batch_tokens or max_length, or set gradient_checkpointing or lora"
+    )
+    return RunMemory((load,), () if load.fits else (f"{load.shortfall}: {advice}",))
+
+
 def generator_limits(
     stages: Sequence[Config],
     shape: ModelShape,

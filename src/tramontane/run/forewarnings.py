@@ -15,6 +15,7 @@ from tramontane.data.curriculum import Curriculum
 from tramontane.data.files import ENDINGS, name_of
 from tramontane.data.prompts import PromptEncoder
 from tramontane.data.stream import ProblemStream
+from tramontane.evaluation.settings import alike
 from tramontane.trainer.optimizer import rate_warnings, warmup_warnings
 from tramontane.types import Problem
 from tramontane.verifier import references
@@ -121,11 +122,9 @@ def _greedy(config: Config) -> Iterator[str]:
         f"evaluation.also.{name}": also for name, also in config.evaluation.also.items()
     }
     for key, chosen in sets.items():
-        if chosen.temperature == 0 and chosen.samples > 1 and not config.converses:
-            yield (
-                f"{key}.samples {chosen.samples}: at temperature 0 the answers to a problem are "
-                f"all alike: set it to 1, or raise {key}.temperature"
-            )
+        warning = alike(chosen.samples, chosen.temperature, f"{key}.")
+        if warning and not config.converses:
+            yield warning
 
 
 def _asked(problem: Problem) -> tuple[str, ...]:

@@ -110,29 +110,35 @@ def prompt_line(prepared: Prepared, characters: int | None = None) -> str:
     tools, problem = described(prepared.config.data), next(iter(prepared.sample), None)
     if tools and problem:
         encoder = next(iter(prepared.encoder.levels.values()), prepared.encoder)
-        return _one_line(encoder.render(problem.prompt, problem.where, tools), characters)
+        return one_line(encoder.render(problem.prompt, problem.where, tools), characters)
     return shown_prompt(next(iter(prepared.probes), []), prepared.encoder, characters)
 
 
 def shown_prompt(ids: Sequence[int], encoder: PromptEncoder, characters: int | None = None) -> str:
     """A prompt's tokens as text on one line, special tokens included, with a sign for each line
     break; its middle is left out above a number of characters."""
-    return _one_line(encoder.decode(ids), characters)
+    return one_line(encoder.decode(ids), characters)
 
 
-def _one_line(text: str, characters: int | None) -> str:
+def one_line(text: str, characters: int | None) -> str:
+    """A text on one line, without its middle above a number of characters."""
     return shortened(text.replace("\n", "⏎"), characters or len(text))
 
 
 def model_line(config: Config) -> str:
     """Name, size and number type of the trained model, and how its rows are computed."""
     shape, types = load_shape(config.model), number_types(config)
-    size = shape.parameters
-    shown = f"{size / 1e9:,.1f} billion" if size >= 1e9 else f"{size / 1e6:,.1f} million"
     lora = f", LoRA of rank {config.trainer.lora.rank}" if config.trainer.lora else ""
     kind = types["trainer"].partition(" ")[0]
     rows = "; layers with state take one sequence a row" * shape.stateful
-    return f"{config.model}, {shown} parameters{lora}; {kind} on {config.trainer.device}{rows}"
+    size = f"{sized(shape.parameters)} parameters"
+    return f"{config.model}, {size}{lora}; {kind} on {config.trainer.device}{rows}"
+
+
+def sized(parameters: int) -> str:
+    """A number of parameters as text."""
+    millions = parameters / 1e6
+    return f"{millions / 1e3:,.1f} billion" if millions >= 1e3 else f"{millions:,.1f} million"
 
 
 def _train_line(prepared: Prepared) -> str:

@@ -63,6 +63,9 @@ class ExampleStream:
 
     Attributes:
         position: (chunk, index in the chunk); a resumed run needs nothing else.
+        room: tokens of the longest example.
+        limit: what sets them, a key or the model.
+        skipped: examples that were longer.
 
     Raises:
         InputError: rows without the fields; a prompt that leaves no room for its response; a
@@ -80,8 +83,9 @@ class ExampleStream:
         self.room = min(config.max_length, context or config.max_length)
         by_length = "max_length", "raise max_length"
         by_model = "the model's context", "take a model with more context"
-        self._limit, self._remedy = by_length if self.room == config.max_length else by_model
+        self.limit, self._remedy = by_length if self.room == config.max_length else by_model
         self.position: tuple[int, ...] = (0, 0)
+        self.skipped = 0
         self._chunk: tuple[int, list[Example]] | None = None
         self._rows: list[Example] | None = None
         if (given := rows or read_examples(config)) is not None:
@@ -102,11 +106,16 @@ class ExampleStream:
             self.position = (number, index + 1)
         return taken
 
+    @property
+    def epoch(self) -> list[Example]:
+        """The examples of the first epoch, or of an endless source the first of them."""
+        return self._tokenized(0)
+
     def steps_of_epoch(self, tokens: int) -> int:
         """Number of `take(tokens)` calls that go through a finite source once from the start; may
         differ by one for a different order of the examples."""
         steps = used = 0
-        for example in self._tokenized(0):
+        for example in self.epoch:
             steps += not used
             used += len(example.prompt) + len(example.response)
             used = 0 if used >= tokens else used
@@ -131,18 +140,18 @@ class ExampleStream:
             if len(ids) >= self.room:
                 raise InputError(
                     f"{location}: its prompt has {len(ids)} tokens, which leaves none of "
-                    f"{self.room} to the response ({self._limit}): remove it, or {self._remedy}"
+                    f"{self.room} to the response ({self.limit}): remove it, or {self._remedy}"
                 )
             if len(ids) + len(answer) <= self.room:
                 fitting.append(example)
-        source = self.config.data.train
+        source, self.skipped = self.config.data.train, count - len(fitting)
         message = (
-            f"of {count} responses in {source!r}, {count - len(fitting)} do not fit with "
-            f"their prompts into {self.room} tokens ({self._limit})"
+            f"of {count} responses in {source!r}, {self.skipped} do not fit with "
+            f"their prompts into {self.room} tokens ({self.limit})"
         )
         if not fitting:
             raise InputError(f"{message}: nothing is left; {self._remedy}")
-        if len(fitting) < count:
+        if self.skipped:
             warnings.warn(f"{message} and are skipped", stacklevel=2)
         tokens = sum(len(example.prompt) + len(example.response) for example in fitting)
         if self.config.data.train != "playground:" and MUCH * tokens <= self.config.batch_tokens:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
 from tramontane.config.device import dtype_warnings, idle_gpus
@@ -93,35 +93,20 @@ def sft(
     """
     output = Path(config.output)
     with owned_folder(output, "fine-tuned"):
-        _check_output(output, resume)
+        check_output(output, resume)
         rows = read_examples(config)
         settings = _settings(config, rows)
         state = _newest_state(output) if resume else None
         if state is not None:
             remedy = f"resume with the same, or delete {output} and start without --resume"
             check_same(state / PROGRESS, state / SETTINGS, settings, remedy, levels=2)
-        devices = [rank_device(config.device, rank) for rank in range(config.ranks)]
-        for warning in filter(None, (idle_gpus(*devices), *dtype_warnings(config))):
-            warnings.warn(warning, stacklevel=2)
-        architecture, tokenizer = _prepare(config)
-        from tramontane.models.image_tokens import ImageProcessor
-        from tramontane.models.loading import context_length
-        from tramontane.trainer.optimizer import chosen_rate, rate_warnings, warmup_warnings
-
-        if config.learning_rate is None and config.model is not None:
-            rate, reason = chosen_rate(config.trainer, config.model)
-            logger.warning("learning_rate: %s; learning_rate=… sets another", reason)
-            config = config.model_copy(update={"learning_rate": rate})
-        for warning in (
-            *(rate_warnings("", config.trainer, config.model) if config.model else ()),
-            *warmup_warnings("warmup_steps", config.warmup_steps, "steps", config.steps),
-        ):
+        prepared = prepare(config, rows)
+        if config.learning_rate is None:
+            logger.warning("learning_rate: %s; learning_rate=… sets another", prepared.rate)
+        config, tokenizer, stream = prepared.config, prepared.tokenizer, prepared.stream
+        for warning in prepared.warnings:
             logger.warning(warning)
-        data = config.data
-        pictures = ImageProcessor(config.model) if config.model is not None else None
-        encoder = PromptEncoder(tokenizer, data, data.thinking_tags, data.effort, images=pictures)
-        stream = ExampleStream(config, encoder, context_length(architecture), rows)
-        with _trainer(config, architecture) as call:
+        with _trainer(config, prepared.architecture) as call:
             progress: dict[str, Any] = {"step": 0, "seconds": 0.0}
             if state is not None:
                 progress = _load_state(call, state)
@@ -143,6 +128,50 @@ def sft(
             sync_all(output)
         shutil.rmtree(output / STATES, ignore_errors=True)
     return output
+
+
+class Prepared(NamedTuple):
+    """A config whose examples and model were read and checked, before any work."""
+
+    config: SFTConfig  # with its learning rate filled in
+    architecture: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+    stream: ExampleStream
+    rate: str  # the learning rate, and why
+    warnings: list[str]
+
+
+def prepare(config: SFTConfig, rows: Rows | None) -> Prepared:
+    """Check model, device and settings, and tokenize the examples.
+
+    Args:
+        config: the run's.
+        rows: the result of `read_examples` for it.
+
+    Raises:
+        InputError: see `sft`.
+    """
+    devices = [rank_device(config.device, rank) for rank in range(config.ranks)]
+    for warning in filter(None, (idle_gpus(*devices), *dtype_warnings(config))):
+        warnings.warn(warning, stacklevel=3)
+    architecture, tokenizer = _model(config)
+    from tramontane.models.image_tokens import ImageProcessor
+    from tramontane.models.loading import context_length
+    from tramontane.trainer.optimizer import chosen_rate, rate_warnings, warmup_warnings
+
+    unusual = list[str]()
+    if config.model is None:
+        reason = f"{config.learning_rate:g}"
+    else:
+        rate, reason = chosen_rate(config.trainer, config.model)
+        config = config.model_copy(update={"learning_rate": rate})
+        unusual += rate_warnings("", config.trainer, config.model)
+    unusual += warmup_warnings("warmup_steps", config.warmup_steps, "steps", config.steps)
+    data = config.data
+    pictures = ImageProcessor(config.model) if config.model is not None else None
+    encoder = PromptEncoder(tokenizer, data, data.thinking_tags, data.effort, images=pictures)
+    stream = ExampleStream(config, encoder, context_length(architecture), rows)
+    return Prepared(config, architecture, tokenizer, stream, reason, unusual)
 
 
 class _Log:
@@ -255,7 +284,7 @@ def make_trainer(config: SFTConfig, architecture: PreTrainedConfig) -> Trainer:
     return Trainer(model, config.trainer, config.steps, seed=config.seed, alone=True)
 
 
-def _prepare(config: SFTConfig) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
+def _model(config: SFTConfig) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
     """Return the model's Hugging Face config and the tokenizer, loaded or new."""
     if (config.model is None) == (config.new_model is None):
         raise InputError("give exactly one of `model` (a checkpoint) and `new_model` (sizes)")
@@ -370,7 +399,8 @@ def _newest_state(output: Path) -> Path | None:
     return next(reversed(numbered(output / STATES)), None)
 
 
-def _check_output(output: Path, resume: bool) -> None:
+def check_output(output: Path, resume: bool) -> None:
+    """Refuse a folder that holds something, or nothing to resume from."""
     state = _newest_state(output)
     if resume and state is None:
         raise InputError(
