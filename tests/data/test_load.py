@@ -104,6 +104,8 @@ def test_evaluation_rows_may_have_names_of_their_own(write):
     (a,) = load_problems(str(train), config, split="train", **sizes)
     (b,) = load_problems(str(test), config, split="test", **sizes)
     assert (a.problem, a.answer, b.problem, b.answer) == ("?", "1", "??", "2")
+    with pytest.raises(InputError, match=r"name the right one in data\.eval_fields"):
+        load_problems(str(test), DataConfig(train=str(train)), split="test", **sizes)
     graded = write({"problem": "??", "tests": STDIO}, name="graded.jsonl")
     with pytest.raises(InputError, match=r"data\.eval_fields maps 'answer' to 'x', but no row has"):
         load_problems(

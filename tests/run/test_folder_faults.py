@@ -540,3 +540,15 @@ def test_logs_say_which_process_is_which_worker(finished: Path) -> None:
     versions = [r["version"] for r in rows if r["worker"] == "generator 0"]
     assert versions == sorted(set(versions))
     assert versions[0] == 0
+
+
+def test_a_path_that_is_no_run_leads_to_the_run_that_is_meant(tmp_path: Path) -> None:
+    run = tmp_path / "sweep" / "seed=0"
+    (run / "checkpoints" / "update_4").mkdir(parents=True)
+    (run / "config.yaml").write_text("name: a\n")
+    (run / "report.html").write_text("")
+    for within in ("checkpoints/update_4", "report.html"):
+        with pytest.raises(InputError, match=f"it is within one, {run}: name that"):
+            RunFolder.open(run / within)
+    with pytest.raises(InputError, match="it holds 1, such as seed=0: name one of them"):
+        RunFolder.open(tmp_path / "sweep")

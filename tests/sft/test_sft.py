@@ -567,6 +567,23 @@ def test_rows_without_prompt_or_response(base, tmp_path):
         sft(config_of(base, str(file), tmp_path / "out"))
 
 
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "1?", "completion": "1"}, r"e\.g\. 'data\.fields=\{response: completion\}'$"),
+        ({"instruction": "1?", "output": "1"}, r"\{prompt: instruction, response: output\}'$"),
+        ({"prompt": "1?", "response": " "}, r"'response', which is empty: remove the row$"),
+        ({"prompt": [{"role": "user", "content": "1?"}], "completion": []}, "but a chat: put its"),
+        ({"messages": [{"role": "user", "content": "1?"}]}, "but messages, and the first row has"),
+    ],
+)
+def test_rows_of_other_forms_are_answered_with_the_remedy(base, tmp_path, row, message):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": "1?", "response": "1"}) + "\n" + json.dumps(row) + "\n")
+    with pytest.raises(InputError, match=rf"rows\.jsonl:2: no text in field .*{message}"):
+        examples.read_examples(config_of(base, str(file), tmp_path / "out"))
+
+
 def test_one_model_is_named_and_only_one(base, data, tmp_path):
     for changes in ({"model": None}, {"new_model": {}}):
         with pytest.raises(InputError, match="exactly one of `model`"):

@@ -41,7 +41,7 @@ def test_all_faults_are_named_with_their_cells_before_any_run(config, tmp_path):
     [
         (["run_dir=a,b"], "set by the sweep"),
         (["trainer.learning_rate=1e-4,0.0001"], "the same run as learning_rate=1e-4"),
-        (["trainer.learning_rate=[1e-4,3e-4]"], "learning_rate"),
+        (["trainer.learning_rate=[1e-4,3e-4]"], "several values .* separated by commas: seed=0,1"),
         (["data.playground.levels=1,2"], r"a list, not 1; write data.playground.levels: \[1\]"),
     ],
 )

@@ -38,6 +38,9 @@ def plain_reward(completions, ground_truth, **kwargs):
     found = [re.search(r"\\boxed\{(.*?)\}", text) for text in completions]
     return [m is not None and m.group(1) == gt for m, gt in zip(found, ground_truth)]
 
+def of_openrlhf(queries, prompts, labels):
+    return [float(label in query) for query, label in zip(queries, labels)]
+
 def only_maths(completions, task, **kwargs):
     return [None if t != "math" else 1.0 for t in task]
 
@@ -211,6 +214,11 @@ def test_a_column_that_no_row_has_is_named_before_the_start():
             pool.try_functions([SUM])
         other = Problem("o", "math", "?", "1", metadata={"ground_truth": "1"})
         pool.try_functions([SUM, other])
+    with (
+        VerifierPool(rewards("of_openrlhf"), 256, 32) as pool,
+        pytest.raises(InputError, match="OpenRLHF's .* take completions and answer"),
+    ):
+        pool.try_functions([SUM])
 
 
 def test_a_group_reward_is_tried_before_the_start():

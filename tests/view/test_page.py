@@ -313,6 +313,16 @@ def test_everything_is_reached_by_the_keyboard(tab: Any, address: str) -> None:
         tab.wait_for_selector(f"main.{name} > *")
 
 
+def test_a_phone_breaks_the_long_names_of_a_sweeps_runs(phone: Any, tmp_path: Path) -> None:
+    names = [f"small-learning_rate=0.0001,batch_size=256,seed={seed}" for seed in (0, 1)]
+    found = [make_run(tmp_path / name, name=name) for name in names]
+    with served(*(run.path for run in found)) as page:
+        for view, part in (("summary", "h1"), ("curves", ".chip")):
+            phone.goto(f"{page.address}#{view}")
+            phone.wait_for_selector(f"main.{view} {part}")
+            assert phone.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
 @pytest.mark.parametrize("view", [*VIEWS, "rollout?run=0&update=2&row=1"])
 def test_a_phone_shows_it_without_scrolling_sideways(phone: Any, address: str, view: str) -> None:
     phone.goto(f"{address}#{view}")

@@ -32,6 +32,7 @@ JSON_ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 CSV_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 ENDINGS = (*JSON_ENDINGS, *CSV_ENDINGS, ".parquet")
 PYTHON_ROWS = ".python.jsonl"  # suffix of files with rows that were given as Python objects
+NEAR = 0.7  # similarity of a file's name, with its ending, that a hint names
 MAX_CELL = 2**30  # characters in a CSV cell
 GENERATED = ("playground:", "reasoning_gym:")  # without an end
 SCHEMES = (*GENERATED, tasksets.SCHEME)
@@ -327,12 +328,13 @@ def require_file(path: Path) -> None:
         return
     if path.is_dir():
         raise InputError(f"data {str(path)!r}: a folder; name a file in it")
-    raise InputError(f"data {str(path)!r}: no such file{_near(path)}")
+    here = "" if path.is_absolute() else f" in {Path.cwd()}"
+    raise InputError(f"data {str(path)!r}: no such file{_near(path) or here}")
 
 
 def _near(path: Path) -> str:
     """A hint at the file of the nearest name in the same folder that can be read, if any is."""
     siblings = path.parent.iterdir() if path.parent.is_dir() else ()
     names = [sibling.name for sibling in siblings if sibling.name.endswith(ENDINGS)]
-    near = difflib.get_close_matches(path.name, names, n=1)
+    near = difflib.get_close_matches(path.name, names, n=1, cutoff=NEAR)
     return f"; did you mean {str(path.parent / near[0])!r}?" if near else ""

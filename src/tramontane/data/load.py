@@ -99,6 +99,8 @@ def load_problems(
     if split == "test" and config.eval_fields is not None:
         mapped = config.eval_fields, "data.eval_fields"
     check_fields(*mapped)
+    if split == "test" and not config.fields and source != config.train:
+        mapped = mapped[0], "data.eval_fields"
     scheme, name = generated(source)
     if scheme and limit is None:
         raise InputError(f"data {source!r} has no end: say how many problems (data.limit)")

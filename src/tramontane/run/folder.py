@@ -42,7 +42,7 @@ from tramontane.models.names import numbered
 from tramontane.placement.printed import PrintedLog
 from tramontane.run import rollouts
 from tramontane.run.checkpoint import damage, seal
-from tramontane.run.resuming import resume_command
+from tramontane.run.resuming import other_than_a_run, resume_command
 from tramontane.workplace import HIDDEN, commit, disk_faults, owned_folder, sync, whole_file
 
 logger = logging.getLogger("tramontane.run")
@@ -152,8 +152,7 @@ class RunFolder:
             InputError: it does not.
         """
         if not self.begun:
-            lacks = "it has no config.yaml" if self.path.exists() else "it does not exist"
-            raise InputError(f"{self.path}: not a run folder ({lacks})")
+            raise InputError(f"{self.path}: not a run folder ({other_than_a_run(self.path)})")
 
     def config(self, overrides: list[str] | None = None) -> Config:
         """Load the run's config, with `key.sub=value` overrides.

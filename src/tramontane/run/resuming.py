@@ -1,4 +1,5 @@
-"""The command that continues a run, such that a shell finds the user's own code."""
+"""The command that continues a run, such that a shell finds the user's own code, and the run that a
+path means."""
 
 from __future__ import annotations
 
@@ -58,3 +59,14 @@ def _folder(path: str) -> str:
     is_installed = folder in installed or any("site-packages" in part for part in folder.parts)
     reached = folder in {Path.cwd(), *(Path(p).resolve() for p in given if p)}
     return "" if is_installed or reached or top == "tramontane" else str(folder)
+
+
+def other_than_a_run(path: Path) -> str:
+    """What a path is that is no run's folder, with the run that may be meant."""
+    if not path.exists():
+        return "it does not exist"
+    if within := [p for p in list(path.parents)[:3] if (p / "config.yaml").is_file()]:
+        return f"it is within one, {within[0]}: name that"
+    if held := sorted(file.parent.name for file in path.glob("*/config.yaml")):
+        return f"it holds {len(held)}, such as {held[0]}: name one of them"
+    return "it has no config.yaml"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +22,11 @@ from tramontane.errors import InputError
 from tramontane.types import PAPER_TAGS, Illustrated, Message, Prompt
 
 CHUNK = 4096  # examples generated at once
+# Names of fields that others use for prompts and responses.
+USUAL = {
+    "prompt": ("instruction", "question", "problem", "query"),
+    "response": ("completion", "output", "answer", "chosen"),
+}
 MUCH = 2  # times all rows that a step may train on without a warning
 
 
@@ -332,8 +337,7 @@ def pairs_of_rows(data: ExamplesConfig) -> list[Pair]:
         for name in (names["prompt"], names["response"]):
             if not isinstance(text := row.get(name), str) or not text.strip():
                 raise InputError(
-                    f"{location}: no text in field {name!r}; the row has {sorted(row)}; map the "
-                    f"names with data.fields"
+                    f"{location}: no text in field {name!r}{_remedy(row, name, names)}"
                 )
         texts = row[names["prompt"]], row[names["response"]]
         found = [value for given in shown for value in images.listed(given)]
@@ -341,6 +345,24 @@ def pairs_of_rows(data: ExamplesConfig) -> list[Pair]:
         own = tuple(images.placed(texts[0], found, (), location))
         pairs.append(Pair(location, *texts, row.get(names["effort"]), own))
     return pairs
+
+
+def _remedy(row: Row, name: str, names: Mapping[str, str]) -> str:
+    """What to do about a row without a text in a field."""
+    if names["messages"] in row:
+        return ", but messages, and the first row has none: give each kind of rows its own run"
+    if isinstance(row.get(name), str):
+        return ", which is empty: remove the row"
+    if isinstance(row.get(name), list):
+        return ", but a chat: put its messages, and the model's after them, into a field messages"
+    remedy = f"; the row has {sorted(row)}; map the names with data.fields"
+    guesses = [
+        f"{field}: {other}"
+        for field, others in USUAL.items()
+        for other in others
+        if names[field] not in row and other in row
+    ]
+    return f"{remedy}, e.g. 'data.fields={{{', '.join(guesses)}}}'" if guesses else remedy
 
 
 def _text_rows(data: ExamplesConfig) -> Iterator[tuple[str, Row]]:

@@ -153,7 +153,8 @@ def _drawn(axes: Sequence[Axis], count: int, random: Random) -> list[dict[str, s
             break
     else:
         raise InputError(
-            f"--random {count}: there are no more than {len(drawn_cells)} different cells"
+            f"--random {count}: there are no more than {len(drawn_cells)} different cells without "
+            f"their seeds: give keys more values, or ranges (LOW..HIGH)"
         )
     keys = [axis.key for axis in axes]
     return [dict(zip(keys, values, strict=True)) for values in drawn_cells]

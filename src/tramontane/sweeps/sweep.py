@@ -164,6 +164,8 @@ def _refuse(faults: Mapping[str, Sequence[str]], total: int) -> None:
         of = "every cell" if len(cells) == total > 1 else f"cell {cells[0]}{others}"
         lines.append(f"{of}: {fault}")
     if lines:
+        if total == 1:  # what was meant as several values may be one
+            lines.append("several values of a key are separated by commas: seed=0,1,2")
         raise InputError("no run was started:\n" + "\n".join(lines))
 
 

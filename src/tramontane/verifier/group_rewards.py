@@ -35,6 +35,10 @@ from tramontane.verifier.judge import answer_of
 
 TRL_EXTRAS = ("trainer_state", "log_extra", "log_metric")
 COLUMNS = ("id", "domain", "problem", "answer", "tests", "language", "difficulty", "source")
+OF_OPENRLHF = (
+    "; OpenRLHF's queries and labels are prompts with their completions, and answers: take "
+    "completions and answer"
+)
 NO_NUMBER = "every reward returned None"  # of functions that alone judge
 
 
@@ -240,4 +244,6 @@ def check_columns(rewards: Iterable[CustomReward], problems: Iterable[Problem]) 
             raise InputError(
                 f"{label(reward)} ({place}) takes {', '.join(missing)}, and no row of the data has "
                 f"such a column; the columns are {', '.join(sorted(known))}"
+                + OF_OPENRLHF
+                * ("queries" in missing)
             )
