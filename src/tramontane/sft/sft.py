@@ -160,15 +160,15 @@ def prepare(config: SFTConfig, rows: Rows | None) -> Prepared:
     from tramontane.trainer.optimizer import chosen_rate, rate_warnings, warmup_warnings
 
     unusual = list[str]()
-    if config.model is None:
+    if (model := config.model) is None:
         reason = f"{config.learning_rate:g}"
     else:
-        rate, reason = chosen_rate(config.trainer, config.model)
+        rate, reason = chosen_rate(config.trainer, model)
         config = config.model_copy(update={"learning_rate": rate})
-        unusual += rate_warnings("", config.trainer, config.model)
+        unusual += rate_warnings("", config.trainer, model)
     unusual += warmup_warnings("warmup_steps", config.warmup_steps, "steps", config.steps)
     data = config.data
-    pictures = ImageProcessor(config.model) if config.model is not None else None
+    pictures = ImageProcessor(model) if model is not None else None
     encoder = PromptEncoder(tokenizer, data, data.thinking_tags, data.effort, images=pictures)
     stream = ExampleStream(config, encoder, context_length(architecture), rows)
     return Prepared(config, architecture, tokenizer, stream, reason, unusual)
