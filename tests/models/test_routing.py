@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DeepseekV3Config, MixtralConfig, Qwen3MoeConfig
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from tests.generator.slot_models import finish, make_model, make_requests, make_tokenizer
 from tests.generator.test_attention_kinds import LATENT, SIZES
@@ -18,31 +18,57 @@ from tramontane.errors import InputError
 from tramontane.generator import Generator
 from tramontane.models import routing
 from tramontane.models.packing import pack
+from tramontane.models.states import separate_states
 from tramontane.tokens import INSERTED, floats, ints
 from tramontane.trainer import Trainer
 from tramontane.trainer.rows import joined
 
 EXPERTS, CHOSEN = 8, 2
 SPARSE = {"num_experts_per_tok": CHOSEN, "moe_intermediate_size": 16}
+GROUPS = LATENT | {"n_routed_experts": EXPERTS, "n_group": 2, "first_k_dense_replace": 2}
+DELTA = {
+    "linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"] * 2,
+}  # fmt: skip
+# By mechanism: softmax over all or the chosen, sigmoid, groups, biases of the choice or of the
+# scores, shared experts with and without a gate, dense first layers.
 KINDS = {
-    "mixtral": (MixtralConfig, {"num_local_experts": EXPERTS, "num_experts_per_tok": CHOSEN}),
-    "qwen3": (Qwen3MoeConfig, {"num_experts": EXPERTS, "norm_topk_prob": True, **SPARSE}),
-    "deepseek": (
-        DeepseekV3Config,
-        LATENT | {"n_routed_experts": EXPERTS, "n_group": 2, "first_k_dense_replace": 2},
-    ),
-}
-LAYERS = {"mixtral": 4, "qwen3": 4, "deepseek": 2}
+    "mixtral": {"num_local_experts": EXPERTS, "num_experts_per_tok": CHOSEN},
+    "qwen3_moe": {"num_experts": EXPERTS, "norm_topk_prob": True, **SPARSE},
+    "qwen3_next": {
+        "num_experts": EXPERTS, "norm_topk_prob": True, "shared_expert_intermediate_size": 16,
+        **SPARSE, **DELTA,
+    },
+    "gpt_oss": {"num_local_experts": EXPERTS, "num_experts_per_tok": CHOSEN},
+    "ernie4_5_moe": {
+        "moe_num_experts": EXPERTS, "moe_k": CHOSEN, "moe_intermediate_size": 16,
+        "moe_num_shared_experts": 1, "moe_layer_start_index": 2,
+    },
+    "deepseek_v2": GROUPS | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 4.0},
+    "deepseek_v3": GROUPS,
+    "glm4_moe": {
+        "n_routed_experts": EXPERTS, "n_group": 4, "topk_group": 2, "n_shared_experts": 1,
+        "first_k_dense_replace": 2, "routed_scaling_factor": 2.5, **SPARSE,
+    },
+}  # fmt: skip
+LAYERS = dict.fromkeys(KINDS, 4) | dict.fromkeys(
+    ("ernie4_5_moe", "deepseek_v2", "deepseek_v3", "glm4_moe"), 2
+)
+ROUTERS = ("mlp.gate", "mlp.router")
 
 
 def make(kind: str, dtype=torch.float32):
-    config_class, extra = KINDS[kind]
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config_class(**SIZES | extra))
+    config = CONFIG_MAPPING[kind](**SIZES | KINDS[kind])
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
+        for name, bias in [*model.named_parameters(), *model.named_buffers()]:
+            if name.endswith(("e_score_correction_bias", "router.bias")):
+                bias.copy_(0.2 * torch.randn_like(bias))
+    separate_states(model)
     model.set_attn_implementation("packed")
     return model.to(dtype).eval()
 
@@ -74,7 +100,7 @@ def test_a_forced_choice_is_the_plain_model_with_that_choice(kind):
     orders = torch.rand(len(ids), LAYERS[kind], EXPERTS, generator=generator).argsort(-1)
     forced = orders[..., :CHOSEN]
     layers = iter(range(LAYERS[kind]))
-    routers = [m for name, m in plain.named_modules() if name.endswith("mlp.gate")]
+    routers = [m for name, m in plain.named_modules() if name.endswith(ROUTERS)]
     for router in routers:
         router.register_forward_hook(_weights_of(kind, forced[:, next(layers)]))
     routing.prepare(model)
@@ -96,18 +122,18 @@ def _weights_of(kind, experts):
 
     def hook(router, inputs, output):
         scores = output[0].float()
-        scores = scores.sigmoid() if kind == "deepseek" else scores.softmax(-1)
+        scores = scores.sigmoid() if kind in ("deepseek_v3", "glm4_moe") else scores.softmax(-1)
         weights = scores.gather(1, experts)
-        weights = weights / weights.sum(-1, keepdim=True)
-        if kind == "deepseek":
-            weights = weights * router.routed_scaling_factor
+        if kind != "deepseek_v2":
+            weights = weights / weights.sum(-1, keepdim=True)
+        weights = weights * getattr(router, "routed_scaling_factor", 1.0)
         return output[0], weights, experts
 
     return hook
 
 
 def test_without_a_choice_the_router_chooses():
-    model, ids = make("qwen3"), list(range(3, 20))
+    model, ids = make("qwen3_moe"), list(range(3, 20))
     routing.prepare(model)
     expected = logits(model, ids)
     forced = routing.choices(model).flatten(1).clone()
@@ -122,7 +148,7 @@ def test_a_dense_model_has_no_choice():
 
 
 def test_a_router_in_float32():
-    model = make("qwen3", torch.bfloat16)
+    model = make("qwen3_moe", torch.bfloat16)
     exact = copy.deepcopy(model)
     routing.prepare(model, float32=True)
     found = {}
@@ -175,7 +201,7 @@ def test_generator_and_trainer_agree_with_recorded_experts(kind):
 
 
 def test_inserted_tokens_and_continued_requests_keep_their_places():
-    model = make("qwen3")
+    model = make("qwen3_moe")
     routing.prepare(model)
     config = GeneratorConfig(return_routed_experts=True)
     generator = Generator(model, make_tokenizer(), config, 6, 120)
@@ -202,7 +228,7 @@ def test_inserted_tokens_and_continued_requests_keep_their_places():
     pending = generator.pending()
     generator.cancel_all()
     generator.submit(pending)  # as in another process, after an interruption
-    trainer = trainer_of(make("qwen3"), router_replay=True)
+    trainer = trainer_of(make("qwen3_moe"), router_replay=True)
     for c in finish(generator).values():
         first = len(done[c.group, c.index].token_ids)
         assert (c.experts[first : first + 3] == routing.NO_CHOICE).all()
@@ -213,10 +239,10 @@ def test_inserted_tokens_and_continued_requests_keep_their_places():
 
 
 def test_a_step_with_replay_reports_the_balance():
-    sequences = sample(make("qwen3"))
+    sequences = sample(make("qwen3_moe"))
     for threads in (1, 2):
         trainer = trainer_of(
-            make("qwen3"), router_replay=True, threads=threads, microbatch_tokens=64,
+            make("qwen3_moe"), router_replay=True, threads=threads, microbatch_tokens=64,
             gradient_checkpointing=True,
         )  # fmt: skip
         batch = TrainBatch(0, [[s] for s in sequences], BatchSettings("", 1.0, 90, len(sequences)))
@@ -235,10 +261,10 @@ def test_balance():
 
 def test_bfloat16_differs_less_with_replay():
     """The estimate of KL(μ‖π), where generator and trainer round differently."""
-    sequences = sample(make("qwen3", torch.bfloat16))
+    sequences = sample(make("qwen3_moe", torch.bfloat16))
     found = {}
     for replayed in (False, True):
-        trainer = trainer_of(make("qwen3"), dtype="bfloat16", router_replay=replayed)
+        trainer = trainer_of(make("qwen3_moe"), dtype="bfloat16", router_replay=replayed)
         logprobs = trainer.logprobs(sequences, 1.0)
         ratio = np.concatenate(
             [np.array(x) - s.logprobs for s, x in zip(sequences, logprobs, strict=True)]

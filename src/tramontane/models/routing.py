@@ -60,6 +60,7 @@ class _Interception(TorchFunctionMode):
     def __init__(self, block: _RoutedBlock) -> None:
         super().__init__()
         self._block, self._count = block, block.experts_count
+        self._masked: tuple[torch.Tensor, torch.Tensor] | None = None  # scores, and before
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -67,6 +68,8 @@ class _Interception(TorchFunctionMode):
         if self._block.float32 and func is F.linear and self._is_gate(args[1]):
             args = tuple(x.float() if isinstance(x, torch.Tensor) else x for x in args)
         result = func(*args, **(kwargs or {}))
+        if func is torch.Tensor.masked_fill:  # of groups that the router does not choose
+            self._masked = result, args[0]
         if func in (torch.topk, torch.Tensor.topk):
             scores = args[0]
             if scores.dim() == 2 and scores.shape[1] == self._count:
@@ -81,6 +84,8 @@ class _Interception(TorchFunctionMode):
         values, experts = own
         if (forced := self._block.forced) is not None:
             experts = torch.where(forced == NO_CHOICE, experts, forced)
+            if self._masked is not None and self._masked[0] is scores:
+                scores = self._masked[1]
             values = scores.gather(1, experts)
         self._block.chosen = experts
         return torch.return_types.topk((values, experts))  # type: ignore[attr-defined]
