@@ -3,6 +3,8 @@ files have."""
 
 import copy
 import logging
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -158,6 +160,57 @@ def test_any_published_layout_is_read(saved, kind, prefix, head):
     expected = logits(load_model(str(folder)))
     relaid(folder, prefix, head)
     assert torch.equal(logits(load_model(str(folder))), expected)
+
+
+@pytest.mark.parametrize("kind", ["kimi_k25", "qianfan_ocr"])
+def test_layers_by_another_name_are_read(tmp_path, kind):
+    """transformers 5.23 saves these with other names than are published."""
+    whole = tiny_model(kind)
+    whole.save_pretrained(tmp_path)
+    torch.testing.assert_close(logits(load_model(str(tmp_path))), logits(whole))
+
+
+def test_weights_by_unknown_names_are_not_called_damaged(tmp_path):
+    """Cosmos 3 has its text weights at the top, and its own names for those of attention."""
+    tiny_model("cosmos3_omni").save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"does not read \(model.layers.0.self_attn.norm_k"):
+        load_model(str(tmp_path))
+
+
+PEAK = """
+import sys
+from pathlib import Path
+from tramontane.models.loading import load_model
+
+def peak():
+    status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) << 10
+
+before = peak()
+load_model(sys.argv[1])
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+def test_loading_takes_no_more_memory_than_the_text_half(tmp_path):
+    """The peaks of two processes: one reads a text half from a wrapper, the other it alone."""
+    wide = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8}
+    config = CONFIG_MAPPING["mistral3"](
+        text_config=TEXT | wide | {"model_type": "mistral", "num_hidden_layers": 4},
+        vision_config=VISION | PIXTRAL | wide | {"head_dim": 64, "num_hidden_layers": 8},
+    )
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    model.save_pretrained(tmp_path / "whole")
+    extract(str(tmp_path / "whole"), tmp_path / "half")
+    files = {name: (tmp_path / name / SINGLE).stat().st_size for name in ("whole", "half")}
+    assert files["whole"] > 2.5 * files["half"]  # 190 MB and 70
+    command = [sys.executable, "-c", PEAK]
+    whole, half = (
+        int(subprocess.run([*command, tmp_path / name], check=True, capture_output=True).stdout)
+        for name in files
+    )
+    assert whole < half + (8 << 20)
 
 
 def test_a_head_of_its_own_is_kept_though_the_config_ties_it(saved):

@@ -15,6 +15,7 @@ import inspect
 import logging
 import re
 import threading
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,8 @@ class TextHalf:
     def loading_options(self) -> dict[str, Any]:
         """Arguments with which `from_pretrained` reads the text half from the wrapper's files."""
         renames = {f"^{re.escape(self._prefix)}{self._blocks}": f"{self._base}layers."}
-        renames[f"^{re.escape(self._prefix)}"] = self._base
+        done = "" if self._prefix else f"(?!{re.escape(self._base)})"  # renames follow each other
+        renames[f"^{re.escape(self._prefix)}{done}"] = self._base
         if self._head is not None:
             renames[f"^{re.escape(self._head)}$"] = HEAD
         return {"config": self.config, "key_mapping": renames}
@@ -126,9 +128,7 @@ class TextHalf:
                 f"shape {list(shape)}); fetch or save it again"
             )
         self._prefix = max(prefixes, key=lambda prefix: sum(prefix + s in there for s in stems))
-        # As transformers 5.23 saves Kimi K2.5; published files have layers.
-        if any(name.startswith(f"{self._prefix}blocks.") for name in there):
-            self._blocks = "blocks."
+        self._blocks = _blocks(there, self._prefix, stems)
         heads = [name for name in there if is_head(name, self._prefix)]
         self._head = max(heads, key=len, default=None)
         if self._head is not None and self.config.tie_word_embeddings:
@@ -226,6 +226,17 @@ def _ties(config: PreTrainedConfig) -> bool:
     """True if a wrapper's config ties the output head: by itself or by one of its parts."""
     parts = (config, config.get_text_config())
     return any(getattr(part, "tie_word_embeddings", False) for part in parts)
+
+
+def _blocks(there: set[str], prefix: str, stems: Iterable[str]) -> str:
+    """What files call `layers.` below a prefix. Published ones say so; transformers 5.23 saves Kimi
+    K2.5 with `blocks.` and Qianfan-OCR with `encoder.layers.`."""
+    if any(name.startswith(f"{prefix}layers.") for name in there):
+        return "layers."
+    first = {stem.removeprefix("layers.0.") for stem in stems if stem.startswith("layers.0.")}
+    found = (re.match(rf"{re.escape(prefix)}(\D+)0\.(.+)$", name) for name in there)
+    names = Counter(match[1] for match in found if match and match[2] in first)
+    return names.most_common(1)[0][0] if names else "layers."
 
 
 def _equal(files: WeightFiles, first: str, second: str) -> bool:
