@@ -559,6 +559,43 @@ def test_a_library_name_alone_is_the_program_s(name):
     assert run(f"def {name}(*x): return 0", code, "", "")[0] == "wrong"
 
 
+@pytest.mark.parametrize(
+    ("code", "program", "outcome"),
+    [
+        ("assert set(similar([1, 2], [2])) == {2}", "def similar(a, b): return a[1:]", "right"),
+        ("assert similar([1, 2], [2]) == [2]", "def similar(a, b): return a", "wrong"),
+        (
+            "assert longest([Pair(5, 24)]) == 1",
+            "class Pair:\n    def __init__(*a): pass\ndef longest(p): return len(p)",
+            "right",
+        ),
+        (
+            "assert Near(longest(3)) == 4",
+            "def Near(x): return 4\ndef longest(x): return 0",
+            "unscorable",
+        ),
+        ("assert near(longest(3), 4)", "def near(*a): return 1\ndef longest(x): 0", "unscorable"),
+    ],
+)
+def test_the_only_function_that_tests_call_is_the_program_s(code, program, outcome):
+    """MBPP's statements do not name it."""
+    assert run(program, code, "Write a function to find it.", entry_point="")[0] == outcome
+
+
+@pytest.mark.parametrize("entry_point", ["Solution().two", ""])
+def test_leetcode_s_programs_need_no_imports(entry_point):
+    program = """class Solution:
+    def two(self, nums: List[int], k: Optional[int] = None) -> Dict[int, int]:
+        best, seen = inf, defaultdict(int)
+        for n in sorted(Counter(nums)):
+            best = min(best, gcd(n, n))
+        return {int(best): pow(2, 3, 5)}"""
+    code = "assert Solution().two([4, 6]) == {4: 3}"
+    assert run(program, code, "", entry_point)[0] == "right"
+    assert run(program.replace("inf", "3"), code, "", entry_point)[0] == "wrong"
+    assert run("def f(x: List[int]): return 1", "assert f(1) == 1")[0] == "wrong"
+
+
 def test_tests_that_await_the_program_are_unscorable():
     code = "import asyncio\nassert asyncio.run(f()) == 1"
     assert run("async def f(): return 1", code, "", "f")[0] == "unscorable"

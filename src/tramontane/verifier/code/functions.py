@@ -190,8 +190,14 @@ def names_of(code: str, statement: str, entry_point: str) -> Names:
     program |= open_names & (asked | caught)
     weak = (open_names & shown) - program
     program |= weak - _judging(tree, weak, program)
-    if not (program or entry_point or called(tree) & open_names):
-        program |= _only_library_name(tree, own, statement)
+    if not (program or entry_point):
+        asked_for = (called(tree) & open_names) - _COMPARISONS
+        functions = {name for name in asked_for if not name[0].isupper()}
+        if len(functions) == 1:  # MBPP's statements do not name the function, nor its classes
+            classes = asked_for - functions
+            program |= functions | (classes - _judging(tree, classes, functions))
+        elif not called(tree) & open_names:
+            program |= _only_library_name(tree, own, statement)
     library = {name: module for name, module in library.items() if name not in program}
     read = frozenset(
         node.id

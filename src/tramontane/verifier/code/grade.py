@@ -33,7 +33,7 @@ _LANGUAGES: dict[str, Language] = {
     **{name + year: "cpp" for name in ("cpp", "c++", "gnu++") for year in _YEARS},
     **dict.fromkeys(("c", "c99", "c11", "c17"), "c"),
 }
-# What LiveCodeBench puts before every program.
+# What LiveCodeBench puts before every program, and LeetCode has imported.
 _STARRED = (
     "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random",
     "statistics", "itertools", "functools", "operator", "io", "sys", "json", "builtins", "typing",
@@ -108,8 +108,10 @@ def language_of(tag: str) -> Language | None:
 
 
 def prelude_of(tests: dict[str, Any]) -> str:
-    """Python source that runs before a program under the tests' rules."""
-    return _PRELUDE if tests.get("rules") == "livecodebench" else ""
+    """Python source that runs before a program: imports, under LiveCodeBench's rules and for
+    LeetCode's class `Solution`, whose programs use `List` and `inf` without importing them."""
+    of_leetcode = "Solution" in f"{tests.get('entry_point')} {tests.get('code')}"
+    return _PRELUDE if of_leetcode or tests.get("rules") == "livecodebench" else ""
 
 
 def time_limit(problem: Problem, config: VerifierConfig) -> float:

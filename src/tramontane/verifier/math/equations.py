@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 from tramontane.verifier.math.numbers import numeral_value, to_number
 from tramontane.verifier.math.structure import Refused, Unscorable, split
@@ -271,6 +271,42 @@ def with_bound_letter(gold: str, pred: str) -> str:
     return re.sub(_FROM_START.format(letters[0]), "", pred)
 
 
+_TERM = re.compile(r"([A-Za-z])_\s*(?:\{\s*([a-z])\s*(?:([-+])\s*(\d{1,2})\s*)?\}|([a-z]))")
+
+
+def with_index(gold: str, pred: str) -> tuple[str, str]:
+    """A recursion, and a prediction with its letter and first index: `a_{n+1} = 2a_n` for `a_n =
+    2a_{n-1}`; both unchanged if one is no recursion in one letter."""
+    if "_" not in gold or "_" not in pred or "=" not in gold:
+        return gold, pred
+    terms = [list(_TERM.finditer(side)) for side in (gold, pred)]
+    letters = [{m[2] or m[5] for m in found} for found in terms]
+    names = [{m[1] for m in found} for found in terms]
+    if any(len(found) != 1 for found in letters) or names[0] != names[1]:
+        return gold, pred
+    (letter,), (other,) = letters
+    last = [max(int(f"{m[3]}{m[4]}" if m[4] else 0) for m in found) for found in terms]
+    is_taken = letter != other and letter in variables(pred)
+    if is_taken or len({m[0] for m in terms[0]}) < 2:
+        return gold, pred
+    return _spelled_terms(gold, letter, letter, 0), _spelled_terms(
+        pred, other, letter, last[0] - last[1]
+    )
+
+
+def _spelled_terms(text: str, old: str, new: str, shift: int) -> str:
+    """A text whose index `old` is `new + shift`, with terms spelled `a_{n+1}`."""
+    value = f"({new}{shift:+d})" if shift else new
+
+    def of(m: re.Match[str]) -> str:
+        if m[1] is None:
+            return value if m[0] == old else m[0]
+        offset = int(f"{m[4]}{m[5]}" if m[5] else 0) + shift
+        return f"{m[2]}_{{{new}{offset:+d}}}" if offset else f"{m[2]}_{new}"
+
+    return re.sub(rf"({_TERM.pattern})|\\[A-Za-z]+|[A-Za-z]", of, text)
+
+
 def with_imaginary_unit(gold: str, pred: str) -> str:
     """The prediction with `i` for the `I` of computer algebra, if the reference has an `i` and no
     `I`."""
@@ -286,10 +322,51 @@ def _same_name(a: str, b: str) -> bool:
         re.sub(r"\\(?:text|mathrm|mbox|operatorname)(?![A-Za-z])|[\s{}]", "", x) for x in (a, b)
     )
     a, b = (_LENGTH.sub(r"\1", x) for x in (a, b))
+    if "y" in (a, b) and all(name == "y" or _OF_X.fullmatch(name) for name in (a, b)):
+        return True
     return a == b and bool(a)
 
 
 _LENGTH = re.compile(r"\|(?:\\overline)?([A-Z]{2})\||\\overline(?=[A-Z]{2}$)")
+_CONSTANT_NAME = re.compile(
+    r"\\(?:text\w*|mathrm|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+|([A-DKMa-ckmpqr](?:_\{?\d\}?)?)"
+)
+_FUNCTION_OF_X = re.compile(r"\s*(?:[fghFGH]\s*\(\s*[xtn]\s*\)|P\s*\(\s*x\s*\))\s*=")
+MAX_CONSTANTS = 3
+
+
+def with_constants(gold: str, pred: str) -> list[str]:
+    r"""Spellings of the prediction with the reference's letters for arbitrary constants: `f(x) =
+    cx` for `f(x) = kx`, `C_1e^x+C_2e^{-x}` for `Ae^x+Be^{-x}`; just the prediction otherwise.
+
+    In a reference, arbitrary constants are `C`, `C_1`, `C_2`, … beside a variable, and all letters
+    of the value of a function whose name is `f(x)` or alike.
+    """
+    start = _FUNCTION_OF_X.match(gold)
+    found = _constants(gold[start.end() if start else 0 :])
+    if not start:
+        found = [name for name in found if name == "C" or (name[0] in "Cc" and "_" in name)]
+    if not 0 < len(found) <= MAX_CONSTANTS or not variables(gold) & set("xyztu"):
+        return [pred]
+    named = variables(gold) - {name[0] for name in found}
+    fresh = [name for name in _constants(pred) if name[0] not in named]
+    is_swap = set(fresh) == set(found) and all("_" in name for name in found)
+    if len(fresh) != len(found) or not (is_swap or not set(fresh) & set(found)):
+        return [pred]
+    orders = [dict(zip(fresh, order, strict=True)) for order in permutations(found)]
+    return [_renamed(pred, order) for order in orders]
+
+
+def _renamed(text: str, names: dict[str, str]) -> str:
+    return _CONSTANT_NAME.sub(lambda m: names.get(m[1], m[0]), text)
+
+
+def _constants(text: str) -> list[str]:
+    """The letters that may be constants, in their order."""
+    return list(dict.fromkeys(filter(None, _CONSTANT_NAME.findall(text))))
+
+
+_OF_X = re.compile(r"[A-Za-z]\(x\)")
 _DERIVATIVE = re.compile(r"\\frac\s*\{\s*d\s*([A-Za-z])\s*\}\s*\{\s*d\s*[A-Za-z]\s*\}")
 # A constant of integration: alone on one side, or the last term.
 _ARBITRARY = re.compile(

@@ -17,16 +17,19 @@ import mpmath
 from tramontane.verifier.math import equations, items, structure
 
 _SET = r"(?:\\(?:mathbb|mathbf|Bbb)\s*\{?\s*)?[NZRℕℤℝ]\s*\}?\s*(?:[\^_]\s*(?:\{[^{}]*\}|\S))?"
-_KIND = r"(?:(?:[a-z-]+\s+)?integer|(?:natural|real)\s+number|(?:real\s+)?constant)"
+_KIND = (
+    r"(?:(?:[a-z-]+\s+)?integer|(?:natural|real)\s+number|(?:real\s+)?constant"
+    r"|reals?(?=[\s}]+[a-z]\s*[<>\\]))"
+)
 _IS = r"(?:\\text\s*\{\s*)?(?:(?:is|are|be|an?|any|arbitrary)\s+)*"
 _DECLARED = re.compile(
     rf"(?<![A-Za-z\\])(?P<letter>[A-Za-z])(?![A-Za-z])\s*\}}?\s*\$?\s*"
     rf"(?:(?:\\in|∈)\s*(?P<set>{_SET})|,?\s*{_IS}(?P<kind>{_KIND}))"
-    rf"|(?P<before>{_KIND})s?\s*\}}?\s*\$?\s*(?P<after>[A-Za-z])(?![A-Za-z])"
+    rf"|(?P<before>{_KIND})s?\s*\}}?\s*\$?\s*(?<![A-Za-z])(?P<after>[A-Za-z])(?![A-Za-z])"
 )
 _NARROWER = re.compile(r"(?:positive|negative|non-?negative|odd|even|natural)(?=\s)")
 _INTEGERS = "Z"
-_HINT = re.compile(r"\\in(?![A-Za-z])|∈|integer|number|constant")
+_HINT = re.compile(r"\\in(?![A-Za-z])|∈|integer|number|constant|\breals?[\s}]")
 _BUILT = re.compile(
     r"^(?:\s*[A-Za-z]\s*(?:=|\\in)\s*)?\\\{(.*?)(?:[|:]|\\mid(?![A-Za-z]))\s*[A-Za-z]\s*\\in\s*"
     r"\\mathbb\{[NZ]\}(?:_\{>0\})?\s*\\\}$",

@@ -16,6 +16,9 @@ from functools import lru_cache, partial
 from tramontane.config import MathConfig
 from tramontane.types import Judgment
 from tramontane.verifier.math import (
+    calendar,
+    cases,
+    descriptions,
     equations,
     families,
     items,
@@ -81,6 +84,10 @@ def _judge(prediction: str, reference: str | None, policy: MathConfig) -> Judgme
     if "matrix" in reference:
         prediction = items.as_rows(prediction)
     gold, pred = numbers.with_thousands(normalize(reference), normalize(prediction))
+    written = descriptions.as_families(reference, prediction, gold, pred)
+    if written != (reference, prediction):
+        reference, prediction = written
+        gold, pred = normalize(reference), normalize(prediction)
     if policy.log == "natural":
         pred, gold = (_LOG.sub(r"\\ln ", side) for side in (pred, gold))
     if "I" in pred:
@@ -117,7 +124,9 @@ def _judge(prediction: str, reference: str | None, policy: MathConfig) -> Judgme
     try:
         equal = partial(_equal, places=policy.rounded_places)
         as_families = families.same_family((reference, prediction), gold, pred, equal)
-        right = equal(gold, pred) if as_families is None else as_families
+        right = as_families
+        if right is None:
+            right = any(equal(gold, side) for side in equations.with_constants(gold, pred))
     except structure.Refused as refused:
         return Judgment("wrong", str(refused), answer)
     except structure.Unscorable as unscorable:
@@ -151,7 +160,7 @@ def _equal(gold: str, pred: str, places: int | None) -> bool:
     if texts != (gold, pred) and equal(*texts):
         return True
     pred = quantities.with_cents(gold, wording.with_separate_choices(gold, pred))
-    for rule in (wording.same_text, wording.same_segment):
+    for rule in (calendar.same_day, wording.same_text, wording.same_segment):
         if (decided := rule(gold, pred)) is not None:
             return decided
     if "\\boxed" in pred:
@@ -173,9 +182,10 @@ def _equal(gold: str, pred: str, places: int | None) -> bool:
     if structure.is_unfinished(pred, gold):
         raise structure.Refused("an unfinished item")
     pred = equations.with_bound_letter(gold, equations.with_constant(gold, pred))
+    gold, pred = equations.with_index(gold, items.without_indices(gold, pred))
     gold = equations.value_last(equations.exact(gold), is_reference=True)
     pred = equations.value_last(equations.exact(pred))
-    if (decided := items.same_cases(gold, pred, equal)) is not None:
+    if (decided := cases.same_cases(gold, pred, equal)) is not None:
         return decided
     gold, pred = items.with_factor(gold, pred), items.with_factor(pred, gold)
     if (decided := items.same_vector(gold, pred, equal)) is not None:

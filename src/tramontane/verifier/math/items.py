@@ -39,6 +39,7 @@ def same_structure(gold: str, pred: str, equal: Callable[[str, str], bool]) -> b
     Raises:
         Refused: an answer has more than MAX_ITEMS items.
     """
+    gold, pred = _named_apart(gold, pred), _named_apart(pred, gold)
     gold, pred = _without_label(gold, pred)
     values = [split_unit((label(side) or ("", side))[1])[0] for side in (gold, pred)]
     numbers = read_numbers(*values)
@@ -68,7 +69,7 @@ def same_structure(gold: str, pred: str, equal: Callable[[str, str], bool]) -> b
         return False
     same = partial(_same_item, equal=equal)
     if g.kind == "list" and _is_named(g) == _is_named(p):
-        return _same_in_any_order(g.items, p.items, same)
+        return same_in_any_order(g.items, p.items, same)
     return all(same(a, b) for a, b in zip(g.items, p.items, strict=True))
 
 
@@ -99,7 +100,7 @@ def _same_variable(items: list[str]) -> bool:
     return all(bounds) and len({m[1] or m[2] for m in bounds if m}) == 1
 
 
-def _same_in_any_order(gold: list[str], pred: list[str], equal: Callable[[str, str], bool]) -> bool:
+def same_in_any_order(gold: list[str], pred: list[str], equal: Callable[[str, str], bool]) -> bool:
     """Match each item of the reference with the first unmatched item equal to it."""
 
     def matches(item: str, candidate: str) -> bool:
@@ -125,6 +126,29 @@ def _without_label(gold: str, pred: str) -> tuple[str, str]:
     if any(pair and not pair[1].startswith(("(", "[", "{", "\\{")) for pair in (g, p)):
         return gold, pred
     return (g[1] if g else gold), (p[1] if p else pred)
+
+
+def _named_apart(text: str, other: str) -> str:
+    """`b = 1, a = 2` for `(b, a) = (1, 2)`, if the other side's items have a name each."""
+    pair = label(text)
+    if pair is None or not all(part.startswith("(") for part in pair):
+        return text
+    names, given = (read_shape(part).items for part in pair)
+    if len(names) != len(given) or len(names) < 2 or not _labels(read_shape(other)):
+        return text
+    return ", ".join(f"{name} = {value}" for name, value in zip(names, given, strict=True))
+
+
+_INDEXED = re.compile(r"([A-Za-z])_\{?\d\}?\s*=\s*")
+
+
+def without_indices(gold: str, pred: str) -> str:
+    """`x = 1, x = 2` for `x_1 = 1, x_2 = 2`, if the reference has no such names."""
+    items = split(pred, ",", ";") if "_" in pred and "_" not in gold else []
+    found = [_INDEXED.match(item) for item in items]
+    if len(found) < 2 or len({m[1] if m else "" for m in found}) > 1 or None in found:
+        return pred
+    return ", ".join(_INDEXED.sub(r"\1 = ", item, count=1) for item in items)
 
 
 def _without_labels(side: Shape, other: Shape) -> Shape:
@@ -206,6 +230,7 @@ _REAL_LETTER = re.compile(rf"^\s*([A-Za-z])\s*{_REAL}\s*(?:[,;:|]|\\mid|\\land)(
 _WHOLE = re.compile(r"\s*[a-z]\s*\\in\s*\\mathbb\{Z\}\s*")
 _OF_WHOLE = re.compile(r"(.*?)\s*[,;]\s*[a-z]\s*\\in\s*\\mathbb\{Z\}", re.DOTALL)
 _COUNTED = re.compile(r"(-?\d{1,9})\s*(<|\\le)\s*([a-z])\s*(<|\\le)\s*(-?\d{1,9})")
+_EXCEPT = re.compile(r"([a-z])\s*\\neq\s*(-?\d{1,9}(?:\s*,\s*-?\d{1,9})*)")
 _SINGLE = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 
 
@@ -246,6 +271,9 @@ def _condition(m: re.Match[str]) -> str:
     name, _, domain = element.partition("\\in")
     name = name.strip()
     if domain.strip(" {}") in ("\\mathbb{Z", "\\mathbb{N"):
+        without = _EXCEPT.fullmatch(condition)
+        if without and without[1] == name and "Z" in domain:
+            return rf"\mathbb{{Z}}\setminus\{{{without[2]}\}}"
         return _counted(name, condition) or m[0]
     if domain or not re.fullmatch(r"[A-Za-z]|\\[a-z]+", name):
         return m[0]
@@ -270,67 +298,6 @@ def _counted(name: str, condition: str) -> str:
     if last - first >= MAX_ITEMS:
         return ""
     return f"\\{{{', '.join(map(str, range(first, last + 1)))}\\}}"
-
-
-# ----------------------------------------------------------------------------- definitions by cases
-
-_CASES = re.compile(
-    r"(?:\\\{\s*)?\\begin\s*\{cases\}(.*)\\end\s*\{cases\}\s*(?:\\\})?\.?"
-    r"|\\\{\s*\\begin\s*\{array\}\s*\{[^{}]*\}(.*)\\end\s*\{array\}\s*\.?",
-    re.DOTALL,
-)
-_IF = re.compile(r"\\text\w*\s*\{\s*(?:if|for|when|wenn|si|se|если|若|当)\s*\}|\b(?:if|for|when)\b")
-_IS = re.compile(r"(\\text\w*\s*\{\s*)(?:is|are)\s+")
-_OTHERWISE = re.compile(r"(?:\\text\w*\s*\{)?\s*(?:otherwise|else|sonst|sinon)\s*\}?")
-
-
-def same_cases(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool | None:
-    """Compare definitions by cases row by row, in any order, or else by their values; None if
-    neither side is one."""
-    if not any(name in side for name in ("{cases}", "{array}") for side in (gold, pred)):
-        return None
-    sides = [(label(side) or ("", side))[1] for side in (gold, pred)]
-    g, p = (_read_cases(side) for side in sides)
-    if g is None and p is None:
-        return None
-
-    def same(a: str, b: str) -> bool:
-        one, other = a.split("&"), b.split("&")
-        if len(one) != 2 or len(other) != 2:
-            return False
-        is_rest = [_OTHERWISE.fullmatch(row[1].strip()) is not None for row in (one, other)]
-        return equal(one[0], other[0]) and (any(is_rest) or equal(one[1], other[1]))
-
-    if g and p and len(g) == len(p) and _same_in_any_order(g, p, same):
-        return True
-    from tramontane.verifier.math import piecewise  # SymPy takes a second to import
-
-    functions = (
-        [_without_rest(row) for row in rows or [side]]
-        for rows, side in zip((g, p), sides, strict=True)
-    )
-    decided = piecewise.same_function(*functions)
-    return False if decided is None and g and p else decided
-
-
-def _without_rest(row: str) -> str:
-    """A row of cases without the condition "otherwise"."""
-    value, _, condition = row.partition("&")
-    return value if _OTHERWISE.fullmatch(condition.strip()) else row
-
-
-def _read_cases(text: str) -> list[str] | None:
-    match = _CASES.fullmatch(text.strip())
-    if match is None:
-        return None
-    rows = []
-    for line in re.split(r"\\\\", match[1] or match[2]):
-        line = _IS.sub(r"\1", line)
-        cells = [_IF.sub(" ", cell).strip(" ,;.") for cell in line.split("&")]
-        if len(cells) == 1 and len(parts := _IF.split(line)) == 2:
-            cells = [part.strip(" ,;.") for part in parts]
-        rows.append("&".join(cells))
-    return [row for row in rows if row]
 
 
 # --------------------------------------------------------------------------- vectors and matrices

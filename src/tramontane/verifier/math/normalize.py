@@ -75,6 +75,15 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
             " ",
         ),
         (r"\\(?:bf|bfseries|em|it)(?![A-Za-z])", " "),
+        # A brace with a name; one with a number counts what is under it.
+        (
+            r"\\(?:under|over)brace\s*\{((?:(?!\\[lc]?dots|\.\.)[^{}]|\{[^{}]*\})*)\}\s*[_^]\s*"
+            r"(?:\{\s*\\text\s*\{(?!\s*not)[^{}\d]*\}\s*\}|\{?\s*[A-Za-z]\s*\}?|\\text\s*\{(?!\s*not)[^{}\d]*\})",
+            r"\1",
+        ),
+        # One spelling for the determinant, trace, rank, … of a letter.
+        (r"\\(?:operatorname|text|mathrm)\s*\{\s*(det|dim|ker|tr|rank)\s*\}", r"\\\1 "),
+        (r"\\(det|dim|ker|tr|rank)\s*(?:\(\s*([A-Z])\s*\)|\{\s*([A-Z])\s*\})", r"\\\1 \2\3"),
         (r"\\pmb(?![A-Za-z])", r"\\boldsymbol"),
         (r"\\(?:fbox|framebox|bbox)(?![A-Za-z])(?:\s*\[[^\]]*\])?", r"\\boxed"),
         (r"\\(?:[dtcs]|nice)frac(?![A-Za-z])", r"\\frac"),
@@ -110,6 +119,17 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
             r"\\mathbb{R}",
         ),
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
+        (r"\{\s*([^{}\\]+?)\s*\\choose\s*([^{}\\]+?)\s*\}", r"\\binom{\1}{\2}"),
+        (r"^\s*(\w+)\s*\\choose\s*(\w+)\s*$", r"\\binom{\1}{\2}"),
+        # The numbers of a letter in a relation, which `families.domains_clash` compares.
+        (
+            rf"^\s*(?:{TEXT}\s*\{{)?\s*(?:for )?(?:all|any|every|each)"
+            r"(?: (?:(?:positive|negative|non-?negative) )?"
+            r"(?:integers?|reals?(?: numbers?)?|natural numbers?))?"
+            r"(?: (?:of|with|such that|satisfying))?\s*\}?\s*"
+            r"(?=[a-z]\s*(?:[<>=]|\\(?:[lg]e|neq|equiv|in)(?![A-Za-z])))",
+            "",
+        ),
         (r"\\binom\s*(\w)(?!\w*\})", r"\\binom{\1}"),
         (r"(\\binom\s*\{[^{}]*\})\s*(\w)", r"\1{\2}"),
         (
@@ -145,7 +165,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (rf"{TEXT}\s*\{{\s*((?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|ln|log|exp)\s*\}}", r"\\\1 "),
         (rf"(?:{TEXT}\s*\{{\s*cis\s*\}}|\\?\bcis)\s*\(({_ARGUMENT})\)", r"e^{i\\cdot (\1)}"),
         (
-            rf"(?:{TEXT}\s*\{{\s*cis\s*\}}|\\?\bcis)\s*(\\frac\s*\{{[^{{}}]*\}}\s*\{{[^{{}}]*\}}|\d+(?:\s*\^\s*\{{?\\circ\}}?)?|\\[a-z]+|[a-z])",
+            rf"(?:{TEXT}\s*\{{\s*cis\s*\}}|\\?\bcis)\s*(\\frac\s*\{{[^{{}}]*\}}\s*\{{[^{{}}]*\}}|\d+(?:\s*\^\s*\{{?\\circ\}}?)?|\\(?!frac|sqrt)[a-z]+|[a-z])",
             r"e^{i\\cdot (\1)}",
         ),
         (r"(?<=e\^\{i\\cdot \()(\d+)\s*\^\s*\{?\\circ\s*\}?(?=\)\})", r"\\frac{\1\\pi}{180}"),
@@ -244,7 +264,18 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"√", r"\\sqrt "),
         (rf"∛\s*\(?({_BARE})\)?", r"\\sqrt[3]{\1}"),
         (r"(?<![A-Za-z\\])[pP]i(?![A-Za-z])", r"\\pi "),
+        (rf"^\s*(?:{TEXT}\s*\{{)?\s*(?:positive|plus)\s+infinity\s*\}}?\s*$", r"\\infty "),
+        (rf"^\s*(?:{TEXT}\s*\{{)?\s*(?:negative|minus)\s+infinity\s*\}}?\s*$", r"-\\infty "),
+        (r"^\s*\+\s*\\infty\s*$", r"\\infty "),
         (r"(?<![A-Za-z\\])(?:infinity|infty|inf|oo)(?![A-Za-z])", r"\\infty "),
+        # Divisible by a number.
+        (r"^\s*(\d+)\s*(?:\||\\mid(?![A-Za-z]))\s*([a-z])\s*$", r"\2\\equiv 0\\pmod{\1}"),
+        (
+            rf"^\s*(?:{TEXT}\s*\{{)?\s*([a-z])\s*\}}?\s*(?:{TEXT}\s*\{{)?\s*"
+            r"(?:(?:is|are|must be)\s+)?"
+            r"(?:divisible by|an? multiples? of)\s*\}?\s*(\d+)\s*\}?\s*$",
+            r"\1\\equiv 0\\pmod{\2}",
+        ),
         (r"\^\(([^()]*)\)", r"^{\1}"),
         (r"(?<![A-Za-z\\])e\^\s*-\s*(\d*)\s*([a-z])(?![A-Za-z^_(])", r"e^{-\1\2}"),
         (r"\^\s*([+-])\s*(\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])|\\pi(?![A-Za-z]))", r"^{\1\2}"),

@@ -120,7 +120,10 @@ _GCD = re.compile(
 _CURRENT = re.compile(
     r"(\\(?:text\w*|math\w*|mbox|operatorname|begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+)|I"
 )
-_HAS_RARE = re.compile(r"['()I]|\\prime|\\[gG]amma|\^\s*\{[-\s]*\d*\.|\d\s*\\frac|\d\s+\d")
+_OF_MATRIX = re.compile(r"\\(det|dim|ker|tr|rank)\s+([A-Z])(?![A-Za-z])")
+_HAS_RARE = re.compile(
+    r"['()I]|\\(?:det|dim|ker|tr|rank)|\\prime|\\[gG]amma|\^\s*\{[-\s]*\d*\.|\d\s*\\frac|\d\s+\d"
+)
 
 
 def _spelled(text: str) -> str:
@@ -128,6 +131,7 @@ def _spelled(text: str) -> str:
     `\\gamma` as letters."""
     if _HAS_RARE.search(text):
         text = _MIXED.sub(_improper, text)
+        text = _OF_MATRIX.sub(lambda m: rf"\mathbf{{{m[1].upper()}{m[2]}}}", text)
         text = _PRODUCT.sub(r"\1\2\\cdot ", _BRACED.sub(r"\1", text))
         text = _PRIMED.sub(_primed, text)
         text = _GCD.sub(

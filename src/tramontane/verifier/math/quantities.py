@@ -16,7 +16,7 @@ from typing import NamedTuple
 from tramontane.verifier.math.numbers import to_number
 from tramontane.verifier.math.structure import balanced, split
 from tramontane.verifier.math.units import NAMES, SYMBOLS, read_unit, split_unit
-from tramontane.verifier.math.wording import FUNCTIONS, WRAPPER
+from tramontane.verifier.math.wording import FUNCTIONS, WRAPPER, unwrap
 
 _SCALES = {
     "time": {"s": 1, "min": 60, "h": 3600, "day": 86400, "week": 604800},
@@ -39,6 +39,8 @@ _MINUTE, _SECOND = (
 )
 _ANGLE = re.compile(rf"(-?){_N}\s*\^\{{\\circ\}}\s*(?:{_N}\s*{_MINUTE})?\s*(?:{_N}\s*{_SECOND})?")
 _FEET = re.compile(rf"{_N}\s*{_MINUTE}\s*{_N}\s*{_SECOND}")
+_CLOCK = re.compile(r"(?:(\d+)\s*h)?\s*(?:(\d+)\s*m)\s*(?:(\d+)\s*s)?")  # 4h15m, 5m30s
+_PART_OF_DEGREE = {"min": "arcminute", "s": "arcsecond"}
 _TOKEN = re.compile(
     rf"{WRAPPER.pattern}|\\[A-Za-z]+|(?P<bare>(?<![A-Za-z\\_^{{])[^\W\d_]+(?:[ '-]+[^\W\d_]+)*)|.",
     re.DOTALL,
@@ -46,7 +48,7 @@ _TOKEN = re.compile(
 _IN_TEXT = re.compile(r"(?<![\w^/-])(\d+(?:\.\d+)?)(?!\w)")
 _HINT = re.compile(
     r"^\s*\((?:(a)|(A)|(i)|(I)|(1))\)\s*[^()\s].*\((?:(?(1)b)(?(2)B)(?(3)ii)(?(4)II)(?(5)2))\)\s*[^()\s]"
-    r"|\\(?:text|mathrm|mbox)|[^\W\d_]{2}|\d\s*[Rrh]\s*\d|['\"]"
+    r"|\\(?:text|mathrm|mbox)|[^\W\d_]{2}|\d\s*[Rrhm]\s*\d|['\"]"
 )
 _OTHER_NOTATION = re.compile(
     r"[=<>&|]|\\(?:[lgn]eq?|in|cup|begin|equiv|pm|approx)(?![A-Za-z])|mod(?![a-z])|\bbase\b|choose"
@@ -118,6 +120,10 @@ def read_items(text: str) -> list[Item] | None:
         return found if len(found) > 1 else None
     if match := _FEET.fullmatch(text):
         return [Item("ft", match[1]), Item("in", match[2])]
+    if match := _CLOCK.fullmatch(unwrap(text)):
+        units = zip(("h", "min", "s"), match.groups(), strict=True)
+        found = [Item(unit, value) for unit, value in units if value]
+        return found if len(found) > 1 else None
     if len(labels := _PLAIN_LABEL.findall(text)) > 1 and text.startswith(labels[0]):
         text = _PLAIN_LABEL.sub(r"\\text{\1}", text)
     body, unit = split_unit(text)
@@ -133,7 +139,10 @@ def read_items(text: str) -> list[Item] | None:
         names = [parts[k][1] for k in range(0, len(parts), 2)]
     else:
         return None
-    return [Item(_canonical(name), value) for name, value in zip(names, values, strict=True)]
+    items = [Item(_canonical(name), value) for name, value in zip(names, values, strict=True)]
+    if items[0].name != "deg":
+        return items
+    return [item._replace(name=_PART_OF_DEGREE.get(item.name, item.name)) for item in items]
 
 
 def _is_value(text: str) -> bool:

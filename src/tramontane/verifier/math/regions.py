@@ -127,14 +127,22 @@ def _read_relation(e: Any, solved: bool) -> Region | None:
         value = values.number(bound)
         if value is not None:
             return _where(e, [-sign * value, mpmath.mpf(sign)], [value], str(variable))
-    is_outside = isinstance(e, sympy.StrictGreaterThan | sympy.GreaterThan)
-    solved = solved or (
-        isinstance(e.lhs, sympy.Abs) and is_outside
-    )  # two rays have no shorter form
+    if isinstance(e.rhs, sympy.Abs) and not isinstance(e.lhs, sympy.Abs):
+        e = e.reversed
+    if isinstance(e.lhs, sympy.Abs) and not isinstance(e, Equality):
+        # Two rays have no shorter form, and `|x - 3| < 2` is a center and a radius.
+        is_outside = isinstance(e, sympy.StrictGreaterThan | sympy.GreaterThan)
+        solved = solved or is_outside or _is_shifted(e.lhs.args[0])
     if not solved or len(e.free_symbols) != 1:
         return None
     with mpmath.workdps(values.DIGITS):
         return _solve(e, *e.free_symbols)
+
+
+def _is_shifted(e: Any) -> bool:
+    """True for a letter plus or less a number."""
+    letters = [term for term in e.args if term.free_symbols]
+    return isinstance(e, sympy.Add) and len(letters) == 1 and letters[0].is_Symbol
 
 
 def _solve(e: Any, letter: Any) -> Region | None:

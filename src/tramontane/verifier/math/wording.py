@@ -8,6 +8,7 @@ from itertools import dropwhile
 from pathlib import Path
 
 from tramontane.config.yaml_text import read_yaml
+from tramontane.verifier.math import descriptions
 
 _LETTER = re.compile(r"\(?([A-Z])\)?")
 _SMALL = re.compile(r"\([a-z]\)")  # a choice, unlike `b`
@@ -118,7 +119,9 @@ def same_text(gold: str, pred: str) -> bool | None:
     other = unwrap(pred)
     if _ITEM.search(bare):  # in any order; items that are not words are compared one by one
         return _items(bare) == _items(other) if _LISTED.fullmatch(other) else None
-    if _same_words(_words(bare), _words(other)) and not _OPERATORS.search(other):
+    if _same_words(_words(bare), _words(other)) and not (
+        _OPERATORS.search(other) or _ITEM.search(other)
+    ):
         return True
     return None if _is_product(gold) else False
 
@@ -204,7 +207,8 @@ def same_phrase(text: str) -> str:
     if not _PLAIN_WORDS.fullmatch(bare):
         return text
     number = _NUMBER_WORDS.get(re.sub(r"\s*[‐-]\s*", " ", bare).rstrip(" .!"))
-    return number or _PHRASES.get(" ".join(_words(bare)), text)
+    words = " ".join(_words(bare))
+    return number or _PHRASES.get(words) or descriptions.canonical(words) or text
 
 
 _REASON = re.compile(
