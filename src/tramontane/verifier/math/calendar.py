@@ -61,7 +61,7 @@ def _read_time(text: str) -> int | None:
     hours, minutes = int(match[1]), int(match[2] or 0)
     if match[3] and 1 <= hours <= 12:
         hours = hours % 12 + 12 * (match[3] == "p")
-    elif match[3] or hours < 13:  # 7:30 may be either
+    elif match[3] or 0 < hours < 13:  # 7:30 may be either
         return None
     return 60 * hours + minutes if hours < 24 and minutes < 60 else None
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from tramontane.verifier.math.items import same_in_any_order
-from tramontane.verifier.math.structure import label
+from tramontane.verifier.math.structure import Refused, label
 
 _CASES = re.compile(
     r"(?:\\\{\s*)?\\begin\s*\{cases\}(.*)\\end\s*\{cases\}\s*(?:\\\})?\.?"
@@ -27,16 +26,11 @@ def same_cases(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool 
     g, p = (_read_cases(side) for side in sides)
     if g is None and p is None:
         return None
-
-    def same(a: str, b: str) -> bool:
-        one, other = a.split("&"), b.split("&")
-        if len(one) != 2 or len(other) != 2:
-            return False
-        is_rest = [_OTHERWISE.fullmatch(row[1].strip()) is not None for row in (one, other)]
-        return equal(one[0], other[0]) and (any(is_rest) or equal(one[1], other[1]))
-
-    if g and p and len(g) == len(p) and same_in_any_order(g, p, same):
-        return True
+    unmatched: tuple[list[str], list[str]] = ([], [])
+    if g and p and len(g) == len(p):
+        unmatched = _unmatched(g, p, equal)
+        if not any(unmatched):
+            return True
     from tramontane.verifier.math import piecewise  # SymPy takes a second to import
 
     functions = (
@@ -44,7 +38,43 @@ def same_cases(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool 
         for rows, side in zip((g, p), sides, strict=True)
     )
     decided = piecewise.same_function(*functions)
-    return False if decided is None and g and p else decided
+    if decided is not None or not (g and p):
+        return decided
+    # `otherwise` stands for the condition of the only other row.
+    if len(g) != len(p) or len(unmatched[0]) > 1 or len(unmatched[1]) > 1:
+        return False
+    (one,), (other,) = unmatched
+    is_rest = _without_rest(one) != one or _without_rest(other) != other
+    return is_rest and equal(one.partition("&")[0], other.partition("&")[0])
+
+
+def _unmatched(
+    gold: list[str], pred: list[str], equal: Callable[[str, str], bool]
+) -> tuple[list[str], list[str]]:
+    """The rows of each side without an equal row, in value and condition, on the other."""
+
+    def same(a: str, b: str) -> bool:
+        one, other = a.split("&"), b.split("&")
+        is_rest = [_without_rest(row) != row for row in (a, b)]
+        if len(one) != 2 or len(other) != 2 or is_rest[0] != is_rest[1]:
+            return False
+        return equal(one[0], other[0]) and (is_rest[0] or equal(one[1], other[1]))
+
+    left, right = [], list(pred)
+    for row in gold:
+        found = next((other for other in right if _holds(same, row, other)), None)
+        if found is None:
+            left.append(row)
+        else:
+            right.remove(found)
+    return left, right
+
+
+def _holds(same: Callable[[str, str], bool], row: str, other: str) -> bool:
+    try:
+        return same(row, other)
+    except Refused:  # only a difference
+        return False
 
 
 def _without_rest(row: str) -> str:

@@ -69,7 +69,7 @@ def same_structure(gold: str, pred: str, equal: Callable[[str, str], bool]) -> b
         return False
     same = partial(_same_item, equal=equal)
     if g.kind == "list" and _is_named(g) == _is_named(p):
-        return same_in_any_order(g.items, p.items, same)
+        return _same_in_any_order(g.items, p.items, same)
     return all(same(a, b) for a, b in zip(g.items, p.items, strict=True))
 
 
@@ -100,7 +100,7 @@ def _same_variable(items: list[str]) -> bool:
     return all(bounds) and len({m[1] or m[2] for m in bounds if m}) == 1
 
 
-def same_in_any_order(gold: list[str], pred: list[str], equal: Callable[[str, str], bool]) -> bool:
+def _same_in_any_order(gold: list[str], pred: list[str], equal: Callable[[str, str], bool]) -> bool:
     """Match each item of the reference with the first unmatched item equal to it."""
 
     def matches(item: str, candidate: str) -> bool:
@@ -230,7 +230,7 @@ _REAL_LETTER = re.compile(rf"^\s*([A-Za-z])\s*{_REAL}\s*(?:[,;:|]|\\mid|\\land)(
 _WHOLE = re.compile(r"\s*[a-z]\s*\\in\s*\\mathbb\{Z\}\s*")
 _OF_WHOLE = re.compile(r"(.*?)\s*[,;]\s*[a-z]\s*\\in\s*\\mathbb\{Z\}", re.DOTALL)
 _COUNTED = re.compile(r"(-?\d{1,9})\s*(<|\\le)\s*([a-z])\s*(<|\\le)\s*(-?\d{1,9})")
-_EXCEPT = re.compile(r"([a-z])\s*\\neq\s*(-?\d{1,9}(?:\s*,\s*-?\d{1,9})*)")
+_EXCEPT = re.compile(r"([a-z])\s*\\neq?\s*(-?\d{1,9}(?:\s*,\s*-?\d{1,9})*)")
 _SINGLE = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 
 

@@ -269,6 +269,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"^\s*\+\s*\\infty\s*$", r"\\infty "),
         (r"(?<![A-Za-z\\])(?:infinity|infty|inf|oo)(?![A-Za-z])", r"\\infty "),
         # Divisible by a number.
+        (r"^\s*([a-z])\s*\|\s*(\d+)\s*$", r"\1\\mid \2"),
         (r"^\s*(\d+)\s*(?:\||\\mid(?![A-Za-z]))\s*([a-z])\s*$", r"\2\\equiv 0\\pmod{\1}"),
         (
             rf"^\s*(?:{TEXT}\s*\{{)?\s*([a-z])\s*\}}?\s*(?:{TEXT}\s*\{{)?\s*"

@@ -142,7 +142,11 @@ def _read_relation(e: Any, solved: bool) -> Region | None:
 def _is_shifted(e: Any) -> bool:
     """True for a letter plus or less a number."""
     letters = [term for term in e.args if term.free_symbols]
-    return isinstance(e, sympy.Add) and len(letters) == 1 and letters[0].is_Symbol
+    return (
+        isinstance(e, sympy.Add)
+        and len(letters) == 1
+        and any(t.is_Symbol for t in (letters[0], -letters[0]))
+    )
 
 
 def _solve(e: Any, letter: Any) -> Region | None:
