@@ -19,7 +19,7 @@ from tramontane.config.running import CheckpointConfig, PlacementConfig, Timeout
 from tramontane.config.section import PathPart, Section, key_error, load_section
 from tramontane.config.sft import SupervisedConfig
 from tramontane.config.stages import StageConfig
-from tramontane.config.teacher import TeacherConfig
+from tramontane.config.teacher import TeacherConfig, check_teacher
 from tramontane.config.trainer import TrainerConfig
 from tramontane.config.verifier import VerifierConfig
 from tramontane.types import Problem
@@ -430,35 +430,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_teacher(self) -> Config:
-        name, teacher = self.trainer.objective.name, self.teacher
-        learns = self.trainer.objective.needs & {"teacher", "teacher_top"}
-        if learns and teacher is None:
-            raise key_error(
-                "null, but the objective distills from a teacher: name one, teacher: {model: PATH}",
-                "teacher",
-                "trainer.objective.name" if name == "distill" else "trainer.objective.add.distill",
-            )
-        if teacher and not learns:
-            raise key_error(
-                f"objective {name!r} has no use for a teacher: write name: distill, or add: "
-                f"{{distill: 1.0}}; or leave it out",
-                "teacher",
-                "trainer.objective.name",
-            )
-        for number, stage in enumerate(self.stages):
-            if stage.teacher and teacher is None:
-                raise key_error(
-                    "the run has no teacher to replace: give `teacher` for all stages, or leave it "
-                    "out",
-                    f"stages.{number}.teacher",
-                    "teacher",
-                )
-        for domain in teacher.domains if teacher else ():
-            if domain not in self.verifier.domains:
-                raise key_error(
-                    f"no such domain; choose from {', '.join(self.verifier.domains)}",
-                    f"teacher.domains.{domain}",
-                )
+        objective, domains = self.trainer.objective, self.verifier.domains
+        check_teacher(self.teacher, objective, self.stages, domains)
         return self
 
     @model_validator(mode="after")
