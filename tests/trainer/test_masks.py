@@ -28,11 +28,10 @@ MASKS = {
 }
 
 
-def stays(mask, pi, mu, advantage, truncated):
-    """Whether each token of a completion stays: one rule after another, as the papers write."""
+def stays(key, pi, mu, advantage, truncated):
+    """Whether each token of a completion stays under a mask, as its paper writes."""
     ratios = [p / m for p, m in zip(pi, mu, strict=True)]
-    whole = math.prod(ratios)
-    ((key, limit),) = mask.items()
+    whole, limit = math.prod(ratios), MASKS[key]
     if key == "truncated":
         return [not truncated] * len(pi)
     if key == "token_ratio":
@@ -56,11 +55,13 @@ def stays(mask, pi, mu, advantage, truncated):
     ]
 
 
-@pytest.mark.parametrize("key", MASKS)
+@pytest.mark.parametrize(
+    "keys", [*((key,) for key in MASKS), ("off_policy", "token_ratio", "token_tv"), tuple(MASKS)]
+)
 @pytest.mark.parametrize("normalization", ["group_tokens", "minibatch_tokens", "sequence"])
 @settings(max_examples=4)
 @given(seed=st.integers(0, 2**31))
-def test_the_gradient_is_that_of_the_tokens_that_stay(key, normalization, seed):
+def test_the_gradient_is_that_of_the_tokens_that_stay(keys, normalization, seed):
     random = torch.Generator().manual_seed(seed)
     policy, noise = torch.randn(2, 4, 3, dtype=torch.float64, generator=random)
     behavior = policy + 0.3 * noise
@@ -73,7 +74,7 @@ def test_the_gradient_is_that_of_the_tokens_that_stay(key, normalization, seed):
             found = completion(behavior, actions, float(n % 2), truncated=n == 3)
             group.append(found)
         groups.append(group)
-    mask = {key: MASKS[key]}
+    mask = {key: MASKS[key] for key in keys}
     options = {"rho": 1e9, "advantage_normalization": "none", "loss_normalization": normalization}
     t = trainer(policy, {"name": "aipo", "aipo": options, "mask": mask})
     got = descent(t, groups)
@@ -87,11 +88,10 @@ def test_the_gradient_is_that_of_the_tokens_that_stay(key, normalization, seed):
             logprobs = table.log_softmax(-1)[states, list(s.token_ids)]
             mu = torch.tensor(s.logprobs, dtype=torch.float64)
             advantage = s.reward - 0.5
-            which = stays(
-                mask, logprobs.detach().exp().tolist(), mu.exp().tolist(), advantage, s.truncated
-            )
+            policies = logprobs.detach().exp().tolist(), mu.exp().tolist()
+            which = [stays(key, *policies, advantage, s.truncated) for key in keys]
             terms = (logprobs - mu).exp() * advantage
-            kept[-1].append(terms[torch.tensor(which)])
+            kept[-1].append(terms[torch.tensor(which).all(0)])
     flat = [terms for group in kept for terms in group if len(terms)]
     if normalization == "sequence":
         value = sum(terms.mean() for terms in flat) / max(len(flat), 1)
