@@ -63,6 +63,17 @@ HEADED = (
     "<|said|>\n<|im_end|>\n" + _TOLD + "{% if add_generation_prompt %}<|im_start|>assistant"
     "<|thinks|>{% endif %}"
 )
+# Thoughts, a text and each call are messages, each with its channel.
+CHANNELS = (
+    "{{ tools | tojson if tools else '' }}{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{% if m.reasoning_content %}<|im_start|>model<|in|>thoughts<|is|>{{ m.reasoning_content }}"
+    "<|over|>{% endif %}{% if m.content %}<|im_start|>model<|in|>said<|is|>{{ m.content }}"
+    "{{ '<|over|>' if m.tool_calls else '<|im_end|>' }}{% endif %}{% for c in m.tool_calls or [] %}"
+    "<|im_start|>model<|in|>call {{ c.function.name }}<|is|>{{ c.function.arguments | tojson }}"
+    "{{ '<|im_end|>' if loop.last else '<|over|>' }}{% endfor %}{% else %}<|im_start|>"
+    "{{ m.role }}<|is|>{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>model{% endif %}"
+)
 # Calls get their ids once they are answered, and two tokens end a message (Apriel 1.5).
 LATE = (
     "{{ tools | tojson if tools else '' }}{% for m in messages %}{% set last = loop.last %}"
@@ -101,6 +112,7 @@ OWN = {
     "as JSON": (AS_JSON, _TURNS, ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"), "<|end|>"),
     "marked": (MARKED, _CHATML, _THINK, "<|im_end|>"),
     "headed": (HEADED, (*_CHATML, "<|thinks|>", "<|says|>", "<|said|>"), _THINK, "<|im_end|>"),
+    "channels": (CHANNELS, (*_CHATML, "<|in|>", "<|is|>", "<|over|>"), _THINK, "<|im_end|>"),
     "late": (LATE, (*_CHATML, "<|said|>"), _THINK, "<|im_end|>"),
     "own ids": (
         NUMBERED,

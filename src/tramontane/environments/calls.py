@@ -135,12 +135,10 @@ class Parser:
             added = (str(t) for t in tokenizer.added_tokens_decoder.values() if t.special)
             self._ends = ["", *(token for token in added if token in fields)]
             self._start = _before_response(tokenizer, tags)
-        head, self._tail, thinks = around_answer(tokenizer)
-        self._head = outside_thoughts(head, tags)[1].lstrip()
-        self._thinks = thinks and bool(self._head)
+        self._around = around_answer(tokenizer, tags)
         self._learned: Learned | None = None
         self.unread = ""
-        own = own_calls(tokenizer) if form == "auto" else []
+        own = own_calls(tokenizer, bool(self._around.head)) if form == "auto" else []
         if own and not self._reads(own[0]):
             self._learned = Learned.of(own)
             self.unread = "" if self._learned and self._reads(own[0]) else own[0]
@@ -192,12 +190,8 @@ class Parser:
             content, calls = _FORMS[self._own](answer, tools)
         if tools and not calls and "<tool_call>" in answer:  # as `TOOLS_PROMPT` asks for them
             content, calls = _hermes(answer, tools)
-        content = _AROUND.sub("", content).lstrip()
-        if self._thinks and self._head in content:
-            thoughts, _, content = content.partition(self._head)
-        content = content.removeprefix(self._head)
-        content = content.strip().removesuffix(self._tail).strip()
-        return Parsed(text, thoughts, content, calls[:MAX_CALLS])
+        before, content = self._around.within(_AROUND.sub("", content))
+        return Parsed(text, thoughts or before, content, calls[:MAX_CALLS])
 
     def _by_template(self, text: str, tools: Sequence[Tool], prefix: str, own: Parsed) -> Parsed:
         """A message by the `response_template`; `own`: by the form that the chat template shows,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from tramontane.data.prompts import Tool
 from tramontane.environments.forms import MAX_CALLS, call_of, decoded, unparsed
-from tramontane.types import Message, ToolCall
+from tramontane.types import Message, ThinkingTags, ToolCall
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -99,10 +99,35 @@ def _rendered(
     return str(text)
 
 
-def around_answer(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, bool]:
-    """What the chat template writes behind a prompt before the text of an answer (the header of a
-    channel); what it writes behind it, before the last token (Apriel's `<|end|>`); and True if an
-    answer's thoughts stand before the first (Kimi K3)."""
+class Around(NamedTuple):
+    """What a chat template writes around an answer, behind a prompt.
+
+    Attributes:
+        head: before its text: the header of a channel.
+        tail: behind it, before the last token (Apriel's `<|end|>`).
+        thinks: its thoughts stand before the head (Kimi K3), or in a message of their own.
+        opening: before those thoughts.
+        between: behind them, up to the head: what ends a message and begins the next.
+    """
+
+    head: str = ""
+    tail: str = ""
+    thinks: bool = False
+    opening: str = ""
+    between: str = ""
+
+    def within(self, content: str) -> tuple[str, str]:
+        """(thoughts, content) of a message without its calls."""
+        content, thoughts = content.lstrip(), ""
+        end = self.between or self.head
+        if self.thinks and content.startswith(self.opening) and end in content:
+            thoughts, _, content = content.removeprefix(self.opening).partition(end)
+        content = content.removeprefix(self.head).strip().removesuffix(self.tail)
+        return thoughts, content.strip().removesuffix(self.between).strip()
+
+
+def around_answer(tokenizer: PreTrainedTokenizerBase, tags: ThinkingTags) -> Around:
+    """What the chat template writes around an answer, without thoughts in `tags`."""
 
     def behind(**more: str) -> str:
         said = cast(Message, {"role": "assistant", "content": _SAID, **more})
@@ -110,31 +135,38 @@ def around_answer(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, bool]:
         return text[len(prompt) :] if text.startswith(prompt) else ""
 
     prompt = _rendered(tokenizer, [ASKED], prompts=True) if tokenizer.chat_template else ""
-    text = behind()
+    text, thought = behind(), behind(reasoning_content=NAME)
     if not prompt or text.count(_SAID) != 1:
-        return "", "", False
+        return Around()
     head, tail = text.split(_SAID)
     special = [str(t) for t in tokenizer.added_tokens_decoder.values() if t.special]
     ends = [token for token in special if tail.rstrip().endswith(token)]
-    last = max(ends, key=len, default="")
-    thinks = bool(head.strip()) and behind(reasoning_content=NAME).startswith(NAME + head)
-    return head.lstrip(), tail.rstrip().removesuffix(last).strip(), thinks
+    tail = tail.rstrip().removesuffix(max(ends, key=len, default="")).strip()
+    if tags.closing in head:
+        return Around(head.rpartition(tags.closing)[2].lstrip(), tail)
+    opening, found, rest = thought.partition(_SAID)[0].partition(NAME)
+    thinks = bool(found and head.strip() and rest.endswith(head)) and tags.closing not in rest
+    if not thinks:
+        return Around(head.lstrip(), tail)
+    return Around(head.lstrip(), tail, True, opening.lstrip(), rest.removesuffix(head).strip())
 
 
-def own_calls(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def own_calls(tokenizer: PreTrainedTokenizerBase, headed: bool = False) -> list[str]:
     """A message with one call, and one with two, as the chat template writes them behind a prompt;
-    none if it writes no calls."""
+    none if it writes no calls. `headed`: messages have headers, which are parts of the calls."""
     render = partial(_rendered, tokenizer)
     special = [str(t) for t in tokenizer.added_tokens_decoder.values() if t.special]
     taken = taken_by(render, special) if tokenizer.chat_template else None
     if taken is None:
         return []
+    prompt = _rendered(tokenizer, [ASKED], prompts=True)
     plain, bodies = render([ASKED, {"role": "assistant", "content": _SAID}]), []
     ends = _TOKEN.findall(plain.partition(_SAID)[2]) or special
     for text in (render(taken.probe(1)), render(taken.probe(2))):
         start = shared(plain, text)
         inside = (m for m in _TOKEN.finditer(text) if m.start() < start < m.end())
         start = next((match.start() for match in inside), start)
+        start = min(start, len(prompt)) if headed and text.startswith(prompt) else start
         last = max(text.rfind(ARGUMENT), text.rfind(NAME))
         places = [place for end in ends if (place := text.find(end, last)) >= 0]
         body = text[start : min(places, default=None)].rstrip()
