@@ -232,17 +232,28 @@ def _dequantize(model: str, config: Any) -> bool:
     Raises:
         InputError: it cannot.
     """
+    if (settings := quantization(model, config)) is None:
+        return False
+    config.quantization_config = settings | {"dequantize": True}
+    return True
+
+
+def quantization(model: str, config: Any) -> dict[str, Any] | None:
+    """How a checkpoint's weights are quantized, by its config; None if they are plain.
+
+    Raises:
+        InputError: in a way that cannot be undone.
+    """
     settings = getattr(config, "quantization_config", None)
     if settings is None:
-        return False
+        return None
     settings = dict(settings if isinstance(settings, dict) else settings.to_dict())
     if (method := settings.get("quant_method")) not in DEQUANTIZED:
         raise InputError(
             f"model {model!r}: quantized by {method!r}, which cannot be undone here; give "
             f"the model that it was made from"
         )
-    config.quantization_config = settings | {"dequantize": True}
-    return True
+    return settings
 
 
 def load_classifier(

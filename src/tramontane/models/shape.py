@@ -162,9 +162,12 @@ def load_shape(model: str, *, classifier: bool = False) -> ModelShape:
         classifier: count it as a sequence classifier.
 
     Raises:
-        InputError: no config there, or not a causal LM's.
+        InputError: no config there, not a causal LM's, or of weights that cannot be loaded.
     """
-    return shape_of(load_shape_config(model), model, classifier=classifier)
+    config = load_shape_config(model)
+    if not classifier:
+        loading.quantization(model, config)
+    return shape_of(config, model, classifier=classifier)
 
 
 def load_shape_config(model: str) -> Any:
