@@ -76,7 +76,9 @@ class TrainSequence:
     # See `types.SampledTokens`.
     experts: NDArray[np.int16] | None = None
     allowed: AllowedTokens | None = None
-    images: tuple[str, ...] = ()  # of the prompt, as data URIs
+    # Of the prompt, and of the tokens put in behind it, as data URIs.
+    images: tuple[str, ...] = ()
+    put_images: tuple[str, ...] = ()
     # A teacher's log-probs, if the objective learns from them here.
     teacher: TeacherScores | None = None
 
@@ -102,6 +104,8 @@ class TrainSequence:
             allowed=completion.allowed,
             reward=verdict.reward if verdict else 0.0,
             scored=verdict is not None,
+            images=tuple(completion.images),
+            put_images=tuple(completion.put_images),
         )
 
 
@@ -163,7 +167,6 @@ class Batch:
                     ids = shared if part.prompt_ids == prompt else ints(part.prompt_ids)
                     sequence = TrainSequence.of(part, verdict, ids)
                     sequence.answer, sequence.continues = answer, number > 0
-                    sequence.images = tuple(group.problem.images)
                     sequence.truncated = (
                         completion.finish_reason == "length" or completion.ending == "context_full"
                     )

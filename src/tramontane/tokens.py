@@ -60,6 +60,15 @@ class AllowedTokens:
         self.ids.extend(other.ids)
 
 
+def given_ids(
+    prompt_ids: Iterable[int], token_ids: Iterable[int], versions: Iterable[int]
+) -> list[int]:
+    """The tokens of a sequence, −1 in place of those that were sampled: an image token among those
+    stands for no image."""
+    pairs = zip(token_ids, versions, strict=True)
+    return [*prompt_ids, *(token if version == INSERTED else -1 for token, version in pairs)]
+
+
 class SampledTokens:
     """Token ids, log-probs and versions in compact arrays: 12 bytes a token, whereas lists of
     Python numbers take 76 and slow down the garbage collector. Other sequences are converted.
@@ -96,6 +105,8 @@ class EarlierSequence(SampledTokens):
     versions: array[int]
     experts: NDArray[np.int16] | None = field(default=None, compare=False)
     allowed: AllowedTokens | None = None
+    images: Sequence[str] = field(default=(), compare=False)
+    put_images: Sequence[str] = field(default=(), compare=False)
 
 
 @dataclass

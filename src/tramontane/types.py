@@ -202,7 +202,7 @@ class ToolCall:
     # name, arguments: as parsed; `name` is empty for a call that did not parse.
     name: str
     arguments: dict[str, Any]
-    answer: str  # what the model reads
+    answer: str  # what the model reads, with a `data.prompts.PLACE` for each image
     error: bool = False  # True if the model used the tool wrongly; the answer is then the error
     seconds: float = 0.0  # time that the call took
     id: str = ""  # that the model wrote (Mistral v7 and v11, Kimi); empty: none
@@ -221,6 +221,11 @@ class TurnRecord:
     calls: list[ToolCall] = field(default_factory=list)  # the tool calls of the turn, in order
     reward: float | None = None  # the environment's reward of the turn; None if it gives none
     seconds: float = 0.0  # time of the environment's step
+
+    @property
+    def images(self) -> list[str]:
+        """Those of `messages`, as data URIs."""
+        return [image for message in self.messages for image in message.get("images", ())]
 
 
 @dataclass
@@ -254,7 +259,8 @@ class Completion(SampledTokens):
         keep_kv: keep its keys and values at its end, where there is room: it may continue.
         generator: number of the generator that had it last.
         status: see `status.MOVES`; changed by `move`.
-        images: those of the prompt of a request, as data URIs, in the order of its image tokens.
+        images, put_images: those of the prompt, and those of the tokens that were put in, as data
+            URIs, in the order of the image tokens.
     """
 
     group: int
@@ -278,6 +284,7 @@ class Completion(SampledTokens):
     generator: int | None = field(default=None, compare=False)
     status: Status = Status.ENDED
     images: Sequence[str] = field(default=(), compare=False)
+    put_images: Sequence[str] = field(default=(), compare=False)
 
     @classmethod
     def requested(
@@ -346,7 +353,17 @@ class Completion(SampledTokens):
     def completed(self, reason: FinishReason) -> Completion:
         """It at the end of its turn, as a generator returns it, without images; it shares the
         arrays."""
-        return replace(self, finish_reason=reason, status=Status.ENDED, images=())
+        return replace(self, finish_reason=reason, status=Status.ENDED, images=(), put_images=())
+
+    def illustrate(self, images: Sequence[str]) -> None:
+        """Set the images of all its sequences: `images` of the first prompt, and those that the
+        answers to its turns brought, behind a turn or in the prompt of the sequence that follows.
+        """
+        for number, sequence in enumerate(self.sequences):
+            own = [turn for turn in self.turns if turn.sequence == number]
+            put = [i for turn in own if turn.end < len(sequence.token_ids) for i in turn.images]
+            sequence.images, sequence.put_images = images, put
+            images = [*images, *(image for turn in own for image in turn.images)]
 
     def take_turn(self, completed: Completion) -> None:
         """Take the tokens that a generator has `completed`, and their text."""

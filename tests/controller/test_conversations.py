@@ -40,7 +40,7 @@ from tramontane.controller.ledger import Ledger
 from tramontane.controller.pipeline import Pipeline, Workers
 from tramontane.controller.snapshot import FrozenGroup, Snapshot
 from tramontane.data.curriculum import Curriculum
-from tramontane.data.prompts import PromptEncoder
+from tramontane.data.prompts import PLACE, PromptEncoder
 from tramontane.environments import host
 from tramontane.environments.protocol import Broken, Continued, Lost, Started
 from tramontane.errors import InputError
@@ -51,7 +51,7 @@ from tramontane.placement.thread import LocalPlacement, ThreadHandle
 from tramontane.run.checkpoint import PipelineCheckpoint, read_pipeline, write_pipeline
 from tramontane.status import MOVES, Status
 from tramontane.tokens import INSERTED, AllowedTokens, floats, ints
-from tramontane.types import Completion, Group, Problem, SamplingParams, ToolCall, TurnRecord
+from tramontane.types import Completion, Group, Message, Problem, SamplingParams, ToolCall, TurnRecord
 
 SIZES = {"updates": 12, "n_batch": 8, "n_async": 16, "max_staleness": 2, "l_max": 96}
 PROBLEM = Problem("p", "math", "1 + 1?", "2")
@@ -170,6 +170,34 @@ def test_what_is_known_of_tokens_goes_with_them() -> None:
     again = replace(sampled(), status=Status.LOST)
     _begin_again(again, 9)
     assert again.allowed is again.experts is None and not again.token_ids
+
+
+def test_images_belong_to_the_sequences_that_show_them(tmp_path: Path) -> None:
+    """Behind a turn, or in the prompt of the sequence that a rewritten history begins; so they do
+    once the conversation was read from a checkpoint."""
+    whole = Completion.requested(0, 0, [5, 6], 7, SamplingParams(99, 0.7), images=["first"])
+
+    def answered(number: int, **new: Any) -> None:
+        say(whole, [8, 1], number)
+        span = whole.turn_start, len(whole.token_ids)
+        shown: Message = {"role": "user", "content": PLACE, "images": [f"{number}"]}
+        record = TurnRecord(*span, len(whole.earlier), "", [shown])
+        take_answer(whole, Continued(record, max_tokens=50, **new))
+
+    answered(0, put=[3])
+    answered(1, put=[3, 3])
+    answered(2, prompt_ids=[9])
+    answered(3, put=[3])
+    kept = replace(whole, index=1)
+    answered(4, ending="completed")
+    group = Group(0, PROBLEM, [whole], [], deadline=4, requests=[kept])
+    snapshot = Snapshot(1, 1, {}, {}, [FrozenGroup(group)], [])
+    write_pipeline(tmp_path, PipelineCheckpoint(snapshot, 1.0))
+    [(again, _)] = read_pipeline(tmp_path).snapshot.all_groups()
+    for each in (whole, kept, *again.thaw().completions, *again.thaw().requests):
+        shown = [([*s.images], [*s.put_images]) for s in each.sequences]
+        assert shown == [(["first"], ["0", "1"]), (["first", "0", "1", "2"], ["3"])]
+    assert PROBLEM.images == []  # they were the environment's
 
 
 def test_a_snapshot_holds_conversations(tmp_path: Path) -> None:

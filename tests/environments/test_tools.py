@@ -25,6 +25,7 @@ from transformers.utils import get_json_schema
 from typing_extensions import Required
 
 from tests.environments.worlds import Counter, Dozer, add, divide
+from tramontane.config.images import ImagesConfig
 from tramontane.data.values import UnknownType
 from tramontane.environments.arguments import inlined, typed
 from tramontane.environments.running import EnvironmentFailed, Runner
@@ -32,11 +33,13 @@ from tramontane.environments.tools import Toolset, coerced, cut, methods, schema
 from tramontane.errors import InputError
 from tramontane.types import ToolCall
 
+LIMITS = ImagesConfig().limits
+
 
 def answer(tools, *calls, answer_bytes=1000):
     """Answers to (name, arguments)."""
     made = [ToolCall(name, arguments, "") for name, arguments in calls]
-    asyncio.run(Toolset(tools, answer_bytes).answer(made, Runner()))
+    asyncio.run(Toolset(tools, answer_bytes, LIMITS).answer(made, Runner()))
     return made
 
 
@@ -70,7 +73,7 @@ def test_a_tool_without_hints_or_docstring_is_named():
         with pytest.raises(InputError, match=f"{tool.__name__}.*test_tools.py.*{said}"):
             schema_of(tool)
     with pytest.raises(InputError, match="two tools are named 'add'"):
-        Toolset([add, add], 100)
+        Toolset([add, add], 100, LIMITS)
 
 
 class Undocumented:

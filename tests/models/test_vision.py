@@ -30,6 +30,8 @@ from tramontane.types import Completion, Illustrated, SamplingParams
 
 GIVEN = ("image_sizes", "pixel_attention_mask", "image_grid_thw", "image_position_ids")
 QWEN = tuple(kind for kind in FAMILIES if "qwen" in kind)
+# By family, the argument that says which tokens are an image's.
+KINDS = {"gemma3": "token_type_ids"} | dict.fromkeys((*QWEN, "gemma4"), "mm_token_type_ids")
 SIZES = [{"width": 40, "height": 30}, {"width": 90, "height": 20, "seed": 1}]
 
 
@@ -69,8 +71,7 @@ def predicted(model, made, completion):
     rest = {k: v for k, v in made.items() if k in ("pixel_values", *GIVEN)}
     # Of the prompt's tokens, as the processors of some families say: 1 for one of an image.
     kinds = (ids == model.config.image_token_id).int()
-    names = {"gemma3": "token_type_ids"} | dict.fromkeys((*QWEN, "gemma4"), "mm_token_type_ids")
-    if name := names.get(model.config.model_type):
+    if name := KINDS.get(model.config.model_type):
         rest[name] = kinds
     logits = model(input_ids=ids, **rest).logits[0]
     predicted = logits[-len(completion) - 1 : -1].log_softmax(-1)

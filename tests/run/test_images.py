@@ -13,9 +13,9 @@ from tests.runs import small_config
 from tests.vision import picture, uri, write_wrapper
 from tramontane.cli import app
 from tramontane.config import Config
+from tramontane.controller.images import check_images
 from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import encoder_of
-from tramontane.evaluation.images import check_images
 from tramontane.models.transplant import transplant
 from tramontane.run.rollouts import files, read_rollouts
 from tramontane.types import Problem

@@ -12,8 +12,10 @@ from PIL import Image
 
 from tests.view.pages import group, served
 from tests.vision import picture, png, uri
+from tramontane.data.prompts import PLACE
 from tramontane.models.images import content_of
 from tramontane.run.folder import RunFolder
+from tramontane.types import Message, TurnRecord
 from tramontane.view import details, drawn
 from tramontane.view.report import answers, write_report
 from tramontane.view.runs import Run
@@ -45,6 +47,27 @@ def test_a_completion_is_shown_with_its_images(folder: RunFolder) -> None:
     assert [image.size for image in images] == [(384, 192), (20, 20)]
     shown = drawn.completion(found, "logprob").plain
     assert all(f"images/{name}" in shown for name in found["image_files"])
+
+
+def test_images_of_turns_are_recorded_and_shown_where_they_came(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.rollouts.mkdir()
+    (tmp_path / "config.yaml").write_text("name: pictured\nmodel: tiny\n")
+    made = group(1, 1, learned=False)
+    shown: Message = {"role": "user", "content": f"Now {PLACE}?", "images": [OTHER]}
+    for each in made.completions:
+        each.turns, each.ending, each.images = (
+            [TurnRecord(0, 1, 0, "x", [shown])],
+            "completed",
+            [ONE],
+        )
+    folder.write_rollouts(1, [(made, None)], ["correctness"])
+    found = details.rollout(Run(folder.path, 0), 1, 0)
+    [message] = found["turns"][0]["messages"]
+    assert message["content"] == "Now <image>?"
+    for images, size in ((found["images"], (384, 192)), (message["images"], (20, 20))):
+        assert [Image.open(io.BytesIO(content_of(image))).size for image in images] == [size]
+    assert f"images/{message['image_files'][0]}" in drawn.completion(found, "logprob").plain
 
 
 def test_an_image_that_is_gone_is_named_and_the_rest_shown(folder: RunFolder) -> None:

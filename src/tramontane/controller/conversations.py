@@ -30,6 +30,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tramontane.config import Config
+from tramontane.controller.images import unsupported
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.host import Call, EnvironmentHost
 from tramontane.environments.loading import deterministic
@@ -64,9 +65,11 @@ def take_answer(completion: Completion, answer: Continued) -> None:
     if answer.ending is not None:
         end(completion, answer.ending, answer.reason)
         return
+    images = completion.sequences[0].images
     if answer.prompt_ids is not None:
         _fork(completion, list(answer.prompt_ids))
     completion.put_in(answer.put, answer.max_tokens)
+    completion.illustrate(images)
     completion.turn_start = len(completion.token_ids)
 
 
@@ -135,6 +138,7 @@ class Conversations:
         failed: Callable[[str], None] = logger.error,
     ) -> None:
         self._limits, self._data, self._failed = config.conversation, config.data, failed
+        self._config = config
         self.converses = config.converses
         self.max_prompt = sys.maxsize
         self.opening: list[int] = []
@@ -188,7 +192,7 @@ class Conversations:
         """Have the environment do what the status says."""
         began, training = time.time(), completion.group >= 0
         if completion.status is Status.STEPPING:
-            turn = replace(completion, turns=[], experts=None, allowed=None)
+            turn = replace(_without_images(completion), turns=[], experts=None, allowed=None)
             answer = await self._call(completion, "step", turn, l_max)
             if isinstance(answer, Started):  # nobody read its first turn
                 _begin_again(completion, l_max)
@@ -196,7 +200,10 @@ class Conversations:
             answer = await self._begin(l_max, problem, completion)
         if isinstance(answer, Lost):
             self._take_loss(completion, answer)
-        elif isinstance(answer, Started):
+            return
+        if answer.images if isinstance(answer, Started) else answer.turn.images:
+            self._check_images(training)
+        if isinstance(answer, Started):
             if training:
                 self.tools[completion.group] = answer.tools
             _take_start(completion, answer)
@@ -206,6 +213,13 @@ class Conversations:
                 step = Step(began, time.time(), tool or "environment")
                 self.steps[completion.group].append(step)
             take_answer(completion, answer)
+
+    def _check_images(self, training: bool) -> None:
+        for key, what in unsupported(self._config, None, False if training else None):
+            raise InputError(
+                f"an environment or a tool gave an image, and {what} take none yet ({key}): change "
+                f"that key, or let it give text (docs/images.md)"
+            )
 
     def _take_loss(self, completion: Completion, lost: Lost) -> None:
         """Let a conversation whose environment is gone begin elsewhere, or blame it."""
@@ -286,9 +300,8 @@ class Conversations:
         seed -= FORK * len(completion.earlier)
         if completion.turns and self._replays(problem):
             self.counts["conversations_replayed"] += 1
-            return await self._call(
-                completion, "replay", problem, seed, replace(completion, finish_reason="stop")
-            )
+            told = replace(_without_images(completion), finish_reason="stop")
+            return await self._call(completion, "replay", problem, seed, told)
         if completion.turns:
             self.counts["conversations_restarted"] += 1
             _begin_again(completion, l_max)
@@ -419,6 +432,11 @@ def start_conversations(
     return Conversations(config, hosts, replaced, failed)
 
 
+def _without_images(completion: Completion) -> Completion:
+    """A completion as environments take it, which know the images that they gave."""
+    return replace(completion, images=(), put_images=())
+
+
 def _key(completion: Completion) -> Key:
     return completion.group, completion.index
 
@@ -435,8 +453,10 @@ def _begin_again(completion: Completion, l_max: int) -> None:
 def _take_start(completion: Completion, started: Started) -> None:
     """Take the prompt of an environment that has begun. A first turn that was under way continues
     if its environment begins as before."""
-    if not completion.turns and completion.prompt_ids != started.prompt_ids:
+    opened = list(completion.prompt_ids), list(completion.images)
+    if not completion.turns and opened != (list(started.prompt_ids), list(started.images)):
         _open_with(completion, list(started.prompt_ids))
+        completion.illustrate(started.images)
     completion.keep_kv = True
     if started.ending is not None:
         end(completion, started.ending, started.reason)

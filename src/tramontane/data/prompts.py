@@ -143,6 +143,17 @@ def _chat(prompt: Prompt) -> list[Message]:
     return chat
 
 
+def messages_of(prompt: Prompt) -> list[Message]:
+    """The messages of a prompt, each with its own images."""
+    chat = list(_chat(prompt))
+    if isinstance(prompt, Illustrated):
+        images = iter(prompt.images)
+        for message in chat:
+            if own := [*islice(images, message["content"].count(PLACE))]:
+                message["images"] = own
+    return chat
+
+
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
 
@@ -308,6 +319,15 @@ class PromptEncoder:
         texts = [self.render(_PROBE, tools=described) for described in (tools, ())]
         whole, bare = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
         return len(whole) - len(bare)
+
+    @property
+    def image_token(self) -> str:
+        """The text that stands for an image in a rendered chat.
+
+        Raises:
+            InputError: the model takes no images.
+        """
+        return self._processor.token
 
     def tokens_of_image(self, image: str) -> int:
         """Number of tokens that the model's processor writes for an image."""
@@ -537,9 +557,12 @@ class PromptEncoder:
 
     def as_read(self, messages: Sequence[Any]) -> list[Any]:
         """Messages with their contents as the template reads them: texts, or lists of parts."""
-        if not self._in_parts and not any(PLACE in str(m.get("content")) for m in messages):
-            return list(messages)
-        return [{**message, "content": _parts(message["content"])} for message in messages]
+        return [
+            {**message, "content": _parts(message["content"])}
+            if self._in_parts or PLACE in str(message.get("content"))
+            else message
+            for message in messages
+        ]
 
     def marking(self) -> PromptEncoder | None:
         """This encoder with a `GENERATED` at both ends of what the chat template marks as the

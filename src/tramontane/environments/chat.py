@@ -232,8 +232,34 @@ class ChatFormat:
         except InputError:
             return False
 
+    @cached_property
+    def tool_images(self) -> bool:
+        """True if the template writes images in messages of tools."""
+        taken = self._taken_calls or _Calls(as_json=False)
+        call = taken.message("", [("probe", {"x": "y"})], _ids(1))
+        text = self._tried([_ASKED, call, _answer("probe", f"{PLACE}?")])
+        return self.encoder.image_token in text
+
+    def _shown_by_user(self, messages: list[Message]) -> list[Message]:
+        """Messages with the images of tools in the user's message that follows, as for OpenAI's
+        models, whose messages of tools are texts."""
+        tools = [
+            {**m, "content": m["content"].replace(PLACE, "")}
+            for m in messages
+            if m["role"] == "tool"
+        ]
+        shown = PLACE * sum(m["content"].count(PLACE) for m in messages if m["role"] == "tool")
+        others = [m for m in messages if m["role"] != "tool"]
+        if not others or others[0]["role"] != "user":
+            others.insert(0, {"role": "user", "content": ""})
+        others[0] = {**others[0], "content": shown + others[0]["content"]}
+        return tools + others
+
     def as_taken(self, messages: list[Message]) -> list[Message]:
         """Messages that follow one of the model, in the roles that the template takes."""
+        in_tools = any(m["role"] == "tool" and PLACE in m["content"] for m in messages)
+        if in_tools and self.tool_role and not self.tool_images:
+            messages = self._shown_by_user(messages)
         if self.tool_role or all(m["role"] != "tool" for m in messages):
             return messages
         texts = [
@@ -281,6 +307,7 @@ class Following:
     rewritten: bool  # True if the template now writes the conversation before it differently
     # Makes the tokens of the whole conversation, as the template writes it.
     whole: Callable[[], list[int]]
+    images: Sequence[str] = ()  # of the new messages
 
     def behind(self, ends: Iterable[str]) -> tuple[str, str]:
         """(end of the model's turn, text after it); the end is the first of `ends` in the text."""
@@ -352,7 +379,7 @@ class Chat:
         if not message.thoughts.strip():  # an empty pair of tags
             message = message._replace(thoughts="")
         before, prefix = self._text.removesuffix(self.prefix), self.prefix
-        signs, number = self._signs, len(self._chat)
+        signs, number, earlier = self._signs, len(self._chat), self.images
         put = self._put(new, message)
         first: Message = {**put[0], "content": _NEW + put[0]["content"]}
         self._turns += 1
@@ -380,7 +407,8 @@ class Chat:
             appended = False
         place = text.index(_NEW)
         text = text.replace(_NEW, "", 1)
-        return Following(text, place, called, moved or not appended, self._whole)
+        rewritten, images = moved or not appended, self.images[len(earlier) :]
+        return Following(text, place, called, rewritten, self._whole, images)
 
     def _moved(self, text: str, message: Parsed, number: int) -> tuple[str, bool]:
         """(the text after a message whose content the template writes behind its calls, True if
@@ -431,6 +459,8 @@ class Chat:
             end, text = following.behind(self._form.ends)
         if not end and following.in_call:
             raise InputError("the chat template has no token that ends a message with calls")
+        if following.images:
+            text = encoder.illustrated(text, following.images)
         if sampled is None:
             return encoder.encode_marked(end + text, self._marks)
         ids = encoder.encode_marked(sampled + text, self._marks)

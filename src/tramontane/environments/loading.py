@@ -18,18 +18,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, cast
 
 from tramontane import loopback
 from tramontane.config import Config, DataConfig
 from tramontane.config.data import SCHEMES, checked_environment
 from tramontane.config.domains import import_path
-from tramontane.data.prompts import Tool
+from tramontane.data.prompts import Tool, messages_of
 from tramontane.data.values import encoded
 from tramontane.environments.adapters import adapted
 from tramontane.environments.builtin import BUILT_IN
 from tramontane.environments.calls import Parsed
+from tramontane.environments.pictures import joined
 from tramontane.environments.running import EnvironmentFailed, Runner, blaming
 from tramontane.environments.tools import Toolset, methods, schema_of
 from tramontane.environments.wire import ChatMessage
@@ -245,7 +246,7 @@ class Host:
         self._toolboxes: list[Any] = []
         self._environment: Any = None
         self._kind: Kind = "toolbox"
-        self.toolset = Toolset((), answer_bytes)
+        self.toolset = Toolset((), answer_bytes, data.images.limits)
 
     @property
     def tools(self) -> list[Tool]:
@@ -262,14 +263,15 @@ class Host:
             InputError: see `load`; or a tool cannot be described.
             EnvironmentFailed: a method raised an exception, or returned an unusable value.
         """
-        chat = list(problem.messages or [Message(role="user", content=problem.problem)])
+        chat = messages_of(problem.prompt)
         given = {"problem": problem, "seed": seed, "config": config or Config()}
         offered = await self._make(environment_of(self._data, problem))
         for toolbox in self._toolboxes:
             if start := getattr(toolbox, "start", None):
                 await self._runner.run(start, **functions.accepted(start, given))
         if self._kind == "trl":
-            row = {**problem.metadata, **_fields(problem), "prompt": chat, "seed": seed}
+            own = list(problem.messages or [Message(role="user", content=problem.problem)])
+            row = {**problem.metadata, **_fields(problem), "prompt": own, "seed": seed}
             reset = self._environment.reset
             shown = await self._runner.run(reset, **functions.accepted(reset, row))
             if shown is not None and not isinstance(shown, str):
@@ -277,11 +279,12 @@ class Host:
                     raise self._refused(reset, shown, "a text or None")
             last = chat[-1]
             content = last["content"] + encoded(shown or "")
-            chat[-1] = Message(role=last["role"], content=content)
+            chat[-1] = {**last, "content": content}
         elif self._kind == "environment":
             chat = await self._begun(given) or chat
             offered += await self._runner.run(_tools_of(self._environment))
-        self.toolset = Toolset(_functions(offered), self._answer_bytes)
+        limits = self._data.images.limits
+        self.toolset = Toolset(_functions(offered), self._answer_bytes, limits)
         return chat
 
     async def _begun(self, given: dict[str, Any]) -> list[Message]:
@@ -324,8 +327,9 @@ class Host:
         Raises:
             EnvironmentFailed: a tool or the environment failed.
         """
-        await self.toolset.answer(message.calls, self._runner)
-        reply = Reply([Message(role="tool", content=call.answer) for call in message.calls])
+        shown = await self.toolset.answer(message.calls, self._runner)
+        answers = [call.answer for call in message.calls]
+        reply = Reply([*map(partial(_message, "tool"), answers, shown)])
         if self._kind != "environment":
             reply.done = not message.calls
             return reply
@@ -402,7 +406,7 @@ class Host:
             value = [Message(role="user", content=value)]
         fits = isinstance(value, Sequence) and len(value) <= MAX_MESSAGES
         if fits and all(map(_is_message, value)):
-            found = [Message(role=encoded(m["role"]), content=encoded(m["content"])) for m in value]
+            found = [self._read(message) for message in value]
             fits = sum(len(message["content"]) for message in found) <= MAX_CHARACTERS
             if fits and all(message["role"] in roles for message in found):
                 return found
@@ -412,6 +416,18 @@ class Host:
             f"messages with `role` ({', '.join(roles)}) and `content`, at most {MAX_MESSAGES:,} "
             f"with {MAX_CHARACTERS:,} characters",
         )
+
+    def _read(self, message: Mapping[str, Any]) -> Message:
+        role, content = encoded(message["role"]), message["content"]
+        if isinstance(content, str):
+            return Message(role=role, content=encoded(content))
+        text, images = joined(content, self._data.images.limits)
+        return _message(role, encoded(text), images)
+
+
+def _message(role: str, content: str, images: list[str]) -> Message:
+    message = Message(role=role, content=content)
+    return {**message, "images": images} if images else message
 
 
 def _name(method: Callable[..., Any]) -> str:
@@ -428,9 +444,9 @@ def _tools_of(environment: Any) -> Callable[[], list[Any]]:
 
 
 def _is_message(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(
-        isinstance(value.get(key), str) for key in ("role", "content")
-    )
+    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+        return False
+    return isinstance(value.get("content"), str | list | tuple)
 
 
 def _functions(offered: Sequence[Any]) -> list[Callable[..., Any]]:

@@ -100,6 +100,7 @@ class MistralChat:
 
     prefix = ""
     calls_form = "mistral"
+    images: Sequence[str] = ()  # it takes none
 
     def __init__(
         self, mistral: MistralTokenizer, encoder: PromptEncoder, tools: Sequence[Tool] = ()
@@ -132,6 +133,7 @@ class MistralChat:
         own = given.pop(0)["content"] if given[0]["role"] == "system" else None
         if (system := self._encoder.system(own)) is not None:
             given.insert(0, {"role": "system", "content": system})
+        _refuse_images(given)
         self._messages = [{**m, "content": self._chunks(m)} for m in given]
         try:
             self._ids = self._encode()
@@ -149,6 +151,7 @@ class MistralChat:
         Raises:
             InputError: Mistral's validator refuses them.
         """
+        _refuse_images(new)
         before, put = self._ids, list[int]()
         said = message.content if message.thoughts or message.calls else message.text or " "
         if message.thoughts:
@@ -310,6 +313,14 @@ class MistralExamples:
             example.response.extend(whole[len(prompt) :])
             written = whole
         yield example
+
+
+def _refuse_images(messages: Iterable[Mapping[str, Any]]) -> None:
+    if any(message.get("images") for message in messages):
+        raise InputError(
+            "conversation.tokens: mistral takes no images, and an environment or a tool gave one; "
+            "set template"
+        )
 
 
 def plain_tool(tool: Tool) -> dict[str, Any]:

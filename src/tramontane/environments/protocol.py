@@ -15,7 +15,7 @@ class Turn:
 
     Args:
         messages: put in before the model's next turn; roles `user`, `tool` or `system`. A text is
-            one message of the user.
+            one message of the user. A content may be a list of parts, texts and images.
         reward: reward of this turn; None if it has none.
         done: True ends the conversation.
     """
@@ -46,6 +46,7 @@ class Started:
     ending: Ending | None = None
     reason: str = ""
     tools: Sequence[str] = ()
+    images: Sequence[str] = ()  # of the prompt, as data URIs
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 A tool is a function with type hints and a Google docstring, from which its description is made
 (`signatures`). It is called with the arguments that its description allows, in the types of its
-hints; its result is the answer, a text or JSON.
+hints; its result is the answer: a text, an image, a list with images, or JSON.
 
 A model that uses a tool wrongly reads an error: an unknown name, arguments that do not fit, or a
 `ValueError`, `TypeError`, `LookupError` or `ArithmeticError` of the tool. Any other exception is a
@@ -33,9 +33,10 @@ from jsonschema.exceptions import best_match
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from tramontane.data.prompts import Tool
+from tramontane.data.prompts import PLACE, Tool
 from tramontane.data.values import UnknownType, encoded, plain
 from tramontane.environments.arguments import coerced
+from tramontane.environments.pictures import holds_images, joined
 from tramontane.environments.running import EnvironmentFailed, Runner, blaming, said
 from tramontane.environments.signatures import (
     Signature,
@@ -45,6 +46,7 @@ from tramontane.environments.signatures import (
     signature_of,
 )
 from tramontane.errors import InputError
+from tramontane.models.images import Limits
 from tramontane.types import ToolCall
 from tramontane.verifier.functions import MAX_ERROR, defined_at
 
@@ -60,13 +62,16 @@ class Toolset:
     Args:
         tools: functions or bound methods.
         answer_bytes: `conversation.answer_bytes`.
+        limits: `data.images`, of what is decoded of an image.
 
     Raises:
         InputError: a tool without type hints or a docstring, or two with one name.
     """
 
-    def __init__(self, tools: Sequence[Callable[..., Any]], answer_bytes: int) -> None:
-        self._answer_bytes = answer_bytes
+    def __init__(
+        self, tools: Sequence[Callable[..., Any]], answer_bytes: int, limits: Limits
+    ) -> None:
+        self._answer_bytes, self._limits = answer_bytes, limits
         self._tools: dict[str, Callable[..., Any]] = {}
         self.schemas: list[Tool] = []
         for tool in tools:
@@ -80,8 +85,9 @@ class Toolset:
             self._tools[name] = tool
             self.schemas.append(described)
 
-    async def answer(self, calls: Sequence[ToolCall], runner: Runner) -> None:
-        """Answer the calls of a turn; those that did not parse already have an answer.
+    async def answer(self, calls: Sequence[ToolCall], runner: Runner) -> list[list[str]]:
+        """Answer the calls of a turn; those that did not parse already have an answer. Returns the
+        images of each answer, as data URIs.
 
         Calls of one toolbox are answered in order, unless it has `independent = True`; others
         concurrently.
@@ -89,25 +95,28 @@ class Toolset:
         Raises:
             EnvironmentFailed: a failure of a tool.
         """
-        lines: dict[Any, list[ToolCall]] = {}
+        shown: list[list[str]] = [[] for _ in calls]
+        lines: dict[Any, list[int]] = {}
         for number, call in enumerate(calls):
             if call.name:
                 toolbox = _toolbox_of(self._tools.get(call.name))
                 alone = toolbox is None or getattr(toolbox, "independent", False)
-                lines.setdefault(("call", number) if alone else id(toolbox), []).append(call)
-        tasks = [asyncio.create_task(self._in_order(line, runner)) for line in lines.values()]
+                lines.setdefault(("call", number) if alone else id(toolbox), []).append(number)
+
+        async def in_order(line: list[int]) -> None:
+            for number in line:
+                shown[number] = await self._answer(calls[number], runner)
+
+        tasks = [asyncio.create_task(in_order(line)) for line in lines.values()]
         try:
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:  # the others, if one failed
                 task.cancel()
+        return shown
 
-    async def _in_order(self, calls: Sequence[ToolCall], runner: Runner) -> None:
-        for call in calls:
-            await self._answer(call, runner)
-
-    async def _answer(self, call: ToolCall, runner: Runner) -> None:
-        started = time.perf_counter()
+    async def _answer(self, call: ToolCall, runner: Runner) -> list[str]:
+        started, images = time.perf_counter(), list[str]()
         try:
             tool, positional, named = self._checked(call)
             result = await runner.run(tool, *positional, **named)
@@ -121,8 +130,14 @@ class Toolset:
             call.answer, call.error = cut(f"error: {text}", self._answer_bytes), True
         else:
             with blaming(f"the result of {call.name} ({defined_at(tool)})"):
-                call.answer = cut(text_of(result), self._answer_bytes)
+                if holds_images(result):
+                    text, images = joined(result, self._limits, text_of)
+                    call.answer = cut(text, self._answer_bytes)
+                    images = images[: call.answer.count(PLACE)]
+                else:
+                    call.answer = cut(text_of(result), self._answer_bytes)
         call.seconds = time.perf_counter() - started
+        return images
 
     def _checked(self, call: ToolCall) -> tuple[Callable[..., Any], Any, dict[str, Any]]:
         """The tool that a call names, and its positional and named arguments."""

@@ -118,7 +118,8 @@ class EnvironmentWorker:
                 self._opened(host, opening, effort), self._limits.step_timeout
             )
             tools = [tool["function"]["name"] for tool in host.tools]
-            return Started(self._open[key].prompt_ids, tools=tools)
+            chat = self._open[key].chat
+            return Started(self._open[key].prompt_ids, tools=tools, images=chat.images)
         except asyncio.TimeoutError:
             started = Started([], host.ending or "step_timeout", self._late("start"))
         except (EnvironmentFailed, InputError) as error:

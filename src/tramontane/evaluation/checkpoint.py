@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tramontane.config import Config, Resources, TrainerConfig
+from tramontane.controller.images import check_images
 from tramontane.data.files import GENERATED
 from tramontane.data.images import Album, placed
 from tramontane.data.load import Split, load_problems
@@ -28,7 +29,6 @@ from tramontane.evaluation.evaluate import (
     side_by_side,
     summarize,
 )
-from tramontane.evaluation.images import check_images
 from tramontane.evaluation.settings import Sampling, Settings
 from tramontane.journals import Journal
 from tramontane.models.names import with_tokenizer

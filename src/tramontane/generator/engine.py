@@ -35,7 +35,7 @@ from tramontane.models.vision import Vision
 from tramontane.tokens import Growth
 from tramontane.types import Completion
 
-Key = tuple[int, ...]
+Key = tuple[int | str, ...]
 
 _REMEDIES = (
     "shorten prompts or completions, raise generator.kv_cache_mib or "
@@ -268,7 +268,7 @@ class SlotEngine:
         limits = (self.max_len, "the generator's slots"), (context, "the model's context")
         for request in requests:
             check_request(request, vocab, *min(limits))
-            if request.images and self.vision is None:
+            if (request.images or request.put_images) and self.vision is None:
                 raise InputError("a prompt has images, and the generator was made without a tower")
         for request in requests:
             self._parking.touch(request)
@@ -277,7 +277,8 @@ class SlotEngine:
 
     def _flight(self, request: Completion, serial: int) -> _Flight:
         """A request to be queued, counted among those that share its prefix."""
-        key = (request.group, *request.prompt_ids, *request.token_ids)
+        shown = *request.images, *request.put_images
+        key = (request.group, *request.prompt_ids, *request.token_ids, *shown)
         self._sharers[key] += 1
         return _Flight(request, key, serial)
 
@@ -381,7 +382,9 @@ class SlotEngine:
         for slot, row in zip(slots, rows, strict=True):
             completions.append(self._snapshot(slot).completed("stop" if stopped[row] else "length"))
             if self._flights[slot].request.keep_kv:
-                self._parking.keep(slot, completions[-1])
+                asked = self._flights[slot].request
+                shown = [*asked.images, *asked.put_images]
+                self._parking.keep(slot, completions[-1], shown)
         growing = self._decoder.release(rows, flags.full.nonzero()[:, 0].tolist())
         for slot in slots:
             self._free(slot)
@@ -481,9 +484,10 @@ class SlotEngine:
 
     def _shifts(self, requests: Sequence[Completion]) -> list[int] | None:
         """By how much images shift the positions of each request's tokens; None: not at all."""
-        if self.vision is None or not any(request.images for request in requests):
+        if self.vision is None or not any(r.images or r.put_images for r in requests):
             return None
-        return [self.vision.shift(r.prompt_ids, r.images) for r in requests]
+        contexts = [Context.of(request) for request in requests]
+        return [self.vision.shift(c.given_ids, c.images) for c in contexts]
 
     def _contexts(self, flights: Iterable[_Flight]) -> dict[Key, Context]:
         """What must be cached for sequences and is not yet there as a prefix."""

@@ -77,12 +77,14 @@ def _prefill_together(
             own = [contexts[i] for i in rows]
             cache = PackedCache(layout, sum(filled), [{}] * len(filled))
             if continued:
-                known = [*(pasts[i] for i in rows), *(NOTHING for _ in filler)]
-                cache = ContinuedCache(layout, known, filled)
-                shifts = [vision.shift(c.prompt_ids, c.images) if vision else 0 for c in own]
+                cached = [*(pasts[i] for i in rows), *(NOTHING for _ in filler)]
+                cache = ContinuedCache(layout, cached, filled)
+                shifts = [vision.shift(c.given_ids, c.images) if vision else 0 for c in own]
                 inputs["position_ids"] = cache.position_ids([*shifts, *(0 for _ in filler)])
-                own = []
-            with _pictures(model, inputs, own, vision) as pictured:
+            known = [pasts[i].length for i in rows]
+            with _pictures(model, inputs, own, known, vision) as pictured:
+                if isinstance(cache, ContinuedCache):
+                    cache.packing = pictured["packing"]
                 _packed_forward(model, pictured, cache)
             made |= zip(rows, cache.split(lengths), strict=True)
             del cache
@@ -93,18 +95,21 @@ def _pictures(
     model: PreTrainedModel,
     inputs: dict[str, Any],
     contexts: Sequence[Context],
+    known: Sequence[int],
     vision: Vision | None,
 ) -> AbstractContextManager[dict[str, Any]]:
-    """Within the context, a packed forward of all tokens of `contexts` takes the features of their
-    images; its inputs, with what the images change. Prompts that are known already, with their
-    images, are not computed again."""
-    ends = [*accumulate((len(context.tokens) for context in contexts), initial=0)]
+    """Within the context, a packed forward of the tokens of `contexts` behind the first `known` of
+    each takes the features of their images; its inputs, with what the images change."""
+    if vision is None or not any(context.images for context in contexts):
+        return nullcontext(inputs)
+    lengths = (len(c.tokens) - n for c, n in zip(contexts, known, strict=True))
+    ends = [*accumulate(lengths, initial=0)]
     found = [
-        Pictured(start, context.prompt_ids, context.images, end)
-        for start, end, context in zip(ends, ends[1:], contexts, strict=False)
-        if context.images
+        Pictured(start, context.given_ids, context.images, end, before)
+        for start, end, context, before in zip(ends, ends[1:], contexts, known, strict=False)
+        if vision.processor.token_id in context.given_ids[before:]
     ]
-    return vision.entering(model, found, inputs) if vision and found else nullcontext(inputs)
+    return vision.entering(model, found, inputs) if found else nullcontext(inputs)
 
 
 def _packed_forward(model: PreTrainedModel, inputs: dict[str, Any], cache: WrittenCache) -> None:

@@ -9,7 +9,7 @@ may have been computed under earlier weights.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,7 +21,8 @@ from tramontane.generator.cache import SlotCache
 from tramontane.generator.lanes import Layout, PackedCache, Prefix
 from tramontane.models import flash
 from tramontane.models.attention import Options, plain_attention
-from tramontane.models.packing import VarlenLayout, upload
+from tramontane.models.packing import Packing, VarlenLayout, upload
+from tramontane.tokens import given_ids
 from tramontane.types import Completion
 
 NOTHING = Prefix(0, [])
@@ -35,19 +36,17 @@ class Context:
     known: int = 0  # number of the first tokens whose keys and values are there already
     # Returns those, which are then no longer kept; they are valid until the cache changes.
     take: Callable[[], Prefix] = lambda: NOTHING
-    prompt: int = 0  # number of the first tokens that are the prompt's, with these images
+    given_ids: Sequence[int] = ()  # the same tokens, if they have images (`tokens.given_ids`)
     images: Sequence[str] = ()
 
     @classmethod
     def of(cls, request: Completion) -> Context:
         """What is cached before the next token can be sampled: all tokens but the last."""
         tokens = [*request.prompt_ids, *request.token_ids][:-1]
-        return cls(tokens, prompt=len(request.prompt_ids), images=request.images)
-
-    @property
-    def prompt_ids(self) -> list[int]:
-        """The prompt's tokens, as far as they are among these."""
-        return self.tokens[: self.prompt]
+        if not (images := [*request.images, *request.put_images]):
+            return cls(tokens)
+        given = given_ids(request.prompt_ids, request.token_ids, request.versions)[:-1]
+        return cls(tokens, given_ids=given, images=images)
 
 
 class ContinuedCache(PackedCache):
@@ -67,6 +66,7 @@ class ContinuedCache(PackedCache):
         self._varlen = VarlenLayout(lengths, [None] * len(lengths), layout.device, before)
         # Places of each sequence's tokens, counted from its first cached position.
         self._places = [torch.arange(b + n) for b, n in zip(before, lengths, strict=True)]
+        self.packing: Packing | None = None  # of the forward, if some of its tokens are mutual
 
     def position_ids(self, shifts: Sequence[int]) -> torch.Tensor:
         """[1, N]: the positions of the forward's tokens, whose sequences' images shift them."""
@@ -85,14 +85,21 @@ class ContinuedCache(PackedCache):
         dtype = values[0].dtype  # rotary embeddings may return float32 for a model in bfloat16
         keys, query = [key.to(dtype) for key in self._visible(0)], query[0].to(dtype)
         scale, window = options.scale, options.window
-        if options.is_plain and not options.chunk and flash.supports(keys[0], values[0]):
+        mutual: Mapping[int, Sequence[tuple[int, int]]] = {}
+        if self.packing and (window or not self.packing.in_windows):
+            mutual = self.packing.mutual
+        plain = options.is_plain and not options.chunk and not mutual
+        if plain and flash.supports(keys[0], values[0]):
             q, k, v = (x.transpose(0, 1) for x in (query, torch.cat(keys, 1), torch.cat(values, 1)))
             return flash.packed_attention(q, k, v, self._varlen, scale, window)[None]
         rows = zip(query.split(self._lengths, 1), keys, values, self._places, strict=True)
         outs = []
-        for q, k, v, places in rows:
-            distance = places[-q.shape[1] :, None] - places
-            seen = (distance >= 0) & (distance < (window or len(places)))
+        for number, (q, k, v, places) in enumerate(rows):
+            distance, before = places[-q.shape[1] :, None] - places, len(places) - q.shape[1]
+            seen = distance >= 0
+            for start, end in mutual.get(number, ()):
+                seen[start:end, before + start : before + end] = True
+            seen &= distance < (window or len(places))
             if chunk := options.chunk:
                 seen &= places[-q.shape[1] :, None] // chunk == places // chunk
             mask = seen.to(q.device)
@@ -128,18 +135,19 @@ class Parking:
     def __init__(self, cache: SlotCache | ArenaCache, slots: int, limit: int | None) -> None:
         self._cache, self._slots, self._limit = cache, slots, limit
         self._tokens: dict[tuple[int, int], array[int]] = {}  # cached, by group and index
+        self._images: dict[tuple[int, int], Sequence[str]] = {}  # of these tokens
 
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def keep(self, slot: int, ended: Completion) -> None:
+    def keep(self, slot: int, ended: Completion, images: Sequence[str] = ()) -> None:
         """Park the sequence of a slot, which is about to be released; its last token is not
-        cached."""
+        cached. `images` are those of its tokens."""
         key = ended.group, ended.index
         self._drop(key)
         tokens = (array("i", ended.prompt_ids) + ended.token_ids)[:-1]
         self._cache.park(key, slot, len(tokens))
-        self._tokens[key] = tokens
+        self._tokens[key], self._images[key] = tokens, images
 
     def touch(self, request: Completion) -> None:
         """Let the sequence of a request that waits for a slot be dropped last."""
@@ -153,7 +161,12 @@ class Parking:
         context, key = Context.of(request), (request.group, request.index)
         if (parked := self._tokens.get(key)) is None:
             return context
-        if not request.token_ids or context.tokens[: len(parked)] != parked.tolist():
+        shown = self._images[key]
+        if (
+            not request.token_ids
+            or context.tokens[: len(parked)] != parked.tolist()
+            or [*context.images[: len(shown)]] != [*shown]
+        ):
             self._drop(key)  # of a conversation that began again, or was forked
             return context
         return replace(context, known=len(parked), take=partial(self._take, key))
@@ -185,4 +198,5 @@ class Parking:
 
     def _drop(self, key: tuple[int, int]) -> None:
         if self._tokens.pop(key, None) is not None:
+            del self._images[key]
             self._cache.drop(key)

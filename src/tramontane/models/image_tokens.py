@@ -60,6 +60,9 @@ class ImageProcessor:
     def __init__(self, model: str) -> None:
         self.model = model
 
+    def __reduce__(self) -> tuple[type[ImageProcessor], tuple[str]]:
+        return ImageProcessor, (self.model,)  # to other processes without what is loaded
+
     @cached_property
     def parent(self) -> str:
         """The wrapper.

@@ -112,7 +112,7 @@ class Packing:
         in_windows: bool = False,
     ) -> None:
         self.lengths, self.continues, self.device = lengths, continues, torch.device(device)
-        self.mutual = mutual or {}
+        self.mutual, self.in_windows = mutual or {}, in_windows
         self._in_chunks: dict[int, Packing] = {}
         self.blocks: list[Block] = []
         self.sizes: list[int] = []

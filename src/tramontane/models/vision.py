@@ -42,12 +42,13 @@ _PROJECTOR = re.compile(
 
 
 class Pictured(NamedTuple):
-    """A prompt with images in a packed row."""
+    """A sequence with images in a packed row, or the end of one."""
 
-    start: int  # place of the prompt's first token in the row
-    prompt_ids: Sequence[int]
+    start: int  # place in the row of its first token there
+    given_ids: Sequence[int]  # its tokens, as `tokens.given_ids` returns them
     images: Sequence[str]
     end: int  # place after the last token that continues it
+    known: int = 0  # number of its first tokens that are not there
 
 
 class Features(NamedTuple):
@@ -130,8 +131,8 @@ class Vision:
     def _bytes(self) -> int:
         return sum(x.nbytes for x in self._cache.values())
 
-    def shift(self, prompt_ids: Sequence[int], images: Sequence[str]) -> int:
-        """By how much the positions of what follows a prompt differ from a count of its tokens.
+    def shift(self, given_ids: Sequence[int], images: Sequence[str]) -> int:
+        """By how much the positions of what follows some tokens differ from their count.
 
         Raises:
             InputError: as `entering` does.
@@ -139,32 +140,37 @@ class Vision:
         if not images or self.processor.family.positions is None:
             return 0
         made = {image: self.features(image) for image in images}
-        self._places(Pictured(0, prompt_ids, images, len(prompt_ids)), made)
-        return self._positions(prompt_ids, images)[1]
+        self._places(Pictured(0, given_ids, images, len(given_ids)), made)
+        return self._positions(given_ids, images)[1]
 
     @contextmanager
     def entering(
-        self, model: PreTrainedModel, prompts: Sequence[Pictured], inputs: dict[str, Any]
+        self, model: PreTrainedModel, pictured: Sequence[Pictured], inputs: dict[str, Any]
     ) -> Iterator[dict[str, Any]]:
         """Within the context, a forward of `model` on the row `inputs` takes features in place of
-        the embeddings of the image tokens of these prompts.
+        the embeddings of the image tokens of these sequences.
 
         Args:
             model: a text half whose attention takes packed rows.
-            prompts: those of the row that have images.
+            pictured: those of the row that have images.
             inputs: as `packing.pack` returns them.
 
         Yields:
             The row with what else the family's images change.
 
         Raises:
-            InputError: a prompt has other image tokens than its images have features.
+            InputError: a sequence has other image tokens than its images have features.
         """
-        made = {image: self.features(image) for prompt in prompts for image in prompt.images}
-        parts = [made[image] for prompt in prompts for image in prompt.images]
-        places = [place for prompt in prompts for place in self._places(prompt, made)]
-        at = torch.tensor(places, device=self.device)
-        features = torch.cat([part.embedded for part in parts])[None]
+        made = {image: self.features(image) for each in pictured for image in each.images}
+        places: list[int] = []  # in the row
+        new: list[bool] = []  # of each feature of these sequences: it is in the row
+        for each in pictured:
+            own = self._places(each, made)
+            new += [place >= each.known for place in own]
+            places += [each.start + p - each.known for p in own if p >= each.known]
+        parts, taken = [made[i] for each in pictured for i in each.images], torch.tensor(new)
+        at, taken = torch.tensor(places, device=self.device), taken.to(self.device)
+        features = torch.cat([part.embedded for part in parts])[taken][None]
 
         def put(_: Any, __: Any, embedded: torch.Tensor) -> torch.Tensor:
             return embedded.index_copy(1, at, features.to(embedded.dtype))
@@ -181,7 +187,7 @@ class Vision:
             if of_layers := getattr(model.base_model, "embed_tokens_per_layer", None):
                 hooks.callback(of_layers.register_forward_pre_hook(pad).remove)
             if family.positions:
-                triples = self._triples(prompts, inputs["position_ids"])
+                triples = self._triples(pictured, inputs["position_ids"])
                 modules = model.named_modules()
                 rotary: Any = next(m for name, m in modules if name.endswith("rotary_emb"))
                 turned = self._turned(triples)
@@ -190,42 +196,44 @@ class Vision:
             if parts[0].deep:
                 layers = zip(*(part.deep for part in parts), strict=True)
                 inputs = {**inputs, "packing": copy.copy(inputs["packing"])}
-                inputs["packing"].added = [(at, torch.cat(layer)) for layer in layers]
+                inputs["packing"].added = [(at, torch.cat(layer)[taken]) for layer in layers]
                 _let_layers_add(model)
             yield inputs
 
-    def _places(self, prompt: Pictured, made: Mapping[str, Features]) -> list[int]:
+    def _places(self, pictured: Pictured, made: Mapping[str, Features]) -> list[int]:
+        """The places of its image tokens in a sequence."""
         token = self.processor.token_id
-        places = [prompt.start + i for i, t in enumerate(prompt.prompt_ids) if t == token]
-        count = sum(len(made[image].embedded) for image in prompt.images)
+        places = [i for i, t in enumerate(pictured.given_ids) if t == token]
+        count = sum(len(made[image].embedded) for image in pictured.images)
         if len(places) != count:
             raise InputError(
-                f"a prompt has {len(places)} image tokens, and its {len(prompt.images)} images "
+                f"a prompt has {len(places)} image tokens, and its {len(pictured.images)} images "
                 f"have {count} features: the model's processor does not fit its vision tower"
             )
         return places
 
     def _positions(
-        self, prompt_ids: Sequence[int], images: Sequence[str]
+        self, given_ids: Sequence[int], images: Sequence[str]
     ) -> tuple[torch.Tensor, int]:
-        """[3, n] int64, the positions of a prompt's tokens as the model itself defines them, and
-        the shift of those that follow."""
+        """[3, n] int64, the positions of n tokens as the model itself defines them, and the shift
+        of those that follow."""
         grids = torch.cat([self.processor.inputs(image)["image_grid_thw"] for image in images])
-        ids = torch.tensor([list(prompt_ids)])
+        ids = torch.tensor([list(given_ids)])
         kinds = (ids == self.processor.token_id).int()
         with self._lock:
             found, shift = self._tower.get_rope_index(ids, kinds, image_grid_thw=grids)
         return found[:, 0], int(shift)
 
-    def _triples(self, prompts: Sequence[Pictured], counted: torch.Tensor) -> torch.Tensor:
+    def _triples(self, pictured: Sequence[Pictured], counted: torch.Tensor) -> torch.Tensor:
         """[3, N] int64: the positions of a row's tokens, which are `counted` [1, N] without
-        images."""
+        images. Later sequences replace what earlier ones say of the same places."""
         triples = counted.repeat(3, 1)
-        for prompt in prompts:
-            own, shift = self._positions(prompt.prompt_ids, prompt.images)
-            end = min(prompt.start + own.shape[1], prompt.end)
-            triples[:, prompt.start : end] = own[:, : end - prompt.start].to(triples.device)
-            triples[:, end : prompt.end] += shift
+        for each in pictured:
+            own, shift = self._positions(each.given_ids, each.images)
+            own = own[:, each.known : each.known + each.end - each.start].to(triples.device)
+            end = each.start + own.shape[1]
+            triples[:, each.start : end] = own
+            triples[:, end : each.end] += shift
         return triples
 
     def _turned(self, triples: torch.Tensor) -> Callable[..., Any]:

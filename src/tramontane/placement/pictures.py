@@ -30,8 +30,9 @@ class Pictures:
             return [self.sent(item) for item in value]
         if isinstance(value, TrainBatch):
             return replace(value, groups=self.sent(value.groups))
-        if isinstance(value, Completion | TrainSequence) and value.images:
-            return replace(value, images=tuple(map(self._store, value.images)))
+        if isinstance(value, Completion | TrainSequence) and (value.images or value.put_images):
+            shown, put = (tuple(map(self._store, own)) for own in (value.images, value.put_images))
+            return replace(value, images=shown, put_images=put)
         return value
 
     def _store(self, image: str) -> str:

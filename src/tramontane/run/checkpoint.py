@@ -137,17 +137,21 @@ def read_pipeline(folder: Path) -> PipelineCheckpoint:
                 r["index"],
                 seed=r["seed"],
                 sampling=SamplingParams(**r["sampling"]),
-                images=problem.images,
-                **_conversation(rows.pop(r["index"]), prompt),
+                **_conversation(rows.pop(r["index"]), prompt, problem),
             )
             for r in row["requests"]
         ]
         completions = [
             Completion(
-                number, index, text=sequences[-1]["text"], **_conversation(sequences, prompt)
+                number,
+                index,
+                text=sequences[-1]["text"],
+                **_conversation(sequences, prompt, problem),
             )
             for index, sequences in sorted(rows.items())
         ]
+        for each in (*requests, *completions):
+            each.illustrate(each.images)
         verdicts = [Verdict(**v) for v in row["verdicts"]]
         return FrozenGroup(
             Group(
@@ -188,7 +192,7 @@ def _table(group: Group) -> pa.Table:
         pa.array([s.text if s and s.status is Status.ENDED else None for s in lasts], pa.string()),
         pa.array([s.finish_reason if s else None for s in lasts], pa.string()),
         pa.array([None if ids == prompt else ids for ids in prompts], pa.list_(pa.int32())),
-        pa.array([_json(s) if s else None for s in lasts], pa.string()),
+        pa.array([_json(s, group.problem) if s else None for s in lasts], pa.string()),
         *_experts_columns(sequences),
         *_allowed_columns(sequences),
     ]
@@ -233,21 +237,25 @@ def _prompt(group: Group) -> list[int]:
     return (group.requests or group.completions)[0].prompt_ids
 
 
-def _json(sequence: Completion) -> str | None:
+def _json(sequence: Completion, problem: Problem) -> str | None:
     """What a conversation has besides its tokens."""
     fields = {"turn_start": sequence.turn_start, "turns": [asdict(t) for t in sequence.turns]}
     if sequence.ending:
         fields |= {"ending": sequence.ending, "ending_reason": sequence.ending_reason}
+    if (images := [*sequence.sequences[0].images]) != problem.images:  # the environment's own
+        fields["images"] = images
     return json.dumps(fields) if sequence.turns or len(fields) > 2 else None
 
 
-def _conversation(rows: list[Row], prompt: list[int]) -> dict[str, Any]:
-    """The fields of a completion, finished or not, from the rows of its sequences."""
+def _conversation(rows: list[Row], prompt: list[int], problem: Problem) -> dict[str, Any]:
+    """The fields of a completion, finished or not, from the rows of its sequences; its `images` are
+    those of the first."""
     *earlier, last = rows
     fields = json.loads(last.get("conversation") or "{}")
     for turn in fields.get("turns", []):
         turn["calls"] = [ToolCall(**call) for call in turn["calls"]]
     return {
+        "images": problem.images,
         **fields,
         **sampled_of(last),
         **_recorded_of(last),

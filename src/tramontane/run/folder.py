@@ -242,8 +242,13 @@ class RunFolder:
         self, update: int, groups: Sequence[rollouts.Recorded], parts: Sequence[str]
     ) -> None:
         """Write the completions of an update's groups (see `rollouts.write_rollouts`), and those of
-        their problems' images that are not there yet."""
-        images = {image for group, _ in groups for image in group.problem.images}
+        their images that are not there yet."""
+        images = {
+            image
+            for group, _ in groups
+            for completion in group.completions
+            for image in rollouts.images_of(group, completion)
+        }
         for name, image in {rollouts.image_name(image): image for image in images}.items():
             if not (self.images / name).is_file():
                 with self.writing(self.path):

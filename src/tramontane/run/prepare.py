@@ -9,6 +9,7 @@ import torch
 
 from tramontane.config import HELD_OUT, Config, Until
 from tramontane.config.device import dtype_warnings, idle_gpus, number_types
+from tramontane.controller.images import check_images
 from tramontane.data.curriculum import Curriculum
 from tramontane.data.lengths import PromptFilter, PromptLimit
 from tramontane.data.prompts import PromptEncoder
@@ -18,7 +19,6 @@ from tramontane.environments.loading import described
 from tramontane.errors import InputError
 from tramontane.evaluation.calibration import calibrate, calibration_warnings
 from tramontane.evaluation.checkpoint import encoder_of
-from tramontane.evaluation.images import check_images
 from tramontane.generator.lanes import CacheSize
 from tramontane.generator.vllm import environment
 from tramontane.models import loading

@@ -19,11 +19,12 @@ import pyarrow as pa
 
 from tramontane.config import Config
 from tramontane.controller.observer import Update
+from tramontane.data.prompts import PLACE
 from tramontane.errors import InputError
 from tramontane.models.images import content_of
 from tramontane.run.columns import TOKEN_FIELDS, Row, read_rows, token_columns, versions_of, writer
 from tramontane.tokens import EarlierSequence
-from tramontane.types import FilterReason, Group, ToolCall, TurnRecord
+from tramontane.types import IMAGE, Completion, FilterReason, Group, Message, ToolCall, TurnRecord
 
 PATTERN = "update_*.parquet"
 SAMPLED_GROUPS = 16  # `rollouts: sample` records one group in this many
@@ -40,13 +41,16 @@ _CALL = pa.struct(
         pa.field("seconds", pa.float32()),
     ]
 )
+_MESSAGE = pa.struct(
+    {"role": pa.string(), "content": pa.string(), "image_files": pa.list_(pa.string())}
+)
 _TURN = pa.struct(
     [
         pa.field("start", pa.int32()),
         pa.field("end", pa.int32()),
         pa.field("sequence", pa.int32()),
         pa.field("text", pa.string()),
-        pa.field("messages", pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))),
+        pa.field("messages", pa.list_(_MESSAGE)),
         pa.field("calls", pa.list_(_CALL)),
         pa.field("reward", pa.float64()),
         pa.field("seconds", pa.float32()),
@@ -60,8 +64,9 @@ COLUMNS: list[pa.Field] = [
     pa.field("index", pa.int32()),
     pa.field("problem_id", pa.string()),
     pa.field("problem", pa.string()),
-    pa.field("images", pa.int32()),  # number of the prompt's
-    pa.field("image_files", pa.list_(pa.string())),  # their names in the run's `images`
+    pa.field("images", pa.int32()),  # number of the prompt's, and of those put in behind turns
+    # Names of the prompt's in the run's `images`; messages of turns have theirs.
+    pa.field("image_files", pa.list_(pa.string())),
     pa.field("domain", pa.string()),
     pa.field("reference", pa.string()),
     pa.field("language", pa.string()),
@@ -152,8 +157,6 @@ def _table(update: int, group: Group, reason: FilterReason | None, schema: pa.Sc
         "group": group.id,
         "problem_id": problem.id,
         "problem": problem.problem,
-        "images": len(problem.images),
-        "image_files": [*map(image_name, problem.images)],
         "domain": problem.domain,
         "reference": problem.answer,
         "language": problem.language,
@@ -164,6 +167,8 @@ def _table(update: int, group: Group, reason: FilterReason | None, schema: pa.Sc
     }
     columns = {name: [value] * len(completions) for name, value in same.items()} | {
         "index": [c.index for c in completions],
+        "images": [len(images_of(group, c)) for c in completions],
+        "image_files": [[*map(image_name, _first_images(group, c))] for c in completions],
         "text": [_text(c.text) for c in completions],
         "token_ids": token_ids,
         "logprobs": logprobs,
@@ -189,6 +194,18 @@ def _table(update: int, group: Group, reason: FilterReason | None, schema: pa.Sc
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
+def _first_images(group: Group, completion: Completion) -> Sequence[str]:
+    """The images of a completion's first prompt, which an environment may have written."""
+    return completion.sequences[0].images if completion.ending else group.problem.images
+
+
+def images_of(group: Group, completion: Completion) -> list[str]:
+    """The images of a completion of a group, as data URIs: of its prompt, and of the answers to its
+    turns."""
+    answered = (image for turn in completion.turns for image in turn.images)
+    return [*_first_images(group, completion), *answered]
+
+
 def _text(text: str) -> bytes:
     """A text for a column; it may hold half a surrogate pair."""
     return text.encode(errors="replace")
@@ -200,24 +217,39 @@ def _turn(turn: TurnRecord) -> Row:
         | {
             "name": _text(call.name),
             "arguments": _text(json.dumps(call.arguments)),
-            "answer": _text(call.answer),
+            "answer": _seen(call.answer),
         }
         for call in turn.calls
     ]
-    messages = [{"role": m["role"], "content": _text(m["content"])} for m in turn.messages]
+    messages = [
+        {
+            "role": m["role"],
+            "content": _seen(m["content"]),
+            "image_files": [*map(image_name, m.get("images", ()))],
+        }
+        for m in turn.messages
+    ]
     return vars(turn) | {"text": _text(turn.text), "messages": messages, "calls": calls}
 
 
+def _seen(text: str) -> bytes:
+    """A text for a column, with `IMAGE` at the places of images."""
+    return _text(text.replace(PLACE, IMAGE))
+
+
 def turns_of(turns: Iterable[Row]) -> list[TurnRecord]:
-    """The turns of a row's column."""
+    """The turns of a row's column, without images."""
     return [
         TurnRecord(
             **turn
             | {
+                "messages": [
+                    Message(role=m["role"], content=m["content"]) for m in turn["messages"]
+                ],
                 "calls": [
                     ToolCall(**call | {"arguments": json.loads(call["arguments"])})
                     for call in turn["calls"]
-                ]
+                ],
             }
         )
         for turn in turns

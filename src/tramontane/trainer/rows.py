@@ -16,6 +16,7 @@ from tramontane.batches import TrainSequence
 from tramontane.models.packing import pack, recurring, upload
 from tramontane.models.routing import NO_CHOICE
 from tramontane.models.vision import Pictured
+from tramontane.tokens import given_ids
 
 # On a GPU, rows are rounded up to a multiple of this number of tokens: matrix products of other
 # sizes leave a part of their last tile, or take slower kernels.
@@ -40,7 +41,7 @@ class PackedRow:
     experts: torch.Tensor | None = None
     # [N, k] int64, the tokens that the sampler allowed, as in `allowed.allowed_of`; None: all.
     allowed: torch.Tensor | None = None
-    pictured: Sequence[Pictured] = ()  # its prompts with images
+    pictured: Sequence[Pictured] = ()  # its sequences with images
 
     def kept(self, outputs: torch.Tensor) -> torch.Tensor:
         """[1, N or more, ...] of a model's outputs [1, positions, ...], at the positions to keep:
@@ -80,12 +81,22 @@ def pack_row(
     keep: list[int] = []
     end = 0
     pictured: list[Pictured] = []
+
+    def picture(sequence: TrainSequence, start: int, known: int = 0) -> None:
+        """Note the images that a completion has behind its prompt; it begins at `start`, without
+        its first `known` tokens."""
+        if sequence.put_images:
+            ids = given_ids(sequence.prompt_ids, sequence.token_ids, sequence.versions)[:-1]
+            shown = *sequence.images, *sequence.put_images
+            pictured.append(Pictured(start, ids, shown, start + len(ids) - known, known))
+
     for (prompt, images), group in groupby(sequences, key=lambda s: (s.prompt_ids, s.images)):
         siblings = list(group)
-        if images:
+        if images and (len(siblings) > 1 or not siblings[0].put_images):
             rest = sum(len(s.token_ids[:-1]) for s in siblings)
             pictured.append(Pictured(end, prompt, images, end + len(prompt) + rest))
         if len(siblings) == 1:
+            picture(siblings[0], end)
             # Nothing is shared: as a single part, it forms one attention block with its neighbors.
             ids = siblings[0].token_ids
             parts.append(prompt + ids[:-1])
@@ -102,6 +113,7 @@ def pack_row(
         for sequence in siblings:
             keep += [last] * bool(sequence.token_ids)
             if inputs := sequence.token_ids[:-1]:
+                picture(sequence, end, len(prompt))
                 parts.append(inputs)
                 continues.append(prompt_part)
                 keep += range(end, end + len(inputs))

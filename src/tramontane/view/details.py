@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,10 +25,20 @@ TOKENWISE = ("token_ids", "tokens_text", "logprobs", "log_ratios", "versions")  
 LIMITS = Limits(2**26, 2**26, get_args(ImageFormat))
 
 
+def _small(names: Sequence[str], run: Run, missing: list[str]) -> Iterator[str]:
+    """Recorded images as a page shows them; what cannot be read is added to `missing`."""
+    for name in names:
+        try:
+            with reading(file := run.path / "images" / name):
+                yield thumbnail(data_uri(file.read_bytes()), LIMITS)
+        except InputError as error:
+            missing.append(str(error))
+
+
 def rollout(run: Run, update: int, row: int) -> Row:
     """A completion with its tokens, and the completions of its group.
 
-    `images` are those of its problem, small, as data URIs. `prompt` is what a conversation began
+    `images` are those of its first prompt, small, as data URIs; messages of turns have theirs. `prompt` is what a conversation began
     with, and None otherwise. `tokens_text` is None without a tokenizer; it, `logprobs`,
     `log_ratios` and `versions` have an entry per token. In a conversation, each of its `turns` has
     its own.
@@ -56,14 +67,10 @@ def rollout(run: Run, update: int, row: int) -> Row:
     missing = []
     if texts is None:
         missing.append(f"texts of tokens: {run.tokens.missing}")
-    found["image_files"] = [Path(name).name for name in found["image_files"] or ()]
-    found["images"] = []
-    for name in found["image_files"]:
-        try:
-            with reading(file := run.path / "images" / name):
-                found["images"].append(thumbnail(data_uri(file.read_bytes()), LIMITS))
-        except InputError as error:
-            missing.append(str(error))
+    messages = [message for turn in found["turns"] or () for message in turn["messages"]]
+    for each in (found, *messages):
+        each["image_files"] = [Path(name).name for name in each.get("image_files") or ()]
+        each["images"] = [*_small(each["image_files"], run, missing)]
     for name in sorted({"advantage", "log_ratios"} & run.rollouts.missing):
         missing.append(f"{name}: not recorded by the version that wrote this run")
     return {

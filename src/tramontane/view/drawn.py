@@ -131,6 +131,8 @@ def completion(found: Row, kind: str) -> Text:
             if message["role"] != "tool":
                 _heading(text, message["role"])
                 text.append(f"{_printable(message['content'])}\n")
+            for name in message["image_files"]:
+                text.append(f"images/{_printable(name)}\n", "dim")
     if found["ending"]:
         _heading(text, f"ended: {found['ending']} {found['ending_reason'] or ''}")
     if not found["turns"]:

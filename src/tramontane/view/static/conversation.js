@@ -6,6 +6,9 @@ import { tokens } from "./shading.js";
 const opening = (prompt) => (prompt
   ? h("article", { class: "message answer" }, h("header", {}, h("b", {}, "prompt"), h("span", {}, "what the model read first")), h("pre", {}, prompt)) : null);
 
+export const pictures = (images) => (images?.length
+  ? h("div", { class: "pictures" }, images.map((src, i) => h("img", { src, alt: `image ${i + 1}` }))) : null);
+
 // The same without tokens, for what an evaluation recorded.
 export function transcript({ prompt, turns }) {
   return h("div", { class: "turns" }, opening(prompt), turns.map((turn) => [
@@ -23,8 +26,8 @@ export function conversation(data, kind, readout) {
         h("span", {}, `answered after ${clock(turn.seconds)}`)),
       tokens({ ...data, ...turn }, kind, readout, data.versions)),
     turn.calls.map(call),
-    turn.messages.filter((message) => message.role !== "tool").map((message) =>
-      h("article", { class: "message answer" }, h("header", {}, h("b", {}, message.role)), h("pre", {}, message.content))),
+    turn.messages.map((message) => (message.role === "tool" ? pictures(message.images)
+      : h("article", { class: "message answer" }, h("header", {}, h("b", {}, message.role)), h("pre", {}, message.content), pictures(message.images)))),
   ]));
 }
 

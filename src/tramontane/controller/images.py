@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
+from tramontane.environments.loading import harness_of
 from tramontane.errors import InputError
 from tramontane.types import Problem
 
@@ -42,18 +43,24 @@ def check_images(
             )
         return
     where = illustrated.where or f"problem {illustrated.id!r}"
-    for key, what in _unsupported(config, encoder.images, compiled):
+    for key, what in unsupported(config, encoder.images, compiled):
         raise InputError(
             f"{where}: has an image, and {what} take none yet ({key}): change that key, or take "
             f"rows without images (docs/images.md)"
         )
+    for problem in problems if config.converses else ():
+        if problem.images and harness_of(config.data, problem) is not None:
+            raise InputError(
+                f"{problem.where or problem.id}: has an image, and harnesses take none yet "
+                f"(data.environment): take rows without images (docs/images.md)"
+            )
     encoder.at(next(iter(encoder.levels), None)).encode(illustrated.prompt, where)
 
 
-def _unsupported(
+def unsupported(
     config: Config, images: ImageProcessor | None, compiled: bool | None
 ) -> Iterator[tuple[str, str]]:
-    """Keys of the config, with what they turn on that takes no images."""
+    """Keys of the config, with what they turn on that takes no images; see `check_images`."""
     generator, trainer = config.generator, config.trainer
     deep = images is not None and images.family.deep
     checks: dict[str, tuple[str, object]] = {
@@ -63,7 +70,10 @@ def _unsupported(
         ),
         "generator.kind": ("vLLM's generators", generator.kind == "vllm"),
         "generator.interruption": ("interrupted thoughts", generator.interruption),
-        "data.environment, data.tools": ("environments and tools", config.converses),
+        "conversation.tokens": (
+            "Mistral's own tokens",
+            config.converses and config.conversation.tokens == "mistral",
+        ),
         "verifier.judge": ("judges", config.verifier.judge),
     }
     if compiled is not None:

@@ -1,0 +1,186 @@
+"""Images that environments and tools return."""
+
+import asyncio
+import io
+
+import pytest
+
+from tests.environments.test_worker import Talk, call, talk
+from tests.vision import TEMPLATE, picture, png, uri, write_wrapper
+from tramontane.config import Config
+from tramontane.data.images import as_text
+from tramontane.data.prompts import PLACE
+from tramontane.environments.pictures import holds_images
+from tramontane.environments.worker import EnvironmentWorker
+from tramontane.evaluation.checkpoint import encoder_of
+from tramontane.types import Problem
+
+ONE, OTHER = picture(30, 30), picture(56, 28, seed=1)
+# Messages of tools are texts, as in most templates.
+TEXT_TOOLS = TEMPLATE.format(place="[IMG]").replace(
+    "{% if m.content is string %}", "{% if m.role == 'tool' or m.content is string %}"
+)
+
+
+def look(at: str) -> object:
+    """Look at a thing.
+
+    Args:
+        at: What to look at.
+    """
+    return {
+        "picture": ONE,
+        "part": {"type": "image_url", "image_url": {"url": uri(ONE)}},
+        "parts": ["Left: ", ONE, {"type": "text", "text": f", {PLACE}right: "}, OTHER, 7],
+        "path": [{"type": "image", "path": "a.png"}],
+        "address": [{"type": "image_url", "image_url": {"url": "https://a.b/c.png"}}],
+        "large": picture(70, 70),
+        "data": {"picture": "none"},
+        "long": ["x" * 200, ONE, OTHER],
+    }[at]
+
+
+class Shows:
+    """Shows a picture at the start, then the problem's beside another."""
+
+    def start(self, problem):
+        self.images = problem.images
+        return [{"role": "user", "content": [ONE, "What?"]}]
+
+    def step(self, message):
+        shown = {"type": "image", "image": self.images[0]}
+        return [{"role": "user", "content": ["Beside ", shown, " is ", OTHER, "?"]}], 0.5, False
+
+
+class Unreadable(Shows):
+    def step(self, message):
+        return [{"role": "user", "content": [ONE, 7]}], 0.5, False
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    write_wrapper(folder)
+    return str(folder)
+
+
+def worker_of(folder, environment=None, tools=(), template=None, **conversation):
+    data = {
+        "train": "playground:", "system_prompt": None, "chat_template": template,
+        "environment": environment and f"{__name__}:{environment}",
+        "tools": [f"{__name__}:{tool}" for tool in tools],
+        "images": {"max_pixels": 60 * 60},
+    }  # fmt: skip
+    config = Config(model=folder, data=data, conversation=conversation)
+    return EnvironmentWorker(config, encoder_of(config))
+
+
+def problem(*images):
+    return Problem("1", "math", "Go on.", answer="5", images=list(images))
+
+
+def as_uris(*pictures):
+    return [as_text(each) for each in pictures]
+
+
+def put_text(spoken):
+    """The text of what followed the last turn, an image for all that the processor writes."""
+    encoder, put = spoken.worker._format.encoder, spoken.put[-1]
+    text = encoder.decode(put)
+    for each in (ONE, OTHER):
+        text = text.replace(encoder.images.expansion(uri(each)), "*")
+    return text
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "shown"),
+    [
+        ("picture", "*", as_uris(ONE)),
+        ("part", "*", [uri(ONE)]),
+        ("parts", "Left: *, \ufffdright: *7", as_uris(ONE, OTHER)),
+        ("data", '{"picture": "none"}', []),
+    ],
+)
+def test_a_tool_shows_what_it_returns(folder, name, written, shown):
+    answered, spoken = talk(worker_of(folder, tools=["look"]), call("look", at=name))
+    assert answered.ending is None, answered.reason
+    assert f"tool:{written}\n" in put_text(spoken) or f"{written}\n</tool" in put_text(spoken)
+    assert answered.turn.images == shown
+    token = spoken.worker._format.encoder.images.token_id
+    assert (token in answered.put) == bool(shown)
+
+
+def test_the_tokens_are_those_of_the_whole_chat(folder):
+    """What is put in behind turns is what one rendering of all messages has there."""
+    worker = worker_of(folder, "Shows", tools=["look"])
+
+    async def run():
+        spoken = Talk(worker, given=problem(uri(OTHER)))
+        started = await spoken.begin()
+        assert list(started.images) == as_uris(ONE)
+        for _ in range(2):
+            answered = await spoken.say("Well.")
+        chat = worker._open[(3, 1)].chat
+        assert chat.images == as_uris(ONE) + [uri(OTHER), *as_uris(OTHER)] * 2
+        assert answered.turn.images == [uri(OTHER), *as_uris(OTHER)]
+        whole = chat._whole()
+        ends = [i for i, token in enumerate(spoken.ids) if token == spoken.tokenizer.eos_token_id]
+        sampled = [*spoken.prompt, *(t for i, t in enumerate(spoken.ids) if i not in ends)]
+        assert whole == sampled  # the template writes no end of a turn
+
+    asyncio.run(run())
+
+
+def test_where_messages_of_tools_are_texts_the_users_follows_with_the_images(folder):
+    worker = worker_of(folder, tools=["look"], template=TEXT_TOOLS)
+    assert not worker._format.tool_images
+    said = call("look", at="parts")
+    answered, spoken = talk(worker, said)
+    assert answered.ending is None, answered.reason
+    assert "tool:Left: , \ufffdright: 7\nuser:**\nassistant:" in put_text(spoken)
+    worker = worker_of(folder, "Shows", tools=["look"], template=TEXT_TOOLS)
+    answered, spoken = talk(worker, said, given=problem(uri(OTHER)))
+    assert "user:**Beside * is *?\nassistant:" in put_text(spoken)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("path", "nothing is fetched, and no file is read"),
+        ("address", "nothing is fetched, and no file is read"),
+        ("large", "70 x 70 pixels (4,900), and data.images.max_pixels allows 3,600"),
+    ],
+)
+def test_an_image_that_is_not_read_names_the_tool(folder, name, said):
+    answered, _ = talk(worker_of(folder, tools=["look"]), call("look", at=name))
+    assert answered.ending == "environment_failed"
+    assert "the result of look" in answered.reason and said in answered.reason
+
+
+def test_a_part_that_is_no_text_or_image_names_the_step(folder):
+    answered, _ = talk(worker_of(folder, "Unreadable"), "Well.", given=problem(uri(ONE)))
+    assert answered.ending == "environment_failed"
+    assert "Unreadable.step" in answered.reason and "give text and images" in answered.reason
+
+
+def test_an_answer_that_is_cut_has_the_images_before_the_cut(folder):
+    worker = worker_of(folder, tools=["look"], answer_bytes=64)
+    answered, spoken = talk(worker, call("look", at="long"))
+    assert answered.ending is None and answered.turn.images == []
+    assert "[cut: 206 bytes]" in put_text(spoken)
+
+
+def test_what_is_an_image():
+    assert holds_images(ONE) and holds_images([ONE]) and holds_images(("a", ONE))
+    image = {"type": "image", "image": ONE}
+    assert holds_images(image) and holds_images([image])
+    for other in (uri(ONE), png(ONE), {"type": "text"}, [[ONE]], {"a": ONE}, io.BytesIO(), None):
+        assert not holds_images(other)
+
+
+def test_a_model_of_text_alone_says_so():
+    config = Config(model="tiny", data={"train": "playground:", "tools": [f"{__name__}:look"]})
+    worker = EnvironmentWorker(config, encoder_of(config))
+    answered, _ = talk(worker, call("look", at="picture"))
+    assert answered.ending == "environment_failed"
+    assert "it takes no images" in answered.reason

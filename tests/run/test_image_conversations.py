@@ -1,0 +1,110 @@
+"""Whole runs whose environments show images, in first prompts and behind turns."""
+
+import json
+import signal
+import string
+
+import pytest
+import torch
+
+from tests import forked
+from tests.controller.test_pipeline import rollouts, weights
+from tests.run.test_conversations import under_way
+from tests.run.test_images import given as given
+from tests.run.test_images import settings
+from tests.vision import picture
+from tramontane.run.folder import open_run
+from tramontane.run.screen import QuietScreen
+from tramontane.run.train import train
+from tramontane.tokens import INSERTED
+
+IMAGE_TOKEN = 259  # of the tiny Mistral 3
+
+
+class Gallery:
+    """Shows a picture before the first turn and after each, of a size that the seed tells."""
+
+    deterministic = True
+
+    def start(self, problem, seed):
+        self.seed, self.turns = seed, 0
+        said = {"type": "text", "text": problem.problem}
+        return [{"role": "user", "content": [self.shown(), said]}]
+
+    def shown(self):
+        return picture(30 + 10 * (self.seed % 3), 30, seed=self.seed % 5 + self.turns)
+
+    def step(self, message):
+        self.turns += 1
+        said = ["Now ", {"type": "image", "image": self.shown()}, "what?"]
+        return [{"role": "user", "content": said}], None, self.turns == 4
+
+
+def shown_in_turns(given, out, **keys):
+    data = {
+        "train": str(given / "rows.jsonl"), "eval": str(given / "rows.jsonl"),
+        "system_prompt": None, "eval_overlap": "ignore",
+        "environment": "tests.run.test_image_conversations:Gallery",
+    }  # fmt: skip
+    pipeline = {
+        "updates": 3, "group_size": 4, "n_batch": 8, "n_async": 8, "l_max": 160, "l_cache": 0,
+        "diversity": "none",
+    }  # fmt: skip
+    pipeline |= keys.pop("pipeline", {})
+    generator = {"dtype": "float32", "stop": list(string.ascii_letters)}
+    return settings(
+        given, out, data=data, pipeline=pipeline, generator=generator,
+        checkpoint={"every": 1}, conversation={"replay": True}, **keys
+    )  # fmt: skip
+
+
+def mismatches(run):
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row["mismatch_age_0"] for row in metrics if "mismatch_age_0" in row]
+
+
+@pytest.mark.slow
+def test_a_run_whose_environment_shows_images_is_killed_and_resumed(given, tmp_path):
+    whole, cut = (
+        shown_in_turns(given, tmp_path / name, pipeline={"max_staleness": 0})
+        for name in ("whole", "cut")
+    )
+    train(whole, QuietScreen())
+    killed = forked.start(forked.train_killed_at, cut.model_dump_json(), 2)
+    assert forked.end(killed) == -signal.SIGKILL
+    folder, config = open_run(tmp_path / "cut")
+    train(config, QuietScreen(), folder)
+    one, other = (weights(tmp_path / name, 3) for name in ("whole", "cut"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    found = rollouts(tmp_path / "whole")
+    assert [r["token_ids"] for r in found] == [r["token_ids"] for r in rollouts(tmp_path / "cut")]
+    ages = mismatches(tmp_path / "whole")
+    assert ages and max(ages) < 1e-4  # trainer and generators see the same
+    files = {file.name for file in (tmp_path / "whole" / "images").iterdir()}
+    seen = 0
+    for row in found:
+        put = [m["image_files"] for turn in row["turns"] for m in turn["messages"]]
+        assert all(len(names) == 1 and names[0] in files for names in put)
+        assert row["images"] == 1 + len(put) and {*row["image_files"]} <= files
+        assert all("Now <image>what?" in m["content"] for t in row["turns"] for m in t["messages"])
+        image_tokens = [i for i, token in enumerate(row["token_ids"]) if token == IMAGE_TOKEN]
+        seen += sum(row["versions"][i] == INSERTED for i in image_tokens)
+    assert seen > 100
+
+
+@pytest.mark.slow
+def test_conversations_under_way_keep_their_images_through_a_kill(given, tmp_path):
+    config = shown_in_turns(given, tmp_path, pipeline={"n_async": 24, "updates": 4})
+    killed = forked.start(forked.train_killed_at, config.model_dump_json(), 2)
+    assert forked.end(killed) == -signal.SIGKILL
+    newest = max((tmp_path / "checkpoints").glob("update_[0-9]"))
+    known = under_way(newest)
+    assert any(request.put_images for request in known.values())
+    for request in known.values():
+        assert len(request.images) == (1 if request.prompt_ids else 0)
+        put = [i for t in request.turns if t.end < len(request.token_ids) for i in t.images]
+        assert request.put_images == put
+    folder, config = open_run(tmp_path)
+    train(config, QuietScreen(), folder)
+    ages = mismatches(tmp_path)
+    assert ages and max(ages) < 1e-4
