@@ -17,10 +17,13 @@ from transformers import (
 )
 
 from tests.verifier.test_judge import JUDGED, judged
+from tests.vision import uri, write_wrapper
 from tramontane import InputError
+from tramontane.asking import Prompt
+from tramontane.asking.checkpoint import Checkpoint
 from tramontane.asking.classifier import Classifier, saturated, standardized
 from tramontane.config import VerifierConfig, parse
-from tramontane.config.judge import RewardModelConfig
+from tramontane.config.judge import JudgeConfig, RewardModelConfig
 from tramontane.models.loading import load_tokenizer
 from tramontane.models.names import resolve
 from tramontane.types import Problem
@@ -180,3 +183,21 @@ def test_a_cross_encoder_gets_the_segments_of_a_pair(tmp_path, monkeypatch):
             for answer in answers
         ]
         assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_checkpoint_that_sees_is_shown_the_images(tmp_path):
+    """Two images, two answers: a blind judge would give both prompts the same."""
+    write_wrapper(tmp_path / "model")
+    config = parse(
+        JudgeConfig,
+        {
+            "checkpoint": {"path": str(tmp_path / "model"), "device": "cpu", "slots": 2},
+            "rubric": ["Kind"], "max_tokens": 24, "temperature": 0.0, "system_prompt": None,
+        },
+        "config.yaml",
+    )  # fmt: skip
+    model = Checkpoint(config)
+    shown = [(uri(seed=1),), (uri(seed=2),), ()]
+    prompts = [Prompt("same", "Is it < image>?", images) for images in shown]
+    found = dict(model.answers(prompts, 1, tmp_path / "answers.jsonl"))
+    assert len({found[place][0].text for place in range(3)}) == 3

@@ -51,7 +51,15 @@ from tramontane.placement.thread import LocalPlacement, ThreadHandle
 from tramontane.run.checkpoint import PipelineCheckpoint, read_pipeline, write_pipeline
 from tramontane.status import MOVES, Status
 from tramontane.tokens import INSERTED, AllowedTokens, floats, ints
-from tramontane.types import Completion, Group, Message, Problem, SamplingParams, ToolCall, TurnRecord
+from tramontane.types import (
+    Completion,
+    Group,
+    Message,
+    Problem,
+    SamplingParams,
+    ToolCall,
+    TurnRecord,
+)
 
 SIZES = {"updates": 12, "n_batch": 8, "n_async": 16, "max_staleness": 2, "l_max": 96}
 PROBLEM = Problem("p", "math", "1 + 1?", "2")

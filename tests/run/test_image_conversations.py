@@ -3,6 +3,7 @@
 import json
 import signal
 import string
+import time
 
 import pytest
 import torch
@@ -40,11 +41,19 @@ class Gallery:
         return [{"role": "user", "content": said}], None, self.turns == 4
 
 
-def shown_in_turns(given, out, **keys):
+class SlowGallery(Gallery):
+    """Half of the groups are under way when others have ended."""
+
+    def step(self, message):
+        time.sleep(self.seed % 2)
+        return super().step(message)
+
+
+def shown_in_turns(given, out, environment="Gallery", **keys):
     data = {
         "train": str(given / "rows.jsonl"), "eval": str(given / "rows.jsonl"),
         "system_prompt": None, "eval_overlap": "ignore",
-        "environment": "tests.run.test_image_conversations:Gallery",
+        "environment": f"tests.run.test_image_conversations:{environment}",
     }  # fmt: skip
     pipeline = {
         "updates": 3, "group_size": 4, "n_batch": 8, "n_async": 8, "l_max": 160, "l_cache": 0,
@@ -94,7 +103,8 @@ def test_a_run_whose_environment_shows_images_is_killed_and_resumed(given, tmp_p
 
 @pytest.mark.slow
 def test_conversations_under_way_keep_their_images_through_a_kill(given, tmp_path):
-    config = shown_in_turns(given, tmp_path, pipeline={"n_async": 24, "updates": 4})
+    sizes = {"n_async": 24, "updates": 4, "max_staleness": 6}
+    config = shown_in_turns(given, tmp_path, "SlowGallery", pipeline=sizes)
     killed = forked.start(forked.train_killed_at, config.model_dump_json(), 2)
     assert forked.end(killed) == -signal.SIGKILL
     newest = max((tmp_path / "checkpoints").glob("update_[0-9]"))

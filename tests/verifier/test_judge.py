@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.asking.server import STALL, Server, status
+from tests.vision import picture, png, uri
 from tramontane import InputError
 from tramontane.asking.judge import prepare
 from tramontane.config import VerifierConfig, parse
 from tramontane.config.judge import CANARIES, JudgeConfig
+from tramontane.models.images import data_uri
 from tramontane.types import Problem
 from tramontane.verifier import judge
 from tramontane.verifier.custom import JudgeCall
@@ -343,3 +345,16 @@ def test_the_judge_reads_the_whole_chat():
     text = judge.questions(problem, ["The Po."], config)[0].text
     for message in chat:
         assert f"> {message['role']}:\n> {message['content']}" in text
+
+
+def test_a_judge_sees_the_images_of_a_row(tmp_path):
+    """As clients of endpoints write them, before the text; no answer makes a place for one."""
+    pictured = replace(PROBLEM, images=[data_uri(png(picture()))])
+    with Server(lambda asked, before: "1: yes\n2: no") as server:
+        found = judged(config(server), ["<image> Blue."], tmp_path, pictured)
+        [(_, asked, *_)] = server.requests
+    assert found.values == [0.75]
+    image, text = asked["messages"][-1]["content"]
+    assert image == {"type": "image_url", "image_url": {"url": uri()}}
+    assert "The task, with the 1 image above:" in text["text"]
+    assert "> < image> Blue." in text["text"]

@@ -19,10 +19,12 @@ from tramontane.types import PAPER_TAGS, ThinkingTags
 
 
 class Prompt(NamedTuple):
-    """A question; `key` and the config's seed determine the sampling seed of its answers."""
+    """A question; `key` and the config's seed determine the sampling seed of its answers. Its
+    `images`, as data URIs, come before the text."""
 
     key: str
     text: str
+    images: Sequence[str] = ()
 
 
 class Answer(NamedTuple):

@@ -27,9 +27,10 @@ from tramontane.errors import InputError
 from tramontane.generator import Generator
 from tramontane.journals import Journal
 from tramontane.models import loading
+from tramontane.models.image_tokens import ImageProcessor
 from tramontane.models.names import resolve
 from tramontane.tokens import floats, ints
-from tramontane.types import Completion, SamplingParams
+from tramontane.types import Completion, Illustrated, SamplingParams
 from tramontane.workplace import write_whole
 
 
@@ -48,7 +49,8 @@ class Checkpoint:
         self.config, self.checkpoint = config, config.checkpoint
         self.max_prompt = longest_prompt(config)  # tokens
         tokenizer = loading.load_tokenizer(self.checkpoint.files)
-        self.encoder = PromptEncoder(tokenizer, config, config.thinking_tags)
+        images = ImageProcessor(self.checkpoint.files)
+        self.encoder = PromptEncoder(tokenizer, config, config.thinking_tags, images=images)
         self.generator = Generator.load(
             self.checkpoint.files,
             GeneratorConfig(
@@ -94,11 +96,13 @@ class Checkpoint:
     def _requests(self, place: int, prompt: Prompt, n: int) -> list[Completion]:
         """The prompt's n requests; an empty list if the prompt is too long."""
         config = self.config
-        ids = self.encoder.encode(prompt.text)
+        shown = prompt.images
+        ids = self.encoder.encode(Illustrated(prompt.text, shown) if shown else prompt.text)
         sampling = SamplingParams(config.max_tokens, config.temperature, config.top_p)
+        seeds = [answer_seed(config.seed, prompt.key, j) for j in range(n)]
         return [
-            Completion.requested(place, j, ids, answer_seed(config.seed, prompt.key, j), sampling)
-            for j in range(n if len(ids) <= self.max_prompt else 0)
+            Completion.requested(place, j, ids, seed, sampling, images=shown)
+            for j, seed in enumerate(seeds if len(ids) <= self.max_prompt else ())
         ]
 
     def _generate(

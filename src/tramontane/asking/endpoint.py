@@ -29,6 +29,7 @@ from tramontane.config.asking import EndpointModel, ModelConfig
 from tramontane.data.prompts import system_text
 from tramontane.errors import InputError
 from tramontane.journals import Journal
+from tramontane.models.images import named_uri
 from tramontane.types import PAPER_TAGS, ThinkingTags
 
 MAX_BACKOFF_S = 60.0
@@ -146,9 +147,14 @@ class Endpoint:
         config = self.config
         system = system_text(config.system_prompt, self.tags)
         messages = [{"role": "system", "content": system}] if system else []
+        content: Any = prompt.text
+        if prompt.images:
+            shown = [{"url": named_uri(image)} for image in prompt.images]
+            content = [{"type": "image_url", "image_url": url} for url in shown]
+            content.append({"type": "text", "text": prompt.text})
         body: dict[str, Any] = {
             "model": self.endpoint.model,
-            "messages": [*messages, {"role": "user", "content": prompt.text}],
+            "messages": [*messages, {"role": "user", "content": content}],
             "max_tokens": config.max_tokens,
             "temperature": config.temperature,
             "top_p": config.top_p,

@@ -83,7 +83,8 @@ def _readings(
     for attempt in range(tries):
         texts = [asked[i].text + judge.REMINDER * bool(attempt) for i in pending]
         # The key is of the problem alone: a greedy judge grades equal answers alike.
-        prompts = [Prompt(f"{problem.id}/{attempt}", text) for text in texts]
+        key, images = f"{problem.id}/{attempt}", tuple(problem.images)
+        prompts = [Prompt(key, text, images) for text in texts]
         unread = []
         for i, answer in zip(pending, ask(prompts) if prompts else [], strict=True):
             if answer.fault:  # after the endpoint's own retries

@@ -4,16 +4,13 @@ docs/images.md lists it."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.loading import harness_of
 from tramontane.errors import InputError
+from tramontane.models.image_tokens import ImageProcessor
 from tramontane.types import Problem
-
-if TYPE_CHECKING:
-    from tramontane.models.image_tokens import ImageProcessor
 
 
 def check_images(
@@ -48,6 +45,14 @@ def check_images(
             f"{where}: has an image, and {what} take none yet ({key}): change that key, or take "
             f"rows without images (docs/images.md)"
         )
+    if (judge := config.verifier.judge) and judge.checkpoint:
+        try:
+            ImageProcessor(judge.checkpoint.path).parent  # noqa: B018
+        except InputError as error:
+            raise InputError(
+                f"{where}: has an image, and the judge would not see it: verifier.judge.checkpoint:"
+                f" {error}"
+            ) from None
     for problem in problems if config.converses else ():
         if problem.images and harness_of(config.data, problem) is not None:
             raise InputError(
@@ -60,9 +65,12 @@ def check_images(
 def unsupported(
     config: Config, images: ImageProcessor | None, compiled: bool | None
 ) -> Iterator[tuple[str, str]]:
-    """Keys of the config, with what they turn on that takes no images; see `check_images`."""
+    """Keys of the config, with what they turn on that takes no images; see `check_images`. Without
+    the model's processor `images`, of images that an environment or a tool gives."""
     generator, trainer = config.generator, config.trainer
-    deep = images is not None and images.family.deep
+    deep, judge = images is not None and images.family.deep, config.verifier.judge
+    what = "reward models" if judge and judge.reward_model else "judges"
+    blind = judge and (images is None or judge.reward_model)
     checks: dict[str, tuple[str, object]] = {
         "generator.compile": (
             "compiled layers of its model",
@@ -74,7 +82,7 @@ def unsupported(
             "Mistral's own tokens",
             config.converses and config.conversation.tokens == "mistral",
         ),
-        "verifier.judge": ("judges", config.verifier.judge),
+        "verifier.judge": (what, blind),
     }
     if compiled is not None:
         checks |= {

@@ -38,10 +38,10 @@ def _small(names: Sequence[str], run: Run, missing: list[str]) -> Iterator[str]:
 def rollout(run: Run, update: int, row: int) -> Row:
     """A completion with its tokens, and the completions of its group.
 
-    `images` are those of its first prompt, small, as data URIs; messages of turns have theirs. `prompt` is what a conversation began
-    with, and None otherwise. `tokens_text` is None without a tokenizer; it, `logprobs`,
-    `log_ratios` and `versions` have an entry per token. In a conversation, each of its `turns` has
-    its own.
+    `images` are those of its first prompt, small, as data URIs; messages of turns have theirs.
+    `prompt` is what a conversation began with, and None otherwise. `tokens_text` is None without a
+    tokenizer; it, `logprobs`, `log_ratios` and `versions` have an entry per token. In a
+    conversation, each of its `turns` has its own.
 
     Raises:
         KeyError: no such completion.
