@@ -13,7 +13,7 @@ from tests.runs import small_config
 from tests.vision import picture, uri, write_wrapper
 from tramontane.cli import app
 from tramontane.config import Config
-from tramontane.controller.images import check_images
+from tramontane.controller.images import check_images, unsupported
 from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import encoder_of
 from tramontane.models.transplant import transplant
@@ -219,3 +219,20 @@ def test_what_only_a_trainer_refuses_does_not_concern_an_evaluation(given):
     check_images(config, encoder, [problem])
     with pytest.raises(InputError, match=r"trainer.context_parallel"):
         check_images(config, encoder, [problem], compiled=False)
+
+
+def test_judges_that_would_not_see_are_refused(given):
+    """Endpoints are asked about the first row; what tools show is not shown to a judge."""
+    encoder = encoder_of(Config(model=str(given / "model")))
+    problem = Problem("a", "open", "What?", images=[uri(picture(30, 30))])
+
+    def judging(**model):
+        judge = {"rubric": ["It is kind."], **model}
+        return Config(verifier={"judge": judge, "domains": {"open": {"verifier": "judge"}}})
+
+    check_images(judging(checkpoint=str(given / "model")), encoder, [problem])
+    with pytest.raises(InputError, match="the judge would not see it.*takes no images"):
+        check_images(judging(checkpoint="tiny"), encoder, [problem])
+    endpoint = judging(endpoint={"url": "http://x", "model": "m"})
+    check_images(endpoint, encoder, [problem])
+    assert "verifier.judge" in dict(unsupported(endpoint, None, None))
