@@ -104,7 +104,8 @@ def test_a_run_whose_environment_shows_images_is_killed_and_resumed(given, tmp_p
 @pytest.mark.slow
 def test_conversations_under_way_keep_their_images_through_a_kill(given, tmp_path):
     sizes = {"n_async": 24, "updates": 4, "max_staleness": 6}
-    config = shown_in_turns(given, tmp_path, "SlowGallery", pipeline=sizes)
+    still = {"dtype": "float32", "learning_rate": 1e-12}  # kept keys and values are those of now
+    config = shown_in_turns(given, tmp_path, "SlowGallery", pipeline=sizes, trainer=still)
     killed = forked.start(forked.train_killed_at, config.model_dump_json(), 2)
     assert forked.end(killed) == -signal.SIGKILL
     newest = max((tmp_path / "checkpoints").glob("update_[0-9]"))

@@ -235,9 +235,8 @@ class ChatFormat:
     @cached_property
     def tool_images(self) -> bool:
         """True if the template writes images in messages of tools."""
-        taken = self._taken_calls or _Calls(as_json=False)
-        call = taken.message("", [("probe", {"x": "y"})], _ids(1))
-        text = self._tried([_ASKED, call, _answer("probe", f"{PLACE}?")])
+        taken = self._taken_calls or Calls(False, "")
+        text = self._tried([*taken.probe(1), _answer(NAME, f"{PLACE}?")])
         return self.encoder.image_token in text
 
     def _shown_by_user(self, messages: list[Message]) -> list[Message]:
@@ -251,7 +250,7 @@ class ChatFormat:
         shown = PLACE * sum(m["content"].count(PLACE) for m in messages if m["role"] == "tool")
         others = [m for m in messages if m["role"] != "tool"]
         if not others or others[0]["role"] != "user":
-            others.insert(0, {"role": "user", "content": ""})
+            others.insert(0, Message(role="user", content=""))
         others[0] = {**others[0], "content": shown + others[0]["content"]}
         return tools + others
 

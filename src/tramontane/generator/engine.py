@@ -277,8 +277,8 @@ class SlotEngine:
 
     def _flight(self, request: Completion, serial: int) -> _Flight:
         """A request to be queued, counted among those that share its prefix."""
-        shown = *request.images, *request.put_images
-        key = (request.group, *request.prompt_ids, *request.token_ids, *shown)
+        shown: Key = (*request.images, *request.put_images)
+        key: Key = (request.group, *request.prompt_ids, *request.token_ids, *shown)
         self._sharers[key] += 1
         return _Flight(request, key, serial)
 
