@@ -242,7 +242,7 @@ class ChatFormat:
     def _shown_by_user(self, messages: list[Message]) -> list[Message]:
         """Messages with the images of tools in the user's message that follows, as for OpenAI's
         models, whose messages of tools are texts."""
-        tools = [
+        tools: list[Message] = [
             {**m, "content": m["content"].replace(PLACE, "")}
             for m in messages
             if m["role"] == "tool"
