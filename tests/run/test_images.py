@@ -230,9 +230,9 @@ def test_judges_that_would_not_see_are_refused(given):
         judge = {"rubric": ["It is kind."], **model}
         return Config(verifier={"judge": judge, "domains": {"open": {"verifier": "judge"}}})
 
-    check_images(judging(checkpoint=str(given / "model")), encoder, [problem])
+    check_images(judging(checkpoint={"path": str(given / "model")}), encoder, [problem])
     with pytest.raises(InputError, match="the judge would not see it.*takes no images"):
-        check_images(judging(checkpoint="tiny"), encoder, [problem])
+        check_images(judging(checkpoint={"path": "tiny"}), encoder, [problem])
     endpoint = judging(endpoint={"url": "http://x", "model": "m"})
     check_images(endpoint, encoder, [problem])
     assert "verifier.judge" in dict(unsupported(endpoint, None, None))
