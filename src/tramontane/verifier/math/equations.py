@@ -346,7 +346,7 @@ def with_constants(gold: str, pred: str) -> list[str]:
     found = _constants(gold[start.end() if start else 0 :])
     if not start:
         found = [name for name in found if name == "C" or (name[0] in "Cc" and "_" in name)]
-    if not 0 < len(found) <= MAX_CONSTANTS or not variables(gold) & set("xyztu"):
+    if not 0 < len(found) <= MAX_CONSTANTS or not (start or variables(gold) & set("xyztu")):
         return [pred]
     named = variables(gold) - {name[0] for name in found}
     fresh = [name for name in _constants(pred) if name[0] not in named]

@@ -34,7 +34,9 @@ _OPENING = ("(", "[", "{", "\\{")
 _CLOSING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
 _TOKEN = re.compile(r"\\[{}|]|\\[A-Za-z]+|\\.|.", re.DOTALL)
 _DOTS = re.compile(r"\\ldots(?![A-Za-z])")
-_SCALED_INFINITY = re.compile(r"\\infty\s*(?:\d|[a-z](?![a-z]))|\d\s*\\infty")
+_SCALED_INFINITY = re.compile(  # or infinity plus something
+    r"\\infty\s*(?:\d|[a-z](?![a-z]))|\d\s*\\infty|(?<![\^_])(?<!\^\s)\\infty\s*[-+]|[\w)}]\s*[-+]\s*\\infty"
+)
 _PART_IN_DEGREES = re.compile(r"\^\{\\circ\}(?=\s*(?:[-+}]|\\cdot)\s*[\w\\{(])")
 _ANGLE = re.compile(r"\\circ|\\pi|\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)|\\angle|\\theta")
 _UNFINISHED = re.compile(
@@ -213,7 +215,7 @@ def refuse_notation(gold: str, pred: str) -> None:
     if _CLOSED_INFINITY.search(pred) and not _CLOSED_INFINITY.search(gold):
         raise Refused("infinity is not a number")
     if _SCALED_INFINITY.search(pred) and not _SCALED_INFINITY.search(gold):
-        raise Refused("a multiple of infinity")
+        raise Refused("calculation with infinity")
     if _PART_IN_DEGREES.search(pred) and not _ANGLE.search(pred.replace("\\circ", "") + gold):
         raise Refused("a part in degrees")
     if _DROPPED_INDEX.search(pred) and not _DROPPED_INDEX.search(gold):
