@@ -21,6 +21,7 @@ _DATES = (
 _TIME = re.compile(r"(\d{1,2})(?:[:.](\d\d))?\s*(?:([ap])\.?\s*m\.?)?")
 _NAMED_TIMES = {"noon": 720, "12 noon": 720, "midnight": 0, "12 midnight": 0}
 _ORDINAL = re.compile(r"(\d{1,9})(?:st|nd|rd|th)")
+_SUFFIX = re.compile(r"\s*\^?\s*\{?\s*(st|nd|rd|th)\s*\}?$")
 _WORDS = "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
 _ORDINALS = {word: number for number, word in enumerate(_WORDS.split(), 1)}
 
@@ -67,7 +68,7 @@ def _read_time(text: str) -> int | None:
 
 
 def _same_ordinal(gold: str, pred: str) -> bool | None:
-    plain = [re.sub(r"[\s^{}]", "", unwrap(side)).lower() for side in (gold, pred)]
+    plain = [_SUFFIX.sub(r"\1", unwrap(side).lower()).strip() for side in (gold, pred)]
     in_digits = [_ORDINAL.fullmatch(side) for side in plain]
     if not any(in_digits):
         return None
