@@ -8,13 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pydantic import ValidationError
-from transformers import (
-    AutoModelForCausalLM,
-    DeepseekV3Config,
-    Gemma3TextConfig,
-    GPT2Config,
-    LlamaConfig,
-)
+from transformers import AutoModelForCausalLM, DeepseekV3Config, Gemma3TextConfig, GPT2Config
 
 from tests.generator.slot_models import finish, make_requests, make_tokenizer
 from tramontane.batches import TrainSequence
@@ -82,13 +76,11 @@ def test_a_plan_counts_in_full_what_stays_in_full(sizes):
 
 
 @pytest.mark.parametrize("rows", [(1,), (7,), (2, 33)])
-@pytest.mark.parametrize(("outputs", "bits"), [(96, 16), (192, 8), (288, 8)])
-def test_a_product_is_that_of_the_weights_in_use(rows, outputs, bits):
+def test_a_product_is_that_of_the_weights_in_use(rows):
     """In 16 bits, activations lose less than a thousandth of what weights do in 8; also where a
-    channel has a thousand times the others, and in rows of zeros. Weights have 16 bits if there are
-    more inputs than outputs."""
+    channel has a thousand times the others, and in rows of zeros."""
     torch.manual_seed(0)
-    layer = torch.nn.Linear(192, outputs)
+    layer = torch.nn.Linear(192, 96)
     eight = Int8Linear(layer, int8._Input(torch.tensor([3, 50]), 192, 1))
     x = torch.randn(*rows, 192)
     x[..., 3] *= 1000
@@ -97,24 +89,8 @@ def test_a_product_is_that_of_the_weights_in_use(rows, outputs, bits):
     torch.testing.assert_close(eight(x), expected, atol=2e-3, rtol=1e-4)
     assert eight(x.bfloat16()).dtype == torch.bfloat16
     error = (layer.weight - eight.weight.whole()).abs()
-    step = eight.weight.scales[:, None] / 2 ** (bits - 8)
-    assert (error <= step / 2 * 1.001 + 1e-8).all()  # of float32
-    assert (error.amax(1) > step[:, 0] / 3).all()
+    assert (error <= eight.weight.scales[:, None] / 2 * 1.0001).all()
     assert not error[:, [3, 50]].any()
-
-
-def test_embeddings_tied_to_a_head_of_16_bits_have_them_too():
-    """A vocabulary that is smaller than the hidden size."""
-    sizes = LlamaConfig(
-        hidden_size=128, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, vocab_size=100, tie_word_embeddings=True,
-    )  # fmt: skip
-    model = AutoModelForCausalLM.from_config(sizes, attn_implementation="packed")
-    full = model.lm_head.weight.detach().clone()
-    quantize(model, [1, 2, 3])
-    found = model.get_input_embeddings()(torch.arange(100).view(4, 25)).flatten(0, 1)
-    assert torch.equal(found, named_weights(model)["lm_head.weight"].whole())
-    assert (found - full).norm() / full.norm() < 1e-4
 
 
 def test_channels_with_the_largest_products_stay_in_full():

@@ -9,10 +9,6 @@ SmolLM2-135M another policy. A few input channels O stay in full, as in LLM.int8
 those with the largest products of an activation and a weight, since they would set everyone's
 scale, and carry most of the error. See docs/off-policy.md.
 
-Layers with more inputs than outputs (down-projections, and keys and values of few heads) have 16
-bits, 256 · V + F, and one more product, H Fᵀ: they are a third of SmolLM2-135M's weights, and were
-two fifths of its divergence.
-
 Norms stay as they are, and so do the up-projections of latent attention, with which a decode step
 multiplies queries, and embeddings, unless they are tied to the output head.
 """
@@ -43,28 +39,12 @@ La somme de 3/4 et 2 est \\frac{11}{4}. Die Summe ist größer als 2. Ответ
 _LEVELS, _FINE = 127, 127 * 256  # largest values of a weight and of an activation
 
 
-_PARTS = "values", "fine", "scales", "outliers"
-
-
-def _fine_rows(inputs: int, outputs: int) -> int:
-    """Rows of a layer's weight that have 16 bits: all or none."""
-    return outputs if inputs > outputs else 0
-
-
-def _halves(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The high and low halves of values to be rounded, int16 and of its low bytes int8: the value
-    is 256 · high + low."""
-    whole = values.round_().to(torch.int16)
-    return (whole + 128) >> 8, whole.to(torch.int8)
-
-
 class Int8Weight:
     """The weight of a linear layer, [N, K].
 
     Attributes:
         channels: [k] int64, the input channels in full.
         values: [N, K] int8; 0 in `channels`.
-        fine: [N, K] int8, the low halves of weights of 16 bits; [0, K] of those of 8.
         scales: [N] float32.
         outliers: [N, k] float32, the columns of `channels`.
     """
@@ -72,13 +52,12 @@ class Int8Weight:
     def __init__(self, shape: torch.Size, channels: torch.Tensor) -> None:
         self.shape, self.channels = shape, channels
         self.values = torch.empty(shape, dtype=torch.int8)
-        self.fine = torch.empty(_fine_rows(shape[1], shape[0]), shape[1], dtype=torch.int8)
         self.scales = torch.empty(shape[0])
         self.outliers = torch.empty(shape[0], len(channels))
 
     @property
     def nbytes(self) -> int:
-        return sum(getattr(self, name).nbytes for name in _PARTS)
+        return self.values.nbytes + self.scales.nbytes + self.outliers.nbytes
 
     def room(self) -> Int8Weight:
         """An uninitialized weight of the same form."""
@@ -92,30 +71,19 @@ class Int8Weight:
         self.outliers[start:end] = rows[:, self.channels]
         rows[:, self.channels] *= 0  # NaN stays NaN
         scales = rows.abs().amax(1).clamp_(min=torch.finfo(torch.float32).tiny).div_(_LEVELS)
-        rows.div_(scales[:, None])
-        if len(self.fine):
-            self.values[start:end], self.fine[start:end] = _halves(rows.mul_(256))
-        else:
-            self.values[start:end] = rows.round_()
+        self.values[start:end] = rows.div_(scales[:, None]).round_()
         self.scales[start:end] = scales
         return scales
 
     def whole(self) -> torch.Tensor:
         """The weight that is computed with, [N, K] float32."""
-        return self.rows(slice(None))
-
-    def rows(self, chosen: torch.Tensor | slice) -> torch.Tensor:
-        """Rows of `whole`: [..., K] float32 of numbers of any shape, int64."""
-        found = self.values[chosen].float()
-        if len(self.fine):
-            found.add_(self.fine[chosen], alpha=1 / 256)
-        found.mul_(self.scales[chosen][..., None])
-        found[..., self.channels] = self.outliers[chosen]
+        found = self.values.float().mul_(self.scales[:, None])
+        found[:, self.channels] = self.outliers
         return found
 
     def exchange(self, other: Int8Weight) -> None:
         """Swap the values with those of another weight of the same form."""
-        for name in _PARTS:
+        for name in ("values", "scales", "outliers"):
             own, others = getattr(self, name), getattr(other, name)
             setattr(self, name, others)
             setattr(other, name, own)
@@ -154,8 +122,10 @@ class _Input:
         rest = rows * self._others
         scales = rest.abs().amax(1, keepdim=True)
         scales = scales.clamp_(min=torch.finfo(torch.float32).tiny).div_(_FINE)
+        whole = rest.div_(scales).round_().to(torch.int16)
         halves = torch.empty(2 * len(rows), rows.shape[1], dtype=torch.int8)
-        halves[: len(rows)], halves[len(rows) :] = _halves(rest.div_(scales))
+        halves[: len(rows)] = (whole + 128) >> 8
+        halves[len(rows) :] = whole  # its low byte
         return _Halves(halves, scales, outliers)
 
 
@@ -172,10 +142,7 @@ class Int8Linear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows, w = self._read.read(x), self.weight
         m = len(rows.scales)
-        sums = torch._int_mm(rows.halves, w.values.T)
-        if len(w.fine):
-            sums[m:] += torch._int_mm(rows.halves[:m], w.fine.T)
-        sums = sums.float()
+        sums = torch._int_mm(rows.halves, w.values.T).float()
         out = sums[m:].add_(sums[:m], alpha=256).mul_(rows.scales).mul_(w.scales)
         out.addmm_(rows.outliers, w.outliers.T)
         if self.bias is not None:
@@ -191,14 +158,16 @@ class Int8Embedding(nn.Module):
         self.weight, self._dtype = head.weight, dtype
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.weight.rows(ids).to(self._dtype)
+        w = self.weight
+        found = w.values[ids].float().mul_(w.scales[ids][..., None])
+        found[..., w.channels] = w.outliers[ids]
+        return found.to(self._dtype)
 
 
 def layer_bytes(inputs: int, outputs: int) -> int:
     """Bytes of the weight of a linear layer, if it is worth eight bits; else 0."""
     worth = min(inputs, outputs) >= SMALLEST
-    size = outputs * (inputs + 4 + 4 * _outliers(inputs)) + _fine_rows(inputs, outputs) * inputs
-    return size if worth else 0
+    return outputs * (inputs + 4 + 4 * _outliers(inputs)) if worth else 0
 
 
 def _outliers(features: int) -> int:
