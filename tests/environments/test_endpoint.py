@@ -412,6 +412,30 @@ def test_tools_whose_calls_cannot_be_read_are_refused(sampler: Recorded) -> None
     assert ask(client).status_code == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_headers_around_an_answer_are_not_streamed(sampler: Recorded, stream: bool) -> None:
+    template = (
+        "{% for m in messages %}{{ m.role }}>{% if m.role == 'assistant' %}"
+        "{% if m.reasoning_content %}aside,{{ m.reasoning_content }};to {% endif %}all,"
+        "{% endif %}{{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant>{% endif %}"
+    )
+    encoder = PromptEncoder(sampler.tokenizer, PromptConfig(chat_template=template))
+    model = ModelEndpoint("tiny", Config(), encoder, SamplingParams(300), *sampler.served)
+    client = TestClient(make_app(key_is(KEY, model)))
+    sampler.text = "aside,One and one;to all,It is 2."
+    answer, said = ask(client, stream=stream), {"reasoning_content": "", "content": ""}
+    if stream:
+        lines = [x[6:] for x in answer.text.split("\n\n") if x.startswith("data: {")]
+        deltas = [json.loads(x)["choices"][0]["delta"] for x in lines if json.loads(x)["choices"]]
+    else:
+        deltas = [answer.json()["choices"][0]["message"]]
+    for delta in deltas:
+        for key in said:
+            said[key] += delta.get(key) or ""
+    assert said == {"reasoning_content": "One and one", "content": "It is 2."}
+
+
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_exception_fails_its_request_alone_with_its_traceback(late: bool, stream: bool) -> None:

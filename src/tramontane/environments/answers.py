@@ -175,8 +175,9 @@ class ChatAnswer:
         if self._held is None:
             return dict.fromkeys(TEXTS, "")
         parsed = self._read(choice.tokens)
-        thinks = self._tags.opening in parsed.text and self._tags.closing not in parsed.text
         thoughts, content = parsed.thoughts, parsed.content
+        opened = self._tags.opening in parsed.text and self._tags.closing not in parsed.text
+        thinks = opened or (bool(thoughts) and not content)
         certain = (thoughts if thinks else content).rstrip(PARTIAL)[: -self._held or None].rstrip()
         texts = (certain, content) if thinks else (thoughts, certain)
         return dict(zip(TEXTS, texts if not self._body.described else (texts[0], ""), strict=True))

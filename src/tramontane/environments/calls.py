@@ -116,6 +116,7 @@ class Parser:
 
     Attributes:
         form: the form that is read; `template` is the tokenizer's `response_template`.
+        headers: texts around an answer that are no part of it, and may be empty.
         unread: a call as the chat template writes it, if it cannot be read; else empty.
 
     Raises:
@@ -136,6 +137,8 @@ class Parser:
             self._ends = ["", *(token for token in added if token in fields)]
             self._start = _before_response(tokenizer, tags)
         self._around = around_answer(tokenizer, tags)
+        found = self._around
+        self.headers = (found.opening, found.between + found.head, found.tail)
         self._learned: Learned | None = None
         self.unread = ""
         own = own_calls(tokenizer, bool(self._around.head)) if form == "auto" else []

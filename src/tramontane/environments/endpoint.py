@@ -140,7 +140,7 @@ class ModelEndpoint(Endpoint):
         prompt, prefix, images = await loop.run_in_executor(self._writer, self._write, body)
         tags, stops = self.encoder.tags, [*self._stops, *body.stop]
         read = partial(self._read, prompt=prompt, prefix=prefix, body=body)
-        held = max(len(text) for text in (*tags, *stops)) - 1
+        held = max(len(text) for text in (*tags, *stops, *self._parser.headers)) - 1
         parses_parts = self._parser.form != "template"
         show = partial(shown_tokens, self.encoder.tokenizer)
         answer = ChatAnswer(body, prompt, read, show, tags, held if parses_parts else None)

@@ -120,9 +120,9 @@ class Around(NamedTuple):
         """(thoughts, content) of a message without its calls."""
         content, thoughts = content.lstrip(), ""
         end = self.between or self.head
-        if self.thinks and content.startswith(self.opening) and end in content:
+        if self.thinks and content.startswith(self.opening):  # they may be cut
             thoughts, _, content = content.removeprefix(self.opening).partition(end)
-        content = content.removeprefix(self.head).strip().removesuffix(self.tail)
+        content = content.lstrip().removeprefix(self.head).strip().removesuffix(self.tail)
         return thoughts, content.strip().removesuffix(self.between).strip()
 
 
