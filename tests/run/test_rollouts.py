@@ -186,7 +186,8 @@ def test_conversations_are_recorded_turn_by_turn(tmp_path: Path) -> None:
     assert (forked["ending"], forked["ending_reason"]) == ("completed", "")
     first, second = forked["turns"]
     assert first["calls"][0]["name"] == "add" and first["calls"][0]["arguments"] == '{"a": [1]}'
-    assert first["calls"][1]["error"] and first["messages"] == [{"role": "tool", "content": "3 ?"}]
+    answered = {"role": "tool", "content": "3 ?", "image_files": []}
+    assert first["calls"][1]["error"] and first["messages"] == [answered]
     assert (second["sequence"], second["reward"], second["seconds"]) == (1, 1.0, 1.0)
     (earlier,) = forked["earlier"]
     assert (earlier["prompt_ids"], earlier["token_ids"]) == ([1], [2, 3, 9])
