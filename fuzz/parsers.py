@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import NamedTuple
 
 from fuzz.neighbors import CLASSES, function_tests
@@ -236,8 +236,9 @@ def check_tests(id_: str, output: str, other: str) -> None:
 def check_calls(text: str) -> None:
     """In each form, a message has calls that can be recorded, each with a name or an error."""
     tools = [{"type": "function", "function": {"name": "search", "parameters": {}}}]
+    tokenizer = SimpleNamespace(chat_template=None)
     for form in FORMS:
-        message = Parser(None, form, PAPER_TAGS).parse(text, tools)  # type: ignore[arg-type]
+        message = Parser(tokenizer, form, PAPER_TAGS).parse(text, tools)  # type: ignore[arg-type]
         assert message.text == text and len(message.calls) <= MAX_CALLS
         for call in message.calls:
             assert bool(call.name) != call.error
