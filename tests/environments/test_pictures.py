@@ -36,6 +36,7 @@ def look(at: str) -> object:
         "address": [{"type": "image_url", "image_url": {"url": "https://a.b/c.png"}}],
         "large": picture(70, 70),
         "data": {"picture": "none"},
+        "mark": f"no {PLACE}picture",
         "long": ["x" * 200, ONE, OTHER],
     }[at]
 
@@ -99,6 +100,7 @@ def put_text(spoken):
         ("part", "*", [uri(ONE)]),
         ("parts", "Left: *, \ufffdright: *7", as_uris(ONE, OTHER)),
         ("data", '{"picture": "none"}', []),
+        ("mark", "no \ufffdpicture", []),
     ],
 )
 def test_a_tool_shows_what_it_returns(folder, name, written, shown):
