@@ -73,7 +73,7 @@ class TrainSequence:
     # environment answered.
     truncated: bool = False
     continues: bool = False  # True if it belongs to the same conversation as the sequence before it
-    # See `types.SampledTokens`.
+    # See `tokens.SampledTokens`.
     experts: NDArray[np.int16] | None = None
     allowed: AllowedTokens | None = None
     # Of the prompt, and of the tokens put in behind it, as data URIs.
