@@ -336,13 +336,19 @@ def open_answer(question, value):
 
 @pytest.mark.parametrize(
     "value",
-    ["42.86%", "$3.73", "8.33", "33.3%", "gains Rs. 50", "12th", "on the 17th day",
+    ["42.86%", "$3.73", "8.33", "33.3%", "gains Rs. 50", "on the 17th day",
      "46 minutes and 12 seconds", "Data inadequate", "After 12 minutes", "once every 15 years",
      "5C3*4C3", "C(5, 2)", "5P2"],
 )  # fmt: skip
 def test_options_that_refuse_honest_answers_are_not_rewritten(value):
     with pytest.raises(NotOpen):
         open_answer("How much is it?", value)
+
+
+def test_an_ordinal_takes_its_number():
+    assert open_answer("Which floor is it?", "12th") == "12th"
+    for honest in ("12", "twelfth", r"12^{\text{th}}"):
+        assert judge_answer(honest, "12th").outcome == "right", honest
 
 
 def test_parts_of_one_request():

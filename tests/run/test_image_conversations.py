@@ -14,7 +14,7 @@ from tests.run.test_conversations import under_way
 from tests.run.test_images import given as given
 from tests.run.test_images import settings
 from tests.vision import picture
-from tramontane.run.folder import open_run
+from tramontane.run.changes import open_run
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 from tramontane.tokens import INSERTED

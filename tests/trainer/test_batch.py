@@ -36,6 +36,7 @@ def test_a_train_batch_holds_tokens_rewards_and_versions_and_no_text():
     assert {f.name for f in fields(TrainSequence)} == {
         "prompt_ids", "token_ids", "logprobs", "versions", "reward", "scored", "answer",
         "target", "replaced", "continues", "teacher", "experts", "allowed", "truncated", "images",
+        "put_images",
     }  # fmt: skip
 
 

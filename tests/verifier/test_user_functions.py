@@ -91,7 +91,7 @@ def test_a_tool_that_changes_its_arguments_changes_no_record():
     async def run():
         host = Host(Config(model="tiny").data, 99, Runner())
         host._environment, host._kind = World(), "environment"
-        host.toolset = type(host.toolset)([Spoiler().tally], 99)
+        host.toolset = type(host.toolset)([Spoiler().tally], 99, host._data.images.limits)
         await host.step(Parsed("", "", "", [call]))
 
     asyncio.run(run())
