@@ -58,7 +58,8 @@ def sweep(
     rows = [[escape(cell) for cell in row] for row in found.table.cells()]
     show_table([escape(name) for name in found.table.header], rows)
     if dry_run:
-        say(f"{found.folder}: {len(rows)} runs, {found.together} at a time")
+        runs = f"{len(rows)} run{'s' * (len(rows) != 1)}"
+        say(f"{found.folder}: {runs}, {found.together} at a time")
         return
     say(f"the table: {found.folder / 'table.md'}, {found.folder / 'table.csv'}")
     say(f"curves and rollouts: tramontane view {found.folder}")
