@@ -4,6 +4,7 @@ import json
 import signal
 import string
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,10 +43,16 @@ class Gallery:
 
 
 class SlowGallery(Gallery):
-    """Half of the groups are under way when others have ended."""
+    """Every third group waits in its second turn until the run's folder has a file `go`."""
+
+    def start(self, problem, seed, config):
+        self.go = Path(config.run_dir) / "go"
+        self.waits = seed // 65_537 % 3 == 2  # a group's seed follows its number
+        return super().start(problem, seed)
 
     def step(self, message):
-        time.sleep(self.seed % 2)
+        while self.waits and self.turns == 1 and not self.go.exists():
+            time.sleep(0.05)
         return super().step(message)
 
 
@@ -55,6 +62,7 @@ def shown_in_turns(given, out, environment="Gallery", **keys):
         "system_prompt": None, "eval_overlap": "ignore",
         "environment": f"tests.run.test_image_conversations:{environment}",
     }  # fmt: skip
+    data |= keys.pop("data", {})
     pipeline = {
         "updates": 3, "group_size": 4, "n_batch": 8, "n_async": 8, "l_max": 160, "l_cache": 0,
         "diversity": "none",
@@ -63,7 +71,7 @@ def shown_in_turns(given, out, environment="Gallery", **keys):
     generator = {"dtype": "float32", "stop": list(string.ascii_letters)}
     return settings(
         given, out, data=data, pipeline=pipeline, generator=generator,
-        checkpoint={"every": 1}, conversation={"replay": True}, **keys
+        checkpoint={"every": 1}, conversation={"replay": True, "step_timeout": 300}, **keys
     )  # fmt: skip
 
 
@@ -105,7 +113,8 @@ def test_a_run_whose_environment_shows_images_is_killed_and_resumed(given, tmp_p
 def test_conversations_under_way_keep_their_images_through_a_kill(given, tmp_path):
     sizes = {"n_async": 24, "updates": 4, "max_staleness": 6}
     still = {"dtype": "float32", "learning_rate": 1e-12}  # kept keys and values are those of now
-    config = shown_in_turns(given, tmp_path, "SlowGallery", pipeline=sizes, trainer=still)
+    keys = {"pipeline": sizes, "trainer": still, "data": {"eval": None}}  # which would wait too
+    config = shown_in_turns(given, tmp_path, "SlowGallery", **keys)
     killed = forked.start(forked.train_killed_at, config.model_dump_json(), 2)
     assert forked.end(killed) == -signal.SIGKILL
     newest = max((tmp_path / "checkpoints").glob("update_[0-9]"))
@@ -115,6 +124,7 @@ def test_conversations_under_way_keep_their_images_through_a_kill(given, tmp_pat
         assert len(request.images) == (1 if request.prompt_ids else 0)
         put = [i for t in request.turns if t.end < len(request.token_ids) for i in t.images]
         assert request.put_images == put
+    (tmp_path / "go").touch()
     folder, config = open_run(tmp_path)
     train(config, QuietScreen(), folder)
     ages = mismatches(tmp_path)
