@@ -143,7 +143,7 @@ def _chat(prompt: Prompt) -> list[Message]:
     return chat
 
 
-def messages_of(prompt: Prompt) -> list[Message]:
+def chat_of(prompt: Prompt) -> list[Message]:
     """The messages of a prompt, each with its own images."""
     chat = list(_chat(prompt))
     if isinstance(prompt, Illustrated):

@@ -37,7 +37,14 @@ from tramontane.environments.forms import (
     outside_channel,
     unparsed,
 )
-from tramontane.environments.learned import ARGUMENT, NAME, PROBE, around_answer, own_calls
+from tramontane.environments.learned import (
+    ARGUMENT,
+    NAME,
+    PROBE,
+    around_answer,
+    own_calls,
+    special_tokens,
+)
 from tramontane.environments.learned import Form as Learned
 from tramontane.errors import InputError
 from tramontane.types import ThinkingTags, ToolCall
@@ -116,7 +123,7 @@ class Parser:
 
     Attributes:
         form: the form that is read; `template` is the tokenizer's `response_template`.
-        headers: texts around an answer that are no part of it, and may be empty.
+        headers: texts that surround an answer without being part of it; may be empty.
         unread: a call as the chat template writes it, if it cannot be read; else empty.
 
     Raises:
@@ -133,11 +140,9 @@ class Parser:
             except Exception as error:  # a damaged one would make every message a broken call
                 raise InputError(f"the tokenizer's response_template: {error}") from None
             fields = json.dumps(tokenizer.response_template).replace("\\", "")
-            added = (str(t) for t in tokenizer.added_tokens_decoder.values() if t.special)
-            self._ends = ["", *(token for token in added if token in fields)]
+            self._ends = ["", *(t for t in special_tokens(tokenizer) if t in fields)]
             self._start = _before_response(tokenizer, tags)
-        self._around = around_answer(tokenizer, tags)
-        found = self._around
+        self._around = found = around_answer(tokenizer, tags)
         self.headers = (found.opening, found.between + found.head, found.tail)
         self._learned: Learned | None = None
         self.unread = ""

@@ -32,6 +32,7 @@ from tramontane.environments.learned import (
     call_id,
     shared,
     taken_by,
+    without_end,
 )
 from tramontane.errors import InputError
 from tramontane.models.names import end_tokens
@@ -164,15 +165,20 @@ class ChatFormat:
     def call_end(self) -> str:
         """The token that ends a message with calls once they are answered, if the template
         writes none itself: of the generation config (GLM), else EOS."""
-        taken, answer, eos = self._taken_calls, "zq9qz", str(self.encoder.tokenizer.eos_token)
-        if taken is None:
-            return eos
-        chat = taken.probe(1)
-        said = self._tried(chat).rpartition(ARGUMENT)[2]
-        told = self._tried([*chat, _answer(NAME, answer)]).rpartition(answer)[0]
-        told = told.rpartition(ARGUMENT)[2]
+        said, told = self._call_tails
         common = said[: shared(said, told)]
+        eos = str(self.encoder.tokenizer.eos_token)
         return self.ended(common) or self._next_turn(told[len(common) :]) or eos
+
+    @cached_property
+    def _call_tails(self) -> tuple[str, str]:
+        """Text after the arguments of a call: where it is the last, and up to a tool's answer;
+        empty if the template writes no calls."""
+        if self._taken_calls is None:
+            return "", ""
+        chat, answer = self._taken_calls.probe(1), "zq9qz"
+        told = self._tried([*chat, _answer(NAME, answer)]).rpartition(answer)[0]
+        return self._tried(chat).rpartition(ARGUMENT)[2], told.rpartition(ARGUMENT)[2]
 
     @cached_property
     def ends_anew(self) -> bool:
@@ -185,15 +191,8 @@ class ChatFormat:
     def calls_anew(self) -> bool:
         """True if the template writes a call differently once it is answered (Apriel 1.5, which
         adds its id)."""
-        taken, answer = self._taken_calls, "zq9qz"
-        if taken is None:
-            return False
-        chat = taken.probe(1)
-        said = self._tried(chat).rpartition(ARGUMENT)[2]
-        told = self._tried([*chat, _answer(NAME, answer)]).rpartition(answer)[0]
-        told, bare = told.rpartition(ARGUMENT)[2], said.rstrip()
-        ends = [token for token in self.special.values() if bare.endswith(token)]
-        return not told.startswith(bare.removesuffix(max(ends, key=len, default="")).rstrip())
+        said, told = self._call_tails
+        return not told.startswith(without_end(said, self.special.values()).rstrip())
 
     def check_ends(self) -> None:
         """Raise an InputError if the template begins a response even where none is asked for, so

@@ -40,6 +40,17 @@ def shared(one: str, other: str) -> int:
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The texts of a tokenizer's special tokens."""
+    return [str(t) for t in tokenizer.added_tokens_decoder.values() if t.special]
+
+
+def without_end(text: str, tokens: Collection[str]) -> str:
+    """A text without white space at its end, and without the longest of some tokens there."""
+    bare = text.rstrip()
+    return bare.removesuffix(max(filter(bare.endswith, tokens), key=len, default=""))
+
+
 def call_id(turn: int, number: int) -> str:
     """The id of a call: nine letters and digits, as Mistral's templates demand."""
     return f"call{turn % 1000:03d}{number % 100:02d}"
@@ -139,9 +150,7 @@ def around_answer(tokenizer: PreTrainedTokenizerBase, tags: ThinkingTags) -> Aro
     if not prompt or text.count(_SAID) != 1:
         return Around()
     head, tail = text.split(_SAID)
-    special = [str(t) for t in tokenizer.added_tokens_decoder.values() if t.special]
-    ends = [token for token in special if tail.rstrip().endswith(token)]
-    tail = tail.rstrip().removesuffix(max(ends, key=len, default="")).strip()
+    tail = without_end(tail, special_tokens(tokenizer)).strip()
     if tags.closing in head:
         return Around(head.rpartition(tags.closing)[2].lstrip(), tail)
     opening, found, rest = thought.partition(_SAID)[0].partition(NAME)
@@ -155,7 +164,7 @@ def own_calls(tokenizer: PreTrainedTokenizerBase, headed: bool = False) -> list[
     """A message with one call, and one with two, as the chat template writes them behind a prompt;
     none if it writes no calls. `headed`: messages have headers, which are parts of the calls."""
     render = partial(_rendered, tokenizer)
-    special = [str(t) for t in tokenizer.added_tokens_decoder.values() if t.special]
+    special = special_tokens(tokenizer)
     taken = taken_by(render, special) if tokenizer.chat_template else None
     if taken is None:
         return []
@@ -169,9 +178,8 @@ def own_calls(tokenizer: PreTrainedTokenizerBase, headed: bool = False) -> list[
         start = min(start, len(prompt)) if headed and text.startswith(prompt) else start
         last = max(text.rfind(ARGUMENT), text.rfind(NAME))
         places = [place for end in ends if (place := text.find(end, last)) >= 0]
-        body = text[start : min(places, default=None)].rstrip()
-        end = max((token for token in special if body.endswith(token)), key=len, default="")
-        bodies.append(body.removesuffix("" if places else end))
+        body = text[start : min(places, default=None)]
+        bodies.append(without_end(body, () if places else special))
     return bodies
 
 

@@ -25,7 +25,7 @@ from tramontane import loopback
 from tramontane.config import Config, DataConfig
 from tramontane.config.data import SCHEMES, checked_environment
 from tramontane.config.domains import import_path
-from tramontane.data.prompts import Tool, messages_of
+from tramontane.data.prompts import Tool, chat_of
 from tramontane.data.values import encoded
 from tramontane.environments.adapters import adapted
 from tramontane.environments.builtin import BUILT_IN
@@ -263,7 +263,7 @@ class Host:
             InputError: see `load`; or a tool cannot be described.
             EnvironmentFailed: a method raised an exception, or returned an unusable value.
         """
-        chat = messages_of(problem.prompt)
+        chat = chat_of(problem.prompt)
         given = {"problem": problem, "seed": seed, "config": config or Config()}
         offered = await self._make(environment_of(self._data, problem))
         for toolbox in self._toolboxes:

@@ -34,7 +34,7 @@ def joined(
         text_of: makes the text of any other part; None: there may be none.
 
     Raises:
-        ValueError: a part of another type, or an image that is no data URI.
+        ValueError: a part is neither text nor an image, or its image is not a data URI.
         InputError: an image that `models.images.decode` refuses.
     """
     texts, images = [], []

@@ -62,7 +62,7 @@ def _folder(path: str) -> str:
 
 
 def other_than_a_run(path: Path) -> str:
-    """What a path is that is no run's folder, with the run that may be meant."""
+    """What is wrong with a path that should be a run's folder, and which run may be meant."""
     if not path.exists():
         return "it does not exist"
     if within := [p for p in list(path.parents)[:3] if (p / "config.yaml").is_file()]:
