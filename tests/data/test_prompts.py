@@ -8,7 +8,8 @@ import pytest
 from tramontane.config import Config, DataConfig, PromptConfig, parse
 from tramontane.data.lengths import PromptLimit, measure_prompts
 from tramontane.data.playground import problems
-from tramontane.data.prompts import SYSTEM_PROMPT, Marks, PromptEncoder, system_text
+from tramontane.data.prompts import SYSTEM_PROMPT, PromptEncoder, system_text
+from tramontane.data.special_tokens import Marks
 from tramontane.data.tokenizer import TINY_SYSTEM_PROMPT, train_tokenizer
 from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import encoder_of
@@ -103,10 +104,10 @@ def test_special_tokens_are_encoded_once(tokenizer):
 
 
 def test_a_text_full_of_special_tokens_takes_linear_time(tokenizer):
-    encoder, marks = PromptEncoder(tokenizer), Marks("\ufdd0")
-    marked = encoder.mark(tokenizer.bos_token * 20_000, "tool", marks)
+    special, marks = PromptEncoder(tokenizer).special, Marks("\ufdd0")
+    marked = special.mark(tokenizer.bos_token * 20_000, "tool", marks)
     started = time.process_time()
-    ids = encoder.encode_marked(marked, marks)
+    ids = special.encode(marked, marks)
     assert time.process_time() - started < 10  # quadratic: minutes
     assert tokenizer.bos_token_id not in ids
     assert tokenizer.decode(ids) == tokenizer.bos_token * 20_000

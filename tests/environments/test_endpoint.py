@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.environments.templates import UNREAD
 from tramontane.config import Config, EffortConfig, PromptConfig
 from tramontane.data.prompts import PromptEncoder
+from tramontane.data.special_tokens import SpecialTokens
 from tramontane.environments.chat import Chat, ChatFormat
 from tramontane.environments.endpoint import ModelEndpoint, key_is, make_app
 from tramontane.environments.wire import ChatMessage, ChatRequest, write
@@ -316,14 +317,15 @@ def test_reasoning_is_read_by_both_names() -> None:
 def test_a_chat_is_tokenized_once_however_many_turns_it_has(sampler: Recorded) -> None:
     encoded = list[int]()
 
-    class Counting(PromptEncoder):
-        def encode_marked(self, *given: Any) -> list[int]:
+    class Counting(SpecialTokens):
+        def encode(self, *given: Any) -> list[int]:
             encoded.append(len(given[0]))
-            return super().encode_marked(*given)
+            return super().encode(*given)
 
     said = [("user", "1 + 1?"), ("assistant", "2")] * 20 + [("user", "3 + 3?")]
     chat = [ChatMessage(role=role, content=text) for role, text in said]  # type: ignore[arg-type]
-    encoder = Counting(sampler.tokenizer)
+    encoder = PromptEncoder(sampler.tokenizer)
+    encoder.special = Counting(sampler.tokenizer, encoder.tags)
     tokens = write(Chat(ChatFormat(encoder)), chat)
     plain = [{"role": role, "content": text} for role, text in said]
     assert tokens == encoder.encode(plain)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from benchmarks.allocations import measured
 from tests import forked
 from tests.trainer.rollouts import TEMPERATURE, batch
 from tramontane.config import TrainerConfig
+from tramontane.trainer import export
 from tramontane.trainer.trainer import Trainer
 
 CONFIG = LlamaConfig(
@@ -75,7 +76,7 @@ def peaks(ranks, dtype, folder):
     with measured() as found["state"]:
         t.save_state(folder / f"{dtype}-{ranks}")
     with measured() as found["buckets"]:
-        for _ in t.buckets(UNIT):
+        for _ in export.buckets(t.model, UNIT):
             pass
     gc.unfreeze()
     return found

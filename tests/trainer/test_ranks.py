@@ -13,6 +13,7 @@ from tests import forked
 from tests.trainer.rollouts import SUMS, batch, equal, trainer
 from tramontane.models.staging import collect
 from tramontane.models.weights import CopiedWeights
+from tramontane.trainer import export
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +59,7 @@ def check_buckets(t, weights, ranks):
     """Check that buckets hold the whole model, within the size, one at a time."""
     size = 6000  # bytes: below the largest tensor
     seen, before = {}, []
-    for bucket in t.buckets(size):
+    for bucket in export.buckets(t.model, size):
         assert all(tensor() is None for tensor in before)
         tensors = {id(tensor): tensor for tensor in bucket.values()}
         assert sum(tensor.nbytes for tensor in tensors.values()) <= size or len(tensors) == 1

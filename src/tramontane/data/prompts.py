@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from itertools import chain, islice, repeat
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from jinja2 import TemplateError, TemplateSyntaxError
 
 from tramontane.config import EffortConfig, PromptConfig
+from tramontane.data.special_tokens import Marks, SpecialTokens
 from tramontane.errors import InputError
 from tramontane.types import (
     IMAGE,
@@ -98,14 +98,6 @@ def system_text(system_prompt: str | None, tags: ThinkingTags = PAPER_TAGS) -> s
     )
 
 
-@dataclass
-class Marks:
-    """Special tokens in the texts of messages, each replaced by its number between two `char`."""
-
-    char: str
-    found: list[str] = field(default_factory=list)
-
-
 def describe(tools: Sequence[Tool], system: str) -> str:
     """A system prompt that describes tools, for a chat template that does not; unchanged if it
     names all of them."""
@@ -154,10 +146,6 @@ def chat_of(prompt: Prompt) -> list[Message]:
     return chat
 
 
-def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
-
-
 class PromptEncoder:
     """Turns problem statements into prompts for one model.
 
@@ -177,6 +165,7 @@ class PromptEncoder:
 
     Attributes:
         tags: the thinking tags of the responses.
+        special: keeps special tokens in the texts of rows and tools apart from the template's.
         levels: the encoder of each level of effort.
         date: the time that the chat template reads.
 
@@ -197,6 +186,7 @@ class PromptEncoder:
         self.tokenizer, self.config, self.phrase = tokenizer, config or PromptConfig(), phrase
         self.images = images
         self.tags = ThinkingTags.of(tags) if tags else find_tags(tokenizer)
+        self.special = SpecialTokens(tokenizer, self.tags, allowed=self.config.allow_special_tokens)
         self.date = self.config.date or datetime.now()
         if self.config.chat_template is not None:
             tokenizer.chat_template = self.config.chat_template
@@ -269,11 +259,6 @@ class PromptEncoder:
         """
         return self._templated(chat, where, tools, prompts=False)
 
-    def boundary(self, text: str, place: int) -> int:
-        """The place, or the start of the added token around it."""
-        inside = (m for m in self._added.finditer(text) if m.start() < place < m.end())
-        return min((match.start() for match in inside), default=place)
-
     def check_chats(self, problems: Iterable[Problem]) -> None:
         """Render one chat for each order of roles among the problems, since templates only reject
         orders of roles.
@@ -304,10 +289,8 @@ class PromptEncoder:
         texts = [self.render(prompt, place) for prompt, place in zip(prompts, places, strict=True)]
         encoded: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
         for number, (prompt, place) in enumerate(zip(prompts, places, strict=True)):
-            if isinstance(prompt, Illustrated):
-                encoded[number] = self._encode_illustrated(prompt, place)
-            elif self.has_special_tokens(prompt):
-                encoded[number] = self._encode_as_text(prompt)
+            if isinstance(prompt, Illustrated) or self.has_special_tokens(prompt):
+                encoded[number] = self._encode_marked(prompt, place)
         return [[*self.first_tokens, *ids] for ids in encoded]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -347,34 +330,25 @@ class PromptEncoder:
                 return whole[:i]
         raise InputError("the tokenizer splits a text differently when it adds special tokens")
 
-    @cached_property
-    def _special(self) -> re.Pattern[str]:
-        """The special tokens that the tokenizer recognizes in a text."""
-        added = {str(t) for t in self.tokenizer.added_tokens_decoder.values() if t.special}
-        return _any_of(added | {*self.tokenizer.all_special_tokens})
-
-    @cached_property
-    def _added(self) -> re.Pattern[str]:
-        """The special tokens, and all other tokens that were added to the vocabulary."""
-        added = {str(t) for t in self.tokenizer.added_tokens_decoder.values()}
-        return _any_of(added | {*self.tokenizer.all_special_tokens})
-
     def has_special_tokens(self, prompt: Prompt) -> bool:
         """True if a prompt's own text holds special tokens, which are encoded as text."""
-        if self.config.allow_special_tokens:
-            return False
-        return any(self._special.search(message["content"]) for message in _chat(prompt))
+        return any(self.special.found_in(message["content"]) for message in _chat(prompt))
 
-    def _encode_as_text(self, prompt: Prompt) -> list[int]:
-        """`encode` for a prompt with special tokens in its own text."""
-        marked, marks = self._marked(prompt)
-        return self.encode_marked(self.render(marked), marks)
-
-    def _encode_illustrated(self, prompt: Illustrated, where: str) -> list[int]:
-        """`encode` for a prompt with images (`illustrated`)."""
-        marked, marks = self._marked(prompt)
-        text = self.illustrated(self.render(marked, where), prompt.images, where)
-        return self.encode_marked(text, marks)
+    def _encode_marked(self, prompt: Prompt, where: str) -> list[int]:
+        """`encode` for a prompt with special tokens in its own text, or with images."""
+        chat = _chat(prompt)
+        texts = PLACE + GENERATED + "".join(message["content"] for message in chat)
+        marks = Marks(next(c for c in map(chr, range(0xFDD0, 0xFDF0)) if c not in texts))
+        text = self.render(
+            [
+                Message(role=m["role"], content=self.special.mark(m["content"], m["role"], marks))
+                for m in chat
+            ],
+            where,
+        )
+        if isinstance(prompt, Illustrated):
+            text = self.illustrated(text, prompt.images, where)
+        return self.special.encode(text, marks)
 
     def illustrated(self, text: str, images: Sequence[str], where: str = "") -> str:
         """A rendered text with what the model's processor writes for each image, in order, in place
@@ -399,83 +373,11 @@ class PromptEncoder:
             raise InputError(f"{row}{error}") from None
         return "".join(map("".join, zip(texts, expansions, strict=True)))
 
-    def _marked(self, prompt: Prompt) -> tuple[list[Message], Marks]:
-        """The messages of a prompt with marks for the special tokens in their texts."""
-        chat = _chat(prompt)
-        texts = PLACE + GENERATED + "".join(message["content"] for message in chat)
-        char = next(c for c in map(chr, range(0xFDD0, 0xFDF0)) if c not in texts)  # noncharacters
-        marks = Marks(char)
-        return [
-            Message(role=m["role"], content=self.mark(m["content"], m["role"], marks)) for m in chat
-        ], marks
-
     @property
     def _processor(self) -> ImageProcessor:
         if self.images is None:
             raise InputError("a prompt has images, which are not supported here: remove them")
         return self.images
-
-    def mark(self, text: str, role: str, marks: Marks, kept: Sequence[str] = ()) -> str:
-        """The text of a message with a mark in place of each special token, so that the template's
-        own remain recognizable (`encode_marked`).
-
-        Thinking tags of system and assistant messages stay, and the tokens `kept`. In a tool's
-        answer, all tokens that the tokenizer added to its vocabulary are replaced, e.g. those
-        around a call of a tool.
-        """
-        if self.config.allow_special_tokens:
-            return text
-
-        def replaced(match: re.Match[str]) -> str:
-            if match[0] in kept or (role in ("system", "assistant") and match[0] in self.tags):
-                return match[0]
-            marks.found.append(match[0])
-            return f"{marks.char}{len(marks.found) - 1}{marks.char}"
-
-        return (self._added if role == "tool" else self._special).sub(replaced, text)
-
-    def encode_marked(self, text: str, marks: Marks) -> list[int]:
-        """Token ids of a rendered text with marks; the tokens that they replace are encoded as
-        text. The whole text is encoded as usual, and only the tokens of these places are replaced.
-
-        Raises:
-            InputError: there are marks, and the tokenizer cannot encode such tokens as text.
-        """
-        pieces = re.split(f"{marks.char}([0-9]+){marks.char}", text)
-        if len(pieces) == 1:
-            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        if not self.tokenizer.is_fast:
-            raise InputError(
-                f"a prompt holds special tokens of the model ({self._special.pattern}), which its "
-                f"tokenizer cannot encode as text; remove them, or set allow_special_tokens"
-            )
-        text, spans = "", []
-        for number, piece in enumerate(pieces):
-            if number % 2:
-                piece = marks.found[int(piece)]
-                spans.append((len(text), len(text) + len(piece)))
-            text += piece
-        whole = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        ids: list[int] = []
-        place = 0  # of the first span that does not end before the token
-        for token, (start, end) in zip(whole["input_ids"], whole["offset_mapping"], strict=True):
-            while place < len(spans) and spans[place][1] <= start:
-                place += 1
-            if place < len(spans) and spans[place][0] < end:
-                ids += self._as_text(text[start:end])
-            else:
-                ids.append(token)
-        return ids
-
-    def _as_text(self, text: str) -> list[int]:
-        """Tokens of a text without those added to the vocabulary, special or not."""
-        backend = self.tokenizer.backend_tokenizer
-        if backend.normalizer is not None:
-            text = backend.normalizer.normalize_str(text)
-        pieces = [text]
-        if backend.pre_tokenizer is not None:
-            pieces = [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
-        return [token.id for piece in pieces for token in backend.model.tokenize(piece)]
 
     def _templated(
         self, prompt: Prompt, where: str = "", tools: Sequence[Tool] = (), *, prompts: bool = True

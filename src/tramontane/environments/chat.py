@@ -21,7 +21,8 @@ from functools import cached_property
 from typing import Any, Literal
 from uuid import uuid4
 
-from tramontane.data.prompts import PLACE, Marks, PromptEncoder, Tool
+from tramontane.data.prompts import PLACE, PromptEncoder, Tool
+from tramontane.data.special_tokens import Marks
 from tramontane.environments.calls import Parsed, shown_by
 from tramontane.environments.forms import DELIMITERS
 from tramontane.environments.learned import (
@@ -152,7 +153,7 @@ class ChatFormat:
     def turn_end(self) -> str:
         """The tokens with which the template ends a message of the model; EOS if it writes none."""
         last, answered = self._tails
-        common = last[: self.encoder.boundary(last, shared(last, answered))]
+        common = last[: self.encoder.special.boundary(last, shared(last, answered))]
         written = self.ended(common) or self.ended(last)
         return written or self._next_turn(answered) or str(self.encoder.tokenizer.eos_token)
 
@@ -184,7 +185,7 @@ class ChatFormat:
     def ends_anew(self) -> bool:
         """True if the template ends a message differently once it is answered (gpt-oss)."""
         last, answered = self._tails
-        common = last[: self.encoder.boundary(last, shared(last, answered))]
+        common = last[: self.encoder.special.boundary(last, shared(last, answered))]
         return bool(self.ended(last)) and not self.ended(common)
 
     @cached_property
@@ -460,8 +461,8 @@ class Chat:
         if following.images:
             text = encoder.illustrated(text, following.images)
         if sampled is None:
-            return encoder.encode_marked(end + text, self._marks)
-        ids = encoder.encode_marked(sampled + text, self._marks)
+            return encoder.special.encode(end + text, self._marks)
+        ids = encoder.special.encode(sampled + text, self._marks)
         if ids[0] != last:
             raise InputError(f"the tokenizer does not keep {sampled!r} as a token of its own")
         return ids[1:]
@@ -478,7 +479,7 @@ class Chat:
         text = encoder.render(self._chat, tools=self._tools)
         if self.images:
             text = encoder.illustrated(text, self.images)
-        return [*encoder.first_tokens, *encoder.encode_marked(text, self._marks)]
+        return [*encoder.first_tokens, *encoder.special.encode(text, self._marks)]
 
     def _model_message(
         self, message: Parsed, prefix: str, apart: bool
@@ -546,7 +547,7 @@ class Chat:
         for char in (_MARK, _NEW, PLACE):
             text = text.replace(char, "\ufffd")
         kept = () if role != "assistant" or self._form.reads_calls else self._form.delimiters
-        return self._form.encoder.mark(text, role, self._marks, kept)
+        return self._form.encoder.special.mark(text, role, self._marks, kept)
 
     def _map(self, value: Any) -> Any:
         """A call's arguments with their texts marked."""

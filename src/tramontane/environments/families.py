@@ -217,7 +217,7 @@ class Family:
         if len(case.calls) > 1 and self.form.one_call:
             return None
         prompt, said, tags = self.prompt, self.ended(case, tuned=True), self.encoder.tags
-        place, opened = self.encoder.boundary(said, shared(prompt, said)), ""
+        place, opened = self.encoder.special.boundary(said, shared(prompt, said)), ""
         if place < len(prompt):  # the message begins otherwise than the prompt ends
             opened = self.encoder.opened_in(prompt)
             if place < len(prompt) - len(opened):
@@ -256,7 +256,7 @@ class Family:
         """Thoughts as the template writes them before a call, where it drops those of answers."""
         case = next(c for c in CASES if c.thoughts and c.calls)
         text, bare = (self.ended(c) for c in (case, case._replace(thoughts="")))
-        place = self.encoder.boundary(text, shared(text, bare))
+        place = self.encoder.special.boundary(text, shared(text, bare))
         return text[place : place + len(text) - len(bare)]
 
     def end_of(self, case: Case) -> str:
@@ -264,7 +264,7 @@ class Family:
         # Thoughts may be dropped later, and a text beside calls be written after their answers.
         case = case._replace(thoughts="", content="" if case.calls else case.content)
         said, whole = self.ended(case).rstrip(), self.whole(case)
-        common = said[: self.encoder.boundary(said, shared(said, whole))].rstrip()
+        common = said[: self.encoder.special.boundary(said, shared(said, whole))].rstrip()
         if not (case.calls and self.form.reads_calls) and common != said:
             ended = common.endswith((*self._special,)) and case.content in common
             said = common if ended else said

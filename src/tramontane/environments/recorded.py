@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple, cast
 
-from tramontane.data.prompts import GENERATED, Marks, PromptEncoder, Tool
+from tramontane.data.prompts import GENERATED, PromptEncoder, Tool
+from tramontane.data.special_tokens import Marks
 from tramontane.environments.chat import ChatFormat
 from tramontane.environments.forms import kept_id, written
 from tramontane.environments.learned import call_id, shared
@@ -101,11 +102,11 @@ class ConversationEncoder:
             start, rest = self._written(chat, message[0], tools, where)
             chat += message
             if example.prompt and start.startswith(text):
-                example = example.put(self._encoder.encode_marked(start[len(text) :], marks))
+                example = example.put(self._encoder.special.encode(start[len(text) :], marks))
             else:
                 if example.prompt:
                     yield example
-                ids = self._encoder.encode_marked(start, marks)
+                ids = self._encoder.special.encode(start, marks)
                 example = Example([*self._encoder.first_tokens, *ids], [])
             for written_text, learned in rest:
                 ids = self._encoder.tokenizer(written_text, add_special_tokens=False)["input_ids"]
@@ -129,7 +130,9 @@ class ConversationEncoder:
             put, names = list[Any](), iter(calls)
             for message in group:
                 given = _plain(message)
-                given["content"] = self._encoder.mark(given["content"], given["role"], marks)
+                given["content"] = self._encoder.special.mark(
+                    given["content"], given["role"], marks
+                )
                 if given["role"] == "tool":
                     call = next(names, _UNASKED)
                     given |= {"name": call["function"]["name"], "tool_call_id": call["id"]}
@@ -175,7 +178,7 @@ class ConversationEncoder:
             start = encoder.render(given[:-1], where, tools)
             whole = encoder.complete(given, where, tools)
             place = shared(start, whole)
-            place = min(encoder.boundary(text, place) for text in (start, whole))
+            place = min(encoder.special.boundary(text, place) for text in (start, whole))
             if place < len(start) - len(encoder.opened_in(start)):
                 raise InputError(
                     f"{where}: the chat template writes a prompt differently once a message "

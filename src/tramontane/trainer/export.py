@@ -1,4 +1,5 @@
-"""Writes the trainer's weights in the Hugging Face layout, bucket by bucket."""
+"""The trainer's weights, bucket by bucket: gathered, by rank, and as files in the Hugging Face
+layout."""
 
 from __future__ import annotations
 
@@ -13,10 +14,64 @@ from transformers import PreTrainedModel
 from tramontane.errors import InputError
 from tramontane.models.loading import converts_weights, read_back
 from tramontane.models.weight_files import Entry, write_files
-from tramontane.models.weights import tied_names
-from tramontane.trainer.sharding import rank
+from tramontane.models.weights import BUCKET_BYTES, Bucket, Part, tied_names
+from tramontane.trainer import lora, sharding
 
 logger = logging.getLogger("tramontane")
+
+
+def named_tensors(model: PreTrainedModel) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
+    """Iterate over the (sharded) tensors of a model's state dict, each with its names: several if
+    it is tied. Adapters are merged into the weights of their layers."""
+    tensors = lora.base_tensors(model)
+    adapted = {f"{n}.weight": x for n, x in lora.adapted_layers(model).items()}
+    for first, *others in tied_names(tensors):
+        layer = adapted.get(first)
+        tensor = lora.merged(layer) if layer else tensors[first].detach()
+        yield (first, *others), tensor
+
+
+def held(model: PreTrainedModel) -> Iterator[Bucket]:
+    """This rank's rows of all weights, in buckets of at most `BUCKET_BYTES`; a larger tensor has
+    its own bucket."""
+    bucket: Bucket = []
+    filled = 0
+    for names, tensor in named_tensors(model):
+        if (own := sharding.rows(tensor)) is None:
+            continue
+        start, rows = own
+        if bucket and filled + rows.nbytes > BUCKET_BYTES:
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append(Part(names, tensor.shape, start, rows))
+        filled += rows.nbytes
+    yield bucket
+
+
+def buckets(
+    model: PreTrainedModel, size: int, dtype: torch.dtype = torch.float32
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Iterate over a model's weights by the names of its `state_dict`, gathered from all ranks.
+
+    A bucket has at most `size` bytes; a larger tensor has its own bucket. It is gathered when
+    requested and emptied when the next one is, so only one is held at a time; its tensors may be
+    the model's own. Collective: every rank must iterate to the end.
+
+    Weights are converted to `dtype` before they are gathered.
+    """
+    bucket: dict[str, torch.Tensor] = {}
+    filled = 0
+    for tied, tensor in named_tensors(model):
+        if tensor.is_floating_point():
+            tensor = tensor.to(dtype)
+        nbytes = tensor.numel() * tensor.element_size()  # whole tensor, even if sharded
+        if bucket and filled + nbytes > size:
+            yield bucket
+            bucket.clear()
+            filled = 0
+        bucket |= dict.fromkeys(tied, sharding.whole(tensor))
+        filled += nbytes
+    yield bucket
 
 
 class CheckpointWriter:
@@ -68,7 +123,7 @@ class CheckpointWriter:
     def _write(
         self, folder: Path, buckets: Iterable[dict[str, torch.Tensor]], dtype: torch.dtype
     ) -> None:
-        if rank() > 0:
+        if sharding.rank() > 0:
             for _ in buckets:
                 pass
             return
@@ -118,13 +173,13 @@ def check_reloaded(
         InputError: a weight is missing there, or has other values.
     """
     read: dict[str, torch.Tensor] = {}
-    if rank() == 0:
+    if sharding.rank() == 0:
         read = read_back(folder, dtype).state_dict()
     other = [
         name
         for bucket in buckets
         for name, tensor in bucket.items()
-        if rank() == 0 and not torch.equal(read[name].to(dtype), tensor.cpu())
+        if sharding.rank() == 0 and not torch.equal(read[name].to(dtype), tensor.cpu())
     ]
     if other:
         raise InputError(

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from tramontane.models.packing import pack
 from tramontane.models.states import separate_states
 from tramontane.models.vision import Vision
 from tramontane.models.weight_files import WeightFiles
-from tramontane.models.weights import BUCKET_BYTES, Bucket, Part, Weights, tied_names
+from tramontane.models.weights import BUCKET_BYTES, Weights
 from tramontane.tokens import INSERTED
 from tramontane.trainer import export, forwards, lora, sharding
 from tramontane.trainer.allowed import renormalized, with_candidates
@@ -263,67 +262,15 @@ class Trainer:
         Collective: every rank must call it, and each gets all weights. Tied weights are one tensor
         under two names.
         """
-        return export.copied(self.buckets(BUCKET_BYTES), dtype)
+        return export.copied(export.buckets(self.model, BUCKET_BYTES), dtype)
 
     def publish(self, weights: Weights) -> Weights:
         """Add this rank's rows of all weights to `weights`. Collective: every rank must call it,
         though only the matrices A of adapters are gathered."""
-        weights.add_all(self._parts, self._host_memory)
+        tower = [[*self._tower.parts()]] if self._tower else []
+        weights.add_all(lambda: chain(export.held(self.model), tower), self._host_memory)
         self._published = weights.follow(self._published)
         return weights
-
-    def _parts(self) -> Iterator[Bucket]:
-        """This rank's rows of all weights, in buckets of at most `BUCKET_BYTES`; a larger tensor
-        has its own bucket."""
-        bucket: Bucket = []
-        filled = 0
-        for names, tensor in self._named_tensors():
-            if (held := sharding.rows(tensor)) is None:
-                continue
-            start, rows = held
-            if bucket and filled + rows.nbytes > BUCKET_BYTES:
-                yield bucket
-                bucket, filled = [], 0
-            bucket.append(Part(names, tensor.shape, start, rows))
-            filled += rows.nbytes
-        yield bucket
-        if self._tower:
-            yield [*self._tower.parts()]
-
-    def buckets(
-        self, size: int, dtype: torch.dtype = torch.float32
-    ) -> Iterator[dict[str, torch.Tensor]]:
-        """Iterate over the weights by the names of `model.state_dict()`, gathered from all ranks.
-
-        A bucket has at most `size` bytes; a larger tensor has its own bucket. It is gathered when
-        requested and emptied when the next one is, so only one is held at a time; its tensors may
-        be the trainer's own. Collective: every rank must iterate to the end.
-
-        Weights are converted to `dtype` before they are gathered.
-        """
-        bucket: dict[str, torch.Tensor] = {}
-        filled = 0
-        for tied, tensor in self._named_tensors():
-            if tensor.is_floating_point():
-                tensor = tensor.to(dtype)
-            nbytes = tensor.numel() * tensor.element_size()  # whole tensor, even if sharded
-            if bucket and filled + nbytes > size:
-                yield bucket
-                bucket.clear()
-                filled = 0
-            bucket |= dict.fromkeys(tied, sharding.whole(tensor))
-            filled += nbytes
-        yield bucket
-
-    def _named_tensors(self) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
-        """Iterate over the (sharded) tensors of the model's state dict, each with its names:
-        several if it is tied. Adapters are merged into the weights of their layers."""
-        tensors = lora.base_tensors(self.model)
-        adapted = {f"{n}.weight": x for n, x in lora.adapted_layers(self.model).items()}
-        for first, *others in tied_names(tensors):
-            layer = adapted.get(first)
-            tensor = lora.merged(layer) if layer else tensors[first].detach()
-            yield (first, *others), tensor
 
     @torch.no_grad()
     def logprobs(self, sequences: list[TrainSequence], temperature: float) -> list[list[float]]:
@@ -405,7 +352,8 @@ class Trainer:
             InputError: transformers reads other weights from the files.
             OSError: a file cannot be written.
         """
-        self._writer.save(folder, partial(self.buckets, BUCKET_BYTES, dtype), dtype)
+        buckets = partial(export.buckets, self.model, BUCKET_BYTES, dtype)
+        self._writer.save(folder, buckets, dtype)
         if self._tower:
             self._tower.save(folder, dtype)
 
