@@ -307,6 +307,8 @@ def test_an_evaluation_needs_problems() -> None:
 
 @pytest.mark.parametrize("prompt", [5, ["1 + 1?"], []])
 def test_generate_refuses_what_is_neither_a_text_nor_a_chat(prompt: Any) -> None:
+    with pytest.raises(InputError, match="prompt: it is empty; give a text, in quotes"):
+        tramontane.generate("tiny", "  ")
     with pytest.raises(InputError, match="give a text, or a list of messages"):
         tramontane.generate("tiny", prompt)
 

@@ -142,6 +142,8 @@ class Problem:
         where: file and line, or index, that the problem was read from, for messages; empty for a
             generated problem. Equal problems may differ in it.
         images: of the prompt, as data URIs; see `Illustrated`.
+        renamed: columns of the row that are in the fields above under another name or in another
+            form (`question`, an answer that is a number), as the row has them; see `row`.
     """
 
     id: str
@@ -160,6 +162,16 @@ class Problem:
     length_penalty: float | None = None
     where: str = field(default="", compare=False)
     images: list[str] = field(default_factory=list)
+    renamed: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The columns of the problem's row by name, with the row's own values, and the fields that
+        the row does not have, unless they are None."""
+        names = ("id", "domain", "problem", "answer", "tests", "language", "difficulty", "source")
+        fields = {name: getattr(self, name) for name in names}
+        own = {name: value for name, value in fields.items() if value is not None}
+        return own | self.metadata | self.renamed
 
     @property
     def prompt(self) -> Prompt:

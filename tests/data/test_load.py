@@ -264,6 +264,10 @@ def test_a_limit_is_spread_over_the_source(write):
         ({"problem": "?", "domain": "code", "answer": "1"}, r":2: no tests in field 'tests'"),
         ({"problem": "?", "tests": "assert f(1)"}, r":2: the tests are text, but not JSON"),
         (
+            {"problem": "?", "tests": '{"type": "a", "type": "b"}'},
+            r":2: .*key .type. is given twice",
+        ),
+        (
             {"problem": "?", "tests": {"type": "doctest"}},
             r":2: the tests need a type, one of stdio",
         ),

@@ -13,12 +13,12 @@ PAGE = ROOT / "docs/fine-tuning.md"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["prompts", "messages"])
+@pytest.mark.parametrize("kind", ["prompts", "chats", "messages"])
 def test_the_pages_rows_are_learned(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prompts, messages = blocks(PAGE, "json")
-    (tmp_path / "examples.jsonl").write_text(prompts if kind == "prompts" else messages)
+    rows = dict(zip(("prompts", "chats", "messages"), blocks(PAGE, "json"), strict=True))
+    (tmp_path / "examples.jsonl").write_text(rows[kind])
     (tmp_path / "own_rows.yaml").write_text(blocks(PAGE, "yaml")[0])
     monkeypatch.chdir(tmp_path)
     app(["sft", "own_rows.yaml"], standalone_mode=False)

@@ -166,6 +166,14 @@ def test_an_environment_of_trl_runs_unchanged():
     assert answered.turn.reward == 0.0
 
 
+def test_an_environment_of_trl_is_reset_with_the_row_s_own_columns():
+    """Not with the group's seed for the row's, nor with a text for a number."""
+    worker = worker_of(environment="TrlRow")
+    given = replace(problem("Count.", "5", seed=1007), renamed={"answer": 5, "question": "Count!"})
+    _, spoken = talk(worker, "Done.", given=given)
+    assert "answer 5, question 'Count!', seed 1007" in spoken.tokenizer.decode(spoken.prompt)
+
+
 @pytest.mark.parametrize(
     ("behavior", "reason"),
     [

@@ -177,6 +177,16 @@ class TrlCounter:
         return float(self.count == self.target)
 
 
+class TrlRow:
+    """In the shape of TRL's environments; says what it was reset with."""
+
+    def reset(self, **row) -> str:
+        return ", ".join(f"{name} {row[name]!r}" for name in ("answer", "question", "seed"))
+
+    def get_reward(self) -> float:
+        return 1.0
+
+
 class TrlWordle:
     """In the shape of the game in TRL's guide."""
 

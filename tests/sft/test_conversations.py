@@ -92,3 +92,58 @@ def test_rows_that_are_no_conversations_are_named(messages, fault, tmp_path):
     file.write_text(json.dumps({"messages": messages}))
     with pytest.raises(InputError, match=fault):
         rows_of(ExamplesConfig(train=str(file)))
+
+
+@pytest.mark.parametrize("tools", ["[{", '[{"name": "a", "name": "b"}]'])
+def test_tools_that_cannot_be_read_are_named(tools, tmp_path):
+    file = tmp_path / "chats.jsonl"
+    file.write_text(json.dumps({"messages": [ASKED, SAID], "tools": tools}))
+    with pytest.raises(InputError, match=r"chats\.jsonl:1: the tools are text, but not JSON \("):
+        rows_of(ExamplesConfig(train=str(file)))
+
+
+GIVEN = [ASKED, {"role": "assistant", "content": "Is it 4?"}, ASKED]
+
+
+@pytest.mark.parametrize("shape", ["qwen2.5", "tiny"])
+@pytest.mark.parametrize("name", ["response", "completion"])
+def test_of_the_chat_in_a_prompt_nothing_is_learned(shape, name, tmp_path):
+    """TRL's conversational prompts and completions, with the loss on the completion alone."""
+    tokenizer = load_tokenizer("tiny") if shape == "tiny" else tokenizer_of(shape)
+    row = {"prompt": GIVEN, name: [CALLED, ANSWERED, SAID], "tools": TOOLS}
+    [example] = examples_of(tokenizer, tmp_path / "chats.jsonl", row)
+    prompt = tokenizer.decode(example.prompt)
+    assert "Is it 4?" in prompt and "It is 3." not in prompt
+    call, said = learned(tokenizer, example)
+    assert '"name": "add"' in call and "It is 3." in said and "Is it 4?" not in call + said
+    whole = {"messages": [*GIVEN, CALLED, ANSWERED, SAID], "tools": TOOLS}
+    every = examples_of(tokenizer, tmp_path / "whole.jsonl", whole)[0]
+    assert every.prompt + every.response == example.prompt + example.response
+
+
+def test_a_completion_is_a_response(tmp_path):
+    tokenizer = load_tokenizer("tiny")
+    texts = {"prompt": "1 + 2?", "completion": "It is 3."}
+    chats = {"prompt": [{"role": "user", "content": "1 + 2?"}], "completion": [SAID]}
+    [by_text] = examples_of(tokenizer, tmp_path / "texts.jsonl", texts)
+    [by_chat] = examples_of(tokenizer, tmp_path / "chats.jsonl", chats)
+    assert by_text == by_chat
+    named = examples_of(tokenizer, tmp_path / "both.jsonl", texts | {"response": "No."})[0]
+    assert "No." in tokenizer.decode(named.response)
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ({"prompt": GIVEN, "completion": "It is 3."}, "no chat in field 'completion'"),
+        ({"prompt": "1 + 2?", "completion": [SAID]}, "no chat in field 'prompt', and none in"),
+        ({"prompt": GIVEN, "completion": [ASKED]}, "prompt and response must be a chat"),
+        ({"prompt": [*GIVEN, SAID], "completion": [SAID]}, "two messages of the assistant"),
+    ],
+)
+def test_prompts_and_responses_of_other_forms_are_named(row, fault, tmp_path):
+    file = tmp_path / "chats.jsonl"
+    rows = [{"prompt": GIVEN, "completion": [SAID]}, row]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(InputError, match=rf"chats\.jsonl:2: .*{fault}"):
+        rows_of(ExamplesConfig(train=str(file)))

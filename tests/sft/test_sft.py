@@ -570,10 +570,13 @@ def test_rows_without_prompt_or_response(base, tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"prompt": "1?", "completion": "1"}, r"e\.g\. 'data\.fields=\{response: completion\}'$"),
+        ({"prompt": "1?", "output": "1"}, r"e\.g\. 'data\.fields=\{response: output\}'$"),
         ({"instruction": "1?", "output": "1"}, r"\{prompt: instruction, response: output\}'$"),
         ({"prompt": "1?", "response": " "}, r"'response', which is empty: remove the row$"),
-        ({"prompt": [{"role": "user", "content": "1?"}], "completion": []}, "but a chat: put its"),
+        (
+            {"prompt": [{"role": "user", "content": "1?"}], "response": []},
+            "but a chat, and the",
+        ),
         ({"messages": [{"role": "user", "content": "1?"}]}, "but messages, and the first row has"),
     ],
 )

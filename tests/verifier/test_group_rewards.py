@@ -6,7 +6,8 @@ import re
 import pytest
 
 import tramontane
-from tramontane.config import FormatConfig, VerifierConfig, parse_settings
+from tramontane.config import DataConfig, FormatConfig, VerifierConfig, parse_settings
+from tramontane.data.load import load_problems
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
 from tramontane.run.rollouts import read_run
@@ -23,6 +24,11 @@ import asyncio, os, re, time
 import numpy
 
 client = asyncio.Queue()   # belongs to the event loop that it is first used in
+
+def own_columns(completions, answer, level, question, **columns):
+    kept = not {"prompt", "completion"} & columns.keys() and columns["id"] == [7] * 2
+    same = [a == 5 and l == "Level 3" and q == "2+3" for a, l, q in zip(answer, level, question)]
+    return [float(kept and each) for each in same]
 
 def rank(problem, texts, n_tokens):
     '''The shortest is best.'''
@@ -145,6 +151,28 @@ def test_a_chat_reaches_functions_of_trl_as_messages():
     verdicts = scored(config, problem, [Response("5", 1), Response("6", 1)])
     assert [v.verdict for v in verdicts] == ["right", "wrong"]
     assert parts(verdicts, "correctness_reward_func") == [2.0, -0.5]
+
+
+def test_functions_of_trl_get_the_row_s_own_columns(tmp_path):
+    """Those that are a problem's fields under another name or in another form, too."""
+    chat = [{"role": "user", "content": "2 + 3?"}]
+    given = {
+        "prompt": chat, "answer": 5, "question": "2+3", "level": "Level 3", "id": 7, "source": 1,
+        "solution": "2 and 3 #### 5", "image": None,
+    }  # fmt: skip
+    file = tmp_path / "rows.jsonl"
+    file.write_text(
+        json.dumps(given) + "\n" + json.dumps({"query": "2?", "final_answer": "#### 2"})
+    )
+    config = DataConfig(train=str(file))
+    first, second = load_problems(str(file), config, split="train", limit=None, seed=0)
+    assert (first.answer, first.difficulty, first.id, first.source) == ("5", 3, "7", "1")
+    columns = {name: first.row[name] for name in given if name != "image"}
+    assert columns == {name: value for name, value in given.items() if name != "image"}
+    assert (second.row["query"], second.row["final_answer"]) == ("2?", "#### 2")
+    assert (second.row["problem"], second.row["answer"]) == ("2?", "2")
+    verdicts = scored(rewards("own_columns"), first, [response("", 3), response("", 4)])
+    assert parts(verdicts, "own_columns") == [1.0, 1.0]
 
 
 def test_what_no_reward_judges_is_unscorable():

@@ -99,9 +99,10 @@ class ExamplesConfig(Section):
 
     train: str
     """Source: `playground:`, mixed from the parts under `playground`, or a JSONL (also gzip) or
-    Parquet file with `prompt` and `response` in each row, or with conversations: `messages` (roles
-    system, user, assistant and tool), whose assistant messages are learned, and optionally
-    `tools`. Required, unless one of `playground`, `drills` and `mixture` is given."""
+    Parquet file with `prompt` and `response` (or `completion`) in each row, as texts or as chats,
+    or with conversations: `messages` (roles system, user, assistant and tool), whose assistant
+    messages are learned, and optionally `tools`. Required, unless one of `playground`, `drills`
+    and `mixture` is given."""
     fields: dict[str, str] = Field(default_factory=dict)
     """Names of `prompt`, `response` and `images`, or `messages` and `tools`, and of `effort`, in
     the rows, if different. A row's `effort` is the level that its prompt asks for, if `data.effort`

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from tramontane.errors import InputError
+from tramontane.journals import unique_keys
 from tramontane.types import Problem
 from tramontane.verifier.code.comparing import fault_of
 from tramontane.verifier.code.grade import language_of
@@ -60,7 +61,7 @@ def parse_tests(value: Any, where: str) -> dict[str, Any] | None:
     """
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = json.loads(value, object_pairs_hook=unique_keys)
         except (ValueError, RecursionError) as error:  # numbers too long, or nesting too deep
             raise InputError(f"{where}: the tests are text, but not JSON ({error})") from None
     if not value:

@@ -229,14 +229,19 @@ def parse_problem(
     """
     rest = {name: value for name, value in row.items() if value is not None}
     values: dict[str, Any] = {}
+    taken: dict[str, Any] = {}  # values by column
     for name, columns in rules.columns.items():
         column = next((c for c in columns if not _is_absent(name, rest.get(c))), None)
         values[name] = None if column is None else rest.pop(column)
+        if column is not None and name != "images":
+            taken[column] = values[name]
     for column in rules.columns["images"]:
         if column in rest and _is_absent("images", rest[column]):  # a row without
             del rest[column]
     fields = rules.fields
-    rest |= {name: rest.pop(fields[name]) for name in METADATA_FIELDS if fields.get(name) in rest}
+    for name in METADATA_FIELDS:
+        if (mapped := fields.get(name, name)) in rest and mapped != name:
+            rest[name] = taken[mapped] = rest.pop(mapped)
     tests = parse_tests(values["tests"], where)
     album = rules.album
     if album is None:
@@ -269,7 +274,7 @@ def parse_problem(
         rest["programming_language" if is_program else "language"] = values["language"]
     if values["difficulty"] is not None and level is None:
         rest["difficulty"] = values["difficulty"]
-    return Problem(
+    problem = Problem(
         id=default_id if values["id"] is None else str(values["id"]),
         domain=domain,
         problem=statement,
@@ -283,6 +288,16 @@ def parse_problem(
         where=where,
         images=[album.read(image, where) for image in found] if album else [],
     )
+    return replace(problem, renamed=_other_than(problem.row, taken))
+
+
+def _other_than(row: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The given columns that a row lacks or has otherwise; 42 is not "42", nor True 1."""
+    return {
+        name: value
+        for name, value in given.items()
+        if name not in row or type(row[name]) is not type(value) or row[name] != value
+    }
 
 
 def _is_absent(field_name: str, value: Any) -> bool:

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, Literal, cast
 
@@ -271,7 +271,7 @@ class Host:
                 await self._runner.run(start, **functions.accepted(start, given))
         if self._kind == "trl":
             own = list(problem.messages or [Message(role="user", content=problem.problem)])
-            row = {**problem.metadata, **_fields(problem), "prompt": own, "seed": seed}
+            row = {"seed": seed} | deepcopy(problem.row) | {"prompt": own}
             reset = self._environment.reset
             shown = await self._runner.run(reset, **functions.accepted(reset, row))
             if shown is not None and not isinstance(shown, str):
@@ -456,11 +456,6 @@ def _functions(offered: Sequence[Any]) -> list[Callable[..., Any]]:
         own = [] if inspect.isroutine(each) else methods(each)
         found += own or ([each] if callable(each) else [])
     return found
-
-
-def _fields(problem: Problem) -> dict[str, Any]:
-    left_out = ("metadata", "images")
-    return {name: value for name, value in asdict(problem).items() if name not in left_out}
 
 
 def _as_dict(message: Parsed) -> dict[str, Any]:

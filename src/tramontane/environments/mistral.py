@@ -289,9 +289,10 @@ class MistralExamples:
         """
         chat = MistralChat(self._mistral, self._encoder, conversation.tools)
         example, written, prompt = Example([], []), list[int](), list[int]()
-        by_model = groupby(conversation.messages, lambda message: message["role"] == "assistant")
+        numbered = enumerate(conversation.messages)
+        by_model = groupby(numbered, lambda pair: pair[1]["role"] == "assistant")
         for said, group in by_model:
-            messages = list(group)
+            places, messages = zip(*group, strict=True)
             try:
                 if not said:
                     prompt = chat.answered(messages) if written else chat.start(messages)
@@ -304,6 +305,9 @@ class MistralExamples:
                     f"{where}: mistral-common writes a prompt differently once a message follows; "
                     f"use data.tokens: template"
                 )
+            if said and places[0] < conversation.given:
+                written = whole
+                continue
             if example.prompt and prompt[: len(written)] == written:
                 example = example.put(prompt[len(written) :])
             else:

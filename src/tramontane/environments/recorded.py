@@ -18,6 +18,7 @@ from tramontane.environments.chat import ChatFormat
 from tramontane.environments.forms import kept_id, written
 from tramontane.environments.learned import call_id, shared
 from tramontane.errors import InputError
+from tramontane.journals import unique_keys
 
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # a message's key for its thoughts
 _UNASKED: dict[str, Any] = {"id": call_id(0, 0), "function": {"name": "environment"}}
@@ -41,31 +42,38 @@ class Example(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """A chat that ends with the model's message, and descriptions of the tools in it."""
+    """A chat that ends with the model's message, and descriptions of the tools in it. Of the first
+    `given` messages, those of the model are not learned either."""
 
     messages: list[dict[str, Any]]
     tools: list[Tool]
+    given: int = 0
 
     @classmethod
-    def of(cls, messages: Any, tools: Any, where: str) -> Conversation:
+    def of(cls, messages: Any, tools: Any, where: str, given: int = 0) -> Conversation:
         """The content of a row's fields; `tools` may be JSON, and a message's thoughts may be in
         its `reasoning_content`.
 
         Raises:
-            InputError: the chat has no reply of the model, or two replies in a row.
+            InputError: the chat has no reply of the model, or two replies in a row; or the tools
+                are not JSON.
         """
         if isinstance(tools, str):
-            tools = json.loads(tools)
+            try:
+                tools = json.loads(tools, object_pairs_hook=unique_keys) if tools.strip() else []
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{where}: the tools are text, but not JSON ({error})") from None
         roles = [m.get("role") if isinstance(m, dict) else None for m in messages]
-        if "assistant" not in roles[1:] or not {*roles} <= {*ROLES}:
+        if "assistant" not in roles[max(given, 1) :] or not {*roles} <= {*ROLES}:
+            fields = "fields with prompt and response" if given else "field 'messages'"
             raise InputError(
-                f"{where}: field 'messages' must be a chat with roles {', '.join(ROLES)} and a "
+                f"{where}: {fields} must be a chat with roles {', '.join(ROLES)} and a "
                 f"message of the assistant after others (it has {roles})"
             )
         last = len(roles) - roles[::-1].index("assistant")
         if any(pair == ("assistant", "assistant") for pair in pairwise(roles)):
             raise InputError(f"{where}: two messages of the assistant in a row; join them")
-        return cls([dict(m) for m in messages[:last]], list(tools or ()))
+        return cls([dict(m) for m in messages[:last]], list(tools or ()), given)
 
 
 class ConversationEncoder:
@@ -92,11 +100,11 @@ class ConversationEncoder:
         Raises:
             InputError: the template refuses the messages, or does not write a part of one.
         """
-        messages, tools = conversation
+        messages, tools, given = conversation
         marks, chat = Marks("\ufdd0"), list[dict[str, Any]]()
         text, example = "", Example([], [])
-        for message in self._turns(messages, marks):
-            if message[-1]["role"] != "assistant":
+        for message, is_learned in self._turns(messages, given, marks):
+            if not is_learned:
                 chat += message
                 continue
             start, rest = self._written(chat, message[0], tools, where)
@@ -118,26 +126,29 @@ class ConversationEncoder:
             text = start + "".join(part for part, _ in rest)
         yield example
 
-    def _turns(self, messages: Sequence[dict[str, Any]], marks: Marks) -> Iterator[list[Any]]:
-        """The messages as the template takes them: one of the model, or those between two."""
+    def _turns(
+        self, messages: Sequence[dict[str, Any]], given: int, marks: Marks
+    ) -> Iterator[tuple[list[Any], bool]]:
+        """The messages as the template takes them: one of the model, or those between two; with
+        whether they are learned, as the model's are after the first `given` of all."""
         calls: list[dict[str, Any]] = []
-        for said, group in groupby(messages, lambda message: message["role"] == "assistant"):
+        numbered = groupby(enumerate(messages), lambda pair: pair[1]["role"] == "assistant")
+        for said, pairs in numbered:
+            places, group = zip(*pairs, strict=True)
             if said:
-                made = self._made(next(group))
+                made = self._made(group[0])
                 calls = made.get("tool_calls", [])
-                yield [made]
+                yield [made], places[0] >= given
                 continue
             put, names = list[Any](), iter(calls)
             for message in group:
-                given = _plain(message)
-                given["content"] = self._encoder.special.mark(
-                    given["content"], given["role"], marks
-                )
-                if given["role"] == "tool":
+                own = _plain(message)
+                own["content"] = self._encoder.special.mark(own["content"], own["role"], marks)
+                if own["role"] == "tool":
                     call = next(names, _UNASKED)
-                    given |= {"name": call["function"]["name"], "tool_call_id": call["id"]}
-                put.append(given)
-            yield self._form.as_taken(put)
+                    own |= {"name": call["function"]["name"], "tool_call_id": call["id"]}
+                put.append(own)
+            yield self._form.as_taken(put), False
 
     def _made(self, message: dict[str, Any]) -> dict[str, Any]:
         """A message of the model with its thoughts and calls where the template reads them."""

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ MODEL_FILES = (
     *("tokenizer*", "chat_template*"),
 )
 
+
+ANOTHER = "name another place (--out), or remove both files"
 
 Basis = dict[str, Any]  # as in `basis_of`, in JSON types
 
@@ -66,14 +69,21 @@ def basis_of(settings: Settings, problems: Sequence[Problem]) -> Basis:
     }
 
 
-def check_basis(basis: Basis, file: Path) -> None:
-    """Check that a file of completions, if there is one, has this basis.
+def another(file: Path) -> str:
+    """The remedy for a file that is taken: the first of its name with a number that is free."""
+    names = (file.with_name(f"{file.stem}_{number}{file.suffix}") for number in count(2))
+    free = next(n for n in names if not n.exists() and not n.with_suffix(".json").exists())
+    return f"name another file, e.g. --out {free}, or remove both"
+
+
+def check_basis(basis: Basis, file: Path, remedy: str = ANOTHER) -> None:
+    """Check that a file of completions, if there is one, has this basis; `remedy` is what to do if
+    not.
 
     Raises:
         InputError: it has a different one, or none that can be read.
     """
     made_with = {name: basis[name] for name in ("settings", "problems", "weights")}
-    remedy = "name another place (--out), or remove both files"
     check_same(file, record_of(file), made_with, remedy, levels=3)
 
 
@@ -99,8 +109,9 @@ def problems_hash(problems: Sequence[Problem]) -> str:
     for problem in problems:
         fields = asdict(problem)
         del fields["where"]  # a copy of the file holds the same problems
-        if not problem.images:  # as hashed before problems could have any
-            del fields["images"]
+        for name in ("images", "renamed"):  # as hashed before problems could have them
+            if not fields[name]:
+                del fields[name]
         digest.update(json.dumps(fields, sort_keys=True).encode() + b"\n")
     return digest.hexdigest()
 

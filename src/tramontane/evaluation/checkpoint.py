@@ -18,7 +18,7 @@ from tramontane.data.files import GENERATED
 from tramontane.data.images import Album, placed
 from tramontane.data.load import Split, load_problems
 from tramontane.errors import InputError
-from tramontane.evaluation.basis import basis_of, check_basis, write_basis
+from tramontane.evaluation.basis import another, basis_of, check_basis, write_basis
 from tramontane.evaluation.conversed import transcript
 from tramontane.evaluation.evaluate import (
     Complete,
@@ -160,7 +160,7 @@ def continue_evaluation(
         InputError: the file has completions with a different basis.
     """
     basis, samples = basis_of(settings, work.problems), work.sampling.samples
-    check_basis(basis, file)
+    check_basis(basis, file, another(file))
     write_basis(basis, file, {})
     with Journal(file, group=samples) as completions:
         rows = list(completions)
@@ -207,6 +207,8 @@ def sample_checkpoint(
     ):
         raise InputError(f"prompt {prompt!r}: give a text, or a list of messages of one chat")
     text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    if isinstance(text, str) and not text.strip() and not images:
+        raise InputError("prompt: it is empty; give a text, in quotes if it has spaces")
     messages = None if isinstance(prompt, str) else prompt
     data = settings.config.data
     album = Album(Path(), data.images.limits)

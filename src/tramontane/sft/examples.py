@@ -25,7 +25,7 @@ CHUNK = 4096  # examples generated at once
 # Names of fields that others use for prompts and responses.
 USUAL = {
     "prompt": ("instruction", "question", "problem", "query"),
-    "response": ("completion", "output", "answer", "chosen"),
+    "response": ("output", "answer", "chosen"),
 }
 MUCH = 2  # times all rows that a step may train on without a warning
 
@@ -308,17 +308,35 @@ def rows_of(data: ExamplesConfig) -> Rows:
     Raises:
         InputError: no such source, or rows without the fields.
     """
-    names = _names(data)
-    if not isinstance(next(iter(read_rows(data.train)))[1].get(names["messages"]), list):
+    first = next(iter(read_rows(data.train)))[1]
+    names = _names(data, first)
+    if not any(isinstance(first.get(names[name]), list) for name in ("messages", "prompt")):
         return pairs_of_rows(data)
     return [
-        Recorded(
-            where,
-            Conversation.of(row.get(names["messages"]) or [], row.get(names["tools"]), where),
-            row.get(names["effort"]),
-        )
+        Recorded(where, _conversation(row, names, where), row.get(names["effort"]))
         for where, row in _text_rows(data)
     ]
+
+
+def _conversation(row: Row, names: Mapping[str, str], where: str) -> Conversation:
+    """The conversation of a row: its messages, or the chat of its prompt, of which nothing is
+    learned, and that of its response.
+
+    Raises:
+        InputError: the row has neither.
+    """
+    tools = row.get(names["tools"])
+    if isinstance(messages := row.get(names["messages"]), list):
+        return Conversation.of(messages, tools, where)
+    asked, said = parts = [row.get(names[name]) or [] for name in ("prompt", "response")]
+    for name, part in zip(("prompt", "response"), parts, strict=True):
+        if not isinstance(part, list):
+            raise InputError(
+                f"{where}: no chat in field {names[name]!r}, and none in field "
+                f"{names['messages']!r}, though the first row has one: a prompt and its response "
+                f"are both texts or both chats, in all rows alike; the row has {sorted(row)}"
+            )
+    return Conversation.of([*asked, *said], tools, where, len(asked))
 
 
 def pairs_of_rows(data: ExamplesConfig) -> list[Pair]:
@@ -327,7 +345,7 @@ def pairs_of_rows(data: ExamplesConfig) -> list[Pair]:
     Raises:
         InputError: no such source, or rows without the fields.
     """
-    names = _names(data)
+    names = _names(data, next(iter(read_rows(data.train)))[1])
     fields = dict.fromkeys([names["images"], *images.FIELDS])
     album = images.Album(Path(data.train).expanduser().parent, data.images.limits)
     pairs = []
@@ -354,7 +372,7 @@ def _remedy(row: Row, name: str, names: Mapping[str, str]) -> str:
     if isinstance(row.get(name), str):
         return ", which is empty: remove the row"
     if isinstance(row.get(name), list):
-        return ", but a chat: put its messages, and the model's after them, into a field messages"
+        return ", but a chat, and the first row has texts: give each kind of rows its own run"
     remedy = f"; the row has {sorted(row)}; map the names with data.fields"
     guesses = [
         f"{field}: {other}"
@@ -372,11 +390,15 @@ def _text_rows(data: ExamplesConfig) -> Iterator[tuple[str, Row]]:
         yield where, row
 
 
-def _names(data: ExamplesConfig) -> dict[str, str]:
-    """The name in the rows of each field."""
+def _names(data: ExamplesConfig, first: Row) -> dict[str, str]:
+    """The name in the rows of each field; TRL's `completion` is a response, if the first row has no
+    `response`."""
     known = ("prompt", "response", "messages", "tools", "images", "effort")
     if unknown := data.fields.keys() - {*known}:
         raise InputError(
             f"data.fields: {sorted(unknown)} unknown; use {', '.join(known[:-1])} and {known[-1]}"
         )
-    return {name: data.fields.get(name, name) for name in known}
+    names = {name: data.fields.get(name, name) for name in known}
+    if names["response"] not in first and "completion" in first and "response" not in data.fields:
+        names["response"] = "completion"
+    return names

@@ -34,7 +34,7 @@ from tramontane.verifier.functions import FunctionFailed
 from tramontane.verifier.judge import answer_of
 
 TRL_EXTRAS = ("trainer_state", "log_extra", "log_metric")
-COLUMNS = ("id", "domain", "problem", "answer", "tests", "language", "difficulty", "source")
+NOT_GIVEN = ("prompt", "completion", "completion_ids")  # columns of a row that TRL withholds
 OF_OPENRLHF = (
     "; OpenRLHF's queries and labels are prompts with their completions, and answers: take "
     "completions and answer"
@@ -194,7 +194,7 @@ def _trl_arguments(problem: Problem, call: GroupCall) -> dict[str, Any]:
     texts: list[Any] = [r.text for r in responses]
     if problem.messages:  # TRL's conversational format
         texts = [[{"role": "assistant", "content": text}] for text in texts]
-    columns = {name: [value] * count for name, value in columns_of(problem).items()}
+    columns = {name: [value] * count for name, value in _columns_of(problem).items()}
     return columns | {
         "prompts": [problem.messages or problem.problem] * count,
         "completions": texts,
@@ -210,10 +210,9 @@ def _ignore(*arguments: Any) -> None:
     """A stand-in for TRL's `log_extra` and `log_metric`."""
 
 
-def columns_of(problem: Problem) -> dict[str, Any]:
-    """The columns of a problem's row, by name."""
-    fields = {name: getattr(problem, name) for name in COLUMNS}
-    return {name: value for name, value in fields.items() if value is not None} | problem.metadata
+def _columns_of(problem: Problem) -> dict[str, Any]:
+    """The columns that TRL gives to a function of a row, by name."""
+    return {name: value for name, value in problem.row.items() if name not in NOT_GIVEN}
 
 
 def _columns(reward: CustomReward) -> list[str]:
@@ -237,7 +236,7 @@ def check_columns(rewards: Iterable[CustomReward], problems: Iterable[Problem]) 
     ]
     if not any(columns for _, columns in asked):
         return
-    known = {name for problem in problems for name in columns_of(problem)}
+    known = {name for problem in problems for name in _columns_of(problem)}
     for reward, columns in asked:
         if missing := [name for name in columns if name not in known]:
             place = functions.defined_at(functions.load(reward.function))
