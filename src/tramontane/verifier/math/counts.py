@@ -49,6 +49,8 @@ def _counted(m: re.Match[str], other: str) -> str:
     n, k = (m[name].strip(" {}") for name in "nk")
     if not (n.isdecimal() and k.isdecimal()):
         return rf"\binom{{{n}}}{{{k}}}" if kind == "C" and "\\binom" in other else m[0]
+    if kind == "C" and "," in m[0] and int(n) > MAX_COUNTED and int(k) <= int(n):
+        return rf"\binom{{{n}}}{{{k}}}"
     if not int(k) <= int(n) <= MAX_COUNTED or ("A" in m["kind"] and "(" in m[0]):
         return m[0]
     return f"({(math.comb if kind == 'C' else math.perm)(int(n), int(k))})"

@@ -106,7 +106,8 @@ def _exact(statement: str) -> str:
     left, *others = [part.strip() for part in split(statement, "\\approx")] or [""]
     if not others or statement.lstrip().startswith("\\approx"):
         return left
-    numbers = [n for part in (left, *others) if (n := to_number(part)) is not None]
+    bare = (split_unit(part)[0] for part in (left, *others))
+    numbers = [n for part in bare if (n := to_number(part)) is not None]
     if any(abs(a - b) > abs(a) * FAR for a, b in pairwise(numbers)):
         return statement  # 5 is not approximately 6
     if len(_members(left)) > 1 or variables(left) - {"e"} <= variables(others[0]):
@@ -241,15 +242,19 @@ def values(gold: str, pred: str) -> tuple[str, str]:
         return gold, pred
     if len(of_pred) == 1 or any(_same_name(of_gold[0], name) for name in of_pred[:-1]):
         return of_gold[-1], of_pred[-1]
+    if _EVENT.search(of_gold[0]):
+        raise Refused(f"a value of something else: {of_pred[0]}")
     return gold, pred
 
 
+_EVENT = re.compile(r"\([^()]*[=<>]")  # P(X=1)
 _HEDGED = re.compile(r"\b(?:not|or|nor|except|unless)\b")
 _OF_LETTER = re.compile(
-    r"\s*([A-Za-z]'*)\s*(?:\(\s*([a-z](?:\s*,\s*[a-z])*)\s*\)|_\s*\{?\s*([a-z])\s*\}?)\s*(?==)"
+    r"\s*([A-Za-z](?:'*|\^\s*\{\s*-1\s*\}))\s*(?:\(\s*([a-z](?:\s*,\s*[a-z])*)\s*\)|_\s*\{?\s*([a-z])\s*\}?)\s*(?==)"
 )
 _FROM_START = (
-    r"\s*[,(]\s*(?:\\text\s*\{{\s*for\s*\}}\s*)?{}\s*(?:\\ge\s*[01]|>\s*0|=\s*[01]\s*,.*)\s*\)?$"
+    r"\s*(?:[,(]\s*|(?=\\text))(?:\\text\s*\{{\s*for\s*\}}\s*)?"
+    r"{}\s*(?:\\ge\s*[01]|>\s*0|=\s*[01]\s*,.*)\s*\)?$"
 )
 
 
@@ -322,11 +327,14 @@ def _same_name(a: str, b: str) -> bool:
         re.sub(r"\\(?:text|mathrm|mbox|operatorname)(?![A-Za-z])|[\s{}]", "", x) for x in (a, b)
     )
     a, b = (_LENGTH.sub(r"\1", x) for x in (a, b))
+    if _OF_LETTER_ALONE.sub("", a) == b or _OF_LETTER_ALONE.sub("", b) == a:
+        return bool(a)  # v(t) and v
     if "y" in (a, b) and all(name == "y" or _OF_X.fullmatch(name) for name in (a, b)):
         return True
     return a == b and bool(a)
 
 
+_OF_LETTER_ALONE = re.compile(r"(?<=^[A-Za-z])\([a-z]\)$")
 _LENGTH = re.compile(r"\|(?:\\overline)?([A-Z]{2})\||\\overline(?=[A-Z]{2}$)")
 _CONSTANT_NAME = re.compile(
     r"\\(?:text\w*|mathrm|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+|([A-DKMa-ckmpqr](?:_\{?\d\}?)?)"

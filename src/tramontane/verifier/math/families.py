@@ -10,6 +10,8 @@ import math
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import mpmath
@@ -81,6 +83,8 @@ def same_family(
         or bool(_DEGREES.search(gold)) != bool(_DEGREES.search(pred))
     ):
         return None
+    if "R" in domains:
+        gold, pred = items.with_factor(gold, pred), items.with_factor(pred, gold)
     labels, kinds, members = zip(*map(_read, (gold, pred)), strict=True)
     if (all(labels) and labels[0] != labels[1]) or not (declared[0] or "\\pi" in gold):
         return None
@@ -99,6 +103,11 @@ def same_family(
             if kinds == ("list", "list"):
                 return _same_numbers(of_gold, of_pred)
             return kinds[0] == kinds[1] and _same_tuples(of_gold, of_pred)
+    if domains == {"R"} and kinds[0] == kinds[1] == "()" and all(declared):
+        lines = map(partial(_progressions, is_line=True), members, letters)
+        g_line, p_line = lines
+        if g_line is not None and p_line is not None:
+            return _same_line(g_line, p_line)
     (name,), (other,) = letters
     if name == other or name in equations.variables(pred):
         return None
@@ -126,6 +135,22 @@ def domains_clash(reference: str, prediction: str) -> bool:
     return len(g) != len(p) or not all(
         a == b or {a, b} in _NATURAL for a, b in zip(g, p, strict=True)
     )
+
+
+def is_unused(reference: str, prediction: str) -> bool:
+    r"""True if the remark of a prediction names a letter that it does not have, as in `2k\pi, n \in
+    \mathbb{Z}`, and the reference's remark names its own."""
+    if not (_HINT.search(reference) and _HINT.search(prediction)):
+        return False
+    unused = []
+    for side in (reference, prediction):
+        remarks = list(_DECLARED.finditer(side))
+        if not remarks or remarks[0].start() == 0:
+            return False
+        rest = _DECLARED.sub(" ", side)
+        letters = {m["letter"] or m["after"] for m in remarks}
+        unused.append(any(not re.search(rf"(?<![A-Za-z\\]){k}|(?<=\d){k}", rest) for k in letters))
+    return unused == [False, True]
 
 
 _CANONICAL = (
@@ -162,9 +187,12 @@ def _read(text: str) -> tuple[set[str], str, list[str]]:
     return names, shape.kind, found
 
 
-def _progressions(members: list[str], letters: set[str]) -> list[Progression] | None:
+def _progressions(
+    members: list[str], letters: set[str], *, is_line: bool = False
+) -> list[Progression] | None:
     """The members as progressions; None if one is not linear in the letter, alone or apart for even
-    and odd numbers as `(-1)^k + 2k` is, or has another letter."""
+    and odd numbers as `(-1)^k + 2k` is, or has another letter. In the coordinates of a line
+    (`is_line`), steps may be 0."""
     from tramontane.verifier.math import parsing, values  # SymPy takes a second to import
 
     (letter,) = letters
@@ -182,12 +210,15 @@ def _progressions(members: list[str], letters: set[str]) -> list[Progression] | 
             if (line := _line(at)) is not None:
                 found.append(line)
                 continue
+            if is_line:
+                return None
             halves = [_line({k: v for k, v in at.items() if k % 2 == odd}) for odd in (0, 1)]
             for odd, half in enumerate(halves):
                 if half is None:
                     return None
                 found.append(Progression(half.first + odd * half.step, 2 * half.step))
-    return found if all(progression.step for progression in found) else None
+    has_steps = any if is_line else all
+    return found if has_steps(progression.step for progression in found) else None
 
 
 def _line(at: dict[int, Any]) -> Progression | None:
@@ -212,6 +243,23 @@ def _same_tuples(gold: list[Progression], pred: list[Progression]) -> bool:
         shifts = [(p.first - g.first) / g.step for g, p in zip(gold, pred, strict=True)]
         (turn, *others), shift = turns, mpmath.nint(shifts[0])
         return abs(turn) == 1 and not others and all(abs(s - shift) < _CLOSE for s in shifts)
+
+
+def _same_line(gold: list[Progression], pred: list[Progression]) -> bool:
+    """True if two points that run with a real letter run through one line."""
+    if len(gold) != len(pred):
+        return False
+    with mpmath.workdps(DIGITS):
+        steps = [g.step for g in gold]
+        apart = [p.first - g.first for g, p in zip(gold, pred, strict=True)]
+        return _parallel(steps, [p.step for p in pred]) and _parallel(steps, apart)
+
+
+def _parallel(one: list[Any], other: list[Any]) -> bool:
+    return all(
+        abs(a * d - b * c) < _CLOSE * (1 + abs(a * d))
+        for (a, c), (b, d) in combinations(zip(one, other, strict=True), 2)
+    )
 
 
 def _same_numbers(gold: list[Progression], pred: list[Progression]) -> bool:

@@ -23,6 +23,7 @@ from tramontane.verifier.math import (
     families,
     items,
     numbers,
+    onward,
     quantities,
     sets,
     structure,
@@ -99,7 +100,7 @@ def _judge(prediction: str, reference: str | None, policy: MathConfig) -> Judgme
         return Judgment("unscorable", "the reference is empty", answer)
     if not pred:
         return Judgment("wrong", "the box is empty", answer)
-    if families.domains_clash(reference, prediction):
+    if families.domains_clash(reference, prediction) or families.is_unused(reference, prediction):
         return Judgment("wrong", "its letters stand for other numbers", answer)
     if structure.is_unfinished(prediction, reference):
         return Judgment("wrong", "an unfinished answer", answer)
@@ -160,7 +161,7 @@ def _equal(gold: str, pred: str, places: int | None) -> bool:
     if texts != (gold, pred) and equal(*texts):
         return True
     pred = quantities.with_cents(gold, wording.with_separate_choices(gold, pred))
-    for rule in (calendar.same_day, wording.same_text, wording.same_segment):
+    for rule in (calendar.same_day, wording.same_parts, wording.same_segment, wording.same_text):
         if (decided := rule(gold, pred)) is not None:
             return decided
     if "\\boxed" in pred:
@@ -172,8 +173,9 @@ def _equal(gold: str, pred: str, places: int | None) -> bool:
     gold, pred, built = items.without_builder(gold, pred)
     if (decided := items.same_builder(gold, pred, equal)) is not None:
         return decided
-    if (decided := sets.same_sets(gold, pred)) is not None:
-        return decided
+    for compare in (sets.same_sets, onward.same_integers):
+        if (decided := compare(gold, pred)) is not None:
+            return decided
     if any(built):
         from tramontane.verifier.math import symbolic  # SymPy takes a second to import
 
@@ -237,6 +239,8 @@ def _split_units(gold: str, pred: str) -> tuple[str, str, str, str]:
     """
     gold_body, gold_unit = units.split_unit(gold)
     pred_body, pred_unit = units.split_unit(pred, attached=not equations.variables(gold_body))
+    if pred_unit and _TWO_UNITS.search(pred_body):
+        raise structure.Refused("two units")
     if gold_unit and not pred_unit:
         pred_body, pred_unit = units.split_unit(pred, named=gold_unit)
     if pred_unit and not gold_unit:
@@ -257,6 +261,8 @@ def _equal_by_value(
     with_vectors = [side for side in (gold, pred) if "\\vec" in side]
     if len(with_vectors) == 1 and "\\vec" in with_vectors[0].rpartition("=")[2]:
         gold, pred = _without_vectors(gold), _without_vectors(pred)
+    if "\\det" in gold and "\\det" not in pred:
+        pred = _BARS.sub(r"\\det \1", pred)
     return symbolic.equal(gold, pred, scales, places)
 
 
@@ -286,6 +292,9 @@ def _without_vectors(text: str) -> str:
 
 
 _LAST_WORDS = re.compile(r"(?<=\d)\s*(?:\\text\s*\{[^{}]*[^\W\d_]{3}[^{}]*\}|\s[^\W\d_]{4,})$")
+_TWO_UNITS = re.compile(r"(?:\\[%$]|\\circ\s*\})\s*$")
+_ARROW = re.compile(r"\\(?:(?:[lL]ong)?[rR]ightarrow|implies|to)(?![A-Za-z])")
+_BARS = re.compile(r"\|\s*([A-Z]+)\s*\|")  # of a matrix
 _LOG = re.compile(r"\\log(?![A-Za-z])(?!\s*_)\s*")
 _VECTOR = re.compile(r"\\vec\{(\w)\}(?!\s*\^)")
 _SPACE = re.compile(r"(?<!\d) | (?!\d)")  # "5 6" is not 56
@@ -293,4 +302,6 @@ _SPACE = re.compile(r"(?<!\d) | (?!\d)")  # "5 6" is not 56
 
 def _compact(text: str) -> str:
     """An answer without spaces, text commands and a final full stop."""
+    if "\\" in text:
+        text = _ARROW.sub(r"\\to ", text.replace("\\mid", "|"))
     return _SPACE.sub("", wording.unwrap(text)).rstrip(".")

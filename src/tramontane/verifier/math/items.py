@@ -41,6 +41,8 @@ def same_structure(gold: str, pred: str, equal: Callable[[str, str], bool]) -> b
     """
     gold, pred = _named_apart(gold, pred), _named_apart(pred, gold)
     gold, pred = _without_label(gold, pred)
+    if "," in gold and gold.startswith("("):
+        pred = _POINT.sub(r"\1", pred)
     values = [split_unit((label(side) or ("", side))[1])[0] for side in (gold, pred)]
     numbers = read_numbers(*values)
     if None not in numbers:
@@ -51,7 +53,12 @@ def same_structure(gold: str, pred: str, equal: Callable[[str, str], bool]) -> b
     counts = len(g.items), len(p.items)
     if max(counts) > MAX_ITEMS:
         raise Refused(f"more than {MAX_ITEMS} items")
-    if counts[0] != counts[1] and (joined := _join_thousands(gold, pred)) != (gold, pred):
+    is_like = gold.startswith(_BRACKETS) == pred.startswith(_BRACKETS)  # (1,250) is not 1,250
+    if (
+        counts[0] != counts[1]
+        and is_like
+        and ((joined := _join_thousands(gold, pred)) != (gold, pred))
+    ):
         return equal(*joined)
     if max(counts) < 2:
         return None
@@ -74,6 +81,8 @@ def same_structure(gold: str, pred: str, equal: Callable[[str, str], bool]) -> b
 
 
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!,?\d)")
+_POINT = re.compile(r"^[A-Z]\s*(\([^()]*,[^()]*\))$")  # P(3, -1)
+_BRACKETS = ("(", "[", "{", "\\{")
 _LEADING_ZERO = re.compile(r"00|0\d.", re.DOTALL)
 
 
@@ -405,7 +414,11 @@ def same_vector(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool
     brackets or a sum of unit vectors, or one of them is neither a matrix nor a tuple."""
     if not re.search(r"matrix|array|\\langle|<|\\vec", gold + pred):
         return None
-    sides = [(label(side) or ("", side))[1] for side in (gold, pred)]  # without a name
+    named = [label(side) or ("", side) for side in (gold, pred)]
+    names = [re.sub(r"\\(?:vec|mathbf|overrightarrow)|[{}\s]", "", name) for name, _ in named]
+    if all(re.fullmatch("[A-Za-z]", name) for name in names) and names[0] != names[1]:
+        return False
+    sides = [side for _, side in named]
     g, p = (read_matrix(side) for side in sides)
     if (g is None) != (p is None):
         vector, text = (p, sides[0]) if g is None else (g, sides[1])

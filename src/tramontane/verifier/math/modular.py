@@ -89,6 +89,9 @@ def same_remainder(gold: str, pred: str, equal: Callable[[str, str], bool]) -> b
     g, p = read_modular(gold), read_modular(pred)
     if g is None and p is None:
         return None
+    if p is None and g is not None and not g.is_operation and any(map(_LETTER.fullmatch, labels)):
+        # All numbers of the class are the answer: one of them is not.
+        return _is_general(pred, (_remainders(g) or (set(), set()))[1], g.modulus)
     g_values = _remainders(g) if g else _written(gold)
     p_values = _remainders(p) if p else _written(pred)
     if p is not None and p_values is not None:

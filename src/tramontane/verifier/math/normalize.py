@@ -57,7 +57,9 @@ _PLAIN_FUNCTIONS = (
 _GREEK_LETTERS = "|".join(sorted((e[1:] for e in _GREEK_NAMES.split()), key=len, reverse=True))
 _TO = rf"\s*(?:{TEXT}\s*\{{\s*to\s*\}}|\bto\b)\s*"
 _OTHER_NAMES = {
-    "lg": "log_{10}", "arctg": "arctan", "tg": "tan", "co?tg": "cot", "cosec": "csc", "Ln": "ln",
+    "lg": "log_{10}", "arctg": "arctan", "tg": "tan", "co?tg": "cot", "cotan": "cot",
+    "cosec": "csc", "Ln": "ln", "asin": "arcsin", "acos": "arccos",
+    "atan": "arctan",
     "arcco?tg": "operatorname{arccot}",
 }  # fmt: skip
 _RULES: list[tuple[re.Pattern[str], str]] = [
@@ -162,7 +164,11 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
             )
             for name, usual in (("sh", "sinh"), ("ch", "cosh"), ("th", "tanh"), ("cth", "coth"))
         ),
-        (rf"{TEXT}\s*\{{\s*((?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|ln|log|exp)\s*\}}", r"\\\1 "),
+        (
+            rf"{TEXT}\s*\{{\s*((?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|ln|log|exp)\s*\}}"
+            r"(?!\s*[.,]?\s*$)",  # seconds
+            r"\\\1 ",
+        ),
         (rf"(?:{TEXT}\s*\{{\s*cis\s*\}}|\\?\bcis)\s*\(({_ARGUMENT})\)", r"e^{i\\cdot (\1)}"),
         (
             rf"(?:{TEXT}\s*\{{\s*cis\s*\}}|\\?\bcis)\s*(\\frac\s*\{{[^{{}}]*\}}\s*\{{[^{{}}]*\}}|\d+(?:\s*\^\s*\{{?\\circ\}}?)?|\\(?!frac|sqrt)[a-z]+|[a-z])",
@@ -170,6 +176,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         ),
         (r"(?<=e\^\{i\\cdot \()(\d+)\s*\^\s*\{?\\circ\s*\}?(?=\)\})", r"\\frac{\1\\pi}{180}"),
         # Money.
+        (r"(?<![A-Za-z}\]])\{\s*(\\[A-Za-z]+)\s*\}(?=\s*[_^])", r"\1"),
         (r"\\pounds(?![A-Za-z])", "£"),
         (r"\\(?:text)?euro(?![A-Za-z])", "€"),
         (r"\s*(?:¢|\\(?:text)?cent(?![A-Za-z]))", r"\\text{ cents}"),
@@ -453,6 +460,8 @@ def normalize(text: str) -> str:
     """
     if len(text) > MAX_REWRITTEN:
         return " ".join(text.split())
+    if "hundred" in text or "thousand" in text:  # before "and" and commas are read
+        text = same_phrase(text)
     for _ in range(MAX_PASSES):
         before, text = text, _apply_rules(text)
         if text == before:

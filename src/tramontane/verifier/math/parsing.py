@@ -92,6 +92,7 @@ _UNREADABLE = re.compile(
     rf"|{_ALONE}\d+(?:\.\d*)?(?:\s+\d|\s*\{{\s*[-+]?\d)"  # 5 3 is not 8
     # A derivative: x^{(2)}; other brackets.
     r"|[A-Za-z)}]\s*\^\s*\{\s*(?:\(\s*(?:\d+|[ivx]+)\s*\)|\[[^\[\]]*\])\s*\}"
+    r"|\d\s*\\\$|\^\{\\circ\}\s*\^"  # two units
     r"|!\s*!"  # n!! is not (n!)!
     r"|[\"”″']|\\prime(?![A-Za-z])"  # primes of a letter are a part of its name (`_PRIMED`)
     r"|_\s*(?:\w|\{[^{}]*\})\s*_"  # two indices
@@ -121,6 +122,7 @@ _CURRENT = re.compile(
     r"(\\(?:text\w*|math\w*|mbox|operatorname|begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+)|I"
 )
 _OF_MATRIX = re.compile(r"\\(det|dim|ker|tr|rank)\s+([A-Z])(?![A-Za-z])")
+_DET_OF_PRODUCT = re.compile(r"\\det\s*\(?\s*((?:[A-Z]\s*){2,4})(?![A-Za-z^_'])\)?")
 _HAS_RARE = re.compile(
     r"['()I]|\\(?:det|dim|ker|tr|rank)|\\prime|\\[gG]amma|\^\s*\{[-\s]*\d*\.|\d\s*\\frac|\d\s+\d"
 )
@@ -131,6 +133,9 @@ def _spelled(text: str) -> str:
     `\\gamma` as letters."""
     if _HAS_RARE.search(text):
         text = _MIXED.sub(_improper, text)
+        text = _DET_OF_PRODUCT.sub(
+            lambda m: "".join(rf"\det {letter} " for letter in m[1].replace(" ", "")), text
+        )
         text = _OF_MATRIX.sub(lambda m: rf"\mathbf{{{m[1].upper()}{m[2]}}}", text)
         text = _PRODUCT.sub(r"\1\2\\cdot ", _BRACED.sub(r"\1", text))
         text = _PRIMED.sub(_primed, text)

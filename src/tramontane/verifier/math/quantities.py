@@ -50,6 +50,7 @@ _HINT = re.compile(
     r"^\s*\((?:(a)|(A)|(i)|(I)|(1))\)\s*[^()\s].*\((?:(?(1)b)(?(2)B)(?(3)ii)(?(4)II)(?(5)2))\)\s*[^()\s]"
     r"|\\(?:text|mathrm|mbox)|[^\W\d_]{2}|\d\s*[Rrhm]\s*\d|['\"]"
 )
+_WORD = re.compile(r"\\(?:text|mathrm|mbox|circ)|[^\W\d_]{3}|^\s*\(\w{1,3}\)|['\"]|\d\s*[Rr]\s*\d")
 _OTHER_NOTATION = re.compile(
     r"[=<>&|]|\\(?:[lgn]eq?|in|cup|begin|equiv|pm|approx)(?![A-Za-z])|mod(?![a-z])|\bbase\b|choose"
 )
@@ -80,7 +81,8 @@ def same_quantities(gold: str, pred: str, equal: Callable[[str, str], bool]) -> 
     """Compare values with words between them; None if neither side has several of them."""
     if not (_HINT.search(gold) or _HINT.search(pred)):
         return None
-    g, p = read_items(gold), read_items(pred)
+    g = read_items(gold)
+    p = read_items(_with_names(g, pred) if g else pred)
     if g is None and p is None:
         return None
     totals = _total(g, gold, p), _total(p, pred, g)
@@ -102,6 +104,17 @@ def _same_items(gold: list[Item], pred: list[Item], equal: Callable[[str, str], 
     return {item.name for item in gold} == values.keys() and all(
         equal(item.value, values[item.name]) for item in gold
     )
+
+
+def _with_names(items: list[Item], text: str) -> str:
+    r"""The names of a reference's items as words, wherever they stand before a value: `row 2,
+    column 5` and `mean = 5` as `\text{row} 2 \text{column} 5` and `\text{mean} 5`."""
+    names = [item.name for item in items if len(item.name) > 2 and item.name.isalpha()]
+    if len(names) < len(items):
+        return text
+    pattern = rf"(?i)(?<![A-Za-z\\])({'|'.join(map(re.escape, names))})\s*[:=]?\s*(?=[-\d.\\(])"
+    named, count = re.subn(pattern, r"\\text{ \1 }", unwrap(text))
+    return named if count == len(items) else text
 
 
 def _same_list(items: list[Item], other: str, equal: Callable[[str, str], bool]) -> bool:
@@ -133,6 +146,10 @@ def read_items(text: str) -> list[Item] | None:
     values = [part for is_value, part in parts if is_value]
     if len(values) < 2 or not all(map(_is_value, values)) or len(parts) > 2 * len(values):
         return None
+    if not _WORD.search(text) and any(
+        to_number(value) is None or value.startswith("-") for value in values
+    ):
+        return None  # a product of letters, as in a^2+2ab-b^2
     if parts[0][0]:
         names = [parts[k + 1][1] if k + 1 < len(parts) else "" for k in range(0, len(parts), 2)]
     elif parts[-1][0]:
@@ -232,16 +249,30 @@ def _total(items: list[Item] | None, text: str, other: list[Item] | None) -> Fra
 def same_ratio(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool | None:
     """Compare ratios of three terms or more, up to a common factor; None if neither side is one.
 
-    Times such as `1:05:30` equal only themselves.
+    Times such as `1:05:30`, with a 0 before a digit, equal only themselves.
     """
     g, p = (split(side, ":") for side in (gold, pred))
-    if max(len(g), len(p)) < 3 or re.search(r"[=\\]\{|\\text|=", gold + pred):
+    if max(len(g), len(p)) < 3 or re.search(r"[=\\]\{|\\text", gold + pred):
         return None
+    if "=" in gold + pred:
+        return _same_named_ratio(gold, pred, equal)
     if len(g) != len(p):
         return False
-    if all(re.fullmatch(r"[0-5]\d", term) for term in g[1:]):
+    if any(re.fullmatch(r"0\d", term) for term in g[1:]):
         return g == p
+    if to_number(p[0]) == 0 != to_number(g[0]):  # all terms may be 0
+        return False
     return all(
         equal(rf"({g[0]})\cdot({b})", rf"({p[0]})\cdot({a})")
         for a, b in zip(g[1:], p[1:], strict=True)
     )
+
+
+def _same_named_ratio(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool | None:
+    """`4:6:8` for `a:b:c = 2:3:4`; a prediction's names stand in the reference's order."""
+    sides = [split(side, "=") for side in (gold, pred)]
+    named = [side[0] for side in sides if len(side) == 2 and ":" in side[0]]
+    if not named or any(len(side) > 2 or ":" not in side[-1] for side in sides):
+        return None
+    names = [re.sub(r"\s", "", name) for name in named]
+    return len(set(names)) == 1 and equal(sides[0][-1], sides[1][-1])

@@ -43,7 +43,7 @@ _UNFINISHED = re.compile(
     r"(?:(?<![\^_])[-+/^_=<>]|\\(?:equiv|approx|in|to|cup|cap|pm|cdot|times|ne|[lg]e"
     r"|sim(?:eq)?|cong|doteq|asymp|propto|setminus|neg|not|(?<!_\\)(?<!_\{\\)(?:max|min)|arg|det|lim|[bp]?mod)(?![A-Za-z])"
     r"|\\text\s*\{\s*(?:or|and|per)\s*\}|(?<=[\s\d)}\]])(?:or|and|per))[\s$]*$"
-    r"|\\text\s*\{\s*(?:or|and|per)\s*\}\s*[,;)\]]"
+    r"|\\text\s*\{\s*(?:or|and|per)\s*\}\s*[,;)\]]|\?[\s}$.]*$"
 )
 _ABOUT = re.compile(
     r"(?:^|[=,;({\[])[\s$]*(?:\\(?:thick)?(?:sim(?:eq)?|cong|doteq|asymp)(?![A-Za-z])|[∼≃≅])"
@@ -71,6 +71,9 @@ _DROPPED_INDEX = re.compile(
     r"|\\(?:max|min|gcd|det)\s*_\s*\d|[\d)e]\s*\^\s*(?:\{[^{}]*\}|\w)\s*_"
     r"|\d\.\d+\s*_"
 )
+# `x3` is x_3 or x^3 rather than 3x; not of `i3`, `\\log_b3`, `5C2` and names.
+_LETTER_BEFORE_NUMBER = re.compile(r"(?<![A-Za-z\\\d_^.])(?!i)[A-Za-z]\d")
+_IN_TEXT = re.compile(r"\\(?:text\w*|math\w+|mbox|operatorname|begin|end)\s*\{[^{}]*\}")
 _BAR = re.compile(r"\\(?:mid|vert)(?![A-Za-z])|\\text\s*\{\s*given\s*\}")
 _GIVEN = re.compile(r"P\s*\}?\s*\(([^()]*)\)")
 
@@ -220,6 +223,10 @@ def refuse_notation(gold: str, pred: str) -> None:
         raise Refused("a part in degrees")
     if _DROPPED_INDEX.search(pred) and not _DROPPED_INDEX.search(gold):
         raise Refused("an index of a function or a power")
+    if _LETTER_BEFORE_NUMBER.search(_IN_TEXT.sub(" ", pred)) and not (
+        _LETTER_BEFORE_NUMBER.search(gold)
+    ):
+        raise Refused("a letter before a number")
     if "P" in gold and "P" in pred and _conditions(gold) != _conditions(pred):
         raise Refused("another condition of a probability")
     if len(_NEGATION.findall(pred)) != len(_NEGATION.findall(gold)):

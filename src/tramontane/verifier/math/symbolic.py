@@ -167,9 +167,13 @@ def same(gold: Any, pred: Any) -> bool:
         return True
     if isinstance(pred, sympy.FiniteSet) and len(pred.args) == 1 and isinstance(gold, sympy.Expr):
         return same(gold, pred.args[0])
+    if isinstance(pred, sympy.Complement | sympy.Intersection) and isinstance(gold, sympy.Expr):
+        gold = sympy.FiniteSet(gold)  # braces of a set are groups to the parser
     if isinstance(gold, Equality) and isinstance(pred, Equality):
         return _same_equation(gold, pred)
-    if (g := read_region(gold)) is not None and (p := read_region(pred)) is not None:
+    # The reference |x| < 3 is (-3, 3).
+    g = read_region(gold, solved=isinstance(gold, Relational) and gold.has(sympy.Abs))
+    if g is not None and (p := read_region(pred)) is not None:
         return same_region(g, p)
     for kind, compare in _COMPARISONS:
         if isinstance(gold, kind) and isinstance(pred, kind):

@@ -103,9 +103,10 @@ _COMPOUNDS = [
     (re.compile(r"watt[- ]hour"), "watthour"),
 ]
 _PREFIX = re.compile(
-    r"(-?)\s*(\\\$|€|£|¥|₹|Rs(?![A-Za-z])\.?|(?:USD|EUR|GBP|INR)(?![A-Za-z]))\s*(?=[\d.])"
+    r"(-?)\s*(\\\$|€|£|¥|₹|Rs(?![A-Za-z])\.?|(?:USD|EUR|GBP|INR)(?![A-Za-z]))\s*(?=[\d.]|\\frac)"
 )
 _CURRENCIES = {"\\$": "usd", "€": "eur", "£": "gbp", "¥": "jpy", "₹": "inr", "Rs": "inr"}
+_ALONE = frozenset((*_CURRENCIES.values(), "%", "deg", "cent"))  # multiply no other unit
 _ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 
 
@@ -184,6 +185,10 @@ def read_unit(text: str) -> _Unit | None:
     factors = {name: power for name, power in reader.factors.items() if power}
     if len(factors) > 1 and factors.get(NEUTRAL_NAME) == 1:  # units per second
         del factors[NEUTRAL_NAME]
+    above = [name for name, power in factors.items() if power > 0]
+    is_marked = _ALONE.intersection(above) and (len(above) > 1 or factors[above[0]] > 1)
+    if is_marked:  # 5%% and 5 $ cm
+        return None
     ordered = sorted(factors.items(), key=lambda item: (-item[1], item[0]))
     name = "·".join(n if power == 1 else f"{n}^{power}" for n, power in ordered)
     return _Unit(name, reader.letters, reader.is_written, reader.is_attachable)

@@ -72,6 +72,7 @@ _INTEGER_FUNCTIONS = (
     sympy.factorial, sympy.binomial, sympy.Mod, sympy.Sum, sympy.Product, GCD, LCM,
 )  # fmt: skip
 _IMAGINARY_UNIT = {"i"}
+_COMPLEX = {"z", "w"}  # where an answer has their absolute value: |z|^2 is not z^2
 _ROUNDING = (sympy.floor, sympy.ceiling)
 _INTEGER_LETTERS = set("ijklmnpqIKMN")  # by custom; the floor of x is not x
 
@@ -135,6 +136,8 @@ class _Evaluation:
         if isinstance(e, sympy.Mul):
             return mpmath.fprod([self(a) for a in e.args])
         if isinstance(e, sympy.Pow):
+            if e.exp.is_negative and _has_pole(self, e.base):
+                return mpmath.mpf(0)
             return self._power(self(e.base), e.exp)
         if isinstance(e, sympy.UnevaluatedExpr):
             return self(e.args[0])
@@ -223,13 +226,24 @@ class _Evaluation:
         return total
 
 
+def _has_pole(values: _Evaluation, e: Any) -> bool:
+    """True for the factorial of a negative integer, alone or in a product: its reciprocal is 0, as
+    in `\\frac{n!}{2!(n-2)!}` at 1."""
+    parts = e.args if isinstance(e, sympy.Mul | sympy.UnevaluatedExpr) else ()
+    if isinstance(e, sympy.factorial):
+        value = values(e.args[0])
+        return bool(mpmath.isint(value) and value < 0)
+    return any(_has_pole(values, part) for part in parts if part.has(sympy.factorial))
+
+
 def _point(
-    names: Sequence[str], index: int, *, integers: set[str], positive: bool
+    names: Sequence[str], index: int, *, integers: set[str], positive: bool, wide: set[str]
 ) -> dict[str, Any]:
     """The value of each name at point number `index`, the same in every process.
 
     `i` is the imaginary unit. Values are mostly positive, where roots and logarithms are real; any
-    two of up to four names differ in sign at some point, or `|xy|` would equal `xy`.
+    two of up to four names differ in sign at some point, or `|xy|` would equal `xy`. Those of
+    `wide` are complex.
     """
     point = {}
     for position, name in enumerate(names):
@@ -245,7 +259,11 @@ def _point(
             negative = {2: position & 1, 4: position & 2, 5: True}.get(index)
             sign = -1 if negative else 1
             value = sign * mpmath.mpf(1 + draw % 9973) / (997 if index % 2 else 5000)
-        point[name] = abs(value) if positive else value
+        if name in wide:
+            value = mpmath.mpc(value, mpmath.mpf(1 + draw % 31) / 7)
+        elif positive:
+            value = abs(value)
+        point[name] = value
     return point
 
 
@@ -355,10 +373,15 @@ def pairs(a: Any, b: Any) -> Iterator[tuple[Any, Any, Any]]:
     integers = set(names) if rounding else _letters_of_signs(a) | _letters_of_signs(b)
     # The argument of a logarithm is taken to be positive: `\ln x^2` is `2 \ln x`.
     positive = a.has(sympy.log) or b.has(sympy.log)
-    imaginary = bool(symbols & _IMAGINARY_UNIT) or a.has(sympy.I) or b.has(sympy.I)
+    wide = {s.name for e in (a, b) for size in e.atoms(sympy.Abs) for s in size.free_symbols}
+    wide &= _COMPLEX
+    imaginary = bool(symbols & _IMAGINARY_UNIT or wide) or a.has(sympy.I) or b.has(sympy.I)
     count = POINTS + (0 if rounding else FAR_POINTS)
     points: list[tuple[Callable[[], dict[str, Any]], bool]] = [
-        (partial(_point, names, index, integers=integers, positive=positive), index >= POINTS)
+        (
+            partial(_point, names, index, integers=integers, positive=positive, wide=wide),
+            index >= POINTS,
+        )
         for index in range(count if set(names) - _IMAGINARY_UNIT else 1)
     ]
     if len(points) > 1 and len(names) <= len(_STRIDES) and (a.has(*_STEPPED) or b.has(*_STEPPED)):

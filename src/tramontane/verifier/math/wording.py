@@ -88,14 +88,45 @@ def with_separate_choices(gold: str, pred: str) -> str:
     return ", ".join(unwrap(pred)) if is_list and re.fullmatch("[A-J]{2,}", unwrap(pred)) else pred
 
 
+_PARTS_LISTED = re.compile(r"\(?([ivx]{1,5}|[IVX]{1,5})\)?")
+
+
+def same_parts(gold: str, pred: str) -> bool | None:
+    """Compare lists of numbered statements, `(i), (iii)` and `iii, i`, in any order; None if the
+    reference is not such a list."""
+    sides = [re.split(r"\s*(?:[,;]|\band\b)\s*", unwrap(side)) for side in (gold, pred)]
+    found = [[_PARTS_LISTED.fullmatch(item.strip()) for item in side] for side in sides]
+    if len(found[0]) < 2 or not all(found[0]):
+        return None
+    return all(found[1]) and len({"".join(sorted(m[1] for m in f if m)) for f in found}) == 1
+
+
 _SEGMENT = re.compile(r"\\overline\s*\{\s*[A-Z]\s*[A-Z]\s*\}|[A-Z]\s*[A-Z]")
+_OF_SEGMENTS = re.compile(
+    rf"\|?({_SEGMENT.pattern})\|?\s*(=|\\(?:parallel|perp|cong)(?![A-Za-z]))"
+    rf"\s*\|?({_SEGMENT.pattern})\|?"
+)
+_OF_POINTS = re.compile(r"(?:\\text\s*\{\s*|\\)(angle|triangle)\s*\{?\s*([A-Z]{3})[\s}]*")
 
 
 def same_segment(gold: str, pred: str) -> bool | None:
-    r"""Compare the names of segments: `AB`, `\overline{AB}` and `\overline{BA}` are one segment.
+    r"""Compare the names of segments: `AB`, `\overline{AB}` and `\overline{BA}` are one segment,
+    `AB \parallel CD` and `DC \parallel AB` one relation, and `\angle ABC` is `\angle CBA`.
 
-    None unless both sides are two capital letters, at least one with a bar.
+    None unless both sides are two capital letters, at least one with a bar, two such names with one
+    relation, or an angle or a triangle each.
     """
+    related = [_OF_SEGMENTS.fullmatch(side) for side in (gold, pred)]
+    if all(related):
+        ends = [
+            sorted("".join(sorted(re.findall("[A-Z]", m[k]))) for k in (1, 3)) for m in related if m
+        ]
+        return ends[0] == ends[1] and len({m[2] for m in related if m}) == 1
+    points = [_OF_POINTS.fullmatch(side) for side in (gold, pred)]
+    if all(points):
+        (kind, g), (other, p) = (m.groups() for m in points if m)
+        same = sorted(g) == sorted(p) if kind == "triangle" else p in (g, g[::-1])
+        return kind == other and same
     sides = [side for side in (gold, pred) if _SEGMENT.fullmatch(side)]
     if len(sides) < 2 or "\\overline" not in gold + pred:
         return None
@@ -137,10 +168,18 @@ _NOUNS = {
 }  # fmt: skip
 
 
+# Kinds of triangles: each names one without its noun.
+_TRIANGLES = {"isosceles", "equilateral", "scalene", "acute", "obtuse", "right"}
+
+
 def _same_words(gold: list[str], pred: list[str]) -> bool:
     """Compare words without articles before them; an adjective agrees with its noun (`isosceles
     triangle`)."""
     g, p = (list(dropwhile(_BEFORE.__contains__, side)) or side for side in (gold, pred))
+    if "triangle" in gold + pred:
+        g, p = ([word for word in side if word not in ("angled", "angle")] for side in (g, p))
+        if len(p) == 1 and p[0] in _TRIANGLES:
+            p = [*p, "triangle"]
     return g == p or (
         len(g) == 1 and g[0] not in _NOUNS and p[:1] == g and len(p) == 2 and p[1] in _NOUNS
     )
@@ -183,6 +222,38 @@ def _read_numbers() -> Iterator[tuple[str, str]]:
 
 
 _NUMBER_WORDS = dict(_read_numbers())
+_POWERS = {"thousand": 1000, "million": 10**6}
+MAX_NUMBER_WORDS = 20
+
+
+def _number_in_words(text: str) -> str:
+    """The digits of a whole number from one hundred to a billion in words, `two hundred and five`;
+    empty for any other words."""
+    words = text.split()
+    if len(words) > MAX_NUMBER_WORDS or not {"hundred", *_POWERS} & set(words):
+        return ""
+    total, group, last = 0, "", 10**9
+    for word in [*words, ""]:
+        if word and word not in _POWERS:
+            group = f"{group} {word}".strip()
+            continue
+        value, scale = _below_thousand(group), _POWERS.get(word, 1)
+        if (value is None and (group or word)) or scale >= last:
+            return ""
+        total, group, last = total + (value or 0) * scale, "", scale
+    return str(total)
+
+
+def _below_thousand(words: str) -> int | None:
+    hundreds, has_hundred, rest = words.removeprefix("and ").rpartition("hundred")
+    rest = rest.strip().removeprefix("and ").strip()
+    below = _NUMBER_WORDS.get(rest, "") if rest else "0" if has_hundred else ""
+    above = _NUMBER_WORDS.get(hundreds.strip(), "") if has_hundred else "0"
+    if not (below.isdigit() and above.isdigit()) or (has_hundred and above == "0"):
+        return None
+    return 100 * int(above) + int(below)
+
+
 _PHRASES = {
     phrase.strip(): meaning
     for meaning, phrases in read_yaml(
@@ -206,7 +277,8 @@ def same_phrase(text: str) -> str:
         return rf"\mathbb{{R}}\setminus\{{{match[1].replace('and', ',')}\}}"
     if not _PLAIN_WORDS.fullmatch(bare):
         return text
-    number = _NUMBER_WORDS.get(re.sub(r"\s*[‐-]\s*", " ", bare).rstrip(" .!"))
+    counted = re.sub(r"\s*[‐-]\s*", " ", bare).rstrip(" .!")
+    number = _NUMBER_WORDS.get(counted) or _number_in_words(counted.replace(",", " "))
     words = " ".join(_words(bare))
     return number or _PHRASES.get(words) or descriptions.canonical(words) or text
 
