@@ -114,7 +114,7 @@ check: $(DEV)
 
 docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "the site is in site/; to read it while writing: $(BIN)/mkdocs serve"
+	@echo "the site is in site/; its search needs a server: $(BIN)/python -m http.server --directory site"
 
 mutants: $(DEV)
 	$(PIP) --quiet --editable '.[mutants]'

@@ -4,6 +4,8 @@ the sources below."""
 
 import io
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from itertools import groupby
@@ -18,13 +20,32 @@ from tramontane.errors import VERSION
 
 BOOST = "---\nsearch: {boost: 10}\n---\n"  # a key is found here first
 PEERS = "<!-- keys -->"  # where the tables of other projects' keys go
+# https://HOST/NAME or ssh://HOST/NAME, perhaps with a user and a port, or USER@HOST:NAME.
+REMOTE = re.compile(
+    r"(?:(?:https?|ssh)://(?:[^/@]+@)?(?P<web>[\w.-]+)(?::\d+)?/|[\w.-]+@(?P<host>[\w.-]+):)"
+    r"(?P<path>.+?)(?:\.git)?/?"
+)
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Called by MkDocs at its start: the header names the version."""
+    """Called by MkDocs at its start: the header names version and repository."""
     config.site_name = f"{config.site_name} {VERSION}"
+    git = shutil.which("git")
+    command = [git or "false", "-C", str(EXAMPLES.parent), "remote", "get-url", "origin"]
+    remote = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    config.repo_url, config.repo_name = repository(remote)
     return config
+
+
+def repository(remote: str) -> tuple[str, str]:
+    """Address and name of a git remote's page, without a user or a password; both are empty for a
+    remote that is a folder, and for none."""
+    found = REMOTE.fullmatch(remote)
+    if not found:
+        return "", ""
+    host, name = found["web"] or found["host"], found["path"]
+    return f"https://{host}/{name}", name
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
