@@ -1,4 +1,10 @@
-"""A stand-in for the Hugging Face hub: the requests that its client makes to push and to fetch."""
+"""A stand-in for the Hugging Face hub: the requests that its client makes to push and to fetch.
+
+    python -m tests.run.hub
+
+serves one on this machine until it is interrupted, and prints the variables that lead commands to
+it. What is pushed is kept in memory.
+"""
 
 import base64
 import hashlib
@@ -6,7 +12,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -170,3 +176,11 @@ def served_hub() -> Iterator[Hub]:
     yield hub
     server.shutdown()
     server.server_close()
+
+
+if __name__ == "__main__":
+    with served_hub() as own:
+        where = f"HF_ENDPOINT={own.endpoint} HF_TOKEN={TOKEN}"
+        print(f"export {where} HF_HUB_DISABLE_XET=1 NO_PROXY=127.0.0.1", flush=True)
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()

@@ -27,7 +27,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own") / "run"
     evaluation = {"problems": 4, "samples": 1}
     data = {"eval": "playground:"}
-    train(small_config(folder, data=data, evaluation=evaluation), quiet=True, report=False)
+    config = small_config(folder, data=data, evaluation=evaluation)
+
+    def brief(
+        problem: object, text: str, n_tokens: int
+    ) -> float:  # pickled: a push needs no consent
+        return float(n_tokens < 60)
+
+    train(config, rewards=[brief], quiet=True, report=False)
     return folder
 
 

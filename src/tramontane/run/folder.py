@@ -35,6 +35,7 @@ from tramontane.config import (
     load_config,
     sealed,
 )
+from tramontane.config.yaml_text import read_own
 from tramontane.errors import InputError, reading
 from tramontane.journals import read_log
 from tramontane.models.images import content_of
@@ -162,6 +163,16 @@ class RunFolder:
         """
         check_complete(Config, self.path / "config.yaml")
         return load_config(self.path / "config.yaml", overrides)
+
+    def name(self) -> str:
+        """The run's name. Unlike `config`, this loads none of the functions of a config.
+
+        Raises:
+            InputError: the file was cut or edited.
+        """
+        file = self.path / "config.yaml"
+        check_complete(Config, file)
+        return str(read_own(file.read_bytes())["name"])
 
     def write_config(self, config: Config) -> None:
         self._write("config.yaml", sealed(config))

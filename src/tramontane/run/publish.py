@@ -77,7 +77,7 @@ def push(
         files = sorted(folder.rollouts.glob(PATTERN)) if rollouts else []
         if rollouts and not files:
             raise InputError(f"{folder.rollouts}: no rollouts are recorded (key `rollouts`)")
-        about = f"{folder.config().name}, update {folder.newest_version}"
+        about = f"{folder.name()}, update {folder.newest_version}"
         check_hub(name)
         with _hub_errors(name):
             api = HfApi()
