@@ -1,4 +1,5 @@
-"""What runs of each architecture of transformers, on tiny random models; writes docs/models.md.
+"""What runs of each architecture of transformers, on tiny random models; writes docs/models.md and
+docs/wrapped-models.md.
 
     python -m benchmarks.architectures [ROW ...] [--page]
 
@@ -12,7 +13,7 @@ import argparse
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-from benchmarks.architectures.page import PAGE, page
+from benchmarks.architectures.page import write
 from benchmarks.architectures.report import Report
 from benchmarks.architectures.rows import every_row
 from benchmarks.architectures.trial import isolated
@@ -22,8 +23,8 @@ PROCESSES = 2
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("rows", nargs="*", help="rows to measure again, by the names on the page")
-    parser.add_argument("--page", action="store_true", help="write the page from the file alone")
+    parser.add_argument("rows", nargs="*", help="rows to measure again, by the names on the pages")
+    parser.add_argument("--page", action="store_true", help="write the pages from the file alone")
     args = parser.parse_args()
     report, rows = Report.load(), every_row()
     names = [row.name for row in rows]
@@ -38,7 +39,7 @@ def main() -> None:
                 report.rows[row.name] = done.result()
                 report.save(names)
                 print(f"{count}/{len(trials)} {row.name}: {report.rows[row.name]}", flush=True)
-    PAGE.write_text(page(report), encoding="utf-8")
+    write(report)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""docs/models.md, from a report."""
+"""docs/models.md and docs/wrapped-models.md, from a report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,29 @@ import jinja2
 
 from benchmarks.architectures.report import COLUMNS, SAME, Report, outcome, outcomes
 from benchmarks.architectures.rows import USED, Row, every_row
-from benchmarks.architectures.trial import REFUSED
+from benchmarks.architectures.trial import REFUSED, TEXT_HALF
 
-PAGE = Path(__file__).parents[2] / "docs/models.md"
+_DOCS, _HERE = Path(__file__).parents[2] / "docs", Path(__file__).parent
+PLAIN, WRAPPED = _DOCS / "models.md", _DOCS / "wrapped-models.md"
 NOT_ASKED = "–"
 
 
-def page(report: Report) -> str:
-    """The page, in Markdown."""
+def pages(report: Report) -> dict[Path, str]:
+    """The pages, in Markdown: of causal LMs, and of models that wrap one."""
     rows = [row for row in every_row() if row.name in report.rows]
+    plain = [column for column in COLUMNS if column != TEXT_HALF]
+    return {
+        PLAIN: _page("page", report, [row for row in rows if not row.wrapped], plain),
+        WRAPPED: _page("wrapped", report, [row for row in rows if row.wrapped], COLUMNS),
+    }
+
+
+def write(report: Report) -> None:
+    for path, text in pages(report).items():
+        path.write_text(text, encoding="utf-8")
+
+
+def _page(template: str, report: Report, rows: Sequence[Row], columns: Sequence[str]) -> str:
     found = {row.name: report.rows[row.name] for row in rows}
     used = [row for row in rows if row in USED]
     kinds = {row.name: {*outcomes(found[row.name]).values()} for row in rows}
@@ -26,17 +40,17 @@ def page(report: Report) -> str:
     measured = [row for row in rest if {"yes", "no"} & kinds[row.name]]
     wrong = [row for row in rows if {"no", "failed", "crashed"} & kinds[row.name]]
     unbuilt = [row for row in rows if kinds[row.name] == {"unbuilt"}]
-    template = jinja2.Template(
-        Path(__file__).with_suffix(".md.j2").read_text(encoding="utf-8"),
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         trim_blocks=True,
     )
-    return template.render(
+    return environment.get_template(f"{template}.md.j2").render(
         report.versions,
         same=f"{SAME:g}",
-        used=_table(used, found),
-        others=_table(measured, found),
+        used=_table(used, found, columns),
+        others=_table(measured, found, columns),
         refused=[(row, _says(found[row.name])) for row in rest if row not in measured],
         not_asked=NOT_ASKED,
         unbuilt=", ".join(f"`{row.kind}`" for row in unbuilt),
@@ -45,18 +59,18 @@ def page(report: Report) -> str:
     )
 
 
-def _table(rows: Iterable[Row], found: Mapping[str, Any]) -> str:
-    lines = [("architecture", "known by", *COLUMNS), ("---",) * (2 + len(COLUMNS))]
+def _table(rows: Iterable[Row], found: Mapping[str, Any], columns: Sequence[str]) -> str:
+    lines = [("architecture", "known by", *columns), ("---",) * (2 + len(columns))]
     for row in rows:
         name = f"`{row.kind}`, {row.variant}" if row.variant else f"`{row.kind}`"
-        lines.append((name, row.known, *_cells(found[row.name])))
+        lines.append((name, row.known, *_cells(found[row.name], columns)))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _cells(row: Mapping[str, Any]) -> Iterator[str]:
+def _cells(row: Mapping[str, Any], columns: Sequence[str]) -> Iterator[str]:
     """A row's columns; what was said before is not said again."""
     said = ""
-    for column in COLUMNS:
+    for column in columns:
         cell = row["cells"].get(column) if "cells" in row else _says(row)
         if cell is None:
             yield NOT_ASKED

@@ -12,6 +12,11 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL,
 )
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES as MULTIMODAL,
+)
+
+from tramontane.models.wrapped import PARTS
 
 
 class Row(NamedTuple):
@@ -25,6 +30,11 @@ class Row(NamedTuple):
     @property
     def name(self) -> str:
         return f"{self.kind}, {self.variant}" if self.variant else self.kind
+
+    @property
+    def wrapped(self) -> bool:
+        """True for a model that wraps a text half."""
+        return wraps(self.kind)
 
 
 _SLIDING = ["sliding_attention", "full_attention"] * 2
@@ -169,10 +179,19 @@ USED = [
 ]  # fmt: skip
 
 
+def wraps(kind: str) -> bool:
+    """True if the config of an architecture has a part that is a language model's."""
+    return bool(PARTS & {*CONFIG_MAPPING[kind].sub_configs})
+
+
 def every_row() -> list[Row]:
-    """The rows that people use, and one for each other causal LM of the installed transformers."""
+    """The rows that people use, and one for each other causal LM, and each other wrapper of one, of
+    the installed transformers."""
     used = {row.kind for row in USED}
-    return USED + [Row(kind, _example(kind)) for kind in sorted(CAUSAL) if kind not in used]
+    wrappers = {kind for kind in MULTIMODAL if wraps(kind)}
+    return USED + [
+        Row(kind, _example(kind)) for kind in sorted({*CAUSAL} | wrappers) if kind not in used
+    ]
 
 
 def _example(kind: str) -> str:

@@ -1,9 +1,9 @@
-"""docs/models.md says what the installed transformers does."""
+"""docs/models.md and docs/wrapped-models.md say what the installed transformers does."""
 
 import pytest
 import transformers
 
-from benchmarks.architectures.page import PAGE, page
+from benchmarks.architectures.page import pages
 from benchmarks.architectures.report import Report, outcome, outcomes
 from benchmarks.architectures.rows import every_row
 from benchmarks.architectures.trial import LIMIT, isolated, trial
@@ -15,10 +15,15 @@ FAST = ("mistral", "llama, tied head", "qwen3_moe", "mistral3", "deepseek_v3", "
 TO_MEASURE = "python -m benchmarks.architectures"
 
 
-def test_the_page_is_that_of_the_figures():
-    assert PAGE.read_text(encoding="utf-8") == page(COMMITTED), (
-        f"write it again: {TO_MEASURE} --page"
-    )
+def test_the_pages_are_those_of_the_figures():
+    for path, text in pages(COMMITTED).items():
+        assert path.read_text(encoding="utf-8") == text, f"write it again: {TO_MEASURE} --page"
+
+
+def test_each_row_is_on_the_page_that_its_reader_opens():
+    assert not ROWS["llama"].wrapped
+    assert ROWS["mistral3, experts"].wrapped
+    assert ROWS["qwen2_audio"].wrapped, "transformers does not call it a causal LM"
 
 
 def test_every_architecture_has_a_row():
@@ -54,7 +59,7 @@ def test_a_process_that_ends_by_itself_is_a_row():
 def assert_unchanged(name, found):
     known = COMMITTED.rows[name]
     assert outcomes(found) == outcomes(known), (
-        f"{name} with transformers {transformers.__version__}: {found}; docs/models.md, of "
+        f"{name} with transformers {transformers.__version__}: {found}; the page, of "
         f"{COMMITTED.versions['transformers']}: {known}. If it should be so, write the page again: "
         f'{TO_MEASURE} "{name}"'
     )

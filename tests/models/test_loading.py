@@ -329,6 +329,19 @@ def test_adapters_alone_are_no_model(tmp_path):
         load_model(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("params.json", r"its maker's own layout \(params.json\); download config.json and"),
+        ("model-Q4_K_M.gguf", "but GGUF files; download the model that they were made of"),
+    ],
+)
+def test_another_layout_is_named_with_its_remedy(tmp_path, file, says):
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(InputError, match=says):
+        load_model(str(tmp_path))
+
+
 def save_quantized(folder, kind, block):
     """A tiny checkpoint in FP8 as published: a scale for each weight (Mistral) or block (DeepSeek).
     Returns the weights that it stands for."""

@@ -177,6 +177,12 @@ def test_weights_by_unknown_names_are_not_called_damaged(tmp_path):
         load_model(str(tmp_path))
 
 
+def test_embeddings_by_another_name_are_not_called_damaged(tmp_path):
+    tiny_model("inkling_mm_model").save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"other names .*\(model.llm.embed.weight in place of"):
+        load_model(str(tmp_path))
+
+
 PEAK = """
 import sys
 from pathlib import Path

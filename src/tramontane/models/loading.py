@@ -51,6 +51,15 @@ logger = logging.getLogger("tramontane")
 # and Devstral Small 2, and gpt-oss's four bits.
 DEQUANTIZED = {"fp8", "mxfp4"}
 
+# What a folder without a checkpoint may hold instead, by a file of it.
+_OTHERS = {
+    "adapter_config.json": ", but adapters; name the `weights`, into which a run merges them",
+    "params.json": ", but its maker's own layout (params.json); download config.json and "
+    "model*.safetensors too, from the same repository or one in the Hugging Face layout",
+    "*.gguf": ", but GGUF files; download the model that they were made of, in the Hugging Face "
+    "layout (config.json, model*.safetensors)",
+}
+
 # Progress bars would break the display of a run, and so would transformers' tables of weights that
 # a model lacks or a file has beside the model's, such as those of a vision tower. `_complete` says
 # what matters of them; a failed conversion is only in the table.
@@ -431,10 +440,9 @@ def _from_pretrained(auto: Any, model: str, **options: Any) -> Any:
         if not folder.exists():
             raise InputError(f"model {model!r}: no such folder")
         if not (folder / "config.json").is_file():
-            adapters = (folder / "adapter_config.json").is_file()
+            found = next((what for file, what in _OTHERS.items() if any(folder.glob(file))), "")
             raise InputError(
-                f"model {model!r}: no checkpoint (config.json) in folder {path}"
-                + ", but adapters; name the `weights`, into which a run merges them" * adapters
+                f"model {model!r}: no checkpoint (config.json) in folder {path}{found}"
             )
         path = str(folder)
     else:

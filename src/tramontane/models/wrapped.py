@@ -47,7 +47,7 @@ LOADING = threading.Lock()
 PARENT = "text_half_of"  # key in the config of a text half: where it comes from
 HEAD = "lm_head.weight"
 _halves: dict[Hashable, TextHalf] = {}
-_PARTS = {"text_config", "thinker_config"}  # of a wrapper's config
+PARTS = {"text_config", "thinker_config"}  # of a wrapper's config
 _COMPARED = 64  # rows of embeddings and head that tell whether they are equal
 
 
@@ -123,10 +123,7 @@ class TextHalf:
             if name.endswith(stem) and files.entry(name).shape == shape
         ]
         if not prefixes:
-            raise InputError(
-                f"model {folder}: damaged, no file has the text half's embeddings (…{stem} of "
-                f"shape {list(shape)}); fetch or save it again"
-            )
+            raise _without_embeddings(folder, files, stem, shape)
         self._prefix = max(prefixes, key=lambda prefix: sum(prefix + s in there for s in stems))
         self._blocks = _blocks(there, self._prefix, stems)
         heads = [name for name in there if is_head(name, self._prefix)]
@@ -140,10 +137,25 @@ class TextHalf:
         self.names = {name: place for name, place in placed.items() if place in there}
 
 
+def _without_embeddings(
+    folder: Path, files: WeightFiles, stem: str, shape: torch.Size
+) -> InputError:
+    """The error for files without a weight that ends in `stem` and has this shape: those of
+    Inkling call it `embed.weight`."""
+    wanted = f"the text half's embeddings (…{stem} of shape {list(shape)})"
+    alike = (n for n in files.names if "embed" in n and files.entry(n).shape == shape)
+    if other := next(alike, ""):
+        return InputError(
+            f"model {folder}: its files have other names for weights than are known here ({other} "
+            f"in place of {wanted}); choose another model"
+        )
+    return InputError(f"model {folder}: damaged, no file has {wanted}; fetch or save it again")
+
+
 def find(name: str, own: PreTrainedConfig, folder: Path | None) -> TextHalf | None:
     """The `TextHalf` of a checkpoint; None for one that wraps nothing. Not to be changed: it is
     kept until the checkpoint's files change, since a model is built to find its weights."""
-    if not _PARTS & set(type(own).sub_configs):
+    if not PARTS & set(type(own).sub_configs):
         return None
     if folder is None:
         return TextHalf(name, own, folder)
