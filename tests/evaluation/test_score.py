@@ -58,7 +58,8 @@ def test_score_file(tmp_path):
     assert [(r["id"], r["verdict"]) for r in rows] == [
         ("a", "right"), ("7", "malformed"), ("c", "right"), ("b", "wrong")
     ]  # fmt: skip
-    assert set(rows[0]) == {"id", "reward", "parts", "verdict", "reason", "seconds", "answer"}
+    fields = {"id", "reward", "parts", "verdict", "reason", "seconds", "answer", "kind"}
+    assert set(rows[0]) == fields
     assert rows[0]["answer"] == "5"
     assert rows[0]["reward"] == pytest.approx(1.05)
     assert rows[2]["reward"] == pytest.approx(1.1)

@@ -150,7 +150,7 @@ class MathConfig(Section):
 
 class VerifierConfig(Section):
     """Limits of grading. Worker processes are killed when they exceed a limit; the completion is
-    then unscorable."""
+    then wrong if it is the cause, and unscorable otherwise."""
 
     thinking_tags: TagPair | None = None
     """Texts before and after the thoughts of a response, e.g. `["[THINK]", "[/THINK]"]`. The

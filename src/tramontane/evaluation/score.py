@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any, TextIO
@@ -27,6 +27,7 @@ from tramontane.data.files import read_lines
 from tramontane.errors import InputError
 from tramontane.journals import parse_object
 from tramontane.types import Problem, Verdict
+from tramontane.verdicts.reasons import as_json
 from tramontane.verifier import custom, references
 from tramontane.verifier.custom import Response, failure_of
 from tramontane.verifier.math.reference import stated
@@ -127,7 +128,7 @@ def score(
                 row_id, future = waiting.popleft()
                 for verdict in future.result():
                     summary.add(verdict)
-                    row = {"id": row_id, **asdict(verdict)}
+                    row = {"id": row_id, **as_json(verdict)}
                     sink.write(json.dumps(row, ensure_ascii=False) + "\n")
                 if progress:
                     progress(summary.scored + len(summary.bad_rows), total)

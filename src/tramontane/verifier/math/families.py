@@ -37,6 +37,7 @@ _BUILT = re.compile(
     r"\\mathbb\{[NZ]\}(?:_\{>0\})?\s*\\\}$",
     re.DOTALL,
 )
+_DIRECTED = re.compile(r"^\(([^()]*,[^()]*)\)\s*\+\s*([a-z])\s*\(([^()]*,[^()]*)\)$")
 _USUAL = set("jklmnt")  # letters of families that are not declared
 _DEGREES = re.compile(r"\^\s*(?:\\circ|\{\s*\\circ\s*\})")
 _SAMPLES = (0, 1, 2, 3, -4, -7, 10, 11, 100, 1001)
@@ -84,6 +85,7 @@ def same_family(
     ):
         return None
     if "R" in domains:
+        gold, pred = (_DIRECTED.sub(_coordinates, side) for side in (gold, pred))
         gold, pred = items.with_factor(gold, pred), items.with_factor(pred, gold)
     labels, kinds, members = zip(*map(_read, (gold, pred)), strict=True)
     if (all(labels) and labels[0] != labels[1]) or not (declared[0] or "\\pi" in gold):
@@ -113,6 +115,15 @@ def same_family(
         return None
     named = re.sub(rf"\\[A-Za-z]+|{other}", lambda m: name if m[0] == other else m[0], pred)
     return equal(gold, named)
+
+
+def _coordinates(m: re.Match[str]) -> str:
+    """`(1+(2)t, 0+(1)t)` for `(1,0)+t(2,1)`."""
+    point, direction = m[1].split(","), m[3].split(",")
+    if len(point) != len(direction):
+        return m[0]
+    parts = (f"{a}+({b}){m[2]}" for a, b in zip(point, direction, strict=True))
+    return f"({','.join(parts)})"
 
 
 def domains_clash(reference: str, prediction: str) -> bool:

@@ -219,9 +219,9 @@ def _equal_quantities(gold: str, pred: str, places: int | None) -> bool:
         return decided
     scales = units.percent_scales(gold_unit, pred_unit)
     gold_number, pred_number = numbers.read_numbers(gold, pred)
-    is_share = equations.variables(gold) if gold_number is None else abs(gold_number) < 1
+    is_share = gold_number is None or abs(gold_number) < 1
     if len(scales) > 1 and pred_unit == "%" and is_share and gold_number != 0:
-        scales = scales[1:]  # 0.05% is not 0.05, and x% is not x
+        scales = scales[1:]  # 0.05% is not 0.05, and x% and \ln 2% are not x and \ln 2
     if gold_number is not None and pred_number is not None:
         wanted = (gold_number * scale / other for scale, other in scales)
         return any(numbers.same_number(n, pred_number, pred, places) for n in wanted)

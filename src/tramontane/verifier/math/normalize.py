@@ -315,6 +315,10 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
             r"\\(hat|widehat|bar|tilde|widetilde|d?dot)\s+\\?([A-Za-z])(?:math)?(?![A-Za-z])",
             r"\\\1{\2}",
         ),
+        (
+            rf"\\(hat|widehat|bar|tilde|widetilde|vec|d?dot)\s*\\({_GREEK_LETTERS})(?![A-Za-z])",
+            r"\\\1{\\\2}",
+        ),
         (r"\\(?:wide)?hat\s*\{\s*\\?([ijk])(?:math)?\s*\}", r"\\vec{\1}"),
         (r"\\(?:wide)?hat\s*\{\s*(\\vec\{[ijk]\})\s*\}", r"\1"),
         (rf"\\(?:{_VECTOR})\s*\{{\s*\\?([A-MO-PS-Ya-z])(?:math)?\s*\}}", r"\\vec{\1}"),

@@ -51,8 +51,9 @@ _HINT = re.compile(
     r"|\\(?:text|mathrm|mbox)|[^\W\d_]{2}|\d\s*[Rrhm]\s*\d|['\"]"
 )
 _WORD = re.compile(r"\\(?:text|mathrm|mbox|circ)|[^\W\d_]{3}|^\s*\(\w{1,3}\)|['\"]|\d\s*[Rr]\s*\d")
+_FULL_STOP = re.compile(r"(?<=[a-z])\.(?=\s|$)")  # of an abbreviation: 6 ft. 2 in.
 _OTHER_NOTATION = re.compile(
-    r"[=<>&|]|\\(?:[lgn]eq?|in|cup|begin|equiv|pm|approx)(?![A-Za-z])|mod(?![a-z])|\bbase\b|choose"
+    r"[=<>&|]|\\(?:[lgn]eq?|in|cup|begin|equiv|pm|approx)(?![A-Za-z])|mod(?![a-z])|\d[\s(]*(?:\\text\s*\{[\s(]*)?base\b|choose"
 )
 _IGNORED = re.compile(r"\b(?:and|the|an?|is|are|of)\b|[.,:;=]")
 _LIST_LABEL = re.compile(r"\(?([a-h]|[ivx]{1,4}|[1-9])[).]|(?:part|question) \(?([a-h1-9])\)?:?")
@@ -109,10 +110,11 @@ def _same_items(gold: list[Item], pred: list[Item], equal: Callable[[str, str], 
 def _with_names(items: list[Item], text: str) -> str:
     r"""The names of a reference's items as words, wherever they stand before a value: `row 2,
     column 5` and `mean = 5` as `\text{row} 2 \text{column} 5` and `\text{mean} 5`."""
-    names = [item.name for item in items if len(item.name) > 2 and item.name.isalpha()]
+    names = [item.name for item in items if item.name.isalpha()]
     if len(names) < len(items):
         return text
-    pattern = rf"(?i)(?<![A-Za-z\\])({'|'.join(map(re.escape, names))})\s*[:=]?\s*(?=[-\d.\\(])"
+    sign = "[:=]?" if min(map(len, names)) > 2 else "[:=]"
+    pattern = rf"(?i)(?<![A-Za-z\\])({'|'.join(map(re.escape, names))})\s*{sign}\s*(?=[-\d.\\(])"
     named, count = re.subn(pattern, r"\\text{ \1 }", unwrap(text))
     return named if count == len(items) else text
 
@@ -139,12 +141,13 @@ def read_items(text: str) -> list[Item] | None:
         return found if len(found) > 1 else None
     if len(labels := _PLAIN_LABEL.findall(text)) > 1 and text.startswith(labels[0]):
         text = _PLAIN_LABEL.sub(r"\\text{\1}", text)
+    text = _FULL_STOP.sub("", text)
     body, unit = split_unit(text)
     if _OTHER_NOTATION.search(text) or (unit and to_number(body) is not None):
         return None
     parts = _parts(text)
     values = [part for is_value, part in parts if is_value]
-    if len(values) < 2 or not all(map(_is_value, values)) or len(parts) > 2 * len(values):
+    if len(values) < 2 or not all(map(_is_value, values)) or len(parts) > 2 * len(values) + 1:
         return None
     if not _WORD.search(text) and any(
         to_number(value) is None or value.startswith("-") for value in values
@@ -152,10 +155,10 @@ def read_items(text: str) -> list[Item] | None:
         return None  # a product of letters, as in a^2+2ab-b^2
     if parts[0][0]:
         names = [parts[k + 1][1] if k + 1 < len(parts) else "" for k in range(0, len(parts), 2)]
-    elif parts[-1][0]:
-        names = [parts[k][1] for k in range(0, len(parts), 2)]
     else:
-        return None
+        names = [parts[k][1] for k in range(0, len(parts) - 1, 2)]
+        if not parts[-1][0]:  # `speed 60 km/h, distance 120 km`: words in order
+            names[-1] = f"{names[-1]} {parts[-1][1]}"
     items = [Item(_canonical(name), value) for name, value in zip(names, values, strict=True)]
     if items[0].name != "deg":
         return items

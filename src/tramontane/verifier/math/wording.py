@@ -85,7 +85,8 @@ def without_choice(gold: str, pred: str) -> tuple[str, str]:
 def with_separate_choices(gold: str, pred: str) -> str:
     """`A, C` for `AC`, if the reference is a list of letters."""
     is_list = re.fullmatch(r"[A-J](?:\s*,\s*[A-J])+", gold)
-    return ", ".join(unwrap(pred)) if is_list and re.fullmatch("[A-J]{2,}", unwrap(pred)) else pred
+    letters = re.fullmatch(r"[A-J](?:[\s&]*[A-J])+", unwrap(pred)) if is_list else None
+    return ", ".join(re.findall("[A-J]", letters[0])) if letters else pred
 
 
 _PARTS_LISTED = re.compile(r"\(?([ivx]{1,5}|[IVX]{1,5})\)?")
@@ -304,7 +305,9 @@ def unwrap(text: str) -> str:
 
 
 def _items(text: str) -> list[list[str]]:
-    return sorted(words for item in _ITEM.split(text) if (words := _words(item)))
+    items = [words for item in _ITEM.split(text) if (words := _words(item))]
+    # Items that recur are answers in order: `yes, no, yes`.
+    return items if any(items.count(item) > 1 for item in items) else sorted(items)
 
 
 def _words(text: str) -> list[str]:
