@@ -2,7 +2,7 @@
 
     python benchmarks/vs_trl.py [--models 1.8M 25M smollm2] [--rounds 3] [--updates 8]
                                 [--trl-updates 2] [--trl-python PATH] [--device cpu|cuda]
-                                [--trl JSON] [--ours JSON]
+                                [--trl JSON] [--ours JSON] [--eight-bits] [--warm-up 3] [--no-bound]
 
 Both sides train the same Llama on the same prompts in groups of 16, with the same reward, at most
 128 new tokens and the same learning rate. An update has 512 completions at 1.8 M parameters and 128
@@ -27,6 +27,9 @@ its last updates. Our trained tokens count only up to the number generated in th
 second of processor time of the generator and of the trainer, each alone on one core with the work
 of the run. They are measured by `core_rates.py` after each of our turns.
 
+`--eight-bits` adds a turn of ours with `generator.weights: int8` to each round, where the machine
+computes in float32; its target is 1.3 times the speed of the same in full.
+
 Each turn is printed as it ends and kept in build/vs_trl.jsonl, so that the same command resumes
 after one that was cut off. The script prints a table and writes vs_trl.json next to this file. It
 fails if our side is not 3 times as fast; the aims are 6 times, and 0.85 of the bound.
@@ -41,29 +44,27 @@ import os
 os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "512"  # kernels; the default saves memory
 
 import json
+import math
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-import venv
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
-from threading import Timer
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from measure import Promise, finish, machine, spread
+from trl_process import TRL_VERSION, TrlSide, Turn, missing_for_trl, trl_python
 from vs_trl_task import GROUP, MAX_TOKENS, SEED, TAUGHT, prepare
 
 from tramontane import train
-from tramontane.config import Config, parse
+from tramontane.config import Config, parse, parse_settings
 from tramontane.config.device import number_type
 from tramontane.errors import InputError
-from tramontane.generator.vllm.environment import CPU_INDEX
 from tramontane.models import loading
 from tramontane.models.fetch import cache_dir, fetch
 from tramontane.placement.place import check as check_placement
@@ -71,9 +72,6 @@ from tramontane.trainer import forwards
 
 HERE = Path(__file__).parent
 BUILD = HERE.parent / "build"
-# Not inherited by TRL's process, which keeps torch's own settings.
-KERNELS = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
-TRL_VERSION = "1.16.0"
 THREADS = 2
 COMPLETIONS = {"1.8M": 512, "25M": 128, "smollm2": 128}  # per update
 LEARNING_RATE = 1e-6  # so small that lengths do not change
@@ -81,6 +79,13 @@ PROMISED, AIM = 3, 6
 # Updates of either side that are not counted: blocks are compiled, and kernels are built for
 # recurring shapes. TRL's process lasts for all rounds, a run of ours for one.
 WARM_UP = 3
+# The gate measures the policy in eight bits, and refuses none.
+EIGHT_BITS = {
+    "generator.weights": "int8",
+    "trainer.parity_kl": 1.0,
+    "trainer.parity_sample_size": 0.0,
+}
+EIGHT_BITS_AIM = 1.3
 
 # The fastest settings for TRL; docs/performance.md lists what was tried.
 FASTEST = {"autocast": False, "continuous": False, "compile": True}
@@ -115,87 +120,21 @@ OURS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-class Turn(NamedTuple):
-    """Figures of one side's turn."""
-
-    tokens_per_second: float
-    mean_tokens: float  # per completion
-    seconds: float
-
-
 # --- the two sides
 
 
-class TrlSide:
-    """TRL in a separate process, which works only in its turn."""
-
-    def __init__(
-        self, python: Path, settings: Mapping[str, Any], folder: Path, timeout: float
-    ) -> None:
-        self.timeout, self.folder = timeout, folder / "trl"
-        self.folder.mkdir()
-        settings = {**settings, "folder": str(self.folder)}
-        (self.folder / "settings.json").write_text(json.dumps(settings))
-        self.errors = self.folder / "stderr"
-        with self.errors.open("w") as errors:
-            self.process = subprocess.Popen(
-                [python, HERE / "trl_side.py", self.folder / "settings.json"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env={k: v for k, v in os.environ.items() if k not in KERNELS},
-            )
-
-    def __enter__(self) -> TrlSide:
-        self._read()  # the line `ready`
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def turn(self) -> Turn:
-        assert self.process.stdin is not None
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-        answer = json.loads(self._read())
-        lengths, seconds = answer["lengths"], answer["seconds"]
-        return Turn(sum(lengths) / seconds, mean(lengths), seconds)
-
-    def _read(self) -> str:
-        """The next line of the process."""
-        assert self.process.stdout is not None
-        timer = Timer(self.timeout, self.process.kill)
-        timer.start()
-        line = self.process.stdout.readline()
-        timer.cancel()
-        if not line:
-            tail = self.errors.read_text(errors="replace")[-3000:]
-            raise SystemExit(
-                f"{tail}\nTRL's side ended, or was silent for {self.timeout:g} s (--timeout): the "
-                f"end of its stderr is above"
-            )
-        return line
-
-
-def trl_settings(size: str, folder: Path, updates: int, device: str) -> dict[str, Any]:
+def trl_settings(size: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """TRL's settings; `folder` holds the model and the prompts."""
     return TRL[size] | {
-        "dtype": number_type(device).dtype,
+        "dtype": number_type(args.device).dtype,
         "checkpoint": str(folder / "model"),
         "prompts": str(folder / "prompts.jsonl"),
         "model": {},
-        "warm_up": WARM_UP,
-        "updates": updates,
+        "warm_up": args.warm_up,
+        "updates": args.trl_updates,
         "threads": THREADS,
         "taught": size in TAUGHT,
-        "device": device,
+        "device": args.device,
         "seed": SEED,
         "completions": COMPLETIONS[size],
         "group_size": GROUP,
@@ -243,16 +182,16 @@ def our_config(size: str, folder: Path, device: str, run: Path) -> Config:
     )
 
 
-def our_turn(config: Config, updates: int) -> Turn:
-    """Run our side; the first WARM_UP updates are not counted."""
+def our_turn(config: Config, updates: int, warm_up: int = WARM_UP) -> Turn:
+    """Run our side; the first `warm_up` updates are not counted."""
 
     def stop_when_done(metrics: Mapping[str, Any]) -> None:
-        if metrics["update"] == WARM_UP + updates:
+        if metrics["update"] == warm_up + updates:
             signal.raise_signal(signal.SIGINT)  # like Ctrl-C
 
     train(config, quiet=True, report=False, on_update=stop_when_done)
-    lines = (Path(config.run_dir) / "metrics.jsonl").read_text().splitlines()[: WARM_UP + updates]
-    before, *rows = (json.loads(line) for line in lines[WARM_UP - 1 :])
+    lines = (Path(config.run_dir) / "metrics.jsonl").read_text().splitlines()[: warm_up + updates]
+    before, *rows = (json.loads(line) for line in lines[warm_up - 1 :])
     walls = [before["wall_seconds"], *(r["wall_seconds"] for r in rows)]
     seconds = walls[-1] - walls[0]
     trained = sum(sum(r["staleness_histogram"].values()) for r in rows)
@@ -262,21 +201,6 @@ def our_turn(config: Config, updates: int) -> Turn:
     )
     length = trained / (updates * config.pipeline.n_batch)
     return Turn(min(trained, generated) / seconds, length, seconds)
-
-
-def trl_python(folder: Path) -> Path:
-    """The interpreter of TRL's virtual environment, which is made if there is none."""
-    python, ready = folder / "bin" / "python", folder / ".ready"
-    if not ready.is_file():
-        print(f"making {folder} with TRL {TRL_VERSION}, once", flush=True)
-        venv.create(folder, clear=True, with_pip=True)
-        pip = [python, "-m", "pip", "install", "--quiet", "-c", HERE.parent / "constraints.txt"]
-        # torch first, so that no other package chooses its build: the one that Tramontane has.
-        build = [f"torch=={torch.__version__}", "--no-deps", "--extra-index-url", CPU_INDEX]
-        for packages in (build, [f"trl=={TRL_VERSION}"]):
-            subprocess.run([*pip, *packages], check=True)
-        ready.touch()
-    return python
 
 
 def two_core_bound(folder: Path, number: int) -> float:
@@ -314,22 +238,6 @@ def missing(sizes: Sequence[str], device: str) -> list[str]:
     return found
 
 
-def missing_for_trl(python: Path, device: str) -> list[str]:
-    """Everything that TRL's side needs and its interpreter lacks."""
-    script = (
-        "import datasets, torch, transformers, trl\n"
-        f"assert trl.__version__ == {TRL_VERSION!r}, f'TRL {{trl.__version__}} is installed'\n"
-        f"assert {device!r} != 'cuda' or torch.cuda.is_available(), 'torch sees no GPU'\n"
-    )
-    if not python.is_file():
-        return [f"{python}: no such interpreter (--trl-python)"]
-    done = subprocess.run([python, "-c", script], capture_output=True, text=True)
-    if done.returncode == 0:
-        return []
-    reason = done.stderr.strip().splitlines()[-1]
-    return [f"{python}: {reason}; TRL's side needs datasets, transformers and trl {TRL_VERSION}"]
-
-
 class Ended:
     """The turns that have ended. They are kept in a file until the comparison is complete, so that
     the same command goes on after the last of them."""
@@ -359,29 +267,57 @@ class Ended:
 
 
 def compare(size: str, python: Path, args: argparse.Namespace, ended: Ended) -> dict[str, Any]:
-    ours, theirs, bounds = [], [], []
+    ours, theirs, eight, bounds = [], [], [], []
     with tempfile.TemporaryDirectory(prefix="vs_trl-") as name:
         folder = Path(name)
         prepare(size, folder)
-        settings = trl_settings(size, folder, args.trl_updates, args.device)
+        settings = trl_settings(size, folder, args)
         with TrlSide(python, settings, folder, args.timeout) as trl:
 
             def ours_of(number: int) -> list[float]:
                 config = our_config(size, folder, args.device, folder / f"run-{number}")
-                turn = our_turn(config, args.updates)
-                return [*turn, two_core_bound(folder, number)]
+                turn = our_turn(config, args.updates, args.warm_up)
+                return [*turn, two_core_bound(folder, number) if args.bound else math.nan]
+
+            def eight_bits_of(number: int) -> list[float]:
+                config = our_config(size, folder, args.device, folder / f"int8-{number}")
+                texts = [f"{key}={value}" for key, value in EIGHT_BITS.items()]
+                config = parse_settings(Config, config.model_dump(mode="json"), texts, "int8")
+                return [*our_turn(config, args.updates, args.warm_up)]
 
             for number in range(args.rounds):
                 *turn, bound = ended.get((size, number, "ours"), partial(ours_of, number))
                 ours.append(Turn(*turn))
                 bounds.append(bound)
+                if args.eight_bits:
+                    turn = ended.get((size, number, "int8"), partial(eight_bits_of, number))
+                    eight.append(Turn(*turn))
                 theirs.append(Turn(*ended.get((size, number, "TRL"), lambda: [*trl.turn()])))
-    return result(size, ours, theirs) | shares(ours, bounds)
+    found = result(size, ours, theirs) | shares(ours, bounds)
+    return found | {"eight_bits": eight_bits(ours, theirs, eight)} if eight else found
 
 
 def shares(ours: Sequence[Turn], bounds: Sequence[float]) -> dict[str, Any]:
+    """Of the two-core bound; empty if it was not measured."""
+    if math.isnan(bounds[0]):
+        return {}
     reached = [turn.tokens_per_second / bound for turn, bound in zip(ours, bounds, strict=True)]
     return {"bound": round(median(bounds)), "share_of_bound": spread(reached, 2)}
+
+
+def eight_bits(
+    ours: Sequence[Turn], theirs: Sequence[Turn], eight: Sequence[Turn]
+) -> dict[str, dict[str, float]]:
+    """Our speed with weights of eight bits: tokens a second, and ratios in the same round."""
+    rates = {
+        name: [turn.tokens_per_second for turn in turns]
+        for name, turns in {"full": ours, "trl": theirs, "int8": eight}.items()
+    }
+    of = {
+        f"times_{name}": spread([a / b for a, b in zip(rates["int8"], rates[name], strict=True)], 2)
+        for name in ("full", "trl")
+    }
+    return {"spread": spread(rates["int8"])} | of
 
 
 def result(size: str, ours: Sequence[Turn], theirs: Sequence[Turn]) -> dict[str, Any]:
@@ -416,6 +352,11 @@ def main() -> None:
     parser.add_argument(
         "--ours", type=json.loads, default={}, help="our config's sections, as JSON"
     )
+    parser.add_argument("--eight-bits", action="store_true", help="our generator in int8 too")
+    parser.add_argument("--warm-up", type=int, default=WARM_UP, help="updates not counted")
+    parser.add_argument(
+        "--no-bound", dest="bound", action="store_false", help="do not measure the two-core bound"
+    )
     parser.add_argument("--timeout", type=float, default=600, help="seconds of TRL's turn, at most")
     args = parser.parse_args()
     for size in args.models:
@@ -443,13 +384,14 @@ def main() -> None:
         f" {'mean completion':>16}"
     )
     for r in results:
-        low, high, share = r["trl_spread"], r["spread"], r["share_of_bound"]
+        low, high = r["trl_spread"], r["spread"]
+        share = r.get("share_of_bound", dict.fromkeys(("median", "lowest", "highest"), "–"))
         print(
             f"{r['model']:>7}"
             f" {low['median']:>8.0f} ({low['lowest']:.0f}–{low['highest']:.0f})"
             f" {high['median']:>8.0f} ({high['lowest']:.0f}–{high['highest']:.0f})"
             f" {r['ratio']:>6} ({r['ratio_min']}–{r['ratio_max']})"
-            f" {r['bound']:>6} {share['median']:>5} ({share['lowest']}–{share['highest']})"
+            f" {r.get('bound', '–'):>6} {share['median']:>5} ({share['lowest']}–{share['highest']})"
             f" {r['trl_mean_completion_tokens']:>7} / {r['mean_completion_tokens']}"
         )
     promises = [
@@ -459,6 +401,17 @@ def main() -> None:
             r["ratio"] >= PROMISED,
         )
         for r in results
+    ]
+    promises += [
+        Promise(
+            f"{r['model']}: at least {EIGHT_BITS_AIM} times the speed in full with int8",
+            f"{of_full['median']} times ({of_full['lowest']}–{of_full['highest']}), "
+            f"{r['eight_bits']['times_trl']['median']} times TRL",
+            of_full["median"] >= EIGHT_BITS_AIM,
+        )
+        for r in results
+        if "eight_bits" in r
+        for of_full in [r["eight_bits"]["times_full"]]
     ]
     versions = {
         "number_type": chosen.dtype,

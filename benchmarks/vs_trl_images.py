@@ -38,7 +38,8 @@ from typing import Any
 import torch
 import vs_trl
 from measure import Promise, finish, machine, spread
-from vs_trl import BUILD, HERE, THREADS, WARM_UP, Ended, TrlSide, our_turn
+from trl_process import TrlSide
+from vs_trl import BUILD, HERE, THREADS, WARM_UP, Ended, our_turn
 from vs_trl_task import GROUP, MAX_TOKENS, SEED
 
 from tramontane.config import Config, parse
@@ -147,11 +148,12 @@ def compare(kind: str, python: Path, args: argparse.Namespace, ended: Ended) -> 
             "microbatch": args.completions, **vs_trl.FASTEST, **args.trl,
         }  # fmt: skip
         side = TrlSide(python, settings, folder, args.timeout)
-        with Memory(side.process.pid) as memory, side as trl:
+        process = side.start()
+        with Memory(process.pid) as memory, side as trl:
 
             def ours_of(number: int) -> list[float]:
                 config = our_config(folder, folder / f"run-{number}", args)
-                with Memory(os.getpid(), trl.process.pid) as own:
+                with Memory(os.getpid(), process.pid) as own:
                     turn = our_turn(config, args.updates)
                 return [*turn, own.peak / 2**20]
 

@@ -127,6 +127,11 @@ def test_a_policy_in_eight_bits_is_measured_before_the_first_update(tmp_path: Pa
     assert re.search(
         r"generator.weights int8: KL\(μ‖π\) .* effective sample size (0\.9|1\.0)", events
     )
+    sections["generator"]["weights"] = "full"
+    train(small_config(tmp_path / "full", **sections), QuietScreen())
+    events = (tmp_path / "full/events.log").read_text(encoding="utf-8")
+    assert re.search(r"generator.weights: full; int8 would compute .* [\d.]+ times as fast", events)
+    sections["generator"]["weights"] = "int8"
     sections["trainer"]["parity_kl"] = 1e-9
     with pytest.raises(ParityError, match=r"parity_kl allows 1e-09"):
         train(small_config(tmp_path / "far", **sections), QuietScreen())

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from tests.runs import small_config
 from tramontane.config import Config
 from tramontane.controller.pipeline import Pipeline
 from tramontane.generator import Generator
+from tramontane.models import int8
 from tramontane.run.changes import open_run
 from tramontane.run.checkpoint import read_pipeline
 from tramontane.run.folder import RunFolder
@@ -86,12 +87,33 @@ def kill_in_flight(process: Command, run: Path) -> None:
     process.wait()
 
 
-def test_synchronous_run_killed_and_resumed_gives_the_same_weights(tmp_path: Path) -> None:
-    sizes = {"updates": 3, "n_batch": 16, "max_staleness": 0}
-    whole = small_config(tmp_path / "whole", pipeline=sizes)
+IN_EIGHT_BITS: dict[str, Any] = {  # whose input channels in full are chosen anew by a new process
+    "generator": {"weights": "int8", "dtype": "float32"},
+    "trainer": {"dtype": "float32", "lora": {"rank": 4}},
+}
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        pytest.param(
+            IN_EIGHT_BITS,
+            marks=pytest.mark.skipif(
+                not int8.is_exact(), reason="this processor has no instructions for int8"
+            ),
+        ),
+    ],
+    ids=["full", "int8 and adapters"],
+)
+def test_synchronous_run_killed_and_resumed_gives_the_same_weights(
+    tmp_path: Path, sections: dict[str, Any]
+) -> None:
+    sections = {"pipeline": {"updates": 3, "n_batch": 16, "max_staleness": 0}} | sections
+    whole = small_config(tmp_path / "whole", **sections)
     train(whole, QuietScreen())
 
-    cut = small_config(tmp_path / "cut", pipeline=sizes, checkpoint={"every": 1})
+    cut = small_config(tmp_path / "cut", checkpoint={"every": 1}, **sections)
     killed = forked.start(forked.train_killed_at, cut.model_dump_json(), 2)
     assert forked.end(killed) == -signal.SIGKILL
     folder, config = open_run(tmp_path / "cut")

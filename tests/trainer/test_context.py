@@ -2,8 +2,10 @@
 
 import json
 import random
+from array import array
 from datetime import timedelta
 from functools import partial
+from itertools import chain
 
 import pytest
 import torch
@@ -26,6 +28,7 @@ from tests.trainer.rollouts import SUMS, VOCAB, batch, completion, taught, train
 from tramontane.config import ObjectiveConfig, TrainerConfig
 from tramontane.errors import InputError
 from tramontane.models.shape import shape_of
+from tramontane.tokens import AllowedTokens
 from tramontane.trainer import sharding
 from tramontane.trainer.context import check_sharing, exchange_of
 from tramontane.trainer.trainer import Trainer
@@ -69,6 +72,24 @@ SETTINGS = {
     "sums": ("grouped", {"objective": {"name": SUMS}}),
     "teacher": ("grouped", {"objective": {"name": "distill", "distill": {"top_k": 4}}}),
     "values": ("grouped", {"objective": {"name": "dro"}}),
+    # Completions that top-p or top-k cut, some of them beside others, with every mask.
+    "allowed": (
+        "grouped",
+        {
+            "objective": {
+                "magistral": {"kl_coef": 0.1, "entropy_coef": 0.01},
+                "mask": {
+                    "token_ratio": (0.01, 100.0),
+                    "sequence_ratio": (1e-9, 1e9),
+                    "geometric_ratio": (0.05, 20.0),
+                    "off_policy": 2.0,
+                    "token_tv": 0.5,
+                    "token_kl": 1.0,
+                    "truncated": True,
+                },
+            },
+        },
+    ),
     "adapters": ("window", {"objective": KL, "lora": {"rank": 3}}),
     # Rows of one completion: some parts have only a prompt, or only filler.
     "short": ("grouped", {"objective": KL, "microbatch_tokens": 1}),
@@ -88,6 +109,23 @@ def load(folder, name, ranks=1, sharing=1):
 
 def teach(version=0):
     return taught(batch(version), top_k=4)
+
+
+def restricted(version=0):
+    """Completions of a batch, every third of which was drawn from the whole vocabulary."""
+    rng, found = random.Random(version), batch(version)
+    for number, sequence in enumerate(found.sequences):
+        if number % 3:
+            sets = [
+                sorted({token, *rng.sample(range(VOCAB), rng.randint(0, 11))})
+                for token in sequence.token_ids
+            ]
+            counts = array("i", map(len, sets))
+            sequence.allowed = AllowedTokens(counts, array("i", chain(*sets)))
+    return found
+
+
+CHANGED = {"teacher": teach, "allowed": restricted}
 
 
 def resumed(folder, name, saved, ranks=1, sharing=1):
@@ -112,8 +150,8 @@ def run(rank, ranks, sharing, folder):
     for name in SETTINGS:
         t = load(folder, name, ranks, sharing)
         some = partial(batch, n_minibatch=8 if name == "everything" else None)
-        if name == "teacher":
-            some = teach
+        if name in CHANGED:
+            some = CHANGED[name]
         metrics = [t.step(some())]
         # As far as they were clipped: a multiple of the first moments.
         gradients = {

@@ -15,6 +15,7 @@ multiplies queries, and embeddings, unless they are tied to the output head.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -180,6 +181,23 @@ def is_exact() -> bool:
     are cut off at 16 bits."""
     most = torch.full((32, 64), 127, dtype=torch.int8)
     return bool((torch._int_mm(most, most.T) == 127 * 127 * 64).all())
+
+
+@torch.inference_mode()
+def speedup(inputs: int, outputs: int, rows: int = 128) -> float:
+    """How many times as fast as in float32 a layer of [outputs, inputs] computes `rows` rows in
+    eight bits on this processor; measured for a tenth of a second each."""
+    layer = nn.Linear(inputs, outputs, bias=False)
+    eight = Int8Linear(layer, _Input(torch.arange(_outliers(inputs)), inputs, 1))
+    x, counts = torch.randn(rows, inputs), []
+    for module in (layer, eight):
+        module(x)  # the first product makes the kernel
+        count, end = 0, time.perf_counter() + 0.1
+        while time.perf_counter() < end:
+            module(x)
+            count += 1
+        counts.append(count)
+    return counts[1] / counts[0]
 
 
 def quantize(model: PreTrainedModel, sample: Sequence[int]) -> None:
