@@ -10,8 +10,9 @@ one thing, and scored by the trainer as in training.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ import torch
 from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
 from tramontane.config import GeneratorConfig, TrainerConfig
 from tramontane.config.data import PlaygroundConfig
+from tramontane.config.device import multiplies_int8
 from tramontane.data import playground
 from tramontane.data.prompts import PromptEncoder
 from tramontane.generator import Generator
@@ -72,12 +74,13 @@ class Miniature:
     def sample(
         self,
         state: dict[str, torch.Tensor] | None = None,
-        dtype: str = "float32",
+        keys: Mapping[str, Any] = MappingProxyType({}),
         **truncation: Any,
     ) -> list[TrainSequence]:
-        """Completions of all prompts; `state` replaces the weights of the tiny base."""
+        """Completions of all prompts; `state` replaces the weights of the tiny base, `keys` are the
+        generator's."""
         longest = max(map(len, self.prompts)) + self.tokens
-        config = GeneratorConfig(dtype=dtype, device="cpu")
+        config = GeneratorConfig(**{"dtype": "float32", "device": "cpu", **keys})
         generator = Generator.load("tiny", config, len(self.prompts) * GROUP, longest)
         if state:
             generator.update_weights(1, state)
@@ -115,7 +118,9 @@ def cases(miniature: Miniature) -> Iterator[tuple[str, list[TrainSequence], Trai
     """Each cause, with samples and the trainer that scores them."""
     plain, trainer = miniature.sample(), new_trainer()
     yield "none", plain, trainer
-    yield "kernels: bfloat16 generator", miniature.sample(dtype="bfloat16"), trainer
+    yield "kernels: bfloat16 generator", miniature.sample(keys={"dtype": "bfloat16"}), trainer
+    if multiplies_int8():
+        yield "weights of eight bits", miniature.sample(keys={"weights": "int8"}), trainer
     cut = miniature.sample(top_p=0.95, top_k=1024, record_allowed=True)
     yield "top_p 0.95, allowed tokens ignored", [replace(s, allowed=None) for s in cut], trainer
     yield "top_p 0.95, over the allowed tokens", cut, trainer

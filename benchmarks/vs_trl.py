@@ -57,6 +57,7 @@ from statistics import mean, median
 from typing import Any
 
 import torch
+import transformers
 from measure import Promise, finish, machine, spread
 from trl_process import TRL_VERSION, TrlSide, Turn, missing_for_trl, trl_python
 from vs_trl_task import GROUP, MAX_TOKENS, SEED, TAUGHT, prepare
@@ -416,6 +417,7 @@ def main() -> None:
     versions = {
         "number_type": chosen.dtype,
         "trl": TRL_VERSION,
+        "transformers": transformers.__version__,
         "seconds": round(time.perf_counter() - began),
     }
     ended.forget()

@@ -192,11 +192,11 @@ def test_recorded_logprobs_are_of_the_quantized_policy():
     found = parity.distance(recorded, Trainer(tiny(), config, 1).logprobs(sequences, 1.0))
     assert 1e-7 < found.kl < 3e-3
     assert 0.8 < found.size < 1
-    parity.check_distance(found, 3e-3, 0.8)
+    parity.check_distance("generator.weights int8", found, 3e-3, 0.8)
     with pytest.raises(parity.ParityError, match=r"(?s)KL.*effective sample size.*parity_kl"):
-        parity.check_distance(found, found.kl / 2, 0.8)
+        parity.check_distance("generator.weights int8", found, found.kl / 2, 0.8)
     with pytest.raises(parity.ParityError, match="parity_sample_size 1"):
-        parity.check_distance(found, 3e-3, 1.0)
+        parity.check_distance("generator.weights int8", found, 3e-3, 1.0)
 
 
 def test_distances_of_known_policies():
@@ -207,13 +207,22 @@ def test_distances_of_known_policies():
     assert found.size == pytest.approx(4**2 / (4 * (0.25 + 0.25 + 1 + 4)))
     assert found.largest == pytest.approx(2)
     with pytest.raises(parity.ParityError, match="nan"):
-        parity.check_distance(parity.distance([[0.0]], [[math.nan]]), 1.0, 0.0)
+        parity.check_distance("key", parity.distance([[0.0]], [[math.nan]]), 1.0, 0.0)
 
 
 @pytest.mark.parametrize("keys", [{"kind": "vllm"}, {"device": "cuda"}, {"weights": "fp8"}])
 def test_where_there_is_no_int8_it_is_refused(keys):
     with pytest.raises(ValidationError, match=r"weights"):
         GeneratorConfig(**{"weights": "int8", "dtype": "float32", **keys})
+
+
+def test_what_vllm_quantizes_is_measured_like_int8():
+    vllm = {"kind": "vllm", "dtype": "bfloat16", "vllm": {"engine_args": {"quantization": "fp8"}}}
+    config = GeneratorConfig(**vllm)
+    assert config.quantized == "generator.vllm.engine_args quantization fp8"
+    assert parity.tolerance(TrainerConfig(), config) == parity.EIGHT_BITS
+    assert not GeneratorConfig(**vllm | {"kind": "slots"}).quantized
+    assert not GeneratorConfig().quantized
 
 
 def test_a_processor_without_int8_is_refused(monkeypatch):

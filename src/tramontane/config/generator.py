@@ -158,6 +158,15 @@ class GeneratorConfig(Section):
         return self.vllm.tensor_parallel if self.kind == "vllm" else 1
 
     @property
+    def quantized(self) -> str:
+        """The key that quantizes the weights that training samples with, and its value: `weights`,
+        or an argument of vLLM, which quantizes each version as it arrives. Empty: in full."""
+        if self.weights != "full":
+            return f"generator.weights {self.weights}"
+        name = self.vllm.engine_args.get("quantization") if self.kind == "vllm" else None
+        return f"generator.vllm.engine_args quantization {name}" if name else ""
+
+    @property
     def truncates(self) -> bool:
         """True if training samples from a part of the vocabulary."""
         return self.top_p < 1 or self.top_k > 0

@@ -138,11 +138,11 @@ class TrainerConfig(NumericsConfig):
     """Compute the routers of a mixture of experts in float32, in generators too."""
     parity_tolerance: float | None = Field(None, gt=0)
     """Largest mean |Δ log-prob| between generator and trainer, in nats, for a run to start. null:
-    1e-3, 0.05 if either uses bfloat16, or 0.1 for `generator.weights: int8`, which
+    1e-3, 0.05 if either uses bfloat16, or 0.1 for quantized weights of the generator, which
     `parity_kl` and `parity_sample_size` limit."""
     parity_kl: float = Field(3e-3, gt=0)
-    """Largest KL(μ‖π) of a token, in nats, between a generator with weights of eight bits
-    (`generator.weights`) and the trainer, for a run to start."""
+    """Largest KL(μ‖π) of a token, in nats, between a generator with quantized weights
+    (`generator.weights`, or vLLM's `quantization`) and the trainer, for a run to start."""
     parity_sample_size: float = Field(0.85, ge=0, le=1)
     """Smallest effective sample size, as a share, of completions of up to 60 tokens from such a
     generator, weighted by π/μ, for a run to start."""

@@ -14,7 +14,7 @@ from tramontane.run.prepare import PROBE_TOKENS, Prepared
 from tramontane.trainer import parity
 from tramontane.types import Completion
 
-# Completions of each probe prompt, and their longest, by which a policy in eight bits is measured.
+# Completions of each probe prompt, and their longest, by which a quantized policy is measured.
 DISTANCE_SAMPLES, DISTANCE_TOKENS = 8, 60
 
 
@@ -52,9 +52,9 @@ async def check_parity(prepared: Prepared, generators: GeneratorPool, trainer: H
         )
 
 
-async def check_eight_bits(prepared: Prepared, generators: GeneratorPool, trainer: Handle) -> str:
-    """Measure how far the policy of a generator with weights of eight bits is from the trainer's;
-    one generator is enough, since all quantize the same weights. Returns the figures, in words.
+async def check_quantized(prepared: Prepared, generators: GeneratorPool, trainer: Handle) -> str:
+    """Measure how far the policy of a generator with quantized weights is from the trainer's; one
+    generator is enough, since all quantize the same weights. Returns the figures, in words.
 
     Raises:
         ParityError: the KL divergence is above `trainer.parity_kl`, or the effective sample size
@@ -67,8 +67,8 @@ async def check_eight_bits(prepared: Prepared, generators: GeneratorPool, traine
     logprobs = await _logprobs(prepared, trainer, completions)
     distance = parity.distance([c.logprobs for c in completions], logprobs)
     limits = config.trainer.parity_kl, config.trainer.parity_sample_size
-    parity.check_distance(distance, *limits)
-    return f"generator.weights {config.generator.weights}: {distance}"
+    parity.check_distance(config.generator.quantized, distance, *limits)
+    return f"{config.generator.quantized}: {distance}"
 
 
 def eight_bits_offer(config: Config) -> str:

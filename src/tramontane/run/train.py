@@ -51,9 +51,9 @@ from tramontane.run.header import shown_prompt
 from tramontane.run.input import RunInput
 from tramontane.run.measurement import Judges, measure, recorded
 from tramontane.run.parity_gate import (
-    check_eight_bits,
     check_long_parity,
     check_parity,
+    check_quantized,
     eight_bits_offer,
 )
 from tramontane.run.prepare import Prepared
@@ -305,8 +305,8 @@ async def _run(
             await pipeline.send_weights()
         await check_parity(prepared, generators, trainer)
         await check_long_parity(prepared, generators, trainer)
-        if config.generator.weights != "full":
-            session.announce(await check_eight_bits(prepared, generators, trainer))
+        if config.generator.quantized:
+            session.announce(await check_quantized(prepared, generators, trainer))
         elif offer := eight_bits_offer(config):
             session.announce(offer, logging.INFO)
         await recorder.catch_up()

@@ -19,7 +19,7 @@ from tramontane.errors import InputError
 from tramontane.trainer.ratios import effective_sample_size
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05}
-EIGHT_BITS = 0.1  # with weights of eight bits, whose policy is measured by `distance`
+EIGHT_BITS = 0.1  # with quantized weights, whose policy is measured by `distance`
 
 
 class ParityError(InputError):
@@ -71,10 +71,11 @@ def distance(recorded: Sequence[Sequence[float]], computed: Sequence[Sequence[fl
     )
 
 
-def check_distance(found: Distance, most_kl: float, least_size: float) -> None:
+def check_distance(quantized: str, found: Distance, most_kl: float, least_size: float) -> None:
     """Raise an error if the policies are too far apart.
 
     Args:
+        quantized: the key that quantizes, with its value.
         found: from `distance`.
         most_kl: the largest KL(μ‖π), in nats a token.
         least_size: the smallest effective sample size.
@@ -84,16 +85,16 @@ def check_distance(found: Distance, most_kl: float, least_size: float) -> None:
     """
     if not (found.kl <= most_kl and found.size >= least_size):
         raise ParityError(
-            f"generator.weights: with weights of eight bits the generator's policy μ is too far "
-            f"from the trainer's π: {found}; trainer.parity_kl allows {most_kl:g}, and "
-            f"trainer.parity_sample_size {least_size:g}. Leave generator.weights out"
+            f"{quantized}: with quantized weights the generator's policy μ is too far from the "
+            f"trainer's π: {found}; trainer.parity_kl allows {most_kl:g}, and "
+            f"trainer.parity_sample_size {least_size:g}. Leave it out"
         )
 
 
 def tolerance(trainer: TrainerConfig, generator: GeneratorConfig) -> float:
     """The largest mean |Δ| that a run may start with: `parity_tolerance`, or that of the coarser
     number type."""
-    if generator.weights == "int8":
+    if generator.quantized:
         return trainer.parity_tolerance or EIGHT_BITS
     return trainer.parity_tolerance or max(TOLERANCE[trainer.dtype], TOLERANCE[generator.dtype])
 

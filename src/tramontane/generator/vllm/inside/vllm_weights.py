@@ -79,18 +79,23 @@ class ReadableWeights:
         found: dict[str, torch.Tensor] = {}
         for name, module in model.named_modules():
             if isinstance(module, LinearBase | ParallelLMHead):
-                found |= _matrices(name, module, getattr(model, "packed_modules_mapping", {}))
+                dtype = self.model_config.dtype  # type: ignore[attr-defined]
+                found |= _matrices(
+                    name, module, getattr(model, "packed_modules_mapping", {}), dtype
+                )
             else:
                 own = module.named_parameters(name, recurse=False)
                 found |= {key: tensor.detach().float().cpu() for key, tensor in own}
         return found
 
 
-def _matrices(name: str, layer: Any, packed: dict[str, list[str]]) -> dict[str, torch.Tensor]:
-    """The weight of a linear layer, split into the matrices of the checkpoint."""
+def _matrices(
+    name: str, layer: Any, packed: dict[str, list[str]], dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """The weight of a linear layer, split into the matrices of the checkpoint; `dtype` is that of
+    its inputs, which its own tensors need not have (FP8)."""
     inputs = getattr(layer, "input_size", None) or layer.embedding_dim
-    parameter = next(layer.parameters())
-    units = torch.eye(inputs, dtype=parameter.dtype, device=parameter.device)
+    units = torch.eye(inputs, dtype=dtype, device=next(layer.parameters()).device)
     # [out, in]
     weight = layer.quant_method.apply(layer, units, None).detach().float().cpu().T.contiguous()
     parent, _, last = name.rpartition(".")
