@@ -1,0 +1,86 @@
+"""What a run has taken when it says its first word, its facts, and its first update.
+
+    python -m benchmarks.first_words [--config configs/quickstart.yaml] [--rounds 3]
+
+Starts `tramontane train` and notes, for some of its lines, the processor time of its processes so
+far and the seconds since the command; then ends it. Processes that have ended count where their
+parent waited for them. The header must come within 4 seconds of processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+from benchmarks.measure import Promise, finish, machine, spread
+from chaos.processes import tree
+
+AIM = 4.0
+LINES = {"first word": r"\S", "header": r"^batch: ", "first update": r"^update 1/"}
+
+
+def processor_seconds(root: int) -> float:
+    """Of a living process and its living descendants, and of those that were waited for."""
+    ticks = 0
+    for pid in tree(root):
+        try:
+            fields = (
+                Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            )
+        except OSError:  # ended meanwhile
+            continue
+        ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def one(config: str, folder: Path) -> dict[str, tuple[float, float]]:
+    """(processor seconds, seconds) at each of LINES."""
+    command = [sys.executable, "-m", "tramontane", "train", config, f"run_dir={folder}"]
+    found: dict[str, tuple[float, float]] = {}
+    began = time.perf_counter()
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            for name, pattern in LINES.items():
+                if name not in found and re.search(pattern, line):
+                    found[name] = processor_seconds(process.pid), time.perf_counter() - began
+            if len(found) == len(LINES):
+                break
+        process.kill()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--config", default="configs/quickstart.yaml")
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        rounds = [one(args.config, Path(folder) / str(n)) for n in range(args.rounds)]
+    rows = {}
+    for name in LINES:
+        seen = [found[name] for found in rounds if name in found]
+        if not seen:
+            continue
+        processor, seconds = zip(*seen, strict=True)
+        rows[name] = {"processor": spread(processor, 2), "seconds": spread(seconds, 2)}
+        print(
+            f"{name}: {median(processor):.2f} s of processor time ({min(processor):.2f}–"
+            f"{max(processor):.2f}), {median(seconds):.2f} s on the clock"
+        )
+    most = rows["header"]["processor"]["highest"]
+    promise = Promise(f"header within {AIM:g} s of processor time", f"{most} s", most <= AIM)
+    finish(__file__, {"lines": rows} | machine(), [promise])
+
+
+if __name__ == "__main__":
+    main()
