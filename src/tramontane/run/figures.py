@@ -14,10 +14,11 @@ Metrics: TypeAlias = Mapping[str, Any]
 FAILURES_SHOWN = 3  # kinds of failures named at the end of a run
 MESSAGE_CHARACTERS = 600  # of each message of a sample on plain lines
 BLOCKS = "▁▂▃▄▅▆▇█"
-_MEASURES: list[tuple[str, str, Callable[[float], str]]] = [
-    ("format", "format_rate", lambda x: f"{x:.3f}"),
-    ("language", "language_rate", lambda x: f"{x:.3f}"),
-    ("thinking tokens", "mean_thinking_tokens", lambda x: f"{x:.1f}"),
+# What is measured beside pass@1: name, key in the summary, and how it is written.
+MEASURES: list[tuple[str, str, Callable[[float], str]]] = [
+    ("format", "format_rate", "{:.3f}".format),
+    ("language", "language_rate", "{:.3f}".format),
+    ("thinking tokens", "mean_thinking_tokens", "{:.1f}".format),
 ]
 
 
@@ -64,7 +65,7 @@ def before_after(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     first, last = summary.get("sft") or summary.get("base") or {}, summary.get("rl") or {}
     for name in (first | last).keys() - {"pass_at_1", "format_rate"}:  # further sets of problems
         rows.append(_estimates(f"pass@1, {name}", first.get(name), last.get(name)))
-    measures = [(name, summary.get(key) or {}, show) for name, key, show in _MEASURES]
+    measures = [(name, summary.get(key) or {}, show) for name, key, show in MEASURES]
     results = summary.get("evaluation") or {}
     levels = {when: result.get("by_effort") or {} for when, result in results.items()}
     for level in dict.fromkeys(name for found in levels.values() for name in found):

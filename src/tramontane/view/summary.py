@@ -13,7 +13,7 @@ import yaml
 from tramontane.errors import reading
 from tramontane.journals import read_log
 from tramontane.run import rollouts
-from tramontane.run.figures import clock, facts
+from tramontane.run.figures import MEASURES, clock, facts
 from tramontane.run.folder import RunFolder
 from tramontane.types import ThinkingTags
 from tramontane.verifier.format import split_response
@@ -117,17 +117,11 @@ def _measured(measure: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
 
 def _tiles(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     tiles = []
-    for title, key, form in [
-        ("Format", "format_rate", "{:.3f}"),
-        ("Language", "language_rate", "{:.3f}"),
-        ("Thinking tokens", "mean_thinking_tokens", "{:.1f}"),
-    ]:
+    for name, key, show in MEASURES:
         measure = figures.get(key) or {}
-        values = {
-            when: "–" if measure.get(when) is None else form.format(measure[when]) for when in _ENDS
-        }
+        values = {when: "–" if measure.get(when) is None else show(measure[when]) for when in _ENDS}
         if measure:
-            tiles.append({"title": title, **values})
+            tiles.append({"title": name.capitalize(), **values})
     return tiles
 
 

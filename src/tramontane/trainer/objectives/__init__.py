@@ -1,7 +1,8 @@
 """Objectives by name: `trainer.objective.name: magistral` is `objectives/magistral.py`.
 
 An objective is a module with the two functions of `Objective`, and options, which also declare what
-it needs. `docs/objectives.md` shows how to write one.
+it needs: those of the built-in ones are in `config/objectives.py`. `docs/your-objective.md` shows
+how to write one.
 """
 
 from __future__ import annotations
