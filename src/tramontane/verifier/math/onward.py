@@ -19,15 +19,15 @@ _BOUNDED = [
         r"BOUND\s*[,;]\s*SET",
         r"SET\s*[,;]\s*BOUND",
         r"(?:\\text\s*\{\s*)?(?:all )?(?P<set>integer)s?(?:\s*\})?\s*BOUND",
-        r"(?P<set>)BOUND",
+        r"(?P<set>)(?=[i-n]\b)BOUND",
     )
 ]
 
 
 def same_integers(gold: str, pred: str) -> bool | None:
     """Compare two sets of integers from a first one on; None unless one is listed with dots, or
-    both say that they are integers. A bare bound, `n >= 3`, is one of integers where the other side
-    is."""
+    both say that they are integers. A bare bound of a letter that stands for integers, `n >= 3`, is
+    one of integers where the other side is."""
     if not any(mark in gold + pred for mark in ("\\ldots", "\\mathbb", "integer")):
         return None
     g, p = _read(gold), _read(pred)
