@@ -37,9 +37,12 @@ CONTROL = re.compile(
     r"<\|[^|<>\s]+(?: [^|<>\s]+)*\|>|<\|[a-z_]+>|<[a-z_]+\|>|<\|\"\|>|<｜[^｜<>]+｜>"
     r"|\[/?[A-Z_]{3,}\]|[\[\]]\w?~!?\w?[\[\]]|\]<\][^<>\[\]\s]+\[>\["
     r"|</?s>|<[be]os>|<(?:start_of|end_of|beginning_of)_\w+>|<SPECIAL_\d+>|<image>|<sep>|</?seed:\w+>"
-    r"|</?(?:assistant|(?:mm:)?think|tool_call|tool_response|arg_key|arg_value)>|〈\|EOS\|〉"
+    r"|</?(?:assistant|(?:mm:)?think|tool_calls?|tool_sep|tool_response|arg_key|arg_value)(?::\w+)?>"
+    r"|〈\|EOS\|〉"
 )
-ADDED = re.compile(r"</?(?:(?:mm:)?think|tool_call|tool_response|arg_key|arg_value)>")
+ADDED = re.compile(
+    r"</?(?:(?:mm:)?think|tool_calls?|tool_sep|tool_response|arg_key|arg_value)(?::\w+)?>"
+)
 BEGINS = ("<|begin_of_text|>", "<bos>", "<s>", "<｜begin▁of▁sentence｜>", "<BOS_TOKEN>")
 MISTRAL_VERSIONS = ("v3", "v7", "v11", "v13", "v15")
 MISTRAL = (
@@ -68,6 +71,10 @@ def tokenizer_for(template: str, folder: Path) -> PreTrainedTokenizerBase:
     tokens = [*dict.fromkeys(CONTROL.findall(template))]
     bos = next((token for token in BEGINS if token in template), "<|bos|>")
     tokenizer = _byte_level(template, tokens, bos, "<|endoftext|>")
+    if "'.format(" in template:  # of control tokens
+        chat = _written(tokenizer, [{"role": "user", "content": "?"}])
+        tokens += {*CONTROL.findall(chat)} - {*tokens}
+        tokenizer = _byte_level(template, tokens, bos, "<|endoftext|>")
     text = _behind(tokenizer, [])
     ends = [token for token in CONTROL.findall(text) if token in tokens]
     if ends and tokenizer.eos_token not in text:  # or the template writes it
@@ -85,9 +92,13 @@ def tokenizer_for(template: str, folder: Path) -> PreTrainedTokenizerBase:
 
 def _behind(tokenizer: PreTrainedTokenizerBase, after: list[dict[str, str]]) -> str:
     """What a template writes behind a message of the model; empty if it refuses the chat."""
+    return _written(tokenizer, after).rpartition("zq0qz")[2]
+
+
+def _written(tokenizer: PreTrainedTokenizerBase, after: list[dict[str, str]]) -> str:
     chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "zq0qz"}, *after]
     try:
-        return str(tokenizer.apply_chat_template(chat, tokenize=False)).rpartition("zq0qz")[2]
+        return str(tokenizer.apply_chat_template(chat, tokenize=False))
     except Exception:  # a template may raise anything
         return ""
 

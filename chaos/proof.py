@@ -99,7 +99,8 @@ def _tokens(rows: list[Row], sizes: Row) -> list[Promise]:
         ids, eos = row["token_ids"], tokenizer.eos_token_id
         if not row["turns"]:
             return str(tokenizer.decode(ids, skip_special_tokens=True))
-        parts = [ids[turn["start"] : turn["end"]] for turn in row["turns"]]
+        sequences = [*(each["token_ids"] for each in row["earlier"]), ids]
+        parts = [sequences[t["sequence"]][t["start"] : t["end"]] for t in row["turns"]]
         parts = [part[:-1] if part[-1] == eos else part for part in parts]
         return "\n\n".join(map(tokenizer.decode, parts))
 

@@ -8,6 +8,8 @@ from argparse import Namespace
 
 from chaos.__main__ import config, killed
 from chaos.processes import workers
+from chaos.proof import _tokens
+from tramontane.models.loading import load_tokenizer
 
 
 def test_another_process_with_a_dead_workers_number_is_no_worker(tmp_path):
@@ -34,3 +36,17 @@ def test_conversations_are_replayed_for_some_seeds_and_environments_must_be_kill
     assert killed(killer, 3, run, False).kept and not killed(killer, 3, run, True).kept
     kills.append({"worker": "environment 1", "signal": "SIGKILL"})
     assert killed(killer, 3, run, True).kept
+
+
+def test_turns_of_earlier_sequences_are_whole():
+    tokenizer = load_tokenizer("tiny")
+    eos = tokenizer.eos_token_id
+    texts = ["one", "two"]
+    ids = [[*tokenizer.encode(text, add_special_tokens=False), eos] for text in texts]
+    turns = [{"sequence": n, "start": 0, "end": len(each)} for n, each in enumerate(ids)]
+    size = len(ids[1])
+    row = {"update": 1, "filtered": None, "text": "\n\n".join(texts), "turns": turns}
+    row |= {"token_ids": ids[1], "versions": [0] * size, "logprobs": [0.0] * size}
+    row["earlier"] = [{"token_ids": ids[0]}]
+    promises = _tokens([row], {"l_max": 100, "max_staleness": 2})
+    assert [promise.kept for promise in promises] == [True] * 3

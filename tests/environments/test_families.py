@@ -10,10 +10,11 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import wire
 from tramontane.environments.calls import Parser
 from tramontane.environments.chat import Chat, ChatFormat
-from tramontane.environments.families import COLUMNS, TOOL, Family
+from tramontane.environments.families import COLUMNS, TOOL, Case, Family
 from tramontane.environments.recorded import Conversation, ConversationEncoder
 from tramontane.errors import InputError
 
+CALL = {"id": "call00000", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
 ASKED = {"role": "user", "content": "What is 1 + 2?"}
 _USER = "{% for m in messages %}{% if m.role == 'user' %}<|user|>{{ m.content }}{% endif %}"
 _END = "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -99,6 +100,49 @@ DOUBLED = AS_JSON.replace("{{ m.content }}{% for", "{% for", 1).replace(
     "{% endfor %}{% if m.tool_calls %}<|end|><|assistant|>{% endif %}{{ m.content }}<|end|>",
     1,
 )
+# Arguments in tags: with attributes, with names of their own and tags within tags, around both.
+_TAGGED = (
+    "{{ tools | tojson if tools else '' }}{% for m in messages %}<|im_start|>"
+    "{% if m.role == 'assistant' %}assistant\n{{ m.content }}{% if m.tool_calls %}"
+    + "SECTION{% for c in m.tool_calls %}CALL{% endfor %}OVER{% endif %}<|im_end|>\n"
+    + _TOLD
+    + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_ITEMS = "{% for k, v in c.function.arguments.items() %}ITEM{% endfor %}"
+_TEXT = "{{ v if v is string else v | tojson }}"
+ATTRIBUTES = (
+    _TAGGED.replace("SECTION", "<tools>")
+    .replace("OVER", "</tools>")
+    .replace(
+        "CALL",
+        '<call tool="{{ c.function.name }}" number="{{ loop.index }}">'
+        + _ITEMS.replace(
+            "ITEM",
+            "<arg key=\"{{ k }}\" type=\"{{ 'text' if v is string else 'json' }}\">"
+            + _TEXT
+            + "</arg>",
+        )
+        + "</call>",
+    )
+)
+NESTED = (
+    "{% macro nest(v) %}{% if v is mapping %}{% for k, each in v.items() %}"
+    "{% if each is not none %}<{{ k }}>{{ nest(each) }}</{{ k }}>{% endif %}{% endfor %}"
+    "{% elif v is string or v is not iterable %}" + _TEXT + "{% else %}{% for each in v %}"
+    "<li>{{ nest(each) }}</li>{% endfor %}{% endif %}{% endmacro %}"
+) + _TAGGED.replace("SECTION", "<calls>").replace("OVER", "\n</calls>").replace(
+    "CALL", '\n<do name="{{ c.function.name }}">{{ nest(c.function.arguments) }}</do>'
+)
+PAIRED = (
+    _TAGGED.replace("SECTION", "<run:a>\n")
+    .replace("OVER", "</run:a>")
+    .replace(
+        "CALL",
+        "<one:a>{{ c.function.name }}<of:a>\n"
+        + _ITEMS.replace("ITEM", "<k:a>{{ k }}</k:a>\n<v:a>" + _TEXT + "</v:a>\n")
+        + "</one:a>\n",
+    )
+)
 _TURNS = ("<|user|>", "<|assistant|>", "<|observation|>", "<|end|>")
 OWN = {
     "unended": (UNENDED, (*_TURNS, "<|endoftext|>"), ("<tool_call>", "</tool_call>"), None),
@@ -120,6 +164,9 @@ OWN = {
         _THINK,
         "<|im_end|>",
     ),
+    "attributes": (ATTRIBUTES, _CHATML, _THINK, "<|im_end|>"),
+    "nested": (NESTED, _CHATML, _THINK, "<|im_end|>"),
+    "paired": (PAIRED, _CHATML, _THINK, "<|im_end|>"),
 }
 
 
@@ -162,6 +209,48 @@ def test_calls_between_texts_of_its_own_are_learned_from_the_template():
     assert {cell.state for cell in family.row().values()} == {"ok"}
     broken = family.parser.parse("<call>function<｜tool▁sep｜>add\n```json\n{", [TOOL])
     assert [call.name for call in broken.calls] == [""]
+
+
+@pytest.mark.parametrize("name", ["attributes", "nested", "paired"])
+@pytest.mark.parametrize(
+    "held", ["a < b", "</arg>", "</v:a>", "</text>", "</do>", "<call", "<li>", "a\n\nb", ""]
+)
+def test_texts_in_tags_of_a_template_may_hold_tags(name, held):
+    family = Family(encoder_of(name))
+    case = Case("held", calls=({"a": 1, "text": held}, {"a": 2, "b": 3}))
+    read = family.parser.parse(family.sampled(case).removesuffix("<|im_end|>"), [TOOL])
+    assert [call.arguments for call in read.calls] == list(case.calls) and not read.content
+
+
+@pytest.mark.parametrize("name", ["attributes", "nested", "paired"])
+def test_calls_in_tags_that_are_cut_or_broken_leave_the_others(name):
+    family = Family(encoder_of(name))
+    text = family.sampled(Case("two", "Hm.", calls=({"a": 1, "b": 2}, {"a": 3, "b": 4})))
+    for size in range(text.index("add") + 3, len(text)):
+        read = family.parser.parse(text[:size], [TOOL])
+        assert read.content.startswith("Hm.") and len(read.calls) <= 2
+        assert all(
+            call.arguments in ({"a": 1, "b": 2}, {"a": 3, "b": 4})
+            for call in read.calls
+            if call.name and len(call.arguments) == 2
+        )
+    broken = family.parser.parse(text.replace("add", "add add", 1), [TOOL]).calls
+    assert [(call.name, call.arguments) for call in broken if call.name] == [
+        ("add", {"a": 3, "b": 4})
+    ]
+
+
+def test_a_text_and_calls_are_one_content_where_the_template_drops_the_calls():
+    tokenizer = build_tokenizer(*OWN["attributes"])
+    tokenizer.chat_template = ATTRIBUTES.replace(
+        "{% if m.tool_calls", "{% if not m.content and m.tool_calls"
+    )
+    encoder = PromptEncoder(tokenizer)
+    assert Family(encoder).row()["history"].state == "ok"
+    said = {"role": "assistant", "content": "Let me add.", "tool_calls": [CALL]}
+    made = ConversationEncoder(encoder, lambda _, text: text)
+    with pytest.raises(InputError, match="does not write a message's call of add"):
+        list(made.examples(Conversation.of([ASKED, said], [TOOL], "row 1"), "row 1"))
 
 
 def test_calls_in_a_form_that_is_not_read_are_refused():

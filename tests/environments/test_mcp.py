@@ -22,6 +22,7 @@ from tramontane.errors import InputError
 from tramontane.types import Problem, ToolCall
 
 SERVER = f"{sys.executable} {Path(__file__).with_name('mcp_server.py')}"
+ODD = SERVER.replace("mcp_server", "odd_mcp_server")
 WAIT = 30.0  # for a server
 
 
@@ -143,9 +144,32 @@ def test_a_call_that_hangs_is_given_up_and_its_server_ended(tmp_path, monkeypatc
     assert not os.path.exists(f"/proc/{pids[-1]}")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "arguments", "said"),
+    [
+        ("any", {"x": "5"}, '{"x": "5"}'),
+        ("open", {"y": [1]}, '{"y": [1]}'),
+        ("silent", {}, "error: (the server withholds why)"),
+    ],
+)
+def test_what_a_server_leaves_open_is_passed_on(kind, arguments, said):
+    assert answers(f"{ODD} {kind}", [("echo", arguments)])[0][0] == [said]
+
+
+@pytest.mark.slow
+def test_an_answer_that_is_no_result_is_a_failure():
+    with pytest.raises(EnvironmentFailed, match="echo: RuntimeError: the server's answer is not"):
+        answers(f"{ODD} broken", [("echo", {})])
+
+
 @pytest.mark.parametrize(
     ("path", "said"),
     [
+        (f"{ODD} type", "'echo': properties.x.type: 'int' is not valid"),
+        (f"{ODD} pattern", r"'echo': properties.x.pattern: '\(' is not a 'regex'"),
+        (f"{ODD} null", "'echo': properties: None is not of type 'object'"),
+        (f"{ODD} twice", "two tools named 'echo'"),
         ("no-such-command --x", "No such file or directory: 'no-such-command'"),
         (f"{SERVER} --broken", "it wrote: no configuration"),
         ("http://127.0.0.1:9/mcp", "does not answer"),

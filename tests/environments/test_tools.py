@@ -7,9 +7,12 @@ import functools
 import json
 import time
 import types
+from collections import deque
 from collections.abc import Callable
 from decimal import Decimal
 from enum import Enum, IntEnum
+from fractions import Fraction
+from ipaddress import ip_address
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, NamedTuple, Optional, TypedDict
 from uuid import UUID
@@ -210,6 +213,9 @@ class Point:
         ({"a": Decimal("1.5"), "b": Color.RED}, '{"a": 1.5, "b": "red"}'),
         ([UUID(int=1), PurePosixPath("a")], '["00000000-0000-0000-0000-000000000001", "a"]'),
         (datetime.timedelta(days=2), '"P2D"'),
+        ([np.timedelta64(5, "s"), np.array([5], "m8[s]")], '["5 seconds", ["5 seconds"]]'),
+        ([range(2), deque([1]), {"a": 1}.values()], "[[0, 1], [1], [1]]"),
+        ([Fraction(1, 3), ip_address("::1")], '["1/3", "::1"]'),
         (Point(np.int64(1), datetime.date(2026, 1, 2)), '{"x": 1, "when": "2026-01-02"}'),
     ],
 )
@@ -358,6 +364,10 @@ class Leaf:
     children: list["Leaf"] = dataclasses.field(default_factory=list)
 
 
+class Nullable(pydantic.BaseModel, extra="forbid"):
+    nullable: bool
+
+
 class Order(pydantic.BaseModel):
     price: Decimal
     when: datetime.date | None = None
@@ -373,6 +383,11 @@ CONVERTED = [
     (tuple, [1], "(1,)"),
     (set[int], ["2"], "{2}"),
     (dict[int, float], {"1": "2"}, "{1: 2.0}"),
+    (dict[Level, int], {"1": "2"}, "{<Level.LOW: 1>: 2}"),
+    (dict[Color, Options], {"red": {"a": 1}}, "{<Color.RED: 'red'>: {'a': 1}}"),
+    (list[int] | dict[str, int], {"a": "1"}, "{'a': 1}"),
+    (list[Pair] | dict[str, int] | None, {"a": "1"}, "{'a': 1}"),
+    (Nullable, {"nullable": "true"}, "Nullable(nullable=True)"),
     (list[tuple[int, Color]], [["1", "red"]], "[(1, <Color.RED: 'red'>)]"),
     (Options, {"a": "1"}, "{'a': 1}"),
     (list[Options], [{"a": 1, "b": ["x"]}], "[{'a': 1, 'b': ['x']}]"),
@@ -598,6 +613,21 @@ def test_arguments_follow_references_and_alternatives_of_their_schema():
     assert call.arguments["basket"]["first"] == [1, True]
     assert call.arguments["basket"]["by_name"] == {"a": {"count": 3}}
     assert call.arguments["basket"]["other"] == {"count": 4}
+
+
+def test_what_is_written_as_text_is_a_number_where_both_are_allowed():
+    either = {
+        "type": ["integer", "string", "array", "null"],
+        "items": {"type": ["number", "string"]},
+    }
+    given = {"a": "7", "b": "x", "c": "null", "d": "[1, 2]", "e": ["1.5", "y"]}
+    parameters = {"type": "object", "properties": dict.fromkeys(given, either)}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    as_text, quoted = ToolCall("f", dict(given), ""), ToolCall("f", dict(given), "")
+    typed([as_text], [tool], as_text=True)
+    typed([quoted], [tool], as_text=False)
+    assert [*as_text.arguments.values()] == [7, "x", None, [1, 2], [1.5, "y"]]
+    assert quoted.arguments == given
 
 
 def test_a_schema_that_refers_to_itself_or_to_nothing_is_read():

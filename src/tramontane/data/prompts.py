@@ -59,13 +59,14 @@ To call one, write its name and arguments as JSON:
 """
 
 # Pairs that are tokens of published models, the paper's first: DeepSeek-R1, Qwen3 and many others;
-# Magistral 1.2; Command A Reasoning; Seed-OSS; Kimi-VL; OpenThinker.
+# Magistral 1.2; Command A Reasoning; Seed-OSS; MiniMax-M3; Hy3; Kimi-VL; OpenThinker.
 KNOWN_TAGS = (
     PAPER_TAGS,
     ThinkingTags("[THINK]", "[/THINK]"),
     ThinkingTags("<|START_THINKING|>", "<|END_THINKING|>"),
     ThinkingTags("<seed:think>", "</seed:think>"),
     ThinkingTags("<mm:think>", "</mm:think>"),
+    ThinkingTags("<think:opensource>", "</think:opensource>"),
     ThinkingTags("◁think▷", "◁/think▷"),
     ThinkingTags("<|begin_of_thought|>", "<|end_of_thought|>"),
 )

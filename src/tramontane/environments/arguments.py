@@ -20,7 +20,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "null": (type(None),),
 }
 _ALTERNATIVES = ("anyOf", "oneOf", "allOf")
-_SUBSCHEMAS = (*_ALTERNATIVES, "items", "prefixItems", "additionalProperties", "not")
+_DATA = ("const", "default", "enum", "examples")  # values, not schemas
+BY_NAME = ("properties", "patternProperties", "dependentSchemas")  # schemas by name
 
 
 def typed(calls: Sequence[ToolCall], tools: Sequence[Tool], *, as_text: bool) -> None:
@@ -35,7 +36,7 @@ def typed(calls: Sequence[ToolCall], tools: Sequence[Tool], *, as_text: bool) ->
     for call in calls:
         schemas = inlined(known.get(call.name) or {}).get("properties") or {}
         for name, value in call.arguments.items():
-            call.arguments[name] = coerced(value, schemas.get(name) or {}, as_text=as_text)
+            call.arguments[name] = coerced(value, _schema(schemas.get(name)), as_text=as_text)
 
 
 def coerced(value: Any, schema: Mapping[str, Any], *, as_text: bool = False) -> Any:
@@ -45,18 +46,19 @@ def coerced(value: Any, schema: Mapping[str, Any], *, as_text: bool = False) -> 
     Args:
         value: from JSON.
         schema: JSON Schema; only its types are read.
-        as_text: True if null, too, was written as text.
+        as_text: True if everything was written as text: where a text is among several types, what
+            reads as another of them is that (as vLLM's and sglang's parsers do).
     """
     kinds = kinds_of(schema)
     if isinstance(value, float) and "integer" in kinds and "number" not in kinds:
         return int(value) if value.is_integer() else value
     if isinstance(value, list | dict):
-        return _coerced_parts(value, _part_for(value, schema))
+        return _coerced_parts(value, _part_for(value, schema), as_text)
     if not isinstance(value, str) or not kinds:
         return value
     if "string" in kinds:
-        absent = as_text and "null" in kinds and value.strip() in ("null", "None")
-        return None if absent else value
+        read = _read(value.strip()) if as_text and len(kinds) > 1 else value
+        return read if not isinstance(read, str) and _is_one_of(read, kinds) else value
     read = _read(value.strip().lower() if "boolean" in kinds else value.strip())
     if isinstance(read, str) or not _is_one_of(read, kinds):
         whole = isinstance(read, float) and read.is_integer() and "integer" in kinds
@@ -64,14 +66,16 @@ def coerced(value: Any, schema: Mapping[str, Any], *, as_text: bool = False) -> 
     return coerced(read, schema)
 
 
-def _coerced_parts(value: Any, schema: Mapping[str, Any]) -> Any:
+def _coerced_parts(value: Any, schema: Mapping[str, Any], as_text: bool) -> Any:
     """A list or an object whose parts have the types that a schema asks for."""
     if isinstance(value, list):
         first, rest = schema.get("prefixItems") or (), schema.get("items")
         wanted = [*first, *[rest] * (len(value) - len(first))]
-        return [coerced(item, _schema(part)) for item, part in zip(value, wanted, strict=False)]
+        pairs = zip(value, wanted, strict=False)
+        return [coerced(item, _schema(part), as_text=as_text) for item, part in pairs]
     fields, others = _schema(schema.get("properties")), schema.get("additionalProperties")
-    return {key: coerced(item, _schema(fields.get(key, others))) for key, item in value.items()}
+    parts = {key: _schema(fields.get(key, others)) for key in value}
+    return {key: coerced(value[key], part, as_text=as_text) for key, part in parts.items()}
 
 
 def _schema(part: Any) -> Mapping[str, Any]:
@@ -83,14 +87,15 @@ def _part_for(value: Any, schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """The alternative of a schema that a list or an object is meant for: the first of its type
     whose properties it has."""
     kind = "array" if isinstance(value, list) else "object"
-    if schema.get("type") == kind:
+    own = schema.get("type")
+    if own == kind or (isinstance(own, list) and kind in own):
         return schema
     parts = [_schema(part) for key in _ALTERNATIVES for part in schema.get(key) or ()]
     fitting = [part for part in (_part_for(value, part) for part in parts) if part]
     named = (
         p for p in fitting if isinstance(value, dict) and {*value} <= {*p.get("properties", ())}
     )
-    return next(named, fitting[0] if fitting else schema)
+    return next(named, fitting[0] if fitting else {} if own else schema)
 
 
 def inlined(schema: Any, root: Any = None, within: tuple[str, ...] = ()) -> Any:
@@ -113,12 +118,10 @@ def inlined(schema: Any, root: Any = None, within: tuple[str, ...] = ()) -> Any:
         return inlined(found or {}, root, (*within, reference)) | inlined(rest, root, within)
     whole = {}
     for key, part in schema.items():
-        if key in ("properties", "patternProperties") and isinstance(part, dict):
+        if key in BY_NAME and isinstance(part, dict):
             whole[key] = {name: inlined(each, root, within) for name, each in part.items()}
-        elif key in _SUBSCHEMAS:
-            whole[key] = inlined(part, root, within)
         elif key not in ("$defs", "definitions", "title"):
-            whole[key] = part
+            whole[key] = part if key in _DATA else inlined(part, root, within)
     return whole
 
 

@@ -9,7 +9,7 @@ A tokenizer's own `response_template` comes first (`Parser`); the forms below ar
 - `mistral`: `[TOOL_CALLS][{"name": …, "arguments": {…}}]`, since v11 `[TOOL_CALLS]NAME[ARGS]{…}`
 - `code`: the last fenced block, for the tool `python`
 - those of `forms`, by families with tokens of their own
-- `learned`: as the chat template writes them, around a name and arguments in JSON
+- `learned`: as the chat template writes them, around a name and arguments in JSON or in tags
 
 A text that looks like a call but cannot be read becomes a call without a name; its answer says why.
 Thoughts contain no calls. No text makes the parser fail.
@@ -23,8 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from tramontane.config import Config
-from tramontane.data.prompts import PromptEncoder, Tool, opened_by
+from tramontane.data.prompts import Tool, opened_by
 from tramontane.environments.arguments import typed
 from tramontane.environments.forms import (
     MAX_CALLS,
@@ -46,6 +45,7 @@ from tramontane.environments.learned import (
     special_tokens,
 )
 from tramontane.environments.learned import Form as Learned
+from tramontane.environments.tagged import Tags
 from tramontane.errors import InputError
 from tramontane.types import ThinkingTags, ToolCall
 from tramontane.verifier.format import fences
@@ -144,12 +144,14 @@ class Parser:
             self._start = _before_response(tokenizer, tags)
         self._around = found = around_answer(tokenizer, tags)
         self.headers = (found.opening, found.between + found.head, found.tail)
-        self._learned: Learned | None = None
+        self._learned: Learned | Tags | None = None
         self.unread = ""
         own = own_calls(tokenizer, bool(self._around.head)) if form == "auto" else []
         if own and not self._reads(own[0]):
             self._learned = Learned.of(own)
-            self.unread = "" if self._learned and self._reads(own[0]) else own[0]
+            if not self._learned or not self._reads(own[0]):
+                self._learned = Tags.of(tokenizer)
+            self.unread = "" if self._learned else own[0]
             if self._learned and self.form != "template":
                 self.form = "learned"
 
@@ -179,7 +181,8 @@ class Parser:
         message = self._by_form(text, tools)
         if self.form == "template":
             message = self._by_template(text, tools, prefix, message)
-        typed(message.calls, tools, as_text=self._own in _AS_TEXT)
+        as_text = self._own in _AS_TEXT or isinstance(self._learned, Tags)
+        typed(message.calls, tools, as_text=as_text)
         return message
 
     def _by_form(self, text: str, tools: Sequence[Tool]) -> Parsed:
@@ -242,12 +245,6 @@ class Parser:
         if failed or first is None:
             raise failed or ValueError("nothing to read")
         return first, []
-
-
-def check_calls(config: Config, encoder: PromptEncoder, tools: Sequence[Tool]) -> None:
-    """Raise an InputError before a run whose tools' calls cannot be read."""
-    if tools and config.conversation.tokens == "template":
-        Parser(encoder.tokenizer, config.conversation.calls, encoder.tags).check(tools)
 
 
 def _before_response(tokenizer: PreTrainedTokenizerBase, tags: ThinkingTags) -> str:

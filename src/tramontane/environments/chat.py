@@ -87,6 +87,19 @@ class ChatFormat:
         return self._taken_calls is not None
 
     @cached_property
+    def _calls_beside_text(self) -> bool:
+        if self._taken_calls is None:
+            return False
+        said = self._taken_calls.message("zq9qz", [(NAME, {"x": ARGUMENT})], [call_id(0, 0)])
+        text = self._tried([ASKED, said])
+        return ARGUMENT in text or "zq9qz" not in text
+
+    def writes_calls(self, content: str) -> bool:
+        """True if the template writes `tool_calls` in a message with this content; otherwise calls
+        are part of it."""
+        return self._calls_beside_text if content else self.reads_calls
+
+    @cached_property
     def one_call(self) -> bool:
         """True if the template writes one call a message."""
         taken = self._taken_calls

@@ -169,12 +169,13 @@ class Family:
         form, said, answers = self.form, case.said(), case.answers()
         calls = [call["function"] for call in said.pop("tool_calls", ())]
         thoughts = said.pop("reasoning_content", "")
-        if calls and not form.reads_calls:
+        reads_calls = form.writes_calls(case.content)
+        if calls and not reads_calls:
             text = written(form.calls_form, calls)
             said["content"] = "\n".join(filter(None, [case.content, text]))
         if thoughts and not (form.reads_thoughts or form.drops_thoughts) and tuned:
             said["content"] = self.encoder.tags.around(thoughts) + said["content"]
-        if calls and form.reads_calls:
+        if calls and reads_calls:
             made = [(call["name"], call["arguments"]) for call in calls]
             if form.one_call and len(made) > 1:  # one after another, each with its answer
                 pairs = zip(made, answers, strict=True)
@@ -387,7 +388,11 @@ class Family:
 def misread(case: Case, message: Parsed, text: str) -> Note:
     """What is wrong with a message that was read in the text of a case."""
     found = [(call.name, call.arguments) for call in message.calls]
-    if found != [("add", arguments) for arguments in case.calls]:
+    wanted = [
+        ("add", {k: v for k, v in each.items() if v is not None or k in text})  # or it is omitted
+        for each in case.calls
+    ]
+    if found != wanted:
         return "wrong", f"reads {[call.answer or call.arguments for call in message.calls]}"
     if case.content and case.content in message.thoughts:
         return "ok", "its text is written as thoughts"

@@ -28,10 +28,11 @@ PROBE: Tool = {
     "type": "function",
     "function": {"name": NAME, "description": "x", "parameters": _SCHEMA},
 }
-_SAID = "zq9qz"
+SAID = "zq9qz"
 _ARGUMENTS = re.compile(rf'"?\{{\s*\\?"x\\?"\s*:\s*\\?"{ARGUMENT}\\?"\s*\}}"?')  # or JSON in a text
-_TOKEN = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|\w+=\w+")  # of a family, or a header's field
-_NAME = re.compile(r"[\w.-]+")
+TOKEN = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|\w+=\w+")  # of a family, or a header's field
+NAMED = r"[\w.-]+"  # the name of a tool
+_NAME = re.compile(NAMED)
 
 
 def shared(one: str, other: str) -> int:
@@ -97,9 +98,7 @@ def taken_by(render: Callable[[list[Message]], str], special: Collection[str]) -
     return min(found, key=lambda each: each[0])[1] if found else None
 
 
-def _rendered(
-    tokenizer: PreTrainedTokenizerBase, chat: list[Message], prompts: bool = False
-) -> str:
+def rendered(tokenizer: PreTrainedTokenizerBase, chat: list[Message], prompts: bool = False) -> str:
     """A chat as the template writes it; empty if it refuses it."""
     try:
         text = tokenizer.apply_chat_template(
@@ -141,19 +140,19 @@ def around_answer(tokenizer: PreTrainedTokenizerBase, tags: ThinkingTags) -> Aro
     """What the chat template writes around an answer, without thoughts in `tags`."""
 
     def behind(**more: str) -> str:
-        said = cast(Message, {"role": "assistant", "content": _SAID, **more})
-        text = _rendered(tokenizer, [ASKED, said])
+        said = cast(Message, {"role": "assistant", "content": SAID, **more})
+        text = rendered(tokenizer, [ASKED, said])
         return text[len(prompt) :] if text.startswith(prompt) else ""
 
-    prompt = _rendered(tokenizer, [ASKED], prompts=True) if tokenizer.chat_template else ""
+    prompt = rendered(tokenizer, [ASKED], prompts=True) if tokenizer.chat_template else ""
     text, thought = behind(), behind(reasoning_content=NAME)
-    if not prompt or text.count(_SAID) != 1:
+    if not prompt or text.count(SAID) != 1:
         return Around()
-    head, tail = text.split(_SAID)
+    head, tail = text.split(SAID)
     tail = without_end(tail, special_tokens(tokenizer)).strip()
     if tags.closing in head:
         return Around(head.rpartition(tags.closing)[2].lstrip(), tail)
-    opening, found, rest = thought.partition(_SAID)[0].partition(NAME)
+    opening, found, rest = thought.partition(SAID)[0].partition(NAME)
     thinks = bool(found and head.strip() and rest.endswith(head)) and tags.closing not in rest
     if not thinks:
         return Around(head.lstrip(), tail)
@@ -163,17 +162,17 @@ def around_answer(tokenizer: PreTrainedTokenizerBase, tags: ThinkingTags) -> Aro
 def own_calls(tokenizer: PreTrainedTokenizerBase, headed: bool = False) -> list[str]:
     """A message with one call, and one with two, as the chat template writes them behind a prompt;
     none if it writes no calls. `headed`: messages have headers, which are parts of the calls."""
-    render = partial(_rendered, tokenizer)
+    render = partial(rendered, tokenizer)
     special = special_tokens(tokenizer)
     taken = taken_by(render, special) if tokenizer.chat_template else None
     if taken is None:
         return []
-    prompt = _rendered(tokenizer, [ASKED], prompts=True)
-    plain, bodies = render([ASKED, {"role": "assistant", "content": _SAID}]), []
-    ends = _TOKEN.findall(plain.partition(_SAID)[2]) or special
+    prompt = rendered(tokenizer, [ASKED], prompts=True)
+    plain, bodies = render([ASKED, {"role": "assistant", "content": SAID}]), []
+    ends = TOKEN.findall(plain.partition(SAID)[2]) or special
     for text in (render(taken.probe(1)), render(taken.probe(2))):
         start = shared(plain, text)
-        inside = (m for m in _TOKEN.finditer(text) if m.start() < start < m.end())
+        inside = (m for m in TOKEN.finditer(text) if m.start() < start < m.end())
         start = next((match.start() for match in inside), start)
         start = min(start, len(prompt)) if headed and text.startswith(prompt) else start
         last = max(text.rfind(ARGUMENT), text.rfind(NAME))
@@ -206,10 +205,10 @@ class Form(NamedTuple):
                 texts.append(behind[: behind.rfind(NAME)])
         following = texts[2] if len(texts) == 3 else None
         return cls(
-            re.compile(_loose(texts[0])),
-            re.compile(_loose(texts[1])),
-            re.compile("(?!)" if following is None else _loose(following)),
-            re.compile(_loose(bodies[0][first[0].end() :])),
+            re.compile(loose(texts[0])),
+            re.compile(loose(texts[1])),
+            re.compile("(?!)" if following is None else loose(following)),
+            re.compile(loose(bodies[0][first[0].end() :])),
         )
 
     def read(self, text: str) -> tuple[str, list[ToolCall]]:
@@ -235,7 +234,7 @@ class Form(NamedTuple):
         return content + text[at:], calls
 
 
-def _loose(text: str) -> str:
+def loose(text: str) -> str:
     """A pattern for a text with any white space, numbers and ids."""
     pattern = re.escape(text)
     pattern = re.sub(r"call\d{5}", r'(?P<id>[^"\\s<>|]*)', pattern, count=1)

@@ -25,11 +25,12 @@ from tramontane import loopback
 from tramontane.config import Config, DataConfig
 from tramontane.config.data import SCHEMES, checked_environment
 from tramontane.config.domains import import_path
-from tramontane.data.prompts import Tool, chat_of
+from tramontane.data.prompts import PromptEncoder, Tool, chat_of
 from tramontane.data.values import encoded
 from tramontane.environments.adapters import adapted
 from tramontane.environments.builtin import BUILT_IN
-from tramontane.environments.calls import Parsed
+from tramontane.environments.calls import Parsed, Parser
+from tramontane.environments.chat import ChatFormat
 from tramontane.environments.pictures import joined
 from tramontane.environments.running import EnvironmentFailed, Runner, blaming
 from tramontane.environments.tools import Toolset, methods, schema_of
@@ -194,6 +195,20 @@ def described(data: DataConfig) -> list[Tool]:
     return [schema_of(f) for f in _functions([load(path, "data.tools") for path in data.tools])]
 
 
+def checked_tools(config: Config, encoder: PromptEncoder) -> int:
+    """Check that a config's conversations can be written and read with a model's chat template;
+    returns the number of tokens that its tools add to a prompt.
+
+    Raises:
+        InputError: the end of a turn cannot be told, or calls cannot be read.
+    """
+    talk, tools = config.conversation, described(config.data)
+    if talk.tokens == "template" and (tools or config.data.environment is not None):
+        ChatFormat(encoder, talk.history).check_ends()
+        Parser(encoder.tokenizer, talk.calls, encoder.tags).check(tools)
+    return encoder.tokens_of(tools)
+
+
 def _checked(path: str, key: str = ROW) -> str:
     """A path that a row names, as the config's were checked when it was read."""
     try:
@@ -246,7 +261,7 @@ class Host:
         self._toolboxes: list[Any] = []
         self._environment: Any = None
         self._kind: Kind = "toolbox"
-        self.toolset = Toolset((), answer_bytes, data.images.limits)
+        self.toolset = Toolset((), answer_bytes)
 
     @property
     def tools(self) -> list[Tool]:

@@ -156,7 +156,7 @@ class ConversationEncoder:
         tags = self._encoder.tags
         calls = [function_of(call) for call in message.get("tool_calls") or ()]
         thoughts = next((message[key] for key in THOUGHTS if message.get(key)), None)
-        if calls and self._form.reads_calls:
+        if calls and self._form.writes_calls(made["content"]):
             given = [(call["name"], call["arguments"]) for call in calls]
             made = self._form.calling(made["content"], given, _ids_of(message))
         elif calls and self._by_text:
@@ -225,11 +225,10 @@ class ConversationEncoder:
             "content": message["content"] or "",
             "thoughts": message.get("reasoning_content") or "",
         }
-        parts |= {
-            f"call of {call['function']['name']}": call["function"]["name"]
-            for call in message.get("tool_calls", ())
-        }
         left = [part for part, wanted in parts.items() if not _holds(text, wanted)]
+        beside = text.replace((message["content"] or "").strip(), "", 1)
+        names = [call["function"]["name"] for call in message.get("tool_calls", ())]
+        left += [f"call of {name}" for name in names if name not in beside]
         if part := message.get("unwritten"):
             left.append(part)
         if left:

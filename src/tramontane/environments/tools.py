@@ -17,12 +17,15 @@ import inspect
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence, Set, ValuesView
 from dataclasses import fields, is_dataclass
 from datetime import date, timedelta
 from datetime import time as clock
 from enum import Enum
+from fractions import Fraction
 from functools import lru_cache, partial, partialmethod
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import PurePath
 from types import MethodType
 from typing import Any, NamedTuple
@@ -33,9 +36,10 @@ from jsonschema.exceptions import best_match
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
+from tramontane.config.images import ImagesConfig
 from tramontane.data.prompts import PLACE, Tool
 from tramontane.data.values import UnknownType, encoded, plain
-from tramontane.environments.arguments import coerced
+from tramontane.environments.arguments import BY_NAME, coerced
 from tramontane.environments.pictures import holds_images, joined
 from tramontane.environments.running import EnvironmentFailed, Runner, blaming, said
 from tramontane.environments.signatures import (
@@ -50,6 +54,8 @@ from tramontane.models.images import Limits
 from tramontane.types import ToolCall
 from tramontane.verifier.functions import MAX_ERROR, defined_at
 
+_LIMITS = ImagesConfig().limits
+_AS_TEXT = (UUID, PurePath, Fraction, IPv4Address, IPv6Address)  # of results
 MISUSE = (ValueError, TypeError, LookupError, ArithmeticError)
 _STARS = re.compile(r"(?<=\n)(\s+)\*{1,2}(?=\w+:)")  # of `*args: …` in a docstring
 # Methods of a toolbox or an environment that are not tools.
@@ -69,7 +75,7 @@ class Toolset:
     """
 
     def __init__(
-        self, tools: Sequence[Callable[..., Any]], answer_bytes: int, limits: Limits
+        self, tools: Sequence[Callable[..., Any]], answer_bytes: int, limits: Limits = _LIMITS
     ) -> None:
         self._answer_bytes, self._limits = answer_bytes, limits
         self._tools: dict[str, Callable[..., Any]] = {}
@@ -78,9 +84,12 @@ class Toolset:
             described = schema_of(tool)
             name = described["function"]["name"]
             if name in self._tools:
+                places = [
+                    getattr(each, "place", None) or defined_at(each)
+                    for each in (self._tools[name], tool)
+                ]
                 raise InputError(
-                    f"two tools are named {name!r}: {defined_at(self._tools[name])} and "
-                    f"{defined_at(tool)}; rename one"
+                    f"two tools are named {name!r}: {' and '.join(places)}; rename one"
                 )
             self._tools[name] = tool
             self.schemas.append(described)
@@ -169,16 +178,17 @@ def checked(tool: str, arguments: Mapping[str, Any], schema: Mapping[str, Any]) 
     Raises:
         Misuse: they do not fit.
     """
-    known = schema.get("properties", {})
-    if extra := [name for name in arguments if name not in known]:
+    known, others = schema.get("properties", {}), schema.get("additionalProperties", False)
+    if others is False and (extra := [name for name in arguments if name not in known]):
         takes = ", ".join(known) or "none"
         raise Misuse(f"{tool} has no argument {extra[0][:80]!r}; it takes: {takes}")
     if missing := [name for name in schema.get("required", ()) if name not in arguments]:
         raise Misuse(f"{tool} needs the argument {missing[0]!r}")
     values = {}
     for name, value in arguments.items():
-        values[name] = coerced(value, known[name])
-        validator = Draft202012Validator(_standard(known[name]))
+        part = known.get(name, others)
+        values[name] = coerced(value, part if isinstance(part, dict) else {})
+        validator = Draft202012Validator(_standard(part))
         if fault := best_match(validator.iter_errors(values[name])):
             raise Misuse(f"argument {name!r} of {tool}: {fault.message[:MAX_ERROR]}")
     return values
@@ -247,6 +257,7 @@ class Remote:
     def __init__(self, toolbox: Any, described: Described) -> None:
         self.__self__, self.described = toolbox, described
         self.__name__ = self.__qualname__ = str(described.tool["function"]["name"])
+        self.place = str(getattr(toolbox, "name", ""))
 
     async def __call__(self, **arguments: Any) -> Any:
         return await self.__self__.call(self.__name__, arguments)
@@ -312,12 +323,16 @@ def _described(same: _Same) -> Described:
 
 
 def _standard(schema: Any) -> Any:
-    """A schema in standard JSON Schema, which has no `nullable`."""
+    """A schema in standard JSON Schema, which has no `nullable`. Names in objects, which are texts,
+    are checked when they are converted."""
     if isinstance(schema, list):
         return [_standard(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    rest = {key: _standard(value) for key, value in schema.items() if key != "nullable"}
+    rest = {k: _standard(v) for k, v in schema.items() if k not in ("nullable", "propertyNames")}
+    for key in BY_NAME:
+        if isinstance(named := schema.get(key), dict):
+            rest[key] = {name: _standard(part) for name, part in named.items()}
     return {"anyOf": [rest, {"type": "null"}]} if schema.get("nullable") is True else rest
 
 
@@ -335,7 +350,7 @@ def _jsonable(value: Any) -> Any:
     enumerations, dataclasses and models."""
     if isinstance(value, Mapping):
         return {_key(key): _jsonable(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | range | deque | ValuesView):
         return [_jsonable(part) for part in value]
     if isinstance(value, Set):
         return sorted((_jsonable(part) for part in value), key=_rank)
@@ -344,11 +359,11 @@ def _jsonable(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: _jsonable(getattr(value, field.name)) for field in fields(value)}
     kind = getattr(getattr(value, "dtype", None), "kind", None)
-    if kind == "M" and not getattr(value, "shape", ()):
-        return str(value)  # NumPy's date
-    if kind in ("M", "O") and hasattr(value, "tolist"):  # of dates, of objects
+    if kind in ("M", "m") and not getattr(value, "shape", ()):
+        return str(value)  # NumPy's dates and spans of time
+    if kind in ("M", "m", "O") and hasattr(value, "tolist"):  # of dates, of objects
         return [_jsonable(part) for part in value]
-    if isinstance(value, UUID | PurePath):
+    if isinstance(value, _AS_TEXT):
         return str(value)
     if isinstance(value, date | clock | timedelta | BaseModel):
         return to_jsonable_python(value)

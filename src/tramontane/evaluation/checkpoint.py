@@ -123,8 +123,7 @@ def prepare(settings: Settings, problems: Sequence[Problem]) -> Work:
         InputError: no such model or device, or a prompt that does not fit.
     """
     from tramontane.data.lengths import PromptFilter, PromptLimit
-    from tramontane.environments.calls import check_calls
-    from tramontane.environments.loading import described
+    from tramontane.environments.loading import checked_tools
     from tramontane.models import loading
 
     config, sampling = settings.config, settings.sampling
@@ -133,9 +132,7 @@ def prepare(settings: Settings, problems: Sequence[Problem]) -> Work:
     encoder = encoder_of(config)
     check_images(config, encoder, problems)
     context = loading.context_length(loading.load_config(config.model))
-    offered = described(config.data)
-    check_calls(config, encoder, offered)
-    tools = encoder.tokens_of(offered)
+    tools = checked_tools(config, encoder)
     limit = PromptLimit.of(config.data.max_prompt_tokens, context, sampling.max_tokens, tools)
     prompts = PromptFilter(encoder, limit, drop=config.data.overlong_prompts == "drop")
     kept = prompts.keep(problems)

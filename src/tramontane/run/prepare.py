@@ -14,8 +14,7 @@ from tramontane.data.curriculum import Curriculum
 from tramontane.data.lengths import PromptFilter, PromptLimit
 from tramontane.data.prompts import PromptEncoder
 from tramontane.data.stream import ProblemStream
-from tramontane.environments.calls import check_calls
-from tramontane.environments.loading import described
+from tramontane.environments.loading import checked_tools
 from tramontane.errors import InputError
 from tramontane.evaluation.calibration import calibrate, calibration_warnings
 from tramontane.evaluation.checkpoint import encoder_of
@@ -131,9 +130,7 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
     lengths = [stage.pipeline.l_max for stage in stages]
     lengths += [s.sampling.max_tokens for s in given.sets.values()]
     context = loading.context_length(loading.load_config(config.model))
-    offered = described(config.data)
-    check_calls(config, encoder, offered)
-    tools = encoder.tokens_of(offered)
+    tools = checked_tools(config, encoder)
     limit = PromptLimit.of(config.data.max_prompt_tokens, context, max(lengths), tools)
     limit = teachers.limit_prompts(config, limit, tools)
     prompts = PromptFilter(encoder, limit, drop=config.data.overlong_prompts == "drop")

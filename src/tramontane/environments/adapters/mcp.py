@@ -18,8 +18,11 @@ from contextlib import asynccontextmanager
 from functools import lru_cache
 from typing import IO, Any
 
+from jsonschema import Draft202012Validator, SchemaError
+from jsonschema.validators import validator_for
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.types import INVALID_PARAMS, METHOD_NOT_FOUND, CallToolResult, ImageContent, TextContent
+from pydantic import ValidationError
 
 from tramontane.environments.arguments import inlined
 from tramontane.environments.tools import Described, Misuse
@@ -28,6 +31,7 @@ from tramontane.errors import InputError
 LIST_SECONDS = 60.0  # limit of a server's start and its list of tools, before a run
 _ADDRESSES = ("http://", "https://")
 _ERROR_CHARACTERS = 300  # of the end of what a server wrote to standard error
+_VALIDATOR = Draft202012Validator
 _MISUSED = (INVALID_PARAMS, METHOD_NOT_FOUND)
 
 
@@ -90,10 +94,12 @@ class MCP:
             if error.code in _MISUSED:
                 raise Misuse(error.message) from None
             raise
+        except ValidationError as error:
+            raise RuntimeError(f"the server's answer is not a result: {error}") from None
         text = _text_of(result)
         if result.is_error:
-            withheld = text == f"Error executing tool {name}"
-            raise Misuse(f"{text} (the server withholds why)" if withheld else text)
+            withheld = text in ("", f"Error executing tool {name}")
+            raise Misuse(f"{text} (the server withholds why)".strip() if withheld else text)
         return text
 
     async def close(self) -> None:
@@ -127,6 +133,8 @@ def _cause(error: BaseException) -> str:
     """The type and text of an exception, of the first in a group of them."""
     while parts := getattr(error, "exceptions", ()):
         error = parts[0]
+    if isinstance(error, TimeoutError | asyncio.TimeoutError):
+        return f"it takes more than {LIST_SECONDS:.0f} s to start and list its tools"
     return f"{type(error).__name__}: {error}"
 
 
@@ -138,29 +146,41 @@ def _end_of(errors: IO[str]) -> str:
 
 @lru_cache
 def _listed(name: str) -> tuple[Described, ...]:
-    async def tools() -> list[Described]:
-        found: list[Described] = []
+    async def tools() -> list[Any]:
+        found: list[Any] = []
         async with _connected(name) as client:
             cursor = None
             while True:
                 page = await client.list_tools(cursor=cursor)
-                found += [_described(tool) for tool in page.tools]
+                found += page.tools
                 if (cursor := page.next_cursor) is None:
                     return found
 
     with ThreadPoolExecutor(1, "mcp") as thread:  # this one may have an event loop
         try:
             waited = asyncio.wait_for(tools(), LIST_SECONDS)
-            return tuple(thread.submit(asyncio.run, waited).result())
+            found = thread.submit(asyncio.run, waited).result()
         except Exception as error:  # a server may be anything
             raise InputError(f"the MCP server does not answer: {_cause(error)}") from None
+    names = [tool.name for tool in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"the server has two tools named {twice[0]!r}")
+    return tuple(map(_described, found))
 
 
 def _described(tool: Any) -> Described:
+    schema = {"type": "object", "properties": {}, **inlined(tool.input_schema)}
+    try:
+        validator_for(schema, _VALIDATOR).check_schema(schema, _VALIDATOR.FORMAT_CHECKER)
+    except SchemaError as error:
+        place = ".".join(map(str, error.absolute_path))
+        raise InputError(
+            f"the schema of the server's tool {tool.name!r}: {place}: {error.message}"
+        ) from None
     function = {
         "name": tool.name,
         "description": tool.description or tool.title or tool.name,
-        "parameters": {"type": "object", "properties": {}, **inlined(tool.input_schema)},
+        "parameters": schema,
     }
     return Described({"type": "function", "function": function})
 
