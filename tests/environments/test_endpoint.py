@@ -242,6 +242,26 @@ def test_tokens_go_in_and_out(client: TestClient, sampler: Recorded) -> None:
     assert shown["token_id"] == token and shown["top_logprobs"] == []  # and since
 
 
+NESTED = [
+    {"role": "user", "content": "?"},
+    {
+        "role": "assistant",
+        "tool_calls": [
+            {"function": {"name": "add", "arguments": '{"a":' * 9000 + "1" + "}" * 9000}}
+        ],
+    },
+    {"role": "user", "content": "?"},
+]
+
+
+def test_a_tools_argument_may_be_anything(client: TestClient, sampler: Recorded) -> None:
+    sampler.text = CALL
+    for parameters in ({"properties": {"a": True}}, {"$ref": "#"}, {}, None):
+        function = {"name": "add", "parameters": parameters}
+        answer = ask(client, tools=[{"type": "function", "function": function}])
+        assert answer.json()["choices"][0]["finish_reason"] == "tool_calls"
+
+
 def test_sampling_is_the_requests_else_the_servers(client: TestClient, sampler: Recorded) -> None:
     sampler.text = "2"
     ask(client)
@@ -269,6 +289,22 @@ def test_sampling_is_the_requests_else_the_servers(client: TestClient, sampler: 
         ({"max_tokens": MAX_LEN}, 400, "maximum context length is 400 tokens"),
         ({"model": "gpt-4"}, 404, "'tiny'"),
         ({"stop": [""]}, 400, "stop"),
+        *(
+            (
+                {"tools": [{"type": "function", "function": {"name": "f", "parameters": wrong}}]},
+                400,
+                said,
+            )
+            for wrong, said in (
+                ("x", "'f': not an object"),
+                ({"properties": None}, "'f': properties: None is not of type 'object'"),
+                ({"properties": {"a": {"enum": 5}}}, "'f': properties.a.enum: 5 is not"),
+                ({"properties": {"a": {"type": "int"}}}, "'f': properties.a.type: 'int' is not"),
+                ({"properties": {"a": {"pattern": "("}}}, "'f': properties.a.pattern: '(' is not"),
+            )
+        ),
+        ({"tools": [{"type": "function", "function": {"name": 5}}]}, 400, "tools: each is"),
+        ({"messages": NESTED}, 400, "nested too deeply"),
     ],
 )
 def test_what_cannot_be_answered_is_refused(

@@ -5,7 +5,11 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
+
+from jsonschema import Draft202012Validator, SchemaError
+from jsonschema.validators import validator_for
 
 from tramontane.data.prompts import Tool
 from tramontane.types import ToolCall
@@ -96,6 +100,22 @@ def _part_for(value: Any, schema: Mapping[str, Any]) -> Mapping[str, Any]:
         p for p in fitting if isinstance(value, dict) and {*value} <= {*p.get("properties", ())}
     )
     return next(named, fitting[0] if fitting else {} if own else schema)
+
+
+def fault_of(schema: Mapping[str, Any]) -> str:
+    """What is wrong with a JSON Schema that somebody else made; empty if nothing is."""
+    return _fault_of(json.dumps(schema))
+
+
+@lru_cache
+def _fault_of(text: str) -> str:
+    schema, known = json.loads(text), Draft202012Validator
+    try:
+        validator_for(schema, known).check_schema(schema, known.FORMAT_CHECKER)
+    except (SchemaError, RecursionError) as error:
+        place = ".".join(map(str, getattr(error, "absolute_path", ())))
+        return f"{place}: {getattr(error, 'message', 'nested too deeply')}"
+    return ""
 
 
 def inlined(schema: Any, root: Any = None, within: tuple[str, ...] = ()) -> Any:

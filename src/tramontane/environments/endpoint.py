@@ -332,6 +332,10 @@ def make_app(find: Callable[[str], Endpoint | None]) -> _FailingAlone:
     def invalid(_: Request, error: RequestValidationError) -> Response:
         return _error(400, "; ".join(_line(fault) for fault in error.errors()))
 
+    @app.exception_handler(RecursionError)
+    def deep(_: Request, error: RecursionError) -> Response:
+        return _error(400, "the body is nested too deeply")
+
     @app.exception_handler(InputError)  # of a chat template
     def refused(_: Request, error: InputError) -> Response:
         return _error(400, str(error))

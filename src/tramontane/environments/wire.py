@@ -23,6 +23,7 @@ from pydantic import (
 from tramontane.data.images import PART_TYPES, own_image
 from tramontane.data.prompts import PLACE, Tool
 from tramontane.data.values import cleaned
+from tramontane.environments.arguments import fault_of
 from tramontane.environments.calls import Parsed
 from tramontane.environments.forms import kept_id, written
 from tramontane.tokens import SampledTokens
@@ -248,8 +249,13 @@ class ChatRequest(SamplingRequest):
         if any(pair == ("assistant", "assistant") for pair in pairwise(roles)):
             raise ValueError("messages: two of the assistant in a row")
         for tool in self.tools or ():
-            if not isinstance(tool.get("function"), dict) or "name" not in tool["function"]:
+            function = tool.get("function")
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
                 raise ValueError("tools: each is {type: function, function: {name, parameters}}")
+            parameters = function.get("parameters") or {}
+            fault = fault_of(parameters) if isinstance(parameters, dict) else "not an object"
+            if fault:
+                raise ValueError(f"tools: the parameters of {function['name'][:80]!r}: {fault}")
         self.max_tokens = self.max_completion_tokens or self.max_tokens
         return self
 

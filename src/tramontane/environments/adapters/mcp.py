@@ -18,20 +18,17 @@ from contextlib import asynccontextmanager
 from functools import lru_cache
 from typing import IO, Any
 
-from jsonschema import Draft202012Validator, SchemaError
-from jsonschema.validators import validator_for
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.types import INVALID_PARAMS, METHOD_NOT_FOUND, CallToolResult, ImageContent, TextContent
 from pydantic import ValidationError
 
-from tramontane.environments.arguments import inlined
+from tramontane.environments.arguments import fault_of, inlined
 from tramontane.environments.tools import Described, Misuse
 from tramontane.errors import InputError
 
 LIST_SECONDS = 60.0  # limit of a server's start and its list of tools, before a run
 _ADDRESSES = ("http://", "https://")
 _ERROR_CHARACTERS = 300  # of the end of what a server wrote to standard error
-_VALIDATOR = Draft202012Validator
 _MISUSED = (INVALID_PARAMS, METHOD_NOT_FOUND)
 
 
@@ -170,13 +167,8 @@ def _listed(name: str) -> tuple[Described, ...]:
 
 def _described(tool: Any) -> Described:
     schema = {"type": "object", "properties": {}, **inlined(tool.input_schema)}
-    try:
-        validator_for(schema, _VALIDATOR).check_schema(schema, _VALIDATOR.FORMAT_CHECKER)
-    except SchemaError as error:
-        place = ".".join(map(str, error.absolute_path))
-        raise InputError(
-            f"the schema of the server's tool {tool.name!r}: {place}: {error.message}"
-        ) from None
+    if fault := fault_of(schema):
+        raise InputError(f"the schema of the server's tool {tool.name!r}: {fault}")
     function = {
         "name": tool.name,
         "description": tool.description or tool.title or tool.name,
