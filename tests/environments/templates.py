@@ -153,7 +153,7 @@ _LLAMA = ("<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>"
 UNREAD = (
     "{{ tools | tojson if tools else '' }}{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{{ m.content }}{% for c in m.tool_calls or [] %}<do>{{ c.function.name }} with "
-    "{% for k, v in c.function.arguments.items() %}{{ k }} as {{ v }},{% endfor %}</do>{% endfor %}"
+    "{% for k, v in c.function.arguments.items() %}{{ v }},{% endfor %}</do>{% endfor %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SHAPES = {
