@@ -285,6 +285,18 @@ def test_contradictory_settings_are_refused(keys, message):
         ("1: 8, maybe 9", 10, None),
         ("1: 8, 9", 10, None),
         ("1: 7+", 10, None),
+        ("1: 7 minus 1", 10, None),
+        ("1: 7 − 1 = 6", 10, None),
+        ("1: 7 → 8", 10, None),
+        ("1: 7; 8", 10, None),
+        ("1: 7 ~ 8", 10, None),
+        ("1: 7 .. 8", 10, None),
+        ("1: 7 versus 8", 10, None),
+        ("1: 7, but could be 8", 10, None),
+        ("1: 7 - a good answer", 10, 0.7),
+        ("1: 7. 2 points are missing", 10, 0.7),
+        ("1: 7 (2 missing)", 10, 0.7),
+        ("1: 7...", 10, 0.7),
     ],
 )
 def test_a_grade_is_read_whole_or_not_at_all(reply, scale, score):
@@ -306,6 +318,13 @@ def test_a_grade_is_read_whole_or_not_at_all(reply, scale, score):
         ("better: A = B", None),
         ("better: A, maybe B", None),
         ("better: Apples", None),
+        ("better: A, B", None),
+        ("better: A < B", None),
+        ("better: A & B", None),
+        ("better: A → B", None),
+        ("better: A unless B", None),
+        ("better: A - a clear answer", 1.0),
+        ("better: A. B is short", 1.0),
     ],
 )
 def test_a_comparison_names_one_answer(reply, score):
