@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -318,6 +319,12 @@ def test_a_module_in_the_folder_of_a_run_is_not_imported(tmp_path: Path) -> None
         (torch.tensor(float("nan")), None),
         (torch.tensor(True), None),
         ("0.5", None),
+        (np.ma.masked, None),
+        (np.ma.array([0.5], mask=[True]), None),
+        (np.ma.array([0.5], mask=[False]), 0.5),
+        (torch.empty((), device="meta"), None),
+        (pandas.Series([0.5]), 0.5),
+        (pandas.DataFrame([[0.5]]), None),
     ],
 )
 def test_one_rule_says_what_a_reward_is(value, expected):

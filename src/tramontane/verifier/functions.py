@@ -325,12 +325,19 @@ def number(value: Any, *, bools: bool = False) -> float | None:
     anything else, such as a text or a vector. True and False are 1 and 0 only with `bools`.
     """
     shape = getattr(value, "shape", None)
-    if isinstance(shape, tuple) and math.prod(shape) == 1:
+    if isinstance(shape, tuple) and math.prod(shape) == 1 and _has_value(value):
         value = value.item()
     if not isinstance(value, Real) or (isinstance(value, bool) and not bools):
         return None
     plain: Any = value
     return float(plain) if -MAX_NUMBER < plain < MAX_NUMBER else None  # NaN is neither
+
+
+def _has_value(array: Any) -> bool:
+    """True for an array of one number that is there: neither masked, nor on torch's meta device."""
+    mask = getattr(array, "mask", False)
+    masked = not callable(mask) and bool(mask)
+    return hasattr(array, "item") and not masked and not getattr(array, "is_meta", False)
 
 
 async def _awaited(value: Any) -> Any:
