@@ -9,7 +9,8 @@ from tests.environments.worlds import add
 from tramontane.config import PromptConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.calls import Parsed
-from tramontane.environments.chat import Chat, ChatFormat
+from tramontane.environments.chat import Chat
+from tramontane.environments.chat_format import ChatFormat
 from tramontane.environments.tools import schema_of
 from tramontane.types import ToolCall
 

@@ -16,7 +16,8 @@ from tests.environments.templates import UNREAD
 from tramontane.config import Config, EffortConfig, PromptConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.data.special_tokens import SpecialTokens
-from tramontane.environments.chat import Chat, ChatFormat
+from tramontane.environments.chat import Chat
+from tramontane.environments.chat_format import ChatFormat
 from tramontane.environments.endpoint import ModelEndpoint, key_is, make_app
 from tramontane.environments.wire import ChatMessage, ChatRequest, write
 from tramontane.models.loading import load_tokenizer

@@ -9,7 +9,8 @@ from tests.environments.templates import _CHATML, _THINK, SHAPES, tokenizer_of
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import wire
 from tramontane.environments.calls import Parser
-from tramontane.environments.chat import Chat, ChatFormat
+from tramontane.environments.chat import Chat
+from tramontane.environments.chat_format import ChatFormat
 from tramontane.environments.families import COLUMNS, TOOL, Case, Family
 from tramontane.environments.recorded import Conversation, ConversationEncoder
 from tramontane.errors import InputError

@@ -32,7 +32,8 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import wire
 from tramontane.environments.answers import ChatAnswer, Choice, shown_tokens, token_answer
 from tramontane.environments.calls import Parsed, Parser
-from tramontane.environments.chat import Chat, ChatFormat
+from tramontane.environments.chat import Chat
+from tramontane.environments.chat_format import ChatFormat
 from tramontane.environments.mistral import MistralChat, load_mistral
 from tramontane.errors import InputError
 from tramontane.loopback import Address

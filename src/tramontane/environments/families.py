@@ -16,7 +16,8 @@ from typing import Any, Literal, NamedTuple, cast
 from tramontane.data.prompts import PromptEncoder, Tool
 from tramontane.environments import wire
 from tramontane.environments.calls import Parsed, Parser
-from tramontane.environments.chat import Chat, ChatFormat
+from tramontane.environments.chat import Chat
+from tramontane.environments.chat_format import ChatFormat
 from tramontane.environments.forms import written
 from tramontane.environments.learned import call_id, shared
 from tramontane.environments.recorded import Conversation, ConversationEncoder

@@ -30,7 +30,7 @@ from tramontane.data.values import encoded
 from tramontane.environments.adapters import adapted
 from tramontane.environments.builtin import BUILT_IN
 from tramontane.environments.calls import Parsed, Parser
-from tramontane.environments.chat import ChatFormat
+from tramontane.environments.chat_format import ChatFormat
 from tramontane.environments.pictures import joined
 from tramontane.environments.running import EnvironmentFailed, Runner, blaming
 from tramontane.environments.tools import Toolset, methods, schema_of

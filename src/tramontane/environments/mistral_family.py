@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import wire
 from tramontane.environments.calls import Parsed, Parser
-from tramontane.environments.chat import ChatFormat
+from tramontane.environments.chat_format import ChatFormat
 from tramontane.environments.families import (
     ASKED,
     COLUMNS,

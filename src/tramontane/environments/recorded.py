@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 from tramontane.data.prompts import GENERATED, PromptEncoder, Tool
 from tramontane.data.special_tokens import Marks
-from tramontane.environments.chat import ChatFormat
+from tramontane.environments.chat_format import ChatFormat
 from tramontane.environments.forms import kept_id, written
 from tramontane.environments.learned import call_id, shared
 from tramontane.errors import InputError

@@ -18,7 +18,8 @@ from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import loading, wire
 from tramontane.environments.calls import Parsed, Parser
-from tramontane.environments.chat import Chat, ChatFormat
+from tramontane.environments.chat import Chat
+from tramontane.environments.chat_format import ChatFormat
 from tramontane.environments.loading import Host, Reply
 from tramontane.environments.mistral import MistralChat, load_mistral
 from tramontane.environments.protocol import Continued, Lost, Started

@@ -11,7 +11,7 @@ from tramontane.batches import Batch, TrainBatch, TrainSequence
 from tramontane.config import Config
 from tramontane.config.objectives import TargetOptions
 from tramontane.data.prompts import PromptEncoder
-from tramontane.environments.chat import ChatFormat
+from tramontane.environments.chat_format import ChatFormat
 from tramontane.evaluation.thinking import TagFinder
 from tramontane.models import loading
 from tramontane.tokens import ELSEWHERE

@@ -25,7 +25,7 @@ from tramontane.controller.verifiers import Verifiers
 from tramontane.data.files import read_rows
 from tramontane.data.load import FIELDS, RowRules, parse_problem
 from tramontane.data.prompts import PromptEncoder
-from tramontane.environments.chat import ChatFormat
+from tramontane.environments.chat_format import ChatFormat
 from tramontane.errors import InputError
 from tramontane.generator.endings import Detokenizer
 from tramontane.run.columns import versions_of

@@ -15,7 +15,7 @@ from tramontane.data import images, playground
 from tramontane.data.files import read_rows, shuffled
 from tramontane.data.prompts import PromptEncoder
 from tramontane.data.values import Row
-from tramontane.environments.chat import ChatFormat
+from tramontane.environments.chat_format import ChatFormat
 from tramontane.environments.mistral import MistralExamples
 from tramontane.environments.recorded import Conversation, ConversationEncoder, Example
 from tramontane.errors import InputError
