@@ -182,7 +182,9 @@ def test_special_tokens_in_a_statement_are_text(shape):
         allowed = PromptEncoder(tokenizer, PromptConfig(allow_special_tokens=True))
         kept = "trim" in (tokenizer.chat_template or "") and statement != statement.strip()
         found = [token for token in allowed.encode(statement) if token in special]
-        assert kept or len(found) == len(ordinary) + len(re.findall(encoder._special, statement))
+        assert kept or len(found) == len(ordinary) + len(
+            re.findall(encoder.special._special, statement)
+        )
 
     holds()
 
