@@ -212,6 +212,28 @@ _MEANINGS = [
     ("(x+{a})^{b}", "({a}+x)^{b}", "(x+{a})^{b}_{c}"),
     ("{a}x^2+{b}", "{b}+{a}x^2", "{a}x^2+{b}^T"),
     (r"0.{a}\text{{ miles}}", "0.{a}0 miles", r"0.{a}_n\text{{ miles}}"),
+    (r"n\equiv {a}\pmod {m}", r"n={m}k+{a}", "n={a}"),
+    ("{a}:{b}:{c}", "{a2}:{b2}:{c2}", "0:0:0"),
+    ("x:y:z={a}:{b}:{c}", "{a2}:{b2}:{c2}", "x:y:z={a}:{c}:{b}"),
+    (r"{a}k\pi, k\in\mathbb{{Z}}", r"{a}n\pi, n\in\mathbb{{Z}}", r"{a}k\pi, n\in\mathbb{{Z}}"),
+    (
+        r"(t,{a}t), t\in\mathbb{{R}}",
+        r"({b}s,{ab2}s), s\in\mathbb{{R}}",
+        r"({a}t,t), t\in\mathbb{{R}}",
+    ),
+    ("{a},{b}50", "{a}{b}50", "({a},{b}50)"),
+    ("P(X=1)=.{a}", ".{a}", "E(X)=.{a}"),
+    (r"\$\frac{a}{b}\approx\$1", r"\frac{a}{b}", r"\$\frac{a}{b}\approx\${c}7"),
+    (r"\{{{a}, {ab}, {abb}, \ldots\}}", r"{a}, {ab}, {abb}, \ldots", r"\{{{a}, {ab}, {abb}\}}"),
+    (r"\{{{a}n : n\ge 1\}}", r"\{{ {a}n : n\ge 1 \}}", r"\{{{a}n : n\ge {b}\}}"),
+    ("{a}|z|^2", r"|z|^2\cdot {a}", "{a}z^2"),
+    (r"\sqrt{{{a}7}}", r"{a}7^{{1/2}}", r"\sqrt{{{a}7}}\%"),
+    (r"\vec{{v}}=({a},{b})", "({a},{b})", r"\vec{{u}}=({a},{b})"),
+    (
+        r"\text{{speed }}{a}\text{{ km/h, distance }}{b}\text{{ km}}",
+        "speed {a} km/h, distance {b} km",
+        r"\text{{speed }}{b}\text{{ km/h, distance }}{a}\text{{ km}}",
+    ),
     (
         r"\begin{{cases}}x^2&x\ge 0\\-{a}x&x<0\end{{cases}}",
         r"\begin{{cases}}-{a}x&x\le 0\\x^2&x>0\end{{cases}}",
@@ -227,7 +249,7 @@ def meanings(draw: Draw) -> Iterator[Case]:
     k = draw.randint(2, 5)
     numbers = {
         "a": a, "b": b, "c": c, "a2": k * a, "b2": k * b, "c2": k * c, "bc": b * c, "ab": a + b,
-        "m": 11,
+        "ab2": a * b, "abb": a + 2 * b, "m": 11,
     }  # fmt: skip
     yield reference.format(**numbers), right.format(**numbers), True
     yield reference.format(**numbers), wrong.format(**numbers), False
