@@ -1,4 +1,4 @@
-"""What a run has taken when it says its first word, its facts, and its first update.
+"""What a run has taken when it says its first word, and its facts.
 
     python -m benchmarks.first_words [--config configs/quickstart.yaml] [--rounds 3]
 
@@ -23,7 +23,7 @@ from benchmarks.measure import Promise, finish, machine, spread
 from chaos.processes import tree
 
 AIM = 4.0
-LINES = {"first word": r"\S", "header": r"^batch: ", "first update": r"^update 1/"}
+LINES = {"first word": r"\S", "header": r"^batch: "}
 
 
 def processor_seconds(root: int) -> float:
