@@ -14,6 +14,7 @@ _CASES = re.compile(
 )
 _IF = re.compile(r"\\text\w*\s*\{\s*(?:if|for|when|wenn|si|se|если|若|当)\s*\}|\b(?:if|for|when)\b")
 _IS = re.compile(r"(\\text\w*\s*\{\s*)(?:is|are)\s+")
+_OPEN_BOUND = re.compile(r"(?<![A-Za-z\\])([ijkmn])\s*([<>])\s*(-?\d{1,9})(?![\w.])")
 _OTHERWISE = re.compile(r"(?:\\text\w*\s*\{)?\s*(?:otherwise|else|sonst|sinon)\s*\}?")
 
 
@@ -83,6 +84,14 @@ def _without_rest(row: str) -> str:
     return value if _OTHERWISE.fullmatch(condition.strip()) else row
 
 
+def _with_closed_bounds(condition: str) -> str:
+    r"""`n \ge 2` for `n > 1`, where the letter is an integer by custom."""
+    return _OPEN_BOUND.sub(
+        lambda m: rf"{m[1]} \ge {int(m[3]) + 1}" if m[2] == ">" else rf"{m[1]} \le {int(m[3]) - 1}",
+        condition,
+    )
+
+
 def _read_cases(text: str) -> list[str] | None:
     match = _CASES.fullmatch(text.strip())
     if match is None:
@@ -93,5 +102,5 @@ def _read_cases(text: str) -> list[str] | None:
         cells = [_IF.sub(" ", cell).strip(" ,;.") for cell in line.split("&")]
         if len(cells) == 1 and len(parts := _IF.split(line)) == 2:
             cells = [part.strip(" ,;.") for part in parts]
-        rows.append("&".join(cells))
+        rows.append("&".join([*cells[:1], *map(_with_closed_bounds, cells[1:])]))
     return [row for row in rows if row]
