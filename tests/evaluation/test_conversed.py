@@ -27,7 +27,8 @@ OPTIONS: dict[str, Any] = {"max_tokens": 48, "temperature": 0.0, "device": "cpu"
 
 def test_the_format_is_compared_where_it_is_rewarded() -> None:
     row = {
-        "group": 0, "verdict": "right", "parts": {"language": 0.0}, "reason": "", "answer": "2",
+        "group": 0, "verdict": "right", "reward": 1.0, "parts": {"language": 0.0}, "reason": "",
+        "answer": "2",
         "thinking_tokens": 3, "tokens": 5, "domain": "math", "language": "en", "difficulty": 1,
         "finish_reason": "stop",
     }  # fmt: skip

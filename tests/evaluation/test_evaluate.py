@@ -184,6 +184,7 @@ def test_levels_of_effort_are_measured_apart_and_a_problem_counts_once_in_all() 
             "thinking_tokens": 5,
             "finish_reason": "stop",
             "verdict": "right" if sample else "wrong",
+            "reward": float(sample),
             "reason": "",
             "parts": {},
         }
@@ -197,13 +198,20 @@ def test_levels_of_effort_are_measured_apart_and_a_problem_counts_once_in_all() 
     assert low.pass_at_1 == mean_interval([0.5, 0], 2) and low.mean_completion_tokens == 10
     assert high.pass_at_1 == mean_interval([1, 0.5], 2) and high.mean_completion_tokens == 20
     assert result.pass_at_1 == mean_interval([0.75, 0.25], 4)
+    assert (low.mean_reward, high.mean_reward, result.mean_reward) == (0.25, 0.75, 0.5)
     assert result.pass_at_k[2] == mean_interval([1, 0.5], 4)
     assert summarize([row | {"effort": None} for row in rows]).by_effort == {}
 
 
 def test_what_could_not_be_judged_is_no_sample_and_without_any_there_is_no_problem() -> None:
     blank = {"domain": "math", "language": "en", "difficulty": 1, "answer": "2", "text": ""}
-    blank |= {"tokens": 1, "thinking_tokens": 1, "finish_reason": "stop", "parts": {}}
+    blank |= {
+        "tokens": 1,
+        "thinking_tokens": 1,
+        "finish_reason": "stop",
+        "parts": {},
+        "reward": 0.5,
+    }
 
     def rows(*groups: str) -> list[dict[str, Any]]:
         verdicts = {"r": "right", "w": "wrong", "u": "unscorable"}

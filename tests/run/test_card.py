@@ -20,7 +20,13 @@ SUMMARY = {"updates": 2, "trained_completion_tokens": 2048}
 
 def measured(right: list[bool]) -> EvaluationResult:
     row = {"language": "en", "difficulty": 1, "domain": "math", "finish_reason": "stop"}
-    row |= {"reason": "", "answer": "5", "parts": {"language": 0.1}, "thinking_tokens": 3}
+    row |= {
+        "reward": 1.0,
+        "reason": "",
+        "answer": "5",
+        "parts": {"language": 0.1},
+        "thinking_tokens": 3,
+    }
     verdicts = ["right" if yes else "wrong" for yes in right]
     return summarize(
         [

@@ -12,7 +12,8 @@ from tramontane.run.summary import summarize_run
 from tramontane.view.runs import Run
 
 ROW = {
-    "group": 0, "problem": "1 + 1?", "verdict": "right", "parts": {"language": 0.0}, "reason": "",
+    "group": 0, "problem": "1 + 1?", "verdict": "right", "reward": 1.0,
+    "parts": {"language": 0.0}, "reason": "",
     "thinking_tokens": 3, "tokens": 5, "answer": "2", "domain": "math", "language": "en",
     "difficulty": 1, "finish_reason": "stop",
 }  # fmt: skip
@@ -23,7 +24,10 @@ ROW = {
     [
         ({}, {"format_rate", "language_rate"}),
         ({"verifier": {"reward": {"language": 0}}}, {"format_rate"}),
-        ({"conversation": {"reward": "last"}, "data": {"environment": "guessing"}}, set()),
+        (
+            {"conversation": {"reward": "last"}, "data": {"environment": "guessing"}},
+            {"mean_reward"},
+        ),
     ],
 )
 def test_rates_that_are_not_rewarded_are_not_shown(
@@ -35,7 +39,7 @@ def test_rates_that_are_not_rewarded_are_not_shown(
     assert set(Run(tmp_path, 0).rates) == shown | {"mean_thinking_tokens"}
     measured = {when: {HELD_OUT: summarize([ROW])} for when in ("before", "after")}
     found = summarize_run([], measured, 1.0, config)
-    assert found.keys() & {"format_rate", "language_rate"} == shown
+    assert found.keys() & {"format_rate", "language_rate", "mean_reward"} == shown
     assert found["mean_thinking_tokens"] == {"before": 3.0, "after": 3.0}
 
 

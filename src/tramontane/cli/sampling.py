@@ -228,6 +228,8 @@ def _show_evaluation(result: EvaluationResult, rates: Sequence[str]) -> None:
     shares = [name for name in rates if name.endswith("_rate")]
     for name in (*shares, "length_limited_rate", "unscorable_rate"):
         rows.append((name.replace("_", " "), f"{getattr(result, name):.3f}", ""))
+    if "mean_reward" in rates:
+        rows.append(("reward", f"{result.mean_reward:.3f}", ""))
     rows += [(f"not judged: {kind}", f"{n:,}", "") for kind, n in result.failures.items()]
     rows.append(("thinking tokens", f"{result.mean_thinking_tokens:.1f}", ""))
     for label, part in efforts.items():

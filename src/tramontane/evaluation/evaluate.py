@@ -41,6 +41,7 @@ class Slice:
     pass_at_1: Estimate
     format_rate: float
     language_rate: float
+    mean_reward: float
     mean_thinking_tokens: float
     mean_completion_tokens: float
 
@@ -56,6 +57,7 @@ class EvaluationResult:
             answers can be equal (not programs), and empty without them.
         format_rate: share of completions that are not malformed.
         language_rate: share of completions with the language reward, including malformed ones.
+        mean_reward: over the completions that could be judged.
         mean_thinking_tokens: generated tokens between the thinking tags, over all completions.
         mean_completion_tokens: generated tokens, EOS included, and those of what environments and
             tools answered.
@@ -76,6 +78,7 @@ class EvaluationResult:
     maj_at_k: dict[int, Estimate]
     format_rate: float
     language_rate: float
+    mean_reward: float
     mean_thinking_tokens: float
     mean_completion_tokens: float
     length_limited_rate: float
@@ -341,6 +344,7 @@ def _rates(problems: list[list[Row]]) -> dict[str, Any]:
         "pass_at_1": _mean(groups, rates),
         "format_rate": _rate(judged, lambda row: row["verdict"] != "malformed"),
         "language_rate": _rate(judged, lambda row: row["parts"].get("language", 0.0) > 0),
+        "mean_reward": _rate(judged, lambda row: row["reward"]),
         "mean_thinking_tokens": _rate(rows, lambda row: row["thinking_tokens"]),
         "mean_completion_tokens": _rate(rows, lambda row: row["tokens"]),
     }

@@ -16,6 +16,7 @@ MESSAGE_CHARACTERS = 600  # of each message of a sample on plain lines
 BLOCKS = "▁▂▃▄▅▆▇█"
 # What is measured beside pass@1: name, key in the summary, and how it is written.
 MEASURES: list[tuple[str, str, Callable[[float], str]]] = [
+    ("reward", "mean_reward", "{:.3f}".format),
     ("format", "format_rate", "{:.3f}".format),
     ("language", "language_rate", "{:.3f}".format),
     ("thinking tokens", "mean_thinking_tokens", "{:.1f}".format),
