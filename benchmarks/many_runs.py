@@ -50,7 +50,7 @@ def make_runs(folder: Path, runs: int, updates: int) -> None:
         passed = {"value": draws.random(), "low": 0.1, "high": 0.9}
         for when in ("before", "after"):
             run.log_evaluation({"when": when, "set": "held_out", "pass_at_1": passed})
-        run.write_json("summary.json", {"wall_seconds": 9.0 * updates, "machine": machine()})
+        run.write_json("summary.json", {"wall_seconds": 9.0 * updates, "machine": "as made up"})
 
 
 def measure(folder: Path, runs: int) -> dict[str, float]:
