@@ -221,6 +221,9 @@ def test_groups_of_runs_have_a_mean_and_a_band(tab: Any, sweep: str, tmp_path: P
     assert "0.6 [0.6, 0.6]" in tab.inner_text(".runs-table tbody tr >> nth=1")
     drawn = "chart => [chart.uplot.data.length, chart.uplot.bands.length]"
     assert tab.locator(".chart").evaluate(drawn) == [7, 2]  # x, and a mean with two ends each
+    # The means are 0.3 apart, so a wider band is cut 0.3 beyond them, and the axis has 6 % more.
+    top = tab.locator(".chart").evaluate("chart => chart.uplot.scales.y.max")
+    assert top == pytest.approx(0.6 + 0.06 * (0.6 - 0.052), abs=1e-3)
     tab.check("input[name=log]")
     assert tab.locator(".chart").evaluate("chart => chart.uplot.scales.y.distr") == 3
     assert "log=1" in tab.url

@@ -155,13 +155,16 @@ export class Chart {
     };
   }
 
-  // The ends of the axis, with the intervals; bars stand on 0.
+  // The ends of the axis, with intervals, and bands as far as the lines are apart; bars stand on 0.
   heights() {
     if (this.options.evaluated) return [0, 1.03];
     if (this.bars) return [0, 1.12 * this.top || 1];
     let [low, high] = [Infinity, -Infinity];
     const add = (y) => { if (Number.isFinite(y)) { low = Math.min(low, y); high = Math.max(high, y); } };
-    for (const s of this.series) (s.marks || s.points).forEach(([, ...ys]) => ys.forEach(add));
+    for (const s of this.series) (s.marks || s.points).forEach(([, y, ...ends]) => [y, ...(s.marks ? ends : [])].forEach(add));
+    // A band over two or three seeds may be ten times as wide as the lines are apart: it is cut.
+    const apart = high - low || Infinity, [least, most] = [low - apart, high + apart];
+    for (const s of this.series) if (this.banded(s)) for (const [, , from, to] of s.points) [Math.max(least, from), Math.min(most, to)].forEach(add);
     if (this.options.from_zero !== false && low > 0 && low < 0.6 * high) low = 0;
     const pad = (high - low || Math.abs(high) || 1) * 0.06;
     return [low === 0 ? 0 : low - pad, high + pad];

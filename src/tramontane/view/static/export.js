@@ -83,12 +83,13 @@ export function asSvg(chart) {
     if (s.marks) {
       return points.flatMap(([x, y, low, high]) => [svg("line", { x1: X(x), x2: X(x), y1: Y(low), y2: Y(high), stroke: color, "stroke-width": 1.5 }), svg("circle", { cx: X(x), cy: Y(y), r: 3.2, fill: color })]);
     }
-    const band = ends.length > 1 ? svg("path", { d: `${path(ends.map(([x, , low]) => [x, low]))}${path(ends.map(([x, , , high]) => [x, high]).reverse()).replace("M", "L")}Z`, fill: color, opacity: 0.18 }) : null;
+    const band = ends.length > 1 ? svg("path", { d: `${path(ends.map(([x, , low]) => [x, low]))}${path(ends.map(([x, , , high]) => [x, high]).reverse()).replace("M", "L")}Z`, fill: color, opacity: 0.18, "clip-path": "url(#plot)" }) : null;
     return [band, svg("path", { d: path(points), fill: "none", stroke: color, "stroke-width": 1.8, "stroke-linejoin": "round" })];
   });
   const picture = svg("svg", { xmlns: "http://www.w3.org/2000/svg", viewBox: `0 0 ${width} ${height}`, width, height },
     svg("rect", { width, height, fill: paper }), write(MARGIN, MARGIN + 10, title, { fill: ink, "font-weight": 600 }),
     legend.map(([name, color], i) => [svg("rect", { x: MARGIN, y: MARGIN + 4 + LINE * (i + 1), width: 14, height: 3, fill: color }), write(MARGIN + 20, MARGIN + 10 + LINE * (i + 1), name)]),
+    svg("clipPath", { id: "plot" }, svg("rect", { x: left, y: u.over.offsetTop, width: right - left, height: u.over.clientHeight })), // as on the page
     svg("g", { transform: `translate(${MARGIN} ${top})` },
       marks(1).map(([y, label]) => [svg("line", { x1: left, x2: right, y1: Y(y), y2: Y(y), stroke: line }), write(left - 6, Y(y) + 4, label, { "text-anchor": "end" })]),
       marks(0).map(([x, label]) => write(X(x), bottom + 16, label, { "text-anchor": "middle" })),
