@@ -28,8 +28,14 @@ def calculator(expression: str) -> str:
 
 
 SHORTER = ["pipeline.updates=10", "pipeline.n_batch=128", "pipeline.n_async=192"]
-SHORTER += ["pipeline.group_size=8", "cold_start.data.mixture={work: 0.6, guess: 0.4}"]
-SHORTER += ["cold_start.steps=200", "evaluation.problems=64"]
+SHORTER += ["pipeline.group_size=8", "pipeline.max_staleness=1", "trainer.learning_rate=2e-4"]
+SHORTER += ["data.playground.languages=[en]", "evaluation.problems=64", "cold_start.steps=200"]
+SHORTER += [
+    "cold_start.data.mixture={work: 0.6, guess: 0.4}",
+    """cold_start.data.playground=[
+  {levels: [1, 2], kinds: [long_sums], languages: [en], share: 3},
+  {levels: [1, 2], kinds: [sums], languages: [en], share: 1}]""",
+]
 
 if __name__ == "__main__":
     settings = ["name=tool", "evaluation.also={}", *(sys.argv[1:] or SHORTER)]
