@@ -13,6 +13,7 @@ from benchmarks.architectures.sizes import tiny_config
 from tramontane.errors import InputError
 from tramontane.generator.forward import examine_model
 from tramontane.models import loading
+from tramontane.models.cached import cache_argument
 from tramontane.models.shape import KNOWN_SHAPES, load_shape, shape_of
 
 
@@ -99,3 +100,24 @@ def test_a_generator_keeps_what_is_counted_without_memory(name):
     assert shape.state_bytes("float32") == layout.state_bytes
     assert 2 * shape.state_bytes("bfloat16") == layout.state_bytes
     assert shape.cached.kept_heads in {heads for _, heads, _ in layout.shapes} or not layout.shapes
+
+
+def before_5_24(input_ids, past_key_values=None): ...
+
+
+def mamba_before_5_24(input_ids, cache_params=None): ...
+
+
+def since_5_24(input_ids, cache=None): ...
+
+
+@pytest.mark.parametrize(
+    ("forward", "name"),
+    [
+        (before_5_24, "past_key_values"),
+        (mamba_before_5_24, "cache_params"),
+        (since_5_24, "cache"),
+    ],
+)
+def test_the_cache_is_given_by_the_name_that_a_release_of_transformers_has_for_it(forward, name):
+    assert cache_argument(forward) == name

@@ -100,9 +100,10 @@ def _measured(
 
 @functools.cache
 def cache_argument(forward: Any) -> str:
-    """The name that a model's forward gives its cache; models without attention differ."""
+    """The name that a model's forward gives its cache: `cache` from transformers 5.24 on; before,
+    models without attention differed."""
     names = inspect.signature(forward).parameters
-    return "past_key_values" if "past_key_values" in names else "cache_params"
+    return next(x for x in ("past_key_values", "cache", "cache_params") if x in names)
 
 
 AttentionInterface.register(_MEASURED, _measured)
