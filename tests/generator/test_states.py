@@ -8,13 +8,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import Cache, DynamicCache
 
 from tests.generator.slot_models import make_prompt
 from tests.generator.test_parking import going_on
 from tests.hybrids import EOS, FAMILIES, make_hybrid
+from tramontane.errors import InputError
 from tramontane.generator import cache
 from tramontane.generator.engine import SlotEngine
+from tramontane.generator.forward import examine_model
 from tramontane.types import Completion, SamplingParams
 
 MAX_LEN = 120
@@ -184,3 +186,9 @@ def test_a_lone_prompt_token_starts_from_no_state():
     while life.engine.unfinished:
         life.step()
     assert len(life.ended) == 2
+
+
+def test_a_transformers_without_methods_for_states_is_named(monkeypatch):
+    monkeypatch.delattr(Cache, "get_conv_state")  # as in 5.20, the last one for Python 3.10
+    with pytest.raises(InputError, match=r"transformers 5\.21 or newer"):
+        examine_model(make_hybrid("lfm2"), 32)

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import PreTrainedModel
+import transformers
+from transformers import Cache, PreTrainedModel
 
 from tramontane.errors import InputError
 from tramontane.generator.arena import ArenaCache
@@ -183,6 +184,12 @@ def examine_model(model: PreTrainedModel, max_len: int) -> tuple[Layout, bool]:
     has_state = bool(stateful_layers(model))
     if not (uses_interface(model) or has_state):
         raise InputError(f"{name} does not go through transformers' attention interface: {_ADVICE}")
+    if has_state and not hasattr(Cache, "get_conv_state"):
+        raise InputError(
+            f"{name} carries state, which can be kept with transformers 5.21 or newer, and "
+            f"{transformers.__version__} is installed: upgrade it (to Python 3.11 too, which it "
+            f"needs), or choose another model"
+        )
     layers = set(getattr(model.config, "layer_types", None) or ())
     if uncached := sorted(layers - _CACHED_LAYERS - (_STATE_LAYERS if has_state else set())):
         raise InputError(
