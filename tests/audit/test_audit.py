@@ -489,3 +489,22 @@ def test_a_judge_whose_scores_rise_alone_is_a_finding(tmp_path, hacked):
         assert {f.verdict for f in found} == {"wrong"}
         assert found[0].detail.startswith("score 0.75; from the first third to the last, judge 0.5")
         assert {Path(f.file).stem for f in found} == {"update_000005", "update_000006"}
+
+
+def test_a_finding_links_to_its_images(tmp_path):
+    row = rollout(text("5 or 6"), "right", image_files=["ab12", "../outside"])
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    tramontane.audit(tmp_path / "rows.jsonl", config=VerifierConfig(workers=1))
+    page = (tmp_path / "audit_rows.md").read_text(encoding="utf-8")
+    assert "| `p1` [image 1](images/ab12) [image 2](images/outside) | `5 or 6` |" in page
+
+    schema = pa.schema([(name, pa.string()) for name in ("problem_id", "reference", "text")])
+    schema = schema.append(pa.field("verdict", pa.string())).append(pa.field("group", pa.int64()))
+    schema = schema.append(pa.field("image_files", pa.list_(pa.string())))
+    row |= {"reference": row["answer"]}
+    (tmp_path / "run" / "rollouts").mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml").write_text("name: run\nmodel: tiny\n")
+    file = tmp_path / "run" / "rollouts" / "update_000001.parquet"
+    pq.write_table(pa.Table.from_pylist([row], schema), file)
+    tramontane.audit(tmp_path / "run", config=VerifierConfig(workers=1))
+    assert "[image 1](images/ab12)" in (tmp_path / "run" / "audit.md").read_text(encoding="utf-8")

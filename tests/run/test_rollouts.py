@@ -186,7 +186,7 @@ def test_conversations_are_recorded_turn_by_turn(tmp_path: Path) -> None:
     assert (forked["ending"], forked["ending_reason"]) == ("completed", "")
     first, second = forked["turns"]
     assert first["calls"][0]["name"] == "add" and first["calls"][0]["arguments"] == '{"a": [1]}'
-    answered = {"role": "tool", "content": "3 ?", "image_files": []}
+    answered = {"role": "tool", "content": "3 ?", "image_files": [], "image_tokens": None}
     assert first["calls"][1]["error"] and first["messages"] == [answered]
     assert (second["sequence"], second["reward"], second["seconds"]) == (1, 1.0, 1.0)
     (earlier,) = forked["earlier"]

@@ -34,6 +34,7 @@ class Graded:
     index: int | None
     ending: str | None
     calls: int
+    images: tuple[str, ...]
 
     def finding(self, kind: str, detail: str) -> Finding:
         return Finding(kind=kind, detail=detail, **vars(self))
@@ -77,6 +78,7 @@ class Collector:
             index=row.index,
             ending=row.ending,
             calls=row.calls,
+            images=row.images,
         )
         self.verdicts[row.verdict] += 1
         self._by_problem[row.problem_id][row.verdict] += 1

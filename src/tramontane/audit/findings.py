@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -32,7 +33,8 @@ class Finding:
     """One suspicious completion; for the kind `majority`, one completion of the group.
 
     `answer` is the content of the completion's box; `ending` and `calls` (their number) are set for
-    a conversation.
+    a conversation. `images` are names in the folder `images` of the completion's run, or beside its
+    file.
     """
 
     kind: str
@@ -47,6 +49,7 @@ class Finding:
     index: int | None = None
     ending: str | None = None
     calls: int = 0
+    images: tuple[str, ...] = ()
 
     @property
     def where(self) -> str:
@@ -144,11 +147,21 @@ def _section(kind: str, found: list[Finding], result: Audit, name: str) -> list[
         link = f"[{_code(f.where)}]({quote(f.file)}{line})"
         talk = f"{f.ending}, calls: {f.calls}" if f.ending else ""
         detail = "; ".join(filter(None, [talk, f.detail]))
-        cells = [f.problem_id, f.answer or "", f.reference or "", detail]
-        lines.append(f"| {link} | {' | '.join(_code(cell) for cell in cells)} |")
+        problem = " ".join([_code(f.problem_id), *_pictures(f)])
+        cells = [_code(cell) for cell in (f.answer or "", f.reference or "", detail)]
+        lines.append(f"| {link} | {' | '.join([problem, *cells])} |")
     if len(found) > SHOWN:
         lines += ["", f"{len(found) - SHOWN} more are in {name}.jsonl."]
     return lines
+
+
+def _pictures(finding: Finding) -> Iterator[str]:
+    """Links to the images of a finding's problem: beside its file, or, of a run, beside the folder
+    of its rollouts."""
+    file = Path(finding.file)
+    folder = file.parent.parent if file.suffix == ".parquet" else file.parent
+    for number, name in enumerate(finding.images, 1):
+        yield f"[image {number}]({quote((folder / 'images' / name).as_posix())})"
 
 
 def _code(text: str, n: int = 80) -> str:

@@ -22,7 +22,7 @@ VERDICTS = ("right", "wrong", "unscorable", "malformed")
 # Columns of a run's rollouts that the audit reads: all but the tokens.
 AUDITED = [
     *("group", "index", "problem_id", "domain", "reference", "text", "verdict", "reason"),
-    *("turns", "ending", "parts"),
+    *("turns", "ending", "parts", "image_files"),
 ]
 
 
@@ -34,7 +34,8 @@ class Rollout:
     `line` is the line of a JSONL file, or the row of a Parquet file. For a conversation, `text` is
     the last turn, and `before` the earlier turns with the messages that answered them. `judged` is
     the judge's part of the reward beside another verifier's; None without one. `calls` is the
-    number of tool calls."""
+    number of tool calls. `images` are the names of those of its prompt, in the folder `images` of
+    its run or beside its evaluation."""
 
     file: str
     line: int
@@ -52,6 +53,7 @@ class Rollout:
     judged: float | None = None
     ending: str | None = None
     calls: int = 0
+    images: tuple[str, ...] = ()
 
 
 def read(path: Path, rows: str | Path | None, broken: list[str]) -> Iterator[Rollout]:
@@ -157,6 +159,7 @@ def _rollout(row: Row, file: str, line: int, scored: _ScoredRows | None) -> Roll
         judged=parts.get("judge"),
         ending=row.get("ending"),
         calls=sum(len(turn["calls"]) for turn in turns),
+        images=tuple(Path(str(name)).name for name in row.get("image_files") or ()),
     )
 
 

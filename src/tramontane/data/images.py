@@ -7,19 +7,22 @@ tables and Python objects are carried.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from tramontane.data.values import Row
 from tramontane.errors import InputError
-from tramontane.models.images import DATA_URI, Limits, checked, data_uri, upright
-from tramontane.types import IMAGE, Message
+from tramontane.models.images import DATA_URI, Limits, checked, content_of, data_uri, upright
+from tramontane.types import IMAGE, Completion, Message, Problem
+from tramontane.workplace import CONTINUE, Remedy, disk_faults, whole_file
 
 FIELDS = ("images", "image")  # of a row, with one image or a list
 SHOWN = 80  # characters of a value in a message
 PART_TYPES = ("image", "image_url", "input_image")  # of content parts of a chat's messages
 _VALUES = ("image", "url", "path", "image_url", "base64")  # where a part has the image itself
+TokensOf: TypeAlias = Callable[[str], int]  # tokens that an image takes in a prompt
 _BESIDE = ("type", "text", "index", "detail")  # what a part may have besides
 
 
@@ -58,7 +61,10 @@ class Album(NamedTuple):
                 f"(data:image/png;base64,…)"
             ) from None
         if not is_file:
-            raise InputError(f"{where}: image {shown!r}: no such file, from {self.folder}")
+            raise InputError(
+                f"{where}: image {shown!r}: no such file, from {self.folder}; base64 is given as a "
+                f"data URI (data:image/png;base64,…)"
+            )
         if (size := path.stat().st_size) > self.limits.max_bytes:
             raise InputError(
                 f"{where}: image {path}: a file of {size:,} bytes, and data.images.max_bytes "
@@ -212,3 +218,42 @@ def _bytes_as_text(value: Any) -> Any:
 def listed(value: Any) -> Iterator[Any]:
     """The images of a row's field: one, or a list."""
     yield from value if isinstance(value, list) else [value]
+
+
+def image_name(image: str) -> str:
+    """The name of a recorded image, given as a data URI: the SHA-256 of its file."""
+    return sha256(content_of(image)).hexdigest()
+
+
+def named(images: Sequence[str], tokens_of: TokensOf | None) -> dict[str, Any]:
+    """What a record says of images: `image_files`, their names, and `image_tokens`, the number of
+    tokens that each takes in a prompt; None if that is not known."""
+    return {
+        "image_files": [*map(image_name, images)],
+        "image_tokens": [*map(tokens_of, images)] if tokens_of else None,
+    }
+
+
+def first_images(problem: Problem, completion: Completion) -> Sequence[str]:
+    """The images of a completion's first prompt, which an environment may have written."""
+    return completion.sequences[0].images if completion.ending else problem.images
+
+
+def images_of(problem: Problem, completion: Completion) -> list[str]:
+    """The images of a completion, as data URIs: of its prompt, and of the answers to its turns."""
+    answered = (image for turn in completion.turns for image in turn.images)
+    return [*first_images(problem, completion), *answered]
+
+
+def keep(images: Iterable[str], folder: Path, then: Remedy = CONTINUE) -> None:
+    """Write images that are not there yet into a folder, each once, by its content.
+
+    Raises:
+        InputError: as `workplace.disk_faults`.
+    """
+    for name, image in {image_name(image): image for image in {*images}}.items():
+        if not (folder / name).is_file():
+            with disk_faults(folder, then):
+                folder.mkdir(exist_ok=True)
+            with whole_file(folder / name, then) as file:
+                file.write(content_of(image))

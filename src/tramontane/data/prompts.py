@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from jinja2 import TemplateError, TemplateSyntaxError
 
 from tramontane.config import EffortConfig, PromptConfig
+from tramontane.data.images import image_name
 from tramontane.data.special_tokens import Marks, SpecialTokens
 from tramontane.errors import InputError
 from tramontane.types import (
@@ -186,6 +187,7 @@ class PromptEncoder:
     ) -> None:
         self.tokenizer, self.config, self.phrase = tokenizer, config or PromptConfig(), phrase
         self.images = images
+        self._image_tokens: dict[str, int] = {}
         self.tags = ThinkingTags.of(tags) if tags else find_tags(tokenizer)
         self.special = SpecialTokens(tokenizer, self.tags, allowed=self.config.allow_special_tokens)
         self.date = self.config.date or datetime.now()
@@ -315,8 +317,10 @@ class PromptEncoder:
 
     def tokens_of_image(self, image: str) -> int:
         """Number of tokens that the model's processor writes for an image."""
-        text = self._processor.expansion(image)
-        return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        if (name := image_name(image)) not in self._image_tokens:
+            text = self._processor.expansion(image)
+            self._image_tokens[name] = len(self.tokenizer(text, add_special_tokens=False).input_ids)
+        return self._image_tokens[name]
 
     @cached_property
     def first_tokens(self) -> list[int]:

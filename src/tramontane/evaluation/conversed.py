@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tramontane.data.images import TokensOf, named
+from tramontane.data.prompts import PLACE
 from tramontane.tokens import INSERTED
-from tramontane.types import Completion
+from tramontane.types import IMAGE, Completion, TurnRecord
 
 Row = dict[str, Any]  # of an evaluation
 
 
-def conversation_row(completion: Completion) -> Row:
+def conversation_row(completion: Completion, tokens_of: TokensOf | None = None) -> Row:
     """The columns of a conversation: the `prompt_ids` that it began with, `ending`,
-    `ending_reason`, `inserted_tokens` (of `tokens`) and `turns`, each as in `TurnRecord`; empty for
-    a completion without an environment."""
+    `ending_reason`, `inserted_tokens` (of `tokens`) and `turns`, each as in `TurnRecord`, with the
+    names of images in place of them; empty for a completion without an environment."""
     if completion.ending is None:
         return {}
     return {
@@ -24,8 +26,19 @@ def conversation_row(completion: Completion) -> Row:
         "ending": completion.ending,
         "ending_reason": completion.ending_reason,
         "inserted_tokens": sum(s.versions.count(INSERTED) for s in completion.sequences),
-        "turns": [vars(t) | {"calls": [vars(c) for c in t.calls]} for t in completion.turns],
+        "turns": [_turn(turn, tokens_of) for turn in completion.turns],
     }
+
+
+def _turn(turn: TurnRecord, tokens_of: TokensOf | None) -> Row:
+    messages = []
+    for message in turn.messages:
+        row = {"role": message["role"], "content": message["content"].replace(PLACE, IMAGE)}
+        if images := message.get("images"):
+            row |= named(images, tokens_of)
+        messages.append(row)
+    calls = [vars(call) | {"answer": call.answer.replace(PLACE, IMAGE)} for call in turn.calls]
+    return vars(turn) | {"messages": messages, "calls": calls}
 
 
 @dataclass(frozen=True)

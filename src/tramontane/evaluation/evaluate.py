@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tramontane.asking import answer_seed
+from tramontane.data.images import first_images, images_of, keep, named
 from tramontane.data.prompts import PromptEncoder
 from tramontane.evaluation.conversed import ConversationFigures, conversation_row
 from tramontane.evaluation.malformed import Malformed
@@ -175,8 +176,11 @@ class Evaluation:
         self._graded[place] = completions, verdicts
         self._done += len(completions)
         while (i := len(self.rows) // self.sampling.samples) in self._graded:
-            new = self._rows(i, *self._graded.pop(i))
+            completed, judged = self._graded.pop(i)
+            new = self._rows(i, completed, judged)
             if self.record:
+                shown = (image for c in completed for image in images_of(self.problems[i], c))
+                keep(shown, self.record.path.with_name("images"))
                 self.record.add(*new)
             self.rows += new
         self.on_progress(self._done, len(self.problems) * self.sampling.samples)
@@ -184,13 +188,15 @@ class Evaluation:
     def _rows(
         self, place: int, completions: list[Completion], verdicts: list[Verdict]
     ) -> list[Row]:
-        problem = self.problems[place]
+        problem, tokens_of = self.problems[place], self.encoder.tokens_of_image
+        shown = [first_images(problem, completion) for completion in completions]
         return [
             {
                 "group": place,
                 "index": completion.index,
                 "problem_id": problem.id,
                 "problem": problem.problem,
+                **(named(images, tokens_of) if images else {}),
                 "domain": problem.domain,
                 "language": problem.language,
                 "difficulty": problem.difficulty,
@@ -205,9 +211,9 @@ class Evaluation:
                 "verdict": verdict.verdict,
                 "reason": verdict.reason,
                 "answer": verdict.answer,
-                **conversation_row(completion),
+                **conversation_row(completion, tokens_of),
             }
-            for completion, verdict in zip(completions, verdicts, strict=True)
+            for completion, verdict, images in zip(completions, verdicts, shown, strict=True)
         ]
 
 

@@ -113,20 +113,22 @@ def decode(image: str, limits: Limits | None = None) -> Image:
             f"not an image of the formats {', '.join(limits.formats if limits else ())} "
             f"(data.images.formats), or broken"
         ) from None
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow's for damage
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"too many pixels for Pillow ({error})") from None
+    except (OSError, SyntaxError) as error:  # Pillow's for damage
         raise ValueError(f"a broken image file ({error})") from None
     return _in_color(upright(found))
 
 
 @lru_cache(maxsize=256)
-def thumbnail(image: str, limits: Limits) -> str:
-    """An image as a page shows it, at most `THUMBNAIL` pixels a side, as a data URI.
+def thumbnail(image: str, limits: Limits, side: int = THUMBNAIL) -> str:
+    """An image as a page shows it, at most `side` pixels a side, as a data URI.
 
     Raises:
         ValueError, InputError: as `decode`.
     """
     small, file = decode(image, limits), io.BytesIO()
-    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    small.thumbnail((side, side))
     small.save(file, "WEBP", quality=80)
     return f"{DATA_URI}webp;base64,{base64.b64encode(file.getvalue()).decode()}"
 

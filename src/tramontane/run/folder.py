@@ -36,9 +36,9 @@ from tramontane.config import (
     sealed,
 )
 from tramontane.config.yaml_text import read_own
+from tramontane.data.images import TokensOf, images_of, keep
 from tramontane.errors import InputError, reading
 from tramontane.journals import read_log
-from tramontane.models.images import content_of
 from tramontane.models.names import numbered
 from tramontane.placement.printed import PrintedLog
 from tramontane.run import rollouts
@@ -250,24 +250,23 @@ class RunFolder:
         return list(read_log(self.metrics_file))
 
     def write_rollouts(
-        self, update: int, groups: Sequence[rollouts.Recorded], parts: Sequence[str]
+        self,
+        update: int,
+        groups: Sequence[rollouts.Recorded],
+        parts: Sequence[str],
+        tokens_of: TokensOf | None = None,
     ) -> None:
         """Write the completions of an update's groups (see `rollouts.write_rollouts`), and those of
         their images that are not there yet."""
-        images = {
+        images = (
             image
             for group, _ in groups
             for completion in group.completions
-            for image in rollouts.images_of(group, completion)
-        }
-        for name, image in {rollouts.image_name(image): image for image in images}.items():
-            if not (self.images / name).is_file():
-                with self.writing(self.path):
-                    self.images.mkdir(exist_ok=True)
-                with self._whole_file(f"{self.images.name}/{name}") as file:
-                    file.write(content_of(image))
+            for image in images_of(group.problem, completion)
+        )
+        keep(images, self.images, self._remedy)
         with self._whole_file(f"rollouts/{rollouts.file_name(update)}") as file:
-            rollouts.write_rollouts(file, update, groups, parts)
+            rollouts.write_rollouts(file, update, groups, parts, tokens_of)
 
     def write_problems(self, rows: Iterable[dict[str, Any]]) -> None:
         """Write the problems' records; no file if there are none."""
@@ -364,7 +363,7 @@ class RunFolder:
             for found in folder.glob("*.tmp")
         ):
             unfinished.unlink()
-        for file, keep in (
+        for file, stays in (
             (self.metrics_file, lambda row: row["update"] <= update),
             (self.evaluations_file, lambda row: _update_of(row["when"]) <= update),
             (self.path / "workers.jsonl", lambda row: True),
@@ -372,7 +371,7 @@ class RunFolder:
         ):
             if file.is_file():
                 with reading(file):
-                    rows = [row for row in read_log(file) if keep(row)]
+                    rows = [row for row in read_log(file) if stays(row)]
                 self._write(file.name, "".join(json.dumps(row) + "\n" for row in rows))
         for file in rollouts.files(self.rollouts):
             if rollouts.update_of(file) > update:

@@ -296,7 +296,8 @@ class Recorder:
         update.batch.share_learned()
         if groups := groups_to_record(update, self.config):
             parts = self.config.verifier.reward.parts
-            self.folder.write_rollouts(update.number, groups, parts)
+            tokens_of = self.encoder.tokens_of_image
+            self.folder.write_rollouts(update.number, groups, parts, tokens_of)
         return self._metrics(update)
 
     def _metrics(self, update: Update) -> dict[str, Any]:

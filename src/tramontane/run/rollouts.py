@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from hashlib import sha256
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 
 from tramontane.config import Config
 from tramontane.controller.observer import Update
+from tramontane.data.images import TokensOf, first_images, images_of, named
 from tramontane.data.prompts import PLACE
 from tramontane.errors import InputError
-from tramontane.models.images import content_of
 from tramontane.run.columns import TOKEN_FIELDS, Row, read_rows, token_columns, versions_of, writer
 from tramontane.tokens import EarlierSequence
-from tramontane.types import IMAGE, Completion, FilterReason, Group, Message, ToolCall, TurnRecord
+from tramontane.types import IMAGE, FilterReason, Group, Message, ToolCall, TurnRecord
 
 PATTERN = "update_*.parquet"
 SAMPLED_GROUPS = 16  # `rollouts: sample` records one group in this many
@@ -41,9 +40,11 @@ _CALL = pa.struct(
         pa.field("seconds", pa.float32()),
     ]
 )
-_MESSAGE = pa.struct(
-    {"role": pa.string(), "content": pa.string(), "image_files": pa.list_(pa.string())}
-)
+_IMAGES = [
+    pa.field("image_files", pa.list_(pa.string())),  # names in the run's `images`
+    pa.field("image_tokens", pa.list_(pa.int32())),  # that each takes in a prompt
+]
+_MESSAGE = pa.struct([pa.field("role", pa.string()), pa.field("content", pa.string()), *_IMAGES])
 _TURN = pa.struct(
     [
         pa.field("start", pa.int32()),
@@ -65,8 +66,7 @@ COLUMNS: list[pa.Field] = [
     pa.field("problem_id", pa.string()),
     pa.field("problem", pa.string()),
     pa.field("images", pa.int32()),  # number of the prompt's, and of those put in behind turns
-    # Names of the prompt's in the run's `images`; messages of turns have theirs.
-    pa.field("image_files", pa.list_(pa.string())),
+    *_IMAGES,  # of the prompt; messages of turns have theirs
     pa.field("domain", pa.string()),
     pa.field("reference", pa.string()),
     pa.field("language", pa.string()),
@@ -102,11 +102,6 @@ def update_of(file: Path) -> int:
     return int(file.stem.removeprefix("update_"))
 
 
-def image_name(image: str) -> str:
-    """The name of a recorded image, given as a data URI: the SHA-256 of its file."""
-    return sha256(content_of(image)).hexdigest()
-
-
 def files(folder: Path) -> list[Path]:
     """The files of a run's `rollouts` folder, in the order of the updates."""
     return sorted(folder.glob(PATTERN))
@@ -127,7 +122,11 @@ def groups_to_record(update: Update, config: Config) -> list[Recorded]:
 
 
 def write_rollouts(
-    file: IO[bytes], update: int, groups: Iterable[Recorded], parts: Sequence[str]
+    file: IO[bytes],
+    update: int,
+    groups: Iterable[Recorded],
+    parts: Sequence[str],
+    tokens_of: TokensOf | None = None,
 ) -> None:
     """Write the completions of an update's groups.
 
@@ -136,20 +135,29 @@ def write_rollouts(
         update: number of the update.
         groups: each with the reason why it was filtered, or None.
         parts: names of the reward's parts.
+        tokens_of: number of tokens that an image, a data URI, takes in a prompt; None: it is not
+            recorded.
     """
     part_fields = [pa.field(part, pa.float64()) for part in parts]
     schema = pa.schema([*COLUMNS, pa.field("parts", pa.struct(part_fields))])
     tables: list[pa.Table] = []
     with writer(file, schema) as parquet:
         for group, reason in groups:
-            tables.append(_table(update, group, reason, schema))
+            rows = _columns(update, group, reason, tokens_of)
+            arrays = [
+                values if isinstance(values, pa.Array) else pa.array(values, field.type)
+                for field, values in ((field, rows[field.name]) for field in schema)
+            ]
+            tables.append(pa.Table.from_arrays(arrays, schema=schema))
             if sum(len(table) for table in tables) >= ROW_GROUP:
                 parquet.write_table(pa.concat_tables(tables))
                 tables = []
         parquet.write_table(pa.concat_tables([schema.empty_table(), *tables]))
 
 
-def _table(update: int, group: Group, reason: FilterReason | None, schema: pa.Schema) -> pa.Table:
+def _columns(
+    update: int, group: Group, reason: FilterReason | None, tokens_of: TokensOf | None
+) -> dict[str, Any]:
     problem, completions, verdicts = group.problem, group.completions, group.verdicts
     token_ids, logprobs, spans = token_columns(completions)
     same = {
@@ -165,10 +173,11 @@ def _table(update: int, group: Group, reason: FilterReason | None, schema: pa.Sc
         "filtered": reason.kind if reason else None,
         "filtered_detail": reason.detail if reason else None,
     }
-    columns = {name: [value] * len(completions) for name, value in same.items()} | {
+    shown = [named(first_images(problem, c), tokens_of) for c in completions]
+    return {name: [value] * len(completions) for name, value in same.items()} | {
         "index": [c.index for c in completions],
-        "images": [len(images_of(group, c)) for c in completions],
-        "image_files": [[*map(image_name, _first_images(group, c))] for c in completions],
+        "images": [len(images_of(problem, c)) for c in completions],
+        **{field.name: [row[field.name] for row in shown] for field in _IMAGES},
         "text": [_text(c.text) for c in completions],
         "token_ids": token_ids,
         "logprobs": logprobs,
@@ -176,7 +185,9 @@ def _table(update: int, group: Group, reason: FilterReason | None, schema: pa.Sc
         "finish_reason": [c.finish_reason for c in completions],
         "ending": [c.ending for c in completions],
         "ending_reason": [_text(c.ending_reason) if c.ending else None for c in completions],
-        "turns": [[_turn(t) for t in c.turns] if c.ending else None for c in completions],
+        "turns": [
+            [_turn(t, tokens_of) for t in c.turns] if c.ending else None for c in completions
+        ],
         "earlier": [[_sequence(s) for s in c.earlier] if c.ending else None for c in completions],
         "prompt_ids": [c.prompt_ids if c.ending else None for c in completions],
         "reward": [v.reward for v in verdicts],
@@ -187,23 +198,6 @@ def _table(update: int, group: Group, reason: FilterReason | None, schema: pa.Sc
         "answer": [v.answer for v in verdicts],
         "parts": [v.parts for v in verdicts],
     }
-    arrays = [
-        values if isinstance(values, pa.Array) else pa.array(values, schema.field(name).type)
-        for name, values in ((name, columns[name]) for name in schema.names)
-    ]
-    return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _first_images(group: Group, completion: Completion) -> Sequence[str]:
-    """The images of a completion's first prompt, which an environment may have written."""
-    return completion.sequences[0].images if completion.ending else group.problem.images
-
-
-def images_of(group: Group, completion: Completion) -> list[str]:
-    """The images of a completion of a group, as data URIs: of its prompt, and of the answers to its
-    turns."""
-    answered = (image for turn in completion.turns for image in turn.images)
-    return [*_first_images(group, completion), *answered]
 
 
 def _text(text: str) -> bytes:
@@ -211,7 +205,7 @@ def _text(text: str) -> bytes:
     return text.encode(errors="replace")
 
 
-def _turn(turn: TurnRecord) -> Row:
+def _turn(turn: TurnRecord, tokens_of: TokensOf | None) -> Row:
     calls = [
         vars(call)
         | {
@@ -225,7 +219,7 @@ def _turn(turn: TurnRecord) -> Row:
         {
             "role": m["role"],
             "content": _seen(m["content"]),
-            "image_files": [*map(image_name, m.get("images", ()))],
+            **named(m.get("images", ()), tokens_of),
         }
         for m in turn.messages
     ]

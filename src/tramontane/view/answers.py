@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tramontane.statistics import paired_difference
+from tramontane.view.details import pictures, with_pictures
 from tramontane.view.runs import Run
 
 Row = dict[str, Any]
@@ -94,19 +95,25 @@ def answers(run: Run, problem_id: str) -> Row:
     parts, table = run.rollouts.current()
     places = np.flatnonzero(np.asarray(pc.equal(table["problem_id"], problem_id)))
     rows = [_recorded(row) for row in table.take(pa.array(places, pa.int64())).to_pylist()]
-    statement, reference = None, None
+    asked: Row = {}  # the last row that says what was asked
     if rows:
-        wide = run.rollouts.wide(parts[rows[0]["part"]], rows[0]["row"], ["problem", "reference"])
-        statement, reference = wide["problem"], wide["reference"]
+        names = ["problem", "reference", "image_files", "image_tokens"]
+        asked = run.rollouts.wide(parts[rows[0]["part"]], rows[0]["row"], names)
     for name, found in run.evaluations().items():
         for row in found:
             if row["problem_id"] != problem_id:
                 continue
-            statement, reference = row.get("problem"), row.get("reference")
-            kept = ("index", "verdict", "reward", "tokens", "reason", "text", "answer", "turns")
+            asked = row
+            kept = ("index", "verdict", "reward", "tokens", "reason", "text", "answer")
             shown = {"source": name} | {key: row.get(key) for key in kept}
+            shown["turns"] = with_pictures(row.get("turns"), run)
             rows.append(shown | {"prompt": run.tokens.text(row.get("prompt_ids"))})
-    return {"problem": statement, "reference": reference, "rows": rows}
+    return {
+        "problem": asked.get("problem"),
+        "reference": asked.get("reference"),
+        "pictures": [*pictures(asked, run, [])],
+        "rows": rows,
+    }
 
 
 def _recorded(row: Row) -> Row:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from tramontane.config.images import ImageFormat
 from tramontane.errors import InputError, reading
-from tramontane.models.images import Limits, data_uri, thumbnail
+from tramontane.models.images import THUMBNAIL, Limits, data_uri, thumbnail
 from tramontane.run.columns import versions_of
 from tramontane.view.runs import Run
 
@@ -21,24 +21,44 @@ SHOWN = ("row", "group", "index", "verdict", "reward", "advantage", "tokens", "o
          "reason", "finish_reason", "language", "ending")  # fmt: skip
 TOKENWISE = ("token_ids", "tokens_text", "logprobs", "log_ratios", "versions")  # one entry a token
 
+OF_GROUP = 192  # pixels a side of an image beside others of its update
 # Of images in a folder that may come from elsewhere.
 LIMITS = Limits(2**26, 2**26, get_args(ImageFormat))
 
 
-def _small(names: Sequence[str], run: Run, missing: list[str]) -> Iterator[str]:
-    """Recorded images as a page shows them; what cannot be read is added to `missing`."""
-    for name in names:
+def pictures(row: Row, run: Run, missing: list[str], side: int = THUMBNAIL) -> Iterator[Row]:
+    """The images that a row or a message names, as a page shows them.
+
+    Each has its `file`; `image`, a data URI of at most `side` pixels a side, None if it cannot be
+    read, which is added to `missing`; and `tokens`, the number that it takes in a prompt, None if
+    that was not recorded.
+    """
+    names = [Path(name).name for name in row.get("image_files") or ()]
+    tokens = row.get("image_tokens") or [None] * len(names)
+    for name, count in zip(names, tokens, strict=True):
+        image = None
         try:
             with reading(file := run.path / "images" / name):
-                yield thumbnail(data_uri(file.read_bytes()), LIMITS)
+                image = thumbnail(data_uri(file.read_bytes()), LIMITS, side)
         except InputError as error:
             missing.append(str(error))
+        yield {"file": name, "image": image, "tokens": count}
+
+
+def with_pictures(turns: Sequence[Row] | None, run: Run) -> list[Row] | None:
+    """The turns of an evaluation's row with the `pictures` of their messages."""
+    if turns is None:
+        return None
+    return [
+        turn | {"messages": [m | {"pictures": [*pictures(m, run, [])]} for m in turn["messages"]]}
+        for turn in turns
+    ]
 
 
 def rollout(run: Run, update: int, row: int) -> Row:
     """A completion with its tokens, and the completions of its group.
 
-    `images` are those of its first prompt, small, as data URIs; messages of turns have theirs.
+    `pictures` are those of its first prompt, small; messages of turns have theirs.
     `prompt` is what a conversation began with, and None otherwise. `tokens_text` is None without a
     tokenizer; it, `logprobs`, `log_ratios` and `versions` have an entry per token. In a
     conversation, each of its `turns` has its own.
@@ -69,8 +89,9 @@ def rollout(run: Run, update: int, row: int) -> Row:
         missing.append(f"texts of tokens: {run.tokens.missing}")
     messages = [message for turn in found["turns"] or () for message in turn["messages"]]
     for each in (found, *messages):
-        each["image_files"] = [Path(name).name for name in each.get("image_files") or ()]
-        each["images"] = [*_small(each["image_files"], run, missing)]
+        each["pictures"] = [*pictures(each, run, missing)]
+        for name in ("image_files", "image_tokens"):
+            each.pop(name, None)
     for name in sorted({"advantage", "log_ratios"} & run.rollouts.missing):
         missing.append(f"{name}: not recorded by the version that wrote this run")
     return {
@@ -113,12 +134,15 @@ def groups(run: Run, update: int) -> Row:
     for row in rows:
         by_group.setdefault(row["group"], []).append(row)
     firsts = [members[0]["row"] for members in by_group.values()]
-    wide = run.rollouts.wide_rows(part, firsts, ["problem", "filtered_detail"])
+    names = ["problem", "filtered_detail", "image_files", "image_tokens"]
+    wide = run.rollouts.wide_rows(part, firsts, names)
+    missing = ["advantage"] if "advantage" in run.rollouts.missing else []
     shown = [
         {
             "group": number,
             "problem_id": members[0]["problem_id"],
             "problem": texts["problem"],
+            "pictures": [*pictures(texts, run, missing, OF_GROUP)],
             "language": members[0]["language"],
             "difficulty": members[0]["difficulty"],
             "filtered": members[0]["filtered"],
@@ -127,7 +151,6 @@ def groups(run: Run, update: int) -> Row:
         }
         for (number, members), texts in zip(by_group.items(), wide, strict=True)
     ]
-    missing = ["advantage"] if "advantage" in run.rollouts.missing else []
     return {"update": update, "groups": shown, "missing": missing}
 
 

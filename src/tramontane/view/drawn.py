@@ -106,6 +106,12 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
 
 
+def _pictures(text: Text, of: Row) -> None:
+    for shown in of["pictures"]:
+        tokens = "" if shown["tokens"] is None else f", {shown['tokens']:,} tokens"
+        text.append(f"images/{_printable(shown['file'])}{tokens}\n", "dim")
+
+
 def completion(found: Row, kind: str) -> Text:
     """A completion, or a conversation turn by turn, with its rewards; as of `details.rollout`."""
     text = Text()
@@ -117,8 +123,7 @@ def completion(found: Row, kind: str) -> Text:
     text.append("  ".join(filter(None, (parts, found["reason"]))) + "\n", "dim")
     _heading(text, f"problem {found['problem_id']}")
     text.append(f"{_printable(found['prompt'] or found['problem'] or '')}\n")
-    for name in found["image_files"]:
-        text.append(f"images/{_printable(name)}\n", "dim")
+    _pictures(text, found)
     text.append(f"reference: {_printable(str(found['reference']))}\n", "dim")
     for number, turn in enumerate(found["turns"] or [], 1):
         reward = "" if turn["reward"] is None else f", reward {_number(turn['reward'])}"
@@ -131,8 +136,7 @@ def completion(found: Row, kind: str) -> Text:
             if message["role"] != "tool":
                 _heading(text, message["role"])
                 text.append(f"{_printable(message['content'])}\n")
-            for name in message["image_files"]:
-                text.append(f"images/{_printable(name)}\n", "dim")
+            _pictures(text, message)
     if found["ending"]:
         _heading(text, f"ended: {found['ending']} {found['ending_reason'] or ''}")
     if not found["turns"]:

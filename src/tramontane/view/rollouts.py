@@ -167,8 +167,8 @@ class Rollouts:
     def texts(self, part: UpdateFile, row: int) -> Row:
         """The wide columns of one row, with `versions` instead of `version_spans`."""
         names = [
-            "problem", "image_files", "reference", "text", "answer", "filtered_detail", "parts",
-            "token_ids", "logprobs", "log_ratios", "version_spans",
+            "problem", "image_files", "image_tokens", "reference", "text", "answer",
+            "filtered_detail", "parts", "token_ids", "logprobs", "log_ratios", "version_spans",
             "ending_reason", "turns", "earlier", "prompt_ids",
         ]  # fmt: skip
         found = self.wide(part, row, names)

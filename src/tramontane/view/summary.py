@@ -17,6 +17,7 @@ from tramontane.run.figures import MEASURES, clock, facts
 from tramontane.run.folder import RunFolder
 from tramontane.types import ThinkingTags
 from tramontane.verifier.format import split_response
+from tramontane.view.details import pictures, with_pictures
 from tramontane.view.rollouts import UpdateFile
 from tramontane.view.runs import Run
 from tramontane.view.timeline import events_of
@@ -221,6 +222,7 @@ def _samples(run: Run, before: list[Row], after: list[Row]) -> list[Row]:
         samples.append(
             {
                 "problem": row["problem"],
+                "pictures": [*pictures(row, run, [])],
                 "language": row.get("language"),
                 "reference": row.get("reference"),
                 "ends": [(when, _judged(rows, tags, run)) for when, rows in asked.items()],
@@ -229,13 +231,15 @@ def _samples(run: Run, before: list[Row], after: list[Row]) -> list[Row]:
     return samples
 
 
-def _asked(row: Row) -> tuple[str, str | None]:
-    return row["problem"], row.get("effort")
+def _asked(row: Row) -> tuple[Any, ...]:
+    """The same for the completions of a problem at a level of effort: the same question about
+    another image is another problem."""
+    return row["problem"], *row.get("image_files", ()), row.get("effort")
 
 
-def _by_problem(rows: Sequence[Row]) -> dict[tuple[str, str | None], list[Row]]:
+def _by_problem(rows: Sequence[Row]) -> dict[tuple[Any, ...], list[Row]]:
     """The completions of each problem, at each level of effort."""
-    found: dict[tuple[str, str | None], list[Row]] = {}
+    found: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         found.setdefault(_asked(row), []).append(row)
     return found
@@ -243,9 +247,9 @@ def _by_problem(rows: Sequence[Row]) -> dict[tuple[str, str | None], list[Row]]:
 
 def _chosen(rows: Sequence[Row]) -> list[Row]:
     """The first completion of some problems: the first of each language, then the second ones."""
-    problems: dict[tuple[Any, Any, Any], Row] = {}
+    problems: dict[tuple[Any, ...], Row] = {}
     for row in rows:
-        problems.setdefault((row["problem"], row.get("effort"), row.get("language")), row)
+        problems.setdefault((*_asked(row), row.get("language")), row)
     languages: dict[Any, list[Row]] = {}
     for row in problems.values():
         languages.setdefault(row.get("language"), []).append(row)
@@ -259,7 +263,8 @@ def _judged(rows: Sequence[Row], tags: ThinkingTags, run: Run) -> Row:
     are right."""
     row = next(row for row in rows if row["verdict"] == _usual(rows)[0])
     thoughts, answer = split_response(row["text"], tags)
-    kept = {key: row.get(key) for key in ("verdict", "reward", "reason", "turns")}
+    kept = {key: row.get(key) for key in ("verdict", "reward", "reason")}
+    kept["turns"] = with_pictures(row.get("turns"), run)
     prompt = run.tokens.text(row.get("prompt_ids"))
     right = sum(row["verdict"] == "right" for row in rows)
     kept |= {"right": right, "of": len(rows)}

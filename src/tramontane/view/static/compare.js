@@ -1,6 +1,6 @@
 // Answers of two runs to one problem, side by side.
 
-import { h, replace, badge, number, signed } from "./dom.js";
+import { h, replace, badge, number, pictures, signed } from "./dom.js";
 import { get } from "./api.js";
 import { transcript } from "./conversation.js";
 
@@ -46,6 +46,7 @@ export async function show(main, theValues, thePage) {
   const [left, right] = await Promise.all([values.a, values.b].map((run) => get("answers", { run, problem_id: chosen })));
   replace(sides, h("section", { class: "asked" }, h("h2", {}, "Problem ", h("small", {}, chosen)),
     h("pre", { class: "statement" }, left.problem || right.problem || ""),
+    pictures(left.pictures.length ? left.pictures : right.pictures),
     h("p", {}, "Reference: ", h("code", {}, left.reference ?? right.reference ?? "–"))),
   h("div", { class: "columns" }, side(values.a, left, found.sources[0]), side(values.b, right, found.sources[1])));
 }

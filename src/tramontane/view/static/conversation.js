@@ -1,19 +1,16 @@
 // A conversation: what the model wrote in each turn, its calls, and the answers to it.
 
-import { h, clock, number } from "./dom.js";
+import { h, clock, number, pictures } from "./dom.js";
 import { tokens } from "./shading.js";
 
 const opening = (prompt) => (prompt
   ? h("article", { class: "message answer" }, h("header", {}, h("b", {}, "prompt"), h("span", {}, "what the model read first")), h("pre", {}, prompt)) : null);
 
-export const pictures = (images) => (images?.length
-  ? h("div", { class: "pictures" }, images.map((src, i) => h("img", { src, alt: `image ${i + 1}` }))) : null);
-
 // The same without tokens, for what an evaluation recorded.
 export function transcript({ prompt, turns }) {
   return h("div", { class: "turns" }, opening(prompt), turns.map((turn) => [
     h("article", { class: "message model" }, h("header", {}, h("b", {}, "model")), h("pre", {}, turn.text)),
-    turn.messages.map((message) => h("article", { class: "message answer" }, h("header", {}, h("b", {}, message.role)), h("pre", {}, message.content))),
+    turn.messages.map((message) => h("article", { class: "message answer" }, h("header", {}, h("b", {}, message.role)), h("pre", {}, message.content), pictures(message.pictures))),
   ]));
 }
 
@@ -26,8 +23,8 @@ export function conversation(data, kind, readout) {
         h("span", {}, `answered after ${clock(turn.seconds)}`)),
       tokens({ ...data, ...turn }, kind, readout, data.versions)),
     turn.calls.map(call),
-    turn.messages.map((message) => (message.role === "tool" ? pictures(message.images)
-      : h("article", { class: "message answer" }, h("header", {}, h("b", {}, message.role)), h("pre", {}, message.content), pictures(message.images)))),
+    turn.messages.map((message) => (message.role === "tool" ? pictures(message.pictures)
+      : h("article", { class: "message answer" }, h("header", {}, h("b", {}, message.role)), h("pre", {}, message.content), pictures(message.pictures)))),
   ]));
 }
 

@@ -66,5 +66,10 @@ export function clock(seconds) {
 export const notice = (texts) => texts && texts.length
   ? h("p", { class: "notice" }, "Not in this run: ", texts.join("; "), ".") : null;
 
+// Images, scaled, with the number of tokens that each takes in a prompt.
+export const pictures = (shown) => (shown?.length ? h("div", { class: "pictures" }, shown.map(({ image, tokens }, i) =>
+  h("figure", {}, image ? h("img", { src: image, alt: `image ${i + 1}` }) : h("span", { class: "muted" }, "cannot be read"),
+    h("figcaption", {}, tokens === null ? `image ${i + 1}` : plural(tokens, "token"))))) : null);
+
 // The statement of a row's problem. In a conversation, its environment may have asked something else.
 export const asked = (row) => [row.ending ? h("span", { class: "muted" }, "the row’s problem: ") : null, row.problem || row.problem_id];

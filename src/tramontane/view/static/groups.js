@@ -1,6 +1,6 @@
 // The groups of one update, with the advantage of each completion.
 
-import { h, replace, asked, badge, number, signed, notice } from "./dom.js";
+import { h, replace, asked, badge, number, pictures, signed, notice } from "./dom.js";
 import { get, holds } from "./api.js";
 
 export const SHORTCUTS = [["← →", "update before, next update"]];
@@ -39,6 +39,7 @@ function card(group) {
       group.language ? h("span", { class: "tag" }, group.language) : null,
       group.filtered ? h("span", { class: "tag warn", title: group.filtered_detail || "" }, group.filtered) : null),
     h("p", { class: "statement" }, asked({ ...group, ending: group.completions[0].ending })),
+    pictures(group.pictures),
     groupTable(page, +values.run, values.update, group.completions));
 }
 

@@ -1,11 +1,11 @@
 // One completion: what is known of it, its tokens, and the others of its group.
 
-import { h, replace, asked, badge, number, plural, signed, notice } from "./dom.js";
+import { h, replace, asked, badge, number, pictures, plural, signed, notice } from "./dom.js";
 import { get, isReport } from "./api.js";
 import { KINDS, legend, tokens } from "./shading.js";
 import * as search from "./rollouts.js";
 import { groupTable } from "./groups.js";
-import { conversation, pictures } from "./conversation.js";
+import { conversation } from "./conversation.js";
 
 export const SHORTCUTS = [["s", "next shading"], ["j k", "next completion of the search, one before"],
   ["← →", "move through the focused tokens"], ["Esc", "back to the search"]];
@@ -43,7 +43,7 @@ export async function show(main, theValues, thePage) {
       fact("Language, domain", `${data.language || "–"}, ${data.domain || "–"}`),
       data.filtered ? fact("Filtered", data.filtered, data.filtered_detail ? `: ${data.filtered_detail}` : "") : null),
     h("section", {}, h("h2", {}, "Problem ", h("small", {}, data.problem_id)), h("pre", { class: "statement" }, asked(data)),
-      pictures(data.images)),
+      pictures(data.pictures)),
     h("section", {}, h("div", { class: "heading" }, h("h2", {}, data.ending ? "Conversation" : "Completion"), picker(kind)), shading),
     h("section", {}, h("h2", {}, "Its group"), groupTable(page, run.run, data.update, data.group_rows, data.row)));
   shade(kind);

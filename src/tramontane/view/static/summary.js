@@ -1,6 +1,6 @@
 // A run's summary: results before and after, how it learned, examples, what changed.
 
-import { h, replace, asked, badge, number } from "./dom.js";
+import { h, replace, asked, badge, number, pictures } from "./dom.js";
 import { get, holds, measured } from "./api.js";
 import { Chart } from "./chart.js";
 import { fill, sections } from "./charts.js";
@@ -88,6 +88,7 @@ const panel = (heads, rows) => h("div", { class: "panel" }, h("table", { class: 
 function sample(found) {
   return h("article", { class: "panel" },
     h("p", { class: "statement asked-for", lang: found.language }, found.ends.some(([, row]) => row.prompt) ? h("span", { class: "muted" }, "the row’s problem: ") : null, found.problem),
+    pictures(found.pictures),
     found.reference === null ? null : h("p", { class: "muted" }, "reference: ", h("code", {}, found.reference)),
     h("div", { class: "pair" }, found.ends.map(([when, row]) => h("div", {},
       h("p", { class: "meta" }, h("b", {}, when), badge(row.verdict), row.of > 1 ? h("span", {}, `${row.right} of ${row.of} are right`) : null, row.reward === null ? null : h("span", {}, `reward ${row.reward.toFixed(2)}`), row.reason ? h("span", {}, row.reason) : null),
