@@ -1,6 +1,7 @@
 """Runs, evaluations and prompts on images, with a tiny Mistral 3 whose rewards need its eyes."""
 
 import json
+import shutil
 import signal
 
 import pytest
@@ -84,6 +85,12 @@ def test_a_run_on_images_is_resumed_evaluated_and_goes_back_into_its_parent(give
         ]
 
     assert sampled(out) == sampled(tmp_path / "whole")  # nothing was lost or sees otherwise
+    measured = [
+        json.loads(line) for line in (out / "evaluation_after.jsonl").read_text().splitlines()
+    ]
+    for row in [*measured, *read_rollouts(files(out / "rollouts")[0])]:
+        assert row["image_tokens"] == [12]
+        assert (out / "images" / row["image_files"][0]).is_file()
     metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     ages = [row["mismatch_age_0"] for row in metrics if "mismatch_age_0" in row]
     assert ages and max(ages) < 1e-4  # trainer and generators see the same
@@ -151,6 +158,41 @@ def test_adapters_and_ranks_train_on_images(given, tmp_path, how):
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     ages = [row["mismatch_age_0"] for row in map(json.loads, lines) if "mismatch_age_0" in row]
     assert len(ages) == 3 and max(ages) < 1e-4
+
+
+@pytest.mark.slow
+def test_a_teacher_that_sees_is_learned_from(given, tmp_path):
+    """The policy itself at first: without images, its distance would not be 0."""
+    objective = {"name": "distill", "distill": {"top_k": 4}}
+    config = settings(
+        given,
+        tmp_path / "run",
+        trainer={"dtype": "float32", "learning_rate": 1e-3, "objective": objective},
+        teacher={"model": str(given / "model"), "dtype": "float32"},
+    )
+    config.pipeline.diversity = "none"
+    assert train(config).finished
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[0])["teacher_divergence"] == pytest.approx(0, abs=1e-4)
+
+
+def test_a_teacher_that_does_not_see_the_same_is_refused(given, tmp_path):
+    encoder = encoder_of(Config(model=str(given / "model")))
+    problem = Problem("a", "math", "What?", "1", images=(uri(picture(60, 30)),))
+    objective = {"trainer": {"objective": {"name": "distill"}}, "pipeline": {"diversity": "none"}}
+
+    def taught(model):
+        return Config(teacher={"model": str(model)}, **objective)
+
+    check_images(taught(given / "model"), encoder, [problem], compiled=False)
+    with pytest.raises(InputError, match="the teacher would not see it: .*takes no images"):
+        check_images(taught("tiny"), encoder, [problem], compiled=False)
+    shutil.copytree(given / "model", tmp_path / "other")
+    file = tmp_path / "other" / "preprocessor_config.json"
+    kept = json.loads(file.read_text())
+    file.write_text(json.dumps(kept | {"size": {"longest_edge": 28}}))
+    with pytest.raises(InputError, match=r"takes 2 tokens \[IMG\] of teacher .*, and 8 \[IMG\] of"):
+        check_images(taught(tmp_path / "other"), encoder, [problem], compiled=False)
 
 
 def test_a_dry_run_says_what_an_image_takes(given, tmp_path):

@@ -16,7 +16,7 @@ from tests.models.test_vision import by_processor, encoder_of, predicted, seen
 from tests.runs import small_config
 from tests.vision import uri, write_wrapper
 from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
-from tramontane.config import GeneratorConfig, TrainerConfig
+from tramontane.config import GeneratorConfig, TeacherConfig, TrainerConfig
 from tramontane.errors import InputError
 from tramontane.generator.generator import Generator
 from tramontane.models.image_tokens import FAMILIES
@@ -28,6 +28,7 @@ from tramontane.run.prepare import prepare
 from tramontane.tokens import ints
 from tramontane.trainer.head import plain_predictions
 from tramontane.trainer.rows import pack_row
+from tramontane.trainer.teacher import Teacher
 from tramontane.trainer.trainer import Trainer
 from tramontane.types import Completion, Illustrated, SamplingParams
 
@@ -95,6 +96,19 @@ def test_gradients_are_those_of_the_whole_model(wrapper: tuple[Any, str]) -> Non
         reached += 1
         torch.testing.assert_close(weight.grad, expected[name], atol=1e-4, rtol=1e-3, msg=name)
     assert reached > len(trained) / 2
+
+
+def test_a_teacher_scores_what_the_whole_model_sees(wrapper: tuple[Any, str]) -> None:
+    whole, folder = wrapper
+    teacher = Teacher.load(folder, TeacherConfig(model=folder, dtype="float32"), 1000, 2, 320)
+    images = [uri(), uri(seed=1)]
+    scores = teacher.score([sequence_of(folder, image) for image in images], 1.0)
+    for image, found in zip(images, scores, strict=True):
+        made = by_processor(folder, Illustrated("What?", [image]), [image])
+        with torch.no_grad():
+            expected = predicted(whole, made, TOKENS)
+        torch.testing.assert_close(torch.tensor(found.logprobs), expected, atol=1e-4, rtol=0)
+    assert abs(scores[0].logprobs - scores[1].logprobs).max() > 1e-2  # it sees them
 
 
 def test_every_family_has_a_projector(wrapper: tuple[Any, str]) -> None:

@@ -53,6 +53,8 @@ def check_images(
                 f"{where}: has an image, and the judge would not see it: verifier.judge.checkpoint:"
                 f" {error}"
             ) from None
+    for model in config.teachers if compiled is not None else ():
+        _check_teacher(model, encoder, illustrated.images[0], where)
     for problem in problems if config.converses else ():
         if problem.images and harness_of(config.data, problem) is not None:
             raise InputError(
@@ -60,6 +62,24 @@ def check_images(
                 f"(data.environment): take rows without images (docs/images.md)"
             )
     encoder.at(next(iter(encoder.levels), None)).encode(illustrated.prompt, where)
+
+
+def _check_teacher(model: str, encoder: PromptEncoder, image: str, where: str) -> None:
+    theirs = ImageProcessor(model)
+    try:
+        count = theirs.expansion(image).count(theirs.token)
+    except InputError as error:
+        raise InputError(
+            f"{where}: has an image, and the teacher would not see it: teacher: {error}"
+        ) from None
+    assert encoder.images is not None  # it wrote prompts with images
+    own = encoder.images.expansion(image).count(encoder.image_token)
+    if (theirs.token, count) != (encoder.image_token, own):
+        raise InputError(
+            f"{where}: its image takes {count:,} tokens {theirs.token} of teacher {model!r}, and "
+            f"{own:,} {encoder.image_token} of the model: a teacher scores the model's own tokens, "
+            f"so name one whose processor writes the same"
+        )
 
 
 def unsupported(
@@ -89,7 +109,6 @@ def unsupported(
             "trainer.compile": ("compiled layers of its model", deep and compiled),
             "trainer.context_parallel": ("ranks that share rows", trainer.context_parallel > 1),
             "trainer.objective": ("value networks", "values" in trainer.objective.needs),
-            "teacher": ("teachers", config.teachers),
             "cold_start": ("cold starts", config.cold_start),
             "data.trajectories": ("recorded completions", config.data.trajectories),
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -11,11 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import PreTrainedModel
 
 from tramontane.batches import TrainSequence
+from tramontane.errors import InputError
 from tramontane.models.packing import pack, recurring, upload
 from tramontane.models.routing import NO_CHOICE
-from tramontane.models.vision import Pictured
+from tramontane.models.vision import Pictured, Vision
 from tramontane.tokens import given_ids
 
 # On a GPU, rows are rounded up to a multiple of this number of tokens: matrix products of other
@@ -159,6 +162,22 @@ def _experts(
             chosen[np.asarray(places)[start + known]] = own[known]
         start += len(sequence.token_ids)
     return chosen
+
+
+def seeing(
+    model: PreTrainedModel, row: PackedRow, vision: Vision | None
+) -> AbstractContextManager[dict[str, Any]]:
+    """Within the context, a forward of the row takes the features of its images; the row's inputs,
+    with what its images change.
+
+    Raises:
+        InputError: it has images, and there is no tower.
+    """
+    if not row.pictured:
+        return nullcontext(row.inputs)
+    if vision is None:
+        raise InputError("a prompt has images, and the worker was made without a tower")
+    return vision.entering(model, row.pictured, row.inputs)
 
 
 def padded(tokens: int, device: torch.device) -> int:

@@ -12,10 +12,11 @@ from tramontane.batches import TeacherScores, TrainSequence
 from tramontane.config import TeacherConfig
 from tramontane.models.families import check_packing
 from tramontane.models.loading import empty_model, load_model
+from tramontane.models.vision import Vision
 from tramontane.trainer import sharding
 from tramontane.trainer.collate import lay_out
 from tramontane.trainer.head import CHUNK_ELEMENTS, SMALLEST_CHUNK
-from tramontane.trainer.rows import PackedRow, pack_row
+from tramontane.trainer.rows import PackedRow, pack_row, seeing
 
 
 class Teacher:
@@ -29,6 +30,7 @@ class Teacher:
         vocabulary: entries of the policy's output head. If the teacher's head is padded to more
             entries, these are ignored.
         shared: the ranks of the process group share its weights and its sequences.
+        vision: makes the features of images, by its own tower; None: sequences have none.
     """
 
     def __init__(
@@ -38,8 +40,9 @@ class Teacher:
         top_k: int | None,
         vocabulary: int,
         shared: bool = False,
+        vision: Vision | None = None,
     ) -> None:
-        self.model = model.eval()
+        self.model, self._vision = model.eval(), vision
         self._rank, self._ranks = (sharding.rank(), sharding.ranks()) if shared else (0, 1)
         self._budget, self._top_k, self._vocabulary = budget, top_k, vocabulary
 
@@ -68,7 +71,7 @@ class Teacher:
         else:
             model = load_model(path, dtype).requires_grad_(False)
             sharding.shard(model, device, config.dtype)
-        return cls(model, budget, top_k, vocabulary, shared=True)
+        return cls(model, budget, top_k, vocabulary, shared=True, vision=Vision(path, device))
 
     @torch.no_grad()
     def score(self, sequences: Sequence[TrainSequence], temperature: float) -> list[TeacherScores]:
@@ -92,7 +95,8 @@ class Teacher:
 
     def _score(self, row: PackedRow, temperature: float) -> list[TeacherScores]:
         """The scores of each sequence of a row."""
-        logits = self.model(**row.inputs).logits[0, : len(row.targets), : self._vocabulary]
+        with seeing(self.model, row, self._vision) as inputs:
+            logits = self.model(**inputs).logits[0, : len(row.targets), : self._vocabulary]
         elements = CHUNK_ELEMENTS.get(logits.device.type, CHUNK_ELEMENTS["cpu"])
         size = max(SMALLEST_CHUNK, elements // logits.shape[1])
         found: list[tuple[torch.Tensor, ...]] = []

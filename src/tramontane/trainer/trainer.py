@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -41,7 +41,7 @@ from tramontane.trainer.objectives import load_objective
 from tramontane.trainer.optimizer import build_optimizer, lr_at
 from tramontane.trainer.ratios import effective_sample_size
 from tramontane.trainer.replicas import Replicas, refresh, trained, working_model
-from tramontane.trainer.rows import PackedRow, Predictions, joined
+from tramontane.trainer.rows import PackedRow, Predictions, joined, seeing
 from tramontane.trainer.sharding import Averages
 from tramontane.trainer.state import StateFiles
 from tramontane.trainer.tower import TowerTraining
@@ -490,7 +490,7 @@ class Trainer:
         row = part.row
         if self.config.router_replay:
             routing.replay(model, row.experts)
-        with self._pictures(model, row) as inputs:
+        with seeing(model, row, self.vision) as inputs:
             row = replace(row, inputs=inputs)
             if self._head_scale is None:
                 predictions = plain_predictions(model, row, temperature, entropy_grad)
@@ -499,14 +499,3 @@ class Trainer:
                     model, row, temperature, self._head_scale, entropy_grad, self._compiled
                 )
         return renormalized(predictions.map(part.gather), allowed)
-
-    def _pictures(
-        self, model: PreTrainedModel, row: PackedRow
-    ) -> AbstractContextManager[dict[str, Any]]:
-        """Within the context, a forward of the row takes the features of its images; the row's
-        inputs, with what its images change."""
-        if not row.pictured:
-            return nullcontext(row.inputs)
-        if self.vision is None:
-            raise InputError("a prompt has images, and the trainer was made without a tower")
-        return self.vision.entering(model, row.pictured, row.inputs)
