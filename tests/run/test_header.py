@@ -133,6 +133,18 @@ def test_tools_whose_calls_cannot_be_read_are_refused_at_the_start() -> None:
     assert tramontane.dry_run(model="tiny", data=ROWS, overrides=given).header
 
 
+def test_a_template_that_begins_a_response_behind_every_chat_is_refused_for_conversations() -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "<|im_start|>assistant\n"
+    )
+    given = {"data.chat_template": template}
+    assert tramontane.dry_run(model="tiny", data=ROWS, overrides=given).header
+    given["data.environment"] = "guessing"
+    with pytest.raises(InputError, match="begins a response behind every chat"):
+        tramontane.dry_run(model="tiny", data=ROWS, overrides=given)
+
+
 def test_every_shipped_config_fits_into_twelve_lines() -> None:
     for name in ("quickstart", "tools", "effort", "guessing"):
         found = tramontane.dry_run(f"configs/{name}.yaml").header
