@@ -21,8 +21,8 @@ from tramontane.data.playground.conversations import UNPARSED
 from tramontane.data.playground.tasks import KINDS
 from tramontane.data.playground.traces import Style
 from tramontane.environments.calls import Parser
-from tramontane.environments.loading import Host
 from tramontane.environments.running import Runner
+from tramontane.environments.session import Session
 from tramontane.models.loading import load_tokenizer
 from tramontane.types import PAPER_TAGS
 from tramontane.verifier.math import judge_answer
@@ -105,19 +105,19 @@ def test_tools_and_the_game_answer_as_in_the_traces(kind):
     async def play(problem, style):
         environment = "guessing" if kind == "guessing" else None
         data = DataConfig(train="playground:", environment=environment, tools=TOOLS.get(kind, ()))
-        host = Host(data, 8192, runner)
-        await host.start(problem, 0)
+        session = Session(data, 8192, runner)
+        await session.start(problem, 0)
         turns = conversation(problem, rng, style)
         for place in range(0, len(turns), 2):
-            message = parser.parse(turns[place]["content"], host.toolset.schemas)
-            reply = await host.step(message)
+            message = parser.parse(turns[place]["content"], session.toolset.schemas)
+            reply = await session.step(message)
             expected = turns[place + 1 : place + 2]
             if expected and expected[0]["content"] == UNPARSED:
                 assert not message.calls[0].name and message.calls[0].error
             else:
                 assert [dict(m) for m in reply.messages] == expected
                 assert reply.done == (not expected)
-        await host.close()
+        await session.close()
         answer = boxed(turns[-1]["content"])
         assert (answer == [problem.answer]) >= (style.manner == "work" and style.use == "right")
         if style.manner != "guess" and style.use in ("broken", "ignored") and kind != "guessing":

@@ -232,7 +232,7 @@ def test_an_exception_in_its_endpoint_fails_a_conversation_alone():
     async def run():
         spoken = Talk(worker)
         await spoken.begin()
-        worker._open[KEY].host._line._tags = None  # broken
+        worker._open[KEY].session._line._tags = None  # broken
         with pytest.raises(AttributeError):  # with its traceback, and not what the harness raised
             await spoken.say("It is 5.")
         await worker.close(KEY)

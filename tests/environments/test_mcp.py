@@ -16,8 +16,8 @@ if not hasattr(pytest.importorskip("mcp", reason="needs tramontane-rl[mcp]"), "C
 from tramontane.config import Config, DataConfig
 from tramontane.environments import loading
 from tramontane.environments.calls import Parsed
-from tramontane.environments.loading import Host
 from tramontane.environments.running import EnvironmentFailed, Runner
+from tramontane.environments.session import Session
 from tramontane.errors import InputError
 from tramontane.types import Problem, ToolCall
 
@@ -50,16 +50,16 @@ def data(path):
 
 async def conversation(path, *turns, limit=WAIT):
     """The answers to turns of calls, each (name, arguments), in a conversation of its own."""
-    host = Host(data(path), 2000, Runner())
+    session = Session(data(path), 2000, Runner())
     try:
-        await host.start(Problem("p", "math", "?"), 0, Config())
+        await session.start(Problem("p", "math", "?"), 0, Config())
         for turn in turns:
             calls = [ToolCall(name, arguments, "") for name, arguments in turn]
             message = Parsed("", "", "", calls)
-            reply = await asyncio.wait_for(host.step(message), limit)
+            reply = await asyncio.wait_for(session.step(message), limit)
             yield [found["content"] for found in reply.messages], [call.error for call in calls]
     finally:
-        await asyncio.wait_for(host.close(), WAIT)
+        await asyncio.wait_for(session.close(), WAIT)
 
 
 def answers(path, *turns, **limits):

@@ -9,8 +9,8 @@ from tramontane.config import Config, DataConfig, MixtureConfig
 from tramontane.data.playground import conversation, examples, problems
 from tramontane.data.playground.traces import Style
 from tramontane.environments.calls import Parsed
-from tramontane.environments.loading import Host
 from tramontane.environments.running import EnvironmentFailed, Runner
+from tramontane.environments.session import Session
 from tramontane.evaluation.conversed import right_by_turn
 from tramontane.types import Problem
 from tramontane.verifier.code import sandbox
@@ -27,12 +27,12 @@ def played(problem, *texts, config=None):
     """(answers, rewards) of a conversation in which the model says these texts."""
 
     async def play():
-        host = Host(DATA, 1000, Runner())
+        session = Session(DATA, 1000, Runner())
         try:
-            await host.start(problem, 0, config or Config())
-            replies = [await host.step(Parsed(text, "", text, [])) for text in texts]
+            await session.start(problem, 0, config or Config())
+            replies = [await session.step(Parsed(text, "", text, [])) for text in texts]
         finally:
-            await host.close()
+            await session.close()
         return replies
 
     return asyncio.run(asyncio.wait_for(play(), 100))

@@ -21,6 +21,7 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import loading
 from tramontane.environments.calls import Parsed
 from tramontane.environments.running import EnvironmentFailed, Runner
+from tramontane.environments.session import Session
 from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
 from tramontane.run.input import read_input
@@ -590,9 +591,10 @@ def test_a_toolbox_that_cannot_be_closed_keeps_no_other_open():
         def close(self):
             closed.append("environment")
 
-    host = loading.Host(Config(model="tiny").data, 1000, Runner())
-    host._toolboxes, host._environment, host._kind = [Broken(), Kept()], World(), "environment"
-    asyncio.run(host.close())
+    session = Session(Config(model="tiny").data, 1000, Runner())
+    session._toolboxes, session._environment = [Broken(), Kept()], World()
+    session._kind = "environment"
+    asyncio.run(session.close())
     assert closed == ["toolbox", "environment"]
 
 
@@ -639,16 +641,16 @@ def test_synchronous_and_asynchronous_methods_of_an_object_share_one_thread(data
     config = Config(model="tiny", data=data)
 
     async def converse(runner):
-        host = loading.Host(config.data, 1000, runner)
-        await host.start(problem(), 1)
-        calls = [ToolCall(tool["function"]["name"], {}, "") for tool in host.tools]
-        await host.step(Parsed("", "", "", calls))
+        session = Session(config.data, 1000, runner)
+        await session.start(problem(), 1)
+        calls = [ToolCall(tool["function"]["name"], {}, "") for tool in session.tools]
+        await session.step(Parsed("", "", "", calls))
         if not calls:
-            reply = await host.step(Parsed("", "", "", []))
+            reply = await session.step(Parsed("", "", "", []))
             assert reply.done and reply.messages[-1]["content"] == "3"
             calls = [ToolCall("", {}, answer) for answer in ("2", "3")]
-        reward = await host.final_reward()
-        await host.close()
+        reward = await session.final_reward()
+        await session.close()
         return [call.answer for call in calls], reward
 
     async def run():

@@ -10,8 +10,8 @@ from tests.verifier.test_user_functions import HERE, SECONDS, SUM, config, grade
 from tests.verifier.user_functions import SHORT
 from tramontane.config import Config
 from tramontane.environments.calls import Parsed
-from tramontane.environments.loading import Host
 from tramontane.environments.running import Runner
+from tramontane.environments.session import Session
 from tramontane.verifier.pool import VerifierPool
 
 FORKING = ["fork_pool", "futures", "kept_pool", "exits", "fails", "returns"]
@@ -39,10 +39,12 @@ def stepped(name):
     """The reward of a step."""
 
     async def run():
-        host = Host(Config(model="tiny", data={"environment": f"{HERE}:{name}"}).data, 99, Runner())
-        await host.start(SUM, 0)
-        reply = await host.step(Parsed("", "", "", []))
-        await host.close()
+        session = Session(
+            Config(model="tiny", data={"environment": f"{HERE}:{name}"}).data, 99, Runner()
+        )
+        await session.start(SUM, 0)
+        reply = await session.step(Parsed("", "", "", []))
+        await session.close()
         return reply.reward
 
     return asyncio.run(asyncio.wait_for(run(), SECONDS))

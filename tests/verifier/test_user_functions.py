@@ -14,8 +14,8 @@ from tests.verifier import user_functions
 from tests.verifier.user_functions import SHORT
 from tramontane.config import Config, CustomReward, DomainConfig, RewardConfig, VerifierConfig
 from tramontane.environments.calls import Parsed
-from tramontane.environments.loading import Host
 from tramontane.environments.running import Runner
+from tramontane.environments.session import Session
 from tramontane.errors import InputError
 from tramontane.types import Problem, ToolCall
 from tramontane.verifier.pool import VerifierPool
@@ -89,10 +89,10 @@ def test_a_tool_that_changes_its_arguments_changes_no_record():
     call = ToolCall("tally", {"numbers": [1, 2]}, "")
 
     async def run():
-        host = Host(Config(model="tiny").data, 99, Runner())
-        host._environment, host._kind = World(), "environment"
-        host.toolset = type(host.toolset)([Spoiler().tally], 99, host._data.images.limits)
-        await host.step(Parsed("", "", "", [call]))
+        session = Session(Config(model="tiny").data, 99, Runner())
+        session._environment, session._kind = World(), "environment"
+        session.toolset = type(session.toolset)([Spoiler().tally], 99, session._data.images.limits)
+        await session.step(Parsed("", "", "", [call]))
 
     asyncio.run(run())
     assert (call.answer, call.arguments) == ("3", {"numbers": [1, 2]})

@@ -30,8 +30,8 @@ from tramontane.environments import wire
 from tramontane.environments.answers import ChatAnswer, Choice, shown_tokens
 from tramontane.environments.calls import Parsed
 from tramontane.environments.endpoint import Choices, ContextExceeded, Endpoint, make_app
-from tramontane.environments.loading import Reply
 from tramontane.environments.running import EnvironmentFailed, Runner
+from tramontane.environments.session import Reply
 from tramontane.types import Completion, Ending, Message, Problem
 from tramontane.verifier import functions
 
@@ -173,8 +173,8 @@ class Switchboard:
         return f"{number}-{hmac.new(self._secret, number.encode(), 'sha256').hexdigest()}"
 
 
-class HarnessHost:
-    """The harness of one conversation; see `loading.Host`.
+class HarnessSession:
+    """The harness of one conversation; see `session.Session`.
 
     Attributes:
         asked: messages of its last request.

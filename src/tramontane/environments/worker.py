@@ -20,17 +20,17 @@ from tramontane.environments import loading, wire
 from tramontane.environments.calls import Parsed, Parser
 from tramontane.environments.chat import Chat
 from tramontane.environments.chat_format import ChatFormat
-from tramontane.environments.loading import Host, Reply
 from tramontane.environments.mistral import MistralChat, load_mistral
 from tramontane.environments.protocol import Continued, Lost, Started
 from tramontane.environments.running import THREADS, EnvironmentFailed, Runner
+from tramontane.environments.session import Reply, Session
 from tramontane.errors import InputError
 from tramontane.status import Status, moved
 from tramontane.tokens import ints
 from tramontane.types import Completion, Ending, Message, Problem, TurnRecord
 
 if TYPE_CHECKING:
-    from tramontane.environments.harness import HarnessHost, Switchboard
+    from tramontane.environments.harness import HarnessSession, Switchboard
 
 Key = tuple[int, int]  # group and index of a conversation
 OPENING = 32  # tokens at the end of a harness's prompt that may open the model's thoughts
@@ -51,7 +51,7 @@ class _Said:
 class _Conversation:
     """A conversation under way."""
 
-    host: Host | HarnessHost  # its environment and tools
+    session: Session | HarnessSession  # its environment and tools
     chat: Any  # its messages, a `Chat` or `MistralChat`
     prompt_ids: list[int]  # the prompt of its first sequence
     effort: str | None  # level of effort of its problem
@@ -102,49 +102,52 @@ class EnvironmentWorker:
             max_prompt: longest prompt of a first turn, in tokens.
         """
         await self.close(key)  # if it starts again
-        self._max_prompt, host = max_prompt, self._host(problem)
-        opening = host.start(problem, seed, self._config)
-        return await self._begin(key, host, opening, problem.effort)
+        self._max_prompt, session = max_prompt, self._session(problem)
+        opening = session.start(problem, seed, self._config)
+        return await self._begin(key, session, opening, problem.effort)
 
     async def _begin(
         self,
         key: Key,
-        host: Host | HarnessHost,
+        session: Session | HarnessSession,
         opening: Awaitable[list[Message]],
         effort: str | None,
     ) -> Started:
         """Begin a conversation whose first messages are `opening`."""
         try:
             self._open[key] = await asyncio.wait_for(
-                self._opened(host, opening, effort), self._limits.step_timeout
+                self._opened(session, opening, effort), self._limits.step_timeout
             )
-            tools = [tool["function"]["name"] for tool in host.tools]
+            tools = [tool["function"]["name"] for tool in session.tools]
             chat = self._open[key].chat
             return Started(self._open[key].prompt_ids, tools=tools, images=chat.images)
         except asyncio.TimeoutError:
-            started = Started([], host.ending or "step_timeout", self._late("start"))
+            started = Started([], session.ending or "step_timeout", self._late("start"))
         except (EnvironmentFailed, InputError) as error:
-            started = Started([], host.ending or "environment_failed", str(error))
+            started = Started([], session.ending or "environment_failed", str(error))
         except Exception:  # of this package
-            await host.close()
+            await session.close()
             raise
         self._open.pop(key, None)
-        await host.close()
+        await session.close()
         return started
 
     async def _opened(
-        self, host: Host | HarnessHost, opening: Awaitable[list[Message]], effort: str | None
+        self,
+        session: Session | HarnessSession,
+        opening: Awaitable[list[Message]],
+        effort: str | None,
     ) -> _Conversation:
         messages = await opening
         while True:
-            chat = self._new_chat(host, effort)
-            asked = host.asked or host.posted
-            prompt = self._asked(chat, host) if asked else chat.start(messages)
+            chat = self._new_chat(session, effort)
+            asked = session.asked or session.posted
+            prompt = self._asked(chat, session) if asked else chat.start(messages)
             if len(prompt) <= self._max_prompt:
-                return _Conversation(host, chat, prompt, effort, tokens=ints(prompt))
+                return _Conversation(session, chat, prompt, effort, tokens=ints(prompt))
             reason = f"{wire.CONTEXT} {self._max_prompt} tokens at its beginning "
             reason += f"(data.max_prompt_tokens), and this prompt has {len(prompt)}"
-            reply = await host.refuse("context_full", reason)
+            reply = await session.refuse("context_full", reason)
             if reply is None or reply.done:
                 raise InputError(reason)
 
@@ -168,13 +171,13 @@ class EnvironmentWorker:
         if (conversation := self._open.get(key)) is None:
             return Lost()
         conversation.move(Status.STEPPING)
-        host = conversation.host
-        withdrawn = host.withdraws()
+        session = conversation.session
+        withdrawn = session.withdraws()
         said = conversation.said if withdrawn else self._said(conversation, completion)
         if said is None:
-            assert not isinstance(host, Host)
+            assert not isinstance(session, Session)
             conversation.move(Status.OPENING)
-            return await self._begin(key, host, host.again(), conversation.effort)
+            return await self._begin(key, session, session.again(), conversation.effort)
         conversation.said, record = said, said.record
         started = time.perf_counter()
         try:
@@ -182,7 +185,7 @@ class EnvironmentWorker:
                 self._step(conversation, said, l_max, withdrawn), self._limits.step_timeout
             )
         except asyncio.TimeoutError:
-            ending = host.ending or "step_timeout"
+            ending = session.ending or "step_timeout"
             continued = Continued(record, ending=ending, reason=self._late("step"))
         except (EnvironmentFailed, InputError) as error:
             continued = Continued(record, ending="environment_failed", reason=str(error))
@@ -206,7 +209,7 @@ class EnvironmentWorker:
             conversation.said = self._read(conversation, completion, turn)
             try:
                 reply = await asyncio.wait_for(
-                    conversation.host.step(conversation.said.message, conversation.said.turn),
+                    conversation.session.step(conversation.said.message, conversation.said.turn),
                     self._limits.step_timeout,
                 )
                 self._followed(conversation, conversation.said, reply.messages)
@@ -225,42 +228,42 @@ class EnvironmentWorker:
     async def close(self, key: Key) -> None:
         """End a conversation, and close its environment."""
         if conversation := self._open.pop(key, None):
-            await conversation.host.close()
+            await conversation.session.close()
 
-    def _host(self, problem: Problem) -> Host | HarnessHost:
+    def _session(self, problem: Problem) -> Session | HarnessSession:
         harness = loading.harness_of(self._config.data, problem)
         if harness is None:
-            return Host(self._config.data, self._limits.answer_bytes, self._runner)
-        from tramontane.environments.harness import HarnessHost, Switchboard  # an extra
+            return Session(self._config.data, self._limits.answer_bytes, self._runner)
+        from tramontane.environments.harness import HarnessSession, Switchboard  # an extra
 
         self._switchboard = self._switchboard or Switchboard()
-        return HarnessHost(harness, self._runner, self._switchboard, self._format.encoder)
+        return HarnessSession(harness, self._runner, self._switchboard, self._format.encoder)
 
-    def _new_chat(self, host: Host | HarnessHost, effort: str | None) -> Any:
+    def _new_chat(self, session: Session | HarnessSession, effort: str | None) -> Any:
         form = self._format.at(effort)
         if self._mistral is not None:
-            return MistralChat(self._mistral, form.encoder, host.tools)
-        self._parser.check(host.tools)
-        return Chat(form, host.tools)
+            return MistralChat(self._mistral, form.encoder, session.tools)
+        self._parser.check(session.tools)
+        return Chat(form, session.tools)
 
     async def _step(
         self, conversation: _Conversation, said: _Said, l_max: int, withdrawn: bool
     ) -> Continued:
-        host, record = conversation.host, said.record
-        if not isinstance(host, Host) and withdrawn:
-            reply: Reply | None = await host.next()
-        elif isinstance(host, Host) and said.turn.finish_reason == "length":
-            return await self._ended(host, record, "max_tokens")
+        session, record = conversation.session, said.record
+        if not isinstance(session, Session) and withdrawn:
+            reply: Reply | None = await session.next()
+        elif isinstance(session, Session) and said.turn.finish_reason == "length":
+            return await self._ended(session, record, "max_tokens")
         else:
             broken = [call for call in said.message.calls if not call.name]
             if self._limits.unparsed == "end" and broken:
-                return await self._ended(host, record, "unparsed_call", broken[0].answer)
-            reply = await host.step(said.message, said.turn)
-        ending, reason = host.ending, ""
+                return await self._ended(session, record, "unparsed_call", broken[0].answer)
+            reply = await session.step(said.message, said.turn)
+        ending, reason = session.ending, ""
         while reply is not None:
             record.messages, record.reward = reply.messages, reply.reward
             if reply.done:
-                return await self._ended(host, record, ending or "completed", reason)
+                return await self._ended(session, record, ending or "completed", reason)
             if conversation.turns == self._limits.turns:
                 ending = "max_turns"
                 reason = f"{conversation.turns} turns were answered (conversation.turns)"
@@ -270,15 +273,19 @@ class EnvironmentWorker:
                     return continued
                 ending, reason = continued.ending, continued.reason
             conversation.move(Status.REFUSED)
-            reply = await host.refuse(ending, reason)
+            reply = await session.refuse(ending, reason)
         assert ending is not None
-        return await self._ended(host, record, ending, reason)
+        return await self._ended(session, record, ending, reason)
 
     async def _ended(
-        self, host: Host | HarnessHost, record: TurnRecord, ending: Ending, reason: str = ""
+        self,
+        session: Session | HarnessSession,
+        record: TurnRecord,
+        ending: Ending,
+        reason: str = "",
     ) -> Continued:
         if record.reward is None:
-            record.reward = await host.final_reward()
+            record.reward = await session.final_reward()
         return Continued(record, ending=ending, reason=reason)
 
     def _said(self, conversation: _Conversation, completion: Completion) -> _Said:
@@ -299,8 +306,8 @@ class EnvironmentWorker:
         self, conversation: _Conversation, completion: Completion, record: TurnRecord
     ) -> _Said:
         """A turn with its message and its place in the conversation."""
-        chat, host = conversation.chat, conversation.host
-        message = self._parser.parse(record.text, host.tools, chat.prefix)
+        chat, session = conversation.chat, conversation.session
+        message = self._parser.parse(record.text, session.tools, chat.prefix)
         record.calls = message.calls
         before = completion.earlier[: record.sequence]
         n_tokens = record.end + sum(len(sequence.token_ids) for sequence in before)
@@ -334,24 +341,24 @@ class EnvironmentWorker:
         self, conversation: _Conversation, said: _Said, messages: Sequence[Message]
     ) -> tuple[list[int], list[int] | None]:
         """(tokens to put in after a turn, prompt of a new sequence or None)."""
-        host = conversation.host
-        if host.posted or host.restarted:
-            conversation.chat = self._new_chat(host, conversation.effort)
-            posted = self._asked(conversation.chat, host)
+        session = conversation.session
+        if session.posted or session.restarted:
+            conversation.chat = self._new_chat(session, conversation.effort)
+            posted = self._asked(conversation.chat, session)
             known = len(said.turn.prompt_ids) + len(said.turn.token_ids)
-            return ([], posted) if host.restarted else (posted[known:], None)
+            return ([], posted) if session.restarted else (posted[known:], None)
         conversation.chat = said.chat.copy()
         following = conversation.chat.follow(said.message, messages)
         if following.rewritten and self._format.history == "fork":
             return [], following.whole()
         return conversation.chat.tokens(following, said.turn.token_ids[-1]), None
 
-    def _asked(self, chat: Any, host: Host | HarnessHost) -> list[int]:
+    def _asked(self, chat: Any, session: Session | HarnessSession) -> list[int]:
         """The tokens that a harness asks for, with a new chat."""
         encoder = self._format.encoder
-        if not host.posted:
-            return wire.write(chat, host.asked)
-        prompt = list(host.posted)
+        if not session.posted:
+            return wire.write(chat, session.asked)
+        prompt = list(session.posted)
         chat.prefix = encoder.opened_in(str(encoder.tokenizer.decode(prompt[-OPENING:])))
         return prompt
 
