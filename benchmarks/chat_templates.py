@@ -26,9 +26,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from tramontane.data.prompts import PromptEncoder
-from tramontane.environments.families import COLUMNS, Cell, Family
 from tramontane.environments.mistral import files_of, load_mistral
 from tramontane.environments.mistral_family import MistralFamily
+from tramontane.environments.template_checks import COLUMNS, Cell, Family
 from tramontane.errors import InputError
 from tramontane.models.loading import load_tokenizer
 

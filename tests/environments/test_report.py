@@ -5,8 +5,8 @@ import pytest
 from tests.environments.templates import SHAPES, tokenizer_of
 from tests.environments.test_chat import REWRITES
 from tramontane.data.prompts import PromptEncoder
-from tramontane.environments.families import COLUMNS
 from tramontane.environments.report import examined
+from tramontane.environments.template_checks import COLUMNS
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -11,7 +11,9 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import wire
 from tramontane.environments.calls import Parsed, Parser
 from tramontane.environments.chat_format import ChatFormat
-from tramontane.environments.families import (
+from tramontane.environments.mistral import MistralChat, MistralExamples, load_mistral, plain_tool
+from tramontane.environments.recorded import Conversation
+from tramontane.environments.template_checks import (
     ASKED,
     COLUMNS,
     TOOL,
@@ -23,8 +25,6 @@ from tramontane.environments.families import (
     plain,
     same,
 )
-from tramontane.environments.mistral import MistralChat, MistralExamples, load_mistral, plain_tool
-from tramontane.environments.recorded import Conversation
 
 if TYPE_CHECKING:
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer

@@ -10,9 +10,9 @@ from tramontane.config import PromptConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.calls import Parsed
 from tramontane.environments.chat import Chat
-from tramontane.environments.families import ASKED, MORE, TOOL, Cell, Family
 from tramontane.environments.mistral import MistralChat, files_of, load_mistral
 from tramontane.environments.mistral_family import MistralFamily
+from tramontane.environments.template_checks import ASKED, MORE, TOOL, Cell, Family
 from tramontane.errors import InputError
 from tramontane.types import Message, ToolCall
 

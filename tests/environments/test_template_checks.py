@@ -11,8 +11,8 @@ from tramontane.environments import wire
 from tramontane.environments.calls import Parser
 from tramontane.environments.chat import Chat
 from tramontane.environments.chat_format import ChatFormat
-from tramontane.environments.families import COLUMNS, TOOL, Case, Family
 from tramontane.environments.recorded import Conversation, ConversationEncoder
+from tramontane.environments.template_checks import COLUMNS, TOOL, Case, Family
 from tramontane.errors import InputError
 
 CALL = {"id": "call00000", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
