@@ -11,7 +11,7 @@ from tramontane.data.load import load_problems
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
 from tramontane.run.rollouts import read_run
-from tramontane.types import Problem
+from tramontane.types import Completion, Message, Problem, ToolCall, TurnRecord
 from tramontane.verifier.custom import Response
 from tramontane.verifier.format import check_format, sample
 from tramontane.verifier.group_rewards import group_calls, run_group_call, with_group_rewards
@@ -24,6 +24,16 @@ import asyncio, os, re, time
 import numpy
 
 client = asyncio.Queue()   # belongs to the event loop that it is first used in
+
+def last_message(completions, **columns):
+    return [float(messages[-1]["content"] == "It is 5.") for messages in completions]
+
+def tools_used(completions, **columns):
+    called = [c["function"] for m in completions[0] for c in m.get("tool_calls", ())]
+    assert called == [{"name": "add", "arguments": {"a": 2, "b": 3}}], called
+    names = [m["name"] for m in completions[0] if m["role"] == "tool"]
+    assert names == ["add", ""], names
+    return [sum(float(m["role"] == "tool") for m in messages) for messages in completions]
 
 def own_columns(completions, answer, level, question, **columns):
     kept = not {"prompt", "completion"} & columns.keys() and columns["id"] == [7] * 2
@@ -151,6 +161,27 @@ def test_a_chat_reaches_functions_of_trl_as_messages():
     verdicts = scored(config, problem, [Response("5", 1), Response("6", 1)])
     assert [v.verdict for v in verdicts] == ["right", "wrong"]
     assert parts(verdicts, "correctness_reward_func") == [2.0, -0.5]
+
+
+def test_functions_of_trl_read_a_conversation_s_messages():
+    """Not one message of all that the model wrote: the last one is the answer, and tools are used
+    where there are messages of tools."""
+    call = ToolCall("add", {"a": 2, "b": 3}, "5")
+    unread = ToolCall("", {}, "error: not JSON", error=True)
+    answers = [Message(role="tool", content="5"), Message(role="tool", content="error: not JSON")]
+    turns = [
+        TurnRecord(0, 4, 0, "<tool_call>…", messages=answers, calls=[call, unread]),
+        TurnRecord(8, 9, 0, "It is 5."),
+    ]
+    completion = Completion(
+        0, 0, [1], text="<tool_call>…\n\nIt is 5.", turns=turns, ending="completed"
+    )
+    chat = [{"role": "user", "content": "2 + 3?"}]
+    config = rewards("last_message", "tools_used", domains={"talk": {}})
+    given = [Response.of(completion), Response("It is 5.", 3)]
+    verdicts = scored(config, Problem("p", "talk", "2 + 3?", messages=chat), given)
+    assert parts(verdicts, "last_message") == [1.0, 1.0]
+    assert parts(verdicts, "tools_used") == [2.0, 0.0]
 
 
 def test_functions_of_trl_get_the_row_s_own_columns(tmp_path):

@@ -244,6 +244,7 @@ def parse_row(
         row = parse_object(line)
     except ValueError as error:
         raise InputError(str(error)) from None
+    given = {name: row[name] for name in ("answer", "id") if name in row}
     if isinstance(row.get("answer"), int | float) and not isinstance(row["answer"], bool):
         row["answer"] = str(row["answer"])
     if isinstance(row.get("id"), int) and not isinstance(row["id"], bool):
@@ -277,8 +278,9 @@ def parse_row(
         answer = stated(answer)  # as where problems are loaded
     rest = {name: value for name, value in row.items() if name not in ROW_FIELDS}
     problem = Problem(
-        row["id"], domain, row["problem"], answer, tests, language=spoken, metadata=rest
-    )
+        row["id"], domain, row["problem"], answer, tests, language=spoken, metadata=rest,
+        renamed={name: value for name, value in given.items() if not isinstance(value, str)},
+    )  # fmt: skip
     failure = failure_of(row.get("ending"), row.get("ending_reason", ""))
     return problem, Response(row["response"], tokens, turns=turns or (), failure=failure)
 

@@ -13,7 +13,7 @@ makes the completions unscorable.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -43,6 +43,7 @@ class Response(NamedTuple):
         failure: why the environment failed, so that nothing can be judged; empty if it did not.
         unrewarded: how a conversation was cut short before its environment gave any reward, which
             counts as 0; empty for others.
+        messages: for a conversation, its messages after the prompt; see `turn_messages`.
     """
 
     text: str
@@ -52,6 +53,7 @@ class Response(NamedTuple):
     earned: float | None = None
     failure: str = ""
     unrewarded: str = ""
+    messages: Sequence[Mapping[str, Any]] = ()
 
     @property
     def last(self) -> str:
@@ -78,7 +80,38 @@ class Response(NamedTuple):
             earned,
             failure,
             unrewarded,
+            [
+                message
+                for turn in turns
+                for message in turn_messages(
+                    turn.text, [(c.name, c.arguments) for c in turn.calls], turn.messages
+                )
+            ],
         )
+
+
+def turn_messages(
+    text: str, calls: Iterable[tuple[str, Any]], answers: Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """A turn of the model and what answered it as TRL's functions read them: the model's message
+    with the calls that could be read, and each tool's with its name.
+
+    Args:
+        text: what the model wrote, calls included.
+        calls: (name, arguments) of each; the name is empty if it could not be read.
+        answers: messages with `role` and `content`; those of tools are in the order of the calls.
+    """
+    calls = list(calls)
+    said: dict[str, Any] = {"role": "assistant", "content": text}
+    if made := [{"name": name, "arguments": given} for name, given in calls if name]:
+        said["tool_calls"] = [{"type": "function", "function": call} for call in made]
+    names, messages = iter([name for name, _ in calls]), [said]
+    for answer in answers:
+        message = {"role": answer["role"], "content": answer["content"]}
+        if answer["role"] == "tool":
+            message["name"] = next(names, "")
+        messages.append(message)
+    return messages
 
 
 def failure_of(ending: Any, reason: Any) -> str:

@@ -193,7 +193,8 @@ def _trl_arguments(problem: Problem, call: GroupCall) -> dict[str, Any]:
     ids = [[0] * r.n_tokens if r.token_ids is None else [*r.token_ids] for r in responses]
     texts: list[Any] = [r.text for r in responses]
     if problem.messages:  # TRL's conversational format
-        texts = [[{"role": "assistant", "content": text}] for text in texts]
+        said = [r.messages or [{"role": "assistant", "content": r.text}] for r in responses]
+        texts = copy.deepcopy([[*messages] for messages in said])
     columns = {name: [value] * count for name, value in _columns_of(problem).items()}
     return columns | {
         "prompts": [problem.messages or problem.problem] * count,
