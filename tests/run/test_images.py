@@ -164,13 +164,14 @@ def test_adapters_and_ranks_train_on_images(given, tmp_path, how):
 def test_a_teacher_that_sees_is_learned_from(given, tmp_path):
     """The policy itself at first: without images, its distance would not be 0."""
     objective = {"name": "distill", "distill": {"top_k": 4}}
+    pipeline = settings(given, tmp_path / "run").pipeline.model_dump(exclude_unset=True)
     config = settings(
         given,
         tmp_path / "run",
+        pipeline=pipeline | {"diversity": "none"},
         trainer={"dtype": "float32", "learning_rate": 1e-3, "objective": objective},
         teacher={"model": str(given / "model"), "dtype": "float32"},
     )
-    config.pipeline.diversity = "none"
     assert train(config).finished
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["teacher_divergence"] == pytest.approx(0, abs=1e-4)
