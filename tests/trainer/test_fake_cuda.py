@@ -7,13 +7,16 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from peft import inject_adapter_in_model
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.fake_cuda import Launches, fake_cuda
 from tests.trainer.rollouts import VOCAB, batch, taught
 from tramontane.config import ObjectiveConfig, TrainerConfig
+from tramontane.models import exchange
 from tramontane.tokens import INSERTED
 from tramontane.trainer.microbatch import cut_batch
 from tramontane.trainer.objectives import load_objective
@@ -212,3 +215,38 @@ def test_a_microbatch_launches_few_kernels():
     one, two = kernels(layers=1), kernels(layers=2)
     assert two - one <= 140  # of a block, forward and backward, with its gradients in float32
     assert one - (two - one) <= 290  # embeddings, head, loss and metrics
+
+
+class Network:
+    """What ranks that share rows send, where there is one of them."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.sent = 0  # bytes of the exchanges that leave this rank
+        monkeypatch.setattr(exchange.dist, "all_to_all_single", self.all_to_all)
+        monkeypatch.setattr(exchange.dist, "all_gather", lambda parts, x, group: parts[0].copy_(x))
+
+    def all_to_all(self, out, x, group):
+        self.sent += x.nbytes * (len(x) - 1) // len(x)
+        out.copy_(x)
+
+
+def test_ranks_that_share_a_row_wait_for_nothing_and_send_what_the_page_says(monkeypatch):
+    """docs/ranks.md: (2 Hq + 2 Hkv) · d · (c - 1) / c · N / c numbers of each block, forward and
+    backward."""
+    layers, heads, grouped, d, sharing = 2, 4, 2, 16, 2
+    network = Network(monkeypatch)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=sharing)
+    minibatch = minibatch_of(ranks=sharing, context_parallel=sharing)
+    shared = exchange.HeadExchange(dist.group.WORLD)
+    dist.destroy_process_group()
+    with fake_cuda():
+        trainer = on_gpu(layers=layers)
+        alone = sum(launches(trainer, minibatch).kernels.values())
+        trainer._exchange = shared
+        found = launches(trainer, minibatch)
+        tokens = minibatch.row(0).inputs["input_ids"].shape[1]
+    assert found.waits == []
+    numbers = layers * (2 * heads + 2 * grouped) * d * tokens * (sharing - 1) // sharing**2
+    assert network.sent == 2 * 2 * numbers  # of two bytes
+    # Of a block: four exchanges, there and back, each in order, sent, and in order again.
+    assert sum(found.kernels.values()) - alone <= 24 * layers + 30
