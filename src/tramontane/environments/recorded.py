@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple, cast
 
-from tramontane.data.prompts import GENERATED, PromptEncoder, Tool
+from tramontane.data.prompts import GENERATED, PLACE, PromptEncoder, Tool
 from tramontane.data.special_tokens import Marks
 from tramontane.environments.chat_format import ChatFormat
 from tramontane.environments.forms import kept_id, written
@@ -33,17 +33,20 @@ class Example(NamedTuple):
     response: list[int]
     inserted: tuple[range, ...] = ()
     images: tuple[str, ...] = ()  # of the prompt, as data URIs
+    put_images: tuple[str, ...] = ()  # of the inserted tokens
 
-    def put(self, ids: Sequence[int]) -> Example:
-        """It with tokens appended that the model did not write."""
+    def put(self, ids: Sequence[int], images: Sequence[str] = ()) -> Example:
+        """It with tokens appended that the model did not write, and their images."""
         span = range(len(self.response), len(self.response) + len(ids))
         response, inserted = [*self.response, *ids], (*self.inserted, span)
-        return self._replace(response=response, inserted=inserted)
+        put = *self.put_images, *images
+        return self._replace(response=response, inserted=inserted, put_images=put)
 
 
 class Conversation(NamedTuple):
     """A chat that ends with the model's message, and descriptions of the tools in it. Of the first
-    `given` messages, those of the model are not learned either."""
+    `given` messages, those of the model are not learned either. A message may have `images`, each
+    at a `PLACE` of its content."""
 
     messages: list[dict[str, Any]]
     tools: list[Tool]
@@ -102,20 +105,24 @@ class ConversationEncoder:
         """
         messages, tools, given = conversation
         marks, chat = Marks("\ufdd0"), list[dict[str, Any]]()
-        text, example = "", Example([], [])
+        text, example, seen = "", Example([], []), 0
+        images = [image for message in messages for image in message.get("images", ())]
         for message, is_learned in self._turns(messages, given, marks):
             if not is_learned:
                 chat += message
                 continue
             start, rest = self._written(chat, message[0], tools, where)
+            before, seen = seen, sum(str(m.get("content")).count(PLACE) for m in chat)
             chat += message
             if example.prompt and start.startswith(text):
-                example = example.put(self._encoder.special.encode(start[len(text) :], marks))
+                new = tuple(images[before:seen])
+                example = example.put(self._encoded(start[len(text) :], new, marks, where), new)
             else:
                 if example.prompt:
                     yield example
-                ids = self._encoder.special.encode(start, marks)
-                example = Example([*self._encoder.first_tokens, *ids], [])
+                shown = tuple(images[:seen])
+                ids = self._encoded(start, shown, marks, where)
+                example = Example([*self._encoder.first_tokens, *ids], [], images=shown)
             for written_text, learned in rest:
                 ids = self._encoder.tokenizer(written_text, add_special_tokens=False)["input_ids"]
                 size = len(example.response)
@@ -125,6 +132,12 @@ class ConversationEncoder:
                     example = example._replace(inserted=(*example.inserted, span))
             text = start + "".join(part for part, _ in rest)
         yield example
+
+    def _encoded(self, text: str, images: Sequence[str], marks: Marks, where: str) -> list[int]:
+        """Tokens of a rendered text with marks, and with images at the places of the template."""
+        if images:
+            text = self._encoder.illustrated(text, images, where)
+        return self._encoder.special.encode(text, marks)
 
     def _turns(
         self, messages: Sequence[dict[str, Any]], given: int, marks: Marks
@@ -143,7 +156,9 @@ class ConversationEncoder:
             put, names = list[Any](), iter(calls)
             for message in group:
                 own = _plain(message)
-                own["content"] = self._encoder.special.mark(own["content"], own["role"], marks)
+                texts = own["content"].split(PLACE)
+                marked = (self._encoder.special.mark(text, own["role"], marks) for text in texts)
+                own["content"] = PLACE.join(marked)
                 if own["role"] == "tool":
                     call = next(names, _UNASKED)
                     own |= {"name": call["function"]["name"], "tool_call_id": call["id"]}

@@ -7,19 +7,20 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from tramontane.config.sft import ExamplesConfig, SFTConfig
 from tramontane.data import images, playground
 from tramontane.data.files import read_rows, shuffled
-from tramontane.data.prompts import PromptEncoder
+from tramontane.data.prompts import PLACE, PromptEncoder
 from tramontane.data.values import Row
 from tramontane.environments.chat_format import ChatFormat
 from tramontane.environments.mistral import MistralExamples
 from tramontane.environments.recorded import Conversation, ConversationEncoder, Example
 from tramontane.errors import InputError
-from tramontane.types import PAPER_TAGS, Illustrated, Message, Prompt
+from tramontane.types import IMAGE, PAPER_TAGS, Illustrated, Message, Prompt
 
 CHUNK = 4096  # examples generated at once
 # Names of fields that others use for prompts and responses.
@@ -196,16 +197,18 @@ class ExampleStream:
         made = {level: MistralExamples(self.encoder.at(level)) for level in levels}
         for row in rows:
             if isinstance(row, Pair):
-                if row.images:
-                    raise InputError(
-                        f"{row.where}: has an image, which data.tokens: mistral takes none of; "
-                        f"leave that key out, so that the chat template writes the prompt"
-                    )
+                shown: Sequence[Any] = row.images
                 asked = Message(role="user", content=row.prompt)
                 said = Message(role="assistant", content=row.response)
                 conversation = Conversation([{**asked}, {**said}], [])
             else:
                 conversation = row.conversation
+                shown = [m for m in conversation.messages if m.get("images")]
+            if shown:
+                raise InputError(
+                    f"{row.where}: has an image, which data.tokens: mistral takes none of; "
+                    f"leave that key out, so that the chat template writes the prompt"
+                )
             for example in made[row.effort].examples(conversation, row.where):
                 yield row.where, example
 
@@ -312,22 +315,26 @@ def rows_of(data: ExamplesConfig) -> Rows:
     names = _names(data, first)
     if not any(isinstance(first.get(names[name]), list) for name in ("messages", "prompt")):
         return pairs_of_rows(data)
-    return [
-        Recorded(where, _conversation(row, names, where), row.get(names["effort"]))
-        for where, row in _text_rows(data)
-    ]
+    found, album = [], _album(data)
+    for where, row, shown in _rows_and_images(data, names):
+        chat, given = _chat_of(row, names, where)
+        chat = _illustrated(chat, shown, album, where)
+        chats = [names[name] for name in ("messages", "prompt", "response")]
+        images.refuse({key: row[key] for key in row.keys() - {*chats}}, where)
+        conversation = Conversation.of(chat, row.get(names["tools"]), where, given)
+        found.append(Recorded(where, conversation, row.get(names["effort"])))
+    return found
 
 
-def _conversation(row: Row, names: Mapping[str, str], where: str) -> Conversation:
-    """The conversation of a row: its messages, or the chat of its prompt, of which nothing is
-    learned, and that of its response.
+def _chat_of(row: Row, names: Mapping[str, str], where: str) -> tuple[list[Any], int]:
+    """The chat of a row, and the number of its first messages of which nothing is learned: its
+    messages, or the chat of its prompt, and behind that the chat of its response.
 
     Raises:
         InputError: the row has neither.
     """
-    tools = row.get(names["tools"])
     if isinstance(messages := row.get(names["messages"]), list):
-        return Conversation.of(messages, tools, where)
+        return messages, 0
     asked, said = parts = [row.get(names[name]) or [] for name in ("prompt", "response")]
     for name, part in zip(("prompt", "response"), parts, strict=True):
         if not isinstance(part, list):
@@ -336,7 +343,7 @@ def _conversation(row: Row, names: Mapping[str, str], where: str) -> Conversatio
                 f"{names['messages']!r}, though the first row has one: a prompt and its response "
                 f"are both texts or both chats, in all rows alike; the row has {sorted(row)}"
             )
-    return Conversation.of([*asked, *said], tools, where, len(asked))
+    return [*asked, *said], len(asked)
 
 
 def pairs_of_rows(data: ExamplesConfig) -> list[Pair]:
@@ -346,11 +353,8 @@ def pairs_of_rows(data: ExamplesConfig) -> list[Pair]:
         InputError: no such source, or rows without the fields.
     """
     names = _names(data, next(iter(read_rows(data.train)))[1])
-    fields = dict.fromkeys([names["images"], *images.FIELDS])
-    album = images.Album(Path(data.train).expanduser().parent, data.images.limits)
-    pairs = []
-    for location, row in read_rows(data.train):
-        shown = [row.pop(name) for name in fields if row.get(name)]
+    pairs, album = [], _album(data)
+    for location, row, shown in _rows_and_images(data, names):
         images.refuse(row, location)
         for name in (names["prompt"], names["response"]):
             if not isinstance(text := row.get(name), str) or not text.strip():
@@ -358,9 +362,8 @@ def pairs_of_rows(data: ExamplesConfig) -> list[Pair]:
                     f"{location}: no text in field {name!r}{_remedy(row, name, names)}"
                 )
         texts = row[names["prompt"]], row[names["response"]]
-        found = [value for given in shown for value in images.listed(given)]
-        found = [album.read(image, location) for image in found]
-        own = tuple(images.placed(texts[0], found, (), location))
+        found = images.placed(texts[0], shown, (), location)
+        own = tuple(album.read(image, location) for image in found)
         pairs.append(Pair(location, *texts, row.get(names["effort"]), own))
     return pairs
 
@@ -383,11 +386,46 @@ def _remedy(row: Row, name: str, names: Mapping[str, str]) -> str:
     return f"{remedy}, e.g. 'data.fields={{{', '.join(guesses)}}}'" if guesses else remedy
 
 
-def _text_rows(data: ExamplesConfig) -> Iterator[tuple[str, Row]]:
-    """The rows of a source, none of which may have an image."""
+def _rows_and_images(
+    data: ExamplesConfig, names: Mapping[str, str]
+) -> Iterator[tuple[str, Row, list[Any]]]:
+    """The rows of a source, each with the images of its fields, which are taken out of it."""
+    fields = dict.fromkeys([names["images"], *images.FIELDS])
     for where, row in read_rows(data.train):
-        images.refuse(row, where)
-        yield where, row
+        shown = [row.pop(name) for name in fields if row.get(name)]
+        yield where, row, [value for given in shown for value in images.listed(given)]
+
+
+def _album(data: ExamplesConfig) -> images.Album:
+    return images.Album(Path(data.train).expanduser().parent, data.images.limits)
+
+
+def _illustrated(chat: Any, shown: Sequence[Any], album: images.Album, where: str) -> Any:
+    """A row's chat with a `PLACE` for each image in its messages, which have them as `images`.
+
+    Raises:
+        InputError: images without a place, or in the model's messages, or that cannot be read.
+    """
+    chat, own = images.flattened(chat, where)
+    if not shown and not own:
+        return chat
+    asked = [m for m in chat if isinstance(m, dict) and m.get("role") != "assistant"]
+    asked = [message for message in asked if isinstance(message.get("content"), str)]
+    if not any(IMAGE in message["content"] for message in asked):
+        users = [message for message in asked if message.get("role") == "user"]
+        if own or len(users) != 1:
+            raise InputError(
+                f"{where}: its images have no place in what the model reads: give {IMAGE}, or an "
+                f"image part, in messages of users or tools"
+            )
+        users[0]["content"] = IMAGE * len(shown) + users[0]["content"]
+    found = images.placed(cast(Any, asked), shown, own, where)
+    rest = iter([album.read(image, where) for image in found])
+    for message in asked:
+        if count := message["content"].count(IMAGE):
+            message["content"] = message["content"].replace(IMAGE, PLACE)
+            message["images"] = [*islice(rest, count)]
+    return chat
 
 
 def _names(data: ExamplesConfig, first: Row) -> dict[str, str]:

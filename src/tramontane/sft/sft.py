@@ -232,6 +232,7 @@ def _train_batch(examples: list[Example], config: SFTConfig) -> TrainBatch:
                 logprobs=array("f", bytes(4 * len(example.response))),
                 versions=_versions(len(example.response), example.inserted),
                 images=example.images,
+                put_images=example.put_images,
             )
         ]
         for example in examples
