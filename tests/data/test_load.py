@@ -40,6 +40,18 @@ def write(tmp_path):
 # Rows
 
 
+@pytest.mark.parametrize("name", ["problem", "question", "query"])
+def test_a_prompt_is_what_the_model_reads(name, write):
+    """As in scripts for TRL, whose rows keep the column that their prompt was made of."""
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
+    (problem,) = load(write({name: "1 + 1", "prompt": chat, "answer": "2"}))
+    assert problem.messages == chat and problem.row[name] == "1 + 1"
+    if name != "problem":
+        assert problem.metadata[name] == "1 + 1"
+        (problem,) = load(write({name: "1 + 1", "prompt": "1 + 1?", "answer": "2"}))
+        assert problem.problem == "1 + 1?"
+
+
 def test_a_whole_row(write):
     row = {"id": 7, "domain": "math", "problem": "What is 1 + 1?", "answer": "2", "license": "CC0"}
     (problem,) = load(write(row | {"language": "en", "difficulty": 3.0, "source": "mine"}))

@@ -34,7 +34,7 @@ FIELDS = (
 )  # fmt: skip
 # Names that a row may use for a field without `data.fields`.
 ALIASES = {
-    "problem": ("question", "prompt", "query"),
+    "problem": ("prompt", "question", "query"),
     "answer": ("final_answer", "expected_answer"),
     "difficulty": ("level",),
     "images": ("image",),
@@ -231,6 +231,8 @@ def parse_problem(
     values: dict[str, Any] = {}
     taken: dict[str, Any] = {}  # values by column
     for name, columns in rules.columns.items():
+        if name == "problem" and "prompt" in columns and isinstance(rest.get("prompt"), list):
+            columns = ("prompt",)  # TRL's, made of the row's other columns
         column = next((c for c in columns if not _is_absent(name, rest.get(c))), None)
         values[name] = None if column is None else rest.pop(column)
         if column is not None and name != "images":
