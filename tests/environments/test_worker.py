@@ -413,7 +413,7 @@ def test_whatever_is_written_what_was_sampled_is_trained_on(shape, first, rest):
     async def run():
         given = problem(texts=[text for text, _ in rest])
         started = await worker.start(KEY, given, 7)
-        request = Completion.requested(*KEY, started.prompt_ids, 7, SamplingParams(30_000))
+        request = Completion.requested(*KEY, started.prompt_ids, 7, SamplingParams(300_000))
         for said in [first, *(said for _, said in rest)]:
             new = tokenizer(said, add_special_tokens=False)["input_ids"]
             new = ints([*new, tokenizer.eos_token_id])
@@ -422,7 +422,7 @@ def test_whatever_is_written_what_was_sampled_is_trained_on(shape, first, rest):
             kept = request.logprobs + floats([-1.0] * n), request.versions + ints([4] * n)
             request.take_turn(Completion(*KEY, request.prompt_ids, ids, *kept, "stop"))
             request.move(Status.STEPPING)
-            take_answer(request, await worker.step(KEY, replace(request), 30_000))
+            take_answer(request, await worker.step(KEY, replace(request), 300_000))
         await worker.close(KEY)
         return request
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +19,9 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.generator import arena, cache
 from tramontane.generator.engine import SlotEngine
 from tramontane.generator.graphs import run_directly
+from tramontane.models import vision
 from tramontane.models.image_tokens import FAMILIES, ImageProcessor
 from tramontane.models.loading import load_model, load_tokenizer
-from tramontane.models.vision import Vision
 from tramontane.trainer.head import plain_predictions
 from tramontane.trainer.rows import pack_row
 from tramontane.types import Completion, Illustrated, SamplingParams
@@ -57,13 +58,14 @@ class Life:
 
     def __init__(self, versions, seed: int, **options) -> None:
         self.folder, self.models, self.halves = versions
-        self.rng, self.vision = random.Random(seed), Vision(self.folder)
+        self.rng, self.vision = random.Random(seed), vision.Vision(self.folder)
         config, processor = PromptConfig(system_prompt=None), ImageProcessor(self.folder)
         self.encoder = PromptEncoder(load_tokenizer(self.folder), config, images=processor)
         self.engine = SlotEngine(load_model(self.folder), 5, MAX_LEN, [EOS], **options)
         self.engine.vision = self.vision
         self.group, self.waiting, self.requests = 0, [], {}
         self.checked = self.shown = 0
+        self.longest = 6  # tokens of a completion
 
     def text(self) -> tuple[list[int], list[str]]:
         """Tokens of some text with images in it, and the images."""
@@ -75,7 +77,7 @@ class Life:
     def arrive(self) -> None:
         self.group += 1
         prompt, shown = self.text()
-        params = SamplingParams(self.rng.randint(2, 6))
+        params = SamplingParams(self.rng.randint(2, self.longest))
         self.submit(
             Completion.requested(self.group, i, prompt, 7 * self.group + i, params, images=shown)
             for i in range(self.rng.randint(1, 3))
@@ -174,6 +176,19 @@ class Life:
         found = model(input_ids=row, **inputs).logits[0, -n - 1 : -1].log_softmax(-1)
         return found.gather(1, row[0, -n:, None])[:, 0]
 
+    def run(self) -> None:
+        """All acts, in random order, while weights change, to the end."""
+        acts = [self.arrive, *[self.step] * 3, *[self.resume] * 3, self.cancel]
+        self.arrive()
+        for act in range(40):
+            self.rng.choice(acts)()
+            if act % 10 == 9:
+                self.arrive()
+                self.step()
+                self.update()
+        while self.engine.unfinished:
+            self.step()
+
 
 def stacked(parts) -> torch.Tensor:
     """One tensor of images of different sizes: padded at the right, as processors pad a batch."""
@@ -195,23 +210,36 @@ def stacked(parts) -> torch.Tensor:
     )
 
 
+def options_of(layout: str, monkeypatch) -> dict[str, Any]:
+    """Options of an engine whose keys and values are laid out so."""
+    monkeypatch.setattr(cache, "SHARING_SLOTS", 1 if layout == "shared" else 1000)
+    monkeypatch.setattr(arena, "_SHORTEST", 16)
+    return {"record": run_directly} if layout == "arena" else {}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_token_of_a_life_is_that_of_a_plain_forward(versions, layout, monkeypatch):
-    monkeypatch.setattr(cache, "SHARING_SLOTS", 1 if layout == "shared" else 1000)
-    monkeypatch.setattr(arena, "_SHORTEST", 16)
-    options = {"record": run_directly} if layout == "arena" else {}
+    options = options_of(layout, monkeypatch)
     life = Life(versions, LAYOUTS.index(layout), prefill_tokens=250, **options)
-    acts = [life.arrive, *[life.step] * 3, *[life.resume] * 3, life.cancel]
-    life.arrive()
-    for act in range(40):
-        life.rng.choice(acts)()
-        if act % 10 == 9:
-            life.arrive()
-            life.step()
-            life.update()
-    while life.engine.unfinished:
-        life.step()
+    life.run()
     assert life.checked >= 8 and life.shown >= 3
     stats = life.engine.stats
     assert min(stats.parked_tokens, stats.recomputed_tokens) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_so_it_is_where_memory_is_short(versions, layout, monkeypatch):
+    """Keys and values have room for three of the longest sequences in all, and features for one
+    image: there are fewer slots, or sequences that grow are sent back to the queue."""
+    options = options_of(layout, monkeypatch)
+    monkeypatch.setattr(vision, "CACHED_BYTES", 1)
+    free = SlotEngine(load_model(versions[0]), 1, MAX_LEN, [EOS], **options)
+    one = free._decoder.size_within(1, MAX_LEN, None).positions * free._token_bytes
+    life = Life(versions, LAYOUTS.index(layout), prefill_tokens=250, kv_bytes=3 * one, **options)
+    life.longest = 60
+    life.run()
+    assert life.checked >= 8 and life.shown >= 3
+    assert life.engine.slots < 5 or life.engine.stats.preemptions > 0
+    assert len(life.vision._cache) == 1

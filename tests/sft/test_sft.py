@@ -132,7 +132,7 @@ def test_what_a_tool_answered_is_not_learned(base, tmp_path):
     file = tmp_path / "chats.jsonl"
     file.write_text(json.dumps({"messages": [{"role": r, "content": c} for r, c in chat]}))
     config = config_of(base, str(file), tmp_path / "out", steps=1, batch_tokens=1)
-    [(prompt, response, inserted, _)] = ExampleStream(
+    [(prompt, response, inserted, *_)] = ExampleStream(
         config, PromptEncoder(load_tokenizer(base))
     ).take(1)
     learned = [i for i in range(len(response)) if all(i not in span for span in inserted)]
@@ -223,7 +223,7 @@ def test_a_generated_conversation_is_one_sequence_whose_answers_are_inserted(mon
     taken = ExampleStream(config, PromptEncoder(tokenizer, config.data)).take(3000)
     talked = [example for example in taken if example.inserted]
     assert 0.2 < len(talked) / len(taken) < 0.8
-    for _, response, inserted, _ in talked:
+    for _, response, inserted, *_ in talked:
         for span in inserted:
             assert response[span.start - 1] == tokenizer.eos_token_id
             answer = tokenizer.decode(response[span.start : span.stop])

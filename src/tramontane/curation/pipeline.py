@@ -216,7 +216,7 @@ def _flat(row: Row) -> dict[str, Any]:
     fields = {
         name: value
         for name, value in vars(problem).items()
-        if name not in ("metadata", "where") and value not in (None, [])
+        if name not in ("metadata", "where", "renamed") and value not in (None, [])
     }
     # The metadata may use a field's name for a value that is invalid for the field.
     rest = {f"source_{k}" if k in fields else k: v for k, v in problem.metadata.items()}
