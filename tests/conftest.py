@@ -101,11 +101,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("needs a CUDA GPU")
 
 
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One process more than there are cores, since many tests wait for other processes."""
-    return len(os.sched_getaffinity(0)) + 1
-
-
 class ByFile(LoadScopeScheduling):
     """Sends a file's tests to one process, but those of a group to the process of the group."""
 

@@ -100,7 +100,7 @@ class Tears(Talk):
         for worker in gc.get_objects() if breaks else ():
             if isinstance(worker, EnvironmentWorker):
                 for conversation in worker._open.values():
-                    if getattr(conversation.host, "_environment", None) is self:
+                    if getattr(conversation.session, "_environment", None) is self:
                         conversation.said.chat = None  # type: ignore[union-attr]
         return await super().step(message)
 

@@ -23,6 +23,7 @@ from tramontane.run.parity_gate import check_long_parity, check_parity
 from tramontane.run.prepare import PROBE_TOKENS, prepare
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
+from tramontane.start import dry_run
 from tramontane.trainer import Trainer
 from tramontane.trainer.parity import ParityError
 
@@ -128,9 +129,8 @@ def test_a_policy_in_eight_bits_is_measured_before_the_first_update(tmp_path: Pa
         r"generator.weights int8: KL\(μ‖π\) .* effective sample size (0\.9|1\.0)", events
     )
     sections["generator"]["weights"] = "full"
-    train(small_config(tmp_path / "full", **sections), QuietScreen())
-    events = (tmp_path / "full/events.log").read_text(encoding="utf-8")
-    assert re.search(r"generator.weights: full; int8 would compute .* [\d.]+ times as fast", events)
+    lines = dry_run(small_config(tmp_path / "full", **sections)).lines
+    assert re.fullmatch(r"off; the largest layers [\d.]+ times as fast .*", lines["int8"])
     sections["generator"]["weights"] = "int8"
     sections["trainer"]["parity_kl"] = 1e-9
     with pytest.raises(ParityError, match=r"parity_kl allows 1e-09"):

@@ -74,7 +74,7 @@ def check_publishing(t, weights, ranks):
     """Check that the ranks publish the whole model together, each its share, in bounded buckets."""
     limit = 6000  # bytes: below the largest tensor
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tramontane.trainer.trainer.BUCKET_BYTES", limit)
+        patch.setattr("tramontane.trainer.export.BUCKET_BYTES", limit)
         published = t.publish(CountedWeights())
     assert all(sum(sizes) <= limit or len(sizes) == 1 for sizes in published.sizes)
     shares = [published]

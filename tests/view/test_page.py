@@ -181,6 +181,10 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             "pipeline": {"updates": UPDATES},
         }
         (run.path / "config.yaml").write_text(json.dumps(config))
+        metrics = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+        for row in metrics:
+            row["reward"] += (-0.5, 0.0, 0.5, 0.3, 0.3, 0.3)[n]
+        run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in metrics))
         value = (0.2, 0.3, 0.4, 0.6, 0.6, 0.6)[n]
         passed = {"value": value, "low": value - 0.1, "high": value + 0.1}
         run.log_evaluation({"when": "after", "set": "held_out", "pass_at_1": passed})
@@ -221,9 +225,9 @@ def test_groups_of_runs_have_a_mean_and_a_band(tab: Any, sweep: str, tmp_path: P
     assert "0.6 [0.6, 0.6]" in tab.inner_text(".runs-table tbody tr >> nth=1")
     drawn = "chart => [chart.uplot.data.length, chart.uplot.bands.length]"
     assert tab.locator(".chart").evaluate(drawn) == [7, 2]  # x, and a mean with two ends each
-    # The means are 0.3 apart, so a wider band is cut 0.3 beyond them, and the axis has 6 % more.
+    # The means go from 0.358 to 0.892, so a wider band is cut 0.533 beyond; the axis has 6 % more.
     top = tab.locator(".chart").evaluate("chart => chart.uplot.scales.y.max")
-    assert top == pytest.approx(0.6 + 0.06 * (0.6 - 0.052), abs=1e-3)
+    assert top == pytest.approx(0.892 + 0.533 + 0.06 * 3 * 0.533, abs=2e-3)
     tab.check("input[name=log]")
     assert tab.locator(".chart").evaluate("chart => chart.uplot.scales.y.distr") == 3
     assert "log=1" in tab.url

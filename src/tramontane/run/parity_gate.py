@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from tramontane.batches import TrainSequence
-from tramontane.config import Config
-from tramontane.config.device import multiplies_int8
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.pooled_generator import PooledGenerator
-from tramontane.models import int8
-from tramontane.models.shape import load_shape
 from tramontane.placement import Handle, Limit, call
 from tramontane.run.prepare import PROBE_TOKENS, Prepared
 from tramontane.trainer import parity
@@ -69,28 +65,6 @@ async def check_quantized(prepared: Prepared, generators: GeneratorPool, trainer
     limits = config.trainer.parity_kl, config.trainer.parity_sample_size
     parity.check_distance(config.generator.quantized, distance, *limits)
     return f"{config.generator.quantized}: {distance}"
-
-
-def eight_bits_offer(config: Config) -> str:
-    """What `generator.weights: int8` would give on this processor, in words; empty where there is
-    no such choice, or where bfloat16 is faster."""
-    generator, shape = config.generator, load_shape(config.model)
-    layers = [
-        x
-        for x in shape.linear_layers
-        if x.eight_bits and not x.head and int8.layer_bytes(x.inputs, x.outputs)
-    ]
-    embedded = generator.kind == "slots" and generator.device == "cpu"
-    if not embedded or generator.dtype != "float32" or shape.stateful or not layers:
-        return ""
-    if not (multiplies_int8() and int8.is_exact()):
-        return ""
-    largest = max(layers, key=lambda x: x.inputs * x.outputs)
-    return (
-        f"generator.weights: full; int8 would compute the largest linear layers "
-        f"{int8.speedup(largest.inputs, largest.outputs):.1f} times as fast on this processor, and "
-        f"sample from another policy: see docs/off-policy.md"
-    )
 
 
 async def check_long_parity(prepared: Prepared, generators: GeneratorPool, trainer: Handle) -> None:

@@ -8,7 +8,7 @@ from itertools import chain, cycle, islice
 import torch
 
 from tramontane.config import HELD_OUT, Config, Until
-from tramontane.config.device import dtype_warnings, idle_gpus, number_types
+from tramontane.config.device import dtype_warnings, idle_gpus, multiplies_int8, number_types
 from tramontane.controller.images import check_images
 from tramontane.data.curriculum import Curriculum
 from tramontane.data.lengths import PromptFilter, PromptLimit
@@ -20,7 +20,7 @@ from tramontane.evaluation.calibration import calibrate, calibration_warnings
 from tramontane.evaluation.checkpoint import encoder_of
 from tramontane.generator.lanes import CacheSize
 from tramontane.generator.vllm import environment
-from tramontane.models import loading
+from tramontane.models import int8, loading
 from tramontane.models.shape import load_shape
 from tramontane.placement.seats import rank_device, seats
 from tramontane.planning.fit import RunMemory, generator_limits, run_memory
@@ -349,6 +349,7 @@ def resolved(prepared: Prepared) -> dict[str, str]:
         "devices": devices_line(config),
         **config.resolved_arithmetic(),
         "number type": _number_types_line(config),
+        **_eight_bits_line(config),
         "compile": f"{'on' if compiled.enabled else 'off'} (auto: {compiled.reason})",
     }
     if not config.stages:
@@ -398,6 +399,22 @@ def _number_types_line(config: Config) -> str:
     if len(set(types.values())) == 1:
         return types["trainer"]
     return "; ".join(f"{name} {text}" for name, text in types.items())
+
+
+def _eight_bits_line(config: Config) -> dict[str, str]:
+    """What `generator.weights: int8` would give on this processor; empty where there is no such
+    choice, or where bfloat16 is faster."""
+    generator, shape = config.generator, load_shape(config.model)
+    layers = [x for x in shape.linear_layers if x.eight_bits and not x.head]
+    layers = [x for x in layers if int8.layer_bytes(x.inputs, x.outputs)]
+    embedded = generator.kind == "slots" and generator.device == "cpu" and not shape.stateful
+    if not layers or not embedded or (generator.weights, generator.dtype) != ("full", "float32"):
+        return {}
+    if not (multiplies_int8() and int8.is_exact()):
+        return {}
+    largest = max(layers, key=lambda x: x.inputs * x.outputs)
+    faster = int8.speedup(largest.inputs, largest.outputs)
+    return {"int8": f"off; the largest layers {faster:.1f} times as fast (docs/off-policy.md)"}
 
 
 def _prompt_lines(prepared: Prepared) -> dict[str, str]:

@@ -50,12 +50,7 @@ from tramontane.run.folder import RunFolder
 from tramontane.run.header import shown_prompt
 from tramontane.run.input import RunInput
 from tramontane.run.measurement import Judges, measure, recorded
-from tramontane.run.parity_gate import (
-    check_long_parity,
-    check_parity,
-    check_quantized,
-    eight_bits_offer,
-)
+from tramontane.run.parity_gate import check_long_parity, check_parity, check_quantized
 from tramontane.run.prepare import Prepared
 from tramontane.run.recorder import Recorder
 from tramontane.run.screen import Screen
@@ -307,8 +302,6 @@ async def _run(
         await check_long_parity(prepared, generators, trainer)
         if config.generator.quantized:
             session.announce(await check_quantized(prepared, generators, trainer))
-        elif offer := eight_bits_offer(config):
-            session.announce(offer, logging.INFO)
         await recorder.catch_up()
         stop = partial(asyncio.get_running_loop().call_soon_threadsafe, pipeline.stop)
         with interrupt.ends_with(stop, recorder.when), _frozen():
