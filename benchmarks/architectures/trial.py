@@ -64,7 +64,8 @@ class Trial:
         again, info = type(made).from_pretrained(
             self._path, attn_implementation="eager", output_loading_info=True
         )
-        # Of ShieldGemma 2, transformers 5.23 reads back no weight that it has saved.
+        # Of ShieldGemma 2, transformers 5.23 does not read back the text layers that it has saved
+        # (findings/shieldgemma2_reload.sh).
         self._plain = made if info["missing_keys"] else again.eval()
         AutoTokenizer.from_pretrained(resolve("tiny")).save_pretrained(self._path)
         ends = json.dumps({"eos_token_id": EOS})

@@ -26,7 +26,7 @@ WRAPPED = [
     row
     for row in every_row()
     if isinstance(MEASURED.get(row.name, {}).get("cells", {}).get("text half"), float)
-    and row.kind != "shieldgemma2"  # transformers 5.23 reads back no weight that it has saved
+    and row.kind != "shieldgemma2"  # findings/shieldgemma2_reload.sh
 ]
 
 
