@@ -289,7 +289,7 @@ def test_every_version_learns_what_its_library_writes_for_fine_tuning(version):
             wanted.append((prompt, whole[len(prompt) :]))
     found = []
     conversation = Conversation.of(rows, [schema_of(add)], "row 1")
-    for prompt, response, inserted, _ in MistralExamples(encoder).examples(conversation, "row 1"):
+    for prompt, response, inserted, *_ in MistralExamples(encoder).examples(conversation, "row 1"):
         before, place = prompt, 0
         for span in (*inserted, range(len(response), len(response))):
             found.append((before, response[place : span.start]))
