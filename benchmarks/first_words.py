@@ -23,11 +23,12 @@ from benchmarks.measure import Promise, finish, machine, spread
 from chaos.processes import tree
 
 AIM = 4.0
-LINES = {"first word": r"\S", "header": r"^batch: "}
+LINES = {"first word": r"\S", "header": r"^\s*batch: "}
 
 
-def processor_seconds(root: int) -> float:
-    """Of a living process and its living descendants, and of those that were waited for."""
+def used_by_tree(root: int) -> float:
+    """The processor seconds of a process, its living descendants, and those that they waited for.
+    Unlike `descendants.processor_seconds`, it is asked while they run."""
     ticks = 0
     for pid in tree(root):
         try:
@@ -52,7 +53,7 @@ def one(config: str, folder: Path) -> dict[str, tuple[float, float]]:
         for line in process.stdout:
             for name, pattern in LINES.items():
                 if name not in found and re.search(pattern, line):
-                    found[name] = processor_seconds(process.pid), time.perf_counter() - began
+                    found[name] = used_by_tree(process.pid), time.perf_counter() - began
             if len(found) == len(LINES):
                 break
         process.kill()
@@ -70,7 +71,7 @@ def main() -> None:
     for name in LINES:
         seen = [found[name] for found in rounds if name in found]
         if not seen:
-            continue
+            raise SystemExit(f"no run printed its {name} ({LINES[name]})")
         processor, seconds = zip(*seen, strict=True)
         rows[name] = {"processor": spread(processor, 2), "seconds": spread(seconds, 2)}
         print(

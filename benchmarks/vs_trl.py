@@ -299,7 +299,7 @@ def compare(size: str, python: Path, args: argparse.Namespace, ended: Ended) -> 
 
 
 def shares(ours: Sequence[Turn], bounds: Sequence[float]) -> dict[str, Any]:
-    """Of the two-core bound; empty if it was not measured."""
+    """The two-core bound, and the share of it that was reached; empty if it was not measured."""
     if math.isnan(bounds[0]):
         return {}
     reached = [turn.tokens_per_second / bound for turn, bound in zip(ours, bounds, strict=True)]

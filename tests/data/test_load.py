@@ -42,7 +42,7 @@ def write(tmp_path):
 
 @pytest.mark.parametrize("name", ["problem", "question", "query"])
 def test_a_prompt_is_what_the_model_reads(name, write):
-    """As in scripts for TRL, whose rows keep the column that their prompt was made of."""
+    """Rows of scripts for TRL keep the column that their prompt was made of."""
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
     (problem,) = load(write({name: "1 + 1", "prompt": chat, "answer": "2"}))
     assert problem.messages == chat and problem.row[name] == "1 + 1"

@@ -582,7 +582,7 @@ def test_optional_arguments_take_null():
 
 
 def test_arguments_follow_references_and_alternatives_of_their_schema():
-    """As OpenAI's clients send them, made by pydantic."""
+    """OpenAI's clients send schemas that pydantic made."""
 
     class Item(pydantic.BaseModel):
         count: int

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -87,4 +88,6 @@ def test_hashes_follow_the_content(model, tmp_path):
     problem = Problem("a", "math", "1 + 1?", "2")
     same = Problem("a", "math", "1 + 1?", "2")
     assert problems_hash([problem]) == problems_hash([same])
+    question = replace(problem, renamed={"question": "1 + 1?", "answer": 2})  # names of columns
+    assert problems_hash([problem]) == problems_hash([question])
     assert problems_hash([problem]) != problems_hash([Problem("a", "math", "1 + 1?", "3")])

@@ -216,6 +216,14 @@ def test_where_there_is_no_int8_it_is_refused(keys):
         GeneratorConfig(**{"weights": "int8", "dtype": "float32", **keys})
 
 
+def test_what_int8_would_gain_is_measured_without_a_draw_from_the_run():
+    torch.manual_seed(3)
+    wanted = torch.rand(4)
+    torch.manual_seed(3)
+    assert int8.speedup(64, 64) > 0
+    assert torch.equal(torch.rand(4), wanted)
+
+
 def test_what_vllm_quantizes_is_measured_like_int8():
     vllm = {"kind": "vllm", "dtype": "bfloat16", "vllm": {"engine_args": {"quantization": "fp8"}}}
     config = GeneratorConfig(**vllm)

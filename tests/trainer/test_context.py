@@ -112,7 +112,7 @@ def teach(version=0):
 
 
 def restricted(version=0):
-    """Completions of a batch, every third of which was drawn from the whole vocabulary."""
+    """Completions of a batch; every third one was drawn from the whole vocabulary."""
     rng, found = random.Random(version), batch(version)
     for number, sequence in enumerate(found.sequences):
         if number % 3:

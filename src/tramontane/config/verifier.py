@@ -112,7 +112,7 @@ class RewardConfig(Section):
         measured = {
             "format_rate": bool(self.format) or not earned,
             "language_rate": bool(self.language),
-            "mean_reward": earned,  # it may be earned in parts, of which pass@1 says nothing
+            "mean_reward": earned,  # pass@1 does not show rewards between 0 and 1
             "mean_thinking_tokens": True,
         }
         return [name for name, shown in measured.items() if shown]

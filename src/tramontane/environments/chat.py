@@ -24,9 +24,7 @@ from tramontane.data.prompts import PLACE, Tool
 from tramontane.data.special_tokens import Marks
 from tramontane.environments.calls import Parsed
 from tramontane.environments.chat_format import ChatFormat
-from tramontane.environments.learned import (
-    call_id,
-)
+from tramontane.environments.learned import call_id
 from tramontane.errors import InputError
 from tramontane.types import Message, ThinkingTags, ToolCall
 

@@ -108,10 +108,10 @@ def problems_hash(problems: Sequence[Problem]) -> str:
     digest = hashlib.sha256()
     for problem in problems:
         fields = asdict(problem)
-        del fields["where"]  # a copy of the file holds the same problems
-        for name in ("images", "renamed"):  # as hashed before problems could have them
-            if not fields[name]:
-                del fields[name]
+        # A copy of the file holds the same problems, and so does one with other names of columns.
+        del fields["where"], fields["renamed"]
+        if not problem.images:  # as hashed before problems could have any
+            del fields["images"]
         digest.update(json.dumps(fields, sort_keys=True).encode() + b"\n")
     return digest.hexdigest()
 

@@ -10,7 +10,7 @@ from tramontane.run.prepare import PROBE_TOKENS, Prepared
 from tramontane.trainer import parity
 from tramontane.types import Completion
 
-# Completions of each probe prompt, and their longest, by which a quantized policy is measured.
+# Completions of each probe prompt, and the longest of them, that measure a quantized policy.
 DISTANCE_SAMPLES, DISTANCE_TOKENS = 8, 60
 
 

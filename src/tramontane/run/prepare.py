@@ -402,8 +402,8 @@ def _number_types_line(config: Config) -> str:
 
 
 def _eight_bits_line(config: Config) -> dict[str, str]:
-    """What `generator.weights: int8` would give on this processor; empty where there is no such
-    choice, or where bfloat16 is faster."""
+    """How much faster `generator.weights: int8` would be on this processor; empty if it cannot be
+    chosen, or if the generator computes in bfloat16."""
     generator, shape = config.generator, load_shape(config.model)
     layers = [x for x in shape.linear_layers if x.eight_bits and not x.head]
     layers = [x for x in layers if int8.layer_bytes(x.inputs, x.outputs)]

@@ -327,8 +327,8 @@ def rows_of(data: ExamplesConfig) -> Rows:
 
 
 def _chat_of(row: Row, names: Mapping[str, str], where: str) -> tuple[list[Any], int]:
-    """The chat of a row, and the number of its first messages of which nothing is learned: its
-    messages, or the chat of its prompt, and behind that the chat of its response.
+    """The chat of a row (its messages, or the chats of its prompt and its response in a row), and
+    how many messages at its start are not learned.
 
     Raises:
         InputError: the row has neither.

@@ -171,7 +171,7 @@ def seeing(
     with what its images change.
 
     Raises:
-        InputError: it has images, and there is no tower.
+        InputError: the row has images, but there is no tower.
     """
     if not row.pictured:
         return nullcontext(row.inputs)
