@@ -34,6 +34,7 @@ context.set_forkserver_preload(
         "tramontane.asking.endpoint",
         "tramontane.run.train",
         "tramontane.sft.sft",
+        "tests.warmed",
     ]
 )
 

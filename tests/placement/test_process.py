@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -176,6 +177,39 @@ def test_workers_end_with_the_process_that_forked_them_and_new_ones_start(tmp_pa
         connection.send("returns")
         assert connection.poll(SECONDS)
         assert warm._servers[frozenset()]._process.pid != server.pid
+    finally:
+        worker.stop()
+
+
+def test_a_fork_of_a_process_has_a_fork_of_its_server(tmp_path):
+    """Which serves that process alone, has its imports, and is replaced once it is killed."""
+    worker = WorkerProcess("worker", "tests.placement.forks", "reward")
+    worker.ready(lambda: (None, str(tmp_path)))
+    server = warm._servers[frozenset()]._process.pid
+
+    def parents():
+        other = WorkerProcess("worker", "tests.placement.forks", "reward")
+        for _ in range(2):
+            other.ready(lambda: (None, str(tmp_path)))
+            status = Path(f"/proc/{other.process.pid}/stat").read_text()
+            yield int(status.rpartition(") ")[2].split()[1])
+            os.kill(int(status.rpartition(") ")[2].split()[1]), signal.SIGKILL)
+            other.process.wait(SECONDS)
+        other.stop()
+
+    try:
+        warm.divide()
+        reading, writing = os.pipe()
+        if (pid := os.fork()) == 0:
+            os.write(writing, struct.pack("2i", *parents()))
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        divided, fresh = struct.unpack("2i", os.read(reading, 8))
+        assert len({server, divided, fresh}) == 3
+        assert warm._servers[frozenset()]._divided is None
+        assert worker.process.poll() is None  # the first one's workers stay
+        worker.stop()
+        assert worker.ready(lambda: (None, str(tmp_path)))
     finally:
         worker.stop()
 

@@ -25,6 +25,7 @@ from tramontane.models.names import find_weights
 
 DEVICE = "TRAMONTANE_DEVICE"
 CPU_DTYPE = "TRAMONTANE_CPU_DTYPE"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # they limit oneDNN's instructions
 _CPUINFO = Path("/proc/cpuinfo")
 _PROBE_SECONDS = 0.25  # for each number type
@@ -64,7 +65,7 @@ def _obstacle(found: Nvidia, built_for: int | None) -> str:
 
 @cache
 def _nvidia() -> Nvidia:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = os.environ.get(VISIBLE)
     if visible is not None and (not visible.strip() or visible.startswith("-")):
         return Nvidia(0, 0)
     try:
@@ -94,6 +95,12 @@ def _torch_cuda() -> int | None:
         return None
     built_for = runpy.run_path(str(Path(spec.origin or "").with_name("version.py")))["cuda"]
     return int(built_for.partition(".")[0]) if built_for else None
+
+
+def visible_gpus() -> str:
+    """NVIDIA's GPUs that this process may use, as in `CUDA_VISIBLE_DEVICES`; empty: none."""
+    gpus = _nvidia().gpus
+    return os.environ.get(VISIBLE) or ",".join(map(str, range(gpus))) if gpus else ""
 
 
 def idle_gpus(*devices: str) -> str:

@@ -2,7 +2,8 @@
 
 Started with a process's first worker, it ends with that process, and the workers end with it. It
 has no threads, and imports only this package. A worker forked from it has the environment
-variables, the search path and the current folder of the process that asks for it.
+variables, the search path and the current folder of the process that asks for it. A process that
+forks others which use workers calls `divide` before: each then has a fork of the server.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class _Server:
         self._variables = variables
         self._lock = threading.Lock()
         self._link: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None  # None also if another started it
+        self._divided: socket.socket | None = None  # the link of the next fork of this process
 
     def fork(self, *asked: Any) -> Forked:
         """See `fork`. A server that was killed is replaced."""
@@ -100,17 +102,48 @@ class _Server:
                 self._end()
                 return self._ask(*asked)
 
+    def load(self, module: str) -> None:
+        """See `load`."""
+        with self._lock:
+            if self._link is None:
+                self._start()
+            self._send([], module)
+
+    def divide(self) -> None:
+        """See `divide`. A server that is gone is not divided."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._link is not None:
+                ours, theirs = socket.socketpair()
+                with theirs:
+                    self._divided = ours
+                    self._send([theirs.fileno()])
+
+    def keep(self) -> None:
+        """After a fork, in this process."""
+        if self._divided:
+            self._divided.close()
+        self._divided = None
+
+    def inherited(self) -> _Server | None:
+        """After a fork, in the new process: the server that is its own, if there is one."""
+        if self._link:
+            self._link.close()
+        if self._divided is None:
+            return None
+        server = _Server(self._variables)
+        server._link = self._divided
+        server._link.settimeout(REPLY_SECONDS)
+        return server
+
     def _ask(self, command: Sequence[str], mark: str, output: int, *descriptor: int) -> Forked:
-        if self._process is None:
+        if self._link is None:
             self._start()
         assert self._link
         environment = os.environ | self._variables
-        request = pickle.dumps((command, mark, environment, sys.path, _folder()))
         ours, theirs = os.pipe()
         try:
             descriptors = [theirs, output, *descriptor]
-            socket.send_fds(self._link, [_SIZE.pack(len(request))], descriptors)
-            self._link.sendall(request)
+            self._send(descriptors, command, mark, environment, sys.path, _folder())
             return Forked(_SIZE.unpack(_received(self._link, _SIZE.size))[0], ours)
         except BaseException:
             os.close(ours)
@@ -118,15 +151,24 @@ class _Server:
         finally:
             os.close(theirs)
 
+    def _send(self, descriptors: Sequence[int], *request: Any) -> None:
+        assert self._link
+        data = pickle.dumps(request)
+        if descriptors:
+            socket.send_fds(self._link, [_SIZE.pack(len(data))], descriptors)
+            self._link.sendall(data)
+        else:
+            self._link.sendall(_SIZE.pack(len(data)) + data)
+
     def _end(self) -> None:
+        if self._link:
+            self._link.close()  # which ends it
         if self._process:
             self._process.kill()
             self._process.wait(KILL_SECONDS)
-        self._process = None
+        self._link = self._process = None
 
     def _start(self) -> None:
-        if self._link:
-            self._link.close()
         self._link, theirs = socket.socketpair()
         self._link.settimeout(REPLY_SECONDS)
         with theirs:
@@ -164,20 +206,38 @@ def fork(
     Raises:
         OSError: the server ended, as when the module cannot be imported; see stderr.
     """
-    key = frozenset((variables or {}).items())
-    server = _servers.setdefault(key, _Server(dict(key)))
-    return server.fork(command, mark, output, *descriptor)
+    return _server(variables or {}).fork(command, mark, output, *descriptor)
 
 
-def _forget() -> None:
-    """In a fork of a process with servers: it starts its own."""
+def load(module: str) -> None:
+    """Start the server, if necessary, and have it import a module for the workers to come."""
+    _server({}).load(module)
+
+
+def divide() -> None:
+    """Right before this process forks itself: the fork gets servers of its own, which are forks of
+    this process's. Without this it would start new ones, which import everything again."""
     for server in _servers.values():
-        if server._link:
-            server._link.close()
+        server.divide()
+
+
+def _server(variables: Mapping[str, str]) -> _Server:
+    return _servers.setdefault(frozenset(variables.items()), _Server(variables))
+
+
+def _inherit() -> None:
+    """In a fork of a process with servers, which are that process's alone."""
+    inherited = {key: server.inherited() for key, server in _servers.items()}
     _servers.clear()
+    _servers.update({key: server for key, server in inherited.items() if server})
 
 
-os.register_at_fork(after_in_child=_forget)
+def _keep() -> None:
+    for server in _servers.values():
+        server.keep()
+
+
+os.register_at_fork(after_in_child=_inherit, after_in_parent=_keep)
 
 
 def _folder() -> str:
@@ -201,7 +261,9 @@ def _received(link: socket.socket, size: int) -> bytes:
 
 
 def main(descriptor: int) -> None:
-    """Fork workers until the other side closes its end of the socket, or dies."""
+    """Serve requests until the other side closes its end of the socket, or dies: what to run in a
+    fork, with the descriptors of `Forked`'s status and of `fork`; a module to import; or nothing
+    but the socket of another server."""
     leave_to_controller(signal.SIGTERM)
     link = socket.socket(fileno=descriptor)
     running: dict[int, int] = {}  # by process id, where its exit code is written
@@ -209,12 +271,18 @@ def main(descriptor: int) -> None:
     loaded: set[str] = set()
     while True:
         descriptors, request = _asked(link)
-        if not request:
+        if request is None:
             return
-        module = request[0][0]
+        if not request:
+            link = _divided(link, descriptors[0], running)
+            continue
+        module = request[0] if isinstance(request[0], str) else request[0][0]
         if module not in loaded:
             _load(module)
             loaded.add(module)
+        if not descriptors:
+            continue
+        divide()  # the servers that a module has started for its workers
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         pid = os.fork()
         if pid == 0:
@@ -226,13 +294,27 @@ def main(descriptor: int) -> None:
             os.close(descriptor)
 
 
-def _asked(link: socket.socket) -> tuple[list[int], tuple[Any, ...]]:
-    """The next request with its descriptors; an empty one once the other side is gone."""
+def _divided(link: socket.socket, other: int, running: dict[int, int]) -> socket.socket:
+    """Fork another server, without workers; returns the socket that this process serves: in the
+    fork, `other`."""
+    if os.fork():
+        os.close(other)
+        return link
+    os.setsid()
+    link.close()
+    for status in running.values():
+        os.close(status)
+    running.clear()
+    return socket.socket(fileno=other)
+
+
+def _asked(link: socket.socket) -> tuple[list[int], tuple[Any, ...] | None]:
+    """The next request with its descriptors; None once the other side is gone."""
     try:
         head, descriptors, *_ = socket.recv_fds(link, _SIZE.size, 3)
-        return descriptors, pickle.loads(_received(link, _SIZE.unpack(head)[0])) if head else ()
+        return descriptors, pickle.loads(_received(link, _SIZE.unpack(head)[0])) if head else None
     except OSError:  # it died, with an answer that it had not read or in the middle of a request
-        return [], ()
+        return [], None
 
 
 def _load(module: str) -> None:
@@ -254,7 +336,9 @@ def _report(running: dict[int, int]) -> None:
             return
         if not pid:
             return
-        end = running.pop(pid)
+        end = running.pop(pid, None)
+        if end is None:  # another server
+            continue
         with contextlib.suppress(BrokenPipeError):  # nobody waits for it
             os.write(end, _SIZE.pack(os.waitstatus_to_exitcode(status)))
         os.close(end)
@@ -299,4 +383,5 @@ def _remark(mark: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    # By its own name, as modules that start servers for their workers know it.
+    importlib.import_module("tramontane.placement.warm").main(int(sys.argv[1]))

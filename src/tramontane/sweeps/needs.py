@@ -1,13 +1,8 @@
-"""Prints what runs need of the machine: `python -m tramontane.sweeps.needs CORES RUN.yaml …`.
-
-The last line is a JSON object: `needs` and `errors` by file, and the memory of each GPU (`gpus`).
-"""
+"""What runs need of the machine, in a process that `sweeps.runner` starts."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,12 +11,13 @@ from typing import Any
 import torch
 
 from tramontane.config import Config, parse, read_settings
+from tramontane.config.device import VISIBLE
 from tramontane.errors import InputError
 from tramontane.placement.seats import on_gpu, seats
 from tramontane.planning.fit import RunMemory
 from tramontane.run.prepare import MEMORY_TOLERANCE
 from tramontane.start import dry_run
-from tramontane.sweeps.runner import VISIBLE, Needs
+from tramontane.sweeps.runner import Needs
 
 
 def needs_of(config: Config, memory: RunMemory, cores: int) -> Needs:
@@ -57,9 +53,9 @@ def _gpus() -> dict[str, float]:
     return dict(zip(names or map(str, range(count)), map(float, memory), strict=False))
 
 
-def main(cores: int, files: Sequence[str]) -> dict[str, Any]:
-    """The needs or the error of each run. Runs that differ in nothing but seed, name and folder are
-    checked once."""
+def needs(cores: int, files: Sequence[str]) -> dict[str, Any]:
+    """`needs` and `errors` of runs by their files, and the memory of each GPU (`gpus`). Runs that
+    differ in nothing but seed, name and folder are checked once."""
     checked: dict[str, dict[str, Any]] = {}
     found: dict[str, dict[str, Any]] = {"needs": {}, "errors": {}}
     for file in files:
@@ -68,14 +64,10 @@ def main(cores: int, files: Sequence[str]) -> dict[str, Any]:
         if same not in checked:
             try:
                 result = dry_run(config)
-                needs = asdict(needs_of(result.config, result.memory, cores))
-                checked[same] = {"needs": needs}
+                taken = asdict(needs_of(result.config, result.memory, cores))
+                checked[same] = {"needs": taken}
             except InputError as error:
                 checked[same] = {"errors": str(error)}
         for kind, value in checked[same].items():
             found[kind][file] = value
     return found | {"gpus": _gpus()}
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(int(sys.argv[1]), sys.argv[2:])))

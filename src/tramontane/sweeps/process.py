@@ -1,5 +1,7 @@
 """Runs in a separate process: `python -m tramontane.sweeps.process RUN.yaml …`.
 
+With `--needs FILE CORES` before them, only writes what the runs need of the machine (`needs`).
+
 A file holds the run's settings: a config of `tramontane train`, or the function that runs a study's
 arm with its keys and seed. The run's folder is the file's path without `.yaml`. A folder with
 `summary.json` is finished; the same command continues any other.
@@ -17,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from tramontane.config import Config, parse, read_settings
-from tramontane.config.device import machine
+from tramontane.config.device import VISIBLE, machine
 from tramontane.config.domains import import_path
 from tramontane.errors import InputError
 from tramontane.interrupt import leave
 from tramontane.pages import json_values
+from tramontane.placement import warm
 from tramontane.start import train_or_resume
-from tramontane.sweeps.runner import VISIBLE
+from tramontane.sweeps.runner import NEEDS
 from tramontane.verifier import functions
 from tramontane.workplace import write_whole
 
@@ -36,6 +39,7 @@ def warm_up() -> None:
     GPUs: a process that has asked for one cannot be forked."""
     if not os.environ.get(VISIBLE):
         import tramontane.run.train  # noqa: F401
+    warm.load("tramontane.verifier.worker")  # of which each run has a fork
 
 
 def load_function(path: str) -> RunArm:
@@ -77,6 +81,12 @@ def _call(settings: dict[str, Any], folder: Path) -> None:
 
 def main(files: list[str]) -> int:
     """Run one after the other; returns the exit code, 2 if one of them failed."""
+    if files[0] == NEEDS:
+        from tramontane.sweeps.needs import needs
+
+        _, found, cores, *files = files
+        Path(found).write_text(json.dumps(needs(int(cores), files)))
+        return 0
     code = 0
     for file in files:
         try:

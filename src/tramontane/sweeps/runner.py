@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -14,16 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+from tramontane.config.device import VISIBLE, visible_gpus
 from tramontane.errors import InputError
-from tramontane.imports import command_of
 from tramontane.interrupt import GRACE_SECONDS
 from tramontane.models.memory import machine_memory
 from tramontane.placement import warm
 from tramontane.sweeps.settings import settings_file
-from tramontane.temporary import die_with_parent, exit_of
+from tramontane.temporary import exit_of
 
 LOG_LINES = 12  # shown of a run that failed
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+NEEDS = "--needs"  # a word of `sweeps.process`
 POLL_SECONDS = 0.2  # between two looks at the processes
 CHECK_SECONDS = 600.0  # for the check of one run: its data are read, its rewards are tried
 
@@ -158,11 +159,16 @@ def end(processes: Collection[warm.Forked], seconds: float) -> None:
 
 
 def _start(job: Job, gpus: Sequence[str]) -> warm.Forked:
-    variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(job.needs.cores))}
+    return _fork([*map(str, job.files)], job.log, job.needs.cores, ",".join(gpus))
+
+
+def _fork(words: Sequence[str], log: Path, cores: int, gpus: str) -> warm.Forked:
+    """Run `sweeps.process` with these words, on the GPUs that are named, if any."""
+    variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores))}
     if gpus:
-        variables[VISIBLE] = ",".join(gpus)
-    command = ["tramontane.sweeps.process", *map(str, job.files)]
-    with open(job.log, "ab") as output:
+        variables[VISIBLE] = gpus
+    command = ["tramontane.sweeps.process", *words]
+    with open(log, "ab") as output:
         return warm.fork(command, uuid4().hex, output.fileno(), variables=variables)
 
 
@@ -197,18 +203,22 @@ def measure(files: Sequence[Path], cores: int = 1) -> Measured:
         InputError: the process failed, with the end of what it printed; or it took longer than
             `CHECK_SECONDS` for each run.
     """
-    command = command_of("tramontane.sweeps.needs", str(cores), *map(str, files))
     limit = CHECK_SECONDS * len(files)
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=limit, preexec_fn=die_with_parent
-        )
-    except subprocess.TimeoutExpired:
-        raise InputError(f"the check of {len(files)} runs took more than {limit:,.0f} s") from None
-    if done.returncode:
-        tail = "\n".join(done.stderr.splitlines()[-LOG_LINES:])
-        raise InputError(f"the check of the runs failed ({exit_of(done.returncode)}):\n{tail}")
-    report = json.loads(done.stdout.splitlines()[-1])
+    with tempfile.TemporaryDirectory() as folder:
+        found, log = Path(folder) / "needs.json", Path(folder) / "log"
+        words = [NEEDS, str(found), str(cores), *map(str, files)]
+        process = _fork(words, log, cores, visible_gpus())
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            message = f"the check of {len(files)} runs took more than {limit:,.0f} s"
+            raise InputError(message) from None
+        finally:
+            end([process], 0)
+        if code:
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+            raise InputError(f"the check of the runs failed ({exit_of(code)}):\n{tail}")
+        report = json.loads(found.read_text())
     needs = {Path(file): Needs(**values) for file, values in report["needs"].items()}
     errors = {Path(file): text for file, text in report["errors"].items()}
     return Measured(needs, errors, report["gpus"])
