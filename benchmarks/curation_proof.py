@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
+import os
 import shutil
 import statistics
 import time
@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from descendants import used_so_far
 from faults import RAW, TRUTH, Score, Truth, compare, read_truth, write
 from measure import finish, machine
 
@@ -96,11 +97,11 @@ class Steps:
         print(f"--- {name}", flush=True)
         stopped = name in self.seen
         self._write(name, {"finished": False})
-        started, processors = time.monotonic(), processor_seconds()
+        started, processors = time.monotonic(), used_so_far(os.getpid())
         work()
         taken = {
             "seconds": round(time.monotonic() - started, 1),
-            "processor_seconds": round(processor_seconds() - processors, 1),
+            "processor_seconds": round(used_so_far(os.getpid()) - processors, 1),
         }
         self._write(name, {"finished": True} | ({} if stopped else taken))
 
@@ -114,12 +115,6 @@ class Steps:
         partial = self.file.with_suffix(".partial")
         partial.write_text(json.dumps(self.seen, indent=1), encoding="utf-8")
         partial.replace(self.file)
-
-
-def processor_seconds() -> float:
-    """Processor time of this process and its finished children."""
-    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(u.ru_utime + u.ru_stime for u in usage)
 
 
 def curated(source: Path, out: Path, stages: Sequence[str], **sections: Any) -> None:

@@ -10,7 +10,6 @@ parent waited for them. The header must come within 4 seconds of processor time.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import subprocess
 import sys
@@ -19,26 +18,11 @@ import time
 from pathlib import Path
 from statistics import median
 
+from benchmarks.descendants import used_so_far
 from benchmarks.measure import Promise, finish, machine, spread
-from chaos.processes import tree
 
 AIM = 4.0
 LINES = {"first word": r"\S", "header": r"^\s*batch: "}
-
-
-def used_by_tree(root: int) -> float:
-    """The processor seconds of a process, its living descendants, and those that they waited for.
-    Unlike `descendants.processor_seconds`, it is asked while they run."""
-    ticks = 0
-    for pid in tree(root):
-        try:
-            fields = (
-                Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-            )
-        except OSError:  # ended meanwhile
-            continue
-        ticks += sum(map(int, fields[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def one(config: str, folder: Path) -> dict[str, tuple[float, float]]:
@@ -53,7 +37,7 @@ def one(config: str, folder: Path) -> dict[str, tuple[float, float]]:
         for line in process.stdout:
             for name, pattern in LINES.items():
                 if name not in found and re.search(pattern, line):
-                    found[name] = used_by_tree(process.pid), time.perf_counter() - began
+                    found[name] = used_so_far(process.pid), time.perf_counter() - began
             if len(found) == len(LINES):
                 break
         process.kill()

@@ -15,7 +15,6 @@ Needs Chromium and playwright.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import shutil
 import subprocess
@@ -24,6 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.descendants import used_so_far
 from benchmarks.measure import Promise, finish, machine, spread
 from benchmarks.view import get
 from tramontane.config import Config, parse
@@ -71,12 +71,6 @@ def measure(folder: Path, runs: int) -> dict[str, float]:
     return found
 
 
-def processor_seconds(process: int) -> float:
-    """The processor time of a process until now."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def in_browser(address: str, runs: int, server: int) -> dict[str, float]:
     """The seconds until the page shows the runs, and then their groups."""
     from playwright.sync_api import sync_playwright
@@ -89,13 +83,13 @@ def in_browser(address: str, runs: int, server: int) -> dict[str, float]:
         page = chromium.new_page()
         session = page.context.new_cdp_session(page)
         session.send("Performance.enable")
-        used = processor_seconds(server)
+        used = used_so_far(server)
         began = time.monotonic()
         page.goto(address, wait_until="commit")
         page.wait_for_selector(f".runs-table tbody tr >> nth={runs - 1}")
         page.wait_for_selector(".chart canvas")
         found["open"] = time.monotonic() - began
-        found["server"] = processor_seconds(server) - used
+        found["server"] = used_so_far(server) - used
         metrics = session.send("Performance.getMetrics")["metrics"]
         found["page"] = next(m["value"] for m in metrics if m["name"] == "TaskDuration")
         began = time.monotonic()
