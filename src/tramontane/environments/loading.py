@@ -91,18 +91,29 @@ def check(data: DataConfig, problems: Iterable[Problem] = (), reward_is_set: boo
     keys = [("data.tools", path) for path in data.tools]
     if data.environment not in (None, "row"):
         keys.append(("data.environment", cast(str, data.environment)))
-    if data.environment is not None:
-        named: dict[str, str] = {}  # the first row with each
-        rows = [*problems]
-        for problem in rows:
-            if own := _own(problem):
-                named.setdefault(own, f"{problem.where or problem.id}: field {FIELD!r}")
-        keys += [(key, _checked(path, key)) for path, key in named.items()]
-        if data.environment == "row" and rows and not named:
-            raise InputError(
-                f"data.environment: row, but no row names one in its field {FIELD!r}; add it, or "
-                f"name one for all rows"
-            )
+    _check(keys, data, reward_is_set)
+    check_rows(data, problems, reward_is_set)
+
+
+def check_rows(data: DataConfig, problems: Iterable[Problem], reward_is_set: bool = True) -> None:
+    """The part of `check` that is about the environments that rows name."""
+    if data.environment is None:
+        return
+    named: dict[str, str] = {}  # the first row with each
+    rows = [*problems]
+    for problem in rows:
+        if own := _own(problem):
+            named.setdefault(own, f"{problem.where or problem.id}: field {FIELD!r}")
+    if data.environment == "row" and rows and not named:
+        raise InputError(
+            f"data.environment: row, but no row names one in its field {FIELD!r}; add it, or name "
+            f"one for all rows"
+        )
+    _check([(key, _checked(path, key)) for path, key in named.items()], data, reward_is_set)
+
+
+def _check(keys: Iterable[tuple[str, str]], data: DataConfig, reward_is_set: bool) -> None:
+    """`check`, for paths with what names each."""
     for key, path in keys:
         loaded = load(path, key)
         kind = kind_of(loaded)

@@ -20,6 +20,7 @@ from tramontane.data.load import load_problems
 from tramontane.data.similarity import near_copies
 from tramontane.data.stream import ProblemStream
 from tramontane.environments.loading import check as check_environments
+from tramontane.environments.loading import check_rows
 from tramontane.errors import InputError
 from tramontane.evaluation.settings import Sampling
 from tramontane.placement.place import check
@@ -66,7 +67,7 @@ def read_input(config: Config) -> RunInput:
     problems, sets = Curriculum(stages), _evaluation_sets(config, stages[-1])
     measured = [problem for each in sets.values() for problem in each.problems]
     trained = (problem for stream in problems.streams for problem in stream.problems or ())
-    check_environments(stages[-1].data, chain(trained, measured), config.conversation.reward_is_set)
+    check_rows(stages[-1].data, chain(trained, measured), config.conversation.reward_is_set)
     overlaps = [_separate(stream, measured) for stream in problems.streams]
     return RunInput(problems, sets, [warning for warning in overlaps if warning])
 
