@@ -11,7 +11,7 @@ import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoModelForImageTextToText, Mistral3Config
 
-from tramontane.data.prompts import SYSTEM_PROMPT
+from tramontane.data.system_prompt import SYSTEM_PROMPT
 
 CONTROL = (
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]",

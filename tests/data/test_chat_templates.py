@@ -14,7 +14,8 @@ from tramontane.config import BUILT_IN, PromptConfig, load_section
 from tramontane.config.data import DataConfig
 from tramontane.data.lengths import PromptFilter, PromptLimit
 from tramontane.data.load import load_problems
-from tramontane.data.prompts import SYSTEM_PROMPT, PromptEncoder, find_tags
+from tramontane.data.prompts import PromptEncoder, find_tags
+from tramontane.data.system_prompt import SYSTEM_PROMPT
 from tramontane.errors import InputError
 from tramontane.generator.endings import Detokenizer
 from tramontane.types import Completion

@@ -8,8 +8,9 @@ import pytest
 from tramontane.config import Config, DataConfig, PromptConfig, parse
 from tramontane.data.lengths import PromptLimit, measure_prompts
 from tramontane.data.playground import problems
-from tramontane.data.prompts import SYSTEM_PROMPT, PromptEncoder, system_text
+from tramontane.data.prompts import PromptEncoder
 from tramontane.data.special_tokens import Marks
+from tramontane.data.system_prompt import SYSTEM_PROMPT, system_text
 from tramontane.data.tokenizer import TINY_SYSTEM_PROMPT, train_tokenizer
 from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import encoder_of

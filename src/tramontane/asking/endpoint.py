@@ -26,7 +26,7 @@ import httpx
 
 from tramontane.asking import Answer, Collector, Prompt, answer_seed, in_paper_tags
 from tramontane.config.asking import EndpointModel, ModelConfig
-from tramontane.data.prompts import system_text
+from tramontane.data.system_prompt import system_text
 from tramontane.errors import InputError
 from tramontane.journals import Journal
 from tramontane.models.images import named_uri

@@ -1,11 +1,7 @@
-"""Turns problem statements into prompt tokens.
-
-The system prompt paraphrases Magistral's (arXiv 2506.10910, section 2.2.4).
-"""
+"""Turns problem statements into prompt tokens."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
@@ -20,6 +16,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from tramontane.config import EffortConfig, PromptConfig
 from tramontane.data.images import image_name
 from tramontane.data.special_tokens import Marks, SpecialTokens
+from tramontane.data.system_prompt import describe, system_text
 from tramontane.errors import InputError
 from tramontane.types import (
     IMAGE,
@@ -36,28 +33,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from tramontane.models.image_tokens import ImageProcessor
-
-SYSTEM_PROMPT = """\
-Before you answer, think the task through as an inner monologue between <think> and </think>. \
-Think as casually and for as long as you want: try things out, doubt, check, start again, until \
-you are confident. After </think>, write a short summary that stands on its own: the steps that \
-matter, then the final answer. Put the answer to a mathematical task in \\boxed{}, and a program \
-in one fenced code block that names its language. Use Markdown and LaTeX. Write both the thoughts \
-and the summary in the language of the task.
-
-Task:
-"""
-
-# For chat templates that do not describe tools; the form of calls is that of Hermes and Qwen.
-TOOLS_PROMPT = """\
-You may call these tools:
-<tools>
-{tools}
-</tools>
-
-To call one, write its name and arguments as JSON:
-<tool_call>{{"name": NAME, "arguments": {{ARGUMENTS}}}}</tool_call>
-"""
 
 # Pairs that are tokens of published models, the paper's first: DeepSeek-R1, Qwen3 and many others;
 # Magistral 1.2; Command A Reasoning; Seed-OSS; MiniMax-M3; Hy3; Kimi-VL; OpenThinker.
@@ -88,25 +63,6 @@ def find_tags(tokenizer: PreTrainedTokenizerBase) -> ThinkingTags:
         (tags for tags in KNOWN_TAGS if all(token_id(tokenizer, tag) is not None for tag in tags)),
         PAPER_TAGS,
     )
-
-
-def system_text(system_prompt: str | None, tags: ThinkingTags = PAPER_TAGS) -> str | None:
-    """The system prompt's text: `magistral` names the text above, with the model's thinking tags;
-    other values are the text."""
-    if system_prompt != "magistral":
-        return system_prompt
-    return SYSTEM_PROMPT.replace(PAPER_TAGS.opening, tags.opening).replace(
-        PAPER_TAGS.closing, tags.closing
-    )
-
-
-def describe(tools: Sequence[Tool], system: str) -> str:
-    """A system prompt that describes tools, for a chat template that does not; unchanged if it
-    names all of them."""
-    if all(tool["function"]["name"] in system for tool in tools):
-        return system
-    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    return f"{TOOLS_PROMPT.format(tools=listed)}\n{system}"  # first, as `magistral` ends in "Task:"
 
 
 def opened_by(text: str, tags: ThinkingTags) -> str:

@@ -15,7 +15,8 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 from tramontane.config import HELD_OUT, Config
-from tramontane.data.prompts import PromptEncoder, system_text
+from tramontane.data.prompts import PromptEncoder
+from tramontane.data.system_prompt import system_text
 from tramontane.errors import VERSION
 from tramontane.evaluation.evaluate import hub_results
 from tramontane.models.loading import local_folder
