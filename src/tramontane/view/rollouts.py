@@ -129,7 +129,8 @@ class Rollouts:
             InputError: the file is damaged or gone.
         """
         with opened(part.path) as file:
-            present = [name for name in columns if name in file.schema_arrow.names]
+            names = file.schema_arrow.names
+            present = [name for name in columns if name in names]
             sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
             ends = np.cumsum([0, *sizes])
             found: dict[int, Row] = {}
