@@ -21,7 +21,7 @@ class TeacherConfig(Section):
     domains: dict[str, Model] = Field(default_factory=dict)
     """Other teachers for single domains, by the domain's name."""
     workers: int = Field(1, ge=1)
-    """Workers of each teacher, which share its batches."""
+    """Number of copies of each teacher; the groups of a batch are divided among them."""
     ranks: int = Field(1, ge=1)
     """Processes of each worker, which share its weights (FSDP2) and its sequences: for a teacher
     that does not fit one GPU."""
@@ -57,7 +57,7 @@ def check_teacher(
     learns = objective.needs & {"teacher", "teacher_top"}
     if learns and teacher is None:
         raise key_error(
-            "null, but the objective distills from a teacher: name one, teacher: {model: PATH}",
+            "null, but the objective distills from a teacher: set teacher: {model: PATH}",
             "teacher",
             "trainer.objective.name"
             if objective.name == "distill"

@@ -6,10 +6,10 @@ ends the conversation. Its group was handed out, and its deadline set, when it b
 staleness bound holds however long steps take.
 
 An environment whose process was lost, or whose run was resumed, is rebuilt from the recorded turns
-if it and its tools are `deterministic`; otherwise its conversation starts again. One whose own
-step hangs ends as `step_timeout`, and one whose process dies `MAX_DEATHS` times during its steps as
-`environment_failed`: both are unscorable, never 0. So does one that this package fails; the same
-exception ends the run when it comes for the `MAX_FAULTS`-th time.
+if it and its tools are `deterministic`; otherwise its conversation starts again. If a
+step hangs, its conversation ends as `step_timeout`; if the process dies `MAX_DEATHS` times during
+its steps, or this package raises an exception, as `environment_failed`. Both are unscorable, never
+a reward of 0. The same exception ends the run when it comes for the `MAX_FAULTS`-th time.
 """
 
 from __future__ import annotations
@@ -234,8 +234,8 @@ class Conversations:
             end(completion, "environment_failed", reason)
 
     def fate(self, groups: Iterable[Group]) -> str:
-        """How many conversations under way a resumed run replays and how many it restarts, in
-        words; empty if none are under way."""
+        """Describes how many unfinished conversations a resumed run will replay or restart; empty
+        if there are none."""
         begun = [self._replays(g.problem) for g in groups for r in g.requests if r.turns]
         again = len(begun) - sum(begun)
         told = f"{len(begun)} conversations under way: {sum(begun)} replayed, {again} restarted"

@@ -44,9 +44,9 @@ class Workers:
     """The workers that a pipeline connects.
 
     `new_weights` makes an empty container that carries one version of the weights from the trainer
-    to the generators. `conversations`, if any, have environments answer turns. `annotate` adds what
-    else the trainer needs to a batch's tokens, such as another model's scores; `finish` may change
-    them just before the step.
+    to the generators. `conversations`, if any, have environments answer turns. `annotate` adds
+    further inputs to a batch while the one before is trained on, such as a teacher's scores;
+    `finish` may change tokens just before the step, when their log-probs have been refreshed.
     """
 
     generators: GeneratorPool

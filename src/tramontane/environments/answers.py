@@ -93,8 +93,8 @@ class ChatAnswer:
         read: finds thoughts, content and calls in a choice's tokens.
         show: returns a text for each token, and its bytes.
         tags: thinking tags.
-        held: characters at the end of an unfinished text that may yet prove to be a tag or a stop;
-            None: no text is certain before the end.
+        held: characters to hold back at the end of a partial text, since they may begin a tag or a
+            stop; None: hold back everything until the end.
     """
 
     def __init__(

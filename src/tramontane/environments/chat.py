@@ -1,15 +1,15 @@
 """The tokens of a conversation: what was sampled stays, and only what is new is rendered.
 
-The chat template is applied to the whole conversation, with a sign in place of each message of the
-model. The text after the last sign is the end of the model's turn, the new messages and the start
+The chat template is applied to the whole conversation, with a placeholder for each message of the
+model. The text after the last one is the end of the model's turn, the new messages and the start
 of the next turn; its tokens are appended to those so far, without the end of the turn if the model
 has sampled one. So the tokens of a turn extend the earlier ones exactly, whatever the model wrote
 and however the template would render it.
 
 A template may rewrite what it wrote earlier: drop the thoughts of earlier turns, or number the
-turns. This is detected by comparing its text before the last sign with that of the previous turn.
-The conversation then continues as a new sequence (`history: fork`), or as if the template had only
-appended (`keep`).
+turns. This is detected by comparing its text before the last placeholder with that of the previous
+turn. The conversation then continues as a new sequence (`history: fork`), or as if the template had
+only appended (`keep`).
 """
 
 from __future__ import annotations

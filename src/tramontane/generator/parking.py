@@ -150,7 +150,7 @@ class Parking:
         self._tokens[key], self._images[key] = tokens, images
 
     def touch(self, request: Completion) -> None:
-        """Let the sequence of a request that waits for a slot be dropped last."""
+        """Mark the parked sequence of a waiting request as most recently used."""
         key = request.group, request.index
         if (tokens := self._tokens.pop(key, None)) is not None:
             self._tokens[key] = tokens

@@ -68,7 +68,7 @@ ADVICE: dict[Fate, tuple[str, ...]] = {
 
 
 MOST: dict[Fate, str] = {
-    "failed": "for most completions a reward, verifier or environment of yours failed",
+    "failed": "most completions could not be graded: your reward, verifier or environment failed",
 }
 NO_VALUE = (
     "let a reward function return a number for every text: one for which all return None cannot be "

@@ -1,5 +1,5 @@
-"""The session: the state that the parts of a run share. A session begins when the run is started or
-resumed, or has lost its trainer; it lasts until the next of these, or the run's end."""
+"""The session: the state that the parts of a run share. A run has one session for its start,
+and one more for each resume and each loss of the trainer."""
 
 from __future__ import annotations
 
