@@ -49,7 +49,7 @@ from tramontane.placement import TRAINER
 from tramontane.placement.handle import WorkerDied
 from tramontane.placement.thread import LocalPlacement, ThreadHandle
 from tramontane.run.checkpoint import PipelineCheckpoint, read_pipeline, write_pipeline
-from tramontane.status import MOVES, Status
+from tramontane.status import MOVES, GroupStatus, Status
 from tramontane.tokens import INSERTED, AllowedTokens, floats, ints
 from tramontane.types import (
     Completion,
@@ -103,7 +103,9 @@ def test_a_completion_moves_as_the_table_says() -> None:
         Completion(3, 1, [5]).move(Status.SAMPLED)
     assert not MOVES[Status.ENDED]
     assert all(Status.ENDED in MOVES[status] for status in {*Status} - {Status.ENDED})
-    assert {*Status} - {Status.OPENING} <= set().union(*MOVES.values())
+    assert {*Status} - {Status.OPENING} <= set[object]().union(*MOVES.values())
+    assert {*MOVES} == {*Status, *GroupStatus}
+    assert all({*map(type, found)} <= {type(status)} for status, found in MOVES.items())
 
 
 turns = st.lists(

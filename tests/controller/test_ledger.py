@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from tests.controller.driven import DrivenLedger, config, unscorable, verdict
-from tramontane.controller.groups import MOVES, UNREADY, Groups, State
+from tramontane.controller.groups import UNREADY, Groups
+from tramontane.status import MOVES, GroupStatus
 from tramontane.types import Completion, FilterReason, Group, Problem, Verdict
 
 RIGHT, WRONG = verdict(True), verdict(False)
@@ -193,10 +194,10 @@ def test_groups_that_were_whole_but_not_graded_are_graded_after_a_restore(forty:
     run.hand_out()
     run.complete(4)
     run.generate(5, [True, False])
-    assert [*run.ledger.groups.of(State.GRADED)] == [4]
+    assert [*run.ledger.groups.of(GroupStatus.GRADED)] == [4]
     run.resume()
-    assert [*run.ledger.groups.of(State.GRADED)] == [4]
-    assert len(run.ledger.groups.of(State.GRADED)[4].completions) == 2
+    assert [*run.ledger.groups.of(GroupStatus.GRADED)] == [4]
+    assert len(run.ledger.groups.of(GroupStatus.GRADED)[4].completions) == 2
 
 
 def test_a_snapshot_in_the_middle_of_a_synchronous_round_is_the_state_before_it(
@@ -276,7 +277,7 @@ def test_an_update_reports_what_was_filtered_since_the_one_before(forty: Path) -
     run.form()
     run.train()
     assert run.filtered == {"no diversity": 1}
-    assert not run.ledger.filtered and not run.ledger.groups.of(State.BATCHED)
+    assert not run.ledger.filtered and not run.ledger.groups.of(GroupStatus.BATCHED)
 
 
 @pytest.mark.parametrize("left", [2, 6])
@@ -301,7 +302,7 @@ def test_a_run_without_problems_is_over_once_no_batch_can_be_formed(forty: Path,
 
 
 def test_a_group_moves_only_as_the_table_says() -> None:
-    def group_in(state: State) -> tuple[Groups, Group]:
+    def group_in(state: GroupStatus) -> tuple[Groups, Group]:
         groups, group = Groups(), Group(3, PROBLEM, [], [], deadline=7)
         groups.add(group)
         for step in ways[state]:
@@ -309,24 +310,29 @@ def test_a_group_moves_only_as_the_table_says() -> None:
         return groups, group
 
     PROBLEM = Problem("p", "math", "1 + 1?", "2")
-    ways: dict[State, list[State]] = {
-        State.GENERATED: [],
-        State.GRADED: [State.GRADED],
-        State.READY: [State.GRADED, State.READY],
-        State.BATCHED: [State.GRADED, State.READY, State.BATCHED],
-        State.TRAINED: [State.GRADED, State.READY, State.BATCHED, State.TRAINED],
-        State.FILTERED: [State.GRADED, State.FILTERED],
+    ways: dict[GroupStatus, list[GroupStatus]] = {
+        GroupStatus.GENERATED: [],
+        GroupStatus.GRADED: [GroupStatus.GRADED],
+        GroupStatus.READY: [GroupStatus.GRADED, GroupStatus.READY],
+        GroupStatus.BATCHED: [GroupStatus.GRADED, GroupStatus.READY, GroupStatus.BATCHED],
+        GroupStatus.TRAINED: [
+            GroupStatus.GRADED,
+            GroupStatus.READY,
+            GroupStatus.BATCHED,
+            GroupStatus.TRAINED,
+        ],
+        GroupStatus.FILTERED: [GroupStatus.GRADED, GroupStatus.FILTERED],
     }
-    for state in State:
-        for to in State:
+    for state in GroupStatus:
+        for to in GroupStatus:
             groups, group = group_in(state)
-            if to not in MOVES.get(state, ()):
+            if to not in MOVES[state]:
                 with pytest.raises(RuntimeError, match="group 3 .* cannot become"):
                     groups.move(group, to)
                 to = state
             else:
                 groups.move(group, to)
-            assert [s for s in MOVES if groups.of(s)] == [to] * (to in MOVES)
-            out = to in (State.GENERATED, State.GRADED, State.READY)
+            assert [s for s in GroupStatus if MOVES[s] and groups.of(s)] == [to] * bool(MOVES[to])
+            out = to in (GroupStatus.GENERATED, GroupStatus.GRADED, GroupStatus.READY)
             assert (3 in groups.outstanding) == out
             assert groups.unready == ({7: 1} if to in UNREADY else {})

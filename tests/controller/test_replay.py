@@ -14,12 +14,12 @@ from tests.controller.driven import DrivenLedger, config, verdict
 from tests.trainer import rollouts
 from tramontane.batches import Batch, BatchSettings, TrainBatch, TrainSequence
 from tramontane.config import Config, TimeoutsConfig, TrainerConfig
-from tramontane.controller.groups import State
 from tramontane.controller.ledger import Ledger
 from tramontane.controller.replay import Replay, ReplayRules
 from tramontane.data.curriculum import Curriculum
 from tramontane.placement import Limit
 from tramontane.placement.thread import ThreadHandle
+from tramontane.status import GroupStatus
 from tramontane.tokens import ELSEWHERE, floats, ints
 from tramontane.trainer.microbatch import cut_batch
 from tramontane.types import Completion, Group, Problem
@@ -150,7 +150,7 @@ def test_half_of_each_batch_is_sampled_within_the_bound(forty: Path, staleness: 
         ledger.trained(batch)
         ledger.generator_version = ledger.trained_version
     run.hand_out()
-    assert not ledger.groups.of(State.BATCHED) and not ledger.outstanding
+    assert not ledger.groups.of(GroupStatus.BATCHED) and not ledger.outstanding
 
 
 def test_a_run_on_trajectories_alone_hands_out_nothing(forty: Path) -> None:

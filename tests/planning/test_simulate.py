@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from benchmarks.costs import DecodeCurve, TrainCurve, geometric
 from tramontane.config import Config
-from tramontane.controller.groups import State
 from tramontane.planning.simulate import Costs, Lengths, Simulation, lognormal, simulate
+from tramontane.status import GroupStatus
 
 STEP, TOKEN = 0.01, 1e-3
 
@@ -171,7 +171,7 @@ def test_no_group_is_lost_and_no_token_older_than_the_bound(
     run.ledger.trained = count  # type: ignore[method-assign]
     found = run.run(skip=0)
     ledger = run.ledger
-    pending = set(ledger.outstanding) | set(ledger.groups.of(State.BATCHED))
+    pending = set(ledger.outstanding) | set(ledger.groups.of(GroupStatus.BATCHED))
     assert sorted([*trained, *pending]) == list(range(ledger.next_group))
     assert len(trained) == 8 * groups_per_batch
     assert 0 <= found.staleness_mean <= found.staleness_max <= bound

@@ -1,39 +1,13 @@
-"""The groups of a run by their states, and what may become of each.
-
-groups = Groups()
-groups.add(group)                   # GENERATED: its completions are with the generators
-groups.move(group, State.GRADED)    # all have ended
-groups.move(group, State.READY)     # its rewards differ
-groups.move(group, State.BATCHED)
-groups.move(group, State.TRAINED)   # and forgotten
-"""
+"""The groups of a run by their states; see `status` for these and their moves."""
 
 from __future__ import annotations
 
 from collections import Counter
-from enum import Enum
 
+from tramontane.status import MOVES, GroupStatus, moved
 from tramontane.types import Group
 
-
-class State(Enum):
-    """Where a group is."""
-
-    GENERATED = "with generators or environments"
-    GRADED = "with verifiers"
-    READY = "graded and kept"
-    BATCHED = "in a batch that is not trained yet"
-    TRAINED = "trained on"
-    FILTERED = "left out of training, with a reason"
-
-
-MOVES = {
-    State.GENERATED: {State.GRADED},
-    State.GRADED: {State.READY, State.FILTERED},
-    State.READY: {State.BATCHED, State.FILTERED},
-    State.BATCHED: {State.TRAINED},
-}
-UNREADY = frozenset({State.GENERATED, State.GRADED})
+UNREADY = frozenset({GroupStatus.GENERATED, GroupStatus.GRADED})
 
 
 class Groups:
@@ -47,31 +21,31 @@ class Groups:
     def __init__(self) -> None:
         self.outstanding: dict[int, Group] = {}
         self.unready: Counter[int] = Counter()
-        self._by_state: dict[State, dict[int, Group]] = {state: {} for state in MOVES}
+        self._by_status = {s: dict[int, Group]() for s in GroupStatus if MOVES[s]}
 
-    def of(self, state: State) -> dict[int, Group]:
+    def of(self, status: GroupStatus) -> dict[int, Group]:
         """The groups in a state by number, in the order in which they reached it."""
-        return self._by_state[state]
+        return self._by_status[status]
 
-    def add(self, group: Group, state: State = State.GENERATED) -> None:
+    def add(self, group: Group, status: GroupStatus = GroupStatus.GENERATED) -> None:
         """Hand out a group."""
-        self.outstanding[group.id] = self._by_state[state][group.id] = group
-        self.unready[group.deadline] += state in UNREADY
+        self.outstanding[group.id] = self._by_status[status][group.id] = group
+        self.unready[group.deadline] += status in UNREADY
 
-    def move(self, group: Group, to: State) -> None:
+    def move(self, group: Group, to: GroupStatus) -> None:
         """Change the state of a group.
 
         Raises:
             RuntimeError: `MOVES` has no such change.
         """
-        state = next((s for s, members in self._by_state.items() if group.id in members), None)
-        if state is None or to not in MOVES[state]:
-            raise RuntimeError(f"group {group.id} is {state}, and cannot become {to}")
-        del self._by_state[state][group.id]
-        if to in MOVES:
-            self._by_state[to][group.id] = group
-        if state in UNREADY and to not in UNREADY:
+        found = (s for s, members in self._by_status.items() if group.id in members)
+        status = next(found, GroupStatus.TRAINED)  # or filtered: nothing follows either
+        moved(status, to, f"group {group.id}")
+        del self._by_status[status][group.id]
+        if to in self._by_status:
+            self._by_status[to][group.id] = group
+        if status in UNREADY and to not in UNREADY:
             self.unready[group.deadline] -= 1
             self.unready += Counter()  # without zeros
-        if to in (State.BATCHED, State.FILTERED):
+        if to in (GroupStatus.BATCHED, GroupStatus.FILTERED):
             del self.outstanding[group.id]

@@ -1,6 +1,6 @@
 """The groups of a run, and the rules for handing them out and training on them.
 
-Each group is in exactly one of the states of `groups`. Nothing here waits; `pipeline` does that.
+Each group has exactly one `status.GroupStatus`. Nothing here waits; `pipeline` does that.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any, Protocol
 
 from tramontane.batches import Batch
 from tramontane.config import Config, PipelineConfig
-from tramontane.controller.groups import Groups, State
+from tramontane.controller.groups import Groups
 from tramontane.controller.interruption import Interruption
 from tramontane.controller.replay import Replay
 from tramontane.controller.snapshot import FrozenGroup, Snapshot
 from tramontane.controller.stages import Stages
 from tramontane.controller.staleness import can_choose, choose, room
-from tramontane.status import Status
+from tramontane.status import GroupStatus, Status
 from tramontane.types import Completion, FilterReason, Group, Problem, SamplingParams, Verdict
 
 
@@ -90,7 +90,7 @@ class Ledger:
     @property
     def ready(self) -> dict[int, Group]:
         """Outstanding groups graded and kept, in order of completion."""
-        return self.groups.of(State.READY)
+        return self.groups.of(GroupStatus.READY)
 
     @property
     def sizes(self) -> PipelineConfig:
@@ -132,7 +132,7 @@ class Ledger:
         the next stage may begin, or the run may end."""
         version = self.trained_version
         if (
-            self.groups.of(State.BATCHED)
+            self.groups.of(GroupStatus.BATCHED)
             or not self.generator_version == self.next_version == version
         ):
             return False
@@ -216,7 +216,7 @@ class Ledger:
         self.unfinished -= 1
         if group.requests:
             return None
-        self.groups.move(group, State.GRADED)
+        self.groups.move(group, GroupStatus.GRADED)
         return group
 
     def grade(self, group: Group, verdicts: list[Verdict]) -> FilterReason | None:
@@ -225,7 +225,7 @@ class Ledger:
         group.verdicts = verdicts
         reason = self._filter_reason(group)
         if reason is None:
-            self.groups.move(group, State.READY)
+            self.groups.move(group, GroupStatus.READY)
         else:
             self._filter(group, reason)
         self._to_note.append(group)
@@ -238,7 +238,7 @@ class Ledger:
         return reason
 
     def _filter(self, group: Group, reason: FilterReason) -> None:
-        self.groups.move(group, State.FILTERED)
+        self.groups.move(group, GroupStatus.FILTERED)
         self.filtered.append((group, reason))
 
     def _filter_reason(self, group: Group) -> FilterReason | None:
@@ -282,7 +282,7 @@ class Ledger:
         """Form the next batch from the groups of `choice`, and from trajectories."""
         groups = [self.outstanding[i] for i in sorted(self.choice())]
         for group in groups:
-            self.groups.move(group, State.BATCHED)
+            self.groups.move(group, GroupStatus.BATCHED)
         settings = self.stages.batch_settings
         rest = self.sizes.n_batch - len(groups) * self.sizes.group_size
         replayed = self.replay.take(self.next_version, rest, settings.n_minibatch)
@@ -294,7 +294,7 @@ class Ledger:
         """Drop a batch that was trained on; returns the groups filtered since the last update."""
         sampled = [group for group in batch.groups if group.sampled]
         for group in sampled:
-            self.groups.move(group, State.TRAINED)
+            self.groups.move(group, GroupStatus.TRAINED)
         filtered, self.filtered = self.filtered, []
         graded = [*sampled, *(group for group, _ in filtered)]
         self.stages.trained(graded, self.next_version, len(self.outstanding))
@@ -309,7 +309,7 @@ class Ledger:
         return self._round_start if self.in_mid_round and self._round_start else self._now()
 
     def _now(self) -> Snapshot:
-        groups = [*self.groups.of(State.BATCHED).values(), *self.outstanding.values()]
+        groups = [*self.groups.of(GroupStatus.BATCHED).values(), *self.outstanding.values()]
         return Snapshot(
             version=self.trained_version,
             next_group=self.next_group,
@@ -333,8 +333,8 @@ class Ledger:
             for request in group.requests:
                 if self.stages.config.converses and request.status is not Status.OPENING:
                     request.move(Status.LOST)  # with the process of its environment
-            graded = State.READY if group.verdicts else State.GRADED
-            self.groups.add(group, State.GENERATED if group.requests else graded)
+            graded = GroupStatus.READY if group.verdicts else GroupStatus.GRADED
+            self.groups.add(group, GroupStatus.GENERATED if group.requests else graded)
         self.unfinished = sum(len(g.requests) for g in self.outstanding.values())
 
 

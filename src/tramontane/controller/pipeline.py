@@ -24,7 +24,6 @@ from tramontane.batches import Batch, TrainBatch
 from tramontane.config import Config, PipelineConfig
 from tramontane.controller.conversations import Conversations
 from tramontane.controller.generators import GeneratorPool
-from tramontane.controller.groups import State
 from tramontane.controller.ledger import Ledger
 from tramontane.controller.observer import Activity, Observer, Update
 from tramontane.controller.pooled_generator import PooledGenerator
@@ -32,7 +31,7 @@ from tramontane.controller.verifiers import Grading, Verifiers
 from tramontane.controller.waits import Waits
 from tramontane.models.weights import Weights
 from tramontane.placement import TRAINER, Handle, Limit, call
-from tramontane.status import Status
+from tramontane.status import GroupStatus, Status
 from tramontane.types import Completion, Group
 from tramontane.verifier.math.normalize import vote
 
@@ -97,7 +96,7 @@ class Pipeline:
         restored = self.ledger.outstanding.values()
         for group in sorted(restored, key=lambda g: not any(r.token_ids for r in g.requests)):
             self._send_on(group.requests)
-        for group in self.ledger.groups.of(State.GRADED).values():
+        for group in self.ledger.groups.of(GroupStatus.GRADED).values():
             self._start(self._grade(group), f"grade group {group.id}")
         self._hand_out()
         self._start(self.feed(), "feed")
