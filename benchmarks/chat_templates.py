@@ -38,7 +38,7 @@ CONTROL = re.compile(
     r"|\[/?[A-Z_]{3,}\]|[\[\]]\w?~!?\w?[\[\]]|\]<\][^<>\[\]\s]+\[>\["
     r"|</?s>|<[be]os>|<(?:start_of|end_of|beginning_of)_\w+>|<SPECIAL_\d+>|<image>|<sep>|</?seed:\w+>"
     r"|</?(?:assistant|(?:mm:)?think|tool_calls?|tool_sep|tool_response|arg_key|arg_value)(?::\w+)?>"
-    r"|〈\|EOS\|〉"
+    r"|〈\|EOS\|〉|\[\|[^|\[\]\s]+\|\]"
 )
 ADDED = re.compile(
     r"</?(?:(?:mm:)?think|tool_calls?|tool_sep|tool_response|arg_key|arg_value)(?::\w+)?>"

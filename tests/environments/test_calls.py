@@ -119,6 +119,24 @@ def test_several_calls_of_one_turn():
     assert calls(f"{one}; {two}", "llama") == both
 
 
+@pytest.mark.parametrize(
+    ("text", "content", "expected"),
+    [
+        ("<|python_start|>So.<|python_end|>" + LLAMA, "So.", ("add", ARGUMENTS)),
+        (f"<|python_start|>{LLAMA}<|python_end|>", "", ("add", ARGUMENTS)),
+        ("<|python_start|>print(1)<|python_end|>", "", ("python", {"code": "print(1)"})),
+        ("[add(a=1, b=[None, 'x'])]", "", ("add", {"a": 1, "b": [None, "x"]})),
+        ("<|python_start|>[add(a=1)]<|python_end|>", "", ("add", {"a": 1})),
+    ],
+)
+def test_calls_of_llama_4(text, content, expected):
+    found = parse(text, "llama")
+    assert [(call.name, call.arguments) for call in found.calls] == [expected]
+    assert found.content == content
+    for answer in ("[1, 2]", "[other(a=1)]", "Say [add(a=1)]"):
+        assert parse(answer, "llama").calls == []
+
+
 def test_qwen_coder_xml_has_the_types_of_the_schema():
     text = (
         "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=code>\nif a < b:\n"
@@ -158,6 +176,10 @@ _PI = '<|tool_call>call:f{a:1,b:[True,None],c:{k:<|"|>}, "x"<|"|>}}<tool_call|>'
         ("harmony", "to=f<|message|><x:invoke name=\"f\"><x:parameter name=\"a\">1</x:parameter>"
          "</x:invoke><|eot|>", [{"a": "1"}]),
         ("deepseek", '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', [{"a": 1}]),
+        ("qwen_xml", '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', [{"a": 1}]),
+        ("qwen_xml", "<function=f>\n<parameter=a>\n1\n</function>\n</tool_call>", [{"a": "1"}]),
+        ("qwen_xml", "<tool_call><function=f><parameter=a>\n<tool_call>\n</parameter></function>"
+         "<function=f></function></tool_call>", [{"a": "<tool_call>"}, {}]),
     ],
 )  # fmt: skip
 def test_calls_of_families_with_tokens_of_their_own(form, text, expected):
@@ -230,7 +252,7 @@ def test_code_is_a_call_of_python():
         ("hermes", '<tool_call>{"name": "add", "arguments": [1]}</tool_call>'),
         ("hermes", "<tool_call>" + "[" * 100_000 + "</tool_call>"),
         ("hermes", f'<tool_call>{{"name": "f", "arguments": {{"x": {"[" * 50 + "]" * 50}}}}}'),
-        ("qwen_xml", '<tool_call>{"name": "add"}</tool_call>'),
+        ("qwen_xml", "<tool_call><function=add><parameter=a"),
         ("llama", '{"name": "add", "parameters": {'),
         ("mistral", "[TOOL_CALLS]add(1, 2)"),
         ("mistral", "[TOOL_CALLS]add[ARGS]{1}"),

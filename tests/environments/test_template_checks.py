@@ -46,6 +46,17 @@ AS_JSON = (
     "{{ c.function.name + '\n```json\n' + c.function.arguments + '\n```' }}<｜tool▁call▁end｜>"
     "{% endfor %}<|end|>{% elif m.role == 'tool' %}<|observation|>{{ m.content }}{% endif %}" + _END
 ).replace("{{ tools", "{{ '<｜tool▁calls▁begin｜>' if 0 else '' }}{{ tools")
+# Arguments in a form of its own, which JSON in a text is not (Gemma 4).
+_VALUE = "{{ '<|q|>' + v + '<|q|>' if v is string else v | tojson }}"
+OWN_VALUES = (
+    "{{ tools | tojson if tools else '' }}" + _USER + "{% if m.role == 'assistant' %}<|assistant|>"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}<|tool_call>call:{{ c.function.name + '{' }}"
+    "{% if c.function.arguments is string %}{{ c.function.arguments }}{% else %}"
+    "{% for k, v in c.function.arguments.items() %}{{ k + ':' }}"
+    + _VALUE.replace("<|q|>", '<|"|>')
+    + "{% if not loop.last %},{% endif %}{% endfor %}{% endif %}}<tool_call|>{% endfor %}<|end|>"
+    "{% elif m.role == 'tool' %}<|observation|>{{ m.content }}{% endif %}" + _END
+)
 # The generation is marked, with the header and without the line break (gpt-oss, Gemma).
 MARKED = (
     "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}<|im_start|>assistant\n"
@@ -155,6 +166,7 @@ OWN = {
         "<|im_end|>",
     ),
     "as JSON": (AS_JSON, _TURNS, ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"), "<|end|>"),
+    "own values": (OWN_VALUES, (*_TURNS, "<|tool_call>", "<tool_call|>", '<|"|>'), (), "<|end|>"),
     "marked": (MARKED, _CHATML, _THINK, "<|im_end|>"),
     "headed": (HEADED, (*_CHATML, "<|thinks|>", "<|says|>", "<|said|>"), _THINK, "<|im_end|>"),
     "channels": (CHANNELS, (*_CHATML, "<|in|>", "<|is|>", "<|over|>"), _THINK, "<|im_end|>"),
@@ -239,6 +251,13 @@ def test_calls_in_tags_that_are_cut_or_broken_leave_the_others(name):
     assert [(call.name, call.arguments) for call in broken if call.name] == [
         ("add", {"a": 3, "b": 4})
     ]
+
+
+def test_calls_are_given_as_objects_where_a_template_also_takes_them_as_json():
+    family = Family(encoder_of("own values"))
+    assert family.parser.form == "gemma"
+    sampled = family.sampled(Case("one", calls=({"a": 1, "text": "b"},)))
+    assert sampled == '<|tool_call>call:add{a:1,text:<|"|>b<|"|>}<tool_call|><|end|>'
 
 
 def test_a_text_and_calls_are_one_content_where_the_template_drops_the_calls():

@@ -8,7 +8,7 @@ A tokenizer's own `response_template` comes first (`Parser`); the forms below ar
   or `<|python_tag|>` with such an object or code
 - `mistral`: `[TOOL_CALLS][{"name": …, "arguments": {…}}]`, since v11 `[TOOL_CALLS]NAME[ARGS]{…}`
 - `code`: the last fenced block, for the tool `python`
-- those of `forms`, by families with tokens of their own
+- those of `readers`, by families with tokens of their own
 - `learned`: as the chat template writes them, around a name and arguments in JSON or in tags
 
 A text that looks like a call but cannot be read becomes a call without a name; its answer says why.
@@ -19,23 +19,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from tramontane.data.prompts import Tool, opened_by
 from tramontane.environments.arguments import typed
-from tramontane.environments.forms import (
-    MAX_CALLS,
-    PYTHON,
-    READERS,
-    call_of,
-    decoded,
-    from_json,
-    harmony,
-    outside_channel,
-    unparsed,
-)
+from tramontane.environments.forms import MAX_CALLS, call_of, unparsed
 from tramontane.environments.learned import (
     ARGUMENT,
     NAME,
@@ -45,10 +34,10 @@ from tramontane.environments.learned import (
     special_tokens,
 )
 from tramontane.environments.learned import Form as Learned
+from tramontane.environments.readers import AS_TEXT, READERS, harmony, outside_channel
 from tramontane.environments.tagged import Tags
 from tramontane.errors import InputError
 from tramontane.types import ThinkingTags, ToolCall
-from tramontane.verifier.format import fences
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -76,29 +65,6 @@ _SIGNS: tuple[tuple[str, Form], ...] = (
     ('"parameters": ', "llama"),
 )
 _AROUND = re.compile(r"<\|(?:START|END)_(?:RESPONSE|TEXT)\|>")  # of Cohere, around the content
-_AS_TEXT = ("qwen_xml", "glm", "invoke", "harmony")  # arguments are texts without quotes
-_HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
-_HERMES_END = re.compile(r"\s*(?:</tool_call>|(?=<tool_call>)|\Z)")
-# Tags end a call, a function or a parameter only where the form lets them: code may hold them.
-_XML_CALL = re.compile(
-    r"<(?:seed:)?tool_call>((?:(?!<(?:seed:)?tool_call>).)*?</function>\s*)</(?:seed:)?tool_call>|"
-    + _HERMES.pattern,
-    re.DOTALL,
-)
-_XML_FUNCTION = re.compile(
-    r"\s*<function=([^>\s]+)\s*>(.*?)(?:</function>\s*(?=<function=|\Z)|\Z)", re.DOTALL
-)
-_XML_PARAMETER = re.compile(
-    r"<parameter=([^>\s]+)\s*>\n?(.*?)\n?"
-    r"(?:</parameter>(?=\s*(?:<parameter=|</function>|\Z))|(?=<parameter=)|\Z)",
-    re.DOTALL,
-)
-_LLAMA = re.compile(r'\{\s*"(?:name|type|function)"')
-_LLAMA_NAMED = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"')
-_LLAMA_ARGUMENTS = re.compile(r'"(?:parameters|arguments)"\s*:')
-_MISTRAL = "[TOOL_CALLS]"
-_MISTRAL_NAMED = re.compile(r"\s*([^\[\]{}\n]*[^\[\]{}\s])\s*(?:\[CALL_ID\](\w*))?\[ARGS\]")
-_PYTHON_TAG = "<|python_tag|>"
 
 
 class Parsed(NamedTuple):
@@ -181,7 +147,7 @@ class Parser:
         message = self._by_form(text, tools)
         if self.form == "template":
             message = self._by_template(text, tools, prefix, message)
-        as_text = self._own in _AS_TEXT or isinstance(self._learned, Tags)
+        as_text = self._own in AS_TEXT or isinstance(self._learned, Tags)
         typed(message.calls, tools, as_text=as_text)
         return message
 
@@ -198,9 +164,9 @@ class Parser:
         if tools and self._learned:
             content, calls = self._learned.read(answer)
         elif tools:
-            content, calls = _FORMS[self._own](answer, tools)
+            content, calls = READERS[self._own](answer, tools)
         if tools and not calls and "<tool_call>" in answer:  # as `TOOLS_PROMPT` asks for them
-            content, calls = _hermes(answer, tools)
+            content, calls = READERS["hermes"](answer, tools)
         before, content = self._around.within(_AROUND.sub("", content))
         return Parsed(text, thoughts or before, content, calls[:MAX_CALLS])
 
@@ -285,107 +251,3 @@ def outside_thoughts(text: str, tags: ThinkingTags) -> tuple[str, str]:
         thoughts, answer, text = thoughts + thought, answer + before, rest
         if tags.opening not in rest:
             return thoughts, answer + rest
-
-
-def _hermes(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
-    content, calls, at = "", list[ToolCall](), 0
-    while (found := _HERMES.search(text, at)) and len(calls) < MAX_CALLS:
-        content += text[at : found.start()]
-        # JSON first: its texts may hold the tags.
-        value, end = decoded(text, found.start(1))
-        closed = None if end is None else _HERMES_END.match(text, end)
-        calls += [from_json(found[1])] if closed is None else _listed(value)
-        at = found.end() if closed is None else closed.end()
-    return content + _HERMES.sub("", text[at:]), calls
-
-
-def _listed(value: Any) -> list[ToolCall]:
-    """The calls of an object, or of a list of some."""
-    listed = value if isinstance(value, list) and value else [value]
-    return [call_of(each, each.get("id") if isinstance(each, dict) else None) for each in listed]
-
-
-def _qwen_xml(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
-    def of(body: str) -> Iterator[ToolCall]:
-        functions = list(_XML_FUNCTION.finditer(body))
-        if not functions:
-            yield unparsed("no <function=NAME> in <tool_call>")
-        for function in functions:
-            parameters = _XML_PARAMETER.findall(function[2])
-            yield ToolCall(function[1], dict(parameters), "")
-
-    calls = [call for found in _XML_CALL.finditer(text) for call in of(found[1] or found[2] or "")]
-    return _XML_CALL.sub("", text), calls
-
-
-def _llama(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
-    content, tag, rest = text.partition(_PYTHON_TAG)
-    body = rest.strip() if tag else text.strip()
-    if tag and not body.startswith("{"):
-        return content, [ToolCall(PYTHON, {"code": body}, "")]
-    if not tag and not _is_call(body, [tool["function"]["name"] for tool in tools]):
-        return text, []  # an answer, perhaps in JSON
-    calls, decoder = list[ToolCall](), json.JSONDecoder()
-    while body and len(calls) < MAX_CALLS:
-        try:
-            value, end = decoder.raw_decode(body)
-        except (ValueError, RecursionError) as error:
-            calls.append(unparsed(f"not JSON: {error}"))
-            break
-        calls.append(call_of(value))
-        body = body[end:].lstrip("; \t\r\n")
-    return content if tag else "", calls
-
-
-def _is_call(body: str, names: list[str]) -> bool:
-    """True if a text begins with an object that has arguments or a tool's name; of a broken one,
-    its beginning decides."""
-    if not _LLAMA.match(body):
-        return False
-    value, end = decoded(body, 0)
-    if end is not None:
-        return "parameters" in value or "arguments" in value or value.get("name") in names
-    named = _LLAMA_NAMED.match(body)
-    return bool(_LLAMA_ARGUMENTS.search(body)) or (named is not None and named[1] in names)
-
-
-def _mistral(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
-    content, mark, rest = text.partition(_MISTRAL)
-    calls: list[ToolCall] = []
-    while mark and len(calls) < MAX_CALLS:
-        named = _MISTRAL_NAMED.match(rest)
-        value, end = decoded(rest, named.end() if named else 0)
-        after, mark, following = rest[end or 0 :].partition(_MISTRAL)
-        if end is None:
-            calls.append(unparsed(f"not JSON: {after.strip()[:80]}"))
-        elif named and after.strip():
-            calls.append(unparsed("a text follows its arguments"))
-        else:
-            made = {"name": named[1], "arguments": value} if named else {}
-            calls += [call_of(made, named[2])] if named else _listed(value)
-        rest = following
-    return content, calls
-
-
-def _code(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
-    blocks = [block for block in fences(text) if block.tag.lower() in ("", "python", "py")]
-    if not blocks:
-        return text, []
-    last = blocks[-1]
-    return text[: last.start] + text[last.end :], [ToolCall(PYTHON, {"code": last.body}, "")]
-
-
-def _without_tools(
-    reader: Callable[[str], tuple[str, list[ToolCall]]], text: str, tools: Sequence[Tool]
-) -> tuple[str, list[ToolCall]]:
-    return reader(text)
-
-
-_FORMS: dict[str, Callable[[str, Sequence[Tool]], tuple[str, list[ToolCall]]]] = {
-    "hermes": _hermes,
-    "qwen_xml": _qwen_xml,
-    "llama": _llama,
-    "mistral": _mistral,
-    "code": _code,
-    **{form: partial(_without_tools, reader) for form, reader in READERS.items()},
-}

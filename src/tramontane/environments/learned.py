@@ -1,8 +1,8 @@
 """How a chat template takes calls and writes them, learned from calls that it is made to write.
 
 A template writes one call, and two in one message, whose names and arguments are known. What stands
-before a name, between a name and its arguments in JSON, and behind them, is the form of families
-that have no reader of their own in `calls`.
+before a name, between a name and its arguments in JSON, and behind them, is its form. Forms of
+published families stand in `readers`, for checkpoints whose template writes no calls.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ SAID = "zq9qz"
 _ARGUMENTS = re.compile(rf'"?\{{\s*\\?"x\\?"\s*:\s*\\?"{ARGUMENT}\\?"\s*\}}"?')  # or JSON in a text
 TOKEN = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|\w+=\w+")  # of a family, or a header's field
 NAMED = r"[\w.-]+"  # the name of a tool
-_NAME = re.compile(NAMED)
 
 
 def shared(one: str, other: str) -> int:
@@ -83,19 +82,25 @@ class Calls(NamedTuple):
 
 
 def taken_by(render: Callable[[list[Message]], str], special: Collection[str]) -> Calls | None:
-    """How a template takes calls, found by trying; None if it writes none. Some (DeepSeek-R1) write
-    an empty content as a message of its own, or no calls beside it.
+    """How a template takes calls, found by trying; None if it writes none. Objects come first: some
+    (Gemma 4) write JSON in a form of its own. Others (DeepSeek-R1) write an empty content as a
+    message of its own, or no calls beside it.
 
     Args:
         render: returns a chat as the template writes it; empty if it refuses the chat.
         special: the tokenizer's special tokens.
     """
-    found: list[tuple[int, Calls]] = []
-    for taken in (Calls(as_json, none) for none in ("", None) for as_json in (False, True)):
-        text = render(taken.probe(1))
-        if NAME in text and ARGUMENT in text:
-            found.append((sum(map(text.count, special)), taken))
-    return min(found, key=lambda each: each[0])[1] if found else None
+    for as_json in (False, True):
+        taken = [Calls(as_json, none) for none in ("", None)]
+        texts = [render(each.probe(1)) for each in taken]
+        found = [
+            (sum(map(text.count, special)), each)
+            for text, each in zip(texts, taken, strict=True)
+            if NAME in text and ARGUMENT in text
+        ]
+        if found:
+            return min(found, key=lambda each: each[0])[1]
+    return None
 
 
 def rendered(tokenizer: PreTrainedTokenizerBase, chat: list[Message], prompts: bool = False) -> str:
@@ -183,12 +188,18 @@ def own_calls(tokenizer: PreTrainedTokenizerBase, headed: bool = False) -> list[
 
 
 class Form(NamedTuple):
-    """What a template writes before the name of a call, between it and its arguments, between two
-    calls, and behind the last."""
+    """Calls that are a name and arguments in JSON.
+
+    Attributes:
+        opening: before a call.
+        named: its `name`, perhaps with its `id`, up to its arguments.
+        following: between two calls; None: each is as the first.
+        closing: behind the last.
+    """
 
     opening: re.Pattern[str]
-    between: re.Pattern[str]
-    following: re.Pattern[str]
+    named: re.Pattern[str]
+    following: re.Pattern[str] | None
     closing: re.Pattern[str]
 
     @classmethod
@@ -206,30 +217,30 @@ class Form(NamedTuple):
         following = texts[2] if len(texts) == 3 else None
         return cls(
             re.compile(loose(texts[0])),
-            re.compile(loose(texts[1])),
-            re.compile("(?!)" if following is None else loose(following)),
+            re.compile(f"(?P<name>{NAMED}){loose(texts[1])}"),
+            None if following is None else re.compile(loose(following)),
             re.compile(loose(bodies[0][first[0].end() :])),
         )
 
-    def read(self, text: str) -> tuple[str, list[ToolCall]]:
+    def read(self, text: str, tools: Sequence[Tool] = ()) -> tuple[str, list[ToolCall]]:
         """(content, calls) of a message."""
         content, calls, at = "", list[ToolCall](), 0
         while (found := self.opening.search(text, at)) and len(calls) < MAX_CALLS:
             content += text[at : found.start()]
             more: re.Match[str] | None = found
             while more:
-                named = _NAME.match(text, more.end())
-                start = self.between.match(text, named.end()) if named else None
-                value, end = decoded(text, start.end()) if start else (None, None)
-                if named is None or start is None or end is None:
+                named = self.named.match(text, more.end())
+                value, end = decoded(text, named.end()) if named else (None, None)
+                if named is None or end is None:
                     shown = text[found.start() : more.end()]
                     calls.append(unparsed(f"after {shown.strip()[-40:]!r}"))
                     following = self.opening.search(text, more.end())
                     at = following.start() if following else len(text)
                     break
-                ids = [each["id"] for each in (more, start) if "id" in each.groupdict()]
-                calls.append(call_of({"name": named[0], "arguments": value}, *ids[:1]))
-                closed, more = self.closing.match(text, end), self.following.match(text, end)
+                ids = [each["id"] for each in (more, named) if "id" in each.groupdict()]
+                calls.append(call_of({"name": named["name"], "arguments": value}, *ids[:1]))
+                closed = self.closing.match(text, end)
+                more = self.following.match(text, end) if self.following else None
                 at = closed.end() if closed else end
         return content + text[at:], calls
 

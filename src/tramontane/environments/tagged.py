@@ -8,8 +8,10 @@ A closing tag may hold the key (`<KEY>VALUE</KEY>`); then lists and objects are 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tramontane.data.prompts import Tool
 from tramontane.environments.forms import MAX_CALLS, MAX_DEPTH, unparsed
 from tramontane.environments.learned import (
     ASKED,
@@ -46,9 +48,9 @@ class Tags(NamedTuple):
     """Patterns of the pieces of calls, in their order."""
 
     opening: str  # before a name, with what begins the first call
-    named: str  # behind it
+    named: str  # a `name`, and what stands behind it
     pair: str  # a key, and what stands before and behind it
-    ended: tuple[str, ...]  # texts behind a value; of two, the key stands between them
+    ended: tuple[str, ...]  # behind a value; of two, the key stands between them
     closing: str  # behind the last value
     closed: str  # behind the last call
     item: str = ""  # key of a list's items, where values are tags themselves
@@ -95,23 +97,23 @@ class Tags(NamedTuple):
         alike = _common_end(closed, tail)
         return cls(
             f"(?:{loose(before.removesuffix(opening))})?{loose(opening)}",
-            loose(named.removesuffix(pair)),
+            f"(?P<name>{NAMED}){loose(named.removesuffix(pair))}",
             loose(pair) + _KEY + _ATTRIBUTE.sub('="[^"]*"', loose(equals)),
-            parts,
+            tuple(map(loose, parts)),
             loose(closing),
             f"{loose(closed.removesuffix(alike))}(?:{loose(alike)})?",
         )
 
-    def read(self, text: str) -> tuple[str, list[ToolCall]]:
+    def read(self, text: str, tools: Sequence[Tool] = ()) -> tuple[str, list[ToolCall]]:
         """(content, calls) of a message."""
         content, calls, at = "", list[ToolCall](), 0
         opening = re.compile(self.opening)
         while (found := opening.search(text, at)) and len(calls) < MAX_CALLS:
             content += text[at : found.start()]
-            named = re.compile(f"({NAMED}){self.named}").match(text, found.end())
+            named = re.compile(self.named).match(text, found.end())
             pairs, at = self._pairs(text, named.end(), self.closing) if named else ([], 0)
             if named and (closing := re.compile(rf"{self.closing}|\Z").match(text, at)):
-                calls.append(ToolCall(named[1], dict(pairs), ""))
+                calls.append(ToolCall(named["name"], dict(pairs), ""))
                 closed = re.compile(self.closed).match(text, closing.end())
                 at = (closed or closing).end()
             else:
@@ -127,7 +129,7 @@ class Tags(NamedTuple):
         pairs, start = list[tuple[str, Any]](), re.compile(self.pair)
         while found := start.match(text, at):
             key, value, closed = found["key"], None, None
-            ended = loose(key.join(self.ended))
+            ended = re.escape(key).join(self.ended)
             if len(self.ended) > 1 and depth < MAX_DEPTH:
                 inner, place = self._pairs(text, found.end(), ended, depth + 1)
                 closed = re.compile(ended).match(text, place) if inner else None
