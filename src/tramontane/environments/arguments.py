@@ -60,7 +60,7 @@ def coerced(value: Any, schema: Mapping[str, Any], *, as_text: bool = False) -> 
         return _coerced_parts(value, _part_for(value, schema), as_text)
     if not isinstance(value, str) or not kinds:
         return value
-    if "string" in kinds:
+    if "string" in kinds and _is_text_of(value, schema):
         read = _read(value.strip()) if as_text and len(kinds) > 1 else value
         return read if not isinstance(read, str) and _is_one_of(read, kinds) else value
     read = _read(value.strip().lower() if "boolean" in kinds else value.strip())
@@ -68,6 +68,18 @@ def coerced(value: Any, schema: Mapping[str, Any], *, as_text: bool = False) -> 
         whole = isinstance(read, float) and read.is_integer() and "integer" in kinds
         return int(read) if whole else value
     return coerced(read, schema)
+
+
+def _is_text_of(text: str, schema: Mapping[str, Any]) -> bool:
+    """False if a schema takes other texts alone: those that it names, or dates and the like, of
+    which `null` is none."""
+    if parts := [_schema(part) for key in _ALTERNATIVES for part in schema.get(key) or ()]:
+        return any(_is_text_of(text, part) for part in parts)
+    if "string" not in kinds_of(schema):
+        return False
+    if "const" in schema or "enum" in schema:
+        return text in (schema.get("enum") or [schema.get("const")])
+    return "format" not in schema or _read(text) is not None
 
 
 def _coerced_parts(value: Any, schema: Mapping[str, Any], as_text: bool) -> Any:

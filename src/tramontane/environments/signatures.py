@@ -18,7 +18,7 @@ from enum import Enum
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import typing_extensions
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from tramontane.environments.arguments import inlined, kinds_of
@@ -26,6 +26,12 @@ from tramontane.environments.arguments import inlined, kinds_of
 _LIST, _OBJECT = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 _JSON = (str, int, float, bool, type(None), list, dict, Any)
 _CHOICES = re.compile(r"(.*)\(choices:\s*(.*?)\)\s*", re.IGNORECASE | re.DOTALL)
+# What a field of a `TypedDict` may be, and whether it must then be given.
+_OF_FIELDS = {
+    typing_extensions.Required: True,
+    typing_extensions.NotRequired: False,
+    typing_extensions.ReadOnly: False,  # as without it
+}
 _FAULTS = 3  # faults of one argument that the model reads
 
 
@@ -165,6 +171,8 @@ def _schema_of(hint: Any) -> dict[str, Any]:
 def _check_names(hint: Any) -> None:
     """Raise a TypeError for a type whose values, or names in objects, JSON cannot write."""
     origin, parts = get_origin(hint), get_args(hint)
+    if origin is type:
+        raise TypeError(f"{hint} is a class, which JSON cannot give")
     members = list(hint) if isinstance(hint, type) and issubclass(hint, Enum) else []
     members += parts if origin is Literal else []
     values = [getattr(member, "value", member) for member in members]
@@ -182,7 +190,7 @@ def _is_json(hint: Any) -> bool:
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Literal:
         return all(isinstance(part, str | int | float | None) for part in parts)
-    if origin is dict:
+    if origin is dict and parts:
         return parts[0] is str and _is_json(parts[1])
     if origin in (list, Union, types.UnionType):
         return all(map(_is_json, parts))
@@ -192,15 +200,27 @@ def _is_json(hint: Any) -> bool:
 def _readable(hint: Any) -> Any:
     """A type that pydantic reads: before Python 3.12, it wants `TypedDict` of typing_extensions."""
     if typing_extensions.is_typeddict(hint):
-        required = {True: typing_extensions.Required, False: typing_extensions.NotRequired}
+        hints = get_type_hints(hint, include_extras=True)
         fields = {
-            name: required[name in hint.__required_keys__][_readable(part)]
-            for name, part in get_type_hints(hint).items()
+            name: _field(part, name in hint.__required_keys__) for name, part in hints.items()
         }
         return typing_extensions.TypedDict(hint.__name__, fields)  # type: ignore[operator]
     origin, parts = get_origin(hint), get_args(hint)
+    if origin is Literal and any(isinstance(part, Enum) for part in parts):
+        members = {part.value: part for part in parts if isinstance(part, Enum)}
+        return Annotated[hint, BeforeValidator(lambda value: members.get(value, value))]
     if origin in (Union, types.UnionType):
         return Union[tuple(map(_readable, parts))]  # noqa: UP007
     if origin in (list, dict, tuple, set, frozenset):
         return origin[tuple(map(_readable, parts))]
     return hint
+
+
+def _field(hint: Any, required: bool) -> Any:
+    """The type of a field. Where annotations are texts (`from __future__ import annotations`), the
+    class does not know which of its fields are `Required`."""
+    while (origin := get_origin(hint)) in _OF_FIELDS:
+        required = _OF_FIELDS[origin] or (required and origin is typing_extensions.ReadOnly)
+        [hint] = get_args(hint)
+    kind = typing_extensions.Required if required else typing_extensions.NotRequired
+    return kind[_readable(hint)]

@@ -17,15 +17,15 @@ import inspect
 import json
 import re
 import time
-from collections import deque
+from collections import UserString, deque
 from collections.abc import Callable, Mapping, Sequence, Set, ValuesView
 from dataclasses import fields, is_dataclass
 from datetime import date, timedelta
 from datetime import time as clock
 from enum import Enum
 from fractions import Fraction
-from functools import lru_cache, partial, partialmethod
-from ipaddress import IPv4Address, IPv6Address
+from functools import cached_property, lru_cache, partial, partialmethod, singledispatchmethod
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from pathlib import PurePath
 from types import MethodType
 from typing import Any, NamedTuple
@@ -55,9 +55,12 @@ from tramontane.types import ToolCall
 from tramontane.verifier.functions import MAX_ERROR, defined_at
 
 _LIMITS = ImagesConfig().limits
-_AS_TEXT = (UUID, PurePath, Fraction, IPv4Address, IPv6Address)  # of results
+# Results that become texts.
+_AS_TEXT = (UUID, PurePath, Fraction, IPv4Address, IPv6Address, IPv4Network, IPv6Network)
+_NO_LISTS = (str, UserString, bytes, bytearray, memoryview)
 MISUSE = (ValueError, TypeError, LookupError, ArithmeticError)
-_STARS = re.compile(r"(?<=\n)(\s+)\*{1,2}(?=\w+:)")  # of `*args: …` in a docstring
+# A parameter in a docstring with what stands around its name: `*args: …`, `x (int, optional): …`.
+_PARAMETER = re.compile(r"^(\s+)\*{0,2}(\w+)(?: ?\(.*?\))?:", re.MULTILINE)
 # Methods of a toolbox or an environment that are not tools.
 RESERVED = frozenset({"start", "step", "close", "reset", "get_reward", "tools"})
 
@@ -204,7 +207,7 @@ def methods(toolbox: Any) -> list[Callable[..., Any]]:
 
     Raises:
         InputError: one that Python does not bind as a method: a `partialmethod`, or an object of a
-            decorator without `__get__`.
+            decorator without `__get__`; or a `singledispatchmethod`, which has several signatures.
     """
     owner = toolbox if inspect.isclass(toolbox) else type(toolbox)
     if describe := getattr(owner, "descriptions", None):
@@ -216,7 +219,7 @@ def methods(toolbox: Any) -> list[Callable[..., Any]]:
         method = inspect.getattr_static(owner, name)
         if name.startswith("_") or name in RESERVED or not _is_method(method):
             continue
-        if not hasattr(method, "__get__"):
+        if not hasattr(method, "__get__") or isinstance(method, singledispatchmethod):
             raise InputError(
                 f"{owner.__qualname__}.{name} is a {type(method).__name__}, which cannot be a tool:"
                 f" define a method, or begin its name with _"
@@ -230,8 +233,11 @@ def methods(toolbox: Any) -> list[Callable[..., Any]]:
 
 def _is_method(attribute: Any) -> bool:
     """True for functions of any kind in a class, also decorated ones; not for classes."""
-    kinds = staticmethod, classmethod, partialmethod
-    return isinstance(attribute, kinds) or (callable(attribute) and not inspect.isclass(attribute))
+    if isinstance(attribute, staticmethod | classmethod | partialmethod | singledispatchmethod):
+        return True
+    if inspect.isclass(attribute) or isinstance(attribute, property | cached_property):
+        return False
+    return callable(attribute) or all(hasattr(attribute, n) for n in ("__get__", "__wrapped__"))
 
 
 def _toolbox_of(tool: Any) -> Any:
@@ -307,7 +313,8 @@ def _described(same: _Same) -> Described:
             doc = inspect.getdoc(type(tool))
         if not doc:
             raise TypeError("it has no docstring")
-        doc = _STARS.sub(r"\1", doc.strip())
+        head, args, rest = doc.strip().partition("\nArgs:")
+        doc = head + args + _PARAMETER.sub(r"\1\2:", rest)
         about, parameters, returned = parse_google_format_docstring(doc)
         signature = signature_of(tool, parameters or {})
     except Exception as error:  # a hint may be anything, and raise anything
@@ -350,7 +357,7 @@ def _jsonable(value: Any) -> Any:
     enumerations, dataclasses and models."""
     if isinstance(value, Mapping):
         return {_key(key): _jsonable(part) for key, part in value.items()}
-    if isinstance(value, list | tuple | range | deque | ValuesView):
+    if isinstance(value, Sequence | deque | ValuesView) and not isinstance(value, _NO_LISTS):
         return [_jsonable(part) for part in value]
     if isinstance(value, Set):
         return sorted((_jsonable(part) for part in value), key=_rank)
@@ -366,7 +373,7 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, _AS_TEXT):
         return str(value)
     if isinstance(value, date | clock | timedelta | BaseModel):
-        return to_jsonable_python(value)
+        return to_jsonable_python(value, fallback=_jsonable)
     return plain(value)
 
 
