@@ -16,12 +16,13 @@ from transformers import (
     XLNetForSequenceClassification,
 )
 
+from tests.data.chat_templates import make_tokenizer
 from tests.verifier.test_judge import JUDGED, judged
 from tests.vision import uri, write_wrapper
 from tramontane import InputError
 from tramontane.asking import Prompt
 from tramontane.asking.checkpoint import Checkpoint
-from tramontane.asking.classifier import Classifier, saturated, standardized
+from tramontane.asking.classifier import Classifier, encode, saturated, standardized
 from tramontane.config import VerifierConfig, parse
 from tramontane.config.judge import JudgeConfig, RewardModelConfig
 from tramontane.models.loading import load_tokenizer
@@ -183,6 +184,19 @@ def test_a_cross_encoder_gets_the_segments_of_a_pair(tmp_path, monkeypatch):
             for answer in answers
         ]
         assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_reward_model_reads_a_whole_conversation():
+    tokenizer = make_tokenizer("gemma")
+    said = [("assistant", "I look."), ("tool", "3"), ("tool", "4"), ("assistant", "Seven.")]
+    inputs = encode(tokenizer, "3 and 4?", tuple(said))
+    chat = [
+        {"role": "user", "content": "3 and 4?"},
+        {"role": "assistant", "content": "I look."},
+        {"role": "user", "content": "3\n\n4"},
+        {"role": "assistant", "content": "Seven."},
+    ]
+    assert inputs["input_ids"] == tokenizer.apply_chat_template(chat)["input_ids"]
 
 
 def test_a_checkpoint_that_sees_is_shown_the_images(tmp_path):

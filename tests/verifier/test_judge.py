@@ -15,9 +15,9 @@ from tramontane.asking.judge import prepare
 from tramontane.config import VerifierConfig, parse
 from tramontane.config.judge import CANARIES, JudgeConfig
 from tramontane.models.images import data_uri
-from tramontane.types import Problem
+from tramontane.types import PAPER_TAGS, Problem
 from tramontane.verifier import judge
-from tramontane.verifier.custom import JudgeCall
+from tramontane.verifier.custom import JudgeCall, Response
 from tramontane.verifier.judge import Spending
 from tramontane.verifier.pool import VerifierPool
 
@@ -297,6 +297,16 @@ def test_contradictory_settings_are_refused(keys, message):
         ("1: 7. 2 points are missing", 10, 0.7),
         ("1: 7 (2 missing)", 10, 0.7),
         ("1: 7...", 10, 0.7),
+        ("- 1: 7 points of 10", 10, 0.7),
+        ("1: 7, since it is 3 times right", 10, 0.7),
+        ("1: 7 8", 10, None),
+        ("1: 7 (no, 8)", 10, None),
+        ("1: 7 actually 8.", 10, None),
+        ("1: 7 rather than 8, I think", 10, None),
+        ("1: 7 percent", 10, None),
+        ("1: yes, there is no fault", 1, 1.0),
+        ("1: yes (no)", 1, None),
+        ("1: no. Yes.", 1, None),
     ],
 )
 def test_a_grade_is_read_whole_or_not_at_all(reply, scale, score):
@@ -325,6 +335,9 @@ def test_a_grade_is_read_whole_or_not_at_all(reply, scale, score):
         ("better: A unless B", None),
         ("better: A - a clear answer", 1.0),
         ("better: A. B is short", 1.0),
+        ("better: A B", None),
+        ("better: A (B?)", None),
+        ("better: equal, but A", None),
     ],
 )
 def test_a_comparison_names_one_answer(reply, score):
@@ -364,6 +377,32 @@ def test_the_judge_reads_the_whole_chat():
     text = judge.questions(problem, ["The Po."], config)[0].text
     for message in chat:
         assert f"> {message['role']}:\n> {message['content']}" in text
+
+
+def test_the_judge_reads_a_whole_conversation():
+    """An environment asked again: the last answer is to that question, not to the row's."""
+    messages = [
+        {"role": "assistant", "content": "<think>Hm.</think>The Rhine.", "tool_calls": []},
+        {"role": "user", "content": "Another one, like a pirate."},
+        {"role": "assistant", "content": "<call>"},
+        {"role": "tool", "content": "The Po", "name": "look"},
+        {"role": "assistant", "content": "<think>So.</think>The Po, arr."},
+        {"role": "user", "content": "Thanks."},
+    ]
+    turns = [(m["content"], False) for m in messages if m["role"] == "assistant"]
+    response = Response("", 9, turns=turns, messages=messages)
+    answer = judge.answer_of(response, PAPER_TAGS)
+    keys = {"endpoint": {"url": "http://127.0.0.1:1/v1", "model": "m"}, "rubric": ["Kind"]}
+    config = JudgeConfig.model_validate(keys)
+    problem = Problem("p", "open", "Name a river.")
+    text = judge.questions(problem, [answer], config)[0].text
+    said = [
+        *("assistant:", "The Rhine.", "", "user:", "Another one, like a pirate."),
+        *("", "assistant:", "<call>", "", "tool:", "The Po", "", "assistant:", "The Po, arr."),
+    ]
+    assert "\n".join(f"> {line}" for line in said) in text and "Thanks" not in text
+    one = Response("<think>Hm.</think>The Rhine.", 9, turns=turns[:1], messages=messages[:1])
+    assert judge.answer_of(one, PAPER_TAGS) == "The Rhine."
 
 
 def test_a_judge_sees_the_images_of_a_row(tmp_path):

@@ -14,7 +14,7 @@ from tramontane.config.judge import RewardModelConfig
 from tramontane.errors import InputError
 from tramontane.models.loading import check_device, context_length, load_classifier
 from tramontane.types import Message, Problem
-from tramontane.verifier.custom import GroupResult
+from tramontane.verifier.custom import Answered, GroupResult
 from tramontane.verifier.judge import harmless, transcript
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Classifier:
             )
 
     @torch.inference_mode()
-    def score(self, problem: Problem, answers: list[str]) -> GroupResult:
+    def score(self, problem: Problem, answers: Sequence[Answered]) -> GroupResult:
         """The scores of a problem's answers; None for one that is too long."""
         encoded = [
             encode(self.tokenizer, problem.messages or problem.problem, answer)
@@ -109,15 +109,23 @@ def standardized(values: torch.Tensor) -> torch.Tensor:
     return ((values - known.mean()) / spread.clamp_min(1e-6)).to(values.dtype)
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, prompt: str | list[Message], answer: str) -> Inputs:
+def encode(
+    tokenizer: PreTrainedTokenizerBase, prompt: str | list[Message], answer: Answered
+) -> Inputs:
     """What a reward model reads, by the names of its inputs: a chat that ends with the answer, or
-    without a chat template, the pair of prompt and answer."""
-    answer = harmless(answer)
+    without a chat template, the pair of prompt and answer. Answers of tools are the user's, as
+    reward models have no other role for them."""
     if not tokenizer.chat_template:
-        return tokenizer(harmless(transcript(prompt)), answer, return_attention_mask=False)
+        pair = [harmless(transcript(each)) for each in (prompt, answer)]
+        return tokenizer(*pair, return_attention_mask=False)
     asked = [Message(role="user", content=prompt)] if isinstance(prompt, str) else prompt
     chat = [{"role": m["role"], "content": harmless(m["content"])} for m in asked]
-    chat += [{"role": "assistant", "content": answer}]
+    for role, content in [("assistant", answer)] if isinstance(answer, str) else answer:
+        own = {"role": "user" if role == "tool" else role, "content": harmless(content)}
+        if chat[-1]["role"] == own["role"]:  # templates want turns to alternate
+            chat[-1]["content"] += "\n\n" + own["content"]
+        else:
+            chat.append(own)
     text = tokenizer.apply_chat_template(chat, tokenize=False)
     return tokenizer(text, add_special_tokens=False, return_attention_mask=False)
 

@@ -20,10 +20,10 @@ from tramontane.errors import importing
 from tramontane.placement.process import serve
 from tramontane.types import Problem
 from tramontane.verifier import judge
-from tramontane.verifier.custom import GroupResult
+from tramontane.verifier.custom import Answered, GroupResult
 from tramontane.verifier.judge import Question, Reading, Spending
 
-Score = Callable[[Problem, list[str]], GroupResult]
+Score = Callable[[Problem, list[Answered]], GroupResult]
 
 
 def prepare(config: VerifierConfig, folder: Path) -> Callable[[Any], Iterator[GroupResult]]:
@@ -64,7 +64,7 @@ def _opened(config: JudgeConfig, spending: Spending) -> Score:
             found = dict(model.answers(prompts, 1, Path(folder) / "answers.jsonl"))
         return [found[place][0] for place in range(len(prompts))]
 
-    def score(problem: Problem, answers: list[str]) -> GroupResult:
+    def score(problem: Problem, answers: list[Answered]) -> GroupResult:
         asked = judge.questions(problem, answers, config)
         return judge.result(asked, _readings(problem, asked, config.tries, ask), len(answers))
 

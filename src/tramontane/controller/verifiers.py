@@ -28,7 +28,7 @@ from tramontane.placement.handle import Handle, Limit, WaitTimeout, WorkerLost
 from tramontane.types import Completion, Problem, Verdict
 from tramontane.verifier import custom
 from tramontane.verifier.correctness import group_time_limit
-from tramontane.verifier.custom import NO_PROGRESS, GroupResult, Progress, Response
+from tramontane.verifier.custom import NO_PROGRESS, Answered, GroupResult, Progress, Response
 from tramontane.verifier.pool import PoolStats, Responses, VerifierPool
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Verifiers(Protocol):
         progress: Progress = NO_PROGRESS,
     ) -> Future[list[Verdict]]: ...
 
-    def judge(self, problem: Problem, answers: Sequence[str]) -> Future[GroupResult]: ...
+    def judge(self, problem: Problem, answers: Sequence[Answered]) -> Future[GroupResult]: ...
 
     def time_limit(self, problem: Problem, completions: int) -> float: ...
 
@@ -186,7 +186,7 @@ class VerifierActors:
             responses = [Response(*r)._replace(token_ids=None) for r in responses]
         return self._submit("score", problem, responses, lengths, progress)
 
-    def judge(self, problem: Problem, answers: Sequence[str]) -> Future[GroupResult]:
+    def judge(self, problem: Problem, answers: Sequence[Answered]) -> Future[GroupResult]:
         """Have the judge grade answers; see `VerifierPool.judge` and `_submit`."""
         return self._submit("judge", problem, answers)
 

@@ -167,12 +167,12 @@ def around_answer(tokenizer: PreTrainedTokenizerBase, tags: ThinkingTags) -> Aro
 def own_calls(tokenizer: PreTrainedTokenizerBase, headed: bool = False) -> list[str]:
     """A message with one call, and one with two, as the chat template writes them behind a prompt;
     none if it writes no calls. `headed`: messages have headers, which are parts of the calls."""
-    render = partial(rendered, tokenizer)
-    special = special_tokens(tokenizer)
-    taken = taken_by(render, special) if tokenizer.chat_template else None
-    if taken is None:
+    render, prompt = partial(rendered, tokenizer), rendered(tokenizer, [ASKED], prompts=True)
+    if not prompt:
         return []
-    prompt = rendered(tokenizer, [ASKED], prompts=True)
+    special = special_tokens(tokenizer)
+    if (taken := taken_by(render, special)) is None:
+        return []
     plain, bodies = render([ASKED, {"role": "assistant", "content": SAID}]), []
     ends = TOKEN.findall(plain.partition(SAID)[2]) or special
     for text in (render(taken.probe(1)), render(taken.probe(2))):

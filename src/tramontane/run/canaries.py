@@ -17,7 +17,7 @@ from tramontane.controller.waits import in_background
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
 from tramontane.types import Group
-from tramontane.verifier.custom import GroupResult, Response
+from tramontane.verifier.custom import Answered, GroupResult, Response
 from tramontane.verifier.judge import answer_of
 
 
@@ -49,7 +49,7 @@ class Canaries:
         if not canaries.every or update.number % canaries.every:
             return
         for group in groups[: canaries.groups]:
-            answers = [*canaries.texts.values()]
+            answers: list[Answered] = [*canaries.texts.values()]
             if self.judge.compares:
                 shown = [Response.of(group.completions[place]) for place in self._scores(group)]
                 answers += [answer_of(response, self.config.verifier.tags) for response in shown]

@@ -16,7 +16,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tramontane.config import CustomReward, RewardSource
 from tramontane.types import FAILED, Completion, Problem
@@ -28,6 +28,11 @@ TRL_PARAMETERS = ("prompts", "completions", "completion_ids", "completions_ids")
 Kind = Literal["completion", "group", "TRL"]
 Progress = tuple[int, int]  # updates done, and updates of the run
 NO_PROGRESS: Progress = (0, 1)
+
+
+# What a judge grades: an answer, or the messages of a conversation behind its prompt, each a role
+# and a content, up to the model's last.
+Answered: TypeAlias = "str | tuple[tuple[str, str], ...]"
 
 
 class Response(NamedTuple):
@@ -134,7 +139,7 @@ class JudgeCall:
     not asked about. `name` is the reward's part."""
 
     name: str
-    answers: Sequence[str | None]
+    answers: Sequence[Answered | None]
 
 
 class GroupResult(NamedTuple):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from tramontane.config.judge import JudgeConfig, RubricItem
 from tramontane.errors import InputError
 from tramontane.types import PAPER_TAGS, Message, Problem, ThinkingTags
-from tramontane.verifier.custom import GroupResult, Response
+from tramontane.verifier.custom import Answered, GroupResult, Response
 from tramontane.verifier.format import split_response
 
 # Control tokens of common chat templates, which a server reads in any text.
@@ -30,7 +30,7 @@ _QUOTED = (
 )
 # Words between two grades.
 _WORDS = (
-    r"or|and|to|maybe|perhaps|yes|no|nor|minus|plus|times|through|until|unless|versus|vs|"
+    r"or|and|to|maybe|perhaps|yes|no|nor|minus|plus|times|through|until|unless|versus|vs|percent|"
     r"but (?:could|may|might)"
 )
 _SIGNS = r"(?:\.{2,}|[^\w\s.:()\[\]*`]{1,3})"  # between two grades
@@ -98,13 +98,21 @@ class Spending:
             )
 
 
-def answer_of(response: Response, tags: ThinkingTags) -> str:
-    """What the judge sees of a response: the text after the thoughts, of the last turn."""
-    text = response.turns[-1][0] if response.turns else response.text
-    return split_response(text, tags)[1].strip()
+def answer_of(response: Response, tags: ThinkingTags) -> Answered:
+    """What the judge sees of a response: the text after its thoughts, or in a conversation of
+    several turns, these texts and what the environment and tools said between them."""
+    if len(response.turns) < 2 or not response.messages:
+        return split_response(response.last, tags)[1].strip()
+    said = [(str(message["role"]), str(message["content"])) for message in response.messages]
+    while said[-1][0] != "assistant":
+        said.pop()
+    return tuple(
+        (role, split_response(text, tags)[1].strip() if role == "assistant" else text)
+        for role, text in said
+    )
 
 
-def questions(problem: Problem, answers: Sequence[str], config: JudgeConfig) -> list[Question]:
+def questions(problem: Problem, answers: Sequence[Answered], config: JudgeConfig) -> list[Question]:
     """The questions that a group's answers need: one for each, or comparisons of all."""
     items = _items(problem, config)
     shown: list[tuple[int, ...]] = [(i,) for i in range(len(answers))]
@@ -156,11 +164,12 @@ def harmless(text: str) -> str:
     return _CONTROL.sub(" ", text)
 
 
-def transcript(prompt: str | list[Message]) -> str:
-    """A prompt as one text; the messages of a chat are headed by their roles."""
+def transcript(prompt: str | list[Message] | Answered) -> str:
+    """A prompt or an answer as one text; the messages of a chat are headed by their roles."""
     if isinstance(prompt, str):
         return prompt
-    return "\n\n".join(f"{m['role']}:\n{m['content']}" for m in prompt)
+    pairs = [(m["role"], m["content"]) if isinstance(m, dict) else m for m in prompt]
+    return "\n\n".join(f"{role}:\n{content}" for role, content in pairs)
 
 
 def quoted(text: str) -> str:
@@ -169,9 +178,11 @@ def quoted(text: str) -> str:
 
 
 def _text(
-    problem: Problem, answers: Sequence[str], items: Sequence[RubricItem], config: JudgeConfig
+    problem: Problem, answers: Sequence[Answered], items: Sequence[RubricItem], config: JudgeConfig
 ) -> str:
     parts = [f"You grade {'answers' if config.compares else 'an answer'} to a task. {_QUOTED}"]
+    if not all(isinstance(answer, str) for answer in answers):
+        parts += ["A conversation follows the task: grade what the assistant says in it."]
     count = len(problem.images)
     shown = f", with the {count} image{'s' * (count > 1)} above" if count else ""
     parts += [f"The task{shown}:", quoted(transcript(problem.messages or problem.problem))]
@@ -179,7 +190,8 @@ def _text(
         parts += ["A reference answer:", quoted(problem.answer)]
     names: Sequence[object] = "AB" if config.method == "pairwise" else range(1, len(answers) + 1)
     for name, answer in zip(names, answers, strict=True):
-        parts += [f"Answer {name}:" if config.compares else "The answer to grade:", quoted(answer)]
+        head = f"Answer {name}:" if config.compares else "The answer to grade:"
+        parts += [head, quoted(transcript(answer))]
     parts += ["The criteria:", "\n".join(f"{n}. {i.criterion}" for n, i in enumerate(items, 1))]
     if config.method == "pairwise":
         form = "`better: A`, `better: B` or `better: equal`"
@@ -200,16 +212,19 @@ def _text(
 
 
 def _whole(grade: str) -> str:
-    """What may not follow a grade: a second one, or the rest of another number or scale."""
-    second = rf",?\s*(?:{_WORDS})\b|{_SIGNS}\s*[*`]*(?:{grade})"
-    return rf"\b[*`]*(?!\s*(?:{second}|(?:out )?of\b|[/%=+])|[.,]\d)"
+    """What may not follow a grade in its line: a second one, or the rest of another number or
+    scale. What stands before a word (`2 points are missing`, `B is short`) is no second grade."""
+    second = rf",?\s*(?:{_WORDS})\b|{_SIGNS}?\s*[*`]*(?:{grade})"
+    alone = rf"(?<![\w.])(?:{grade})(?!\w|\.\d|\s+[^\W\d_])"
+    return rf"\b[*`]*(?!\s*(?:{second}|(?:out )?of\b|[/%=+])|[.,]\d|.*{alone})"
 
 
 def _read_grades(reply: str, items: Sequence[RubricItem], scale: int) -> Reading | None:
-    grade = r"(yes|no)" if scale == 1 else rf"(\d+(?:\.\d+)?)(?:\s*(?:/|(?:out )?of)\s*{scale}\b)?"
-    whole = _whole(r"yes\b|no\b|\d")
+    of = rf"(?:\s*(?:points?\s*)?(?:/|(?:out )?of)\s*{scale}\b)?"
+    grade = r"(yes|no)" if scale == 1 else r"(\d+(?:\.\d+)?)" + of
+    whole = _whole(r"yes\b|no\b" if scale == 1 else r"\d+(?:\.\d+)?")
     lines = re.findall(
-        r"^[\s*`]*(\d+)[*`]*\s*[:.)][\s*`]*((?:yes\b|no\b|\d).*)$", reply, re.I | re.M
+        r"^[\s*`-]*(\d+)[*`]*\s*[:.)][\s*`]*((?:yes\b|no\b|\d).*)$", reply, re.I | re.M
     )
     said = {int(n): re.match(grade + whole, text, re.I) for n, text in lines}
     if said.keys() != set(range(1, len(items) + 1)) or not all(said.values()):
@@ -232,7 +247,9 @@ def _read_grades(reply: str, items: Sequence[RubricItem], scale: int) -> Reading
 def _read_pair(reply: str) -> Reading | None:
     found = re.findall(r"^[\s*`]*better[*`]*\s*:[\s*`]*(\S.*)$", reply, re.I | re.M)
     choice = (
-        re.match("(A|B|equal)" + _whole(r"(?-i:[AB]|equal)\b"), found[-1], re.I) if found else None
+        re.match("(A|B|equal)" + _whole(r"(?-i:[AB])\b|equal\b"), found[-1], re.I)
+        if found
+        else None
     )
     if choice is None:
         return None
@@ -242,7 +259,7 @@ def _read_pair(reply: str) -> Reading | None:
 
 def _read_order(reply: str, count: int) -> Reading | None:
     found = re.findall(r"^[\s*`]*order[*`]*\s*:[\s*`]*(\d.*)$", reply, re.I | re.M)
-    ranked = re.match(r"\d+(?:\s*[>,]\s*\d+)*" + _whole(r"\d"), found[-1], re.I) if found else None
+    ranked = re.match(r"\d+(?:\s*[>,]\s*\d+)*" + _whole(r"\d+"), found[-1], re.I) if found else None
     order = [int(n) for n in re.findall(r"\d+", ranked[0])] if ranked else []
     if sorted(order) != list(range(1, count + 1)):
         return None

@@ -32,6 +32,7 @@ from tramontane.verifier import code, correctness, functions
 from tramontane.verifier.correctness import unscorable
 from tramontane.verifier.custom import (
     NO_PROGRESS,
+    Answered,
     GroupCall,
     GroupResult,
     JudgeCall,
@@ -131,7 +132,7 @@ class VerifierPool:
             parts.setdefault(answer if is_slow else "", []).append(index)
         return self._submit(group, [_Task(group, part, limit) for part in parts.values()])
 
-    def judge(self, problem: Problem, answers: Sequence[str]) -> Future[GroupResult]:
+    def judge(self, problem: Problem, answers: Sequence[Answered]) -> Future[GroupResult]:
         """Have the judge grade these answers to a problem, whatever their format.
 
         Raises:
