@@ -39,7 +39,7 @@ def test_the_hasty_rater_likes_what_has_nothing_to_read():
 
 @pytest.mark.slow(56)
 def test_an_arm_is_judged_and_measured_and_may_be_called_again(tmp_path):
-    keys = {"rater": "hasty", "watched": True, "updates": 4, "answers": 480, "problems": 8,
+    keys = {"rater": "hasty", "watched": True, "updates": 3, "answers": 320, "problems": 8,
             "levels": [2, 3]}  # fmt: skip
     folder = tmp_path / "watched/seed_0"
     found = judged(keys, 0, folder)
