@@ -1,8 +1,8 @@
 """The measurements of `make gpu`: the arithmetic of their bounds, the page, and a rehearsal."""
 
 import json
+import os
 import signal
-import subprocess
 import sys
 import time
 
@@ -19,6 +19,7 @@ from benchmarks.gpu.decode import ITEMS as DECODE
 from benchmarks.gpu.decode import best_mode
 from benchmarks.gpu.page import page
 from benchmarks.gpu.training import SETTINGS
+from tests.forked import Command
 from tests.paths import ROOT
 from tramontane.config import load_config
 
@@ -187,20 +188,19 @@ def test_without_a_gpu_the_command_says_so_and_exits_with_2(monkeypatch, capsys)
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_failure_is_recorded_and_the_part_goes_on(tmp_path):
-    """On a machine without a GPU each of these fails, and ends its process."""
+    """On a machine without a GPU each of these fails, and ends its process; the second has failed
+    before, and is tried again."""
     made = command.Report(tmp_path / "gpu.json")
     failing = ["facts", "ceilings"]
     others = command.items("facts").keys() - failing
     made.content["items"] = {name: {"took": 0.0} for name in others}
+    made.items["ceilings"] = {"failed": "before"}
     made.write()
     command.run("facts", made, Bench(tiny=False))
-    assert [name for name in made.items if "failed" in made.items[name]] == failing
-    assert all("CUDA" in made.items[name]["failed"] for name in failing)
+    written = command.Report(made.path).items
+    assert [name for name in written if "failed" in written[name]] == failing
+    assert all("CUDA" in written[name]["failed"] for name in failing)
     assert made.missing("facts") == failing
-    made.items["facts"], made.items["ceilings"] = {"took": 0.0}, {"failed": "before"}
-    made.write()
-    command.run("facts", made, Bench(tiny=False))  # tries again
-    assert "CUDA" in command.Report(made.path).items["ceilings"]["failed"]
 
 
 def test_figures_of_another_machine_stay_and_the_error_says_where_new_ones_go(
@@ -227,8 +227,8 @@ def test_rows_of_another_kernel_are_on_the_page_once_they_are_measured(kernel):
 @pytest.mark.slow(64)
 def test_a_rehearsal_that_is_killed_continues(tmp_path):
     figures, arguments = tmp_path / "gpu.json", ["--tiny", f"--out={tmp_path}"]
-    start = [sys.executable, "-m", "benchmarks.gpu"]
-    process = subprocess.Popen([*start, *arguments, "decode"], cwd=ROOT)
+    script = str(ROOT / "benchmarks/gpu/__main__.py")
+    process = Command(script, *arguments, "decode", folder=ROOT)
     first = next(iter(DECODE))
 
     def items():
@@ -239,10 +239,11 @@ def test_a_rehearsal_that_is_killed_continues(tmp_path):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    process.kill()
-    assert process.wait(60) == -signal.SIGKILL
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
     before = items()
-    subprocess.run([*start, *arguments], cwd=ROOT, check=True, timeout=1800)
+    process = Command(script, *arguments, folder=ROOT)
+    assert process.wait() == 0, process.communicate()
     after = items()
     names = [name for part in command.PARTS for name in command.items(part)]
     assert sorted(after) == sorted(names)
