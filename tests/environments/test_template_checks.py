@@ -260,6 +260,20 @@ def test_calls_are_given_as_objects_where_a_template_also_takes_them_as_json():
     assert sampled == '<|tool_call>call:add{a:1,text:<|"|>b<|"|>}<tool_call|><|end|>'
 
 
+def test_thoughts_are_not_put_behind_calls():
+    """Gemma 4's second template writes the content there, and has no key for thoughts."""
+    tokenizer = build_tokenizer(*OWN["own values"])
+    behind = OWN_VALUES.replace("{{ m.content }}{% for c", "{% for c")
+    tokenizer.chat_template = behind.replace("<|end|>", "{{ m.content }}<|end|>", 1)
+    encoder = PromptEncoder(tokenizer)
+    assert ChatFormat(encoder).drops_thoughts
+    said = {"role": "assistant", "content": "", "reasoning_content": "So.", "tool_calls": [CALL]}
+    made = ConversationEncoder(encoder, lambda _, text: text)
+    with pytest.raises(InputError, match="does not write a message's thoughts"):
+        list(made.examples(Conversation.of([ASKED, said], [TOOL], "row 1"), "row 1"))
+    assert not wrong(Family(encoder).row())
+
+
 def test_a_text_and_calls_are_one_content_where_the_template_drops_the_calls():
     tokenizer = build_tokenizer(*OWN["attributes"])
     tokenizer.chat_template = ATTRIBUTES.replace(

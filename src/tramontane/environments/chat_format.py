@@ -121,10 +121,16 @@ class ChatFormat:
     @cached_property
     def drops_thoughts(self) -> bool:
         """True if the template has no key for thoughts, and no place for them in the content: it
-        cuts them out (DeepSeek-R1), or writes messages in channels."""
-        content = self.encoder.tags.around("zq0qz") + "zq1qz"
+        cuts them out (DeepSeek-R1), writes messages in channels, or the content behind calls (Gemma
+        4)."""
+        thought, said = "zq2qz", "zq3qz"
+        content = self.encoder.tags.around(thought) + said
         text = self._tried([ASKED, {"role": "assistant", "content": content}])
-        cut = self.calls_form == "harmony" or ("zq1qz" in text and "zq0qz" not in text)
+        cut = self.calls_form == "harmony" or (said in text and thought not in text)
+        if self._taken_calls:
+            call = self._taken_calls.message(content, [(NAME, {"x": ARGUMENT})], [call_id(0, 0)])
+            text = self._tried([ASKED, call])
+            cut = cut or text.rfind(thought) > text.rfind(ARGUMENT) >= 0
         return cut and not self.reads_thoughts
 
     def _tried(self, chat: list[Message]) -> str:
