@@ -163,9 +163,9 @@ def run(rank, ranks, sharing, folder):
         learned = t.learned()
         figures = [*learned.advantages], [*learned.logprobs]
         logprobs = t.logprobs(batch(9).sequences[:3], 0.8)
-        t.save_state(folder / f"{name}-{ranks}-{sharing}")
         after = [t.weights()]
         if name in RESUMED:
+            t.save_state(folder / f"{name}-{ranks}-{sharing}")
             after.append(resumed(folder, name, "1-1", ranks, sharing))
         if rank == 0:
             found = metrics, gradients, (*figures, *logprobs), after

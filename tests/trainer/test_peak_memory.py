@@ -35,7 +35,6 @@ COMPUTED = {"float32": 6, "bfloat16": 4}
 PYTHON = 6 << 20  # bytes: modules, caches of kernels, and activations of a few tokens
 WRITER = 16 << 20  # bytes that torch.distributed.checkpoint holds while it writes
 RANKS = [2, 4]
-SOME = batch(groups=2)  # several microbatches of 48 tokens for each of four ranks
 SETTINGS = {
     "one microbatch": {"microbatch_tokens": 8192},
     "microbatch": {"microbatch_tokens": 48, "reduce_gradients": "microbatch"},
@@ -57,6 +56,7 @@ def run(rank, ranks, folder):
 def peaks(ranks, dtype, folder):
     """What this rank takes, by the setting and what is done."""
     found = {}
+    some = batch(groups=ranks // 2)  # two microbatches of 48 tokens for each rank
     common = {"ranks": ranks, "dtype": dtype, "gradient_checkpointing": True}
     # Modules and kernels of the checks at load, which are kept.
     Trainer.load(str(folder / "model"), TrainerConfig(**common), 10)
@@ -65,14 +65,14 @@ def peaks(ranks, dtype, folder):
         config = TrainerConfig(**common, **settings)
         with measured() as found[f"start, {name}"]:
             t = Trainer.load(str(folder / "model"), config, 10)
-        t.step(SOME)  # makes the kernels for these shapes, which are kept
+        t.step(some)  # makes the kernels for these shapes, which are kept
         with measured() as found[f"update, {name}"]:
-            t.step(SOME)
+            t.step(some)
         if name != "step":
             del t  # the next trainer begins with nothing
-    t.logprobs(SOME.sequences[:2], TEMPERATURE)
+    t.logprobs(some.sequences[:2], TEMPERATURE)
     with measured() as found["logprobs"]:
-        t.logprobs(SOME.sequences[:2], TEMPERATURE)
+        t.logprobs(some.sequences[:2], TEMPERATURE)
     with measured() as found["state"]:
         t.save_state(folder / f"{dtype}-{ranks}")
     with measured() as found["buckets"]:
