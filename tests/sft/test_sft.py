@@ -623,6 +623,31 @@ def test_responses_that_do_not_fit_are_left_out_and_counted(base, tmp_path):
         ExampleStream(config, PromptEncoder(tokenizer))
 
 
+def test_generated_responses_are_tokenized_as_they_are_needed(monkeypatch):
+    """In the order, and with the count of those that do not fit, of all at once."""
+    tokenizer = load_tokenizer("tiny")
+
+    def stream():
+        config = config_of("", "playground:", "out", max_length=160)
+        return ExampleStream(config, PromptEncoder(tokenizer, config.data))
+
+    monkeypatch.setattr(examples, "CHUNK", 60)
+    at_once = stream()
+    with pytest.warns(UserWarning, match="of 60 responses in 'playground:', .* do not fit"):
+        whole = at_once.epoch
+    monkeypatch.setattr(examples, "PART", 16)
+    parts = stream()
+    few = parts.take(300)
+    assert len(parts._tokenized(0, 1)) < 20 < len(whole)
+    resumed = stream()
+    resumed.position = parts.position
+    rest = [*few]
+    while len(rest) < len(whole):
+        rest += resumed.take(1)
+    assert rest == whole == parts.epoch
+    assert parts.skipped == at_once.skipped > 0
+
+
 def test_an_output_that_holds_something_is_not_overwritten(base, data, tmp_path):
     config = config_of(base, data, tmp_path / "out", steps=1, warmup_steps=0)
     sft(config)

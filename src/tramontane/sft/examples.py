@@ -3,6 +3,7 @@ conversations from a file."""
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from tramontane.errors import InputError
 from tramontane.types import IMAGE, PAPER_TAGS, Illustrated, Message, Prompt
 
 CHUNK = 4096  # examples generated at once
+PART = 256  # of them are tokenized at once: a short fine-tuning needs a few
 # Names of fields that others use for prompts and responses.
 USUAL = {
     "prompt": ("instruction", "question", "problem", "query"),
@@ -92,10 +94,11 @@ class ExampleStream:
         self.limit, self._remedy = by_length if self.room == config.max_length else by_model
         self.position: tuple[int, ...] = (0, 0)
         self.skipped = 0
-        self._chunk: tuple[int, list[Example]] | None = None
+        # Its number, its examples so far, and the others.
+        self._chunk: tuple[int, list[Example], Iterator[list[Example]]] | None = None
         self._rows: list[Example] | None = None
         if (given := rows or read_examples(config)) is not None:
-            self._rows = self._fitting(given)
+            [self._rows] = self._fitting(given, max(1, len(given)))
 
     def take(self, tokens: int) -> list[Example]:
         """Return the next examples, enough to reach `tokens` tokens."""
@@ -103,7 +106,7 @@ class ExampleStream:
         used = 0
         while used < tokens:
             number, index = self.position
-            chunk = self._tokenized(number)
+            chunk = self._tokenized(number, index + 1)
             if index == len(chunk):
                 self.position = (number + 1, 0)
                 continue
@@ -127,38 +130,52 @@ class ExampleStream:
             used = 0 if used >= tokens else used
         return steps
 
-    def _tokenized(self, number: int) -> list[Example]:
+    def _tokenized(self, number: int, least: float = math.inf) -> list[Example]:
+        """The examples of a chunk, or as many of the first as are tokenized, `least` or more."""
         if self._chunk is None or self._chunk[0] != number:
             seed = self.config.seed + 1 + number
             if self._rows is None:
                 drawn = generated_chats(self.config.data, seed, CHUNK)
-                examples = self._fitting([self._row(*chat) for chat in drawn])
+                parts = self._fitting([self._row(*chat) for chat in drawn], PART)
+                self._chunk = (number, [], parts)
             else:
-                examples = shuffled(self._rows, seed)
-            self._chunk = (number, examples)
-        return self._chunk[1]
+                self._chunk = (number, shuffled(self._rows, seed), iter(()))
+        _, examples, parts = self._chunk
+        while len(examples) < least and (part := next(parts, None)) is not None:
+            examples += part
+        return examples
 
-    def _fitting(self, rows: Rows) -> list[Example]:
-        fitting, count = list[Example](), 0
-        for location, example in self._examples(rows):
-            count += 1
-            ids, answer = example.prompt, example.response
-            if len(ids) >= self.room:
-                raise InputError(
-                    f"{location}: its prompt has {len(ids)} tokens, which leaves none of "
-                    f"{self.room} to the response ({self.limit}): remove it, or {self._remedy}"
-                )
-            if len(ids) + len(answer) <= self.room:
-                fitting.append(example)
-        source, self.skipped = self.config.data.train, count - len(fitting)
-        message = (
-            f"of {count} responses in {source!r}, {self.skipped} do not fit with "
-            f"their prompts into {self.room} tokens ({self.limit})"
-        )
-        if not fitting:
-            raise InputError(f"{message}: nothing is left; {self._remedy}")
-        if self.skipped:
-            warnings.warn(f"{message} and are skipped", stacklevel=2)
+    def _fitting(self, rows: Rows, size: int) -> Iterator[list[Example]]:
+        """The examples of rows that fit, of so many rows at once."""
+        self.skipped = kept = 0
+        for start in range(0, len(rows), size):
+            fitting, count = list[Example](), 0
+            for location, example in self._examples(rows[start : start + size]):
+                count += 1
+                ids, answer = example.prompt, example.response
+                if len(ids) >= self.room:
+                    raise InputError(
+                        f"{location}: its prompt has {len(ids)} tokens, which leaves none of "
+                        f"{self.room} to the response ({self.limit}): remove it, or {self._remedy}"
+                    )
+                if len(ids) + len(answer) <= self.room:
+                    fitting.append(example)
+            first_time = not self.skipped
+            self.skipped += count - len(fitting)
+            kept += len(fitting)
+            message = (
+                f"of {kept + self.skipped} responses in {self.config.data.train!r}, {self.skipped} "
+                f"do not fit with their prompts into {self.room} tokens ({self.limit})"
+            )
+            if not kept and start + size >= len(rows):
+                raise InputError(f"{message}: nothing is left; {self._remedy}")
+            if first_time and self.skipped:
+                warnings.warn(f"{message} and are skipped", stacklevel=2)
+            self._warn_of_few(fitting)
+            yield fitting
+
+    def _warn_of_few(self, fitting: Sequence[Example]) -> None:
+        source = self.config.data.train
         tokens = sum(len(example.prompt) + len(example.response) for example in fitting)
         if self.config.data.train != "playground:" and MUCH * tokens <= self.config.batch_tokens:
             warnings.warn(
@@ -167,7 +184,6 @@ class ExampleStream:
                 f"every step: give more rows, or lower batch_tokens",
                 stacklevel=2,
             )
-        return fitting
 
     def _examples(self, rows: Rows) -> Iterator[tuple[str, Example]]:
         if self.config.data.tokens == "mistral":
