@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from tramontane.errors import VERSION, InputError, importing
+from tramontane.keywords import answering
 from tramontane.types import Reward
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'tramontane' has no attribute {name!r}")
     module, _, function = _FUNCTIONS[name].partition(":")
     with importing():
-        found = getattr(importlib.import_module(f"tramontane.{module}"), function)
+        found = answering(name, getattr(importlib.import_module(f"tramontane.{module}"), function))
     globals()[name] = found
     return found
 

@@ -226,7 +226,7 @@ def _check_given(
 
 def sft(
     config: Any,
-    overrides: list[str] | None = None,
+    overrides: Settings | None = None,
     *,
     resume: bool = False,
     on_log: Callable[[Any], None] | None = None,
@@ -237,7 +237,7 @@ def sft(
 
     Args:
         config: an `SFTConfig` or the path of one.
-        overrides: `key.sub=value` texts, if `config` is a path.
+        overrides: `key.sub=value` texts, or a dict of values by `key.sub`, if `config` is a path.
         resume: continue the config's output folder.
         on_log: called with the `SFTMetrics` of each log line.
     """
@@ -249,6 +249,6 @@ def sft(
         from tramontane.sft.sft import sft as run
 
     if not isinstance(config, SFTConfig):
-        config = load_section(SFTConfig, config, overrides)
+        config = load_section(SFTConfig, config, override_texts(overrides))
     with Interrupt() as interrupt, interrupt.steps() as stopping:
         return run(config, resume, on_log, stopping)

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -149,3 +150,25 @@ def test_the_metrics_of_the_page_are_recorded(row: str) -> None:
     assert names or "](environments.md)" in row
     for name in names:
         assert re.search(rf"\b{re.sub('_(age_.*|low|high|NAME)$', '', name)}", source), name
+
+
+def test_one_wrong_value_hides_no_other_answer() -> None:
+    raw: dict[str, Any] = {"log_completions": True, "num_generations": 8, "seed": True}
+    raw |= {"inference": {"model": {"enforce_eager": True}}}
+    with pytest.raises(InputError) as error:
+        parse_settings(Config, raw, [], "trl.yaml")
+    lines = str(error.value).splitlines()
+    assert "log_completions: a number, not true" in lines[0] and "between two tables" in lines[0]
+    for part in ("num_generations: unknown key", "seed: a number", "here it is generator.vllm"):
+        assert any(part in line for line in lines), part
+
+
+def test_a_config_in_toml_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rl.toml").write_text("max_steps = 20\n")
+    with pytest.raises(InputError, match=r"rl\.toml: TOML, and a config is YAML"):
+        load_config(tmp_path / "rl.toml")
+
+
+def test_an_override_that_the_shell_cut_says_so() -> None:
+    assert "unless the whole override is in quotes" in refused("data.fields={problem:")
+    assert "quotes" not in refused("data.fields={problem: a b: c}")

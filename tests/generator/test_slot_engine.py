@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -369,3 +370,22 @@ def test_a_cancelled_group_changes_no_other(steps):
     for key, completion in expected.items():
         assert found[key].token_ids == completion.token_ids
     assert not engine.unfinished and not engine._sharers and not engine._prefixes
+
+
+@pytest.mark.parametrize("recorder", [None, run_directly])
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("version", "named"), [(0, "generator.dtype"), (3, "under the weights of update 3")]
+)
+def test_logits_that_are_not_finite_are_named(recorder, top_p, temperature, version, named):
+    model = make_model()
+    with torch.no_grad():  # finite, as large steps leave them; scores are beyond float32
+        for weight in model.parameters():
+            weight.fill_(1e15)
+    engine = SlotEngine(model, slots=3, max_len=100, eos_ids=[EOS], record=recorder)
+    engine.version = version
+    params = SamplingParams(40, temperature=temperature, top_p=top_p)
+    engine.submit([Completion.requested(0, i, [1, 2, 3], i, params) for i in range(2)])
+    with pytest.raises(InputError, match=re.escape(named)):
+        engine.step()

@@ -402,3 +402,10 @@ def test_a_draw_does_not_depend_on_its_neighbors_sampling():
         token, logprob, _ = sample(logits[row], u[row], temperature[row], top_p[row], top_k[row])
         assert token == tokens[i]
         assert logprob == logprobs[i]
+
+
+@pytest.mark.parametrize("vocab", [100, 1000, 1024])
+def test_a_row_of_nan_draws_a_token_of_the_vocabulary(vocab):
+    masses = torch.full((2, vocab), math.nan)
+    uniform = torch.tensor([0.0, 0.9], dtype=torch.float64)
+    assert (invert(masses, uniform) < vocab).all()

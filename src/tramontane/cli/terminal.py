@@ -83,6 +83,8 @@ def _explain_option(option: str, value: str, ctx: Any) -> None:
     from tramontane.config.section import paths
     from tramontane.config.sft import SFTConfig
 
+    if option == "--config" and any(each.name == "config" for each in ctx.command.params):
+        raise InputError(f"--config: give the file without it: {ctx.command_path} {value}")
     known = paths(SFTConfig if ctx.info_name == "sft" else Config)
     name = option.removeprefix("--").replace("-", "_")
     found = counterpart(name, known)

@@ -17,10 +17,18 @@ from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from tramontane.config.peers import explain
+from tramontane.config.peers import explain, peer_keys
 from tramontane.config.yaml_text import read_own, read_yaml
 from tramontane.errors import InputError
 from tramontane.workplace import path_part
@@ -59,15 +67,17 @@ class Section(BaseModel):
                     raise key_error(f"the old name of {new}, which is given too; remove it", old)
                 _warn_renamed(old, new)
                 raw[new] = raw.pop(old)
-        for key in _numbers(cls):
-            if isinstance(raw.get(key), bool):
-                raise key_error(
-                    f"a number, not {str(raw[key]).lower()} (in YAML, also yes, no)", key
-                )
         for key, (default, remedy) in cls.removed.items():
             if raw.pop(key, default) != default:
                 raise key_error(f"removed: {remedy}", key)
         return raw
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and info.field_name in _numbers(cls):
+            raise ValueError(f"a number, not {str(value).lower()} (in YAML, also yes, no)")
+        return value
 
 
 PathPart = Annotated[str, AfterValidator(path_part)]  # a name in the path of a file or folder
@@ -144,6 +154,8 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         raise InputError(f"{path}: no such config file{_found_instead(path)}")
     if {".jsonl", ".csv", ".tsv", ".parquet"} & {*path.suffixes}:
         raise InputError(f"{path}: rows of data, not a config, which is a YAML file")
+    if path.suffix == ".toml":
+        raise InputError(f"{path}: TOML, and a config is YAML: write `key: value` in a .yaml file")
     text = path.read_bytes()
     found = _SEALED.match(text)
     if found and hashlib.sha256(text[found.end() :]).hexdigest() != found[1].decode():
@@ -168,6 +180,8 @@ def _found_instead(path: Path) -> str:
         return "; give one first, and then keys as key=value"
     if (path / "config.yaml").is_file():
         return f", but a folder that has one: {path / 'config.yaml'}"
+    if str(path) in ("tiny", "tiny_vision") or (path / "config.json").is_file():
+        return f", but a model; give it as the key model={path}, in Python as model={str(path)!r}"
     if path.is_dir():
         return ", but a folder; name a file in it"
     siblings = path.parent.iterdir() if path.parent.is_dir() else ()
@@ -305,7 +319,9 @@ def _apply(cls: type[Section], raw: dict[str, Any], override: str) -> str:
     if not isinstance(place, dict):
         raise InputError(f"override {override!r}: {'.'.join(parents)} is a list, not a section")
     # YAML 1.1 reads 1e-4 as a string; pydantic turns the string into a float.
-    parsed = read_yaml(value, f"override {override!r}: the value")
+    is_cut = value[:1] in ("{", "[") and value[-1] not in "]}"  # at a space, by the shell
+    hint = ", cut off by the shell unless the whole override is in quotes" if is_cut else ""
+    parsed = read_yaml(value, f"override {override!r}: the value{hint}")
     # YAML reads `playground:` as a mapping, 123 as a number and off as a boolean.
     if not isinstance(parsed, str | None) and _takes_only_text(_annotation_at(cls, key.split("."))):
         parsed = value
@@ -364,7 +380,10 @@ def _explain(cls: type[Section], error: dict[str, Any]) -> str:
     if message.startswith("Input should be") and isinstance(error["input"], str | int | float):
         found = textwrap.shorten(repr(error["input"]), SHOWN_CHARACTERS, placeholder=" …")
         message = f"{message.partition(', unable to')[0]}, not {found}"
-    return f"{key}: {message}" if key else message
+    # A key that another project has too, of a different kind.
+    notes = [k.note for k in peer_keys() if k.note and k.name == k.key == key]
+    note = f" ({notes[0]})" if notes else ""
+    return f"{key}: {message}{note}" if key else message
 
 
 @cache

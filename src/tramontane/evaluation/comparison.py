@@ -189,7 +189,8 @@ def _by_label(
     texts: Sequence[str], default: Callable[[str], str], key: str, kind: str
 ) -> dict[str, str]:
     named: dict[str, str] = {}
-    for text in texts:
+    for text in [texts] if isinstance(texts, str | Path) else texts:
+        text = str(text)
         label, equals, value = text.partition("=")
         if not equals:
             value, label = text, default(text)

@@ -23,7 +23,7 @@ from tramontane.evaluation.checkpoint import (
     sample_checkpoint,
     without_trainer,
 )
-from tramontane.evaluation.settings import alike, settings_for
+from tramontane.evaluation.settings import SamplingOptions, alike, settings_for
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from tramontane.config import Config
     from tramontane.data.objects import Rows, Settings
     from tramontane.evaluation import EvaluationResult
-    from tramontane.evaluation.settings import SamplingOptions
     from tramontane.evaluation.settings import Settings as ModelSettings
     from tramontane.placement.place import Placement
     from tramontane.types import Message
@@ -79,7 +78,7 @@ def evaluate(
         chosen = settings.sampling
         warning = alike(chosen.samples, chosen.temperature)
         if warning and not settings.config.converses:
-            warnings.warn(warning, stacklevel=2)
+            warnings.warn(warning, stacklevel=3)  # 2: `keywords.answering`
         return evaluate_checkpoint(settings, write_to=write_to, on_progress=on_progress)
 
 

@@ -158,6 +158,7 @@ class StepFlags(NamedTuple):
     finished: torch.Tensor  # stopped, or has all the tokens it may generate
     full: torch.Tensor  # has filled the room of its keys and values
     may_end: torch.Tensor  # drew a token that may complete a stop text
+    broken: torch.Tensor  # drew from logits that are not finite
 
 
 class _Decoder:
@@ -206,7 +207,7 @@ class _Decoder:
 
     def _advance(self, slots: torch.Tensor, capacities: torch.Tensor) -> torch.Tensor:
         """Draw a token for each of `slots` [B] int64, which have room for `capacities` [B]
-        positions; returns the fields of `StepFlags`, [4, B]."""
+        positions; returns the fields of `StepFlags`, [5, B]."""
         s = self.state
         rows = self._read_rows(s.progress, s.numbers, slots)
         unshared = rows.lengths - rows.start if self.cache.shares_prefixes else rows.lengths
@@ -266,7 +267,7 @@ def _outcome(
     ends: tuple[torch.Tensor, torch.Tensor | None],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What a step writes to `progress` [B, 2] and `record` [B, 3], and the fields of `StepFlags`
-    [4, B]. Rows without a sequence, whose limit is 0, keep their count of 0 and have no flags.
+    [5, B]. Rows without a sequence, whose limit is 0, keep their count of 0 and have no flags.
 
     Args:
         rows: the rows before the step.
@@ -280,7 +281,8 @@ def _outcome(
     counts = rows.counts + 1
     stopped = is_eos[tokens]
     text = torch.zeros_like(stopped) if may_end is None else may_end[tokens]
-    flags = torch.stack([stopped, stopped | (counts >= rows.limit), full, text])
+    finished = stopped | (counts >= rows.limit)
+    flags = torch.stack([stopped, finished, full, text, logprobs.isnan()])
     made = [tokens.int(), version.expand_as(tokens), logprobs.view(torch.int32)]
     progress = torch.stack([tokens, torch.minimum(counts, rows.limit)], 1)
     return progress, torch.stack(made, 1), flags & (rows.limit > 0)

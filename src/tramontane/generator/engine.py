@@ -25,7 +25,7 @@ from tramontane.generator.endings import StopTexts
 from tramontane.generator.forward import examine_model, prefill
 from tramontane.generator.fusion import is_merged
 from tramontane.generator.graphs import StepRecorder, run_directly
-from tramontane.generator.interface import check_request
+from tramontane.generator.interface import check_request, not_finite
 from tramontane.generator.lanes import CacheSize, Prefix
 from tramontane.generator.memory import CudaMemory, cache_room
 from tramontane.generator.parking import Context, Parking
@@ -352,7 +352,11 @@ class SlotEngine:
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
-        """Admit waiting requests, decode one token for every live slot, and return what ended."""
+        """Admit waiting requests, decode one token for every live slot, and return what ended.
+
+        Raises:
+            InputError: the logits are not finite.
+        """
         self._admit()
         self._parking.trim(len(self._flights))
         if not self._flights:
@@ -361,6 +365,8 @@ class SlotEngine:
             self._decoder.refresh_batch({s: f.request.sampling for s, f in self._flights.items()})
             self._batch_changed = False
         flags = self._decoder.step()
+        if bool(flags.broken.any()):
+            raise not_finite(self._version)
         self._steps += 1
         self._masks.note([*self._flights], self._decoder.newest_allowed)
         live = len(self._flights)

@@ -1,5 +1,5 @@
-"""The interface of generators, and the rules that every request must meet, whichever engine runs
-it."""
+"""The interface of generators, the rules that every request must meet, and the error of a model
+that has diverged, whichever engine runs it."""
 
 from __future__ import annotations
 
@@ -130,6 +130,26 @@ class AnyGenerator(Protocol):
             `decoding`, sequences that hold a slot now; `utilization`, the live share of all slots
             over all decode steps; `cache_bytes`, memory of the slots' keys and values.
         """
+
+
+def not_finite(version: int) -> InputError:
+    """The error for logits that are not finite, from which no token can be drawn.
+
+    Args:
+        version: of the weights; 0 has not been trained by this run.
+    """
+    if version:
+        return InputError(
+            f"the model has diverged: its logits are not finite (NaN) under the weights of update "
+            f"{version}. Resume with a lower trainer.learning_rate, or start again with one. If a "
+            f"resumed run fails again, its newest checkpoint has diverged too: delete that folder, "
+            f"and resume from the previous one"
+        )
+    return InputError(
+        "the model's logits are not finite (NaN): these weights have diverged or are damaged, or "
+        "their numbers are beyond the range of generator.dtype; set that to float32, or take a "
+        "different checkpoint"
+    )
 
 
 def check_request(request: Completion, vocab: int, limit: int, holder: str) -> None:

@@ -182,7 +182,8 @@ def sample(
     Returns:
         The tokens, and their log-probabilities under the distribution that they are drawn from:
         softmax(logits / temperature), renormalized over the tokens that top-p and top-k allow;
-        softmax(logits) where greedy.
+        softmax(logits) where greedy. Of a row whose logits are not finite, the log-probability is
+        NaN.
     """
     columns = logits, uniform, temperature, top_p, top_k
     size = max(1, DRAWN_ENTRIES // logits.shape[1])
@@ -207,14 +208,15 @@ def invert(
         uniform: [B] float64 in [0, 1).
 
     Returns:
-        [B] int64: the first token at which the row's cumulative mass exceeds `uniform` · its total.
+        [B] int64: the first token at which the row's cumulative mass exceeds `uniform` · its total;
+        some token in a row of NaN.
     """
     vocab = mass.shape[1]
     if vocab <= _UNDIVIDED_VOCAB:
         edges = mass.cumsum(-1, dtype=torch.float64)
         # Below the last edge, even for the largest double below 1.
         target = uniform[:, None] * edges[:, -1:]
-        return torch.searchsorted(edges, target, right=True)[:, 0]
+        return torch.searchsorted(edges, target, right=True)[:, 0].clamp_max(vocab - 1)
     # The last block has the remaining tokens, possibly none.
     blocks = vocab // _BLOCK_TOKENS
     divided = blocks * _BLOCK_TOKENS
@@ -230,7 +232,8 @@ def invert(
     # The block's sum in float32 and its cumulative sum in float64 differ by rounding: stay inside
     # the last token that has mass.
     rest = torch.minimum(rest.clamp_min(0.0), within[:, -1:] * (1 - 1e-12))
-    return (block * _BLOCK_TOKENS + torch.searchsorted(within, rest, right=True))[:, 0]
+    found = block * _BLOCK_TOKENS + torch.searchsorted(within, rest, right=True)
+    return found[:, 0].clamp_max(vocab - 1)
 
 
 # Not compiled: torch 2.11 cannot compile cumulative sums that it splits, as over 152k tokens.

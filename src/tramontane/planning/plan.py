@@ -242,6 +242,9 @@ def plan(settings: PlanConfig | Mapping[str, Any]) -> Plan:
     """
     config = settings
     if not isinstance(config, PlanConfig):
+        if not isinstance(config, Mapping):
+            kind = type(config).__name__
+            raise InputError(f'plan of type {kind}: give its keys, e.g. {{"model": …, "gpus": 8}}')
         config = parse(PlanConfig, {**config}, "plan")
     machine = Machine(config)
     check_sharing(machine.sharing, machine.shape)

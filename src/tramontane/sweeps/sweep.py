@@ -43,7 +43,7 @@ class Sweep:
 
 def sweep(
     config: str | Path,
-    keys: Sequence[str],
+    keys: str | Sequence[str],
     *,
     random: int | None = None,
     draw_seed: int = 0,
@@ -71,6 +71,7 @@ def sweep(
         InputError: before any run starts: the invalid cells, a run that would not fit into memory,
             runs with different settings in the folder, or another process working in it.
     """
+    keys = [keys] if isinstance(keys, str) else keys
     raw, axes = read_settings(config), [axis_of(text) for text in keys]
     out = Path(out or Path("sweeps") / str(raw.get("name") or Path(config).stem))
     cells = _configs(raw, axes, cells_of(axes, random, draw_seed), str(config), out)

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from tramontane.verifier.format import boxes
 from tramontane.verifier.math.numbers import to_number
+from tramontane.verifier.math.sentences import BE, concluded
 from tramontane.verifier.math.structure import MAX_LENGTH
 from tramontane.verifier.math.wording import FUNCTIONS, unwrap
 
@@ -21,10 +22,7 @@ _NOUN = (
     r"|resultado|solución|risposta|risultato|soluzione|resposta|solução|ответ|результат)(?![^\W_])"
     r"|答案|答え|解答|结果|结论|答|정답|답|الجواب|الإجابة"
 )
-_IS = (
-    r"(?<![^\W_])(?:is|are|equals|equal\s+to|ist|sind|lautet|beträgt|est|sont|es|son|è|é|sono"
-    r"|равен|равна|равно|равны)(?![^\W_])|это(?![^\W_])|等于|应为|[是为为はは은는]|[=—–]|-(?=\s)|هو|هي"
-)
+_IS = rf"(?<![^\W_])(?:{BE})(?![^\W_])|это(?![^\W_])|等于|应为|[是为为はは은는]|[=—–]|-(?=\s)|هو|هي"
 _CHOICE = r"(?<![^\W_])(?:option|choice)(?=\s*(?:is\b|:))"
 _STATED = re.compile(
     rf"(?is).*(?P<noun>{_NOUN}|{_CHOICE})[^\n\d$\\{{}}:：=]{{0,40}}?\s*(?:{_IS}|[:：])"
@@ -116,9 +114,10 @@ def stated(reference: str) -> str:
     r"""The answer that a reference states.
 
     What is taken off: tags of which the last ends the text, the only box (or several alike), text
-    up to `Answer:`, `La réponse est` or another label with a colon, Markdown, styles (`{\bf 2}`),
-    quotation marks, a leading `=` or arrow, a mark at the end (`2 ∎`), and a repetition in brackets
-    (`2 (two)`, `1/3 (about 0.33)`). Any other text is unchanged.
+    up to `Answer:`, `La réponse est` or another label with a colon, a sentence that ends in a value
+    (`Hence 2`, `The value is 2`), Markdown, styles (`{\bf 2}`), quotation marks, a leading `=` or
+    arrow, a mark at the end (`2 ∎`), and a repetition in brackets (`2 (two)`, `1/3 (about 0.33)`).
+    Any other text is unchanged.
     """
     text = reference.strip()
     for _ in range(MAX_STEPS):
@@ -165,7 +164,7 @@ def _introduced(text: str) -> str:
         return _value(found["value"])
     found = _LABELED.fullmatch(text)
     if found is None or _OTHER_COLON.search(found["value"]):
-        return text
+        return concluded(text)
     letters = "".join(_LETTERS.findall(unwrap(found["label"])))
     if len(letters) < 3 and letters.isascii():  # `x: 2`, and the ratio `AB : 2`
         return text
