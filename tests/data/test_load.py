@@ -2,6 +2,7 @@ import gzip
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -106,6 +107,25 @@ def test_a_mapped_answer_is_the_only_one(write):
     file = write({"problem": "?", "mine": None, "solution": "5"}, {"problem": "?", "mine": "1"})
     with pytest.raises(InputError, match=r":1: no answer .* in field 'mine'"):
         load(file, answer="mine")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"input": "?", "label": "1"}, "if 'input' is it, write data.fields: {problem: input}"),
+        ({"Problem": "?", "Answer": "1"}, "write data.fields: {problem: Problem}"),
+        ({"problem ": "?", "answer": "1"}, "write data.fields: {problem: 'problem '}"),
+        ({"problem": "?", "target": "1"}, "write data.fields: {answer: target}"),
+        ({"problem": "?", "answer": ["1", "2"]}, "and its 'answer' is of type list; name the"),
+        ({"problem": "?", "answer": {"value": 2}}, "and its 'answer' is of type dict"),
+        ({"problem": "?", "answer": True}, "and its 'answer' is of type bool"),
+        ({"problem": "?", "answer": " "}, "and its 'answer' is empty"),
+        ({"problem": "?", "answer": None}, "the row has answer, problem; name the right one"),
+    ],
+)
+def test_what_a_row_has_in_place_of_a_field_is_said(write, row, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        load(write(row))
 
 
 def test_evaluation_rows_may_have_names_of_their_own(write):

@@ -39,6 +39,14 @@ ALIASES = {
     "difficulty": ("level",),
     "images": ("image",),
 }
+# Names elsewhere, OpenRLHF's and those of sets for fine-tuning, which a message proposes to map.
+_ELSEWHERE = {
+    "problem": (
+        "input", "instruction", "messages", "context_messages", "problem_statement", "task", "text",
+    ),
+    "answer": ("label", "target", "output", "reference", "gold", "correct_answer", "answers"),
+    "tests": ("test_cases", "public_tests", "input_output"),
+}  # fmt: skip
 # Names used for the answer in some sets, and for something else in others: a derivation, a program,
 # or data for a user-defined reward. They are read if a row has no other answer and no tests, and
 # are kept in the metadata.
@@ -253,7 +261,8 @@ def parse_problem(
     statement, messages = _statement(given_text, where)
     if not isinstance(statement, str) or not statement.strip():
         name = fields.get("problem", "problem")
-        raise InputError(f"{where}: no text in field {name!r}; {_row_columns(row, rules)}")
+        says = _row_columns("problem", row, rules)
+        raise InputError(f"{where}: no text in field {name!r}; {says}")
     given = [] if values["images"] is None else [*images.listed(values["images"])]
     found = images.placed(messages or statement, given, own, where)
     domain = _domain(values["domain"], where, rules) or ("code" if tests else "math")
@@ -313,8 +322,20 @@ def columns_of(field_name: str, fields: Mapping[str, str]) -> tuple[str, ...]:
     return (field_name, *ALIASES.get(field_name, ()))
 
 
-def _row_columns(row: dict[str, Any], rules: RowRules) -> str:
-    return f"the row has {', '.join(sorted(row))}; name the right one in {rules.key}"
+def _row_columns(field_name: str, row: dict[str, Any], rules: RowRules) -> str:
+    """What a row has in place of a usable value of a field, and the remedy."""
+    name = rules.fields.get(field_name, field_name)
+    found = f"the row has {', '.join(sorted(row))}"
+    if not is_missing(row.get(name)):
+        is_blank = isinstance(row[name], str) and not row[name].strip()
+        kind = "empty" if is_blank else f"of type {type(row[name]).__name__}"
+        found += f", and its {name!r} is {kind}"
+    usual = (field_name, *ALIASES.get(field_name, ()), *_ELSEWHERE.get(field_name, ()))
+    for column, value in row.items():
+        if column != name and not is_missing(value) and column.strip().lower() in usual:
+            other = column if re.fullmatch(r"\w+", column) else repr(column)
+            return f"{found}; if {column!r} is it, write {rules.key}: {{{field_name}: {other}}}"
+    return f"{found}; name the right one in {rules.key}"
 
 
 def _statement(value: Any, where: str) -> tuple[Any, list[Message] | None]:
@@ -352,7 +373,7 @@ def _domain(value: Any, where: str, rules: RowRules) -> str | None:
 
 def _missing(column: str, domain: str, rules: RowRules, row: dict[str, Any]) -> str:
     """What is wrong with a row that lacks a column needed by its domain."""
-    says = _row_columns(row, rules)
+    says = _row_columns(column, row, rules)
     name = rules.fields.get(column, column)
     if row.get("reward_model"):
         return (
