@@ -51,6 +51,16 @@ def test_a_stop_text_ends_a_completion_and_drops_what_follows():
     assert not flights
 
 
+def test_logits_that_are_not_finite_are_named():
+    flights = make_flights()
+    flights.add([request(sampling=SamplingParams(20))], limit=100, version=0)
+    (message,) = flights.take_unsent()
+    new = gained([4, 7], version=5)
+    new.logprobs[1] = float("nan")
+    with pytest.raises(InputError, match="under the weights of update 5"):
+        flights.note({message["name"]: new})
+
+
 def test_a_stop_text_in_what_was_put_in_does_not_end_what_follows():
     flights = make_flights(stop=("w7 w8",))
     ids, versions = array("i", [4, 7, 7]), array("i", [0, INSERTED, INSERTED])

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tramontane.generator.endings import Endings
-from tramontane.generator.interface import check_request
+from tramontane.generator.interface import check_request, not_finite
 from tramontane.tokens import Growth, ints
 from tramontane.types import Completion, FinishReason
 
@@ -92,9 +94,14 @@ class Flights:
         Returns:
             Completions, without text, and names of requests that vLLM must drop, since a stop text
             ended them.
+
+        Raises:
+            InputError: the logits were not finite.
         """
         completions, stopped = [], []
         for name, new in gained.items():
+            if (broken := np.isnan(np.asarray(new.logprobs, dtype=np.float32))).any():
+                raise not_finite(int(np.asarray(new.versions)[broken][0]))
             flight = self._flights[name]
             request, before = flight.request, len(flight.request.token_ids)
             sampled_from = flight.sampled_from
