@@ -285,7 +285,7 @@ def test_sizes_start_at_one(args: list[str]) -> None:
         ({"temperature": math.nan}, "temperature is nan"),
         ({"top_p": 7}, "top_p is 7; it must be above 0 and at most 1"),
         ({"top_k": -2}, "top_k is -2"),
-        ({"n": 3}, "n: no such option; choose from problems, samples"),
+        ({"n": 3}, r"unknown keyword; a key of verl; here it is samples=…"),
         ({"data": 5}, "data: of type int; give a list of dicts"),
         ({"config": {"model": "tiny"}}, "config of type dict: give a Config"),
         ({"overrides": "pipeline.updats=2"}, "did you mean 'updates'"),

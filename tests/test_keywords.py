@@ -29,6 +29,7 @@ from tramontane.errors import InputError
         ("dry_run", "quiet", "it has config"),
         ("evaluate", "n_samples", "did you mean samples?"),
         ("generate", "max_new_tokens", "here it is max_tokens=…"),
+        ("evaluate", "n", "here it is samples=…"),
         ("sft", "learning_rate", 'overrides={"learning_rate": …}'),
         ("curate", "input", "did you mean inputs?"),
     ],

@@ -9,13 +9,10 @@ from typing import Any
 
 from tramontane.errors import InputError
 
-# Keys of a config that are keywords of some function too.
+# Keys of a config that are keywords of some function too, with other names.
 _KEYWORDS = {
-    "model": "model=…",
     "data.train": "data=…",
     "data.eval": 'data={"train": …, "eval": …}',
-    "data.environment": "environment=…",
-    "data.tools": "tools=[…]",
     "verifier.reward.custom": "rewards=[…]",
     "pipeline.l_max": "max_tokens=…",
 }
@@ -71,7 +68,7 @@ def _hint(name: str, keyword: str, known: Collection[str]) -> str:
     note = f" ({here.note})" if here.note else ""
     if not here.key:
         return f"{peer}there is no such key here{note}"
-    given = _KEYWORDS.get(here.key, "")
+    given = _KEYWORDS.get(here.key, f"{here.key.rpartition('.')[2]}=…")
     if given.partition("=")[0] in known:
         return f"{peer}here it is {given}"
     return f'{peer}here it is the key {here.key}, overrides={{"{here.key}": …}}{note}'

@@ -185,11 +185,8 @@ def settings_for(
         options: keywords of the command.
 
     Raises:
-        InputError: an invalid config, option or override.
+        InputError: an invalid config or override.
     """
-    for name in options.keys() - SamplingOptions.__annotations__.keys():
-        choice = ", ".join(SamplingOptions.__annotations__)
-        raise InputError(f"{name}: no such option; choose from {choice}")
     run = run_of(model) if config is None else None
     path = run and run / "config.yaml" if isinstance(config, Config | None) else config
     raw = {} if path is None else read_settings(path)
