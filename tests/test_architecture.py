@@ -22,7 +22,7 @@ LAYERS = (
     "batches interrupt journals loopback plugins workplace",
     "models",
     "config",
-    "placement",
+    "keywords placement",
     "generator trainer verifier",  # workers, which do not import each other
     "data",
     "asking environments verdicts",
