@@ -27,6 +27,17 @@ def pages(report: Report) -> dict[Path, str]:
     }
 
 
+def _newer(report: Report, columns: Sequence[str]) -> str:
+    """The table of architectures that only newer releases of transformers have."""
+    wrapped = TEXT_HALF in columns
+    rows = [
+        Row(name, f"{row['known']} (transformers {row['release']})")
+        for name, row in report.newer.items()
+        if row["wrapped"] == wrapped
+    ]
+    return _table(rows, report.newer, columns) if rows else ""
+
+
 def write(report: Report) -> None:
     for path, text in pages(report).items():
         path.write_text(text, encoding="utf-8")
@@ -49,6 +60,7 @@ def _page(template: str, report: Report, rows: Sequence[Row], columns: Sequence[
     return environment.get_template(f"{template}.md.j2").render(
         report.versions,
         same=f"{SAME:g}",
+        newer=_newer(report, columns),
         used=_table(used, found, columns),
         others=_table(measured, found, columns),
         refused=[(row, _says(found[row.name])) for row in rest if row not in measured],

@@ -17,12 +17,18 @@ COLUMNS = ("decode", "packed", "LoRA", "export", "text half", "replay")
 
 class Report:
     """Attributes:
-    rows: of each row, by its name, its `cells` by column, or why transformers cannot build it
-        (`unbuilt`), or how its process ended (`crashed`).
+    rows: of each row, by its name, its `cells` by column, or why transformers makes no small config
+        of it (`unbuilt`), or how its process ended (`crashed`).
+    newer: the same of architectures that only a newer transformers has, which each row names.
     """
 
-    def __init__(self, versions: Mapping[str, str], rows: dict[str, dict[str, Any]]) -> None:
-        self.versions, self.rows = versions, rows
+    def __init__(
+        self,
+        versions: Mapping[str, str],
+        rows: dict[str, dict[str, Any]],
+        newer: dict[str, dict[str, Any]] | None = None,
+    ) -> None:
+        self.versions, self.rows, self.newer = versions, rows, newer or {}
 
     @classmethod
     def load(cls) -> Report:
@@ -30,23 +36,28 @@ class Report:
         installed = {"transformers": transformers.__version__, "torch": torch.__version__}
         report = cls.committed() if FILE.is_file() else cls(installed, {})
         known = report.versions["transformers"] == installed["transformers"]
-        return cls(installed, report.rows if known else {})
+        return cls(installed, report.rows if known else {}, report.newer)
 
     @classmethod
     def committed(cls) -> Report:
         content = json.loads(FILE.read_text(encoding="utf-8"))
-        return cls({k: content[k] for k in ("transformers", "torch")}, content["rows"])
+        versions = {k: content[k] for k in ("transformers", "torch")}
+        return cls(versions, content["rows"], content["newer"])
 
     def missing(self, names: Sequence[str]) -> list[str]:
         return [name for name in names if name not in self.rows]
 
     def save(self, names: Sequence[str]) -> None:
         """Write rows in the order of `names`, one a line."""
-        lines = [f"  {json.dumps(n)}: {json.dumps(self.rows[n])}" for n in names if n in self.rows]
         head = "".join(f" {json.dumps(k)}: {json.dumps(v)},\n" for k, v in self.versions.items())
-        FILE.write_text(
-            "{\n" + head + ' "rows": {\n' + ",\n".join(lines) + "\n }\n}\n", encoding="utf-8"
-        )
+        rows = _lines({name: self.rows[name] for name in names if name in self.rows})
+        text = f'{{\n{head} "rows": {rows},\n "newer": {_lines(self.newer)}\n}}\n'
+        FILE.write_text(text, encoding="utf-8")
+
+
+def _lines(rows: Mapping[str, Any]) -> str:
+    lines = [f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items()]
+    return "{\n" + ",\n".join(lines) + "\n }"
 
 
 def outcome(cell: float | str) -> str:

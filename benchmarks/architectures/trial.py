@@ -18,14 +18,16 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from safetensors.torch import save_file
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from benchmarks.architectures.rows import wraps
-from benchmarks.architectures.sizes import EOS, VOCAB, tiny_model
+from benchmarks.architectures.sizes import EOS, VOCAB, of_text, save, tiny_config, tiny_model
 from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
 from tramontane.config import GeneratorConfig, TrainerConfig
 from tramontane.errors import InputError
 from tramontane.generator import Generator
+from tramontane.models.loading import load_model
 from tramontane.models.names import resolve
 from tramontane.trainer import Trainer
 from tramontane.types import Completion, SamplingParams
@@ -53,37 +55,34 @@ class Trial:
     Attributes:
         cells: what was found, by column.
         name: the model's class.
+
+    Raises:
+        Exception: transformers cannot build, save or load the model.
     """
 
     def __init__(self, kind: str, changed: Mapping[str, Any] | None, folder: Path) -> None:
         self.cells: dict[str, Cell] = {}
         self._folder, self._path = folder, str(folder / "model")
         made = tiny_model(kind, changed)
-        made.save_pretrained(self._path)
-        # Loading resets some weights (seen in Youtu's embeddings).
-        again, info = type(made).from_pretrained(
-            self._path, attn_implementation="eager", output_loading_info=True
-        )
-        # Of ShieldGemma 2, transformers 5.23 does not read back the text layers that it has saved
-        # (findings/shieldgemma2_reload.sh).
-        self._plain = made if info["missing_keys"] else again.eval()
+        save(made, kind, changed, self._path)
+        whole = _reread(made, self._path) if isinstance(made.config, CONFIG_MAPPING[kind]) else made
+        self._plain: Any = of_text(whole)
         AutoTokenizer.from_pretrained(resolve("tiny")).save_pretrained(self._path)
         ends = json.dumps({"eos_token_id": EOS})
         (folder / "model/generation_config.json").write_text(ends, encoding="utf-8")
         self._sequences = _trained()
-        self.name = type(self._plain).__name__
-        _logprobs(self._plain, self._sequences[0])
+        self.name = type(made).__name__
+        self._wrapped = wraps(kind)
+        self._experts = any(m._modules.get("experts") is not None for m in made.modules())
 
     def run(self) -> dict[str, Cell]:
-        wrapped = wraps(self._plain.config.model_type)
-        experts = any(m._modules.get("experts") is not None for m in self._plain.modules())
         self._try("decode", self._decode)
         self._try("packed", self._packed)
         self._try("LoRA", self._lora)
         self._try("export", self._export)
-        if wrapped:
+        if self._wrapped:
             self._try(TEXT_HALF, self._text_half)
-        if experts:
+        if self._experts:
             self._try("replay", self._replay)
         return self.cells
 
@@ -205,13 +204,45 @@ def _sentence(text: str, folder: Path) -> str:
     return re.split(r"[;\n]|\. |: the embedded", text, maxsplit=1)[0][:300]
 
 
+def _reread(made: PreTrainedModel, path: str) -> PreTrainedModel:
+    """The model as transformers reads what it has saved: it resets some weights (seen in Youtu's
+    embeddings). Of ShieldGemma 2, transformers 5.23 does not read back the text layers that it has
+    saved (findings/shieldgemma2_reload.sh)."""
+    try:
+        again, info = type(made).from_pretrained(
+            path, attn_implementation="eager", output_loading_info=True
+        )
+    except OSError:  # it wants a file that it has not saved (seen in Qwen2.5-Omni)
+        return made
+    return made if info["missing_keys"] else again.eval()
+
+
+def _of_no_model(kind: str, changed: Mapping[str, Any] | None, folder: Path) -> Cell:
+    """What is said of a checkpoint whose model transformers itself does not build."""
+    tiny_config(kind, changed).save_pretrained(folder)
+    save_file({"none": torch.zeros(1)}, folder / "model.safetensors", {"format": "pt"})
+    try:
+        load_model(str(folder))
+    except InputError as error:
+        return REFUSED + _sentence(str(error), folder)
+    except Exception as error:
+        return FAILED + _sentence(f"{type(error).__name__}: {error}", folder)
+    return FAILED + "loaded"
+
+
 def trial(kind: str, changed: Mapping[str, Any] | None) -> dict[str, Any]:
-    """All trials of one architecture: its class, and each column's figure or words."""
+    """All trials of one architecture: its class, and each column's figure or words; `unbuilt`, if
+    transformers has no such config."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             own = Trial(kind, changed, Path(folder))
-        except Exception as error:  # transformers cannot build it, save it or run it by itself
-            return {"unbuilt": _sentence(f"{type(error).__name__}: {error}", Path(folder))}
+        except Exception as error:  # transformers does not build it, save it or load it
+            reason = _sentence(f"{type(error).__name__}: {error}", Path(folder))
+            try:
+                said = _of_no_model(kind, changed, Path(folder) / "alone")
+            except Exception:  # nor its config
+                return {"unbuilt": reason}
+            return {"cells": {"decode": said}, "transformers": reason}
         return {"class": own.name, "cells": own.run()}
 
 

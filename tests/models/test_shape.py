@@ -85,7 +85,7 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
 CACHED = (
     "qwen3", "deepseek_v3", "mistral4", "minicpm3", "gemma4_text, shared keys and values",
     "gpt_oss", "qwen3_5_text", "jamba", "falcon_h1", "lfm2", "mamba2", "mistral3", "gpt2", "opt",
-    "gemma3n_text",
+    "gemma3n_text", "longcat_flash",
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 from typer.testing import CliRunner
 
-from benchmarks.architectures.sizes import tiny_model
+from benchmarks.architectures.sizes import tiny_config, tiny_model
 from tramontane.cli import app
 from tramontane.errors import InputError
 from tramontane.models import wrapped
@@ -345,3 +345,33 @@ def test_a_wrapper_whose_weights_are_no_safetensors_files_is_refused_by_its_conf
     (tmp_path / SINGLE).unlink()
     with pytest.raises(InputError, match="pytorch_model.bin; load it with transformers"):
         load_config(str(tmp_path))
+
+
+def config_folder(kind, folder):
+    """A checkpoint of which only the config is there."""
+    tiny_config(kind).save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_tower_whose_package_is_missing_is_not_built(tmp_path):
+    """Gemma 3n's towers need timm, and its text half does not."""
+    config = load_config(config_folder("gemma3n", tmp_path))
+    assert config.model_type == "gemma3n_text" and config.final_logit_softcapping
+
+
+def test_a_scale_that_a_part_of_the_wrapper_applies_is_kept(tmp_path):
+    cap = tiny_config("inkling2").text_config.final_logit_softcapping
+    assert load_config(config_folder("inkling2", tmp_path)).final_logit_softcapping == cap
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("florence2", "wraps a text half .bart. for which transformers has no causal LM"),
+        ("gemma4_assistant", "transformers' code of gemma4_text fails .The set of layer types"),
+        ("musicgen", "transformers' config of musicgen fails .Multiple valid text configs"),
+    ],
+)
+def test_a_wrapper_without_a_causal_lm_is_refused_in_words(kind, says, tmp_path):
+    with pytest.raises(InputError, match=says):
+        load_shape(config_folder(kind, tmp_path))

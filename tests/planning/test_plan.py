@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from transformers import Mistral4Config
 
 import tramontane
 from tramontane.config import parse, parse_settings
@@ -132,6 +133,24 @@ def test_the_config_of_a_plan_passes_the_dry_run_on_its_gpus(
     # The sequences that a generator is planned to decode at once fit its cache at their mean.
     machine = found.machine
     assert found.apart.split.slots * machine.cached <= machine.engines[int(reserved)].tokens
+
+
+def test_each_gpu_of_a_generator_keeps_a_token_s_latents_whole(tmp_path: Path) -> None:
+    """Tensor parallelism divides heads, and latents have none (Mistral Small 4's sizes)."""
+    config = Mistral4Config()
+    config.save_pretrained(tmp_path)
+    found = plan(PlanConfig(model=str(tmp_path), gpus=64, gpu="h200", n_batch=128))
+    machine = found.machine
+    assert machine.kv_bytes == 2 * config.num_hidden_layers * (
+        config.kv_lora_rank + config.qk_rope_head_dim
+    )
+    groups = {size: engine for size, engine in machine.engines.items() if size > 1}
+    for size, engine in groups.items():
+        room = GPUS["h200"].memory - machine.weight_bytes / size
+        assert room - (18 << 30) < engine.tokens * machine.kv_bytes < room
+    (tmp_path / "run.yaml").write_text(found.config_file)
+    checked = tramontane.dry_run(tmp_path / "run.yaml", gpu="h200", model_shape=str(tmp_path))
+    assert groups and checked.memory.refusals == ()
 
 
 def test_data_sheets_are_found_in_either_case() -> None:

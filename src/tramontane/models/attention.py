@@ -132,7 +132,9 @@ def chunk_size(module: torch.nn.Module) -> int | None:
     """Positions of a chunk in a layer with chunked attention (Llama 4), which sees only its own."""
     config: Any = getattr(module, "config", None)
     kinds = getattr(config, "layer_types", None)
-    if not kinds or kinds[module.layer_idx] != "chunked_attention":
+    if "chunked_attention" not in (kinds or ()):  # a layer that is shared by others has no index
+        return None
+    if kinds[module.layer_idx] != "chunked_attention":
         return None
     return int(config.attention_chunk_size)
 

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from tramontane.models.attention import no_mask
-from tramontane.models.latent import UpProjection, keep_latents, up_weight
+from tramontane.models.latent import UpProjection, keep_latents, up_projections, up_weight
 from tramontane.models.states import StateCache
 
 _MEASURED = "measured"
@@ -72,10 +72,15 @@ class Cached(NamedTuple):
         return cls(sum(kept.values()), states, heads, kv_heads, query.shape[-1], kept_heads)
 
     @classmethod
-    def by(cls, config: PreTrainedConfig) -> Cached:
-        """By the config, for code that reads numbers, which a model without memory does not have:
-        of older architectures, whose layers are alike."""
+    def by(cls, model: PreTrainedModel, config: PreTrainedConfig) -> Cached:
+        """By the config and the layers' types, for code that reads numbers, which a model without
+        memory does not have; layers are taken to be alike."""
         heads = getattr(config, "num_attention_heads", None) or 1
+        if projections := up_projections(model):
+            rope = getattr(config, "qk_rope_head_dim", 0)
+            width = getattr(config, "qk_nope_head_dim", 0) + rope
+            token = sum(x.in_features + rope for x in projections)
+            return cls(token, 0, heads, heads, width)
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
         token = 2 * config.num_hidden_layers * kv_heads * width

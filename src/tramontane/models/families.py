@@ -43,9 +43,19 @@ EQUIVALENTS = {
     "qwen3_omni_moe_text": "qwen3_moe",
     "glm4v_text": "glm4",
     "glm4v_moe_text": "glm4_moe",
+    "glm_ocr_text": "glm4",
+    "emu3_text_model": "llama",
+    "granite4_vision_text": "granite",
+    "hunyuan_vl_text": "hunyuan_v1_dense",
+    "paddleocr_vl_text": "llama",  # ERNIE 4.5 rotates pairs, and this wrapper halves
 }
-# Of these causal LMs, keys whose default is not what the wrapper's code computes.
-DEFAULTS = {"qwen3_moe": {"norm_topk_prob": True}}
+# Of these text halves, keys whose default in the causal LM is not what the wrapper's code computes.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "qwen3_vl_moe_text": {"norm_topk_prob": True},
+    "qwen3_omni_moe_text": {"norm_topk_prob": True},
+    "glm_ocr_text": {"attention_bias": False},
+}
+WHOLE_HEADS = {"glm4v_text", "glm_ocr_text"}  # are rotated, if their config does not say what part
 # What causal LMs do with logits after the output head, by key of their config, with the value that
 # does nothing.
 SCALES = {

@@ -29,7 +29,8 @@ from transformers.utils.logging import disable_progress_bar
 from tramontane.errors import InputError
 from tramontane.models import longrope, wrapped
 from tramontane.models.attention import PACKED
-from tramontane.models.families import check_packing
+from tramontane.models.equivalents import check_equivalent
+from tramontane.models.families import check_packing, transformers_fails
 from tramontane.models.gpu import Build
 from tramontane.models.names import (
     TOKENIZER_FILES,
@@ -173,7 +174,7 @@ def load_model(
     # Some models look their attention up while they are built, among transformers' own.
     own = load_own_config(model)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager", "config": own}
-    half = wrapped.find(model, own, local_folder(model))
+    half = _text_half(model, own, local_folder(model))
     if half:
         options |= half.loading_options()
     quantized = _dequantize(model, options["config"])
@@ -194,6 +195,18 @@ def load_model(
     loaded.to(device)
     check_packing(loaded)
     return loaded
+
+
+def _text_half(model: str, own: Any, folder: Path | None) -> TextHalf | None:
+    """The text half of a checkpoint; None for one that wraps nothing.
+
+    Raises:
+        InputError: see `TextHalf` and `check_equivalent`.
+    """
+    half = wrapped.find(model, own, folder)
+    if half:
+        check_equivalent(model, own, half.config)
+    return half
 
 
 def load_tower(model: str, dtype: torch.dtype) -> Any:
@@ -325,7 +338,7 @@ def empty_model(model: str) -> tuple[PreTrainedModel, WeightFiles] | None:
     folder = folder_of(
         model, ["model*.safetensors", INDEX, "config.json", "generation_config.json"]
     )
-    half = wrapped.find(model, load_own_config(model), folder)
+    half = _text_half(model, load_own_config(model), folder)
     config = half.config if half else load_config(model)
     with LOADING, _parameters_on_meta():
         built = AutoModelForCausalLM.from_config(
@@ -388,7 +401,7 @@ def load_config(model: str) -> Any:
         InputError: no checkpoint there, or a wrapper whose text half is not a causal LM.
     """
     own = load_own_config(model)
-    half = wrapped.find(model, own, local_folder(model))
+    half = _text_half(model, own, local_folder(model))
     return copy.deepcopy(half.config) if half else own
 
 
@@ -396,7 +409,9 @@ def load_own_config(model: str) -> Any:
     """The config of a checkpoint as published, but with one set of rotary frequencies."""
     config = _from_pretrained(AutoConfig, model)
     longrope.unify(config)
-    longrope.unify(config.get_text_config())
+    with transformers_fails(f"config of {config.model_type}"):
+        text = config.get_text_config()
+    longrope.unify(text)
     return config
 
 

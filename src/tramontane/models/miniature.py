@@ -43,12 +43,30 @@ def miniature(config: Any) -> PreTrainedModel:
         InputError: see `check_packing`.
         ForwardFails: the family does not allow these widths.
     """
-    shallow = _with_layers(_narrow(config), _prefix(config))
-    for factor in (64, 32, 16, 8, 4, 2):
-        if config.hidden_size % factor == 0 and config.hidden_size >= factor * _HIDDEN:
-            with suppress(ForwardFails):  # only of these widths
-                return _built(_divided(shallow, factor))
+    *divided, shallow = small_configs(config, _prefix(config))
+    for small in divided:
+        with suppress(ForwardFails):  # only of these widths
+            return _built(small)
     return _built(shallow)
+
+
+def small_configs(config: Any, layers: int = _LAYERS) -> list[Any]:
+    """The config with its first layers and a small vocabulary, several times: first with the
+    narrowest residual stream, last with its own."""
+    shallow = _with_layers(_narrow(config), layers)
+    factors = [
+        factor
+        for factor in (64, 32, 16, 8, 4, 2)
+        if config.hidden_size % factor == 0 and config.hidden_size >= factor * _HIDDEN
+    ]
+    return [*(_divided(shallow, factor) for factor in factors), shallow]
+
+
+def draw_wide(model: PreTrainedModel) -> None:
+    """Add noise to a model's matrices, so that what it computes differs from token to token."""
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.add_(torch.randn(parameter.shape) * parameter.shape[-1] ** -0.5)
 
 
 def _built(small: Any) -> PreTrainedModel:
@@ -58,10 +76,7 @@ def _built(small: Any) -> PreTrainedModel:
             model = AutoModelForCausalLM.from_config(
                 small, dtype=torch.float32, attn_implementation="eager"
             )
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                noise = torch.randn(parameter.shape) * parameter.shape[-1] ** -0.5
-                parameter.data.add_(noise)
+        draw_wide(model)
     model.set_attn_implementation(PACKED)
     separate_states(model)
     check_packing(model.eval())

@@ -253,4 +253,4 @@ def _cached(model: PreTrainedModel, config: Any) -> Cached:
         with transformers_fails(f"code of {type(model).__name__}"):
             return Cached.of(model)
     except ForwardFails:
-        return Cached.by(config)
+        return Cached.by(model, config)

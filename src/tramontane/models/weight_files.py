@@ -66,8 +66,8 @@ class WeightFiles:
         for path in paths:
             if not path.is_file():
                 raise InputError(
-                    f"model {folder}: incomplete, it has no file {path.name}; save it as "
-                    f"safetensors"
+                    f"model {folder}: incomplete, it has no file {path.name}; fetch it again, or "
+                    f"save it as safetensors"
                 )
             try:
                 file = safe_open(path, framework="pt")

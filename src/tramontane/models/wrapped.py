@@ -33,7 +33,13 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from tramontane.errors import InputError
-from tramontane.models.families import DEFAULTS, EQUIVALENTS, SCALES
+from tramontane.models.families import (
+    DEFAULTS,
+    EQUIVALENTS,
+    SCALES,
+    WHOLE_HEADS,
+    transformers_fails,
+)
 from tramontane.models.names import cache_dir, pinned
 from tramontane.models.weight_files import INDEX, SINGLE, WeightFiles
 
@@ -61,8 +67,8 @@ class TextHalf:
             its config is known.
 
     Raises:
-        InputError: it is not a causal LM of transformers, or not in the files, or these are not
-            safetensors files.
+        InputError: it is not a causal LM of transformers, or one that transformers cannot build, or
+            not in the files, or these are not safetensors files.
 
     Attributes:
         config: its config as a causal LM, which says where it comes from (`PARENT`).
@@ -107,7 +113,8 @@ class TextHalf:
         return self._prefix + re.sub(r"^layers\.", self._blocks, stem)
 
     def _find(self, files: WeightFiles, folder: Path) -> None:
-        with LOADING, torch.device("meta"):
+        code = f"code of {self.config.model_type}"
+        with transformers_fails(code), LOADING, torch.device("meta"):
             model = AutoModelForCausalLM.from_config(self.config)
         own = model.state_dict(keep_vars=True)
         table = model.get_input_embeddings().weight
@@ -186,12 +193,13 @@ def _text_config(name: str, config: PreTrainedConfig) -> PreTrainedConfig:
     """
     text = config.get_text_config()
     kind = EQUIVALENTS.get(text.model_type, text.model_type)
-    if CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    alone = CONFIG_MAPPING[kind] in MODEL_FOR_CAUSAL_LM_MAPPING
+    if not alone or getattr(text, "is_encoder_decoder", False):
         raise InputError(
             f"model {name!r}: {config.model_type} wraps a text half ({text.model_type}) for which "
             f"transformers has no causal LM; give a model that AutoModelForCausalLM loads"
         )
-    found = copy.deepcopy(text) if kind == text.model_type else _converted(text, kind)
+    found = copy.deepcopy(text) if kind == text.model_type else converted(text, kind)
     for key in ("eos_token_id", "bos_token_id", "pad_token_id", "quantization_config", "dtype"):
         value = getattr(config, key, None)
         if getattr(found, key, None) is None and value is not None:
@@ -213,25 +221,30 @@ def _dropped_scales(config: PreTrainedConfig, text: PreTrainedConfig) -> list[st
     wrapper: Any = MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
     if not scales or wrapper is None:
         return []
-    with LOADING, torch.device("meta"):
-        parts = {type(module) for module in wrapper(config).modules()}
-    if MODEL_FOR_CAUSAL_LM_MAPPING[type(text)] in parts:
+    own = [inspect.unwrap(method).__code__ for method in (wrapper.__init__, wrapper.forward)]
+    read = {name for code in own for name in (*code.co_names, *code.co_consts)}
+    dropped = [key for key in scales if key not in read]
+    if not dropped:  # a whole may need packages of its towers to be built
         return []
-    code = inspect.unwrap(wrapper.forward).__code__
-    return [key for key in scales if key not in (*code.co_names, *code.co_consts)]
+    with transformers_fails(f"code of {config.model_type}"), LOADING, torch.device("meta"):
+        parts = {type(module) for module in wrapper(config).modules()}
+    return [] if MODEL_FOR_CAUSAL_LM_MAPPING[type(text)] in parts else dropped
 
 
-def _converted(text: PreTrainedConfig, kind: str) -> PreTrainedConfig:
+def converted(text: PreTrainedConfig, kind: str) -> PreTrainedConfig:
+    """The config of a text half as that of a causal LM of another architecture."""
     values = {k: v for k, v in text.to_dict().items() if k not in ("model_type", "architectures")}
     rope = dict(values.get("rope_parameters") or {})
     for key in [key for key in rope if key.startswith("mrope") or key == "type"]:
         del rope[key]
     if rope.get("rope_type") == "mrope":
         rope["rope_type"] = "default"
+    if text.model_type in WHOLE_HEADS:
+        rope.setdefault("partial_rotary_factor", 1.0)
     values |= {"rope_parameters": rope} if rope else {}
     if values.get("head_dim") is None:
         values["head_dim"] = text.hidden_size // text.num_attention_heads
-    return CONFIG_MAPPING[kind](**values | DEFAULTS.get(kind, {}))
+    return CONFIG_MAPPING[kind](**values | DEFAULTS.get(text.model_type, {}))
 
 
 def _ties(config: PreTrainedConfig) -> bool:
