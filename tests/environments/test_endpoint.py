@@ -427,6 +427,15 @@ def test_the_key_is_in_the_address_or_the_header(client: TestClient) -> None:
         assert client.get(path, headers=headers).status_code == 401
 
 
+def test_no_request_has_a_thread(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of a server outlive its event loop: after SIGTERM, `serve` waited 20 s for them."""
+    threads: list[Any] = []
+    monkeypatch.setattr("anyio.to_thread.run_sync", threads.append)
+    statuses = [ask(client).status_code, ask(client, n=0).status_code]
+    statuses += [client.get(f"/{KEY}/v1/models{path}").status_code for path in ("", "/none")]
+    assert statuses == [200, 400, 200, 404] and not threads
+
+
 class Failing(Recorded):
     """Fails for one chat, before or after its first tokens."""
 

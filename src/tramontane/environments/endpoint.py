@@ -293,10 +293,11 @@ class _FailingAlone:
 
 
 def make_app(find: Callable[[str], Endpoint | None]) -> _FailingAlone:
-    """The application that serves endpoints; `find` returns the endpoint of a key, or None."""
+    """The application that serves endpoints; `find` returns the endpoint of a key, or None. All of
+    it is asynchronous: a function that is not has a thread, which would keep the process."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
-    def found(request: Request) -> Endpoint:
+    async def found(request: Request) -> Endpoint:
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         if (endpoint := find(request.path_params.get("key", bearer))) is None:
             raise HTTPException(401, "the address lacks the key: http://HOST:PORT/KEY/v1")
@@ -307,11 +308,11 @@ def make_app(find: Callable[[str], Endpoint | None]) -> _FailingAlone:
     api = APIRouter()
 
     @api.get("/v1/models")
-    def models(endpoint: Endpoint = Chosen) -> dict[str, Any]:
+    async def models(endpoint: Endpoint = Chosen) -> dict[str, Any]:
         return endpoint.models()
 
     @api.get("/v1/models/{name:path}")
-    def model(name: str, endpoint: Endpoint = Chosen) -> dict[str, Any]:
+    async def model(name: str, endpoint: Endpoint = Chosen) -> dict[str, Any]:
         for each in endpoint.models()["data"]:
             if each["id"] == name:
                 return each
@@ -330,24 +331,24 @@ def make_app(find: Callable[[str], Endpoint | None]) -> _FailingAlone:
         return await _unless_gone(request, endpoint.generate(body))
 
     @app.exception_handler(RequestValidationError)
-    def invalid(_: Request, error: RequestValidationError) -> Response:
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
         return _error(400, "; ".join(_line(fault) for fault in error.errors()))
 
     @app.exception_handler(RecursionError)
-    def deep(_: Request, error: RecursionError) -> Response:
+    async def deep(_: Request, error: RecursionError) -> Response:
         return _error(400, "the body is nested too deeply")
 
     @app.exception_handler(InputError)  # of a chat template
-    def refused(_: Request, error: InputError) -> Response:
+    async def refused(_: Request, error: InputError) -> Response:
         return _error(400, str(error))
 
     @app.exception_handler(AnyHTTPException)
-    def failed(_: Request, error: AnyHTTPException) -> Response:
+    async def failed(_: Request, error: AnyHTTPException) -> Response:
         code = CONTEXT_CODE if isinstance(error, ContextExceeded) else error.status_code
         return _error(error.status_code, str(error.detail), code)
 
     @app.exception_handler(Exception)
-    def broken(_: Request, error: Exception) -> Response:
+    async def broken(_: Request, error: Exception) -> Response:
         return _error(500, f"the server failed, not the request: {type(error).__name__}")
 
     app.include_router(api)
