@@ -108,7 +108,7 @@ def trl_python(folder: Path) -> Path:
         pip = [python, "-m", "pip", "install", "--quiet", "-c", HERE.parent / "constraints.txt"]
         # torch first, so that no other package chooses its build: the one that Tramontane has.
         build = [f"torch=={torch.__version__}", "--no-deps", "--extra-index-url", CPU_INDEX]
-        for packages in (build, [f"trl=={TRL_VERSION}"]):
+        for packages in (build, [f"trl=={TRL_VERSION}", "pillow"]):
             subprocess.run([*pip, *packages], check=True)
         ready.touch()
     return python
@@ -117,7 +117,7 @@ def trl_python(folder: Path) -> Path:
 def missing_for_trl(python: Path, device: str) -> list[str]:
     """Everything that TRL's side needs and its interpreter lacks."""
     script = (
-        "import datasets, torch, transformers, trl\n"
+        "import datasets, PIL, torch, transformers, trl\n"
         f"assert trl.__version__ == {TRL_VERSION!r}, f'TRL {{trl.__version__}} is installed'\n"
         f"assert {device!r} != 'cuda' or torch.cuda.is_available(), 'torch sees no GPU'\n"
     )
@@ -127,4 +127,4 @@ def missing_for_trl(python: Path, device: str) -> list[str]:
     if done.returncode == 0:
         return []
     reason = done.stderr.strip().splitlines()[-1]
-    return [f"{python}: {reason}; TRL's side needs datasets, transformers and trl {TRL_VERSION}"]
+    return [f"{python}: {reason}; TRL's side needs pillow and trl {TRL_VERSION}"]

@@ -1,6 +1,9 @@
 import csv
 import gzip
 import json
+import os
+import subprocess
+import sys
 import time
 
 import datasets
@@ -11,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from tests.run.hub import TOKEN, served_hub
 from tramontane.data.files import read_rows, shuffled
 from tramontane.errors import InputError
 
@@ -106,6 +110,51 @@ def test_a_copy_of_a_hugging_face_dataset(tmp_path, monkeypatch):
     assert list(read_rows(str(copy), "test")) == [(f"{copy}[0]", ROWS[7])]
     with pytest.raises(InputError, match=r"split 'dev'.*dev"):
         list(read_rows(str(copy), "dev"))
+
+
+def test_a_dataset_in_json_keeps_its_values(tmp_path, monkeypatch):
+    """`datasets` itself reads a time, floats, and the numbers 7, nothing and true."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    answers = ["2024-05-01", 12345678901234567890123, "007", 7, "null", "true", "[1, 2]", [1, 2]]
+    rows = [{"answer": answer} for answer in answers] + [{"answer": "x", "later": 1}]
+    for name, part in (("train-0.jsonl", rows[:2]), ("train-1.jsonl", rows[2:])):
+        (tmp_path / "copy").mkdir(exist_ok=True)
+        (tmp_path / "copy" / name).write_text("".join(json.dumps(row) + "\n" for row in part))
+    source = str(tmp_path / "copy")
+    assert list(read_rows(source)) == [(f"{source}[{i}]", row) for i, row in enumerate(rows)]
+
+
+def test_a_dataset_in_json_is_fetched_from_the_hub(tmp_path):
+    """In a process of its own, since the hub's client reads its address when it is imported."""
+    with served_hub() as hub:
+        files = {"train.jsonl": b'{"answer": "007"}\n{"answer": 7}\n', "test.json": b'[{"n": 1}]'}
+        hub.repositories["dataset", "me/sums"] = {"a" * 40: files}
+        environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path)}
+        environment |= {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "*", "HF_HUB_OFFLINE": "0"}
+        script = (
+            "from tramontane.data.files import read_rows\n"
+            "print([row for split in ('train', 'test') for row in read_rows('me/sums', split)])"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    where = [f"me/sums[{i}]" for i in (0, 1, 0)]
+    found = list(zip(where, [{"answer": "007"}, {"answer": 7}, {"n": 1}], strict=True))
+    assert done.stdout.strip() == str(found), done.stderr
+
+
+def test_a_dataset_in_json_with_types_of_its_own_has_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    copy = tmp_path / "sums"
+    copy.mkdir()
+    (copy / "train.jsonl").write_text('{"answer": 7}\n')
+    features = "dataset_info:\n  features:\n  - name: answer\n    dtype: string\n"
+    (copy / "README.md").write_text(f"---\n{features}---\n")
+    assert [row for _, row in read_rows(str(copy))] == [{"answer": "7"}]
 
 
 def test_a_dataset_that_cannot_be_loaded(monkeypatch):

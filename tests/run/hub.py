@@ -141,12 +141,13 @@ class Handler(BaseHTTPRequestHandler):
                 return self.answer([self.entry(p, files[p]) for p in under])
             siblings = [{"rfilename": each} for each in files]
             return self.answer({"id": name, "sha": sha, "siblings": siblings, "private": False})
-        if found := re.fullmatch(r"/(.+)/resolve/([^/]+)/(.+)", path):
-            name, revision, file = found.groups()
-            if not self.hub.has("model", name, revision):
+        if found := re.fullmatch(r"/(datasets/)?(.+)/resolve/([^/]+)/(.+)", path):
+            kind = "dataset" if found[1] else "model"
+            name, revision, file = found.groups()[1:]
+            if not self.hub.has(kind, name, revision):
                 return self.missing()
-            files = self.hub.files("model", name, revision)
-            [sha] = [c for c, f in self.hub.repositories["model", name].items() if f is files]
+            files = self.hub.files(kind, name, revision)
+            [sha] = [c for c, f in self.hub.repositories[kind, name].items() if f is files]
             if file not in files:
                 missing = {"X_Error_Code": "EntryNotFound", "X_Repo_Commit": sha}
                 return self.answer({"error": "Entry not found"}, 404, **missing)

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, TextIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 from tramontane.data import images
 from tramontane.data.values import Row, UnknownType, encodable, plain
@@ -23,6 +23,9 @@ from tramontane.errors import InputError, importing
 from tramontane.journals import DuplicateKey, parse_object, unique_keys
 from tramontane.models.names import check_hub
 from tramontane.verifier import tasksets
+
+if TYPE_CHECKING:
+    from datasets import DatasetBuilder
 
 logger = logging.getLogger("tramontane")
 
@@ -65,7 +68,7 @@ def read_rows(
         elif path.name.endswith(CSV_ENDINGS):
             rows = _csv_rows(source, path)
         else:
-            rows = _array_rows(source, path) if is_array(path) else _json_rows(source, path)
+            rows = _json_file_rows(source, path)
     elif not folder and (path.exists() or source.startswith((".", "/", "~"))):
         raise InputError(f"data {source!r}: not a file that can be read; give {', '.join(ENDINGS)}")
     else:
@@ -93,6 +96,10 @@ def shuffled(items: Sequence[T], seed: int) -> list[T]:
     copy = list(items)
     random.Random(seed).shuffle(copy)
     return copy
+
+
+def _json_file_rows(source: str, path: Path) -> Iterator[tuple[str, Row]]:
+    return _array_rows(source, path) if is_array(path) else _json_rows(source, path)
 
 
 def _json_rows(source: str, path: Path) -> Iterator[tuple[str, Row]]:
@@ -291,12 +298,14 @@ def _dataset_rows(source: str, split: str) -> Iterator[tuple[str, Row]]:
     beside = [path for path in glob.glob(f"{glob.escape(name)}.*") if path.endswith(ENDINGS)]
     hint = f"; did you mean {min(beside)!r}?" if beside else _near(Path(name).expanduser())
     with importing():
-        from datasets import load_dataset
+        from datasets import load_dataset, load_dataset_builder
 
     try:
         if not (folder := Path(name).expanduser()).is_dir():
             _check_dataset(source, name)
-        rows = load_dataset(str(folder), subset or None, split=split)
+        builder = load_dataset_builder(str(folder), subset or None)
+        paths = _json_files(builder, split)
+        rows = [] if paths else load_dataset(str(folder), subset or None, split=split)
     except InputError as error:
         raise InputError(f"{error}{hint}") from None
     except Exception as error:
@@ -305,8 +314,33 @@ def _dataset_rows(source: str, split: str) -> Iterator[tuple[str, Row]]:
             f"data {source!r}: no such file, and as a Hugging Face dataset (NAME or NAME#SUBSET, "
             f"split {split!r}) it cannot be loaded ({type(error).__name__}: {error}){hint}"
         ) from error
-    for i, row in enumerate(rows):
-        yield f"{source}[{i}]", dict(row)
+    read = chain.from_iterable(_json_file_rows(str(path), path) for path in paths)
+    for i, row in enumerate(chain((row for _, row in read), map(dict, rows))):
+        yield f"{source}[{i}]", row
+
+
+def _json_files(builder: DatasetBuilder, split: str) -> list[Path]:
+    """The files of a split in JSON, fetched; none if it has others, or types of its own.
+
+    `datasets` makes other values of JSON's without a word: of the text "2024-05-01" a time, of
+    integers above 64 bits floats, and of the texts "007" and "null" in a column that also has
+    numbers 7 and nothing.
+    """
+    from huggingface_hub import hf_hub_download
+
+    config: Any = builder.config
+    files = [str(file) for file in (config.data_files or {}).get(split, ())]
+    if builder.name != "json" or builder.info.features or config.field:
+        return []
+    if not all(file.endswith(JSON_ENDINGS) for file in files):
+        return []
+    found = []
+    for file in files:
+        if hub := re.fullmatch(r"hf://datasets/(.+?)@(.+?)/(.+)", file):
+            name, revision, inner = hub.groups()
+            file = hf_hub_download(name, inner, repo_type="dataset", revision=revision)
+        found.append(Path(file))
+    return found
 
 
 def _check_dataset(source: str, name: str) -> None:
