@@ -88,7 +88,8 @@ vllm: $(DEV)
 adapters: $(DEV)
 	$(call above,.venv-adapters,$(ADAPTED) openai trl 'lm_eval[hf]' inspect-ai)
 	.venv-adapters/bin/$(UNSKIPPED) tests/environments/test_adapters.py tests/docs/test_publish.py \
-		tests/environments/test_mistral.py tests/verdicts/test_adapters.py tests/examples/test_gallery.py \
+		tests/environments/test_mistral.py tests/environments/test_mistral_images.py \
+		tests/verdicts/test_adapters.py tests/examples/test_gallery.py \
 		-k '(adapters or mistral or openai or harness or lm_eval or trl_script) and not verifiers and not verl'
 	.venv-adapters/bin/python -m benchmarks.chat_templates
 	$(call above,.venv-verifiers,'.[verifiers]')

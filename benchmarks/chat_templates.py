@@ -157,8 +157,8 @@ def mistral_tokenizer(version: str, folder: Path, **more: Any) -> PreTrainedToke
         "default_num_special_tokens": len(MISTRAL),
         "num_vocab_tokens": 1000,
     }
-    raw |= {"vocab": raw["vocab"][:1000], **more}
     raw.pop("image", None)
+    raw |= {"vocab": raw["vocab"][:1000], **more}
     raw["special_tokens"] = [
         {"rank": n, "token_str": token, "is_control": True} for n, token in enumerate(MISTRAL)
     ]

@@ -233,6 +233,9 @@ class TurnRecord:
     calls: list[ToolCall] = field(default_factory=list)  # the tool calls of the turn, in order
     reward: float | None = None  # the environment's reward of the turn; None if it gives none
     seconds: float = 0.0  # time of the environment's step
+    # Images of the prompt of the sequence that a harness began behind it, in place of those so far;
+    # None: it went on.
+    anew: list[str] | None = None
 
     @property
     def images(self) -> list[str]:
@@ -376,6 +379,8 @@ class Completion(SampledTokens):
             put = [i for turn in own if turn.end < len(sequence.token_ids) for i in turn.images]
             sequence.images, sequence.put_images = images, put
             images = [*images, *(image for turn in own for image in turn.images)]
+            if own and own[-1].anew is not None:
+                images = own[-1].anew
 
     def take_turn(self, completed: Completion) -> None:
         """Take the tokens that a generator has `completed`, and their text."""

@@ -2,8 +2,10 @@
 
 import io
 import json
+import struct
 import zlib
 from types import SimpleNamespace
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -128,14 +130,21 @@ def test_a_bomb_is_refused_by_its_header(tmp_path):
         load(write_rows(tmp_path, ROW | {"image": data_uri(bytes(header))}))
 
 
-def test_images_are_turned_as_the_camera_says():
+# By orientation of EXIF, where the first stored pixel of 4 x 2 belongs.
+CORNERS = {
+    1: (0, 0), 2: (3, 0), 3: (3, 1), 4: (0, 1), 5: (0, 0), 6: (1, 0), 7: (1, 3), 8: (0, 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("orientation", CORNERS)
+def test_images_are_turned_as_the_camera_says(orientation):
     image = Image.new("RGB", (4, 2), "blue")
     image.putpixel((0, 0), (255, 0, 0))
     exif = Image.Exif()
-    exif[0x0112] = 6  # a quarter turn clockwise
+    exif[0x0112] = orientation
     turned = decode(data_uri(png(image, exif=exif)))
-    assert turned.size == (2, 4)
-    assert turned.getpixel((1, 0)) == (255, 0, 0)
+    assert turned.size == ((4, 2) if orientation < 5 else (2, 4))
+    assert turned.getpixel(CORNERS[orientation]) == (255, 0, 0)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
@@ -153,6 +162,34 @@ def test_sixteen_bits_of_gray_keep_their_shades():
     image = Image.fromarray(np.array([[0, 128 * 256, 255 * 256]], np.uint16))
     shades = [decode(data_uri(png(image))).getpixel((x, 0))[0] for x in range(3)]
     assert shades == [0, 128, 255]
+
+
+def deep_png(kind: int, pixels: list[int], clear: list[int]) -> bytes:
+    """A row of pixels of 16 bits, gray (0) or colors (2), one of which is transparent."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        ends = name + data
+        return struct.pack(">I", len(data)) + ends + struct.pack(">I", zlib.crc32(ends))
+
+    width = len(pixels) // len(clear)
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, 1, 16, kind, 0, 0, 0))
+    header += chunk(b"tRNS", struct.pack(f">{len(clear)}H", *clear))
+    row = chunk(b"IDAT", zlib.compress(b"\0" + struct.pack(f">{len(pixels)}H", *pixels)))
+    return b"\x89PNG\r\n\x1a\n" + header + row + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("python", [False, True])
+def test_a_transparent_color_of_sixteen_bits_is_white(python):
+    def colors(content):
+        uri = as_text(Image.open(io.BytesIO(content))) if python else data_uri(content)
+        image = decode(uri)
+        return [image.getpixel((x, 0)) for x in range(image.width)]
+
+    white = (255, 255, 255)
+    gray = deep_png(0, [0x1234, 0x1235, 0x8000], [0x1234])
+    assert colors(gray) == [white, (0x12,) * 3, (0x80,) * 3]
+    red = deep_png(2, [0x1234, 0x2000, 0, 0xFF00, 0, 0], [0x1234, 0x2000, 0])
+    assert colors(red) == [white, (255, 0, 0)]
 
 
 def test_an_animation_is_refused(tmp_path):
@@ -173,6 +210,13 @@ def test_a_mark_without_images_is_text(tmp_path):
     [problem] = load(write_rows(tmp_path, ROW | {"problem": "The HTML tag <image>?"}))
     assert problem.images == []
     assert problem.prompt == "The HTML tag <image>?"
+
+
+def test_marks_without_images_are_named_once(tmp_path, caplog):
+    marked = ROW | {"problem": "What is <image>?"}
+    load(write_rows(tmp_path, marked | {"image": URI}, marked, marked, ROW))
+    [said] = [record.getMessage() for record in caplog.records]
+    assert "rows.jsonl:2: <image> and no image, which is read as text (rows like it: 2)" in said
 
 
 @pytest.mark.parametrize("extra", [{"figure": URI}, {"history": CHAT}, {"image_1": PIXEL}])
@@ -255,6 +299,9 @@ RAW = URI.partition(",")[2]
         {"url": URI},
         "DATA:image/png;BASE64," + RAW,
         f"data:image/png;base64,{RAW[:20]}\r\n {RAW[20:]}\n",
+        "data:;base64," + RAW.replace("+", "-").replace("/", "_"),
+        "data:image/png;name=a.png;base64," + quote(RAW, safe=""),
+        f"data:application/octet-stream;base64,{RAW}",
     ],
 )
 def test_an_image_in_json_may_be_a_record_or_a_uri_in_another_spelling(tmp_path, value):

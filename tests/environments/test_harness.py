@@ -112,7 +112,7 @@ async def play(worker, *said, given=None, l_max=2000, **limits):
     tokenizer = worker._format.encoder.tokenizer
     answer = await worker.start(KEY, given or problem(), 7, **limits)
     sampling = SamplingParams(l_max)
-    request = Completion.requested(*KEY, answer.prompt_ids, 7, sampling)
+    request = Completion.requested(*KEY, answer.prompt_ids, 7, sampling, images=answer.images)
     prompts = [answer.prompt_ids]
     for each in said:
         if answer.ending is not None:
@@ -232,7 +232,7 @@ def test_an_exception_in_its_endpoint_fails_a_conversation_alone():
     async def run():
         spoken = Talk(worker)
         await spoken.begin()
-        worker._open[KEY].session._line._tags = None  # broken
+        worker._open[KEY].session._line.encoder = None  # broken
         with pytest.raises(AttributeError):  # with its traceback, and not what the harness raised
             await spoken.say("It is 5.")
         await worker.close(KEY)

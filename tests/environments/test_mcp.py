@@ -14,11 +14,13 @@ if not hasattr(pytest.importorskip("mcp", reason="needs tramontane-rl[mcp]"), "C
     pytest.skip("needs tramontane-rl[mcp]", allow_module_level=True)  # an older one
 
 from tramontane.config import Config, DataConfig
+from tramontane.data.prompts import PLACE
 from tramontane.environments import loading
 from tramontane.environments.calls import Parsed
 from tramontane.environments.running import EnvironmentFailed, Runner
 from tramontane.environments.session import Session
 from tramontane.errors import InputError
+from tramontane.models.images import decode
 from tramontane.types import Problem, ToolCall
 
 SERVER = f"{sys.executable} {Path(__file__).with_name('mcp_server.py')}"
@@ -48,11 +50,11 @@ def data(path):
     return DataConfig(train="playground:", tools=(f"mcp:{path}",))
 
 
-async def conversation(path, *turns, limit=WAIT):
+async def conversation(path, *turns, limit=WAIT, model="tiny"):
     """The answers to turns of calls, each (name, arguments), in a conversation of its own."""
     session = Session(data(path), 2000, Runner())
     try:
-        await session.start(Problem("p", "math", "?"), 0, Config())
+        await session.start(Problem("p", "math", "?"), 0, Config(model=model))
         for turn in turns:
             calls = [ToolCall(name, arguments, "") for name, arguments in turn]
             message = Parsed("", "", "", calls)
@@ -77,7 +79,7 @@ def test_tools_of_a_server_are_called(kind, request):
     described = {
         tool["function"]["name"]: tool["function"] for tool in loading.described(data(path))
     }
-    assert [*described] == ["add", "put", "fail"]
+    assert [*described] == ["add", "put", "look", "fail"]
     assert described["add"]["parameters"] == {
         "type": "object",
         "properties": {"a": {"type": "integer"}, "b": {"type": "integer", "default": 1}},
@@ -95,13 +97,47 @@ def test_tools_of_a_server_are_called(kind, request):
     assert found[2][0] == [
         "error: argument 'a' of add: 'two' is not of type 'integer'",
         "error: add has no argument 'c'; it takes: a, b",
-        "error: there is no tool 'sub'; the tools are: add, put, fail",
+        "error: there is no tool 'sub'; the tools are: add, put, look, fail",
     ]
     assert found[3][0] == [
         "error: Error executing tool fail: use it otherwise",
         "error: Error executing tool fail (the server withholds why)",
         "2",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "text", "told"),
+    [
+        ("both", "Left:\n*\nright:\n*", "Left:\n[image image/png]\nright:\n[image image/png]"),
+        ("resource", "Held:\n*", "Held:\n[file:///a.png]"),
+        ("drawing", *["Drawn:\n[image image/svg+xml]"] * 2),
+    ],
+)
+def test_images_of_a_server_are_shown_to_models_that_see(kind, text, told):
+    async def messages(model):
+        session = Session(data(SERVER), 2000, Runner())
+        try:
+            await session.start(Problem("p", "math", "?"), 0, Config(model=model))
+            call = ToolCall("look", {"kind": kind}, "")
+            return (await session.step(Parsed("", "", "", [call]))).messages
+        finally:
+            await asyncio.wait_for(session.close(), WAIT)
+
+    (seen,), (read,) = asyncio.run(messages("tiny_vision")), asyncio.run(messages("tiny"))
+    assert seen["content"].replace(PLACE, "*") == text
+    assert all(decode(image).size == (28, 28) for image in seen.get("images", ()))
+    assert len(seen.get("images", ())) == text.count("*")
+    assert read == {"role": "tool", "content": told}
+
+
+@pytest.mark.slow
+def test_a_broken_image_of_a_server_is_a_failure():
+    with pytest.raises(
+        EnvironmentFailed, match="the result of look.*an image: not an image of the formats"
+    ):
+        answers(SERVER, [("look", {"kind": "broken"})], model="tiny_vision")
 
 
 @pytest.mark.slow

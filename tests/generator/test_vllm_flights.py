@@ -23,7 +23,8 @@ from tramontane.types import Completion, ResponseText, SamplingParams
 
 def make_flights(stop: tuple[str | int, ...] = ()) -> Flights:
     model = make_model()
-    return Flights(Endings(model, make_tokenizer(), stop, ResponseText()), 97)
+    endings = Endings(model, make_tokenizer(), stop, ResponseText())
+    return Flights(endings, 97, lambda _: ([], b""))
 
 
 def gained(tokens: list[int], version: int = 0, reason: str | None = None) -> Gained:
@@ -85,7 +86,7 @@ def test_stop_tokens_beyond_the_vocabulary_are_not_sent():
     """A tokenizer may have more tokens than the model; vLLM refuses a request that names them."""
     model = make_model()
     endings = Endings(model, make_tokenizer(), (7, 90), ResponseText())
-    flights = Flights(endings, vocab=90)
+    flights = Flights(endings, 90, lambda _: ([], b""))
     flights.add([request(sampling=SamplingParams(3))], limit=100, version=0)
     (message,) = flights.take_unsent()
     assert message["sampling"]["stop_token_ids"] == sorted(endings.ids - {90})

@@ -196,6 +196,14 @@ def test_a_teacher_that_does_not_see_the_same_is_refused(given, tmp_path):
         check_images(taught(tmp_path / "other"), encoder, [problem], compiled=False)
 
 
+def test_vllm_takes_families_whose_images_change_embeddings_alone(given, tmp_path):
+    config = Config(generator={"kind": "vllm"})
+    assert not [*unsupported(config, encoder_of(Config(model=str(given / "model"))).images, None)]
+    write_wrapper(tmp_path, "qwen2_vl")
+    images = encoder_of(Config(model=str(tmp_path))).images
+    assert [key for key, _ in unsupported(config, images, None)] == ["generator.kind"]
+
+
 def test_a_dry_run_says_what_an_image_takes(given, tmp_path):
     result = tramontane.dry_run(settings(given, tmp_path / "run"))
     assert result.lines["images"] == "the first takes 12 tokens"
@@ -232,7 +240,6 @@ def test_generate_with_an_image(given):
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"generator": {"kind": "vllm"}}, "generator.kind"),
         ({"trainer": {"ranks": 2, "context_parallel": 2}}, "trainer.context_parallel"),
         ({"model": "tiny"}, "takes no images"),
     ],

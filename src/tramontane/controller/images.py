@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
-from tramontane.environments.loading import harness_of
 from tramontane.errors import InputError
 from tramontane.models.image_tokens import ImageProcessor
 from tramontane.types import Problem
@@ -55,12 +54,6 @@ def check_images(
             ) from None
     for model in config.teachers if compiled is not None else ():
         _check_teacher(model, encoder, illustrated.images[0], where)
-    for problem in problems if config.converses else ():
-        if problem.images and harness_of(config.data, problem) is not None:
-            raise InputError(
-                f"{problem.where or problem.id}: has an image, and harnesses take none yet "
-                f"(data.environment): take rows without images (docs/images.md)"
-            )
     encoder.at(next(iter(encoder.levels), None)).encode(illustrated.prompt, where)
 
 
@@ -96,12 +89,11 @@ def unsupported(
             "compiled layers of its model",
             deep and generator.compile and generator.device.startswith("cuda"),
         ),
-        "generator.kind": ("vLLM's generators", generator.kind == "vllm"),
-        "generator.interruption": ("interrupted thoughts", generator.interruption),
-        "conversation.tokens": (
-            "Mistral's own tokens",
-            config.converses and config.conversation.tokens == "mistral",
+        "generator.kind": (
+            "vLLM's generators, for a family whose images change more than embeddings,",
+            generator.kind == "vllm" and images is not None and not images.family.plain,
         ),
+        "generator.interruption": ("interrupted thoughts", generator.interruption),
         "verifier.judge": (what, blind),
     }
     if compiled is not None:

@@ -7,6 +7,7 @@ tables and Python objects are carried.
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +18,8 @@ from tramontane.errors import InputError
 from tramontane.models.images import DATA_URI, Limits, checked, content_of, data_uri, upright
 from tramontane.types import IMAGE, Completion, Message, Problem
 from tramontane.workplace import CONTINUE, Remedy, disk_faults, whole_file
+
+logger = logging.getLogger(__name__)
 
 FIELDS = ("images", "image")  # of a row, with one image or a list
 SHOWN = 80  # characters of a value in a message
@@ -179,6 +182,20 @@ def placed(
     return merged
 
 
+def warn_of_text(places: Sequence[str]) -> None:
+    """Warn of rows without an image whose text has the mark of one: it stays text.
+
+    Args:
+        places: those rows.
+    """
+    if places:
+        logger.warning(
+            "%s: %s and no image, which is read as text (rows like it: %s); if an image belongs "
+            "there, name its column in data.fields.images",
+            places[0], IMAGE, f"{len(places):,}",
+        )  # fmt: skip
+
+
 def refuse(row: Row, where: str) -> None:
     """Raise an error for a row with an image, which would be trained on as if it had none.
 
@@ -240,9 +257,13 @@ def first_images(problem: Problem, completion: Completion) -> Sequence[str]:
 
 
 def images_of(problem: Problem, completion: Completion) -> list[str]:
-    """The images of a completion, as data URIs: of its prompt, and of the answers to its turns."""
-    answered = (image for turn in completion.turns for image in turn.images)
-    return [*first_images(problem, completion), *answered]
+    """The images of a completion, as data URIs: of its prompt, of the answers to its turns, and
+    those that a harness began anew with and had not shown."""
+    found = [*first_images(problem, completion)]
+    for turn in completion.turns:
+        found += turn.images
+        found += [image for image in turn.anew or () if image not in found]
+    return found
 
 
 def keep(images: Iterable[str], folder: Path, then: Remedy = CONTINUE) -> None:

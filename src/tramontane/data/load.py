@@ -21,7 +21,7 @@ from tramontane.data.files import ENDINGS, GENERATED, PYTHON_ROWS, name_of, read
 from tramontane.data.gym import gym_problems
 from tramontane.data.values import encodable, is_missing
 from tramontane.errors import InputError
-from tramontane.types import Message, Problem
+from tramontane.types import IMAGE, Message, Problem
 from tramontane.verifier.format import last_box
 from tramontane.verifier.math.reference import stated
 
@@ -209,6 +209,7 @@ def _row_problems(
     """The problems of rows; `prefix` and the row's number are the id of a problem without an id."""
     problems: dict[str, Problem] = {}
     names: set[str] = set()
+    marked: list[str] = []
     for where, row in rows:
         names.update(row)
         line = where.rstrip("]").replace("[", ":").rpartition(":")[2]  # FILE:LINE or NAME[INDEX]
@@ -217,6 +218,10 @@ def _row_problems(
             # A run's records name problems by id, so ids must differ.
             problem = replace(problem, id=f"{problem.id}-{line}")
         problems[problem.id] = problem
+        texts = [m["content"] for m in problem.messages or ()] or [problem.problem]
+        if not problem.images and any(IMAGE in text for text in texts):
+            marked.append(where)
+    images.warn_of_text(marked)
     for key, column in rules.fields.items():
         if column not in names:
             raise InputError(

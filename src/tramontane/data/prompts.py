@@ -274,9 +274,17 @@ class PromptEncoder:
     def tokens_of_image(self, image: str) -> int:
         """Number of tokens that the model's processor writes for an image."""
         if (name := image_name(image)) not in self._image_tokens:
-            text = self._processor.expansion(image)
+            text = self.expansion(image)
             self._image_tokens[name] = len(self.tokenizer(text, add_special_tokens=False).input_ids)
         return self._image_tokens[name]
+
+    def expansion(self, image: str) -> str:
+        """What the model's processor writes for an image.
+
+        Raises:
+            InputError: the model takes no images, or the processor refuses it.
+        """
+        return self._processor.expansion(image)
 
     @cached_property
     def first_tokens(self) -> list[int]:

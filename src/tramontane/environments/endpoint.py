@@ -37,7 +37,7 @@ from tramontane.environments.chat_format import ChatFormat
 from tramontane.environments.mistral import MistralChat, load_mistral
 from tramontane.errors import InputError
 from tramontane.loopback import Address
-from tramontane.models.images import checked
+from tramontane.models.images import Limits, checked
 from tramontane.tokens import SampledTokens
 from tramontane.types import Completion, SamplingParams
 
@@ -57,6 +57,8 @@ class ContextExceeded(HTTPException):
 class Endpoint(ABC):
     """Answers the requests of one address; its routes are those of `make_app`. A model that is
     served (`ModelEndpoint`) and a conversation with a harness (`harness.Line`) are endpoints."""
+
+    encoder: PromptEncoder
 
     @property
     @abstractmethod
@@ -85,6 +87,20 @@ class Endpoint(ABC):
     @abstractmethod
     async def continued(self, body: wire.TokenRequest) -> Choices:
         """What is sampled after tokens."""
+
+    def check_token_ids(self, token_ids: Sequence[int]) -> None:
+        """Refuse image tokens, whose images a request of tokens cannot have."""
+        if self._image_token in token_ids:
+            raise HTTPException(400, "token_ids hold image tokens: send images in a chat")
+
+    @cached_property
+    def _image_token(self) -> int | None:
+        """The token at whose places features of images are; None for a model of text alone."""
+        images = self.encoder.images
+        try:
+            return images.token_id if images else None
+        except InputError:  # it has no tower, or one that is not supported
+            return None
 
     @abstractmethod
     def failed(self, error: Exception) -> None:
@@ -150,8 +166,7 @@ class ModelEndpoint(Endpoint):
     async def continued(self, body: wire.TokenRequest) -> Choices:
         if body.model is not None:
             self._check_model(body.model)
-        if self._image_token in body.token_ids:
-            raise HTTPException(400, "token_ids hold image tokens: send images in a chat")
+        self.check_token_ids(body.token_ids)
         return self._sample(body.sampling_params, body.token_ids)
 
     def _check_model(self, name: str) -> None:
@@ -164,32 +179,22 @@ class ModelEndpoint(Endpoint):
         Each message of the model is appended as in a conversation of a run, so that calls and the
         answers of tools are written in the form that the template takes.
         """
-        images = [image for message in body.messages for image in message.images]
-        self._check_images(images)
+        self._check_images(body.images)
         chat = self._new_chat(body)
-        return wire.write(chat, body.messages), chat.prefix, images
+        return wire.write(chat, body.messages), chat.prefix, chat.images
 
     def _check_images(self, images: Sequence[str]) -> None:
         config = self.config
+        images_of = self.encoder.images
         takes = {
-            "conversation.tokens": self._mistral is None,
-            "generator.kind": config.generator.kind != "vllm",
+            "generator.kind": config.generator.kind != "vllm"
+            or bool(images_of and images_of.family.plain),
             "placement.kind": config.placement.kind != "ray",
         }
         if images and not all(takes.values()):
             key = next(key for key, taken in takes.items() if not taken)
             raise HTTPException(400, f"this endpoint takes no images, because of its {key}")
-        for image in images:
-            checked(image, config.data.images.limits, "messages: an image")
-
-    @cached_property
-    def _image_token(self) -> int | None:
-        """The token at whose places features of images are; None for a model of text alone."""
-        images = self.encoder.images
-        try:
-            return images.token_id if images else None
-        except InputError:  # it has no tower, or one that is not supported
-            return None
+        check_images(images, config.data.images.limits)
 
     def _new_chat(self, body: wire.ChatRequest) -> Any:
         if body.reasoning_effort not in (None, *self._format.levels):
@@ -255,6 +260,16 @@ class ModelEndpoint(Endpoint):
                 count, reason = end, "stop"
                 break
         choice.searched, choice.reason, choice.tokens = count, reason, sampled.copy(count)
+
+
+def check_images(images: Sequence[str], limits: Limits) -> None:
+    """Decode the images of a chat.
+
+    Raises:
+        InputError: one that `models.images.decode` refuses.
+    """
+    for image in images:
+        checked(image, limits, "messages: an image")
 
 
 async def _last(choices: Choices) -> list[Choice]:

@@ -29,9 +29,16 @@ from tramontane.data.prompts import PromptEncoder, Tool
 from tramontane.environments import wire
 from tramontane.environments.answers import ChatAnswer, Choice, shown_tokens
 from tramontane.environments.calls import Parsed
-from tramontane.environments.endpoint import Choices, ContextExceeded, Endpoint, make_app
+from tramontane.environments.endpoint import (
+    Choices,
+    ContextExceeded,
+    Endpoint,
+    check_images,
+    make_app,
+)
 from tramontane.environments.running import EnvironmentFailed, Runner
 from tramontane.environments.session import Reply
+from tramontane.models.images import Limits
 from tramontane.types import Completion, Ending, Message, Problem
 from tramontane.verifier import functions
 
@@ -69,10 +76,16 @@ async def _only(turn: Completion) -> Choices:
 
 
 class Line(Endpoint):
-    """The endpoint of one conversation, where requests wait for turns."""
+    """The endpoint of one conversation, where requests wait for turns.
 
-    def __init__(self, encoder: PromptEncoder) -> None:
-        self._tags, self._tokenizer = encoder.tags, encoder.tokenizer
+    Args:
+        encoder: makes the prompts.
+        limits: `data.images`, of what is decoded of an image.
+    """
+
+    def __init__(self, encoder: PromptEncoder, limits: Limits) -> None:
+        self.encoder, self._limits = encoder, limits
+        self._seen: list[int] | None = None  # the tokens so far, once a request has had an image
         self.key = ""
         self._unanswered: list[_Asked] = []
         self._named = len(encoder.tokenizer)
@@ -93,17 +106,21 @@ class Line(Endpoint):
         """The next turn, which is already whole."""
         if body.stop_token_ids:
             raise HTTPException(400, "inside a run, `stop_token_ids` is not supported in a chat")
-        if any(message.images for message in body.messages):
-            raise HTTPException(400, "inside a run, images are not supported")
+        if body.images:
+            check_images(body.images, self._limits)
+            self._seen = self._seen or []
         said, turn = await self._turn(body, body)
-        message = wire.readable(said, self._tags)
-        show = partial(shown_tokens, self._tokenizer)
-        answer = ChatAnswer(body, turn.prompt_ids, lambda _: message, show, self._tags, None)
+        message = wire.readable(said, self.encoder.tags)
+        show = partial(shown_tokens, self.encoder.tokenizer)
+        answer = ChatAnswer(body, turn.prompt_ids, lambda _: message, show, self.encoder.tags, None)
         return answer, _only(turn)
 
     async def continued(self, body: wire.TokenRequest) -> Choices:
         """The next turn. It ends where the run's do, so clients may send the stops of their
         model."""
+        if self._seen is not None:
+            extends = body.token_ids[: len(self._seen)] == self._seen
+            self.check_token_ids(body.token_ids[len(self._seen) if extends else 0 :])
         if not all(0 <= token < self._named or token in self._nameless for token in body.token_ids):
             raise HTTPException(400, "tokens outside the model's vocabulary")
         return _only((await self._turn(body, body.sampling_params))[1])
@@ -122,6 +139,8 @@ class Line(Endpoint):
         asked.clients += 1
         try:
             message, turn = await asyncio.shield(asked.answer)
+            if self._seen is not None:
+                self._seen = [*turn.prompt_ids, *turn.token_ids]
             self._nameless |= {each for each in turn.token_ids if each >= self._named}
             return message, turn
         finally:
@@ -189,11 +208,10 @@ class HarnessSession:
         harness: Callable[..., Any],
         runner: Runner,
         switchboard: Switchboard,
-        encoder: PromptEncoder,
+        line: Line,
     ) -> None:
-        self._harness, self._switchboard = harness, switchboard
+        self._harness, self._switchboard, self._line = harness, switchboard, line
         self._runner = runner.of_conversation()
-        self._encoder, self._line = encoder, Line(encoder)
         self._open: _Asked | None = None
         self._read: tuple[Body, Parsed, Completion] | None = None  # last request with an answer
         self._running: asyncio.Future[Any] | None = None
@@ -295,7 +313,7 @@ class HarnessSession:
             count = len(tokens)
             if self.posted[:count] != tokens:
                 return None
-            text = str(self._encoder.tokenizer.decode(self.posted[count:]))
+            text = str(self._line.encoder.tokenizer.decode(self.posted[count:]))
             return [Message(role="user", content=text)]
         if isinstance(before, wire.TokenRequest):
             return None
@@ -304,12 +322,11 @@ class HarnessSession:
             self.asked[:count] == before.messages
             and self.tools == before.described
             and said
-            and _repeats(said[0], wire.readable(message, self._encoder.tags))
+            and _repeats(said[0], wire.readable(message, self._line.encoder.tags))
         )
         if not continues:
             return None
-        put = wire.answers(said[0], self.asked[count + 1 :])
-        return [Message(role=m["role"], content=m["content"]) for m in put]
+        return wire.answers(said[0], self.asked[count + 1 :])
 
     async def _next(self) -> Body | None:
         """The harness's next request that is not given up; None if it has returned."""

@@ -12,11 +12,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from itertools import groupby
+from functools import partial
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tramontane.data.prompts import PromptEncoder, Tool
+import numpy as np
+
+from tramontane.data.prompts import PLACE, PromptEncoder, Tool
 from tramontane.environments.calls import Parsed
 from tramontane.environments.chat import ids_of
 from tramontane.environments.forms import kept_id
@@ -86,7 +89,19 @@ def load_mistral(
     same = own.encode(_PROBE, bos=False, eos=False) == ids and own.eos_id == tokenizer.eos_token_id
     if not same:
         raise InputError(f"{key}: {found[0].name} has different tokens than tokenizer.json")
+    instruct: Any = mistral.instruct_tokenizer
+    if instruct.image_encoder is not None:
+        instruct.image_encoder = partial(_encoded_image, encoder)
     return mistral
+
+
+def _encoded_image(encoder: PromptEncoder, chunk: Any) -> Any:
+    """The tokens of an image by the model's processor, in place of the library's own encoder."""
+    from mistral_common.tokens.tokenizers.image import ImageEncoding
+
+    text, tokenizer = encoder.expansion(chunk.get_url()), encoder.tokenizer
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ImageEncoding(tokens=ids, image=np.empty(0))  # pixels are made where they enter
 
 
 class MistralChat:
@@ -96,11 +111,13 @@ class MistralChat:
         mistral: the model's tokenizer.
         encoder: for the system prompt and the thinking tags.
         tools: descriptions of the tools that the model may call.
+
+    Attributes:
+        images: as a `Chat` has them.
     """
 
     prefix = ""
     calls_form = "mistral"
-    images: Sequence[str] = ()  # it takes none
 
     def __init__(
         self, mistral: MistralTokenizer, encoder: PromptEncoder, tools: Sequence[Tool] = ()
@@ -110,9 +127,12 @@ class MistralChat:
         self._messages: list[dict[str, Any]] = []
         self._ids: list[int] = []
         self._turns = 0
+        self.images: list[str] = []
         # Of the newest recorded calls: their ids by those in the record, and in order.
         self._asked: tuple[dict[Any, str], list[str]] = {}, []
         self.thinks = getattr(mistral.instruct_tokenizer, "BEGIN_THINK", None) is not None
+        own: Any = mistral.instruct_tokenizer.tokenizer
+        self._tools_show = int(own.version.value[1:]) >= 15  # before, a tool's answer is a text
         # Before v7, a message has a text or calls.
         self.takes_both = hasattr(mistral.instruct_tokenizer, "BEGIN_TOOL_CONTENT")
         self._effort = encoder.config.chat_template_kwargs.get("reasoning_effort")
@@ -130,18 +150,21 @@ class MistralChat:
             InputError: Mistral's validator refuses the messages.
         """
         given = list(messages)
+        if any(m.get("images") for m in given if m["role"] == "system"):
+            raise InputError("Mistral's library takes no images in messages of the system")
         own = given.pop(0)["content"] if given[0]["role"] == "system" else None
         if (system := self._encoder.system(own)) is not None:
             given.insert(0, {"role": "system", "content": system})
-        _refuse_images(given)
-        self._messages = [{**m, "content": self._chunks(m)} for m in given]
+        self._messages = [self._taken(m) for m in given]
         try:
             self._ids = self._encode()
         except InputError:  # some versions take no thoughts in a system message
-            if self._messages == given:
+            plain = [self._taken(m, thinks=False) for m in given]
+            if self._messages == plain:
                 raise
-            self._messages = [dict(m) for m in given]
+            self._messages = plain
             self._ids = self._encode()
+        self.images = [image for m in given for image in m.get("images", ())]
         return self._ids
 
     def follow(self, message: Parsed, new: Sequence[Mapping[str, Any]]) -> MistralFollowing:
@@ -151,7 +174,6 @@ class MistralChat:
         Raises:
             InputError: Mistral's validator refuses them.
         """
-        _refuse_images(new)
         before, put = self._ids, list[int]()
         said = message.content if message.thoughts or message.calls else message.text or " "
         if message.thoughts:
@@ -163,11 +185,11 @@ class MistralChat:
         names = [re.sub("[^a-zA-Z0-9_-]", "_", c.name)[:64] or "invalid" for c in message.calls]
         arguments = [call.arguments for call in message.calls]
         self._say(said, zip(ids, names, arguments, strict=True))
-        for number, given in enumerate(new):
+        for number, given in enumerate(self._put(new)):
             if given["role"] == "tool":
                 call = ids[number] if number < len(ids) else call_id(self._turns - 1, number)
-                given = {**given, "tool_call_id": call}
-            self._messages.append(dict(given))
+                given["tool_call_id"] = call
+            self._messages.append(given)
             put += self._encode_one(given)
         self._ids = whole = self._encode()
         rewritten = dropped or whole[: len(before)] != before or whole[-len(put) :] != put
@@ -217,13 +239,32 @@ class MistralChat:
     def answered(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Append recorded messages that answer the model's; the tokens of the prompt after them."""
         by_id, ids = self._asked
-        for number, given in enumerate(messages):
+        for number, given in enumerate(self._put(messages)):
             if given["role"] == "tool":
                 fallback = ids[number] if number < len(ids) else call_id(self._turns, number)
                 id_ = by_id.get(given.get("tool_call_id"), fallback)
                 given = {"role": "tool", "content": given["content"], "tool_call_id": id_}
-            self._messages.append(dict(given))
+            self._messages.append(given)
         return self._encode()
+
+    def _put(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Messages that answer the model's as the library takes them: before v15, with the images
+        of tools in the user's message that follows."""
+        given = [dict(message) for message in messages]
+        tools = [m for m in given if m["role"] == "tool"]
+        if not self._tools_show and any(m.get("images") for m in tools):
+            shown = [image for m in tools for image in m.pop("images", ())]
+            for each in tools:
+                each["content"] = each["content"].replace(PLACE, "")
+            others = [m for m in given if m["role"] != "tool"]
+            if not others or others[0]["role"] != "user":
+                others.insert(0, {"role": "user", "content": ""})
+            first = others[0]
+            first["content"] = PLACE * len(shown) + first["content"]
+            first["images"] = [*shown, *first.get("images", ())]
+            given = [*tools, *others]
+        self.images = [*self.images, *(image for m in given for image in m.get("images", ()))]
+        return [self._taken(message, thinks=False) for message in given]
 
     def _encode(self, mistral: MistralTokenizer | None = None) -> list[int]:
         from mistral_common.exceptions import MistralCommonException
@@ -235,7 +276,7 @@ class MistralChat:
         try:
             request: Any = ChatCompletionRequest.model_validate(given)
             return list((mistral or self._mistral).encode_chat_completion(request).tokens)
-        except (MistralCommonException, ValueError) as error:
+        except (MistralCommonException, ValueError, AssertionError) as error:
             raise InputError(f"mistral-common refuses it: {error}") from None
 
     def _encode_one(self, message: Mapping[str, Any]) -> list[int]:
@@ -246,8 +287,30 @@ class MistralChat:
             answer = ToolMessage(content=message["content"], tool_call_id=message["tool_call_id"])
             return list(instruct.encode_tool_message(answer, False)[0])
         asked = UserMessage(content=message["content"])
-        encoded = instruct.encode_user_message(asked, None, is_last=True, is_first=False)
+        encoded = instruct.encode_user_message(
+            asked, None, is_last=True, is_first=False, force_img_first=True
+        )
         return list(encoded[0])
+
+    def _taken(self, message: Mapping[str, Any], thinks: bool = True) -> dict[str, Any]:
+        """A message of a chat as the library takes it: with images in chunks of their own, and
+        thoughts unless it `thinks` not."""
+        taken = dict(message)
+        if images := taken.pop("images", ()):
+            instruct: Any = self._mistral.instruct_tokenizer
+            if instruct.image_encoder is None:
+                raise InputError(
+                    "conversation.tokens: mistral: the tokenizer's file (tekken.json) knows no "
+                    "images; set template"
+                )
+            texts, chunks = taken["content"].split(PLACE), list[dict[str, Any]]()
+            for text, image in zip_longest(texts, images):
+                chunks += [{"type": "text", "text": text}] * bool(text)
+                chunks += [{"type": "image_url", "image_url": image}] * bool(image)
+            taken["content"] = chunks
+        elif thinks:
+            taken["content"] = self._chunks(message)
+        return taken
 
     def _chunks(self, message: Mapping[str, Any]) -> Any:
         """The content of a message, with thoughts in chunks of their own; the user's is a text."""
@@ -288,7 +351,7 @@ class MistralExamples:
                 message follows.
         """
         chat = MistralChat(self._mistral, self._encoder, conversation.tools)
-        example, written, prompt = Example([], []), list[int](), list[int]()
+        example, written, prompt, shown = Example([], []), list[int](), list[int](), 0
         numbered = enumerate(conversation.messages)
         by_model = groupby(numbered, lambda pair: pair[1]["role"] == "assistant")
         for said, group in by_model:
@@ -309,22 +372,15 @@ class MistralExamples:
                 written = whole
                 continue
             if example.prompt and prompt[: len(written)] == written:
-                example = example.put(prompt[len(written) :])
+                example = example.put(prompt[len(written) :], chat.images[shown:])
             else:
                 if example.prompt:
                     yield example
-                example = Example(prompt, [])
+                example = Example(prompt, [], images=tuple(chat.images))
+            shown = len(chat.images)
             example.response.extend(whole[len(prompt) :])
             written = whole
         yield example
-
-
-def _refuse_images(messages: Iterable[Mapping[str, Any]]) -> None:
-    if any(message.get("images") for message in messages):
-        raise InputError(
-            "conversation.tokens: mistral takes no images, and an environment or a tool gave one; "
-            "set template"
-        )
 
 
 def plain_tool(tool: Tool) -> dict[str, Any]:

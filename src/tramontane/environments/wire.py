@@ -248,6 +248,8 @@ class ChatRequest(SamplingRequest):
             )
         if any(pair == ("assistant", "assistant") for pair in pairwise(roles)):
             raise ValueError("messages: two of the assistant in a row")
+        if any(each.images for each in self.messages if each.role == "assistant"):
+            raise ValueError("messages: an image in a message of the assistant")
         for tool in self.tools or ():
             function = tool.get("function")
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -258,6 +260,11 @@ class ChatRequest(SamplingRequest):
                 raise ValueError(f"tools: the parameters of {function['name'][:80]!r}: {fault}")
         self.max_tokens = self.max_completion_tokens or self.max_tokens
         return self
+
+    @property
+    def images(self) -> list[str]:
+        """The images of all messages, in order, as data URIs."""
+        return [image for message in self.messages for image in message.images]
 
     @property
     def described(self) -> list[Tool]:

@@ -234,10 +234,12 @@ class EnvironmentWorker:
         harness = loading.harness_of(self._config.data, problem)
         if harness is None:
             return Session(self._config.data, self._limits.answer_bytes, self._runner)
-        from tramontane.environments.harness import HarnessSession, Switchboard  # an extra
+        from tramontane.environments.harness import HarnessSession, Line, Switchboard  # an extra
 
         self._switchboard = self._switchboard or Switchboard()
-        return HarnessSession(harness, self._runner, self._switchboard, self._format.encoder)
+        limits = self._config.data.images.limits
+        line = Line(self._format.encoder, limits)
+        return HarnessSession(harness, self._runner, self._switchboard, line)
 
     def _new_chat(self, session: Session | HarnessSession, effort: str | None) -> Any:
         form = self._format.at(effort)
@@ -341,10 +343,12 @@ class EnvironmentWorker:
         self, conversation: _Conversation, said: _Said, messages: Sequence[Message]
     ) -> tuple[list[int], list[int] | None]:
         """(tokens to put in after a turn, prompt of a new sequence or None)."""
-        session = conversation.session
+        session, said.record.anew = conversation.session, None
         if session.posted or session.restarted:
             conversation.chat = self._new_chat(session, conversation.effort)
             posted = self._asked(conversation.chat, session)
+            if session.restarted:
+                said.record.anew = [*conversation.chat.images]
             known = len(said.turn.prompt_ids) + len(said.turn.token_ids)
             return ([], posted) if session.restarted else (posted[known:], None)
         conversation.chat = said.chat.copy()

@@ -32,6 +32,11 @@ class Family(NamedTuple):
     positions: Literal["sections", "interleaved"] | None = None
     deep: bool = False
 
+    @property
+    def plain(self) -> bool:
+        """True if its images change nothing else."""
+        return self == Family()
+
 
 FAMILIES = {
     "mistral3": Family(),

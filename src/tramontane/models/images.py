@@ -13,6 +13,7 @@ import io
 import struct
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
 from tramontane.errors import InputError, install
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 DATA_URI = "data:image/"
 THUMBNAIL = 384
+_URL_SAFE = str.maketrans("-_", "+/")
 
 
 class Limits(NamedTuple):
@@ -67,7 +69,8 @@ def content_of(image: str) -> bytes:
     if not comma or not head.lower().endswith(";base64"):
         raise ValueError("a data URI must hold base64: data:image/png;base64,…")
     try:
-        return base64.b64decode("".join(body.split()), validate=True)  # lines, as mail breaks them
+        text = "".join(unquote(body).split())  # lines, as mail breaks them
+        return base64.b64decode(text.translate(_URL_SAFE), validate=True)
     except binascii.Error as error:
         raise ValueError(f"a data URI whose base64 is damaged ({error})") from None
 
@@ -146,10 +149,18 @@ def upright(image: Any) -> Any:
 
 
 def _in_color(image: Any) -> Image:
+    import numpy as np
     from PIL import Image
 
+    clear = image.info.pop("transparency", None)  # a color, a number or bytes
     if image.mode.startswith("I"):  # Pillow would cut brighter pixels than 255 off
-        image = image.convert("I").point(lambda value: value / 256).convert("L")
+        deep = image.convert("I")
+        image = deep.point(lambda value: value / 256).convert("L")
+        if clear is not None:
+            image.putalpha(Image.fromarray((np.asarray(deep) != clear).astype(np.uint8) * 255))
+    elif clear is not None:
+        is_deep = isinstance(clear, tuple) and max(clear) > 255  # Pillow cuts the pixels to 8 bits
+        image.info["transparency"] = tuple(part >> 8 for part in clear) if is_deep else clear
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         colors = image.convert("RGBA")
         white = Image.new("RGBA", colors.size, "white")

@@ -15,6 +15,7 @@ from transformers.processing_utils import ProcessorMixin
 
 from tramontane.errors import InputError
 from tramontane.models.loading import load_tokenizer
+from tramontane.models.mistral_images import MistralImages, knows_images
 from tramontane.models.names import folder_of
 
 FILES = ["*.json", "*.jinja", "*.model"]
@@ -22,7 +23,8 @@ FILES = ["*.json", "*.jinja", "*.model"]
 
 def load_processor(model: str) -> Any:
     """The processor of a wrapper, whose pixels are made by Pillow: with torchvision, transformers
-    would resize by that where it is installed, to other pixels.
+    would resize by that where it is installed, to other pixels. Mistral's own library makes them
+    where a checkpoint has only its file.
 
     Raises:
         InputError: the checkpoint has none.
@@ -30,6 +32,8 @@ def load_processor(model: str) -> Any:
     folder = folder_of(model, FILES)
     given = _given(folder)
     if "image_processor_type" not in {**given, **given.get("image_processor", {})}:
+        if knows_images(folder):
+            return MistralImages(folder)
         raise InputError(
             f"model {model!r}: its folder holds no image processor (preprocessor_config.json), and "
             f"the data has images; copy the files of its processor from where the model comes from"

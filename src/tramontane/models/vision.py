@@ -143,6 +143,18 @@ class Vision:
         self._places(Pictured(0, given_ids, images, len(given_ids)), made)
         return self._positions(given_ids, images)[1]
 
+    def placed(
+        self, given_ids: Sequence[int], images: Sequence[str]
+    ) -> tuple[list[int], torch.Tensor]:
+        """The places of the image tokens of a sequence, and the features [n, hidden] there.
+
+        Raises:
+            InputError: as `entering` does.
+        """
+        made = {image: self.features(image) for image in images}
+        places = self._places(Pictured(0, given_ids, images, len(given_ids)), made)
+        return places, torch.cat([made[image].embedded for image in images])
+
     @contextmanager
     def entering(
         self, model: PreTrainedModel, pictured: Sequence[Pictured], inputs: dict[str, Any]

@@ -149,8 +149,7 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
         self._started = self._phase_started = time.monotonic()
         facts = {**header, **(sizes if self.verbose else {})}
         if not self.live:
-            updates = "1 update" if total_updates == 1 else f"{total_updates} updates"
-            self._line(f"tramontane · {self._title} · {updates}")
+            self._line(f"tramontane · {self._title} · {total_updates} updates")
             for key, value in facts.items():
                 self.console.print(Text(printable(f"  {key}: {value}")), soft_wrap=True)
             self._opened = True

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from tramontane.config.sft import ExamplesConfig, SFTConfig
 from tramontane.data import images, playground
 from tramontane.data.files import read_rows, shuffled
-from tramontane.data.prompts import PLACE, PromptEncoder
+from tramontane.data.prompts import PLACE, PromptEncoder, chat_of
 from tramontane.data.values import Row
 from tramontane.environments.chat_format import ChatFormat
 from tramontane.environments.mistral import MistralExamples
@@ -213,18 +213,11 @@ class ExampleStream:
         made = {level: MistralExamples(self.encoder.at(level)) for level in levels}
         for row in rows:
             if isinstance(row, Pair):
-                shown: Sequence[Any] = row.images
-                asked = Message(role="user", content=row.prompt)
                 said = Message(role="assistant", content=row.response)
-                conversation = Conversation([{**asked}, {**said}], [])
+                asked = [{**message} for message in chat_of(_prompt(row))]
+                conversation = Conversation([*asked, {**said}], [])
             else:
                 conversation = row.conversation
-                shown = [m for m in conversation.messages if m.get("images")]
-            if shown:
-                raise InputError(
-                    f"{row.where}: has an image, which data.tokens: mistral takes none of; "
-                    f"leave that key out, so that the chat template writes the prompt"
-                )
             for example in made[row.effort].examples(conversation, row.where):
                 yield row.where, example
 

@@ -22,6 +22,7 @@ from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.types import INVALID_PARAMS, METHOD_NOT_FOUND, CallToolResult, ImageContent, TextContent
 from pydantic import ValidationError
 
+from tramontane.config import Config
 from tramontane.environments.arguments import fault_of, inlined
 from tramontane.environments.tools import Described, Misuse
 from tramontane.errors import InputError
@@ -29,6 +30,7 @@ from tramontane.errors import InputError
 LIST_SECONDS = 60.0  # limit of a server's start and its list of tools, before a run
 _ADDRESSES = ("http://", "https://")
 _ERROR_CHARACTERS = 300  # of the end of what a server wrote to standard error
+_DECODED = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/bmp", "image/gif")
 _MISUSED = (INVALID_PARAMS, METHOD_NOT_FOUND)
 
 
@@ -59,6 +61,11 @@ class MCP:
     def __init__(self) -> None:
         self._ends = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._model = ""
+
+    def start(self, config: Config) -> None:
+        """Note the model that reads the answers."""
+        self._model = config.model
 
     async def _begun(self) -> Client:
         """The client of this conversation."""
@@ -97,7 +104,11 @@ class MCP:
         if result.is_error:
             withheld = text in ("", f"Error executing tool {name}")
             raise Misuse(f"{text} (the server withholds why)".strip() if withheld else text)
-        return text
+        images = [_image(part) for part in result.content]
+        if not any(images) or not await asyncio.to_thread(_sees, self._model):
+            return text
+        shown = [image or _part(part) for image, part in zip(images, result.content, strict=True)]
+        return [part for each in shown for part in (each, "\n")][:-1]
 
     async def close(self) -> None:
         self._ends.set()
@@ -184,8 +195,28 @@ def _text_of(result: CallToolResult) -> str:
     return "\n".join(parts)
 
 
+def _image(part: Any) -> dict[str, str] | None:
+    """An image of a kind that is decoded, alone or in a resource, as a part of a content."""
+    kind = str(getattr(found := getattr(part, "resource", part), "mime_type", None)).lower()
+    data = getattr(found, "blob", None) or getattr(found, "data", None)
+    known = kind.partition(";")[0].rstrip() in _DECODED
+    return {"type": "image", "base64": str(data)} if data and known else None
+
+
+@lru_cache
+def _sees(model: str) -> bool:
+    """True if a model takes images. torch is imported for that, with the first image."""
+    from tramontane.models.image_tokens import ImageProcessor
+
+    try:
+        return bool(ImageProcessor(model).parent)
+    except InputError:
+        return False
+
+
 def _part(part: Any) -> str:
-    """A part of a result as the model reads it: an image or a sound by its kind alone."""
+    """A part of a result as text: an image or a sound by its kind alone, which is what a model of
+    text reads."""
     if isinstance(part, TextContent):
         return part.text
     resource = getattr(part, "resource", part)

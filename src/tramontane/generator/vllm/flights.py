@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from tramontane.generator.interface import check_request, not_finite
 from tramontane.tokens import Growth, ints
 from tramontane.types import Completion, FinishReason
 
+Features: TypeAlias = Callable[[Completion], tuple[list[int], bytes]]
 _SEEDS = 2**63
 _SEED_STEP = 0x9E3779B97F4A7C15  # odd, so that its multiples differ modulo _SEEDS
 
@@ -54,10 +55,17 @@ class _Pending:
 
 
 class Flights:
-    """Unfinished requests by their names in vLLM, in order of submission."""
+    """Unfinished requests by their names in vLLM, in order of submission.
 
-    def __init__(self, endings: Endings, vocab: int) -> None:
-        self._endings, self._vocab = endings, vocab
+    Args:
+        endings: of completions.
+        vocab: number of tokens of the model.
+        features: the places of the image tokens of a request that has images, and the features
+            there, as float32.
+    """
+
+    def __init__(self, endings: Endings, vocab: int, features: Features) -> None:
+        self._endings, self._vocab, self._features = endings, vocab, features
         # vLLM rejects token ids beyond the vocabulary, which some tokenizers have.
         self._stop_ids = sorted(id_ for id_ in endings.ids if id_ < vocab)
         self._flights: dict[str, _Pending] = {}
@@ -81,12 +89,19 @@ class Flights:
             self._flights[str(self._serial)] = _Pending(request.copy(), count, version, probe=probe)
             self._serial += 1
 
+    def send_again(self) -> None:
+        """Let all go to another process of vLLM, with their tokens so far."""
+        for flight in self._flights.values():
+            flight.sent = False
+
     def take_unsent(self) -> list[dict[str, Any]]:
         """Requests that vLLM does not have yet, as messages to its process."""
         unsent = {name: f for name, f in self._flights.items() if not f.sent}
+        # Siblings share their features, which are pickled once then.
+        shared: dict[Any, tuple[list[int], bytes]] = {}
         for flight in unsent.values():
             flight.sent = True
-        return [self._message(name, flight) for name, flight in unsent.items()]
+        return [self._message(name, flight, shared) for name, flight in unsent.items()]
 
     def note(self, gained: Mapping[str, Gained]) -> tuple[list[Completion], list[str]]:
         """Note the new tokens of requests.
@@ -148,7 +163,7 @@ class Flights:
             del self._flights[name]
         return [name for name, flight in gone.items() if flight.sent]
 
-    def _message(self, name: str, flight: _Pending) -> dict[str, Any]:
+    def _message(self, name: str, flight: _Pending, shared: dict[Any, Any]) -> dict[str, Any]:
         request = flight.request
         sampling, begun = request.sampling, len(request.token_ids)
         params: dict[str, Any] = {
@@ -161,12 +176,12 @@ class Flights:
         # vLLM itself uses only the EOS tokens of the model's config.
         params["stop_token_ids"] = [] if flight.probe else self._stop_ids
         params["ignore_eos"] = True
-        return {
-            "name": name,
-            "prompt": ints([*request.prompt_ids, *request.token_ids]),
-            "sampling": params,
-            "salt": str(flight.version),
-        }
+        prompt = ints([*request.prompt_ids, *request.token_ids])
+        message = {"name": name, "prompt": prompt, "sampling": params, "salt": str(flight.version)}
+        if shown := (*request.images, *request.put_images):
+            key = shown, prompt.tobytes()
+            message["features"] = shared[key] = shared.get(key) or self._features(request)
+        return message
 
     def _stop_text(self, ids: array[int], begin: int, sampled_from: int) -> int | None:
         """Number of tokens up to the first, from place `begin` on, that completes a stop text; the

@@ -27,9 +27,11 @@ from tramontane.models.loading import context_length, load_model, load_tokenizer
 from tramontane.models.names import folder_of, pinned, resolve
 from tramontane.models.shape import shape_of
 from tramontane.models.staging import collect, from_state
+from tramontane.models.vision import Vision
 from tramontane.models.weights import Held, Weights
 from tramontane.models.wrapped import PARENT, write_config
 from tramontane.temporary import temporary_folder
+from tramontane.tokens import given_ids
 from tramontane.types import Completion, Progress, ResponseText, SamplingParams
 
 HEARTBEAT = 30.0  # seconds; the default of timeouts.heartbeat
@@ -79,7 +81,10 @@ class VllmGenerator(AnyGenerator):
         loaded = load_model(model, getattr(torch, config.dtype))
         self.tokenizer = load_tokenizer(model)
         self._endings = Endings(loaded, self.tokenizer, config.stop, response)
-        self._flights = Flights(self._endings, vocabulary(loaded))
+        self._flights = Flights(self._endings, vocabulary(loaded), self._features)
+        dtype = torch.float32 if config.float32_vision else None
+        self._vision = Vision(model, config.device, dtype)
+        self._sees = False  # vLLM's process takes features in place of embeddings, which is slower
         self._model_config = loaded.config
         if hasattr(loaded.config, PARENT):  # vLLM reads only the config: that of the text half
             self._config_folder = temporary_folder("config")
@@ -116,6 +121,8 @@ class VllmGenerator(AnyGenerator):
         self._max_len = max_len
 
     def submit(self, requests: list[Completion]) -> None:
+        if not self._sees and any(r.images or r.put_images for r in requests):
+            self._open_eyes()
         context = context_length(self._model_config) or self._max_len
         self._flights.add(requests, min(context, self._max_len), self._version)
 
@@ -218,6 +225,30 @@ class VllmGenerator(AnyGenerator):
             "cache_bytes": self._cached_tokens * self._bytes_per_token,
         }
 
+    def _open_eyes(self) -> None:
+        """Start vLLM's process again, so that it takes features; what is under way goes on there.
+
+        Raises:
+            InputError: the model takes no images, or these change more than embeddings.
+        """
+        if not self._vision.processor.family.plain:
+            raise InputError(
+                f"generator.kind vllm: a prompt has an image, and those of "
+                f"{self._vision.processor.parent!r} change more than the embeddings of their "
+                f"tokens; use slots"
+            )
+        self._sees, longest = True, self._max_len
+        self._process.close()
+        self._start(*self._capacity)
+        self._max_len = longest
+        self._flights.send_again()
+
+    def _features(self, request: Completion) -> tuple[list[int], bytes]:
+        """The places of a request's image tokens, and the features there, as float32."""
+        ids = given_ids(request.prompt_ids, request.token_ids, request.versions)
+        places, found = self._vision.placed(ids, [*request.images, *request.put_images])
+        return places, found.float().cpu().numpy().tobytes()
+
     def _start(self, slots: int, max_len: int) -> None:
         """Start vLLM's process, with the newest weights."""
         self._capacity, self._max_len = (slots, max_len), max_len
@@ -225,6 +256,8 @@ class VllmGenerator(AnyGenerator):
             self._environment, variables(self.config), torch.get_num_threads(), self._heartbeat
         )
         arguments = engine_args(self.config, self._path, self._model_config, slots, max_len)
+        if self._sees:
+            arguments = {"enable_prompt_embeds": True} | arguments
         facts = self._process.call("start", arguments)
         self._cached_tokens = facts["blocks"] * facts["block_size"]
         shape = shape_of(self._model_config, self._path)

@@ -97,6 +97,8 @@ class Worker:
                 **request["sampling"],
             )
             inputs = {"prompt_token_ids": list(prompt), "cache_salt": request["salt"]}
+            if features := request.get("features"):
+                inputs |= self._embedded(len(prompt), *features)
             self._engine.add_request(name, inputs, params)
             self._lengths[name], self._contexts[name] = 0, len(prompt)
         while self._steps < steps and not self.idle:
@@ -106,6 +108,19 @@ class Worker:
         gained = {name: tuple(tokens) for name, tokens in self._gained.items()}
         self._gained = {}
         return gained, self._counts | {"busy_seconds": self._busy_seconds}
+
+    def _embedded(self, count: int, places: list[int], values: bytes) -> dict[str, Any]:
+        """What a prompt of `count` tokens has besides them: features at some places, which the
+        weights do not change, in place of embeddings."""
+        import torch
+
+        features = torch.frombuffer(bytearray(values), dtype=torch.float32).view(len(places), -1)
+        dtype = self._engine.vllm_config.model_config.dtype
+        whole = torch.zeros(count, features.shape[1], dtype=dtype)
+        whole[places] = features.to(dtype)
+        embedded = set(places)
+        by_token = [place not in embedded for place in range(count)]
+        return {"prompt_embeds": whole, "prompt_is_token_ids": by_token}
 
     def abort(self, names: list[str]) -> None:
         """Drop unfinished requests and their unreported tokens."""
