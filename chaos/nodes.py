@@ -25,7 +25,7 @@ from chaos.machines import Network, missing
 from chaos.proof import prove
 from chaos.runs import lines
 from tramontane.models.names import numbered
-from tramontane.run.checkpoint import damage
+from tramontane.run.manifest import damage
 
 OFF_AT, KILL_AT = 3, 7  # updates after which a machine is switched off, the controller killed
 

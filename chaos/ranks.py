@@ -35,8 +35,8 @@ from chaos.proof import prove
 from chaos.runs import Run, lines
 from tramontane.models.loading import load_model
 from tramontane.models.names import numbered, resolve
-from tramontane.run.checkpoint import damage
 from tramontane.run.folder import RunFolder
+from tramontane.run.manifest import damage
 
 BUILD = Path(__file__).parents[1] / "build" / "ranks"
 TEN_HEADS = BUILD / "ten_heads"

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from scipy.signal import convolve
 
 from tramontane.statistics import (
     MAX_SUBSETS,
     Estimate,
     Z,
+    _product,
     counts_of,
     grouped,
     maj_at_k,
@@ -141,12 +143,14 @@ def test_wilson_closed_form() -> None:
 )  # fmt: skip
 def test_student_quantile(degrees: int, quantile: float) -> None:
     assert student_quantile(degrees) == pytest.approx(quantile, abs=5e-5)
-    for share in (0.8, 0.05, 0.999):
-        assert student_quantile(degrees, share) == pytest.approx(stats.t.ppf(share, degrees), 1e-8)
+    for share in (0.5, 0.8, 0.05, 0.975, 0.999, 1 - 1e-6):
+        expected = pytest.approx(stats.t.ppf(share, degrees), 1e-9, 1e-15)
+        assert student_quantile(degrees, share) == expected
 
 
 def test_student_quantile_approaches_the_normal_one() -> None:
     assert student_quantile(10**6) == pytest.approx(stats.norm.ppf(0.975), abs=1e-5)
+    assert student_quantile(10**6) == pytest.approx(stats.t.ppf(0.975, 10**6), 1e-12)
     assert student_quantile(0) == float("inf")
 
 
@@ -242,6 +246,13 @@ def test_large_differences_have_the_p_value_of_the_normal_distribution():
     assert time.process_time() - began < 10
     z = abs(differences.sum()) / np.sqrt((differences.astype(float) ** 2).sum())
     assert found == pytest.approx(math.erfc(z / math.sqrt(2)), abs=2e-3)
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (64, 900), (65, 65), (300, 7001), (5000, 5000)])
+def test_products_of_polynomials_are_those_of_scipy(sizes):
+    rng = np.random.default_rng(0)
+    one, other = (rng.dirichlet(np.ones(size)) for size in sizes)
+    assert _product(one, other) == pytest.approx(convolve(one, other), abs=1e-16)
 
 
 def counts(*right, n=4):

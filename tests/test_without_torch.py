@@ -1,5 +1,5 @@
-"""The base installation, without the extra `train`: it grades, curates by rules, reads runs and
-validates configs."""
+"""The base installation, without the extras `train` and `parquet`: it grades, curates by rules,
+reads the logs of runs and validates configs. With `parquet` it also reads their rollouts."""
 
 import json
 import os
@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyarrow import Table, parquet
 
 from tests.paths import ROOT
 from tests.view.pages import make_run
-from tramontane.errors import TRAIN
+from tramontane.errors import EXTRAS, TRAIN
 
 SECONDS = 120.0  # limit of one program
+BASE_BYTES = 250e6
 INSTALL_SECONDS = 500.0  # limit of an installation from a package index
 
 PROGRAM = r"""
@@ -28,29 +30,48 @@ folder = Path(sys.argv[1])
 config = load_config(sys.argv[2], ["model=Qwen/Qwen3-0.6B"])
 graded = tramontane.score(folder / "answers.jsonl", folder / "verdicts.jsonl")
 curated = tramontane.curate(None, [f"out={folder / 'curated'}"], inputs=[str(folder / "raw.jsonl")])
-from tramontane.view.runs import load_runs
-from tramontane.view.summary import summary
+from tramontane.view.table import table_of
 
-[run] = load_runs([folder / "run"])
-rows = run.rollouts.table().num_rows
-audited = tramontane.audit(folder / "run")
-for call in (
-    lambda: tramontane.plan(),
-    lambda: tramontane.train(sys.argv[2], [f"run_dir={folder / 'new'}"]),
-    lambda: tramontane.curate(None, [f"out={folder / 'hub'}"], inputs=["openai/gsm8k#main"]),
-):
+def curated_from(source):
+    out = folder / f"curated_{Path(source).stem}_{sys.argv[3]}"
+    return tramontane.curate(None, [f"out={out}"], inputs=[source])
+
+def in_table():
+    from tramontane.view.runs import load_runs
+    from tramontane.view.summary import summary
+
+    [run] = load_runs([folder / "run"])
+    return run.rollouts.table().num_rows, bool(summary(run))
+
+refused = [
+    ("train", lambda: tramontane.plan()),
+    ("train", lambda: tramontane.train(sys.argv[2], [f"run_dir={folder / 'new'}"])),
+    ("train", lambda: curated_from("openai/gsm8k#main")),
+]
+audited = tramontane.audit(folder / "verdicts.jsonl")
+read = None
+if sys.argv[3] == "parquet":
+    of_run = tramontane.audit(folder / "run").completions
+    of_file = curated_from(str(folder / "raw.parquet")).summary["stages"][-1]["left"]
+    read = [*in_table(), of_run, of_file]
+else:
+    refused += [
+        ("parquet", lambda: tramontane.audit(folder / "run")),
+        ("parquet", lambda: curated_from(str(folder / "raw.parquet"))),
+    ]
+for extra, call in refused:
     try:
         call()
     except InputError as error:
-        assert "pip install 'tramontane-rl[train]'" in str(error), error
+        assert f"pip install 'tramontane-rl[{extra}]'" in str(error), error
         assert "\n" not in str(error)
     else:
         raise AssertionError("it needs a package that is not there")
-assert not {"torch", "transformers"} & sys.modules.keys()
+assert not {"torch", "transformers", "scipy"} & sys.modules.keys()
 print(json.dumps({
     "config": config.name, "right": graded.outcomes["right"], "wrong": graded.outcomes["wrong"],
-    "left": curated.summary["stages"][-1]["left"], "rollouts": rows,
-    "audited": audited.completions, "summary": bool(summary(run)),
+    "left": curated.summary["stages"][-1]["left"], "audited": audited.completions,
+    "updates": len(table_of([folder / "run"]).rows), "read": read,
 }))
 """
 
@@ -72,13 +93,14 @@ def prepared(folder: Path) -> Path:
     raw = [{"problem": f"Compute {i} plus {i} times seven.", "answer": str(8 * i)} for i in "234"]
     for name, written in (("answers", rows), ("raw", raw)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
+    parquet.write_table(Table.from_pylist(raw), folder / "raw.parquet")
     return folder
 
 
-def ran(python: str, folder: Path, **environment: str) -> None:
+def ran(python: str, folder: Path, extra: str = "base", **environment: str) -> None:
     """Run PROGRAM, and compare what it found."""
     done = subprocess.run(
-        [python, "-c", PROGRAM, str(folder), str(ROOT / "configs/quickstart.yaml")],
+        [python, "-c", PROGRAM, str(folder), str(ROOT / "configs/quickstart.yaml"), extra],
         env=os.environ | environment,
         cwd=folder,
         capture_output=True,
@@ -88,8 +110,8 @@ def ran(python: str, folder: Path, **environment: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found == {
-        "config": "quickstart", "right": 2, "wrong": 1, "left": 3, "rollouts": 60,
-        "audited": 60, "summary": True,
+        "config": "quickstart", "right": 2, "wrong": 1, "left": 3, "audited": 3, "updates": 1,
+        "read": [60, True, 60, 3] if extra == "parquet" else None,
     }  # fmt: skip
 
 
@@ -104,10 +126,12 @@ def without(packages: set[str], folder: Path) -> str:
     return os.pathsep.join([str(ROOT / "src"), str(folder)])
 
 
-def test_everything_but_models_works_without_torch(tmp_path: Path) -> None:
-    path = without({*TRAIN, "torchgen", "pandas", "fastapi"}, tmp_path / "site")
+@pytest.mark.parametrize("extra", ["base", "parquet"])
+def test_everything_but_models_works_without_torch(tmp_path: Path, extra: str) -> None:
+    absent = {*TRAIN, "torchgen", "pandas", "fastapi", "scipy"}
+    path = without(absent | ({"pyarrow"} if extra == "base" else set()), tmp_path / "site")
     python = getattr(sys, "_base_executable", sys.executable)
-    ran(python, prepared(tmp_path), PYTHONPATH=path)
+    ran(python, prepared(tmp_path), extra, PYTHONPATH=path)
 
 
 def test_graders_import_neither_torch_nor_numpy() -> None:
@@ -141,5 +165,9 @@ def test_a_base_installation_has_no_torch_and_works(tmp_path: Path) -> None:
         [python, "-m", "pip", "list", "--format=json"], capture_output=True, check=True
     )
     names = {package["name"].lower() for package in json.loads(listed.stdout)}
-    assert "tramontane-rl" in names and not names & {*TRAIN, "accelerate", "triton"}
+    assert "tramontane-rl" in names and not names & {*TRAIN, *EXTRAS, "accelerate", "triton"}
+    site = tmp_path / "venv/lib"
+    outside = ("/pip/", "/setuptools/", "/pkg_resources/")  # of every environment
+    files = [f for f in site.rglob("*") if f.is_file() and not any(o in str(f) for o in outside)]
+    assert sum(f.stat().st_size for f in files) < BASE_BYTES
     ran(python, prepared(tmp_path), PYTHONPATH="")

@@ -58,6 +58,8 @@ def doctor(chat: str | None = None) -> list[Finding]:
         ),
         _vllm(),
         _package("reasoning-gym", f"more training problems: {install('reasoning-gym')}"),
+        _package("pyarrow", f"Parquet files, such as the rollouts of runs: {install('parquet')}"),
+        _package("scipy", f"studies: {install('studies')}"),
         _package("matplotlib", f"the plots of studies: {install('studies')}"),
         _plugins(),
     ]

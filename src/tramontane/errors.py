@@ -13,6 +13,13 @@ TRAIN = (
 )  # fmt: skip
 
 
+# Packages of other extras that files or studies may ask for: the extra, and what it is for.
+EXTRAS = {
+    "pyarrow": ("parquet", "read and write Parquet files"),
+    "scipy": ("studies", "run studies and the papers' analyses"),
+}
+
+
 class InputError(Exception):
     """Invalid input; the message names the input and the remedy."""
 
@@ -60,7 +67,7 @@ def importing() -> Iterator[None]:
     each visit all of it: what was imported counts as old at once.
 
     Raises:
-        InputError: a package of the extra `train` is not installed.
+        InputError: a package of `TRAIN` or `EXTRAS` is not installed.
         ImportError: another project's files stand among this package's.
     """
     collects = gc.isenabled()
@@ -82,11 +89,12 @@ def importing() -> Iterator[None]:
 
 
 def missing_extra(error: ImportError) -> str:
-    """What to install, if the import of a package of the extra `train` failed; else empty."""
+    """What to install, if the import of a package of `TRAIN` or `EXTRAS` failed; else empty."""
     package = (error.name or "").partition(".")[0]
-    if package not in TRAIN or not isinstance(error, ModuleNotFoundError):
+    extra, use = ("train", "run models") if package in TRAIN else EXTRAS.get(package, ("", ""))
+    if not extra or not isinstance(error, ModuleNotFoundError):
         return ""
-    return f"{package} is not installed; to run models, install: {install('train')}"
+    return f"{package} is not installed; to {use}, install: {install(extra)}"
 
 
 def install(extra: str) -> str:

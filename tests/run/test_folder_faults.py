@@ -27,8 +27,8 @@ from tramontane.config import Config
 from tramontane.controller.waits import in_background
 from tramontane.errors import InputError
 from tramontane.run.changes import open_run
-from tramontane.run.checkpoint import damage, seal
 from tramontane.run.folder import RunFolder
+from tramontane.run.manifest import damage, seal
 from tramontane.run.rollouts import read_rollouts, read_run
 from tramontane.run.screen import LiveDisplay, QuietScreen
 from tramontane.run.train import train

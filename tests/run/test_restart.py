@@ -18,7 +18,7 @@ from tramontane.config import Config
 from tramontane.placement import WorkerDied
 from tramontane.run import trackers
 from tramontane.run.changes import open_run
-from tramontane.run.checkpoint import damage
+from tramontane.run.manifest import damage
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 from tramontane.view.report import write_report

@@ -10,10 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from tramontane.errors import InputError
+from tramontane.errors import InputError, importing
 from tramontane.evaluation.score import parse_row, row_lines
 from tramontane.journals import parse_object
-from tramontane.run import rollouts
 from tramontane.types import Problem
 from tramontane.verifier.code.comparing import fault_of
 
@@ -96,6 +95,8 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise InputError(f"{path}: no such file or run folder")
+    with importing():
+        from tramontane.run import rollouts
     files = rollouts.files(path / "rollouts")
     if not files:
         raise InputError(
@@ -107,6 +108,8 @@ def _files(path: Path) -> list[Path]:
 
 def _recorded(file: Path, broken: list[str]) -> Iterator[Rollout]:
     """The rollouts of one update, up to where the file is damaged."""
+    from tramontane.run import rollouts
+
     try:
         for number, row in enumerate(rollouts.read_rollouts(file, AUDITED), 1):
             yield _rollout(row, str(file), number, None)

@@ -243,8 +243,9 @@ def _table_rows(source: str, rows: Iterable[tuple[str, Row]]) -> Iterator[tuple[
 
 
 def _parquet_rows(source: str, path: Path) -> Iterator[tuple[str, Row]]:
-    from pyarrow import ArrowException
-    from pyarrow.parquet import ParquetFile
+    with importing():
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
 
     index = 0
     try:

@@ -77,14 +77,14 @@ def lognormal(mean: float, longest: int, sigma: float) -> Lengths:
 
     `mean` must be above 1 and below `longest`.
     """
-    from scipy.optimize import brentq  # takes half a second to import
-
     grid = np.array([NormalDist().inv_cdf((i + 0.5) / 4096) for i in range(4096)])
 
     def excess(mu: float) -> float:
         return float(np.minimum(np.exp(mu + sigma * grid), longest).mean() - mean)
 
-    mu = brentq(excess, -sigma * 10, math.log(longest) + sigma * 10)
+    low, high = -sigma * 10, math.log(longest) + sigma * 10
+    while (mu := (low + high) / 2) not in (low, high):  # to the last bit
+        low, high = (mu, high) if excess(mu) < 0 else (low, mu)
     return lambda rng: max(1, min(longest, round(rng.lognormvariate(mu, sigma))))
 
 

@@ -15,7 +15,6 @@ import numpy as np
 from tramontane.config import VerifierConfig
 from tramontane.config.domains import JUDGE
 from tramontane.errors import InputError
-from tramontane.run.rollouts import files, read_rollouts
 from tramontane.statistics import Estimate, Z
 
 
@@ -74,6 +73,8 @@ def flattery_warning(run: Path, config: VerifierConfig) -> str:
 
 
 def _judged(run: Path, config: VerifierConfig) -> Iterator[tuple[float, _Recorded]]:
+    from tramontane.run.rollouts import files, read_rollouts  # Arrow
+
     for file in files(run / "rollouts"):
         with suppress(InputError):  # damaged; the audit names it
             for row in read_rollouts(file, ["problem_id", "domain", "verdict", "parts"]):

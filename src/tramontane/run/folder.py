@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from tramontane.config import (
     Config,
@@ -41,10 +41,12 @@ from tramontane.errors import InputError, reading
 from tramontane.journals import read_log
 from tramontane.models.names import numbered
 from tramontane.placement.printed import PrintedLog
-from tramontane.run import rollouts
-from tramontane.run.checkpoint import damage, seal
+from tramontane.run.manifest import damage, seal
 from tramontane.run.resuming import other_than_a_run, resume_command
 from tramontane.workplace import HIDDEN, commit, disk_faults, owned_folder, sync, whole_file
+
+if TYPE_CHECKING:
+    from tramontane.run import rollouts
 
 logger = logging.getLogger("tramontane.run")
 
@@ -258,6 +260,8 @@ class RunFolder:
     ) -> None:
         """Write the completions of an update's groups (see `rollouts.write_rollouts`), and those of
         their images that are not there yet."""
+        from tramontane.run import rollouts  # with Arrow, which the base installation lacks
+
         images = (
             image
             for group, _ in groups
@@ -355,6 +359,8 @@ class RunFolder:
         Raises:
             InputError: a line before the last is broken.
         """
+        from tramontane.run import rollouts
+
         for partial in self.checkpoints.glob("*.partial"):
             shutil.rmtree(partial)
         for unfinished in (

@@ -13,8 +13,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from tramontane.errors import InputError
 from tramontane.models.names import check_hub
-from tramontane.run.checkpoint import damage
 from tramontane.run.folder import RunFolder
+from tramontane.run.manifest import damage
 from tramontane.run.rollouts import PATTERN
 from tramontane.workplace import owned_folder
 
