@@ -49,6 +49,8 @@ refused = [
     ("train", lambda: curated_from("openai/gsm8k#main")),
 ]
 audited = tramontane.audit(folder / "verdicts.jsonl")
+found = {finding.name: finding.found for finding in tramontane.doctor()}
+assert found["torch"] == found["scipy"] == "not installed", found
 read = None
 if sys.argv[3] == "parquet":
     of_run = tramontane.audit(folder / "run").completions

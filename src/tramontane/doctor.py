@@ -202,6 +202,9 @@ def _tool(name: str, remedy: str) -> Finding:
 
 def _vllm() -> Finding:
     """vLLM in its environment; `missing` if it is expected but broken."""
+    if importlib.util.find_spec("torch") is None:
+        remedy = f"vLLM is for runs, which need: {install('train')}"
+        return Finding("vllm", "optional", "not looked for", remedy)
     from tramontane.generator.vllm import environment
 
     try:

@@ -204,6 +204,8 @@ def test_every_kind_has_cases():
         ("We met at 5 p.m. It was late.", 2),
         ("1) apples\n2) pears", 1),
         ("1. First item.\n2. Second item.", 2),
+        ("No. I won't.", 2),
+        ("See No. 5 in the list. It says no. Nobody minds.", 3),
     ],
 )
 def test_sentences_are_counted(text, count):

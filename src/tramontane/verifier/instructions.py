@@ -23,10 +23,11 @@ RELATIONS = ("less than", "at least")
 ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _ABBREVIATIONS = re.compile(
     r"(?:^|[\s(\"'])(?:mr|mrs|ms|dr|prof|st|sr|jr|gen|col|sgt|capt|lt|rev|hon|gov|sen|rep|pres"
-    r"|vs|etc|e\.g|i\.e|cf|al|approx|dept|est|fig|inc|ltd|co|corp|no|vol|pp|ave|blvd|rd"
+    r"|vs|etc|e\.g|i\.e|cf|al|approx|dept|est|fig|inc|ltd|co|corp|vol|pp|ave|blvd|rd"
     r"|jan|feb|aug|sept|oct|nov|dec|ph\.d|a\.m|p\.m|(?:[a-z]\.)+[a-z]|[a-hj-wyz])\.$",
     re.IGNORECASE,
 )
+_NUMBER = re.compile(r"(?:^|[\s(\"'])nos?\.$", re.IGNORECASE)  # `No. 5`, but `No. I will not.`
 _SENTENCE_END = re.compile(r"[.!?]+[\"'”’)\]}*_]*(?=\s)")
 _MARKER = re.compile(
     r"(?:^|\n)[\s*_#]*(?:\d{1,3}|[A-Za-z]|[IVX]{2,5}|i{2,3}|iv|vi{1,3}|ix)\.$"
@@ -133,6 +134,8 @@ def count_sentences(text: str) -> int:
         if marks == "." and _MARKER.search(before):
             continue
         starts = _INITIALS.search(before) and _STARTER.match(after)
+        if marks == "." and _NUMBER.search(before) and after[0].isdigit():
+            continue
         if marks == "." and _ABBREVIATIONS.search(before) and not starts:
             continue
         if marks.startswith("..") and after[:1].islower():

@@ -139,12 +139,14 @@ MAX_PHRASE = 60  # characters
 _LISTED = re.compile(r"[^\W\d_](?:[^\W\d_]|[ ,.;'()-])*")
 _ITEM = re.compile(r"[,;、]|\b(?:and|und|et|y|e|и)\b|和")
 _PRODUCT = re.compile(r"[a-z]{3,4}")
+_LABELS = re.compile(r"(?=[A-H]{2})A?B?C?D?E?F?G?H?")  # of points or choices; abc is a product
 # -abc and |abc| are not abc, and A'BC is not ABC.
 _OPERATORS = re.compile(r"^\s*-|[|+*/^<>=~#&@]|!\s*[\w=]|\b[A-Z]+\s*'(?![A-Z][a-z])")
 
 
 def same_text(gold: str, pred: str) -> bool | None:
-    """Compare with a reference in words, ignoring case; None if the reference is not words."""
+    """Compare with a reference in words, ignoring case but that of points and
+    choices; None if the reference is not words."""
     bare = unwrap(gold)
     if not _is_words(bare) or bare.startswith("("):
         return None
@@ -154,7 +156,7 @@ def same_text(gold: str, pred: str) -> bool | None:
     if _same_words(_words(bare), _words(other)) and not (
         _OPERATORS.search(other) or _ITEM.search(other)
     ):
-        return True
+        return not (_LABELS.fullmatch(bare) and other.islower())
     return None if _is_product(gold) else False
 
 
