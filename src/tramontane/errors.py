@@ -91,9 +91,13 @@ def importing() -> Iterator[None]:
 def missing_extra(error: ImportError) -> str:
     """What to install, if the import of a package of `TRAIN` or `EXTRAS` failed; else empty."""
     package = (error.name or "").partition(".")[0]
-    extra, use = ("train", "run models") if package in TRAIN else EXTRAS.get(package, ("", ""))
-    if not extra or not isinstance(error, ModuleNotFoundError):
-        return ""
+    known = isinstance(error, ModuleNotFoundError) and package in {*TRAIN, *EXTRAS}
+    return not_installed(package) if known else ""
+
+
+def not_installed(package: str) -> str:
+    """That a package of `TRAIN` or `EXTRAS` is not installed, and what to install."""
+    extra, use = EXTRAS.get(package, ("train", "run models"))
     return f"{package} is not installed; to {use}, install: {install(extra)}"
 
 

@@ -7,6 +7,7 @@ import csv
 import difflib
 import glob
 import gzip
+import importlib.util
 import json
 import logging
 import random
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 from tramontane.data import images
 from tramontane.data.values import Row, UnknownType, encodable, plain
-from tramontane.errors import InputError, importing
+from tramontane.errors import InputError, importing, not_installed
 from tramontane.journals import DuplicateKey, parse_object, unique_keys
 from tramontane.models.names import check_hub
 from tramontane.verifier import tasksets
@@ -243,9 +244,8 @@ def _table_rows(source: str, rows: Iterable[tuple[str, Row]]) -> Iterator[tuple[
 
 
 def _parquet_rows(source: str, path: Path) -> Iterator[tuple[str, Row]]:
-    with importing():
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
 
     index = 0
     try:
@@ -354,12 +354,15 @@ def _check_dataset(source: str, name: str) -> None:
 
 
 def require_file(path: Path) -> None:
-    """Check that a path is a file.
+    """Check that a path is a file, and that what reads it is installed.
 
     Raises:
-        InputError: it is not; the message suggests the nearest name in the same folder.
+        InputError: it is not a file (the message suggests the nearest name in the same folder), or
+            Parquet without its reader (the message says what to install).
     """
     if path.is_file():
+        if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+            raise InputError(f"data {str(path)!r}: {not_installed('pyarrow')}")
         return
     if path.is_dir():
         raise InputError(f"data {str(path)!r}: a folder; name a file in it")
