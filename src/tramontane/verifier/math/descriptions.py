@@ -14,7 +14,7 @@ _SET = re.compile(
     rf"(?P<kinds>(?:(?:{_KINDS}),? )*)"
     rf"(?P<noun>{_NOUNS})?(?: ?(?P<letter>[a-z]))?"
 )
-_OF_LETTER = re.compile(
+OF_LETTER = re.compile(
     rf"(?P<letter>[a-z]) (?:(?:is|are|must be|can be|be) )?(?:(?:an?|any|all) )?"
     rf"(?P<kinds>(?:(?:{_KINDS})(?:,? |$))+)(?P<noun>{_NOUNS})?"
 )
@@ -49,7 +49,7 @@ def canonical(words: str) -> str:
         is_set = match["all"] or named.endswith("s")
         if not is_set or not (match["kinds"] or named) or not (named or match["letter"]):
             return ""
-    elif (match := _OF_LETTER.fullmatch(words)) is None:
+    elif (match := OF_LETTER.fullmatch(words)) is None:
         return ""
     kinds = set(re.findall(_KINDS, match["kinds"]))
     kinds = {kind.replace("-", "") for kind in kinds} | _of_noun(match["noun"] or "")

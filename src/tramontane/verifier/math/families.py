@@ -16,7 +16,10 @@ from typing import Any, NamedTuple
 
 import mpmath
 
-from tramontane.verifier.math import equations, items, structure
+from tramontane.verifier.math import descriptions, equations, items, structure
+from tramontane.verifier.math.wording import unwrap
+
+_OTHER_SET = re.compile(r"\\in\s*\\?(?:mathbb|mathbf|Bbb)?\s*\{?\s*[NRQ]\b")
 
 _SET = r"(?:\\(?:mathbb|mathbf|Bbb)\s*\{?\s*)?[NZRℕℤℝ]\s*\}?\s*(?:[\^_]\s*(?:\{[^{}]*\}|\S))?"
 _KIND = (
@@ -307,3 +310,17 @@ def _same_numbers(gold: list[Progression], pred: list[Progression]) -> bool:
 
 
 _CLOSE = mpmath.mpf(10) ** -18
+
+
+def of_others(reference: str, prediction: str) -> bool:
+    r"""True if the answer in words is about another letter (`q is prime` for `p \text{ is prime}`),
+    or gives a class of remainders by a form whose letter is not any integer
+    (`9k+4, k\in\mathbb{N}`)."""
+    sides = [
+        " ".join(unwrap(side).lower().split()).rstrip(" .") for side in (reference, prediction)
+    ]
+    letters = [m["letter"] for side in sides if (m := descriptions.OF_LETTER.fullmatch(side))]
+    if len(letters) == 2 and letters[0] != letters[1]:
+        return True
+    in_other = "mod" in reference and "mod" not in prediction and _OTHER_SET.search(prediction)
+    return bool(in_other) and not _OTHER_SET.search(reference)

@@ -82,6 +82,8 @@ def _judge(prediction: str, reference: str | None, policy: MathConfig) -> Judgme
     given, reference = reference, stated(reference)
     if len(prediction) > max(structure.MAX_LENGTH, 2 * len(reference)):
         return _too_long()
+    if families.of_others(reference, prediction):
+        return Judgment("wrong", "not the reference", prediction)
     if "matrix" in reference:
         prediction = items.as_rows(prediction)
     gold, pred = numbers.with_thousands(normalize(reference), normalize(prediction))
