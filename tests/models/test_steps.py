@@ -25,11 +25,12 @@ def test_a_convolution_s_newest_output(bias: bool, activation: str | None) -> No
     assert torch.equal(state, seen)
 
 
+@pytest.mark.parametrize("key_heads", [2, 4])
 @pytest.mark.parametrize("normalize", [False, True])
-def test_the_gated_delta_rule(normalize: bool) -> None:
+def test_the_gated_delta_rule(normalize: bool, key_heads: int) -> None:
     """With S' = e^g S: S' + k ⊗ β (v − k S'), and q times it."""
     torch.manual_seed(0)
-    q, k, v = drawn(2, 1, 2, 8), drawn(2, 1, 2, 8), drawn(2, 1, 4, 5)
+    q, k, v = drawn(2, 1, key_heads, 8), drawn(2, 1, key_heads, 8), drawn(2, 1, 4, 5)
     g, beta, state = -drawn(2, 1, 4).exp(), drawn(2, 1, 4).sigmoid(), drawn(2, 4, 8, 5)
     before = state.clone()
     found, after = steps.torch_recurrent_gated_delta_rule(
@@ -37,7 +38,7 @@ def test_the_gated_delta_rule(normalize: bool) -> None:
     )
     for b in range(2):
         for h in range(4):
-            query, key = q[b, 0, h // 2], k[b, 0, h // 2]
+            query, key = (x[b, 0, h * key_heads // 4] for x in (q, k))
             if normalize:
                 query, key = (x / (x.square().sum() + 1e-6).sqrt() for x in (query, key))
             kept = before[b, h] * g[b, 0, h].exp()

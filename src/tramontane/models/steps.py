@@ -85,7 +85,8 @@ def torch_recurrent_gated_delta_rule(
     rows = torch.stack([query[:, 0], key[:, 0]], 2).float()  # [B, Hk, 2, dk]
     if use_qk_l2norm_in_kernel:
         rows = rows * torch.rsqrt(rows.square().sum(-1, keepdim=True) + 1e-6)
-    rows = rows.repeat_interleave(heads // rows.shape[1], 1)
+    if heads > rows.shape[1]:
+        rows = rows.repeat_interleave(heads // rows.shape[1], 1)
     q, k = (rows[:, :, i] for i in range(2))
     decay = g[:, 0].float().exp()[..., None]
     read = torch.bmm(rows.flatten(0, 1), state.flatten(0, 1)).view(batch, heads, 2, width)
