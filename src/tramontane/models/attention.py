@@ -131,8 +131,8 @@ def packed_attention(
 def chunk_size(module: torch.nn.Module) -> int | None:
     """Positions of a chunk in a layer with chunked attention (Llama 4), which sees only its own."""
     config: Any = getattr(module, "config", None)
-    kinds = getattr(config, "layer_types", None)
-    if "chunked_attention" not in (kinds or ()):  # a layer that is shared by others has no index
+    kinds: Any = getattr(config, "layer_types", None) or ()
+    if "chunked_attention" not in kinds:  # a layer that is shared by others has no index
         return None
     if kinds[module.layer_idx] != "chunked_attention":
         return None

@@ -43,7 +43,8 @@ def check_equivalent(name: str, own: PreTrainedConfig, half: PreTrainedConfig) -
     text = own.get_text_config()
     if half.model_type == text.model_type:
         return
-    apart = _largest_deviation(type(text), text.to_json_string(use_diff=False), half.model_type)
+    cls: Any = type(text)
+    apart = _largest_deviation(cls, text.to_json_string(use_diff=False), half.model_type)
     if apart > SAME[torch.float32]:
         raise InputError(
             f"model {name!r}: with this config, {own.model_type} computes something else on text "
