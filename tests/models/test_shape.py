@@ -102,6 +102,13 @@ def test_a_generator_keeps_what_is_counted_without_memory(name):
     assert shape.cached.kept_heads in {heads for _, heads, _ in layout.shapes} or not layout.shapes
 
 
+def test_layers_may_choose_different_numbers_of_experts():
+    """As in Hunyuan-A13B's published config."""
+    config = tiny_config("hunyuan_v1_moe", {"moe_topk": [1, 2, 1, 2]})
+    one = tiny_config("hunyuan_v1_moe", {"moe_topk": 1})
+    assert shape_of(config, "a").intermediate == 2 * shape_of(one, "b").intermediate
+
+
 def before_5_24(input_ids, past_key_values=None): ...
 
 

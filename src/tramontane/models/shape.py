@@ -244,8 +244,10 @@ def _intermediate(config: Any, layers: Sequence[LinearLayer]) -> int:
     found = next((x for name in _WIDTHS if (x := getattr(config, name, None))), None)
     if found is None:
         found = [layer.outputs for layer in layers if not layer.head] or 4 * config.hidden_size
-    width = max(found) if isinstance(found, list) else found  # one for each layer
-    return int(width) * (getattr(config, "num_experts_per_tok", None) or 1)
+    # Some have a number for each layer.
+    width = max(found) if isinstance(found, list) else found
+    chosen = getattr(config, "num_experts_per_tok", None) or 1
+    return int(width) * int(max(chosen) if isinstance(chosen, list) else chosen)
 
 
 def _cached(model: PreTrainedModel, config: Any) -> Cached:
