@@ -29,6 +29,7 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.generator.engine import SlotEngine
 from tramontane.models import int8
 from tramontane.models.loading import load_model, load_tokenizer
+from tramontane.models.quantized import SAMPLE, named_weights
 from tramontane.trainer.parity import distance
 from tramontane.trainer.trainer import Trainer
 from tramontane.types import Completion, Request, SamplingParams
@@ -46,7 +47,7 @@ class Side:
 
     @property
     def megabytes(self) -> float:
-        weights = {id(x): x for x in int8.named_weights(self.model).values()}
+        weights = {id(x): x for x in named_weights(self.model).values()}
         return sum(x.nbytes for x in weights.values()) / 2**20
 
 
@@ -54,7 +55,7 @@ def load(path: str, kind: str) -> PreTrainedModel:
     dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
     model = load_model(path, dtype, "cpu").requires_grad_(False)
     if kind == "int8":
-        int8.quantize(model, load_tokenizer(path).encode(int8.SAMPLE))
+        int8.quantize(model, load_tokenizer(path).encode(SAMPLE))
     return model
 
 

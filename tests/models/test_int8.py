@@ -16,8 +16,9 @@ from tramontane.config import GeneratorConfig, TrainerConfig
 from tramontane.errors import InputError
 from tramontane.generator import Generator
 from tramontane.models import int8
-from tramontane.models.int8 import Int8Linear, Int8Weight, named_weights, quantize
+from tramontane.models.int8 import Int8Linear, Int8Weight, quantize
 from tramontane.models.loading import load_model
+from tramontane.models.quantized import named_weights
 from tramontane.models.shape import load_shape, shape_of
 from tramontane.models.staging import StagedWeights
 from tramontane.models.weights import LocalWeights, Part
@@ -210,7 +211,7 @@ def test_distances_of_known_policies():
         parity.check_distance("key", parity.distance([[0.0]], [[math.nan]]), 1.0, 0.0)
 
 
-@pytest.mark.parametrize("keys", [{"kind": "vllm"}, {"device": "cuda"}, {"weights": "fp8"}])
+@pytest.mark.parametrize("keys", [{"kind": "vllm"}, {"device": "cuda"}])
 def test_where_there_is_no_int8_it_is_refused(keys):
     with pytest.raises(ValidationError, match=r"weights"):
         GeneratorConfig(**{"weights": "int8", "dtype": "float32", **keys})

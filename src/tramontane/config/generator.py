@@ -89,10 +89,10 @@ class GeneratorConfig(Section):
     `top_p` is below 1, so that the record of the allowed tokens is bounded."""
     dtype: Dtype = "auto"
     """Number type of weights, keys and values. auto: as in `trainer.dtype`."""
-    weights: Literal["full", "int8"] = "full"
-    """Weights of linear layers, and of embeddings that are tied to the output head: in full, or in
-    eight bits, on CPUs that multiply such numbers fast. Completions are then sampled from the
-    quantized policy; see docs/off-policy.md."""
+    weights: Literal["full", "int8", "fp8"] = "full"
+    """Weights of linear layers: in full, or in eight bits, on processors that multiply such numbers
+    fast: int8 on CPUs (with embeddings that are tied to the output head), fp8 on GPUs. Completions
+    are then sampled from the quantized policy; see docs/off-policy.md."""
     stop: tuple[Stop, ...] = ()
     """Texts and token ids that end a completion, in addition to the model's EOS tokens; e.g.
     `["<|im_end|>"]`, or `["\\n\\nTask:"]` for a base model. The stop's tokens were sampled, so they
@@ -190,5 +190,25 @@ class GeneratorConfig(Section):
                 "int8 is of the embedded engine (kind slots) on a CPU; leave it out",
                 "weights",
                 "device" if self.kind == "slots" else "kind",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fp8_where_it_is(self) -> GeneratorConfig:
+        on_gpu = self.device.startswith("cuda")
+        if self.weights != "fp8":
+            return self
+        if self.kind == "vllm":
+            raise key_error(
+                "fp8 is of the embedded engine (kind slots); for vLLM, write vllm: {engine_args: "
+                "{quantization: fp8}}",
+                "weights",
+                "kind",
+            )
+        if not on_gpu and self.device != "cpu":
+            raise key_error("fp8 is for NVIDIA's GPUs; leave it out", "weights", "device")
+        if on_gpu and self.dtype != "bfloat16":
+            raise key_error(
+                "on a GPU, products of fp8 give bfloat16; take dtype: bfloat16", "weights", "dtype"
             )
         return self

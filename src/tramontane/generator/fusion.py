@@ -7,16 +7,15 @@ State dicts keep their names and tensors, and weights that are written in place 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
 from tramontane.models.compiling import compile_module, compiled, missing_for_compiling
+from tramontane.models.products import FullProduct, ProductPart
 
 logger = logging.getLogger("tramontane")
 
@@ -39,7 +38,7 @@ def fuse(model: PreTrainedModel) -> None:
 
 def is_merged(model: PreTrainedModel) -> bool:
     """True if the model's weights must be written in place."""
-    return any(isinstance(module, _Part) for module in model.modules())
+    return any(isinstance(module, ProductPart) for module in model.modules())
 
 
 def compiled_like(model: PreTrainedModel, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,51 +62,6 @@ def uncompiled(model: PreTrainedModel) -> Iterator[None]:
             module._compiled_call_impl = call
 
 
-class _Product:
-    """One matrix product for several linear layers. Their parameters become views of its own."""
-
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        self.sizes = [layer.out_features for layer in layers]
-        self.weight = self._joined([layer.weight for layer in layers])
-        biases = [layer.bias for layer in layers if layer.bias is not None]
-        self.bias = self._joined(biases) if biases else None
-        self._input: torch.Tensor | None = None
-        self._outputs: list[torch.Tensor] = []
-        self._left = 0  # outputs that no layer has taken
-
-    @staticmethod
-    def _joined(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-        joined = torch.cat([p.data for p in parameters])
-        for p, part in zip(parameters, joined.split([len(p) for p in parameters]), strict=True):
-            p.data = part
-        return joined
-
-    def part(self, place: int, x: torch.Tensor) -> torch.Tensor:
-        """The output of the layer at `place`. The first layer that reads `x` computes all outputs,
-        and the last one forgets them."""
-        if x is not self._input:
-            self._input, self._left = x, len(self.sizes)
-            self._outputs = list(F.linear(x, self.weight, self.bias).split(self.sizes, -1))
-        output = self._outputs[place]
-        self._left -= 1
-        if not self._left:
-            self._input, self._outputs = None, []
-        return output
-
-
-class _Part(nn.Module):
-    """A linear layer whose output is a part of a product's."""
-
-    def __init__(self, layer: nn.Linear, product: _Product, place: int) -> None:
-        super().__init__()
-        self.weight, self.bias = layer.weight, layer.bias
-        self.in_features, self.out_features = layer.in_features, layer.out_features
-        self._product, self._place = product, place
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._product.part(self._place, x)
-
-
 def merge_products(model: PreTrainedModel) -> None:
     """Compute linear layers with the same input as one product, where the model has them under the
     usual names; others stay as they are. From then on weights must be written in place.
@@ -118,9 +72,9 @@ def merge_products(model: PreTrainedModel) -> None:
             plain = [layer for layer in layers if type(layer) is nn.Linear]
             if len(plain) < len(names) or len({(p.bias is None, p.in_features) for p in plain}) > 1:
                 continue
-            product = _Product(plain)
+            product = FullProduct(plain)
             for place, (name, layer) in enumerate(zip(names, plain, strict=True)):
-                setattr(module, name, _Part(layer, product, place))
+                setattr(module, name, ProductPart(layer, layer.weight, product, place))
 
 
 class _LayerIndex:

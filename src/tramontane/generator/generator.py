@@ -21,10 +21,11 @@ from tramontane.generator.fusion import fuse, uncompiled
 from tramontane.generator.graphs import CudaGraphs, StepRecorder, run_directly
 from tramontane.generator.interface import AnyGenerator
 from tramontane.generator.memory import CudaMemory
-from tramontane.models import int8, routing
+from tramontane.models import fp8_layers, int8, routing
 from tramontane.models.attention import counts_positions
 from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.models.packing import pack
+from tramontane.models.quantized import SAMPLE, QuantizedWeight, named_weights
 from tramontane.models.staging import StagedWeights, from_state
 from tramontane.models.states import stateful_layers
 from tramontane.models.vision import PUBLISHED, Vision
@@ -95,7 +96,8 @@ class Generator(AnyGenerator):
 
         Raises:
             InputError: no checkpoint there, damaged weights, no EOS token, an architecture that the
-                slot engine cannot run, or a processor without int8 for weights of eight bits.
+                slot engine cannot run, or a processor or GPU without the instructions for
+                weights of eight bits.
         """
         if config.weights == "int8" and not multiplies_int8():
             raise InputError(
@@ -106,8 +108,9 @@ class Generator(AnyGenerator):
         if config.return_routed_experts or config.float32_router:
             routing.prepare(model, config.float32_router)
         tokenizer = load_tokenizer(model_path)
-        if config.weights == "int8":
-            int8.quantize(model, tokenizer.encode(int8.SAMPLE))
+        if config.weights != "full":
+            kind = {"int8": int8, "fp8": fp8_layers}[config.weights]
+            kind.quantize(model, tokenizer.encode(SAMPLE))
         found = cls(model, tokenizer, config, slots, max_len, response)
         dtype = torch.float32 if config.float32_vision else None
         found._engine.vision = Vision(model_path, model.device, dtype)
@@ -123,7 +126,7 @@ class Generator(AnyGenerator):
         config, device, staged = self.config, self.model.device, self._staged
         if device.type != "cuda":
             return None
-        weights = self.model.get_memory_footprint()
+        weights = sum({id(x): x.nbytes for x in named_weights(self.model).values()}.values())
         # The next version is received while the current one is in use.
         spare = weights if config.staging == "device" else 0
         return CudaMemory(
@@ -195,7 +198,7 @@ class Generator(AnyGenerator):
         return time.perf_counter() - start
 
     def update_weights(self, version: int, state: dict[str, torch.Tensor]) -> float:
-        weights = from_state(state, int8.named_weights(self.model))
+        weights = from_state(state, named_weights(self.model))
         self.fetch(version, weights)
         return self.swap(version)
 
@@ -233,9 +236,11 @@ class Generator(AnyGenerator):
         return sorted(completions, key=lambda c: c.group)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        found = int8.named_weights(self.model).items()
+        found = named_weights(self.model).items()
         return {
-            name: x.whole() if isinstance(x, int8.Int8Weight) else x.detach().to("cpu", copy=True)
+            name: x.whole().cpu()
+            if isinstance(x, QuantizedWeight)
+            else x.detach().to("cpu", copy=True)
             for name, x in found
         }
 

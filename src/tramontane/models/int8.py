@@ -16,8 +16,7 @@ multiplies queries, and embeddings, unless they are tied to the output head.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,21 +25,18 @@ from transformers import PreTrainedModel
 
 from tramontane.errors import InputError
 from tramontane.models.latent import up_projections
-from tramontane.models.packing import pack
-from tramontane.models.states import stateful_layers
+from tramontane.models.quantized import (
+    SMALLEST,
+    QuantizedWeight,
+    by_input,
+    check_quantizable,
+)
 
 OUTLIERS = 24  # of so many input channels, one is in full
-SMALLEST = 64  # features of a layer that is worth it
-# A text whose activations show which channels are large, which hardly depends on the text.
-SAMPLE = """Question: a train leaves at 7:45 and arrives at 12:10. How long does it take?
-Let me think. From 7:45 to 12:00 it is 4 h 15 min, and 10 min more, so 4 h 25 min: \\boxed{265} min.
-def add(a, b):
-    return [x + y for x, y in zip(a, b)]
-La somme de 3/4 et 2 est \\frac{11}{4}. Die Summe ist größer als 2. Ответ: 2,75. 答案是 2.75。"""
 _LEVELS, _FINE = 127, 127 * 256  # largest values of a weight and of an activation
 
 
-class Int8Weight:
+class Int8Weight(QuantizedWeight):
     """The weight of a linear layer, [N, K].
 
     Attributes:
@@ -51,22 +47,23 @@ class Int8Weight:
     """
 
     def __init__(self, shape: torch.Size, channels: torch.Tensor) -> None:
-        self.shape, self.channels = shape, channels
-        self.values = torch.empty(shape, dtype=torch.int8)
-        self.scales = torch.empty(shape[0])
-        self.outliers = torch.empty(shape[0], len(channels))
+        values, outliers = torch.empty(shape, dtype=torch.int8), (shape[0], len(channels))
+        super().__init__(shape, [values, torch.empty(shape[0]), torch.empty(outliers)])
+        self.channels = channels
 
     @property
-    def nbytes(self) -> int:
-        return self.values.nbytes + self.scales.nbytes + self.outliers.nbytes
+    def values(self) -> torch.Tensor:
+        return self.parts[0]
 
-    def room(self) -> Int8Weight:
-        """An uninitialized weight of the same form."""
-        return Int8Weight(self.shape, self.channels)
+    @property
+    def scales(self) -> torch.Tensor:
+        return self.parts[1]
+
+    @property
+    def outliers(self) -> torch.Tensor:
+        return self.parts[2]
 
     def write(self, start: int, rows: torch.Tensor) -> torch.Tensor:
-        """Quantize rows, [n, K] of any dtype, from row `start` on; returns their scales, which are
-        not finite if a value is not."""
         rows = rows.detach().to("cpu", torch.float32, copy=True)
         end = start + len(rows)
         self.outliers[start:end] = rows[:, self.channels]
@@ -77,17 +74,9 @@ class Int8Weight:
         return scales
 
     def whole(self) -> torch.Tensor:
-        """The weight that is computed with, [N, K] float32."""
         found = self.values.float().mul_(self.scales[:, None])
         found[:, self.channels] = self.outliers
         return found
-
-    def exchange(self, other: Int8Weight) -> None:
-        """Swap the values with those of another weight of the same form."""
-        for name in ("values", "scales", "outliers"):
-            own, others = getattr(self, name), getattr(other, name)
-            setattr(self, name, others)
-            setattr(other, name, own)
 
 
 class _Halves(NamedTuple):
@@ -209,26 +198,21 @@ def quantize(model: PreTrainedModel, sample: Sequence[int]) -> None:
         sample: token ids whose activations show which input channels to keep in full.
 
     Raises:
-        InputError: products are not exact (`is_exact`), or a model with layers that carry state,
-            whose kernels read weights themselves.
+        InputError: products are not exact (`is_exact`), or see `check_quantizable`.
     """
     if not is_exact():
         raise InputError(
             "generator.weights: torch's products of int8 are not exact on this processor, or with "
             "the instructions that ONEDNN_MAX_CPU_ISA allows; leave it out"
         )
-    if stateful_layers(model):
-        raise InputError(
-            f"generator.weights: {type(model).__name__} has layers that carry state, which read "
-            f"their weights in full; leave it out"
-        )
+    check_quantizable(model)
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     tied = head is not None and head.weight is embeddings.weight
     full: list[nn.Module] = [*up_projections(model)]
     if head is not None and tied and type(embeddings) is not nn.Embedding:
         full.append(head)
     names = {module: name for name, module in model.named_modules()}
-    for layers, largest in _inputs(model, sample, full):
+    for layers, largest in by_input(model, sample, full):
         weights = torch.stack([x.weight.detach().abs().amax(0).float() for x in layers]).amax(0)
         channels = (largest * weights).topk(_outliers(len(largest))).indices.sort().values
         read = _Input(channels, len(largest), len(layers))
@@ -238,57 +222,3 @@ def quantize(model: PreTrainedModel, sample: Sequence[int]) -> None:
             setattr(model.get_submodule(parent), own, eight)
             if layer is head and tied:
                 model.set_input_embeddings(Int8Embedding(eight, layer.weight.dtype))
-
-
-@torch.inference_mode()
-def _inputs(
-    model: PreTrainedModel, sample: Sequence[int], full: Sequence[nn.Module]
-) -> list[tuple[list[nn.Linear], torch.Tensor]]:
-    """The layers to quantize, all but `full`, grouped by their input, with the largest |activation|
-    of each of its channels, [K]."""
-    found: list[tuple[list[nn.Linear], torch.Tensor]] = []
-    last: list[torch.Tensor] = []
-
-    def note(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        assert isinstance(layer, nn.Linear)
-        (x,) = inputs
-        if last and x is last[0]:
-            found[-1][0].append(layer)
-        else:
-            found.append(([layer], x.flatten(0, -2).float().abs().amax(0)))
-        last[:] = [x]
-
-    with _hooked(model, note, full):
-        model(**pack([list(sample)], model.device))
-    return found
-
-
-@contextmanager
-def _hooked(
-    model: nn.Module,
-    note: Callable[[nn.Module, tuple[torch.Tensor, ...]], None],
-    full: Sequence[object],
-) -> Iterator[None]:
-    """Context manager: `note` is called with the input of each layer to quantize."""
-    hooks = [
-        module.register_forward_pre_hook(note)
-        for module in model.modules()
-        if type(module) is nn.Linear
-        and module not in full
-        and min(module.in_features, module.out_features) >= SMALLEST
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def named_weights(model: nn.Module) -> dict[str, torch.Tensor | Int8Weight]:
-    """The tensors of a model's state dict by name, tied ones the same object, and the weights in
-    eight bits."""
-    found: dict[str, torch.Tensor | Int8Weight] = dict(model.state_dict(keep_vars=True))
-    for name, module in model.named_modules():
-        if isinstance(module, Int8Linear | Int8Embedding):
-            found[f"{name}.weight"] = module.weight
-    return found

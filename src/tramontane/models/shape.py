@@ -40,7 +40,7 @@ class LinearLayer(NamedTuple):
     head: bool  # True for the output head
     tied: bool  # True if another module has the same weight
     plain: bool = True  # False if the model computes more, or other things, with it than W x + b
-    eight_bits: bool = True  # False if `generator.weights: int8` leaves it in full
+    eight_bits: bool = True  # False if `generator.weights` leaves it in full
 
 
 def linear_layers(model: PreTrainedModel) -> tuple[LinearLayer, ...]:

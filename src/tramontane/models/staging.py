@@ -15,10 +15,10 @@ import torch
 
 from tramontane.errors import InputError
 from tramontane.models.host import flat, pageable, pin
-from tramontane.models.int8 import Int8Weight, named_weights
+from tramontane.models.quantized import QuantizedWeight, named_weights
 from tramontane.models.weights import CopiedWeights, Held, LocalWeights, Part, Weights, move
 
-Target = torch.Tensor | Int8Weight
+Target = torch.Tensor | QuantizedWeight
 
 
 def collect(weights: Weights, targets: Mapping[str, Target], held: Held | None = None) -> None:
@@ -60,7 +60,7 @@ def collect(weights: Weights, targets: Mapping[str, Target], held: Held | None =
 
 def _write(target: Target, part: Part) -> torch.Tensor:
     """Write a part of a weight; returns numbers that are finite if its values are."""
-    if isinstance(target, Int8Weight):
+    if isinstance(target, QuantizedWeight):
         return target.write(part.start, part.values)
     if target.dim():
         target = target.narrow(0, part.start, len(part.values))
@@ -225,12 +225,13 @@ class StagedWeights:
                 return False
             for key, spare in self._spare.items():
                 used = self._used[key]
-                if isinstance(used, Int8Weight) and isinstance(spare, Int8Weight):
-                    used.exchange(spare)
+                copied = in_place or self._on_host
+                if isinstance(used, QuantizedWeight) and isinstance(spare, QuantizedWeight):
+                    used.take(spare, copied)
                     continue
                 assert isinstance(used, torch.Tensor)
                 assert isinstance(spare, torch.Tensor)
-                if in_place or self._on_host:
+                if copied:
                     used.data.copy_(spare, non_blocking=self._stream is not None)
                 else:
                     used.data, spare.data = spare.data, used.data
@@ -251,11 +252,20 @@ class StagedWeights:
         return Held(version, plain) if version and len(plain) == len(tensors) else None
 
     def _rooms(self) -> dict[int, Target]:
-        tensors = {k: x.data for k, x in self._used.items() if isinstance(x, torch.Tensor)}
-        eight = {k: x.room() for k, x in self._used.items() if isinstance(x, Int8Weight)}
-        if not self._on_host:
-            return eight | {key: torch.empty_like(tensor) for key, tensor in tensors.items()}
-        return eight | dict(zip(tensors, flat(tensors.values(), self._pinned), strict=True))
+        parts = {
+            key: x.parts if isinstance(x, QuantizedWeight) else [x.data]
+            for key, x in self._used.items()
+        }
+        every = [part for own in parts.values() for part in own]
+        if self._on_host:
+            made = iter(flat(every, self._pinned))
+        else:
+            made = (torch.empty_like(part) for part in every)
+        found: dict[int, Target] = {}
+        for key, x in self._used.items():
+            own = [next(made) for _ in parts[key]]
+            found[key] = x.room(own) if isinstance(x, QuantizedWeight) else own[0]
+        return found
 
     def _pinned(self, size: int) -> torch.Tensor:
         buffer = pageable(size)

@@ -23,7 +23,7 @@ from tramontane.generator.graphs import recorded_rows
 from tramontane.generator.lanes import CacheSize
 from tramontane.generator.memory import allowance
 from tramontane.generator.sampling import DRAWN_BYTES, DRAWN_ENTRIES, SORTED_BYTES
-from tramontane.models import int8
+from tramontane.models import fp8_layers, int8
 from tramontane.models.packing import SHORT
 from tramontane.models.shape import DTYPE_BYTES, ModelShape, load_shape
 
@@ -159,8 +159,10 @@ def generator_weights(config: GeneratorConfig, shape: ModelShape) -> int:
     size = DTYPE_BYTES[config.dtype]
     if config.weights == "full":
         return size * shape.parameters
-    layers = [x for x in shape.linear_layers if x.eight_bits]
-    eight = [(x, n) for x in layers if (n := int8.layer_bytes(x.inputs, x.outputs))]
+    kind = {"int8": int8, "fp8": fp8_layers}[config.weights]
+    in_full = config.weights == "fp8"  # the head
+    layers = [x for x in shape.linear_layers if x.eight_bits and not (x.head and in_full)]
+    eight = [(x, n) for x in layers if (n := kind.layer_bytes(x.inputs, x.outputs))]
     full = shape.parameters - sum(x.inputs * x.outputs for x, _ in eight)
     return size * full + sum(n for _, n in eight)
 
@@ -221,7 +223,7 @@ def judge_memory(judge: JudgeConfig, stage: Config, device_memory: float | None 
 def staged_memory(config: GeneratorConfig, shape: ModelShape) -> Memory:
     """Host memory of a generator on a GPU with `staging: host`: the next version of the weights."""
     staged = config.kind == "slots" and config.staging == "host" and config.device != "cpu"
-    return Memory(weights=DTYPE_BYTES[config.dtype] * shape.parameters if staged else 0.0)
+    return Memory(weights=generator_weights(config, shape) if staged else 0.0)
 
 
 def _vllm_memory(

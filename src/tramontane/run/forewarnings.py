@@ -43,10 +43,21 @@ def forewarnings(
         _rewards(config),
         _unjudged(config, problems),
         _in_flight(config),
+        _rehearsed(config),
         _greedy(config),
         _rates(config),
     )
     return [*chain.from_iterable(warnings), *_conversations(config, _machine())]
+
+
+def _rehearsed(config: Config) -> Iterator[str]:
+    """Weights of eight bits where they gain nothing."""
+    generator = config.generator
+    if generator.weights == "fp8" and generator.device == "cpu":
+        yield (
+            "generator.weights: fp8 gains nothing on a CPU: it rehearses a run on a GPU, and "
+            "measures the policy's distance; leave it out for anything else"
+        )
 
 
 def _data(config: Config, problems: Curriculum) -> Iterator[str]:
