@@ -150,7 +150,7 @@ def test_student_quantile(degrees: int, quantile: float) -> None:
 
 def test_student_quantile_approaches_the_normal_one() -> None:
     assert student_quantile(10**6) == pytest.approx(stats.norm.ppf(0.975), abs=1e-5)
-    assert student_quantile(10**6) == pytest.approx(stats.t.ppf(0.975, 10**6), 1e-12)
+    assert student_quantile(10**6) == pytest.approx(stats.t.ppf(0.975, 10**6), 1e-10)
     assert student_quantile(0) == float("inf")
 
 

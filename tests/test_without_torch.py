@@ -30,7 +30,6 @@ folder = Path(sys.argv[1])
 config = load_config(sys.argv[2], ["model=Qwen/Qwen3-0.6B"])
 graded = tramontane.score(folder / "answers.jsonl", folder / "verdicts.jsonl")
 curated = tramontane.curate(None, [f"out={folder / 'curated'}"], inputs=[str(folder / "raw.jsonl")])
-from tramontane.view.table import table_of
 
 def curated_from(source):
     out = folder / f"curated_{Path(source).stem}_{sys.argv[3]}"
@@ -48,7 +47,7 @@ refused = [
     ("train", lambda: tramontane.train(sys.argv[2], [f"run_dir={folder / 'new'}"])),
     ("train", lambda: curated_from("openai/gsm8k#main")),
 ]
-audited = tramontane.audit(folder / "verdicts.jsonl")
+audited = tramontane.audit(folder / "verdicts.jsonl", rows=folder / "answers.jsonl")
 found = {finding.name: finding.found for finding in tramontane.doctor()}
 assert found["torch"] == found["scipy"] == "not installed", found
 read = None
@@ -73,7 +72,7 @@ assert not {"torch", "transformers", "scipy"} & sys.modules.keys()
 print(json.dumps({
     "config": config.name, "right": graded.outcomes["right"], "wrong": graded.outcomes["wrong"],
     "left": curated.summary["stages"][-1]["left"], "audited": audited.completions,
-    "updates": len(table_of([folder / "run"]).rows), "read": read,
+    "read": read,
 }))
 """
 
@@ -112,7 +111,7 @@ def ran(python: str, folder: Path, extra: str = "base", **environment: str) -> N
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found == {
-        "config": "quickstart", "right": 2, "wrong": 1, "left": 3, "audited": 3, "updates": 1,
+        "config": "quickstart", "right": 2, "wrong": 1, "left": 3, "audited": 3,
         "read": [60, True, 60, 3] if extra == "parquet" else None,
     }  # fmt: skip
 
