@@ -98,10 +98,10 @@ def prepared(folder: Path) -> Path:
     return folder
 
 
-def ran(python: str, folder: Path, extra: str = "base", **environment: str) -> None:
+def ran(python: list[str], folder: Path, extra: str = "base", **environment: str) -> None:
     """Run PROGRAM, and compare what it found."""
     done = subprocess.run(
-        [python, "-c", PROGRAM, str(folder), str(ROOT / "configs/quickstart.yaml"), extra],
+        [*python, "-c", PROGRAM, str(folder), str(ROOT / "configs/quickstart.yaml"), extra],
         env=os.environ | environment,
         cwd=folder,
         capture_output=True,
@@ -132,7 +132,8 @@ def test_everything_but_models_works_without_torch(tmp_path: Path, extra: str) -
     absent = {*TRAIN, "torchgen", "pandas", "fastapi", "scipy"}
     path = without(absent | ({"pyarrow"} if extra == "base" else set()), tmp_path / "site")
     python = getattr(sys, "_base_executable", sys.executable)
-    ran(python, prepared(tmp_path), extra, PYTHONPATH=path)
+    # -S: without the packages that are beside this interpreter.
+    ran([python, "-S"], prepared(tmp_path), extra, PYTHONPATH=path)
 
 
 def test_graders_import_neither_torch_nor_numpy() -> None:
@@ -171,4 +172,4 @@ def test_a_base_installation_has_no_torch_and_works(tmp_path: Path) -> None:
     outside = ("/pip/", "/setuptools/", "/pkg_resources/")  # of every environment
     files = [f for f in site.rglob("*") if f.is_file() and not any(o in str(f) for o in outside)]
     assert sum(f.stat().st_size for f in files) < BASE_BYTES
-    ran(python, prepared(tmp_path), PYTHONPATH="")
+    ran([python], prepared(tmp_path), PYTHONPATH="")

@@ -52,8 +52,8 @@ ARCHITECTURES = {
     "smollm3": SmolLM3Config,
 }
 # Kernels of a decode step: of a layer, and outside of the layers, with two that subtract the
-# largest logit before a temperature divides them.
-LAYER, OUTSIDE = 37, 79
+# largest logit before a temperature divides them, and two that tell logits that are not finite.
+LAYER, OUTSIDE = 37, 81
 
 
 def on_gpu(name: str = "llama", **sizes):
