@@ -8,14 +8,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForImageTextToText
 
 from tests import forked
 from tests.controller.test_pipeline import rollouts, weights
+from tests.environments.harnesses import ask
+from tests.generator.test_image_lives import stacked
 from tests.run.test_conversations import under_way
 from tests.run.test_images import given as given
 from tests.run.test_images import settings
 from tests.vision import picture
+from tramontane.data.images import as_text, image_name
+from tramontane.models.image_tokens import ImageProcessor
+from tramontane.models.images import data_uri
 from tramontane.run.changes import open_run
+from tramontane.run.columns import sampled_of
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 from tramontane.tokens import INSERTED
@@ -129,3 +136,65 @@ def test_conversations_under_way_keep_their_images_through_a_kill(given, tmp_pat
     train(config, QuietScreen(), folder)
     ages = mismatches(tmp_path)
     assert ages and max(ages) < 1e-4
+
+
+class Painter:
+    """A harness that asks about the row's image and two more, and then anew about the last."""
+
+    def run(self, problem, base_url):
+        chat = []
+        for shown in (problem.images[0], as_text(LARGE), as_text(SMALL)):
+            part = {"type": "image_url", "image_url": {"url": shown}}
+            chat.append({"role": "user", "content": [part, {"type": "text", "text": "What?"}]})
+            chat.append(ask(base_url, chat))
+        ask(base_url, chat[-2:-1])
+
+
+LARGE, SMALL = picture(50, 40, seed=7), picture(14, 14, seed=8)  # other counts of tokens
+
+
+@pytest.mark.slow
+def test_a_run_whose_harness_shows_images_samples_what_the_whole_model_does(given, tmp_path):
+    pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane-rl[view]'")
+    still = {"dtype": "float32", "learning_rate": 1e-12}
+    keys = {"pipeline": {"updates": 2, "l_max": 200}, "trainer": still}
+    train(shown_in_turns(given, tmp_path, "Painter", **keys), QuietScreen())
+    ages = mismatches(tmp_path)
+    assert ages and max(ages) < 1e-4
+    whole = AutoModelForImageTextToText.from_pretrained(given / "model")
+    processor, forks = ImageProcessor(str(given / "model")), 0
+    for row in rollouts(tmp_path):
+        assert row["ending"] == "completed", row["ending_reason"]
+        [name] = row["image_files"]
+        first = data_uri((tmp_path / "images" / name).read_bytes())
+        others = [as_text(LARGE), as_text(SMALL)]
+        kept = {file.name for file in (tmp_path / "images").iterdir()}
+        assert {*map(image_name, others)} <= kept
+        earlier = [each | sampled_of(each) for each in row["earlier"] or ()]
+        sequences = [*earlier, row]
+        forks += len(sequences) - 1
+        for sequence in sequences:
+            ids = [*sequence["prompt_ids"], *sequence["token_ids"]]
+            put = zip(sequence["token_ids"], sequence["versions"], strict=True)
+            given_ids = [*sequence["prompt_ids"], *(t for t, v in put if v == INSERTED)]
+            count = given_ids.count(IMAGE_TOKEN)
+            sizes = [processor.expansion(image).count("[IMG]") for image in (first, *others)]
+            shown = next(
+                images
+                for images in ([first, *others], [first, others[0]], [first], [others[1]])
+                if sum(sizes[[first, *others].index(i)] for i in images) == count
+            )
+            if ids.count(IMAGE_TOKEN) > count:
+                continue  # the model drew one itself, which stands for none
+            made = [processor.inputs(image) for image in shown]
+            names = "pixel_values", "image_sizes"
+            inputs = {name: stacked([each[name] for each in made]) for name in names}
+            with torch.no_grad():
+                found = whole(input_ids=torch.tensor([ids]), **inputs).logits[0]
+            n = len(sequence["token_ids"])
+            drawn = torch.tensor(ids)[-n:, None]
+            wanted = found[-n - 1 : -1].log_softmax(-1).gather(1, drawn)[:, 0]
+            own = torch.tensor(sequence["versions"]) != INSERTED
+            logprobs = torch.tensor(sequence["logprobs"])
+            torch.testing.assert_close(logprobs[own], wanted[own], atol=1e-4, rtol=0)
+    assert forks
