@@ -150,7 +150,7 @@ class Painter:
         ask(base_url, chat[-2:-1])
 
 
-LARGE, SMALL = picture(50, 40, seed=7), picture(14, 14, seed=8)  # other counts of tokens
+LARGE, SMALL = picture(50, 40, seed=7), picture(28, 14, seed=8)  # other counts of tokens
 
 
 @pytest.mark.slow
