@@ -332,6 +332,30 @@ def test_smolvlm_writes_what_transformers_would(tmp_path):
     assert ImageProcessor(str(tmp_path)).expansion(uri(width=50, height=50)) == expected
 
 
+def test_a_small_image_has_as_many_features_as_tokens(wrapper):
+    _, folder = wrapper
+    vision, image = Vision(folder), uri(width=16, height=16)
+    tokens = load_tokenizer(folder)(vision.processor.expansion(image)).input_ids
+    with torch.no_grad():
+        assert len(vision._computed(image)[0]) == tokens.count(vision.processor.token_id) > 0
+
+
+def test_an_image_of_one_token_has_its_features_in_mistral_3(tmp_path):
+    """Those that transformers computes with a second image; alone it would raise an error."""
+    write_wrapper(tmp_path, "mistral3")
+    vision = Vision(str(tmp_path))
+    one, other = uri(width=14, height=14), uri(width=14, height=28)
+    inputs = [vision.processor.inputs(image) for image in (one, other)]
+    small, large = (each["pixel_values"] for each in inputs)
+    pixels = torch.cat([torch.nn.functional.pad(small, (0, 0, 0, 14)), large])
+    sizes = torch.cat([each["image_sizes"] for each in inputs])
+    with torch.no_grad():
+        both = vision._tower.get_image_features(pixel_values=pixels, image_sizes=sizes)
+        found = vision._computed(one)[0]
+    assert found.shape == (1, 32)
+    torch.testing.assert_close(found, both.pooler_output[0], atol=1e-5, rtol=0)
+
+
 def test_features_are_computed_once_for_an_image(wrapper, monkeypatch):
     _, folder = wrapper
     vision = Vision(folder)

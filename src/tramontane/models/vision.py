@@ -278,6 +278,8 @@ class Vision:
     @cached_property
     def _tower(self) -> Any:
         tower = load_tower(self.processor.parent, self._dtype).to(self.device)
+        if tower.config.model_type == "mistral3":
+            tower.multi_modal_projector.register_forward_hook(_squeezable)
         trained = Path(resolve(self.processor.model)).expanduser() / TOWER
         if trained.is_dir():
             files, known = WeightFiles(trained), dict(tower.named_parameters())
@@ -294,6 +296,12 @@ class Vision:
             joined(found.pooler_output),
             [joined(parts) for parts in getattr(found, "deepstack_features", None) or ()],
         )
+
+
+def _squeezable(module: torch.nn.Module, args: Any, features: torch.Tensor) -> torch.Tensor:
+    """A forward hook for the projector of Mistral 3, whose model squeezes the first axis of what it
+    returns, [n, d]: of an image of one token, that is the only row."""
+    return features[None] if len(features) == 1 else features
 
 
 def _let_layers_add(model: PreTrainedModel) -> None:
