@@ -24,8 +24,8 @@ import numpy as np
 
 from tramontane.errors import InputError
 from tramontane.journals import read_log
-from tramontane.statistics import student_quantile
 from tramontane.studies.measures import FinishedRun
+from tramontane.studies.verdicts import quantile
 
 Compute = Literal["seconds", "tokens", "updates"]
 Performance = Literal["held_out", "pass_rate"]
@@ -108,7 +108,7 @@ def interval(
     count = len(units)
     without = np.array([estimate(units[:i] + units[i + 1 :]) for i in range(count)])
     error = np.sqrt((count - 1) / count * ((without - without.mean()) ** 2).sum())
-    middle, half = estimate(series), float(student_quantile(count - 1) * error)
+    middle, half = estimate(series), float(quantile(count - 1) * error)
     return middle - half, middle + half
 
 

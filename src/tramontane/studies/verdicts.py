@@ -16,13 +16,18 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from tramontane.statistics import student_quantile
 from tramontane.studies.measures import Measure
 from tramontane.studies.study import LOOKS, Claim, look
 
 Outcome = Literal["holds", "does not hold", "undecided", "no room", "changed"]
 POWER = 0.8  # of the detectable effect, and of the seeds that a claim needs
 FALSE_DISCOVERIES = 0.05  # share of false ones among verdicts with a q-value of at most this
+
+
+def quantile(degrees: float, share: float = 0.975) -> float:
+    """Student's quantile by SciPy, whose last digits the published figures of studies have;
+    infinite without degrees of freedom."""
+    return float(stats.t.ppf(share, degrees)) if degrees else math.inf
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ def mean_and_interval(runs: Sequence[float]) -> tuple[float, float]:
     values = finite(runs)
     if not len(values):
         return math.nan, math.inf
-    half = student_quantile(len(values) - 1) * _error(values)
+    half = quantile(len(values) - 1) * _error(values)
     return float(values.mean()), half
 
 
@@ -113,7 +118,7 @@ def judge(
     spread, floor = _error(differences), _least_error(first, control, claim, measure, samples)
     if floor > spread:
         spread, degrees = floor, 10**6  # the samples' error is known, and not estimated
-    half = student_quantile(degrees, 1 - error_of(used) / 2) * spread
+    half = quantile(degrees, 1 - error_of(used) / 2) * spread
     outcome = _outcome(difference, half, claim) if used in LOOKS else "undecided"
     if isinstance(claim.against, str) and not _has_room(float(control.mean()), claim, measure):
         outcome = "no room"
@@ -125,7 +130,7 @@ def judge(
         error=spread,
         p=_p_value(outcome, difference, spread, degrees, claim) if degrees else 1.0,
         detectable=half
-        + student_quantile(degrees, POWER) * spread
+        + quantile(degrees, POWER) * spread
         + (claim.margin if claim.expect == "equal" else 0),
         seeds=used,
     )
