@@ -240,6 +240,16 @@ def test_a_finished_run(tmp_path: Path) -> None:
     assert {"pass@4", "maj@4"} <= {key for key, _ in samples["rows"]}
 
 
+def test_one_sample_a_problem_has_no_table_of_several(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    for file in tmp_path.glob("evaluation_*.jsonl"):
+        rows = {row["group"]: row for row in map(json.loads, file.read_text().splitlines())}
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
+    tables = answers_of(write_report(tmp_path))["summary"]["tables"]
+    titles = [table["title"] for table in tables]
+    assert "By language" in titles and "Several samples" not in titles
+
+
 def test_base_start_and_end_stand_side_by_side(tmp_path: Path) -> None:
     file = make_run(tmp_path) / "summary.json"
     estimates = [{"value": v, "low": v - 0.05, "high": v + 0.05} for v in (0.05, 0.37, 0.75)]
