@@ -6,11 +6,11 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from benchmarks.architectures.report import Report
 from benchmarks.architectures.rows import every_row
-from benchmarks.architectures.sizes import tiny_model
+from benchmarks.architectures.sizes import of_text, save, tiny_model
 from tests.trainer.rollouts import batch
 from tramontane.config import TrainerConfig
 from tramontane.models import fp8
@@ -26,7 +26,8 @@ WRAPPED = [
     row
     for row in every_row()
     if isinstance(MEASURED.get(row.name, {}).get("cells", {}).get("text half"), float)
-    and row.kind != "shieldgemma2"  # findings/shieldgemma2_reload.sh
+    # Not read back by transformers: findings/shieldgemma2_reload.sh; it saves no `spk_dict.pt`.
+    and row.kind not in ("shieldgemma2", "qwen2_5_omni")
 ]
 
 
@@ -51,16 +52,19 @@ def trained(folder, out):
 @pytest.mark.parametrize("row", WRAPPED, ids=lambda row: row.name)
 def test_what_was_trained_computes_the_same_in_its_parent(tmp_path, row):
     parent = tiny_model(row.kind, row.changed)
-    parent.save_pretrained(tmp_path / "parent")
+    save(parent, row.kind, row.changed, str(tmp_path / "parent"))
     extract(str(tmp_path / "parent"), tmp_path / "half")
     after = trained(tmp_path / "half", tmp_path / "trained")
     transplant(str(tmp_path / "trained"), str(tmp_path / "parent"), tmp_path / "out")
-    whole = type(parent).from_pretrained(tmp_path / "out", attn_implementation="eager")
+    if is_whole := isinstance(parent.config, CONFIG_MAPPING[row.kind]):
+        whole = of_text(type(parent).from_pretrained(tmp_path / "out", attn_implementation="eager"))
+    else:  # its tower needs another package
+        whole = load_model(str(tmp_path / "out"), torch.float32)
     torch.testing.assert_close(logprobs(whole), after, atol=2e-4, rtol=1e-4)
     before, written = (load_file(tmp_path / name / SINGLE) for name in ("parent", "out"))
     assert {*before} == {*written}
     kept = [name for name in before if torch.equal(before[name], written[name])]
-    assert 0 < len(kept) < len(before)
+    assert is_whole <= len(kept) < len(before)
 
 
 def in_fp8(folder, block, text):

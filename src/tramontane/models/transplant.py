@@ -26,7 +26,8 @@ from tramontane.models.wrapped import PARENT, is_head
 from tramontane.workplace import whole_folder
 
 TOWER = "vision"  # folder of a text half's checkpoint: weights of a vision tower trained with it
-EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
+EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight", "word_embeddings.weight", "wte.weight")
+HEAD = "lm_head.weight"
 # Settings, besides weight shapes, that affect what a model computes.
 _COMPUTING = (
     "hidden_act", "rms_norm_eps", "num_attention_heads", "num_key_value_heads", "head_dim",
@@ -204,18 +205,21 @@ def text_names(
         InputError: the names do not map one to one.
     """
     language, multimodal = list(language), set(multimodal)
-    embeddings = [name for name in language if name.endswith(EMBEDDINGS)]
+    embeddings = [name for name in language if _own(name) in EMBEDDINGS]
     if len(embeddings) != 1:
-        raise InputError(f"the language model has {len(embeddings)} weights named …{EMBEDDINGS}")
-    base = embeddings[0].removesuffix(EMBEDDINGS)
+        raise InputError(
+            f"the language model has {len(embeddings)} weights named …{' or …'.join(EMBEDDINGS)}"
+        )
+    own = _own(embeddings[0])
+    base = embeddings[0].removesuffix(own)
     prefix = (maps or {}).get(base)
     if prefix is None:
-        prefix = _prefix(language, multimodal, base)
+        prefix = _prefix(language, multimodal, base, own)
     places = {**(maps or {}), base: prefix}
     mapping = {}
     for name in language:
         place = _placed(name, multimodal, places, base)
-        if is_head(name, base) and place not in multimodal and prefix + EMBEDDINGS in multimodal:
+        if is_head(name, base) and place not in multimodal and prefix + own in multimodal:
             raise InputError(
                 f"the language model has an output head of its own ({name}), and the parent ties "
                 f"its head to the embeddings; take a parent whose head is not tied"
@@ -246,9 +250,14 @@ def text_names(
     return mapping, prefix
 
 
-def _prefix(language: Sequence[str], multimodal: set[str], base: str) -> str:
+def _own(name: str) -> str:
+    """The last module of a weight's name, with the weight."""
+    return ".".join(name.split(".")[-2:])
+
+
+def _prefix(language: Sequence[str], multimodal: set[str], base: str, embeddings: str) -> str:
     """The prefix with which the parent has most of the language model's names."""
-    found = [name.removesuffix(EMBEDDINGS) for name in multimodal if name.endswith(EMBEDDINGS)]
+    found = [name.removesuffix(embeddings) for name in multimodal if _own(name) == embeddings]
     body = [name.removeprefix(base) for name in language if name.startswith(base)]
     counts = {prefix: sum(prefix + stem in multimodal for stem in body) for prefix in sorted(found)}
     best = [prefix for prefix, count in counts.items() if count == max(counts.values())]
