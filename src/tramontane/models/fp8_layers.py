@@ -33,7 +33,7 @@ from tramontane.models.quantized import (
 )
 
 CAPABILITY = 8, 9  # of the first GPUs that multiply such numbers
-_MULTIPLE = 16  # of which the sizes of a product must be
+_MULTIPLE = 16  # divides the sizes of every product
 _LEAST = 1e-30  # largest value of a row that is not taken for zeros
 
 

@@ -213,7 +213,8 @@ def _text(
 
 def _whole(grade: str) -> str:
     """What may not follow a grade in its line: a second one, or the rest of another number or
-    scale. What stands before a word (`2 points are missing`, `B is short`) is no second grade."""
+    scale. A number or letter before a word (`2 points are missing`, `B is short`) is not
+    taken for a second grade."""
     second = rf",?\s*(?:{_WORDS})\b|{_SIGNS}?\s*[*`]*(?:{grade})"
     alone = rf"(?<![\w.])(?:{grade})(?!\w|\.\d|\s+[^\W\d_])"
     return rf"\b[*`]*(?!\s*(?:{second}|(?:out )?of\b|[/%=+])|[.,]\d|.*{alone})"

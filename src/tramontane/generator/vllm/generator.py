@@ -226,7 +226,7 @@ class VllmGenerator(AnyGenerator):
         }
 
     def _open_eyes(self) -> None:
-        """Start vLLM's process again, so that it takes features; what is under way goes on there.
+        """Restart vLLM's process so that it takes features; unfinished requests continue in it.
 
         Raises:
             InputError: the model takes no images, or these change more than embeddings.

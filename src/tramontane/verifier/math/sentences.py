@@ -26,7 +26,7 @@ _LATIN = (
     r"|таким\s+образом"
 )
 _CJK = "所以|因此|故|从而|よって|したがって|ゆえに|따라서|그러므로"
-_THUS = (  # `SO(3)` is no conclusion
+_THUS = (  # `SO(3)` does not conclude anything
     rf"(?:(?!(?-i:[A-Z]{{2}}))(?:{_LATIN})(?:\s*[,:—–]\s*|\s+)|(?:{_CJK})\s*[,，、:]?\s*)"
 )
 _CONCLUSION = re.compile(
