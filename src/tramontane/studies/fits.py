@@ -25,7 +25,6 @@ import numpy as np
 from tramontane.errors import InputError
 from tramontane.journals import read_log
 from tramontane.studies.measures import FinishedRun
-from tramontane.studies.verdicts import quantile
 
 Compute = Literal["seconds", "tokens", "updates"]
 Performance = Literal["held_out", "pass_rate"]
@@ -104,6 +103,8 @@ def interval(
         series: of each run.
         estimate: the figure of some runs.
     """
+    from tramontane.studies.verdicts import quantile  # imports scipy, which takes seconds
+
     units = list(series) if len(series) > 1 else _parts(series[0])
     count = len(units)
     without = np.array([estimate(units[:i] + units[i + 1 :]) for i in range(count)])
