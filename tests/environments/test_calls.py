@@ -390,3 +390,43 @@ def test_an_answer_that_the_length_cut_says_so(reason):
     (choice,) = answer.whole([Choice(tokens, reason)])["choices"]
     assert len(choice["message"]["tool_calls"]) == 1
     assert choice["finish_reason"] == ("length" if reason == "length" else "tool_calls")
+
+
+MIXED = {  # by form: a call that is read, and others that are not
+    "hermes": (
+        '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": {"a": ',
+        '<tool_call>{"named": "add"}</tool_call>',
+    ),
+    "llama": ('{"name": "add", "parameters": {"a": 1}}', '{"name": "add", "parame'),
+    "mistral": ('[TOOL_CALLS]add[ARGS]{"a": 1}', '[TOOL_CALLS]add[ARGS]{"a": ', "[TOOL_CALLS]add"),
+    "qwen_xml": (
+        "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=add\n<para",
+    ),
+    "glm": (
+        "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+        "<tool_call>add\n<arg_key>a</arg_key>\n<arg_val",
+    ),
+    "gemma": ("<|tool_call>call:add{a:1}<tool_call|>", "<|tool_call>call:add(a=1)<tool_call|>"),
+    "lfm": (
+        "<|tool_call_start|>[add(a=1)]<|tool_call_end|>",
+        "<|tool_call_start|>[add(1)]<|tool_call_end|>",
+    ),
+    "kimi": (
+        '<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>',
+        '<|tool_call_begin|>functions.add:1<|tool_call_argument_begin|>{"a": ',
+        "<|tool_call_begin|>functions.add:1<|tool_call_argument_begin|>[1]<|tool_call_end|>",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", MIXED)
+def test_content_holds_a_broken_call_and_none_that_is_read(form):
+    """A client that sends the message back would otherwise write the call twice."""
+    good, *broken = MIXED[form]
+    parser = Parser(TOKENIZER, form, PAPER_TAGS)
+    for each in broken:
+        join = "; " if form == "llama" else "\n"
+        said = wire.readable(parser.parse(good + join + each, TOOLS), PAPER_TAGS)
+        assert (said.content, [call.name for call in said.calls]) == (each.strip(), ["add"])

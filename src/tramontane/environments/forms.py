@@ -17,9 +17,18 @@ _SPACE = re.compile(r"\s*")
 _ID = re.compile(r"[a-zA-Z0-9]{9}|functions\.[^\s<]+:\d+")
 
 
-def unparsed(reason: str) -> ToolCall:
-    """A call that cannot be read; its answer tells the model why."""
-    return ToolCall("", {}, f"error: the call cannot be read: {reason[:200]}", error=True)
+def unparsed(reason: str, text: str = "") -> ToolCall:
+    """A call that cannot be read, and what the model wrote; its answer tells the model why."""
+    answer = f"error: the call cannot be read: {reason[:200]}"
+    return ToolCall("", {}, answer, error=True, text=text)
+
+
+def written_as(text: str, calls: list[ToolCall]) -> list[ToolCall]:
+    """The calls that a text holds; one that cannot be read keeps the text, unless others in it
+    can."""
+    if calls and not any(call.name for call in calls):
+        calls[0].text = text
+    return calls
 
 
 def kept_id(text: object) -> str:

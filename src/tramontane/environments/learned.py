@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from tramontane.data.prompts import Tool
-from tramontane.environments.forms import MAX_CALLS, call_of, decoded, unparsed
+from tramontane.environments.forms import MAX_CALLS, call_of, decoded, unparsed, written_as
 from tramontane.types import Message, ThinkingTags, ToolCall
 
 if TYPE_CHECKING:
@@ -232,16 +232,18 @@ class Form(NamedTuple):
                 named = self.named.match(text, more.end())
                 value, end = decoded(text, named.end()) if named else (None, None)
                 if named is None or end is None:
-                    shown = text[found.start() : more.end()]
-                    calls.append(unparsed(f"after {shown.strip()[-40:]!r}"))
+                    shown = text[found.start() : more.end()].strip()
                     following = self.opening.search(text, more.end())
                     at = following.start() if following else len(text)
+                    broken = text[more.start() : at]
+                    calls.append(unparsed(f"after {shown[-40:]!r}", broken))
                     break
                 ids = [each["id"] for each in (more, named) if "id" in each.groupdict()]
-                calls.append(call_of({"name": named["name"], "arguments": value}, *ids[:1]))
+                call = call_of({"name": named["name"], "arguments": value}, *ids[:1])
                 closed = self.closing.match(text, end)
-                more = self.following.match(text, end) if self.following else None
                 at = closed.end() if closed else end
+                calls += written_as(text[more.start() : at], [call])
+                more = self.following.match(text, end) if self.following else None
         return content + text[at:], calls
 
 

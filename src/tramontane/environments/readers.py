@@ -11,6 +11,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 from tramontane.data.prompts import Tool
@@ -21,6 +22,7 @@ from tramontane.environments.forms import (
     decoded,
     from_json,
     unparsed,
+    written_as,
 )
 from tramontane.environments.learned import Form
 from tramontane.environments.tagged import Tags
@@ -48,8 +50,9 @@ def _hermes(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
         # JSON first: its texts may hold the tags.
         value, end = decoded(text, found.start(1))
         closed = None if end is None else _HERMES_END.match(text, end)
-        calls += [from_json(found[1])] if closed is None else _listed(value)
         at = found.end() if closed is None else closed.end()
+        made = [from_json(found[1])] if closed is None else _listed(value)
+        calls += written_as(text[found.start() : at], made)
     return content + _HERMES.sub("", text[at:]), calls
 
 
@@ -79,9 +82,9 @@ def _llama(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
         try:
             value, end = decoder.raw_decode(body)
         except (ValueError, RecursionError) as error:
-            calls.append(unparsed(f"not JSON: {error}"))
+            calls.append(unparsed(f"not JSON: {error}", body))
             break
-        calls.append(call_of(value))
+        calls += written_as(body[:end], [call_of(value)])
         body = body[end:].lstrip("; \t\r\n")
     return content, calls
 
@@ -106,12 +109,14 @@ def _mistral(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
         value, end = decoded(rest, named.end() if named else 0)
         after, mark, following = rest[end or 0 :].partition(_MISTRAL)
         if end is None:
-            calls.append(unparsed(f"not JSON: {after.strip()[:80]}"))
+            made = [unparsed(f"not JSON: {after.strip()[:80]}")]
         elif named and after.strip():
-            calls.append(unparsed("a text follows its arguments"))
+            made = [unparsed("a text follows its arguments")]
+        elif named:
+            made = [call_of({"name": named[1], "arguments": value}, named[2])]
         else:
-            made = {"name": named[1], "arguments": value} if named else {}
-            calls += [call_of(made, named[2])] if named else _listed(value)
+            made = _listed(value)
+        calls += written_as(_MISTRAL + rest[: end or 0] + after, made)
         rest = following
     return content, calls
 
@@ -194,13 +199,15 @@ def _gemma(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
         return "".join(pieces)
 
     calls = []
-    for name, body in _GEMMA.findall(text)[:MAX_CALLS]:
+    for found in islice(_GEMMA.finditer(text), MAX_CALLS):
+        name, body = found.groups()
         value, end = decoded(as_json(body), 0)
-        calls.append(
+        call = (
             unparsed(f"no object in {body[:80]!r}")
             if end is None
             else call_of({"name": name, "arguments": value})
         )
+        calls += written_as(found[0], [call])
     return _GEMMA.sub("", text), calls
 
 
@@ -215,7 +222,9 @@ _UNESCAPED = re.compile(
 
 def _lfm(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
     """(content, calls) of a message of LFM2: calls as in Python, or JSON."""
-    calls = [call for found in _LFM.finditer(text) for call in _python_calls(found[1].strip())]
+    calls = list[ToolCall]()
+    for found in _LFM.finditer(text):
+        calls += written_as(found[0], _python_calls(found[1].strip()))
     return _LFM.sub("", text), calls
 
 
@@ -267,7 +276,7 @@ def harmony(text: str) -> tuple[str, str, list[ToolCall]]:
         body = _END.sub("", body if mark else header)
         to = _RECIPIENT.search(header) if mark else None
         if to and to[1] not in ("self", "user", "all"):
-            calls += _called(to[1], body)
+            calls += written_as(message, _called(to[1], body))
         elif mark and ("analysis" in header or (to and to[1] == "self")):
             thoughts.append(body)
         else:

@@ -117,9 +117,11 @@ class Tags(NamedTuple):
                 closed = re.compile(self.closed).match(text, closing.end())
                 at = (closed or closing).end()
             else:
-                calls.append(unparsed(f"after {text[:at].strip()[-40:]!r}"))
+                shown = text[:at].strip()
                 following = opening.search(text, found.end())
                 at = following.start() if following else len(text)
+                broken = text[found.start() : at]
+                calls.append(unparsed(f"after {shown[-40:]!r}", broken))
         return content + text[at:], calls
 
     def _pairs(

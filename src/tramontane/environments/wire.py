@@ -296,15 +296,17 @@ class TokenRequest(Body):
 def readable(message: Parsed, tags: ThinkingTags) -> Parsed:
     """A message of the model as clients receive it.
 
-    Only the first thoughts are set apart, and a call that does not parse stays in the content.
-    Reading the beginning of a message thus gives the beginning of what reading all of it gives.
+    Only the first thoughts are set apart, and a call that does not parse stays in the content, as
+    the model wrote it; one that is read does not. Reading the beginning of a message thus gives the
+    beginning of what reading all of it gives.
     """
     thoughts, content, calls = message.thoughts, message.content, message.calls
     if tags.opening in message.text or tags.closing in message.text:
         thoughts, content = _first_thoughts(message.text, tags)
     read = [call for call in calls if call.name]
-    if read and len(read) == len(calls):
-        content = message.content
+    if read:
+        broken = [call.text.strip() for call in calls if not call.name]
+        content = "\n".join(filter(None, (message.content.strip(), *broken)))
     elif calls and not thoughts:
         content = message.text
     return message._replace(thoughts=thoughts, content=content.strip(), calls=read)
