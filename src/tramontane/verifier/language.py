@@ -42,6 +42,14 @@ _NOT_LATIN = {
     *_BY_SCRIPT, "ja", "ko", "ar", "fa", "ur", "he", "hi", "bn", "ta", "te", "mr", "th", "el", "uk",
     "bg", "sr", "mk", "be", "kk", "ka", "hy", "mn",
 }  # fmt: skip
+_CYRILLIC = {"ru", "uk", "bg", "sr", "mk", "be", "kk", "mn", "ky", "tg", "tt"}
+_LANGUAGE_OF_ALPHABET = {
+    "HANGUL": "ko", "THAI": "th", "GREEK": "el", "HEBREW": "he", "TAMIL": "ta", "TELUGU": "te",
+    "GEORGIAN": "ka", "ARMENIAN": "hy", "KHMER": "km", "LAO": "lo", "SINHALA": "si",
+    "GUJARATI": "gu", "GURMUKHI": "pa", "KANNADA": "kn", "MALAYALAM": "ml",
+}  # fmt: skip
+# Languages for which fastText takes short texts of another.
+_KIN = {"pt": ("gl", "es", "ca", "ast", "mwl"), "id": ("ms",), "ms": ("id",)}
 KANA_SHARE = 0.1  # of the Han characters and kana of a Japanese text
 CONFIDENT = 0.5  # a language outside the paper's is detected if more likely, from SHORT letters on
 
@@ -148,12 +156,18 @@ def consistent(problem: str, thoughts: str, answer: str, language: str | None = 
     )
 
 
+_SYLLABLES = re.compile(
+    r"[\u0590-\u109f\uac00-\ud7af]{2}"
+)  # not Greek, nor the letters of formulas
+
+
 def _has_words(text: str) -> bool:
     """True if there is more than numbers, signs and single letters."""
     return any(
         script == "han"
         or (script != "other" and max(map(len, words)) > 1)
         or (script == "other" and _weight(script, words) >= MIN_LETTERS)
+        or (script == "other" and any(map(_SYLLABLES.search, words)))
         for script, words in _pieces(strip(text))
     )
 
@@ -177,7 +191,9 @@ def detect(text: str) -> str | None:
         scores = _predict(prose)
         best = max(scores, key=scores.__getitem__)
         if letters < SHORT or scores[best] <= CONFIDENT:
-            candidates = [language for language in LANGUAGES if language not in _BY_SCRIPT]
+            candidates: list[str] = [name for name in LANGUAGES if name not in _BY_SCRIPT]
+            if 25 * len(_NOT_PAPERS.findall(prose.lower())) > letters:
+                candidates = sorted(scores.keys() - set(LANGUAGES)) or candidates
             best = max(candidates, key=lambda language: scores.get(language, 0.0))
         weights[best] = weights.get(best, 0) + letters
     return max(weights, key=weights.__getitem__) if weights else None
@@ -189,19 +205,17 @@ def on_target_share(text: str, target: str) -> float:
     undecided: dict[str, list[str]] = {"latin": [], "cyrillic": []}
     prose = _without_quotations(strip(text))
     is_japanese = target == "ja" and _is_japanese(prose)
-    for script, words in _pieces(prose):
+    for script, words in _pieces(prose, by_run=target in _NOT_LATIN):
         weight = _weight(script, words)
         sentence = " ".join(words)
         if script == "latin":
             verdict = _latin_is(sentence, target)
-        elif script == "cyrillic" and target == "ru":
-            verdict = _is_russian(sentence)
+        elif script == "cyrillic":
+            verdict = _cyrillic_is(sentence, target)
         elif script == "other" and weight < MIN_LETTERS and target in LANGUAGES:
             continue  # single Greek letters are math
         elif is_japanese and script in ("han", "kana"):
             verdict = True
-        elif script == "cyrillic" and weight < MIN_LETTERS:
-            verdict = None
         else:
             verdict = _language_of_script(script, sentence) == target
         if verdict is None:
@@ -211,13 +225,12 @@ def on_target_share(text: str, target: str) -> float:
         else:
             off_target += weight
     if pooled := " ".join(undecided["cyrillic"]):
-        is_other = target != "ru" and _language_of_script("cyrillic", pooled) != target
-        if _is_russian(pooled) is False if target == "ru" else is_other:
+        if _cyrillic_is(pooled, target) is False:
             off_target += _letters(pooled)
         else:
             on_target += _letters(pooled)
     if pooled := " ".join(undecided["latin"]):
-        verdict = _latin_is(pooled, target)
+        verdict = _latin_is(pooled, target, is_pooled=True)
         if verdict is None:
             is_off = _is_gibberish(pooled, target)
             if target in _NOT_LATIN:  # too many letters to be names and units
@@ -234,8 +247,8 @@ def on_target_share(text: str, target: str) -> float:
     return on_target / identified if identified else 1.0
 
 
-def _pieces(prose: str) -> list[tuple[str, list[str]]]:
-    """(script, words) for each script in each sentence."""
+def _pieces(prose: str, by_run: bool = False) -> list[tuple[str, list[str]]]:
+    """(script, words) for each script in each sentence; `by_run`: for each run of Latin words."""
     if not prose.isascii():
         prose = unicodedata.normalize("NFC", prose)
     found: list[tuple[str, list[str]]] = []
@@ -245,6 +258,8 @@ def _pieces(prose: str) -> list[tuple[str, list[str]]]:
             script, word = str(match.lastgroup), match[0]
             if script == "latin" and len(word) == 1 and _VARIABLE.fullmatch(word):
                 continue
+            if by_run and script != "latin" and "latin" in runs:
+                found.append(("latin", runs.pop("latin")))
             runs.setdefault(script, []).append(word)
         found.extend(runs.items())
     return found
@@ -259,6 +274,9 @@ def _weight(script: str, words: list[str]) -> int:
 
 
 def _language_of_script(script: str, sentence: str) -> str:
+    name = unicodedata.name(sentence[0], "").partition(" ")[0]
+    if name in _LANGUAGE_OF_ALPHABET:
+        return _LANGUAGE_OF_ALPHABET[name]
     if script in ("cyrillic", "other"):
         scores = _predict(sentence)
         best = max(scores, key=scores.__getitem__)
@@ -274,6 +292,8 @@ def _is_japanese(prose: str) -> bool:
     return bool(kana) and kana >= KANA_SHARE * (kana + len(re.findall("[\u4e00-\u9fff]", prose)))
 
 
+# Letters of none of the paper's languages in Latin script.
+_NOT_PAPERS = re.compile(r"[^\W\d_a-zàâäáæçèéêëìíîïñòóôöœßùúûüÿºª]")
 _NOT_RUSSIAN = re.compile(r"[^\W\da-zа-яё_]")
 
 
@@ -291,9 +311,26 @@ def _is_russian(sentence: str) -> bool | None:
     return False if letters >= SHORT and russian <= 0.2 else None
 
 
+def _cyrillic_is(sentence: str, target: str) -> bool | None:
+    """True if Cyrillic prose is in the target language; None if it is too short to tell."""
+    if target == "ru":
+        return _is_russian(sentence)
+    if target not in _CYRILLIC:
+        return False if _letters(sentence) >= MIN_LETTERS else None
+    if (letters := _letters(sentence)) < MIN_LETTERS:
+        return None
+    scores = _predict(sentence)
+    if max(scores, key=scores.__getitem__) == target:
+        return True
+    return False if scores.get(target, 0.0) <= (0.2 if letters >= SHORT else 0.05) else None
+
+
 @lru_cache(maxsize=65536)
-def _latin_is(sentence: str, target: str) -> bool | None:
-    """True if Latin prose is in the target language; None if it is too short to tell."""
+def _latin_is(sentence: str, target: str, is_pooled: bool = False) -> bool | None:
+    """True if Latin prose is in the target language; None if it is too short to tell.
+
+    `is_pooled`: the words stood in several sentences.
+    """
     letters = _letters(sentence)
     if letters < MIN_LETTERS:
         return None
@@ -305,17 +342,20 @@ def _latin_is(sentence: str, target: str) -> bool | None:
             if len(word) > 1 and word not in SYMBOLS and not FUNCTIONS.fullmatch(word)
         ]
         known = sum(word.lower() in _KNOWN for word in words)
-        is_prose = known >= 2 or (len(words) >= 3 and sum(map(str.islower, words)) >= 2)
+        is_prose = known >= 2 or (
+            not is_pooled and len(words) >= 3 and sum(map(str.islower, words)) >= 2
+        )
         is_prose |= sum(len(word) > 4 and word.isupper() for word in words) >= 3  # no labels
         # In title case, only the language distinguishes prose from names.
-        if not is_prose and len(words) >= 4 and letters >= SHORT:
+        if not (is_prose or is_pooled) and len(words) >= 4 and letters >= SHORT:
             scores = _predict(sentence.lower())
             is_prose = max(scores.get(name, 0.0) for name in LANGUAGES) >= 0.5
         return False if is_prose else None
     scores = _predict(sentence)
     candidates = {*LANGUAGES, target} - _BY_SCRIPT.keys()
     best = max(scores, key=scores.__getitem__)
-    if letters >= LONG and best not in candidates and scores[best] > 2 * scores.get(target, 0.0):
+    related = _with_kin(scores, target)
+    if letters >= LONG and best not in candidates and scores[best] > 2 * related:
         return False  # a related language, such as Catalan beside Spanish
     total = sum(scores.get(language, 0.0) for language in candidates)
     if letters >= LONG and max(scores.values()) > 0.8 and total < 0.1:
@@ -326,13 +366,20 @@ def _latin_is(sentence: str, target: str) -> bool | None:
     if share >= 0.5:
         return None if _is_gibberish(sentence, target) else True
     is_off = total >= UNCERTAIN and share <= (0.2 if letters >= SHORT else 0.05)
+    if letters < SHORT and target not in LANGUAGES:  # fastText alone is no witness
+        others = (words for name, words in _FUNCTION_WORDS.items() if name != target)
+        is_off = is_off and not set(sentence.lower().split()).isdisjoint(set().union(*others))
     return False if is_off else None
 
 
 def _is_gibberish(prose: str, target: str) -> bool:
     """True for prose whose likeliest language is the target, but still improbable."""
     least = max((p for n, p in GIBBERISH.items() if _letters(prose) >= n), default=0.0)
-    return bool(least) and _predict(prose).get(target, 0.0) < least
+    return bool(least) and _with_kin(_predict(prose), target) < least
+
+
+def _with_kin(scores: dict[str, float], target: str) -> float:
+    return sum(scores.get(language, 0.0) for language in (target, *_KIN.get(target, ())))
 
 
 def _predict(prose: str) -> dict[str, float]:
