@@ -81,7 +81,7 @@ class Message(_Said, total=False):
     tool_calls: list[dict[str, Any]]
     name: str  # of the tool that answers, and the id of the call
     tool_call_id: str
-    images: list[str]  # data URIs, each for a `data.prompts.PLACE` in the content
+    images: list[str]  # data URIs, each for a `PLACE` in the content
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,7 @@ class Illustrated:
 
 
 IMAGE = "<image>"  # as other frameworks' rows mark the place of an image
+PLACE = "\ufdd3"  # the place of an image in a text on its way to the template; a noncharacter
 # A statement, or a chat that ends with the user's turn; with images or without.
 Prompt: TypeAlias = "str | list[Message] | Illustrated"
 
@@ -214,7 +215,7 @@ class ToolCall:
     # name, arguments: as parsed; `name` is empty for a call that did not parse.
     name: str
     arguments: dict[str, Any]
-    answer: str  # what the model reads, with a `data.prompts.PLACE` for each image
+    answer: str  # what the model reads, with a `PLACE` for each image
     error: bool = False  # True if the model used the tool wrongly; the answer is then the error
     seconds: float = 0.0  # time that the call took
     id: str = ""  # that the model wrote (Mistral v7 and v11, Kimi); empty: none
@@ -239,6 +240,7 @@ class TurnRecord:
     # Images of the prompt of the sequence that a harness began behind it, in place of those so far;
     # None: it went on.
     anew: list[str] | None = None
+    opened: list[Message] = field(default_factory=list)  # the chat that begins with that sequence
 
     @property
     def images(self) -> list[str]:
@@ -279,6 +281,8 @@ class Completion(SampledTokens):
         status: see `status.MOVES`; changed by `move`.
         images, put_images: those of the prompt, and those of the tokens that were put in, as data
             URIs, in the order of the image tokens.
+        opened: the chat with which an environment began the conversation, without images; empty for
+            the problem's own prompt. Not sent to generators.
     """
 
     group: int
@@ -303,6 +307,7 @@ class Completion(SampledTokens):
     status: Status = Status.ENDED
     images: Sequence[str] = field(default=(), compare=False)
     put_images: Sequence[str] = field(default=(), compare=False)
+    opened: Sequence[Message] = field(default=(), compare=False)
 
     @classmethod
     def requested(

@@ -199,6 +199,19 @@ def test_a_reward_model_reads_a_whole_conversation():
     assert inputs["input_ids"] == tokenizer.apply_chat_template(chat)["input_ids"]
 
 
+def test_a_reward_model_reads_the_prompt_that_an_environment_wrote():
+    tokenizer = make_tokenizer("gemma")
+    said = [("user", "Draft."), ("assistant", "One."), ("system", "Anew."), ("assistant", "Two.")]
+    chat = [{"role": role, "content": text} for role, text in said]
+    chat[2]["role"] = "user"  # templates take the system's message at the start alone
+    inputs = encode(tokenizer, "3 and 4?", tuple(said))
+    assert inputs["input_ids"] == tokenizer.apply_chat_template(chat)["input_ids"]
+    plain = make_tokenizer("gemma")
+    plain.chat_template = None
+    pair = "user:\nDraft.", "assistant:\nOne.\n\nsystem:\nAnew.\n\nassistant:\nTwo."
+    assert encode(plain, "3 and 4?", tuple(said))["input_ids"] == plain(*pair)["input_ids"]
+
+
 def test_a_checkpoint_that_sees_is_shown_the_images(tmp_path):
     """Two images, two answers: a blind judge would give both prompts the same."""
     write_wrapper(tmp_path / "model")

@@ -228,12 +228,14 @@ def test_a_snapshot_holds_conversations(tmp_path: Path) -> None:
     say(done, [1], 2)
     end(done, "max_turns", "8")
     done.seed, done.sampling = 0, SamplingParams(0)  # nobody needs them any more
+    done.opened = [{"role": "user", "content": "Go on."}]
     unbegun = Completion.requested(0, 3, [], 9, SamplingParams(99, 0.7))
     group = Group(0, PROBLEM, [done], [], deadline=4, requests=[first, fork, unbegun])
     snapshot = Snapshot(1, 1, {}, {}, [FrozenGroup(group)], [])
     write_pipeline(tmp_path, PipelineCheckpoint(snapshot, 0))
     (frozen,) = read_pipeline(tmp_path).snapshot.groups
     assert frozen.thaw() == group
+    assert frozen.thaw().completions[0].opened == done.opened  # as the judge reads it
 
 
 # ------------------------------------------------------------------------------ the whole loop

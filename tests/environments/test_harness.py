@@ -48,7 +48,11 @@ def test_requests_continue_one_sequence_to_the_token(shape):
 
 
 def test_another_chat_is_a_new_sequence():
-    answered, spoken = talk(worker_of("Forgetful"), "A draft.", "Better.")
+    worker = worker_of("Forgetful")
+    answered, spoken = talk(worker, "A draft.", "Better.")
+    assert spoken.turns[0].opened == [{"role": "user", "content": "Improve: A draft."}]
+    assert spoken.started.opened == [{"role": "user", "content": "Draft."}]
+    assert not talk(worker_of("Adder"), "It is 5.")[1].started.opened  # the problem's own
     assert answered.ending == "completed" and answered.turn.reward is None
     assert len(spoken.earlier) == 1 and "Improve: A draft." in spoken.text
     assert "Draft." not in spoken.text

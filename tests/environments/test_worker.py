@@ -61,7 +61,7 @@ class Talk:
         self.turns, self.earlier, self.ids, self.prompt, self.put = [], [], [], [], []
 
     async def begin(self):
-        started = await self.worker.start(KEY, self.problem, self.seed)
+        self.started = started = await self.worker.start(KEY, self.problem, self.seed)
         self.prompt, self.ids = started.prompt_ids, []
         return started
 

@@ -15,7 +15,7 @@ from tramontane.asking.judge import prepare
 from tramontane.config import VerifierConfig, parse
 from tramontane.config.judge import CANARIES, JudgeConfig
 from tramontane.models.images import data_uri
-from tramontane.types import PAPER_TAGS, Problem
+from tramontane.types import PAPER_TAGS, PLACE, Problem
 from tramontane.verifier import judge
 from tramontane.verifier.custom import JudgeCall, Response
 from tramontane.verifier.judge import Spending
@@ -403,6 +403,24 @@ def test_the_judge_reads_a_whole_conversation():
     assert "\n".join(f"> {line}" for line in said) in text and "Thanks" not in text
     one = Response("<think>Hm.</think>The Rhine.", 9, turns=turns[:1], messages=messages[:1])
     assert judge.answer_of(one, PAPER_TAGS) == "The Rhine."
+
+
+def test_the_judge_reads_prompts_that_an_environment_wrote():
+    """The first, after one turn too, and that of a chat which a harness began behind a turn."""
+    first, second = [{"role": "system", "content": "Be kind."}], [{"role": "user", "content": "B?"}]
+    messages = [{"role": "assistant", "content": "<think>Hm.</think>A."}]
+    one = Response("", 9, turns=[("A.", False)], messages=messages, opened=[(0, first)])
+    assert judge.quoted(PLACE) == "> (an image)"  # no place for an image of the row
+    assert judge.answer_of(one, PAPER_TAGS) == (("system", "Be kind."), ("assistant", "A."))
+    more = [*messages, {"role": "assistant", "content": "B."}]
+    opened = [(0, first), (1, second)]
+    two = Response("", 9, turns=[("A.", False), ("B.", False)], messages=more, opened=opened)
+    said = judge.answer_of(two, PAPER_TAGS)
+    assert said[2:] == (("user", "B?"), ("assistant", "B."))
+    keys = {"endpoint": {"url": "http://127.0.0.1:1/v1", "model": "m"}, "rubric": ["Kind"]}
+    config = JudgeConfig.model_validate(keys)
+    text = judge.questions(Problem("p", "open", "A?"), [said], config)[0].text
+    assert "> A?" in text and "> system:\n> Be kind." in text and "> user:\n> B?" in text
 
 
 def test_a_judge_sees_the_images_of_a_row(tmp_path):

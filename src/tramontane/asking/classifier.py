@@ -116,13 +116,21 @@ def encode(
     without a chat template, the pair of prompt and answer. Answers of tools are the user's, as
     reward models have no other role for them."""
     if not tokenizer.chat_template:
+        if not isinstance(answer, str) and answer[0][0] != "assistant":
+            first = next(i for i, (role, _) in enumerate(answer) if role == "assistant")
+            prompt = [Message(role=role, content=text) for role, text in answer[:first]]
+            answer = answer[first:]
         pair = [harmless(transcript(each)) for each in (prompt, answer)]
         return tokenizer(*pair, return_attention_mask=False)
     asked = [Message(role="user", content=prompt)] if isinstance(prompt, str) else prompt
-    chat = [{"role": m["role"], "content": harmless(m["content"])} for m in asked]
-    for role, content in [("assistant", answer)] if isinstance(answer, str) else answer:
-        own = {"role": "user" if role == "tool" else role, "content": harmless(content)}
-        if chat[-1]["role"] == own["role"]:  # templates want turns to alternate
+    said = [("assistant", answer)] if isinstance(answer, str) else [*answer]
+    if said[0][0] == "assistant":
+        said = [(m["role"], m["content"]) for m in asked] + said
+    chat: list[dict[str, str]] = []
+    for role, content in said:
+        told = role == "tool" or (role == "system" and bool(chat))
+        own = {"role": "user" if told else role, "content": harmless(content)}
+        if chat and chat[-1]["role"] == own["role"]:  # templates want turns to alternate
             chat[-1]["content"] += "\n\n" + own["content"]
         else:
             chat.append(own)

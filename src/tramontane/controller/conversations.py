@@ -192,7 +192,9 @@ class Conversations:
         """Have the environment do what the status says."""
         began, training = time.time(), completion.group >= 0
         if completion.status is Status.STEPPING:
-            turn = replace(_without_images(completion), turns=[], experts=None, allowed=None)
+            turn = replace(
+                _without_images(completion), turns=[], opened=(), experts=None, allowed=None
+            )
             answer = await self._call(completion, "step", turn, l_max)
             if isinstance(answer, Started):  # nobody read its first turn
                 _begin_again(completion, l_max)
@@ -453,8 +455,9 @@ def _begin_again(completion: Completion, l_max: int) -> None:
 def _take_start(completion: Completion, started: Started) -> None:
     """Take the prompt of an environment that has begun. A first turn that was under way continues
     if its environment begins as before."""
-    opened = list(completion.prompt_ids), list(completion.images)
-    if not completion.turns and opened != (list(started.prompt_ids), list(started.images)):
+    completion.opened = started.opened
+    begun = list(completion.prompt_ids), list(completion.images)
+    if not completion.turns and begun != (list(started.prompt_ids), list(started.images)):
         _open_with(completion, list(started.prompt_ids))
         completion.illustrate(started.images)
     completion.keep_kv = True

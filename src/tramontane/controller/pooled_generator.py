@@ -174,7 +174,7 @@ class PooledGenerator:
             while len(self._polls) < AHEAD:
                 known, self._unsent = [r for r in self._unsent if self._knows(r)], []
                 # Copies, since the tokens of the controller's requests grow.
-                requests = [replace(r.copy(), turns=[], earlier=[]) for r in known]
+                requests = [replace(r.copy(), turns=[], earlier=[], opened=()) for r in known]
                 seconds = poll_seconds(self.config)
                 self._polls.append((handle.submit("poll", requests, seconds), known))
             limit, (future, _) = Limit.of(self.config.timeouts, "generation"), self._polls.popleft()

@@ -28,6 +28,9 @@ from tramontane.types import (
     ResponseText,
     ThinkingTags,
 )
+from tramontane.types import (
+    PLACE as PLACE,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,9 +50,8 @@ KNOWN_TAGS = (
     ThinkingTags("<|begin_of_thought|>", "<|end_of_thought|>"),
 )
 Tool: TypeAlias = Mapping[str, Any]  # {"type": "function", "function": {"name", "parameters", …}}
-# Noncharacters, each for one use; `environments.chat` has two more.
+# Noncharacters, each for one use, as `types.PLACE`; `environments.chat` has two more.
 GENERATED = "\ufdd2"  # see `PromptEncoder.marking`
-PLACE = "\ufdd3"  # the place of an image in a text on its way to the template
 _GENERATION = re.compile(r"{%(-?)\s*(?:end)?generation\s*(-?)%}")
 _PROBE = "1 + 1?"  # a statement that no template treats specially
 

@@ -47,6 +47,7 @@ class Started:
     reason: str = ""
     tools: Sequence[str] = ()
     images: Sequence[str] = ()  # of the prompt, as data URIs
+    opened: Sequence[Message] = ()  # of the prompt, without images; empty: the problem's own
 
 
 @dataclass

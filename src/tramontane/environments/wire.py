@@ -117,6 +117,11 @@ class ChatMessage(Part):
         plain = Message(role=role, content=self.content)
         return {**plain, "images": self.images} if self.images else plain
 
+    def shown(self) -> Message:
+        """The message with its calls in the content, for whoever grades the chat."""
+        plain = self.plain()
+        return {**plain, "content": self.parsed().text} if self.tool_calls else plain
+
     def parsed(self, form: str = "hermes") -> Parsed:
         """A message of the assistant as it was read when the model wrote it; `form`: of calls that
         are part of its text."""

@@ -242,6 +242,8 @@ def _json(sequence: Completion, problem: Problem) -> str | None:
         fields |= {"ending": sequence.ending, "ending_reason": sequence.ending_reason}
     if (images := [*sequence.sequences[0].images]) != problem.images:  # the environment's own
         fields["images"] = images
+    if sequence.opened:
+        fields["opened"] = [*sequence.opened]
     return json.dumps(fields) if sequence.turns or len(fields) > 2 else None
 
 

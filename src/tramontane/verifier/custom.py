@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tramontane.config import CustomReward, RewardSource
-from tramontane.types import FAILED, Completion, Problem
+from tramontane.types import FAILED, Completion, Message, Problem
 from tramontane.verifier import functions
 
 PARAMETERS = ("problem", "text", "n_tokens")
@@ -30,8 +30,9 @@ Progress = tuple[int, int]  # updates done, and updates of the run
 NO_PROGRESS: Progress = (0, 1)
 
 
-# What a judge grades: an answer, or the messages of a conversation behind its prompt, each a role
-# and a content, up to the model's last.
+# What a judge grades: an answer, or the messages of a conversation, each a role and a content, up
+# to the model's last. They stand behind the problem's prompt, or in place of it: then the first is
+# not the model's.
 Answered: TypeAlias = "str | tuple[tuple[str, str], ...]"
 
 
@@ -49,6 +50,8 @@ class Response(NamedTuple):
         unrewarded: how a conversation was cut short before its environment gave any reward, which
             counts as 0; empty for others.
         messages: for a conversation, its messages after the prompt; see `turn_messages`.
+        opened: chats that an environment or a harness began, each behind a number of `messages`; a
+            prompt that is the problem's own is not among them.
     """
 
     text: str
@@ -59,6 +62,7 @@ class Response(NamedTuple):
     failure: str = ""
     unrewarded: str = ""
     messages: Sequence[Mapping[str, Any]] = ()
+    opened: Sequence[tuple[int, Sequence[Message]]] = ()
 
     @property
     def last(self) -> str:
@@ -77,6 +81,11 @@ class Response(NamedTuple):
                 unrewarded = f"{ending}, without a reward (conversation.reward: {reward})"
             if ending == "completed":
                 failure, unrewarded = unrewarded, ""
+        messages, opened = list[dict[str, Any]](), [(0, completion.opened)]
+        for turn in turns:
+            made = [(call.name, call.arguments) for call in turn.calls]
+            messages += turn_messages(turn.text, made, turn.messages)
+            opened.append((len(messages), turn.opened))
         return cls(
             completion.text,
             completion.n_tokens,
@@ -85,13 +94,8 @@ class Response(NamedTuple):
             earned,
             failure,
             unrewarded,
-            [
-                message
-                for turn in turns
-                for message in turn_messages(
-                    turn.text, [(c.name, c.arguments) for c in turn.calls], turn.messages
-                )
-            ],
+            messages,
+            [(place, chat) for place, chat in opened if chat],
         )
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tramontane.config.judge import JudgeConfig, RubricItem
 from tramontane.errors import InputError
-from tramontane.types import PAPER_TAGS, Message, Problem, ThinkingTags
+from tramontane.types import PAPER_TAGS, PLACE, Message, Problem, ThinkingTags
 from tramontane.verifier.custom import Answered, GroupResult, Response
 from tramontane.verifier.format import split_response
 
@@ -100,16 +100,18 @@ class Spending:
 
 def answer_of(response: Response, tags: ThinkingTags) -> Answered:
     """What the judge sees of a response: the text after its thoughts, or in a conversation of
-    several turns, these texts and what the environment and tools said between them."""
-    if len(response.turns) < 2 or not response.messages:
+    several turns, or one that an environment began, these texts and what the model was told before
+    and between them."""
+    if not response.messages or (len(response.turns) < 2 and not response.opened):
         return split_response(response.last, tags)[1].strip()
-    said = [(str(message["role"]), str(message["content"])) for message in response.messages]
+    begun, said = dict(response.opened), list[tuple[str, str]]()
+    for place, message in enumerate(response.messages):
+        said += [(each["role"], each["content"]) for each in begun.get(place, ())]
+        role, text = str(message["role"]), str(message["content"])
+        said.append((role, split_response(text, tags)[1].strip() if role == "assistant" else text))
     while said[-1][0] != "assistant":
         said.pop()
-    return tuple(
-        (role, split_response(text, tags)[1].strip() if role == "assistant" else text)
-        for role, text in said
-    )
+    return tuple(said)
 
 
 def questions(problem: Problem, answers: Sequence[Answered], config: JudgeConfig) -> list[Question]:
@@ -160,8 +162,9 @@ def result(asked: Sequence[Question], found: Sequence[Reading | str], count: int
 
 
 def harmless(text: str) -> str:
-    """The text with control tokens broken up."""
-    return _CONTROL.sub(" ", text)
+    """The text with control tokens broken up, and with words for the images that tools and
+    environments gave, which are not shown."""
+    return _CONTROL.sub(" ", text.replace(PLACE, "(an image)"))
 
 
 def transcript(prompt: str | list[Message] | Answered) -> str:
