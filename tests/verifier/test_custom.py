@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -325,6 +326,9 @@ def test_a_module_in_the_folder_of_a_run_is_not_imported(tmp_path: Path) -> None
         (torch.empty((), device="meta"), None),
         (pandas.Series([0.5]), 0.5),
         (pandas.DataFrame([[0.5]]), None),
+        (Decimal("0.5"), 0.5),
+        (Decimal("NaN"), None),
+        (Decimal("1e400"), None),
     ],
 )
 def test_one_rule_says_what_a_reward_is(value, expected):

@@ -93,7 +93,7 @@ def odd(texts):
     if word == "exit":
         os._exit(3)
     return {"short": [1.0], "one": 1.0, "text": ["0.5"] * 2, "nan": [0.1, float("nan")],
-            "string": "11"}.get(word, [None, 1.0][:len(texts)] or [])
+            "string": "11", "set": {0.25, 0.5}}.get(word, [None, 1.0][:len(texts)] or [])
 """
 SUM = Problem("sum", "math", "What is the sum of $2$ and $3$?", "5", language="en")
 
@@ -227,6 +227,7 @@ def test_what_no_reward_judges_is_unscorable():
         ("string", r"returned '11' \(str\), not a list of 2 numbers"),
         ("text", r"returned '0.5' \(str\), not one of a list of 2 numbers, or None"),
         ("nan", r"returned nan \(float\), not one of"),
+        ("set", r"returned \{0.25, 0.5\} \(set\), not a list of 2 numbers"),
     ],
 )
 def test_a_failing_group_reward_makes_its_group_unscorable(word, reason):

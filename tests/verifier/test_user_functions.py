@@ -55,6 +55,12 @@ def test_arguments_are_given_by_name_where_their_order_is_another():
     assert (verdict.verdict, verdict.parts["in_another_order"]) == ("right", 0.1), verdict
 
 
+def test_an_interrupt_that_a_function_raises_is_its_failure():
+    found = graded(SUM, "interrupts")
+    assert [v.verdict for v in found] == ["unscorable"] * 2
+    assert found[0].reason.startswith("reward 'interrupts': KeyboardInterrupt"), found[0]
+
+
 def test_an_order_that_would_be_mistaken_is_refused():
     with pytest.raises(InputError, match=r"misnamed\(text, problem, length\).*'problem' is at ano"):
         VerifierPool(config("misnamed"), 256, 32)

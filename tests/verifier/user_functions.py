@@ -56,6 +56,11 @@ def fails(problem, text, n_tokens):
     return float(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1)
 
 
+def interrupts(problem, text, n_tokens):
+    """As a time limit of a library does, by a signal or `_thread.interrupt_main`."""
+    raise KeyboardInterrupt
+
+
 def returns(problem, text, n_tokens):
     child = os.fork()
     if child == 0:

@@ -26,6 +26,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from decimal import Decimal
 from functools import lru_cache, partial
 from numbers import Real
 from pathlib import Path
@@ -249,9 +250,9 @@ def call(path: str, what: str, *arguments: Any, **named: Any) -> Any:
             value = function(*arguments, **named)
             if inspect.isawaitable(value):
                 value = _event_loop().run_until_complete(_awaited(value))
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:  # any kind makes the completion unscorable
+        if isinstance(error, KeyboardInterrupt) and not _is_worker():  # somebody's Ctrl-C
+            raise
         raise FunctionFailed(f"{what}: {said(error)} ({place_of(error)})") from error
     finally:
         _trail[0] = 0
@@ -327,6 +328,8 @@ def number(value: Any, *, bools: bool = False) -> float | None:
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and math.prod(shape) == 1 and _has_value(value):
         value = value.item()
+    if isinstance(value, Decimal):
+        value = float(value) if value.is_finite() else math.nan
     if not isinstance(value, Real) or (isinstance(value, bool) and not bools):
         return None
     plain: Any = value
@@ -393,6 +396,10 @@ def leave_trail(folder: Path) -> None:
     (folder / _TRAIL).write_bytes(bytes(_TRAIL_BYTES))
     with (folder / _TRAIL).open("r+b") as opened:
         _trail = mmap.mmap(opened.fileno(), _TRAIL_BYTES)
+
+
+def _is_worker() -> bool:
+    return isinstance(_trail, mmap.mmap)
 
 
 @lru_cache
