@@ -1,9 +1,11 @@
 """Images in rows."""
 
+import base64
 import io
 import json
 import struct
 import zlib
+from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import quote
 
@@ -219,7 +221,89 @@ def test_marks_without_images_are_named_once(tmp_path, caplog):
     assert "rows.jsonl:2: <image> and no image, which is read as text (rows like it: 2)" in said
 
 
-@pytest.mark.parametrize("extra", [{"figure": URI}, {"history": CHAT}, {"image_1": PIXEL}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        Image.fromarray(np.full((2, 2), 0.5, np.float32)),
+        Image.fromarray(np.full((2, 2), 200, np.int32)),
+    ],
+)
+def test_a_picture_of_unknown_scale_is_refused_since_it_would_be_black(value):
+    for field in ("image", "figure"):
+        with pytest.raises(
+            InputError, match=rf"data\[0\]: field '{field}'.* of unknown scale; give"
+        ):
+            rows_of([ROW | {field: value}])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Path("a.png"),
+        memoryview(png()),
+        {"bytes": png()},
+        {"bytes": png(), "path": "name.png"},
+        {"bytes": base64.b64encode(png()).decode(), "path": "name.png"},
+        "data:image/png;base64," + base64.b64encode(png()).decode().rstrip("="),
+    ],
+)
+def test_other_forms_of_an_image_from_python(tmp_path, monkeypatch, value):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.png").write_bytes(png())
+    part = [{"role": "user", "content": [{"type": "image", "image": value}]}]
+    for row in (ROW | {"image": value}, ROW | {"problem": part}):
+        with as_source(rows_of([row])) as source:
+            [problem] = load(source)
+        assert [content_of(image) for image in problem.images] == [png()]
+
+
+def test_bytes_of_a_table_are_images_in_any_column_and_part(tmp_path):
+    part = [{"role": "user", "content": [{"type": "image", "image": png()}]}]
+    for row, fields in (
+        (ROW | {"figure": png()}, {"images": "figure"}),
+        (ROW | {"figures": [png()]}, {"images": "figures"}),
+        (ROW | {"problem": part}, {}),
+    ):
+        pq.write_table(pa.Table.from_pylist([row]), tmp_path / "rows.parquet")
+        [problem] = load(tmp_path / "rows.parquet", fields=fields)
+        assert [content_of(image) for image in problem.images] == [png()]
+    pq.write_table(pa.Table.from_pylist([ROW | {"figure": png()}]), tmp_path / "rows.parquet")
+    with pytest.raises(InputError, match=r"field 'figure' holds an image.*\{images: figure\}"):
+        load(tmp_path / "rows.parquet")
+
+
+def test_images_in_two_fields_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"rows.jsonl:1: images in two fields, .*in one list"):
+        load(write_rows(tmp_path, ROW | {"image": URI, "images": [URI]}))
+
+
+def test_an_image_file_in_another_field_is_named_once(tmp_path, caplog):
+    (tmp_path / "a.png").write_bytes(png())
+    row = ROW | {"picture": "a.png", "more": ["a.PNG"], "file": "b.png", "text": "a"}
+    load(write_rows(tmp_path, row, row))
+    [said] = [record.getMessage() for record in caplog.records]
+    assert "rows.jsonl:1: field 'picture' names an image file" in said
+    assert said.endswith("data.fields={images: picture}")
+
+
+def test_the_remedy_for_a_chat_with_images_in_another_field_reads_it(tmp_path):
+    chat = [{"role": "user", "content": [{"type": "image", "image": URI}]}]
+    file = write_rows(tmp_path, {"answer": "1", "messages": chat})
+    with pytest.raises(InputError, match=r"data.fields: \{problem: messages\}"):
+        load(file)
+    assert load(file, fields={"problem": "messages"})[0].images == [URI]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"figure": URI},
+        {"history": CHAT},
+        {"image_1": PIXEL},
+        {"figure": {"url": URI}},
+        {"figure": [{"image": URI}]},
+    ],
+)
 def test_an_image_in_another_field_is_not_left_out(extra):
     rows = rows_of([ROW | extra])
     with as_source(rows) as source, pytest.raises(InputError, match=r"data\[0\]: field.*image"):

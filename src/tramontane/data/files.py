@@ -233,7 +233,7 @@ def _table_rows(source: str, rows: Iterable[tuple[str, Row]]) -> Iterator[tuple[
     left_out: set[str] = set()
     for where, row in rows:
         kept: Row = {}
-        for name, value in images.fields_as_text(row).items():
+        for name, value in images.fields_as_text(row, where).items():
             try:
                 kept[name] = plain(value)
             except UnknownType as error:

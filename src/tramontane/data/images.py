@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -24,7 +25,11 @@ logger = logging.getLogger(__name__)
 FIELDS = ("images", "image")  # of a row, with one image or a list
 SHOWN = 80  # characters of a value in a message
 PART_TYPES = ("image", "image_url", "input_image")  # of content parts of a chat's messages
-_VALUES = ("image", "url", "path", "image_url", "base64")  # where a part has the image itself
+# Where a part or a record has the image itself; a path beside bytes is its name.
+_VALUES = ("bytes", "image", "url", "path", "image_url", "base64")
+_ENCODED = ("bytes", "base64")  # those of them that are base64 in JSON
+_BEGINNINGS = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"II*\0", b"MM\0*")  # of files
+_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")  # of file names
 TokensOf: TypeAlias = Callable[[str], int]  # tokens that an image takes in a prompt
 _BESIDE = ("type", "text", "index", "detail")  # what a part may have besides
 
@@ -42,10 +47,12 @@ class Album(NamedTuple):
             InputError: an address, no such file, or an image that `models.images.decode` refuses.
         """
         if isinstance(value, dict):  # a record of `datasets` or a part of a chat, as JSON
-            value = next((value[name] for name in _VALUES if value.get(name)), value)
+            value = _held(value) or value
         if not isinstance(value, str) or not value:
+            kind = "an empty text" if value == "" else f"a {type(value).__name__}"
             raise InputError(
-                f"{where}: an image is a {type(value).__name__}: give a path or a data URI"
+                f"{where}: an image is {kind}: give a path or a data URI, or, in Python, a PIL "
+                f"image (such as Image.fromarray(array))"
             )
         if value[:5].lower() == "data:":
             return checked(value, self.limits, f"{where}: an image given as a data URI")
@@ -77,14 +84,28 @@ class Album(NamedTuple):
 
 
 def as_text(value: Any) -> Any:
-    """A value of a table or a Python object with each image in it as text: a PIL image or the
-    record of `datasets` (`{"bytes", "path"}`) as a data URI or a path. Other values unchanged."""
+    """A value of a table or a Python object with each image in it as text: a PIL image, an image
+    file's bytes or the record of `datasets` (`{"bytes", "path"}`) as a data URI, or a path. Other
+    values unchanged.
+
+    Raises:
+        ValueError: a PIL image of unknown scale (`models.images.upright`).
+    """
     if isinstance(value, list | tuple):
         return [as_text(part) for part in value]
     if isinstance(value, Mapping):
-        if value.keys() == {"bytes", "path"}:
-            return data_uri(value["bytes"]) if value["bytes"] else value["path"]
+        if "bytes" in value and value.keys() <= {"bytes", "path"}:
+            content = value["bytes"]
+            return _bytes_as_text(
+                _held(value) if isinstance(content, str) else content
+            ) or value.get("path")
         return {name: as_text(part) for name, part in value.items()}
+    if isinstance(value, bytes | bytearray | memoryview) and bytes(value[:4]).startswith(
+        _BEGINNINGS
+    ):
+        return _bytes_as_text(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     if hasattr(value, "save") and type(value).__module__.startswith("PIL."):
         file = io.BytesIO()
         upright(value).save(file, "PNG")
@@ -92,9 +113,21 @@ def as_text(value: Any) -> Any:
     return value
 
 
-def fields_as_text(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with its images as text (`as_text`); bytes are images in the fields `FIELDS`."""
-    return {k: _bytes_as_text(as_text(v)) if k in FIELDS else as_text(v) for k, v in row.items()}
+def fields_as_text(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A row with its images as text (`as_text`); in the fields `FIELDS` all bytes are images.
+
+    Raises:
+        InputError: a PIL image of unknown scale; the message names the row and the field.
+    """
+    found = {}
+    for name, value in row.items():
+        try:
+            found[name] = as_text(value)
+        except ValueError as error:
+            raise InputError(f"{where}: field {name!r}: an image: {error}") from None
+        if name in FIELDS:
+            found[name] = _bytes_as_text(found[name])
+    return found
 
 
 def flattened(value: Any, where: str) -> tuple[Any, list[Any]]:
@@ -134,10 +167,8 @@ def own_image(part: Mapping[str, Any], earlier: int, where: str) -> Any:
     Raises:
         InputError: it has an image in another form, or names one of the field out of order.
     """
-    for name in _VALUES:
-        if value := part.get(name):
-            value = value.get("url") if isinstance(value, dict) and "url" in value else value
-            return f"{DATA_URI}*;base64,{value}" if name == "base64" else value
+    if value := _held(part):
+        return value
     if other := [name for name, value in part.items() if value and name not in _BESIDE]:
         raise InputError(
             f"{where}: an image part with {other[0]!r}: give the image as {_VALUES[0]!r}, a path "
@@ -148,6 +179,16 @@ def own_image(part: Mapping[str, Any], earlier: int, where: str) -> Any:
             f"{where}: an image part with index {part['index']}, and image {earlier} of the row is "
             f"next: list images in the order of their parts"
         )
+    return None
+
+
+def _held(part: Mapping[str, Any]) -> Any:
+    """The image that a part of a chat or a record has itself; None: it has none."""
+    for name in _VALUES:
+        if value := part.get(name):
+            value = value.get("url") if isinstance(value, dict) and "url" in value else value
+            is_encoded = name in _ENCODED and isinstance(value, str)
+            return f"{DATA_URI}*;base64,{value}" if is_encoded else value
     return None
 
 
@@ -196,6 +237,29 @@ def warn_of_text(places: Sequence[str]) -> None:
         )  # fmt: skip
 
 
+def names_file(value: Any, folder: Path) -> bool:
+    """True for the path of an image file from a folder, and a list that begins with one."""
+    if isinstance(value, list) and value:
+        value = value[0]
+    if not isinstance(value, str) or not value.lower().endswith(_ENDINGS):
+        return False
+    return os.path.isfile(folder / value)
+
+
+def warn_of_files(fields: Mapping[str, str]) -> None:
+    """Warn of image files that a field of rows without images names: they are not shown.
+
+    Args:
+        fields: the first such row, by field.
+    """
+    for name, where in fields.items():
+        logger.warning(
+            "%s: field %r names an image file, which the model is not shown; if it should be, name "
+            "the field: data.fields={images: %s}",
+            where, name, name,
+        )  # fmt: skip
+
+
 def refuse(row: Row, where: str) -> None:
     """Raise an error for a row with an image, which would be trained on as if it had none.
 
@@ -205,20 +269,23 @@ def refuse(row: Row, where: str) -> None:
     """
     for name, value in row.items():
         if (name in FIELDS and value) or _holds_image(value):
+            is_chat = isinstance(value, list) and isinstance(value[0], dict) and "role" in value[0]
             raise InputError(
                 f"{where}: field {name!r} holds an image, and is read as text alone, without it; "
                 f"remove the field, or, in problems of a run, name it in data.fields: "
-                f"{{images: {name}}}"
+                f"{{{'problem' if is_chat else 'images'}: {name}}}"
             )
 
 
 def _holds_image(value: Any) -> bool:
-    """True for a data URI, a list with one, and a chat with an image among its content parts."""
+    """True for a data URI, a chat with an image among its content parts, and a list or an object
+    with one."""
     if isinstance(value, list):
         return any(map(_holds_image, value))
     if isinstance(value, dict):
         parts = value.get("content")
-        return isinstance(parts, list) and any(map(_is_image_part, parts))
+        has_part = isinstance(parts, list) and any(map(_is_image_part, parts))
+        return has_part or any(map(_holds_image, value.values()))
     return isinstance(value, str) and value.startswith(DATA_URI)
 
 
@@ -229,7 +296,7 @@ def _is_image_part(part: Any) -> bool:
 def _bytes_as_text(value: Any) -> Any:
     if isinstance(value, list):
         return [_bytes_as_text(part) for part in value]
-    return data_uri(bytes(value)) if isinstance(value, bytes | bytearray) else value
+    return data_uri(bytes(value)) if isinstance(value, bytes | bytearray | memoryview) else value
 
 
 def listed(value: Any) -> Iterator[Any]:

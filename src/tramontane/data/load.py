@@ -210,6 +210,7 @@ def _row_problems(
     problems: dict[str, Problem] = {}
     names: set[str] = set()
     marked: list[str] = []
+    files: dict[str, str] = {}
     for where, row in rows:
         names.update(row)
         line = where.rstrip("]").replace("[", ":").rpartition(":")[2]  # FILE:LINE or NAME[INDEX]
@@ -221,7 +222,12 @@ def _row_problems(
         texts = [m["content"] for m in problem.messages or ()] or [problem.problem]
         if not problem.images and any(IMAGE in text for text in texts):
             marked.append(where)
+        if rules.album and not problem.images:
+            for name in problem.metadata.keys() - files.keys():
+                if images.names_file(problem.metadata[name], rules.album.folder):
+                    files[name] = where
     images.warn_of_text(marked)
+    images.warn_of_files(files)
     for key, column in rules.fields.items():
         if column not in names:
             raise InputError(
@@ -261,6 +267,10 @@ def parse_problem(
     album = rules.album
     if album is None:
         images.refuse(row, where)
+    if values["images"] is not None and any(rest.get(name) for name in images.FIELDS):
+        raise InputError(
+            f"{where}: images in two fields, `image` and `images`; give all in one list"
+        )
     images.refuse(rest, where)
     given_text, own = images.flattened(values["problem"], where)
     statement, messages = _statement(given_text, where)

@@ -49,7 +49,7 @@ def rows_of(source: Rows, name: str = f"data{PYTHON_ROWS}") -> list[Row]:
         where = f"{given}[{number}]"
         if not isinstance(row, Mapping):
             raise InputError(f"{where} is of type {type(row).__name__}; {WANTED}")
-        rows.append(plain_row(images.fields_as_text(row), where))
+        rows.append(plain_row(images.fields_as_text(row, where), where))
     if not rows:
         raise InputError(f"{given}: no rows")
     return rows

@@ -70,6 +70,7 @@ def content_of(image: str) -> bytes:
         raise ValueError("a data URI must hold base64: data:image/png;base64,…")
     try:
         text = "".join(unquote(body).split())  # lines, as mail breaks them
+        text += "=" * (-len(text) % 4)  # some encoders leave the padding out
         return base64.b64decode(text.translate(_URL_SAFE), validate=True)
     except binascii.Error as error:
         raise ValueError(f"a data URI whose base64 is damaged ({error})") from None
@@ -108,8 +109,6 @@ def decode(image: str, limits: Limits | None = None) -> Image:
         # A camera's JPEG may hold more: a preview, brightness, another eye. The first is the photo.
         if getattr(found, "is_animated", False) and found.format != "MPO":
             raise ValueError("it has several frames; give one of them")
-        if found.mode == "F":
-            raise ValueError("its pixels are real numbers of unknown scale; give 8 or 16 bits")
         found.load()
     except UnidentifiedImageError:
         raise ValueError(
@@ -138,9 +137,16 @@ def thumbnail(image: str, limits: Limits, side: int = THUMBNAIL) -> str:
 
 def upright(image: Any) -> Any:
     """An image turned as its camera says, in colors that a PNG can hold. One whose Exif block is
-    damaged stays as it is stored, as other programs show it."""
+    damaged stays as it is stored, as other programs show it.
+
+    Raises:
+        ValueError: pixels of real numbers or 32 bits, from 0 to 1, 255, or anything else.
+    """
     from PIL import ImageOps
 
+    if image.mode == "F" or (image.mode == "I" and image.format != "PNG"):
+        kind = "real numbers" if image.mode == "F" else "integers of 32 bits"
+        raise ValueError(f"its pixels are {kind} of unknown scale; give 8 or 16 bits")
     with contextlib.suppress(SyntaxError, OSError, ValueError, struct.error):
         image = ImageOps.exif_transpose(image)
     if image.mode in ("1", "L", "LA", "P", "RGB", "RGBA") or image.mode.startswith("I"):

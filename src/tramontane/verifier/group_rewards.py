@@ -162,7 +162,8 @@ def _counts(reward: _GroupReward, verdict: Verdict) -> bool:
 def _values(reward: CustomReward, returned: Any, count: int) -> list[float | None]:
     """One number or None for each completion; `FunctionFailed` if anything else was returned."""
     wanted, what = f"a list of {count} numbers", label(reward)
-    if isinstance(returned, str | bytes | dict | set | frozenset) or not hasattr(returned, "__len__"):
+    has_order = not isinstance(returned, str | bytes | dict | set | frozenset)
+    if not (has_order and hasattr(returned, "__len__")):
         raise functions.refused(reward.function, what, returned, wanted)
     entries = list(returned)
     if len(entries) != count:
