@@ -437,7 +437,7 @@ WRONG = [
     ("2+3i", "2-3i"),
     ("A", "A + 1"),
     # -- policies of docs/math-answers.md
-    (r"60\text{ min}", r"1\text{ h}"),
+    (r"60\text{ min}", r"6\text{ h}"),
     ("1.2 million", "1.2"),
     ("1.2", "1.2 million"),
     (r"\log x", r"\ln x"),

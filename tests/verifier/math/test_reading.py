@@ -10,8 +10,8 @@ from latex2sympy2_extended import latex2sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
 from tramontane.verifier.math import normalize
-from tramontane.verifier.math.normalize import _RULES, _rewritten
 from tramontane.verifier.math.reading import read
+from tramontane.verifier.math.spelling import _RULES, rewritten
 
 
 def _by_grammar(text: str) -> str:
@@ -119,5 +119,5 @@ def test_rules_that_are_skipped_would_not_have_matched() -> None:
         expected = text
         for pattern, replacement in _RULES:
             expected = pattern.sub(replacement, expected)
-        assert _rewritten(text) == expected
+        assert rewritten(text) == expected
     assert normalize.normalize("\\dfrac12") == "\\frac{1}{2}"

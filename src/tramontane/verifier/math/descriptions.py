@@ -14,7 +14,7 @@ _SET = re.compile(
     rf"(?P<kinds>(?:(?:{_KINDS}),? )*)"
     rf"(?P<noun>{_NOUNS})?(?: ?(?P<letter>[a-z]))?"
 )
-OF_LETTER = re.compile(
+_OF_LETTER = re.compile(
     rf"(?P<letter>[a-z]) (?:(?:is|are|must be|can be|be) )?(?:(?:an?|any|all) )?"
     rf"(?P<kinds>(?:(?:{_KINDS})(?:,? |$))+)(?P<noun>{_NOUNS})?"
 )
@@ -34,6 +34,8 @@ _NOTATION = {
 _FAMILIES = {
     r"\text{all even}": r"2k, k\in\mathbb{Z}",
     r"\text{all odd}": r"2k+1, k\in\mathbb{Z}",
+    r"\text{all even positive}": r"2k, k\in\mathbb{Z}_{>0}",
+    r"\text{all odd positive}": r"2k-1, k\in\mathbb{Z}_{>0}",
 }
 
 
@@ -46,10 +48,11 @@ def canonical(words: str) -> str:
     match = _SET.fullmatch(words)
     if match is not None:
         named = match["noun"] or ""
-        is_set = match["all"] or named.endswith("s")
+        is_whole = bool(match["kinds"] and match["letter"])  # odd n
+        is_set = match["all"] or named.endswith("s") or is_whole
         if not is_set or not (match["kinds"] or named) or not (named or match["letter"]):
             return ""
-    elif (match := OF_LETTER.fullmatch(words)) is None:
+    elif (match := _OF_LETTER.fullmatch(words)) is None:
         return ""
     kinds = set(re.findall(_KINDS, match["kinds"]))
     kinds = {kind.replace("-", "") for kind in kinds} | _of_noun(match["noun"] or "")
@@ -60,6 +63,13 @@ def canonical(words: str) -> str:
     if "natural" in kinds:
         kinds -= {"integer"}
     return _NOTATION.get(frozenset(kinds), rf"\text{{all {' '.join(sorted(kinds))}}}")
+
+
+def letter_of(words: str) -> str:
+    """The letter that a set of numbers in words is about, n of `odd n` and `n is odd`; else
+    empty."""
+    match = _OF_LETTER.fullmatch(words) or _SET.fullmatch(words)
+    return (match["letter"] or "") if match and match["kinds"] else ""
 
 
 def _of_noun(noun: str) -> set[str]:

@@ -319,7 +319,7 @@ def of_others(reference: str, prediction: str) -> bool:
     sides = [
         " ".join(unwrap(side).lower().split()).rstrip(" .") for side in (reference, prediction)
     ]
-    letters = [m["letter"] for side in sides if (m := descriptions.OF_LETTER.fullmatch(side))]
+    letters = [letter for side in sides if (letter := descriptions.letter_of(side))]
     if len(letters) == 2 and letters[0] != letters[1]:
         return True
     in_other = "mod" in reference and "mod" not in prediction and _OTHER_SET.search(prediction)

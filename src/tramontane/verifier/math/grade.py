@@ -18,6 +18,7 @@ from tramontane.types import Judgment
 from tramontane.verifier.math import (
     calendar,
     cases,
+    conversions,
     descriptions,
     equations,
     families,
@@ -86,7 +87,9 @@ def _judge(prediction: str, reference: str | None, policy: MathConfig) -> Judgme
         return Judgment("wrong", "not the reference", prediction)
     if "matrix" in reference:
         prediction = items.as_rows(prediction)
-    gold, pred = numbers.with_thousands(normalize(reference), normalize(prediction))
+    gold, pred = numbers.with_decimal_commas(
+        *numbers.with_thousands(normalize(reference), normalize(prediction))
+    )
     written = descriptions.as_families(reference, prediction, gold, pred)
     if written != (reference, prediction):
         reference, prediction = written
@@ -215,11 +218,18 @@ def _equal_quantities(gold: str, pred: str, places: int | None) -> bool:
     gold, gold_unit, pred, pred_unit = _split_units(gold, pred)
     if (decided := units.same_angle(gold, gold_unit, pred, pred_unit)) is not None:
         return decided
+    ratio = None
     if units.units_clash(gold_unit, pred_unit):
-        raise structure.Refused(f"the unit is {pred_unit}, not {gold_unit}")
+        ratio = conversions.ratio(gold_unit, pred_unit)
+        if ratio is None:
+            raise structure.Refused(f"the unit is {pred_unit}, not {gold_unit}")
     if (decided := numbers.same_ratio(gold, pred)) is not None:
         return decided
+    if "\\overline" in gold:
+        places = None  # a period that is written out is exact
     scales = units.percent_scales(gold_unit, pred_unit)
+    if ratio is not None:
+        scales = [(ratio.numerator, ratio.denominator)]
     gold_number, pred_number = numbers.read_numbers(gold, pred)
     is_share = gold_number is None or abs(gold_number) < 1
     if len(scales) > 1 and pred_unit == "%" and is_share and gold_number != 0:

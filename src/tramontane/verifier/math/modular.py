@@ -32,6 +32,16 @@ _NO_LABEL = re.compile(
     r"\\(?:text|mbox)\s*\{(?!\s*not\b)[^{}]*\}|\\(?:vec|forall|mathrm)(?![A-Za-z])"
 )
 _LETTER = re.compile(r"(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?")
+_KIND = re.compile(r"(?i)\b(?:prime|odd|even|composite)s?\b")
+_OPEN = r"(?:\\(?:text|mathrm|mbox)\s*\{\s*)?"
+_KINDS = re.compile(  # `all primes `, `, where p is prime`
+    rf"(?i)[\s,;(]*{_OPEN}(?:\b(?:for|all|any|every|each|the|where|with|and|if)\b\s*)*\}}?\s*"
+    rf"(?:{_OPEN}\b[a-z]\b\s*\}}?\s*{_OPEN}\s*(?:(?:is|are|an?)\b\s*)*)?{_KIND.pattern[4:]}"
+    r"(?:\s*(?:numbers?|integers?|and|with)\b)*\s*(?:\}\s*)?\)?"
+)
+_FORM = re.compile(  # `of the form `, and the letter before `with p\equiv 1`
+    rf"(?i){_OPEN}\b(?:of the form|([a-z])\s+(?:with|such that|where)(?=\s*\}}?\s*\1\b))\s*\}}?"
+)
 
 
 class Modular(NamedTuple):
@@ -74,6 +84,9 @@ def same_remainder(gold: str, pred: str, equal: Callable[[str, str], bool]) -> b
     """
     if "mod" not in gold + pred:
         return None
+    kinds, (gold, pred) = zip(*map(_of_kinds, (gold, pred)), strict=True)
+    if kinds[0] != kinds[1] and (kinds != (set(), {"prime"}) or "p" not in _labels(gold)):
+        raise Refused("numbers of another kind")
     gold, pred = (_BOTH.sub(r"\1\2, -\2", side) for side in (gold, pred))
     labels = _labels(gold)
     any_letter = all(map(_LETTER.fullmatch, labels))
@@ -87,6 +100,8 @@ def same_remainder(gold: str, pred: str, equal: Callable[[str, str], bool]) -> b
     if (g_list := _classes(gold)) and (p_list := _classes(pred)):
         return g_list == p_list
     g, p = read_modular(gold), read_modular(pred)
+    if g_list and p is None and any(map(_LETTER.fullmatch, labels)):
+        return _general(pred, g_list[0]) == g_list[1]
     if g is None and p is None:
         return None
     if p is None and g is not None and not g.is_operation and any(map(_LETTER.fullmatch, labels)):
@@ -186,12 +201,29 @@ def _remainders(modular: Modular) -> tuple[set[int], set[int]] | None:
 
 def _is_general(text: str, remainders: set[int], modulus: int) -> bool:
     """True for all numbers of a class, such as `7k + 3`; the text may have a name."""
-    form = re.sub(r"\\cdot|\*|\s", "", (split(text, "=") or [""])[-1])
-    match = re.fullmatch(r"(\d+)[a-z]([+-]\d+)?|([+-]?\d+)[+-](\d+)[a-z]", form)
-    if match is None or len(remainders) != 1:
-        return False
-    factor, offset = int(match[1] or match[4]), int(match[2] or match[3] or 0)
-    return factor == modulus and {offset % modulus} == remainders
+    return len(remainders) == 1 and _general(text, modulus) == remainders
+
+
+def _general(text: str, modulus: int) -> set[int]:
+    r"""The remainders of general forms, {1, 5} for `n = 6k \pm 1` and `6k+1, 6k+5`; none if a part
+    is no form with this factor, or two are of one class."""
+    found: list[int] = []
+    for part in split(text, ",", ";"):
+        form = re.sub(r"\\cdot|\*|\s", "", (split(part, "=") or [""])[-1])
+        for sign in "+-" if "\\pm" in form else "+":
+            signed = form.replace("\\pm", sign)
+            match = re.fullmatch(r"(\d+)[a-z]([+-]\d+)?|([+-]?\d+)[+-](\d+)[a-z]", signed)
+            if match is None or int(match[1] or match[4]) != modulus:
+                return set()
+            found.append(int(match[2] or match[3] or 0) % modulus)
+    return set(found) if len(set(found)) == len(found) else set()
+
+
+def _of_kinds(text: str) -> tuple[set[str], str]:
+    r"""The kinds of whole numbers that words name, and the text without them: prime, and
+    `p\equiv 1\pmod 4` for `\text{all primes } p\equiv 1\pmod 4`."""
+    plain = _FORM.sub(" ", _KINDS.sub(" ", text)) if _KIND.search(text) else text
+    return {word.removesuffix("s") for word in _KIND.findall(text)}, plain
 
 
 def remainder_of(text: str, modulus: int) -> int | None:

@@ -288,3 +288,31 @@ def with_thousands(gold: str, pred: str) -> tuple[str, str]:
 def _joined(m: re.Match[str]) -> str:
     is_single = not (m[1].strip() or m[3]) and m[2].count(",") == 1
     return m[0] if is_single else f"{m[1]}{m[2].replace(',', '')}{m[3]}"
+
+
+_UNIT = rf"(?:\s*(?:\\?%|[€£]|{TEXT}\s*\{{[^{{}}\d,]*\}}|[^\W\d_]{{1,20}}\.?)(?:\^\{{?\d\}}?)?)"
+_COMMA = re.compile(rf"([-+]?(?:\\\$|[€£])?\s*)(\d+),(\d+)({_UNIT})?")
+_CERTAIN = re.compile(r"0,\d\d+|\d+,0\d*")
+_THOUSANDS = re.compile(r"[1-9]\d{0,2},\d{3}")
+_POINT = re.compile(r"\d\.\d")
+
+
+def with_decimal_commas(gold: str, pred: str) -> tuple[str, str]:
+    """Both sides with points for decimal commas: a reference's is one if a unit follows (`2,5 kg`),
+    if its digits are no list of integers (`0,75`, `3,05`), or if the answer has a point there; an
+    answer's, if the reference has a unit and a point. Digits that may be thousands are left."""
+    if "," not in gold and "," not in pred:
+        return gold, pred
+    if written := _decimal(gold):
+        has_point = _POINT.search(pred) and "," not in pred
+        if written[4] or has_point or _CERTAIN.fullmatch(f"{written[2]},{written[3]}"):
+            gold = gold.replace(",", ".", 1)
+    if (written := _decimal(pred)) and "," not in gold and (written[4] or written[1]):
+        pred = pred.replace(",", ".", 1)
+    return gold, pred
+
+
+def _decimal(text: str) -> re.Match[str] | None:
+    """A number with a comma, perhaps with a unit, whose digits are no thousands."""
+    match = _COMMA.fullmatch(text)
+    return None if match and _THOUSANDS.fullmatch(f"{match[2]},{match[3]}") else match

@@ -13,24 +13,11 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
+from tramontane.verifier.math import conversions
 from tramontane.verifier.math.numbers import to_number
 from tramontane.verifier.math.structure import balanced, split
 from tramontane.verifier.math.units import NAMES, SYMBOLS, read_unit, split_unit
 from tramontane.verifier.math.wording import FUNCTIONS, WRAPPER, unwrap
-
-_SCALES = {
-    "time": {"s": 1, "min": 60, "h": 3600, "day": 86400, "week": 604800},
-    "age": {"month": 1, "year": 12},
-    "length": {"mm": 1, "cm": 10, "dm": 100, "m": 1000, "km": 1_000_000},
-    "imperial length": {"in": 1, "ft": 12, "yd": 36, "mi": 63360},
-    "mass": {"mg": 1, "g": 1000, "kg": 1_000_000, "t": 1_000_000_000},
-    "imperial mass": {"oz": 1, "lb": 16},
-    "volume": {"mL": 1, "cL": 10, "dL": 100, "L": 1000},
-    "imperial volume": {"cup": 1, "pt": 2, "qt": 4, "gal": 16},
-    "money": {"cent": 1, "usd": 100},
-    "angle": {"arcsecond": 1, "arcminute": 60, "deg": 3600},
-}
-_DIMENSION = {unit: name for name, units in _SCALES.items() for unit in units}
 
 _N = r"(\d+(?:\.\d+)?)"
 _MINUTE, _SECOND = (
@@ -40,6 +27,7 @@ _MINUTE, _SECOND = (
 _ANGLE = re.compile(rf"(-?){_N}\s*\^\{{\\circ\}}\s*(?:{_N}\s*{_MINUTE})?\s*(?:{_N}\s*{_SECOND})?")
 _FEET = re.compile(rf"{_N}\s*{_MINUTE}\s*{_N}\s*{_SECOND}")
 _CLOCK = re.compile(r"(?:(\d+)\s*h)?\s*(?:(\d+)\s*m)\s*(?:(\d+)\s*s)?")  # 4h15m, 5m30s
+_LETTERS = ("s", "h", "m", "g", "t", "L")  # units of one letter
 _PART_OF_DEGREE = {"min": "arcminute", "s": "arcsecond"}
 _TOKEN = re.compile(
     rf"{WRAPPER.pattern}|\\[A-Za-z]+|(?P<bare>(?<![A-Za-z\\_^{{])[^\W\d_]+(?:[ '-]+[^\W\d_]+)*)|.",
@@ -202,7 +190,7 @@ def _parts(text: str) -> list[tuple[bool, str]]:
 
 def _is_bare(words: str) -> bool:
     """True for words outside of text commands that are not letters of a formula."""
-    if words in ("R", "r", "°") or (words in SYMBOLS and (len(words) > 1 or words in _DIMENSION)):
+    if words in ("R", "r", "°") or (words in SYMBOLS and (len(words) > 1 or words in _LETTERS)):
         return True
     return all(
         word.lower() in NAMES
@@ -228,25 +216,23 @@ def _total(items: list[Item] | None, text: str, other: list[Item] | None) -> Fra
     of the other side if it names none. None for any other text."""
     if items is None:
         first = other[0].name if other else ""
-        units = [first, *_SCALES.get(_DIMENSION.get(first, ""), {})]
-        split = (split_unit(text, named=name) for name in units)
+        split = (split_unit(text, named=name) for name in conversions.units_of(first))
         value, unit = next((found for found in split if found[1]), (text, first))
         items = [Item(unit, value)]
-    dimensions = {_DIMENSION.get(item.name) for item in items}
+    measures = [conversions.measure(item.name) for item in items]
+    dimension = conversions.measure(other[0].name)[1] if other else measures[0][1]
     numbers = [to_number(item.value) for item in items]
-    if len(dimensions) != 1 or None in dimensions or None in numbers:
+    if None in numbers or len(dimension) != 1 or any(found != dimension for _, found in measures):
         return None
     names = [item.name for item in items]
-    if (other and _DIMENSION.get(other[0].name) not in dimensions) or len(set(names)) < len(names):
+    if len(set(names)) < len(names) or not all(map(conversions.is_known, names)):
         return None
-    scale = _SCALES[str(dimensions.pop())]
     sign = -1 if items[0].value.startswith("-") else 1
     if sign > 0 and any(item.value.startswith("-") for item in items):  # 2 hours and -15 minutes
         return None
-    return sign * sum(
-        (abs(n) * scale[name] for name, n in zip(names, numbers, strict=True) if n is not None),
-        Fraction(0),
-    )
+    sizes = (size for size, _ in measures)
+    total = (abs(n) * size for n, size in zip(numbers, sizes, strict=True) if n is not None)
+    return sign * sum(total, Fraction(0))
 
 
 def same_ratio(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool | None:

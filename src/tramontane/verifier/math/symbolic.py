@@ -54,7 +54,11 @@ def equal(gold: str, pred: str, scales: list[tuple[int, int]], places: int | Non
     try:
         if any(_same_scaled(gold_parsed, pred_parsed, *scale) for scale in scales):
             return True
-        return isinstance(gold_parsed, sympy.Expr) and values.rounded(gold_parsed, pred, places)
+        if not isinstance(gold_parsed, sympy.Expr):
+            return False
+        if len(scales) == 1 and scales[0] != (1, 1):  # another unit
+            gold_parsed = sympy.Mul(sympy.Rational(*scales[0]), gold_parsed, evaluate=False)
+        return values.rounded(gold_parsed, pred, places)
     except values.TooLarge as error:
         if (decided := same_fingerprint(gold_parsed, pred_parsed)) is not None:
             return decided

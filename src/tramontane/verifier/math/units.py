@@ -107,7 +107,14 @@ _PREFIX = re.compile(
 )
 _CURRENCIES = {"\\$": "usd", "€": "eur", "£": "gbp", "¥": "jpy", "₹": "inr", "Rs": "inr"}
 _ALONE = frozenset((*_CURRENCIES.values(), "%", "deg", "cent"))  # multiply no other unit
+_WORDS_ONLY = re.compile(rf"\W|{_LETTER}{{4}}")
+_ENDS = re.compile(r"(?:[\d})]|\\pi)$")  # of values before a unit in words
 _ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+_SQUARED = "squared carré carrés cuadrado cuadrados quadrado quadrados quadrati"
+_CUBED = "cubed cube cubes cúbico cúbicos cubi cubici"
+_RAISED = {word: power for words, power in ((_SQUARED, 2), (_CUBED, 3)) for word in words.split()}
+_OF_POWER = re.compile(r"(?:(?P<square>平方|quadrat)|立方|kubik)(?P<unit>\w+)")
+_QUOTIENT = re.compile(r"(\w+)每(\w+)")
 
 
 class _Unit(NamedTuple):
@@ -147,6 +154,8 @@ def split_unit(text: str, *, attached: bool = False, named: str = "") -> tuple[s
         is_named = bool(named) and (unit.name == named or {unit.name, named} in _SAME)
         if is_named and (body[-1].isdigit() or body[-1] in "})"):
             return body, unit.name
+        if body.endswith("\\pi") and not _WORDS_ONLY.match(spelt, start):
+            continue
         if not _may_follow(unit, body, spelt[start - 1].isspace(), attached):
             continue
         if unit.name.startswith("deg") and _ANGLE.search(body):
@@ -162,7 +171,7 @@ def _may_follow(unit: _Unit, body: str, spaced: bool, attached: bool) -> bool:
     if not unit.letters:
         if not (spaced or unit.is_written or unit.is_attachable):
             return False
-        return unit.is_written or to_number(body) is not None or body[-1] in "0123456789})"
+        return unit.is_written or to_number(body) is not None or _ENDS.search(body) is not None
     if to_number(body) is None:
         return False
     if len(unit.letters) > 1:
@@ -281,16 +290,25 @@ class _Reader:
         self.thing = ""
         return True
 
+    def _below(self, word: str, is_text: bool) -> bool:
+        self.sign, self.joined, self.thing = -1, True, ""
+        return self._word(word, is_text)
+
     def _word(self, written: str, is_text: bool) -> bool:
         word = written.rstrip(".")
         lower = word.lower()
         is_symbol = word in _UNMISTAKABLE or lower in _SHORT_NAMES
         self.is_attachable &= is_symbol or len(word) > 3 or not word.isascii()
-        if lower in ("squared", "cubed"):
-            return self._raise(2 if lower == "squared" else 3)
+        if lower in _RAISED:
+            return self._raise(_RAISED[lower])
         if lower in ("square", "sq", "cubic", "cu"):
             self.square, self.qualified = (2 if lower[0] == "s" else 3), True
             return True
+        if match := _OF_POWER.fullmatch(lower):
+            self.square = 2 if match["square"] else 3
+            return self._word(match["unit"], is_text)
+        if match := _QUOTIENT.fullmatch(lower):
+            return self._word(match[1], is_text) and self._below(match[2], is_text)
         if lower in NEUTRAL:
             if self.square > 1 or lower in _UNNAMED:
                 self.factors[NEUTRAL_NAME], self.joined = self.square, False

@@ -11,7 +11,7 @@ from tramontane.config.yaml_text import read_yaml
 from tramontane.verifier.math import descriptions
 
 _LETTER = re.compile(r"\(?([A-Z])\)?")
-_SMALL = re.compile(r"\([a-z]\)")  # a choice, unlike `b`
+_SMALL = re.compile(r"\(?[a-z]\)?")  # a choice where one side has brackets, unlike `b` for `B`
 _LETTER_WITH_TEXT = re.compile(r"\(?([A-Z])([).:]?)(?:\s+|(?<=\W)|(?=\\))(\S.*)", re.DOTALL)
 WRAPPER = re.compile(
     r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}"
@@ -30,7 +30,7 @@ def choice(gold: str, pred: str) -> bool | None:
     """
     gold, pred = _without_name(gold), _without_name(pred)
     g = _LETTER.fullmatch(gold)
-    if g and _SMALL.fullmatch(pred):
+    if g and _SMALL.fullmatch(pred) and (gold[0] == "(" or pred[0] == "("):
         pred = pred.upper()
     p = _LETTER.fullmatch(pred)
     if g and p:
@@ -151,6 +151,8 @@ def same_text(gold: str, pred: str) -> bool | None:
     if not _is_words(bare) or bare.startswith("("):
         return None
     other = unwrap(pred)
+    if other in ("T", "F") and len(bare) > 3:
+        other = {"T": "true", "F": "false"}[other]
     if _ITEM.search(bare):  # in any order; items that are not words are compared one by one
         return _items(bare) == _items(other) if _LISTED.fullmatch(other) else None
     if _same_words(_words(bare), _words(other)) and not (
@@ -268,6 +270,7 @@ _EXCEPT = re.compile(
     r"(?:all|any|every) (?:real(?: numbers?| values)?|reals)(?: of)?(?: x)?,?"
     r" (?:except|but|other than)(?: for)?(?: x ?=)? ((?:-?\d+(?:/\d+)?|[, ]|and)+)"
 )
+_COUNTED = re.compile(r"([〇零一二两三四五六七八九十百千]+)[个只本人张条块件名位种次岁]")
 _PLAIN_WORDS = re.compile(r"[^\W\d_]+(?:[\s'’,.‐-]+[^\W\d_]+)*[\s.!]*")
 
 
@@ -280,6 +283,8 @@ def same_phrase(text: str) -> str:
         return rf"\mathbb{{R}}\setminus\{{{match[1].replace('and', ',')}\}}"
     if not _PLAIN_WORDS.fullmatch(bare):
         return text
+    if match := _COUNTED.fullmatch(bare):  # 五个
+        return _PHRASES.get(match[1], text)
     counted = re.sub(r"\s*[‐-]\s*", " ", bare).rstrip(" .!")
     number = _NUMBER_WORDS.get(counted) or _number_in_words(counted.replace(",", " "))
     words = " ".join(_words(bare))
