@@ -7,7 +7,7 @@ Plain data without torch or a tokenizer, so that every package and process can u
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict
 
@@ -240,7 +240,7 @@ class TurnRecord:
     # Images of the prompt of the sequence that a harness began behind it, in place of those so far;
     # None: it went on.
     anew: list[str] | None = None
-    opened: list[Message] = field(default_factory=list)  # the chat that begins with that sequence
+    opened: Sequence[Message] = ()  # the chat that begins with that sequence, without images
 
     @property
     def images(self) -> list[str]:
@@ -327,6 +327,21 @@ class Completion(SampledTokens):
         status = Status.STEPPING if turn_ended else Status.SAMPLED
         fields["status"] = status if prompt_ids else Status.OPENING
         return cls(group, index, prompt_ids, seed=seed, sampling=sampling, **fields)
+
+    @classmethod
+    def for_seeds(
+        cls,
+        group: int,
+        prompt_ids: list[int],
+        seeds: Iterable[int],
+        sampling: SamplingParams,
+        images: Sequence[str] = (),
+    ) -> list[Completion]:
+        """The requests of a group outside of training, one for each seed."""
+        return [
+            cls.requested(group, index, prompt_ids, seed, sampling, images=images)
+            for index, seed in enumerate(seeds)
+        ]
 
     def move(self, to: Status) -> None:
         """Change the status.

@@ -99,11 +99,10 @@ class Checkpoint:
         shown = prompt.images
         ids = self.encoder.encode(Illustrated(prompt.text, shown) if shown else prompt.text)
         sampling = SamplingParams(config.max_tokens, config.temperature, config.top_p)
+        if len(ids) > self.max_prompt:
+            return []
         seeds = [answer_seed(config.seed, prompt.key, j) for j in range(n)]
-        return [
-            Completion.requested(place, j, ids, seed, sampling, images=shown)
-            for j, seed in enumerate(seeds if len(ids) <= self.max_prompt else ())
-        ]
+        return Completion.for_seeds(place, ids, seeds, sampling, shown)
 
     def _generate(
         self, flight: list[Completion], waiting: deque[Completion]

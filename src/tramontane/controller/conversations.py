@@ -192,9 +192,7 @@ class Conversations:
         """Have the environment do what the status says."""
         began, training = time.time(), completion.group >= 0
         if completion.status is Status.STEPPING:
-            turn = replace(
-                _without_images(completion), turns=[], opened=(), experts=None, allowed=None
-            )
+            turn = replace(_as_known(completion), turns=[], experts=None, allowed=None)
             answer = await self._call(completion, "step", turn, l_max)
             if isinstance(answer, Started):  # nobody read its first turn
                 _begin_again(completion, l_max)
@@ -302,7 +300,7 @@ class Conversations:
         seed -= FORK * len(completion.earlier)
         if completion.turns and self._replays(problem):
             self.counts["conversations_replayed"] += 1
-            told = replace(_without_images(completion), finish_reason="stop")
+            told = replace(_as_known(completion), finish_reason="stop")
             return await self._call(completion, "replay", problem, seed, told)
         if completion.turns:
             self.counts["conversations_restarted"] += 1
@@ -434,9 +432,9 @@ def start_conversations(
     return Conversations(config, hosts, replaced, failed)
 
 
-def _without_images(completion: Completion) -> Completion:
-    """A completion as environments take it, which know the images that they gave."""
-    return replace(completion, images=(), put_images=())
+def _as_known(completion: Completion) -> Completion:
+    """A completion without the images and the chat that its environment gave."""
+    return replace(completion, images=(), put_images=(), opened=())
 
 
 def _key(completion: Completion) -> Key:

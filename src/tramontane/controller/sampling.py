@@ -19,8 +19,10 @@ from tramontane.types import Completion, Problem, SamplingParams
 
 
 class Sampler:
-    """Samples all that is not trained on: the completions of an evaluation, and what the clients of
-    an endpoint ask for. A lost generator is replaced, and its requests continue.
+    """Samples what is not trained on, on generators that training or clients share: the completions
+    of an evaluation, and what the clients of an endpoint ask for. A lost generator is replaced, and
+    its requests continue. A worker that asks a model of its own, such as a judge, has
+    `asking.checkpoint` (docs/architecture.md).
 
     Args:
         generators: have slots for the longest request.
@@ -110,13 +112,8 @@ class Sampler:
                 f"n: at most {self._limit} completions are sampled at once "
                 f"(generator.serve.completions), not {n}"
             )
-        group = next(self._groups)
-        return self._sample(
-            [
-                Completion.requested(group, i, prompt_ids, seed + i, sampling, images=images)
-                for i in range(n)
-            ]
-        )
+        group, seeds = next(self._groups), range(seed, seed + n)
+        return self._sample(Completion.for_seeds(group, prompt_ids, seeds, sampling, images))
 
     async def _sample(
         self, requests: Sequence[Completion]

@@ -37,7 +37,7 @@ from tramontane.environments.endpoint import (
     make_app,
 )
 from tramontane.environments.running import EnvironmentFailed, Runner
-from tramontane.environments.session import Reply
+from tramontane.environments.session import Reply, unlike
 from tramontane.models.images import Limits
 from tramontane.types import Completion, Ending, Message, Problem
 from tramontane.verifier import functions
@@ -216,6 +216,7 @@ class HarnessSession:
         self._read: tuple[Body, Parsed, Completion] | None = None  # last request with an answer
         self._running: asyncio.Future[Any] | None = None
         self._withdrawn = 0  # requests in a row
+        self._problem: Problem | None = None
         self.asked: list[wire.ChatMessage] = []
         self.posted: list[int] = []
         self.tools: list[Tool] = []
@@ -230,6 +231,16 @@ class HarnessSession:
         self._withdrawn += 1
         return True
 
+    @property
+    def opened(self) -> list[Message]:
+        """The chat of its last request, without images; that of tokens is one message. Empty for
+        the problem's own, if the conversation begins with it."""
+        if self.posted:
+            text = str(self._line.encoder.tokenizer.decode(self.posted))
+            return [Message(role="user", content=text)]
+        asked = [message.shown() for message in self.asked]
+        return unlike(asked, None if self.restarted else self._problem)
+
     async def start(
         self, problem: Problem, seed: int, config: Config | None = None
     ) -> list[Message]:
@@ -238,6 +249,7 @@ class HarnessSession:
         Raises:
             EnvironmentFailed: it raised an exception, or returned without a request.
         """
+        self._problem = problem
         run = (await self._runner.run(self._harness)).run
         base_url = self._switchboard.connect(self._line)
         self._running = asyncio.ensure_future(self._runner.run(run, problem, base_url))

@@ -53,6 +53,9 @@ class Session:
         answer_bytes: `conversation.answer_bytes`.
         runner: calls what the user wrote: functions of `data.tools` in any thread, everything else
             in a thread of this conversation.
+
+    Attributes:
+        opened: the chat that the model reads first, without images; empty if it is the problem's.
     """
 
     # Only a harness has these; see `harness.HarnessSession`.
@@ -68,6 +71,7 @@ class Session:
         self._environment: Any = None
         self._kind: Kind = "toolbox"
         self.toolset = Toolset((), answer_bytes)
+        self.opened: Sequence[Message] = ()
 
     @property
     def tools(self) -> list[Tool]:
@@ -106,6 +110,7 @@ class Session:
             offered += await self._runner.run(_tools_of(self._environment))
         limits = self._data.images.limits
         self.toolset = Toolset(functions_of(offered), self._answer_bytes, limits)
+        self.opened = unlike(chat, problem)
         return chat
 
     async def _begun(self, given: dict[str, Any]) -> list[Message]:
@@ -244,6 +249,16 @@ class Session:
             return Message(role=role, content=encoded(content))
         text, images = joined(content, self._data.images.limits)
         return _message(role, encoded(text), images)
+
+
+def unlike(chat: Sequence[Message], problem: Problem | None) -> list[Message]:
+    """A chat without images; empty if it is that of the problem."""
+    own = chat_of(problem.prompt) if problem else []
+    texts, known = (
+        [Message(role=each["role"], content=each["content"]) for each in messages]
+        for messages in (chat, own)
+    )
+    return texts if texts != known else []
 
 
 def _message(role: str, content: str, images: list[str]) -> Message:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tramontane.config import Config
-from tramontane.data.prompts import PromptEncoder, chat_of
+from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import loading, wire
 from tramontane.environments.calls import Parsed, Parser
 from tramontane.environments.chat import Chat
@@ -55,7 +55,6 @@ class _Conversation:
     chat: Any  # its messages, a `Chat` or `MistralChat`
     prompt_ids: list[int]  # the prompt of its first sequence
     effort: str | None  # level of effort of its problem
-    opened: list[Message]  # the chat of the prompt, without images
     turns: int = 0  # number of turns so far
     said: _Said | None = None  # the last turn that was answered
     status: Status = Status.SAMPLED
@@ -105,10 +104,7 @@ class EnvironmentWorker:
         await self.close(key)  # if it starts again
         self._max_prompt, session = max_prompt, self._session(problem)
         opening = session.start(problem, seed, self._config)
-        started = await self._begin(key, session, opening, problem.effort)
-        if started.opened == without_images(chat_of(problem.prompt)):
-            started.opened = ()
-        return started
+        return await self._begin(key, session, opening, problem.effort)
 
     async def _begin(
         self,
@@ -123,10 +119,8 @@ class EnvironmentWorker:
                 self._opened(session, opening, effort), self._limits.step_timeout
             )
             tools = [tool["function"]["name"] for tool in session.tools]
-            begun = self._open[key]
-            return Started(
-                begun.prompt_ids, tools=tools, images=begun.chat.images, opened=begun.opened
-            )
+            prompt, images = self._open[key].prompt_ids, self._open[key].chat.images
+            return Started(prompt, tools=tools, images=images, opened=session.opened)
         except asyncio.TimeoutError:
             started = Started([], session.ending or "step_timeout", self._late("start"))
         except (EnvironmentFailed, InputError) as error:
@@ -150,8 +144,7 @@ class EnvironmentWorker:
             asked = session.asked or session.posted
             prompt = self._asked(chat, session) if asked else chat.start(messages)
             if len(prompt) <= self._max_prompt:
-                opened = without_images(self._shown(session) if asked else messages)
-                return _Conversation(session, chat, prompt, effort, opened, tokens=ints(prompt))
+                return _Conversation(session, chat, prompt, effort, tokens=ints(prompt))
             reason = f"{wire.CONTEXT} {self._max_prompt} tokens at its beginning "
             reason += f"(data.max_prompt_tokens), and this prompt has {len(prompt)}"
             reply = await session.refuse("context_full", reason)
@@ -350,13 +343,13 @@ class EnvironmentWorker:
         self, conversation: _Conversation, said: _Said, messages: Sequence[Message]
     ) -> tuple[list[int], list[int] | None]:
         """(tokens to put in after a turn, prompt of a new sequence or None)."""
-        session, said.record.anew, said.record.opened = conversation.session, None, []
+        session, said.record.anew, said.record.opened = conversation.session, None, ()
         if session.posted or session.restarted:
             conversation.chat = self._new_chat(session, conversation.effort)
             posted = self._asked(conversation.chat, session)
             if session.restarted:
                 said.record.anew = [*conversation.chat.images]
-                said.record.opened = without_images(self._shown(session))
+                said.record.opened = session.opened
             known = len(said.turn.prompt_ids) + len(said.turn.token_ids)
             return ([], posted) if session.restarted else (posted[known:], None)
         conversation.chat = said.chat.copy()
@@ -374,20 +367,8 @@ class EnvironmentWorker:
         chat.prefix = encoder.opened_in(str(encoder.tokenizer.decode(prompt[-OPENING:])))
         return prompt
 
-    def _shown(self, session: Session | HarnessSession) -> list[Message]:
-        """The chat that a harness asks for; that of its tokens is one message."""
-        if session.posted:
-            text = str(self._format.encoder.tokenizer.decode(list(session.posted)))
-            return [Message(role="user", content=text)]
-        return [message.shown() for message in session.asked]
-
     def _late(self, what: str) -> str:
         return f"its {what} took longer than {self._limits.step_timeout:g} s"
-
-
-def without_images(chat: Sequence[Message]) -> list[Message]:
-    """The roles and contents of a chat."""
-    return [Message(role=each["role"], content=each["content"]) for each in chat]
 
 
 def _turn_of(completion: Completion, record: TurnRecord) -> Completion:

@@ -104,10 +104,7 @@ def requests_of(
     prompt = encoder.at(problem.effort).encode(problem.prompt, problem.where)
     params = replace(sampling.params, max_tokens=problem.longest(sampling.max_tokens))
     seeds = [answer_seed(sampling.seed, problem.id, j) for j in range(sampling.samples)]
-    return [
-        Completion.requested(-1 - place, j, prompt, seed, params, images=problem.images)
-        for j, seed in enumerate(seeds)
-    ]
+    return Completion.for_seeds(-1 - place, prompt, seeds, params, problem.images)
 
 
 class Evaluation:
