@@ -131,7 +131,7 @@ def test_synchronous_run_killed_and_resumed_gives_the_same_weights(
 
 def test_asynchronous_run_killed_and_resumed_loses_no_group_and_no_token(tmp_path: Path) -> None:
     # Killed at a third of the run: far more is still to be generated than was.
-    sizes = {"updates": 9, "n_batch": 16, "n_async": 48, "max_staleness": 8}
+    sizes = {"updates": 9, "n_batch": 16, "n_async": 48, "max_staleness": 3}
     config = small_config(tmp_path / "run", pipeline=sizes, checkpoint={"every": 1})
     kill_in_flight(start(config, tmp_path), tmp_path / "run")
     folder, resumed = open_run(tmp_path / "run", ["trainer.learning_rate=1e-5"])
@@ -274,7 +274,7 @@ def test_a_truncated_run_killed_and_resumed_keeps_every_sampling_mask(
 ) -> None:
     """Tokens whose allowed tokens were lost on the way, in a message, a checkpoint or a resume,
     would show as a mismatch of what generator and trainer compute."""
-    sizes = {"updates": 9, "n_batch": 16, "n_async": 48, "max_staleness": 8}
+    sizes = {"updates": 9, "n_batch": 16, "n_async": 48, "max_staleness": 3}
     config = small_config(
         tmp_path / "run",
         pipeline=sizes,
