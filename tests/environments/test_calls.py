@@ -430,3 +430,26 @@ def test_content_holds_a_broken_call_and_none_that_is_read(form):
         join = "; " if form == "llama" else "\n"
         said = wire.readable(parser.parse(good + join + each, TOOLS), PAPER_TAGS)
         assert (said.content, [call.name for call in said.calls]) == (each.strip(), ["add"])
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": [1e999]}}</tool_call>'),
+        ("lfm", "<|tool_call_start|>[add(a=-1e999)]<|tool_call_end|>"),
+        ("lfm", '<|tool_call_start|>[add(**{"a": 1})]<|tool_call_end|>'),
+        ("gemma", "<|tool_call>call:add{a:Infinity}<tool_call|>"),
+    ],
+)
+def test_what_json_cannot_write_is_no_argument(form, text):
+    """A client could not read it, and a tool for integers got `nan`."""
+    [call] = Parser(TOKENIZER, form, PAPER_TAGS).parse(text, TOOLS).calls
+    assert not call.name and call.error
+
+
+@pytest.mark.parametrize("written", ["NaN", "1e999", "[1e999]", "{'k': -1e999}"])
+def test_a_text_that_is_no_finite_number_stays_a_text(written):
+    text = f"<function=add><parameter=a>{written}</parameter></function>"
+    [call] = Parser(TOKENIZER, "qwen_xml", PAPER_TAGS).parse(text, TOOLS).calls
+    assert call.arguments == {"a": written}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import UserList
+from collections.abc import Iterable
 from datetime import date
 from enum import Enum
 from ipaddress import ip_network
@@ -75,6 +76,8 @@ def answered(hint, value):
         (date | None, "null", "None"),
         (str | None, "null", "'null'"),
         (Dict, {"a": 1}, "{'a': 1}"),  # noqa: UP006
+        (Iterable[Color], ["r"], "[<Color.RED: 'r'>]"),
+        (Iterable[int] | None, [1], "[1]"),
     ],
 )  # fmt: skip
 def test_an_argument_has_the_type_of_its_hint(hint, value, expected):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -185,12 +186,19 @@ def _is_one_of(value: Any, kinds: set[str]) -> bool:
 
 
 def _read(text: str) -> Any:
-    """A value from JSON, or as Python writes it; the text if it is neither."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return text
+    """A value from JSON, or as Python writes it; the text if it is neither, or has numbers that are
+    not finite."""
+    for reads in (json.loads, ast.literal_eval):
+        try:
+            value = reads(text)
+            return value if _is_finite(value) else text
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            continue
+    return text
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    parts = value.values() if isinstance(value, dict) else value
+    return not isinstance(value, dict | list | tuple | set) or all(map(_is_finite, parts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -57,9 +58,12 @@ def call_of(value: Any, own_id: object = None) -> ToolCall:
 
 
 def _clean(value: Any, depth: int = 0) -> Any:
-    """A value from JSON without unpaired surrogates, which cannot be encoded."""
+    """A value from JSON without unpaired surrogates, which cannot be encoded. Python reads numbers
+    that JSON does not have, and one that is too large as infinity; clients could not."""
     if depth > MAX_DEPTH:
         raise ValueError("nested too deeply")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is not a finite number")
     if isinstance(value, str):
         return encoded(value)
     if isinstance(value, dict):

@@ -244,7 +244,7 @@ def _python_calls(body: str) -> list[ToolCall]:
 
 
 def _python_call(made: ast.expr) -> ToolCall:
-    if not isinstance(made, ast.Call) or made.args:
+    if not isinstance(made, ast.Call) or made.args or not all(k.arg for k in made.keywords):
         return unparsed("not NAME(KEY=VALUE)")
     arguments = {str(each.arg): _constant(each.value) for each in made.keywords}
     return call_of({"name": ast.unparse(made.func), "arguments": arguments})

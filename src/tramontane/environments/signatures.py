@@ -13,7 +13,7 @@ import json
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -211,6 +211,8 @@ def _readable(hint: Any) -> Any:
         return Annotated[hint, BeforeValidator(lambda value: members.get(value, value))]
     if origin in (Union, types.UnionType):
         return Union[tuple(map(_readable, parts))]  # noqa: UP007
+    if origin is Iterable:  # pydantic's can be read once
+        return list[tuple(map(_readable, parts))]  # type: ignore[misc]
     if origin in (list, dict, tuple, set, frozenset):
         return origin[tuple(map(_readable, parts))]
     return hint
