@@ -158,12 +158,14 @@ soak: $(DEV)
 	$(BIN)/python -m chaos.soak --minutes $(MINUTES) --kind $(KIND) --generator $(GENERATOR)
 
 # The versions of everything but torch, for every Python from 3.10 on; needs the package index.
+LOCK := \# Every package of the extra dev but torch, whose build depends on the machine: made by `make lock`.
 lock: $(DEV)
 	$(PIP) --quiet uv
 	echo "torch; python_version < '3'" > $(VENV)/no-torch.txt
 	$(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.10 --extra dev \
 		--constraint constraints.txt --override $(VENV)/no-torch.txt --upgrade --no-annotate \
-		--no-emit-index-url --custom-compile-command 'make lock' --output-file requirements.lock
+		--no-emit-index-url --no-header --output-file requirements.lock
+	sed -i '1i $(LOCK)' requirements.lock
 
 # Wheel and sdist in dist/, both tried in clean environments of the Pythons that uv finds or fetches.
 PYTHONS ?= 3.10 3.11 3.12 3.13 3.14

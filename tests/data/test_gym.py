@@ -40,6 +40,11 @@ def graded(problem, answer, **reward):
     [
         ("countdown", lambda p: ast.literal_eval(p.metadata["entry"])["metadata"]["target"]),
         ("number_sorting", lambda p: repr(ast.literal_eval(p.answer)[::-1])),
+        ("number_sorting", lambda p: repr(["nan"] * len(ast.literal_eval(p.answer)))),
+        ("number_sorting", lambda p: repr([x + "1" for x in ast.literal_eval(p.answer)])),
+        ("complex_arithmetic", lambda p: "nan"),
+        ("complex_arithmetic", lambda p: "NaN + nani"),
+        ("spell_backward", lambda p: p.answer + p.answer[-1]),
         ("chain_sum", lambda p: p.answer[::-1] + "1"),
         ("spiral_matrix", lambda p: " ".join(p.answer.split()[::-1])),
         ("mini_sudoku", lambda p: "0"),

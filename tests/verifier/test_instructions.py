@@ -205,6 +205,8 @@ def test_every_kind_has_cases():
         ("1) apples\n2) pears", 1),
         ("1. First item.\n2. Second item.", 2),
         ("No. I won't.", 2),
+        ("It is -3.5 C. Stay in.", 2),
+        ("He threw it 5 m. It broke.", 2),
         ("See No. 5 in the list. It says no. Nobody minds.", 3),
     ],
 )

@@ -29,7 +29,13 @@ _UNSAFE = re.compile(
     rf"""["'\\;:@!`]|__|\b(?:lambda|or|and|if|else|for)\b|[\w)\]]\s*\.\s*[^\W\d]|\b(?!{_MATHS}\s*\()[^\W\d]\w*\s*\("""
 )
 # Texts around an answer which spoil it; a scorer that reads past one reads past any.
-_AROUND = ("{} zz", "not {}", "{}, zz")
+_AROUND = ("{} zz", "not {}", "{}, zz", "{}zz")
+# What reads as a float, but is no number: no distance to it is too large.
+_NOT_FINITE = re.compile(
+    r"(?<![a-z])(?:nan|inf(?:inity)?)[ij]?(?![a-z])|\de\+?\d{3}", re.IGNORECASE
+)
+_EXACT = {"number_sorting"}  # its scorer takes numbers that are up to 1 off
+_SIGNED = re.compile(r"-?\d+(?:\.\d+)?")
 _WORD = re.compile(r"[^\W\d_]+")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _TOLD = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -65,7 +71,16 @@ def score(name: str, entry: Any, answer: str) -> float:
     """
     if _evaluates(name) and not is_harmless(answer):
         return 0.0
+    own = str(entry["answer"])
+    if _NOT_FINITE.search(answer) and not _NOT_FINITE.search(own):
+        return 0.0
+    if name in _EXACT and _numbers(answer) != _numbers(own):
+        return 0.0
     return min(max(float(generator(name).score_answer(answer, entry)), 0.0), 1.0)
+
+
+def _numbers(text: str) -> list[float]:
+    return [*map(float, _SIGNED.findall(text))]
 
 
 def is_harmless(text: str) -> bool:
@@ -88,6 +103,9 @@ def is_alone(name: str, entry: Any, answer: str) -> bool:
     by_letters = len(words) == 1 or max(map(len, words), default=0) == 1
     known = set("".join(words)).issuperset if by_letters else set(words).__contains__
     has_words = all(len(word) == 1 or known(word) for word in given)
+    longer = answer.casefold().strip(" .!").removeprefix(own.casefold())
+    if by_letters and longer and answer.casefold().startswith(own.casefold()):
+        has_words = False  # unless the scorer reads on
     if has_words and len(_NUMBER.findall(answer)) <= len(_NUMBER.findall(own)):
         return True
     return not any(has_full_marks(name, entry, around.format(own)) for around in _AROUND)

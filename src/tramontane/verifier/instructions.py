@@ -24,7 +24,7 @@ ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _ABBREVIATIONS = re.compile(
     r"(?:^|[\s(\"'])(?:mr|mrs|ms|dr|prof|st|sr|jr|gen|col|sgt|capt|lt|rev|hon|gov|sen|rep|pres"
     r"|vs|etc|e\.g|i\.e|cf|al|approx|dept|est|fig|inc|ltd|co|corp|vol|pp|ave|blvd|rd"
-    r"|jan|feb|aug|sept|oct|nov|dec|ph\.d|a\.m|p\.m|(?:[a-z]\.)+[a-z]|[a-hj-wyz])\.$",
+    r"|jan|feb|aug|sept|oct|nov|dec|ph\.d|a\.m|p\.m|(?:[a-z]\.)+[a-z]|(?<!\d\s)[a-hj-wyz])\.$",
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"(?:^|[\s(\"'])nos?\.$", re.IGNORECASE)  # `No. 5`, but `No. I will not.`
