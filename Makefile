@@ -13,6 +13,8 @@ TORCH_INDEX := https://download.pytorch.org/whl/$(lastword $(subst +, ,$(TORCH))
 comma := ,
 VENV := .venv
 BIN := $(VENV)/bin
+# Without what Python keeps of compiled modules, each process of the tests compiles them again.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
 READY := $(VENV)/.ready
 DEV := $(VENV)/.dev
@@ -110,7 +112,7 @@ check: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	git ls-files -z | xargs -0 $(BIN)/codespell
-	$(BIN)/mypy
+	MYPY_NUM_WORKERS=2 $(BIN)/mypy
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir $(VENV)/site
 
 docs: $(DEV)

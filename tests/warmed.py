@@ -4,7 +4,14 @@ has a fork of a server that has imported what verifiers' and environments' worke
 import gc
 import os
 
+# What a run imports after its start, and would import again in each process.
+import torch.distributed.checkpoint._fsspec_filesystem  # noqa: F401
+import transformers.models.llama.modeling_llama  # noqa: F401
+
+import tramontane.trainer.objectives.magistral
+import tramontane.view.report  # noqa: F401
 from tramontane.placement import warm
+from tramontane.run import columns
 
 FORK_SERVER = os.getpid()
 
@@ -14,6 +21,7 @@ def divide() -> None:
         warm.divide()
 
 
+columns.warm_up()
 for module in ("tramontane.verifier.worker", "tramontane.environments.process"):
     warm.load(module)
 os.register_at_fork(before=divide)
