@@ -240,7 +240,7 @@ class TurnRecord:
     # Images of the prompt of the sequence that a harness began behind it, in place of those so far;
     # None: it went on.
     anew: list[str] | None = None
-    opened: Sequence[Message] = ()  # the chat that begins with that sequence, without images
+    opened: list[Message] = field(default_factory=list)  # the chat that begins with it, no images
 
     @property
     def images(self) -> list[str]:

@@ -31,6 +31,7 @@ from tramontane.controller.conversations import (
     Conversations,
     _begin_again,
     _Host,
+    _take_start,
     end,
     start_conversations,
     take_answer,
@@ -52,6 +53,7 @@ from tramontane.run.checkpoint import PipelineCheckpoint, read_pipeline, write_p
 from tramontane.status import MOVES, GroupStatus, Status
 from tramontane.tokens import INSERTED, AllowedTokens, floats, ints
 from tramontane.types import (
+    PAPER_TAGS,
     Completion,
     Group,
     Message,
@@ -60,6 +62,8 @@ from tramontane.types import (
     ToolCall,
     TurnRecord,
 )
+from tramontane.verifier.custom import Response
+from tramontane.verifier.judge import answer_of
 
 SIZES = {"updates": 12, "n_batch": 8, "n_async": 16, "max_staleness": 2, "l_max": 96}
 PROBLEM = Problem("p", "math", "1 + 1?", "2")
@@ -180,6 +184,22 @@ def test_what_is_known_of_tokens_goes_with_them() -> None:
     again = replace(sampled(), status=Status.LOST)
     _begin_again(again, 9)
     assert again.allowed is again.experts is None and not again.token_ids
+
+
+def test_a_judge_is_given_the_chats_that_began_a_conversation() -> None:
+    """That of its environment, and that of a harness which began another behind a turn."""
+    first, second = ([Message(role="user", content=text)] for text in ("Draft.", "Improve."))
+    whole = Completion.requested(0, 0, [], 7, SamplingParams(99))
+    _take_start(whole, Started([5, 6], opened=first))
+    say(whole, [8, 1], 0)
+    anew = TurnRecord(0, 2, 0, "A draft.", anew=[], opened=second)
+    take_answer(whole, Continued(anew, prompt_ids=[9], max_tokens=50))
+    say(whole, [8, 1], 1)
+    take_answer(whole, Continued(TurnRecord(0, 2, 1, "Better."), ending="completed"))
+    response = Response.of(whole)
+    assert response.opened == [(0, first), (1, second)]
+    said = ("user", "Draft."), ("assistant", "A draft."), ("user", "Improve.")
+    assert answer_of(response, PAPER_TAGS) == (*said, ("assistant", "Better."))
 
 
 def test_images_belong_to_the_sequences_that_show_them(tmp_path: Path) -> None:

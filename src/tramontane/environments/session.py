@@ -71,7 +71,7 @@ class Session:
         self._environment: Any = None
         self._kind: Kind = "toolbox"
         self.toolset = Toolset((), answer_bytes)
-        self.opened: Sequence[Message] = ()
+        self.opened: list[Message] = []
 
     @property
     def tools(self) -> list[Tool]:

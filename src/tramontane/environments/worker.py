@@ -343,7 +343,7 @@ class EnvironmentWorker:
         self, conversation: _Conversation, said: _Said, messages: Sequence[Message]
     ) -> tuple[list[int], list[int] | None]:
         """(tokens to put in after a turn, prompt of a new sequence or None)."""
-        session, said.record.anew, said.record.opened = conversation.session, None, ()
+        session, said.record.anew, said.record.opened = conversation.session, None, []
         if session.posted or session.restarted:
             conversation.chat = self._new_chat(session, conversation.effort)
             posted = self._asked(conversation.chat, session)
