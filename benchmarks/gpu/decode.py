@@ -12,6 +12,7 @@ from benchmarks.gpu.bench import GROUP, MODES, Bench, requests
 from tramontane.generator import Generator
 
 DECODED = ("Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-7B")
+EIGHT_BITS = ("Qwen2.5-1.5B", "Qwen2.5-7B")  # also with `generator.weights: fp8`
 ROWS = (1, 8, 64, 128, 256, 512)
 CONTEXT = 2000  # tokens of a sequence in the middle of a measurement
 # By number of sequences, tokens of the longest one.
@@ -40,14 +41,14 @@ def timed_steps(bench: Bench, generator: Generator, steps: int) -> dict[str, flo
     }
 
 
-def decode(bench: Bench, name: str, mode: str) -> dict[str, Any]:
+def decode(bench: Bench, name: str, mode: str, **keys: Any) -> dict[str, Any]:
     """A step at each number of rows, on one engine: sequences are added to those in flight. Ends
-    early if memory holds fewer."""
+    early if memory holds fewer. `keys` are of the generator's config."""
     numbers = bench.pick(ROWS, (1, 8))
     context, steps = bench.pick((CONTEXT, 40), (40, 4))
     room = len(numbers) * (WARM_UP + steps) + 1
     prompt = context - WARM_UP - steps // 2
-    generator = bench.make_generator(name, numbers[-1], prompt + room, mode)
+    generator = bench.make_generator(name, numbers[-1], prompt + room, mode, **keys)
     found: list[dict[str, float]] = []
     for wanted in numbers:
         count = wanted - generator.stats()["decoding"]
@@ -109,5 +110,9 @@ ITEMS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     **decodes("Qwen2.5-1.5B"),
     **{f"straggler {rows}": partial(stragglers, rows=rows) for rows in STRAGGLERS},
     **decodes("Qwen2.5-7B", "Qwen2.5-0.5B"),
+    **{
+        f"decode {name} fp8": partial(decode, name=name, mode=best_mode(), weights="fp8")
+        for name in EIGHT_BITS
+    },
     **{f"kernels {mode}": partial(kernels, mode=mode) for mode in MODES},
 }

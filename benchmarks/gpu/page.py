@@ -11,7 +11,16 @@ import jinja2
 from benchmarks.gpu import bounds
 from benchmarks.gpu.bench import APART, Bench
 from benchmarks.gpu.bounds import EXPECTED_MFU, Rates, sheet
-from benchmarks.gpu.decode import CONTEXT, DECODED, OTHERS, ROWS, STRAGGLERS, STRAGGLING, best_mode
+from benchmarks.gpu.decode import (
+    CONTEXT,
+    DECODED,
+    EIGHT_BITS,
+    OTHERS,
+    ROWS,
+    STRAGGLERS,
+    STRAGGLING,
+    best_mode,
+)
 from benchmarks.gpu.facts import ERROR_LIMIT, LAYERS
 from benchmarks.gpu.loop import LOOPS
 from benchmarks.gpu.training import SETTINGS, TRANSFERS
@@ -48,6 +57,7 @@ def page(report: Mapping[str, Any]) -> str:
             if not found
             or any("steps" in found.get(f"decode {name} {m}", {}) for m in bounds.KERNELS)
         ],
+        eight_bits=eight_bits(found),
         kernels={m: i for m in bounds.KERNELS if "kernels" in (i := found.get(f"kernels {m}", {}))},
         others=f"{OTHERS:,}",
         mode=best_mode(),
@@ -146,6 +156,20 @@ def decoding(bench: Bench, name: str, found: Found, rates: Rates) -> str:
         speed = ratio(1e3 * live["rows"], fastest, ",.0f")
         rows.append([f"{live['rows']:.0f}", f"{bound:.1f}", *cells, speed])
     return table(["rows", "bound", *bounds.KERNELS, "fastest, tokens/s"], rows)
+
+
+def eight_bits(found: Found) -> str:
+    """Steps with weights in FP8 beside those in bfloat16; empty before any is measured."""
+    rows = []
+    for name in EIGHT_BITS:
+        for step in found.get(f"decode {name} fp8", {}).get("steps", []):
+            whole = step_of(found, name, best_mode(), step["wanted"])
+            before = whole and whole["ms"]
+            cells = [figure(before, ".1f"), figure(step["ms"], ".1f")]
+            rows.append([name, f"{step['wanted']}", *cells, ratio(before, step["ms"], ".2f")])
+    return (
+        table(["model", "rows", "bfloat16, ms", "fp8, ms", "times as fast"], rows) if rows else ""
+    )
 
 
 def stragglers(bench: Bench, found: Found, rates: Rates) -> str:

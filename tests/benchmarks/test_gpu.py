@@ -224,6 +224,21 @@ def test_rows_of_another_kernel_are_on_the_page_once_they_are_measured(kernel):
     assert [row[5] for row in rows] == (["9,000"] if kernel == "fa3" else [])
 
 
+def test_steps_in_fp8_stand_beside_those_in_bfloat16_once_they_are_measured():
+    step = {"wanted": 64, "rows": 64.0, "context": 2000.0}
+    whole, eight = ({"steps": [step | {"ms": ms}]} for ms in (10.0, 8.0))
+    names = [f"decode Qwen2.5-1.5B {mode}" for mode in ("fused", "fp8")]
+    made = page(report(**dict(zip(names, (whole, eight), strict=True))))
+    assert rows_of(made, "Qwen2.5-1.5B", "64") == [["Qwen2.5-1.5B", "64", "10.0", "8.0", "1.25"]]
+    assert "times as fast" not in page(report())
+
+
+@pytest.mark.slow
+def test_steps_in_fp8_are_rehearsed():
+    found = DECODE["decode Qwen2.5-1.5B fp8"](Bench(tiny=True))
+    assert [step["wanted"] for step in found["steps"]] == [1, 8]
+
+
 @pytest.mark.slow(64)
 def test_a_rehearsal_that_is_killed_continues(tmp_path):
     figures, arguments = tmp_path / "gpu.json", ["--tiny", f"--out={tmp_path}"]

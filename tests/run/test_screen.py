@@ -100,6 +100,7 @@ def test_a_generator_with_nothing_left_to_make_has_no_speed() -> None:
     display, file = plain()
     display.start("quickstart", {}, 1, {})
     display.update({"update": 1, **METRICS, "generator_tokens_per_second": 0.0})
+    assert file.getvalue().startswith("tramontane · quickstart · 1 update\n")
     assert "gen " not in file.getvalue()
     assert "train 8,877/s" in file.getvalue()
 

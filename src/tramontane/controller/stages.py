@@ -40,7 +40,7 @@ class Stages:
         self._recent: list[list[int]] = []  # per update: completions right, at the ceiling, judged
         if self._until and self._until.updates:
             self._end = version + self._until.updates
-            self._end_reason = f"{self._until.updates} updates"
+            self._end_reason = f"{self._until.updates} update{'s' * (self._until.updates != 1)}"
 
     @property
     def config(self) -> Config:

@@ -166,7 +166,7 @@ def _fault_of_methods(environment: Callable[..., Any]) -> str:
         if inspect.isfunction(method):
             named = functions.accepted(method, dict.fromkeys(given, ""))
             if fault := functions.fault_of_call(method, "self", *call, **named):
-                return fault
+                return f"{fault}; `start` may take {', '.join(given)}, by name" if given else fault
     return ""
 
 

@@ -446,7 +446,7 @@ def _until(until: Until | None, config: Config) -> str:
     if until is None:
         return f"to update {config.pipeline.updates}"
     if until.updates is not None:
-        return f"{until.updates} updates"
+        return f"{until.updates} update{'s' * (until.updates != 1)}"
     name, share = ("solved", until.solved) if until.solved else ("at ceiling", until.at_ceiling)
     return f"until {name} ≥ {share:g} over {until.window} updates"
 

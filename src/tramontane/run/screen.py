@@ -149,7 +149,9 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
         self._started = self._phase_started = time.monotonic()
         facts = {**header, **(sizes if self.verbose else {})}
         if not self.live:
-            self._line(f"tramontane · {self._title} · {total_updates} updates")
+            self._line(
+                f"tramontane · {self._title} · {total_updates} update{'s' * (total_updates != 1)}"
+            )
             for key, value in facts.items():
                 self.console.print(Text(printable(f"  {key}: {value}")), soft_wrap=True)
             self._opened = True

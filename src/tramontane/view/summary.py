@@ -81,7 +81,7 @@ def _written(run: Run) -> Row:
 def _subtitle(run: Run, updates: int, written: Row) -> str:
     config = run.config
     parts = [config.get("model"), (config.get("data") or {}).get("train")]
-    parts.append(f"{updates} updates" if updates else None)
+    parts.append(f"{updates} update{'s' * (updates != 1)}" if updates else None)
     if seconds := written.get("wall_seconds"):
         parts.append(clock(seconds))
     return " · ".join(str(part) for part in parts if part)
