@@ -19,7 +19,8 @@ from packaging.utils import canonicalize_name
 import tramontane
 from tests.docs.pages import commands
 from tests.paths import ROOT
-from tramontane.errors import install, other_project
+from tramontane import loopback
+from tramontane.errors import InputError, install, other_project
 
 
 def recipe(path: str, *settings: str) -> list[str]:
@@ -326,3 +327,11 @@ def test_an_issue_form_can_be_filled_in(file: Path) -> None:
     assert len(ids) == len(set(ids))
     for field in form["body"]:
         assert field["type"] in ("textarea", "input", "dropdown") and field["attributes"]["label"]
+
+
+def test_a_server_asks_for_no_more_than_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loopback, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'tramontane-rl\[serve\]'"):
+        loopback.check_installed("the server")
+    project = (ROOT / "pyproject.toml").read_text()
+    assert re.search(r"^serve = .*fastapi.*uvicorn", project, re.MULTILINE)

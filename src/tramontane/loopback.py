@@ -20,14 +20,14 @@ HOST = "127.0.0.1"
 SHUTDOWN_SECONDS = 3  # for answers under way when a server ends
 
 
-def check_installed(what: str) -> None:
-    """Check that the extra `view` is installed, which `what` needs.
+def check_installed(what: str, extra: str = "serve") -> None:
+    """Check that `what` has the packages of the extra `serve`; `extra` brings these and its others.
 
     Raises:
-        InputError: it is not.
+        InputError: they are not installed.
     """
     if missing := [name for name in NEEDS if find_spec(name) is None]:
-        raise InputError(f"{what} needs {' and '.join(missing)}; install: {install('view')}")
+        raise InputError(f"{what} needs {' and '.join(missing)}; install: {install(extra)}")
 
 
 class Address:

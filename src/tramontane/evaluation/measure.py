@@ -179,8 +179,8 @@ def serve(
             requests that do not give them; see `evaluation.settings.Sampling`.
 
     Raises:
-        InputError: the extra `view` is not installed, no such model, an invalid setting, no memory,
-            or the port is taken.
+        InputError: the extra `serve` is not installed, no such model, an invalid setting, no
+            memory, or the port is taken.
         WorkerLost: a generator cannot be replaced.
     """
     loopback.check_installed("the endpoint")

@@ -27,7 +27,7 @@ def address_of(session: Session) -> Iterator[Address | None]:
     wait until it is `answered`.
 
     Raises:
-        InputError: the extra `view` is not installed, or the port is taken.
+        InputError: the extra `serve` is not installed, or the port is taken.
     """
     if (serve := session.config.generator.serve) is None:
         yield None

@@ -26,7 +26,7 @@ def view(paths: list[Path], port: int = 0, on_address: Callable[[str], None] | N
     Raises:
         InputError: the extra `view` is not installed, no run folder there, or the port is taken.
     """
-    loopback.check_installed("the page")
+    loopback.check_installed("the page", "view")
     from tramontane.view.runs import load_runs
 
     runs = load_runs(paths)
