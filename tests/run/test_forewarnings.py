@@ -89,6 +89,8 @@ def test_greedy_samples_that_are_all_alike(tmp_path: Path) -> None:
     found = warned(tmp_path, evaluation={"temperature": 0, "samples": 4})
     assert "evaluation.samples 4: at temperature 0" in found
     assert warned(tmp_path, evaluation={"temperature": 0, "samples": 1}) == ""
+    assert "generator.top_k 1: only the likeliest" in warned(tmp_path, generator={"top_k": 1})
+    assert warned(tmp_path, generator={"top_k": 2}) == ""
 
 
 def test_a_split_of_a_file(tmp_path: Path) -> None:

@@ -38,6 +38,9 @@ def test_it_names_data_reward_objective_model_and_a_prompt(tmp_path: Path) -> No
     )
     assert lines["objective"].startswith("magistral; learning rate ")
     assert "1.6 million parameters" in lines["model"]
+    assert "sampled with" not in lines["model"]
+    eight = small_config(tmp_path / "run", data=data, generator={"weights": "int8"})
+    assert model_line(eight).endswith("; sampled with int8 weights (generator.weights)")
     assert lines["prompt"].endswith("<|user|>What is 0 + 1?<|assistant|>")
     assert len(lines) <= 11  # twelve with the title
 

@@ -151,6 +151,17 @@ def test_the_name_of_a_known_algorithm_is_answered_with_keys_that_are_valid(name
     assert given != ObjectiveConfig()
 
 
+@pytest.mark.parametrize("name", ["icepop", "IcePop", "dppo", "TIS", "mis", "overlong"])
+def test_the_name_of_a_correction_is_answered_with_keys_that_are_valid(name, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(f"trainer: {{objective: {name}}}")
+    with pytest.raises(InputError, match=f"objective.name: {name} is a correction") as caught:
+        load_config(file)
+    keys = str(caught.value).partition("trainer.objective: ")[2].partition(". See")[0]
+    file.write_text(f"trainer: {{objective: {keys}}}")
+    assert load_config(file).trainer.objective != ObjectiveConfig()
+
+
 def test_a_module_of_ones_own_may_have_such_a_name(tmp_path, monkeypatch):
     lines = ["from tramontane.config import ObjectiveOptions as Options", "advantages = loss = id"]
     (tmp_path / "rloo.py").write_text("\n".join(lines))

@@ -137,6 +137,12 @@ class ObjectiveConfig(Section):
                     f"magistral: {{{keys}}}}}. {more}. See docs/objectives.md",
                     "name",
                 ) from None
+            if keys := CORRECTIONS.get(re.sub(r"[^a-z]", "", self.name.lower())):
+                raise key_error(
+                    f"{self.name} is a correction for a generator that is not the policy; write, "
+                    f"for example, trainer.objective: {{{keys}}}. See docs/off-policy.md",
+                    "name",
+                ) from None
             near = nearest(self.name, BUILT_IN_OBJECTIVES)
             hint = f"did you mean {near!r}? " if near else ""
             raise key_error(
@@ -222,6 +228,15 @@ AS_MAGISTRAL = {
         "eps_high: 0.2, kl_coef: 0.001, kl_estimator: k1, kl_as: reward",
         "Without a baseline it is not available",
     ),
+}
+
+# Corrections, by the names that papers and trainers give them, in lower case letters.
+CORRECTIONS = {
+    "icepop": "mask: {token_ratio: [0.5, 5]}",
+    "dppo": "mask: {token_tv: 0.1}",
+    "tis": "name: aipo",
+    "mis": "mask: {token_ratio: [0, 2]}",
+    "overlong": "mask: {truncated: true}",
 }
 
 INTERFACE = ("Options", "advantages", "loss")  # the parts of a module with an objective

@@ -177,8 +177,8 @@ class TrainerConfig(NumericsConfig):
             )
         if self.ranks % self.context_parallel:
             raise key_error(
-                f"{self.ranks} ranks cannot share rows in groups of {self.context_parallel}; "
-                f"choose a divisor, or a multiple of it for ranks",
+                f"rows are shared by groups of {self.context_parallel} ranks, and ranks is "
+                f"{self.ranks}; set ranks to {self.context_parallel} or a multiple of it",
                 "context_parallel",
                 "ranks",
             )

@@ -136,6 +136,11 @@ def _greedy(config: Config) -> Iterator[str]:
         warning = alike(chosen.samples, chosen.temperature, f"{key}.")
         if warning and not config.converses:
             yield warning
+    if config.generator.top_k == 1 and config.pipeline.group_size > 1 and not config.converses:
+        yield (
+            "generator.top_k 1: only the likeliest token is sampled, so that a group's completions "
+            "are all alike and nothing is learned from them: raise it, or set 0 for all tokens"
+        )
 
 
 def _asked(problem: Problem) -> tuple[str, ...]:

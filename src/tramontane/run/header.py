@@ -132,7 +132,9 @@ def model_line(config: Config) -> str:
     kind = types["trainer"].partition(" ")[0]
     rows = "; layers with state take one sequence a row" * shape.stateful
     size = f"{sized(shape.parameters)} parameters"
-    return f"{config.model}, {size}{lora}; {kind} on {config.trainer.device}{rows}"
+    weights = config.generator.weights
+    eight = "" if weights == "full" else f"; sampled with {weights} weights (generator.weights)"
+    return f"{config.model}, {size}{lora}; {kind} on {config.trainer.device}{eight}{rows}"
 
 
 def sized(parameters: int) -> str:
