@@ -302,5 +302,5 @@ def test_a_dry_run_refuses_it_too(tmp_path):
 
 
 def test_groups_of_ranks_divide_all_ranks():
-    with pytest.raises(ValueError, match="4 ranks cannot share rows in groups of 3"):
+    with pytest.raises(ValueError, match="groups of 3 ranks, and ranks is 4; set ranks to 3"):
         TrainerConfig(ranks=4, context_parallel=3)

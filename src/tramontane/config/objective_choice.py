@@ -137,10 +137,10 @@ class ObjectiveConfig(Section):
                     f"magistral: {{{keys}}}}}. {more}. See docs/objectives.md",
                     "name",
                 ) from None
-            if keys := CORRECTIONS.get(re.sub(r"[^a-z]", "", self.name.lower())):
+            if written := CORRECTIONS.get(re.sub(r"[^a-z]", "", self.name.lower())):
                 raise key_error(
                     f"{self.name} is a correction for a generator that is not the policy; write, "
-                    f"for example, trainer.objective: {{{keys}}}. See docs/off-policy.md",
+                    f"for example, trainer.objective: {{{written}}}. See docs/off-policy.md",
                     "name",
                 ) from None
             near = nearest(self.name, BUILT_IN_OBJECTIVES)
