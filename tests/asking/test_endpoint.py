@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.asking.server import BLANKS, DIE, HANG_UP, STALL, Reply, Server, body, status
 from tramontane import InputError
 from tramontane.asking import Answer, Prompt
-from tramontane.asking.endpoint import Endpoint, Failed, read_answer
+from tramontane.asking.endpoint import EndpointClient, Failed, read_answer
 from tramontane.config import parse
 from tramontane.config.asking import EndpointModel, ModelConfig
 
@@ -24,7 +24,7 @@ def endpoint(server, **settings):
     }
     options = {"retries": 3, "backoff_s": 0.01, "timeout_s": 20, **settings}
     model = EndpointModel(url=server.url, model="m", **options)
-    return Endpoint(ModelConfig(endpoint=model, max_tokens=99, **of_answers))
+    return EndpointClient(ModelConfig(endpoint=model, max_tokens=99, **of_answers))
 
 
 def ask(client, texts, n, tmp_path):

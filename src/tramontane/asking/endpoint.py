@@ -53,7 +53,7 @@ class Refused(Exception):
     """A permanent failure of a request: the same body will fail again."""
 
 
-class Endpoint:
+class EndpointClient:
     """A model that is asked over HTTP, one request per answer.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tramontane.asking import Model
-from tramontane.asking.endpoint import Endpoint, authorization
+from tramontane.asking.endpoint import EndpointClient, authorization
 from tramontane.config.asking import ModelConfig
 from tramontane.errors import importing
 
@@ -31,7 +31,7 @@ def open_model(config: ModelConfig, sending: Callable[[], None] = lambda: None) 
     each request to an endpoint."""
     # torch takes seconds to import, and an endpoint does not need it.
     if config.endpoint:
-        return Endpoint(config, sending)
+        return EndpointClient(config, sending)
     with importing():
         from tramontane.asking.checkpoint import Checkpoint
 

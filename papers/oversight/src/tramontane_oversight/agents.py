@@ -133,10 +133,10 @@ class RemoteAgent:
     computes = False
 
     def __init__(self, config: ModelConfig, wording: Wording) -> None:
-        from tramontane.asking.endpoint import Endpoint
+        from tramontane.asking.endpoint import EndpointClient
 
         self.wording = wording
-        self._endpoint = Endpoint(config)
+        self._endpoint = EndpointClient(config)
         self._calls: dict[Future[Answer], int] = {}
 
     @property
