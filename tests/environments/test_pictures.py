@@ -30,6 +30,7 @@ def look(at: str) -> object:
     """
     return {
         "picture": ONE,
+        "bytes": png(ONE),
         "part": {"type": "image_url", "image_url": {"url": uri(ONE)}},
         "parts": ["Left: ", ONE, {"type": "text", "text": f", {PLACE}right: "}, OTHER, 7],
         "path": [{"type": "image", "path": "a.png"}],
@@ -97,6 +98,7 @@ def put_text(spoken):
     ("name", "written", "shown"),
     [
         ("picture", "*", as_uris(ONE)),
+        ("bytes", "*", as_uris(png(ONE))),
         ("part", "*", [uri(ONE)]),
         ("parts", "Left: *, \ufffdright: *7", as_uris(ONE, OTHER)),
         ("data", '{"picture": "none"}', []),
@@ -176,7 +178,8 @@ def test_what_is_an_image():
     assert holds_images(ONE) and holds_images([ONE]) and holds_images(("a", ONE))
     image = {"type": "image", "image": ONE}
     assert holds_images(image) and holds_images([image])
-    for other in (uri(ONE), png(ONE), {"type": "text"}, [[ONE]], {"a": ONE}, io.BytesIO(), None):
+    assert holds_images(png(ONE)) and not holds_images(b"text")
+    for other in (uri(ONE), {"type": "text"}, [[ONE]], {"a": ONE}, io.BytesIO(), None):
         assert not holds_images(other)
 
 

@@ -83,6 +83,13 @@ class Album(NamedTuple):
         return checked(data_uri(path.read_bytes()), self.limits, f"{where}: image {path}")
 
 
+def is_file(value: Any) -> bool:
+    """True for the bytes of an image file, by how they begin."""
+    return isinstance(value, bytes | bytearray | memoryview) and bytes(value[:4]).startswith(
+        _BEGINNINGS
+    )
+
+
 def as_text(value: Any) -> Any:
     """A value of a table or a Python object with each image in it as text: a PIL image, an image
     file's bytes or the record of `datasets` (`{"bytes", "path"}`) as a data URI, or a path. Other
@@ -100,9 +107,7 @@ def as_text(value: Any) -> Any:
                 _held(value) if isinstance(content, str) else content
             ) or value.get("path")
         return {name: as_text(part) for name, part in value.items()}
-    if isinstance(value, bytes | bytearray | memoryview) and bytes(value[:4]).startswith(
-        _BEGINNINGS
-    ):
+    if is_file(value):
         return _bytes_as_text(value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -171,7 +176,7 @@ def own_image(part: Mapping[str, Any], earlier: int, where: str) -> Any:
         return value
     if other := [name for name, value in part.items() if value and name not in _BESIDE]:
         raise InputError(
-            f"{where}: an image part with {other[0]!r}: give the image as {_VALUES[0]!r}, a path "
+            f"{where}: an image part with {other[0]!r}: give the image as 'image', a path "
             f"or a data URI"
         )
     if part.get("index") not in (None, earlier):

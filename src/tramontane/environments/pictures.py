@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tramontane.data.images import PART_TYPES, as_text, own_image
+from tramontane.data.images import PART_TYPES, as_text, is_file, own_image
 from tramontane.data.prompts import PLACE
 from tramontane.models.images import Limits, checked
 
 
 def is_image(value: Any) -> bool:
-    """True for a PIL image and a content part with an image; a text is none, a data URI neither."""
+    """True for a PIL image, an image file's bytes and a content part with an image; a text is none,
+    a data URI neither."""
     if isinstance(value, Mapping):
         return value.get("type") in PART_TYPES
-    return hasattr(value, "save") and type(value).__module__.startswith("PIL.")
+    is_picture = hasattr(value, "save") and type(value).__module__.startswith("PIL.")
+    return is_picture or is_file(value)
 
 
 def holds_images(value: Any) -> bool:
@@ -44,8 +46,8 @@ def joined(
             found = own_image(found, 0, "content") if isinstance(part, Mapping) else found
             if not isinstance(found, str) or found[:5].lower() != "data:":
                 raise ValueError(
-                    "an image part needs a PIL image or a data URI (data:image/png;base64,…): "
-                    "nothing is fetched, and no file is read"
+                    "an image part needs a PIL image, bytes or a data URI "
+                    "(data:image/png;base64,…): nothing is fetched, and no file is read"
                 )
             images.append(checked(found, limits, "an image"))
             texts.append(PLACE)
