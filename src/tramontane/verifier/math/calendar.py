@@ -17,6 +17,8 @@ _DATES = (
     re.compile(
         rf"{_WEEKDAY}(?:the\s+)?{_DAY}\s+(?:of\s+)?(?P<month>{_MONTH}),?(?:\s*(?P<year>\d{{4}}))?"
     ),
+    re.compile(r"(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)"),
+    re.compile(r"(?:(?P<year>\d{4})\s*年\s*)?(?P<month>\d\d?)\s*月\s*(?P<day>\d\d?)\s*[日号]"),
 )
 _TIME = re.compile(r"(\d{1,2})(?:[:.](\d\d))?\s*(?:([ap])\.?\s*m\.?)?")
 _NAMED_TIMES = {"noon": 720, "12 noon": 720, "midnight": 0, "12 midnight": 0}
@@ -44,7 +46,11 @@ def _same_date(gold: str, pred: str) -> bool | None:
 
 def _read_date(text: str) -> tuple[int, int, str | None] | None:
     match = next(filter(None, (date.fullmatch(text) for date in _DATES)), None)
-    return match and (_NUMBER[match["month"][:3]], int(match["day"]), match["year"])
+    if match is None:
+        return None
+    month = match["month"]
+    number = int(month) if month.isdigit() else _NUMBER[month[:3]]
+    return number, int(match["day"]), match["year"]
 
 
 def _same_time(gold: str, pred: str) -> bool | None:
@@ -62,7 +68,7 @@ def _read_time(text: str) -> int | None:
     hours, minutes = int(match[1]), int(match[2] or 0)
     if match[3] and 1 <= hours <= 12:
         hours = hours % 12 + 12 * (match[3] == "p")
-    elif match[3] or 0 < hours < 13:  # 7:30 may be either
+    elif match[3] or (0 < hours < 13 and match[1][0] != "0"):  # 7:30 may be either, 07:30 not
         return None
     return 60 * hours + minutes if hours < 24 and minutes < 60 else None
 

@@ -18,6 +18,7 @@ _OF_LETTER = re.compile(
     rf"(?P<letter>[a-z]) (?:(?:is|are|must be|can be|be) )?(?:(?:an?|any|all) )?"
     rf"(?P<kinds>(?:(?:{_KINDS})(?:,? |$))+)(?P<noun>{_NOUNS})?"
 )
+_MULTIPLES = re.compile(r"(?:all )?(?:the )?(positive )?(?:integer )?multiples of (\d{1,9})")
 _WHOLE = {"odd", "even", "prime", "composite"}
 _NOTATION = {
     frozenset({"real"}): r"\mathbb{R}",
@@ -77,6 +78,10 @@ def _of_noun(noun: str) -> set[str]:
     return {singular} if singular in ("integer", "prime", "real", "rational") else set()
 
 
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", re.sub(r"\\(?:text|mathrm)\b", " ", text).lower())
+
+
 def as_families(reference: str, prediction: str, gold: str, pred: str) -> tuple[str, str]:
     r"""Both answers as written, with `2k+1, k\in\mathbb{Z}` for odd integers in words if the other
     is not in words.
@@ -87,6 +92,12 @@ def as_families(reference: str, prediction: str, gold: str, pred: str) -> tuple[
         gold: the reference normalized.
         pred: the prediction normalized.
     """
+    several = [_MULTIPLES.fullmatch(" ".join(_words(side))) for side in (reference, prediction)]
+    if any(m and m[1] for m in several):
+        reference, prediction = (
+            rf"{m[2]}k, k\in\mathbb{{Z}}{'_{>0}' if m[1] else ''}" if m else side
+            for m, side in zip(several, (reference, prediction), strict=True)
+        )
     if gold in _FAMILIES and pred not in _FAMILIES and "all" not in pred:
         return _FAMILIES[gold], prediction
     if pred in _FAMILIES and gold not in _FAMILIES and "all" not in gold:

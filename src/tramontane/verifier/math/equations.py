@@ -374,7 +374,7 @@ def _constants(text: str) -> list[str]:
     return list(dict.fromkeys(filter(None, _CONSTANT_NAME.findall(text))))
 
 
-_OF_X = re.compile(r"[A-Za-z]\(x\)")
+_OF_X = re.compile(r"[A-Za-z](?:\^-1)?\(x\)")
 _DERIVATIVE = re.compile(r"\\frac\s*\{\s*d\s*([A-Za-z])\s*\}\s*\{\s*d\s*[A-Za-z]\s*\}")
 # A constant of integration: alone on one side, or the last term.
 _ARBITRARY = re.compile(

@@ -19,7 +19,7 @@ import mpmath
 from tramontane.verifier.math import descriptions, equations, items, structure
 from tramontane.verifier.math.wording import unwrap
 
-_OTHER_SET = re.compile(r"\\in\s*\\?(?:mathbb|mathbf|Bbb)?\s*\{?\s*[NRQ]\b")
+_OTHER_SET = re.compile(r"\\in\s*\\?(?:mathbb|mathbf|Bbb)?\s*\{?\s*(?:[NRQ]\b|Z\s*\}?\s*[\^_])")
 
 _SET = r"(?:\\(?:mathbb|mathbf|Bbb)\s*\{?\s*)?[NZRℕℤℝ]\s*\}?\s*(?:[\^_]\s*(?:\{[^{}]*\}|\S))?"
 _KIND = (
@@ -322,5 +322,6 @@ def of_others(reference: str, prediction: str) -> bool:
     letters = [letter for side in sides if (letter := descriptions.letter_of(side))]
     if len(letters) == 2 and letters[0] != letters[1]:
         return True
-    in_other = "mod" in reference and "mod" not in prediction and _OTHER_SET.search(prediction)
-    return bool(in_other) and not _OTHER_SET.search(reference)
+    if ("mod" in reference) == ("mod" in prediction):
+        return False
+    return bool(_OTHER_SET.search(reference)) != bool(_OTHER_SET.search(prediction))

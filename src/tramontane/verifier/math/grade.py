@@ -83,8 +83,6 @@ def _judge(prediction: str, reference: str | None, policy: MathConfig) -> Judgme
     given, reference = reference, stated(reference)
     if len(prediction) > max(structure.MAX_LENGTH, 2 * len(reference)):
         return _too_long()
-    if families.of_others(reference, prediction):
-        return Judgment("wrong", "not the reference", prediction)
     if "matrix" in reference:
         prediction = items.as_rows(prediction)
     gold, pred = numbers.with_decimal_commas(
@@ -94,6 +92,8 @@ def _judge(prediction: str, reference: str | None, policy: MathConfig) -> Judgme
     if written != (reference, prediction):
         reference, prediction = written
         gold, pred = normalize(reference), normalize(prediction)
+    if families.of_others(reference, prediction):
+        return Judgment("wrong", "not the reference", prediction)
     if policy.log == "natural":
         pred, gold = (_LOG.sub(r"\\ln ", side) for side in (pred, gold))
     if "I" in pred:

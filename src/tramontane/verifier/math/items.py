@@ -99,7 +99,9 @@ def _same_item(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool:
 
 
 _BOUND = re.compile(
-    r"\s*([A-Za-z])\s*(?:[<>]|\\(?:[lg]e|neq?)(?![A-Za-z])).*|.*[<>]\s*([A-Za-z])\s*", re.DOTALL
+    r"\s*([A-Za-z])\s*(?:[<>]|\\(?:[lg]e|neq?)(?![A-Za-z])).*"
+    r"|.*(?:[<>]|\\[lg]e(?![A-Za-z]))\s*([A-Za-z])\s*(?:(?:[<>]|\\[lg]e(?![A-Za-z])).*)?",
+    re.DOTALL,
 )
 
 

@@ -97,11 +97,14 @@ def same_remainder(gold: str, pred: str, equal: Callable[[str, str], bool]) -> b
             raise Refused(f"a congruence of something else: {label}")
     if (decided := _same_symbolic(gold, pred, equal)) is not None:
         return decided
-    if (g_list := _classes(gold)) and (p_list := _classes(pred)):
+    g_list, p_list = _classes(gold), _classes(pred)
+    if g_list and p_list:
         return g_list == p_list
     g, p = read_modular(gold), read_modular(pred)
     if g_list and p is None and any(map(_LETTER.fullmatch, labels)):
         return _general(pred, g_list[0]) == g_list[1]
+    if p_list and g is None and _general(gold, p_list[0]) == p_list[1]:
+        return True
     if g is None and p is None:
         return None
     if p is None and g is not None and not g.is_operation and any(map(_LETTER.fullmatch, labels)):

@@ -50,9 +50,11 @@ def _command(m: re.Match[str]) -> str:
 
 _DOUBLE_FACTORIAL = re.compile(r"(?<![\w.!)}])(\d{1,3})\s*!\s*!(?!\s*!)")
 # `1 and 2`, `1 or 2`, but not `A or C`: two choices are a hedge.
+_AFTER_POINT = "|".join(rf"(?<={comma}\d\) )" for comma in (",", ", ", ",-", ", -"))
 _CONNECTIVE = re.compile(
     rf"{TEXT}\s*\{{[\s,]*(?:and|und|et|y|e|и|和)[\s,]*\}}|(?<=[\s,;)\]}}\d])and(?=[\s(\[{{\d])"
-    rf"|(?<![A-Z])(?<![A-Z)] )(?:{TEXT}\s*\{{[\s,]*(?:or|oder|ou|o|или|或)[\s,]*\}}"
+    rf"|(?:(?<![A-Z])(?<![A-Z)] )|{_AFTER_POINT})"
+    rf"(?:{TEXT}\s*\{{[\s,]*(?:or|oder|ou|o|или|或)[\s,]*\}}"
     r"|(?<=[\s,;)\]}\d])(?<!\{ )or(?=[\s(\[{\d]))"
     r"|(?<=\d)\s*(?:und|et|oder|ou|и|или|和|及|或)\s*(?=[-\d(\\])"
 )
@@ -85,6 +87,26 @@ _FOR_ALL = re.compile(  # after a functional equation
     rf"(?<==)([^=]*?)[\s,;(]*(?:{TEXT}\s*\{{[\s,]*)?for\s*(?:all|any|every)\s*\}}?{_LETTERS}[\s).}}]*\Z"
 )
 _CONJUGATED = re.compile(r"\\(?:overline|bar)\s*\{((?=[^{}]*\d)[\d.+\s-]*i[\d.+\s-]*)\}")
+_NOT_CONGRUENT = re.compile(
+    r"(?P<letter>[a-z])\s*\\not\s*\\equiv\s*(?P<not>\d+)\s*"
+    r"(?:\\pmod\s*\{?|\(\s*\\?mod\s*)\s*(?P<modulus>\d{1,2})\s*[})]?"
+    r"|(?P<divisor>\d{1,2})\s*\\nmid\s*(?P<of>[a-z])"
+    rf"|(?:{TEXT}\s*\{{)?(?:for )?(?:all |any )?(?:integers? )?\}}?\s*(?P<of2>[a-z])\s*"
+    rf"(?:{TEXT}\s*\{{)?"
+    r"\s*(?:is |are )?not (?:divisible by|an? multiples? of)\s*\}?\s*(?P<divisor2>\d{1,2})\}?"
+)
+
+
+def _other_classes(m: re.Match[str]) -> str:
+    r"""`n\equiv 1,2\pmod{3}` for `n\not\equiv 0\pmod 3` and `3\nmid n`."""
+    modulus = int(m["modulus"] or m["divisor"] or m["divisor2"])
+    without = int(m["not"] or 0)
+    if modulus < 2:
+        return m[0]
+    others = ",".join(str(r) for r in range(modulus) if r != without % modulus)
+    return rf"{m['letter'] or m['of'] or m['of2']}\equiv {others}\pmod{{{modulus}}}"
+
+
 _UNWRAP = re.compile(
     r"\$(.*)\$|\*\*(.*)\*\*|\\boxed\s*\{(?P<box>.*)\}|\\(?:underline|uuline|uwave)\s*\{(?P<line>.*)\}"
     r"|\\(?:mathbf|boldsymbol|bm)\s*\{(?![RNZQC]\})(?P<bold>.*)\}|\{(?P<braced>.*)\}",
@@ -192,6 +214,8 @@ def _apply_rules(text: str) -> str:
     if _INEQUALITY.search(text):
         text = _OR.sub(r" \\cup ", text)
     text = re.sub(r"\s+", " ", text).strip()
+    if found := _NOT_CONGRUENT.fullmatch(text):
+        text = _other_classes(found)
     text = _FOR_ALL.sub(r"\1", _CONDITION.sub("", text))
     text = _CONNECTIVE.sub(" , ", text)
     text = re.sub(r",(?:\s*,)+", ",", text)

@@ -20,6 +20,7 @@ _BOUNDED = [
         r"SET\s*[,;]\s*BOUND",
         r"(?:\\text\s*\{\s*)?(?:all )?(?P<set>integer)s?(?:\s*\})?\s*BOUND",
         r"(?P<set>)(?=[i-n]\b)BOUND",
+        r"\\mathbb\{(?P<set>Z)\}_\{>(?P<bound>0)\}(?P<sign>)",
     )
 ]
 
@@ -48,7 +49,7 @@ def _read(text: str) -> tuple[tuple[int, int], bool] | None:
         return ((numbers[0], step), True) if is_even and step > 0 else None
     for pattern in _BOUNDED:
         if match := pattern.fullmatch(text):
-            first = int(match["bound"]) + (match["sign"] == ">")
+            first = int(match["bound"]) + (match["sign"] in (">", ""))
             if match["set"] == "N":
                 first = max(first, 1) if first > 0 else first
                 if first < 1:

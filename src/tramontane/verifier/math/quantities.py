@@ -26,7 +26,10 @@ _MINUTE, _SECOND = (
 )
 _ANGLE = re.compile(rf"(-?){_N}\s*\^\{{\\circ\}}\s*(?:{_N}\s*{_MINUTE})?\s*(?:{_N}\s*{_SECOND})?")
 _FEET = re.compile(rf"{_N}\s*{_MINUTE}\s*{_N}\s*{_SECOND}")
-_CLOCK = re.compile(r"(?:(\d+)\s*h)?\s*(?:(\d+)\s*m)\s*(?:(\d+)\s*s)?")  # 4h15m, 5m30s
+_CLOCK = re.compile(  # 4h15m, 5m30s, 4h15
+    r"(?:(\d+)\s*h)?\s*(?:(\d+)\s*m|(?<=h)(\d\d)|(?<=h )(\d\d))\s*(?:(\d+)\s*s)?"
+)
+_COLONS = re.compile(r"\d+(?::[0-5]\d){1,2}")
 _LETTERS = ("s", "h", "m", "g", "t", "L")  # units of one letter
 _PART_OF_DEGREE = {"min": "arcminute", "s": "arcsecond"}
 _TOKEN = re.compile(
@@ -71,7 +74,8 @@ def same_quantities(gold: str, pred: str, equal: Callable[[str, str], bool]) -> 
     if not (_HINT.search(gold) or _HINT.search(pred)):
         return None
     g = read_items(gold)
-    p = read_items(_with_names(g, pred) if g else pred)
+    p = _clock(g, pred) if g else None
+    p = p or read_items(_with_names(g, pred) if g else pred)
     if g is None and p is None:
         return None
     totals = _total(g, gold, p), _total(p, pred, g)
@@ -80,6 +84,15 @@ def same_quantities(gold: str, pred: str, equal: Callable[[str, str], bool]) -> 
     if g is None or p is None:
         return _same_list(g or p or [], pred if p is None else gold, equal)
     return _same_items(g, p, equal)
+
+
+def _clock(items: list[Item], text: str) -> list[Item] | None:
+    """The items of `4:30` for a reference of 4 hours 30 minutes; None for any other."""
+    names = [item.name for item in items]
+    values = text.split(":") if _COLONS.fullmatch(text) else []
+    if names not in (["h", "min"], ["min", "s"], ["h", "min", "s"]) or len(values) != len(names):
+        return None
+    return [Item(name, value) for name, value in zip(names, values, strict=True)]
 
 
 def _same_items(gold: list[Item], pred: list[Item], equal: Callable[[str, str], bool]) -> bool:
@@ -124,7 +137,7 @@ def read_items(text: str) -> list[Item] | None:
     if match := _FEET.fullmatch(text):
         return [Item("ft", match[1]), Item("in", match[2])]
     if match := _CLOCK.fullmatch(unwrap(text)):
-        units = zip(("h", "min", "s"), match.groups(), strict=True)
+        units = zip(("h", "min", "min", "min", "s"), match.groups(), strict=True)
         found = [Item(unit, value) for unit, value in units if value]
         return found if len(found) > 1 else None
     if len(labels := _PLAIN_LABEL.findall(text)) > 1 and text.startswith(labels[0]):

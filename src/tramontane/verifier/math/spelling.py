@@ -51,6 +51,7 @@ PLAIN_FUNCTIONS = (
     "|cot|sec|csc|ln|log|exp|max|min|gcd|lcm"
 )
 GREEK_LETTERS = "|".join(sorted((e[1:] for e in _GREEK_NAMES.split()), key=len, reverse=True))
+_TRIG = "sin|cos|tan|cot|sec|csc|ln|log"
 _TO = rf"\s*(?:{TEXT}\s*\{{\s*to\s*\}}|\bto\b)\s*"
 _OTHER_NAMES = {
     "lg": "log_{10}", "arctg": "arctan", "tg": "tan", "co?tg": "cot", "cotan": "cot",
@@ -277,7 +278,28 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
             rf"^\s*{TEXT}\s*\{{\s*(?:diverges|tends|goes) to\s*\}}\s*(?=[-+]?\\infty\s*$)",
             "",
         ),
+        (
+            r"^\s*([a-z])\s*\\neq\s*(?:\\pm\s*(\d+))\s*$",
+            r"\1\\neq \2, \1\\neq -\2",
+        ),
+        (
+            r"^\s*([a-z])\s*\\neq?(?![A-Za-z])\s*([-\d./]+)"
+            r"\s*(?:,|\\text\s*\{\s*(?:and|or)\s*\})\s*"
+            r"([-\d./]+)\s*$",
+            r"\1\\neq \2, \1\\neq \3",
+        ),
+        # The argument of a function ends before another.
+        (
+            rf"\\({_TRIG})\s*([a-z]|\\[a-z]+)\s*\\(?:cdot|times)\s*(?=\\(?:{_TRIG})(?![A-Za-z])|e\s*\^)",
+            r"\\\1(\2)\\cdot ",
+        ),
         # Divisible by a number.
+        (
+            rf"^\s*(?:{TEXT}\s*\{{)?\s*(?:all |the |any )?"
+            r"(?:(?:integer|number)s? )?(?:that are )?(?:multiples of|divisible by)"
+            r"\s*\}?\s*(\d+)\s*\}?\s*$",
+            r"n\\equiv 0\\pmod{\1}",
+        ),
         (r"^\s*([a-z])\s*\|\s*(\d+)\s*$", r"\1\\mid \2"),
         (r"^\s*(\d+)\s*(?:\||\\mid(?![A-Za-z]))\s*([a-z])\s*$", r"\2\\equiv 0\\pmod{\1}"),
         (

@@ -65,7 +65,7 @@ _UNMISTAKABLE = frozenset(_WORDS["unmistakable"].split())
 _PRODUCTS = {"N m", "V A", "A h", "W h", "kW h", "Pa s", "J s", "kg m", "N s", "C m", "T m", "W s"}
 _DIVISORS = {"s", "h", "min", "m", "cm", "km", "kg", "L", "mL", "mol", "K", "A", "C", "ft"}
 _AMBIGUOUS = {"M"}  # molar, or million: only if the other side shows it
-_SHORT_NAMES = {"ft", "lb", "oz", "hr", "yd", "min", "mph", "kmh", "rpm", "usd", "eur", "gbp"}
+_SHORT_NAMES = {"ft", "lb", "oz", "hr", "yd", "min", "mph", "kmh", "rpm", "cc", "usd", "eur", "gbp"}
 _INNER = r"(?:[^{}]|\{[^{}]*\})*"
 _TEXT = (
     r"\\(?:text(?:rm|normal|it|bf|sf)?|mathrm|mathit|mathsf|mbox|operatorname|rm)"
@@ -103,10 +103,20 @@ _COMPOUNDS = [
     (re.compile(r"watt[- ]hour"), "watthour"),
 ]
 _PREFIX = re.compile(
-    r"(-?)\s*(\\\$|€|£|¥|₹|Rs(?![A-Za-z])\.?|(?:USD|EUR|GBP|INR)(?![A-Za-z]))\s*(?=[\d.]|\\frac)"
+    r"(-?)\s*((?:R|A|C|S|NZ|HK|NT|MX)?\s?\\\$|€|£|¥|₹|Rs(?![A-Za-z])\.?|(?:USD|EUR|GBP|INR)(?![A-Za-z]))\s*(?=[\d.]|\\frac)"
 )
-_CURRENCIES = {"\\$": "usd", "€": "eur", "£": "gbp", "¥": "jpy", "₹": "inr", "Rs": "inr"}
-_ALONE = frozenset((*_CURRENCIES.values(), "%", "deg", "cent"))  # multiply no other unit
+_CURRENCIES = {
+    "\\$": "usd",
+    "€": "eur",
+    "£": "gbp",
+    "¥": "jpy",
+    "₹": "inr",
+    "Rs": "inr",
+    "R\\$": "brl",
+}
+_ALONE = frozenset(
+    (*_CURRENCIES.values(), "%", "deg", "degC", "degF", "degK", "cent")
+)  # multiply no other unit
 _WORDS_ONLY = re.compile(rf"\W|{_LETTER}{{4}}")
 _ENDS = re.compile(r"(?:[\d})]|\\pi)$")  # of values before a unit in words
 _ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
@@ -140,7 +150,7 @@ def split_unit(text: str, *, attached: bool = False, named: str = "") -> tuple[s
     """
     if match := _PREFIX.match(text):
         body, rate = split_unit(match[1] + text[match.end() :])
-        currency = _CURRENCIES.get(match[2].rstrip("."), match[2].rstrip(".").lower())
+        currency = _currency(match[2])
         return body, f"{currency}·{rate}" if "^-" in rate else currency
     spelt = text
     for pattern, replacement in (*_COMPOUNDS, *_GREEK):
@@ -162,6 +172,11 @@ def split_unit(text: str, *, attached: bool = False, named: str = "") -> tuple[s
             break  # the degrees belong to the angle, not to the value
         return body.replace("µ", r"\mu ").replace("Ω", r"\Omega ").strip(), unit.name
     return text, ""
+
+
+def _currency(sign: str) -> str:
+    sign = sign.rstrip(".").replace(" ", "")
+    return _CURRENCIES.get(sign, sign.lower())
 
 
 def _may_follow(unit: _Unit, body: str, spaced: bool, attached: bool) -> bool:

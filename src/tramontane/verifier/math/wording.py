@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tramontane.config.yaml_text import read_yaml
 from tramontane.verifier.math import descriptions
+from tramontane.verifier.math.units import read_unit
 
 _LETTER = re.compile(r"\(?([A-Z])\)?")
 _SMALL = re.compile(r"\(?[a-z]\)?")  # a choice where one side has brackets, unlike `b` for `B`
@@ -20,6 +21,8 @@ FUNCTIONS = re.compile(
     r"\b(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|max|min|arc\w+|mod|gcd|lcm)\b"
 )
 _HEDGE = re.compile(r"\b[A-Z]\b|\b(?:or|not)\b")
+_NAMED = re.compile(r"[A-Z]?[a-z]{3,} ([A-Z])")  # Group A
+_CIRCLED = re.compile(r"(?:[①-⑳](?:\s|[,、，;]|and|和|\\text\s*\{\s*(?:and|和)\s*\})*)+")
 _CHOICE_NAME = re.compile(r"\s*(?:option|choice|answer)\s*:?\s+(?=\(?[A-Z]\b)", re.IGNORECASE)
 
 
@@ -30,9 +33,11 @@ def choice(gold: str, pred: str) -> bool | None:
     """
     gold, pred = _without_name(gold), _without_name(pred)
     g = _LETTER.fullmatch(gold)
-    if g and _SMALL.fullmatch(pred) and (gold[0] == "(" or pred[0] == "("):
+    if g and _SMALL.fullmatch(pred) and (gold[0] == "(" or ")" in pred):
         pred = pred.upper()
     p = _LETTER.fullmatch(pred)
+    if p and (named := _NAMED.fullmatch(gold)):
+        return p[1] == named[1]
     if g and p:
         return g[1] == p[1]
     if g and (option := _option(pred)):
@@ -89,13 +94,19 @@ def with_separate_choices(gold: str, pred: str) -> str:
     return ", ".join(re.findall("[A-J]", letters[0])) if letters else pred
 
 
+_ONLY = re.compile(r"\s+only\s*\}?\s*\.?$")
 _PARTS_LISTED = re.compile(r"\(?([ivx]{1,5}|[IVX]{1,5})\)?")
 
 
 def same_parts(gold: str, pred: str) -> bool | None:
     """Compare lists of numbered statements, `(i), (iii)` and `iii, i`, in any order; None if the
     reference is not such a list."""
-    sides = [re.split(r"\s*(?:[,;]|\band\b)\s*", unwrap(side)) for side in (gold, pred)]
+    if _CIRCLED.fullmatch(gold):
+        marks = [sorted(re.findall("[①-⑳]", side)) for side in (gold, pred)]
+        return bool(_CIRCLED.fullmatch(pred)) and marks[0] == marks[1]
+    sides = [
+        re.split(r"\s*(?:[,;]|\band\b)\s*", unwrap(side)) for side in (gold, _ONLY.sub("", pred))
+    ]
     found = [[_PARTS_LISTED.fullmatch(item.strip()) for item in side] for side in sides]
     if len(found[0]) < 2 or not all(found[0]):
         return None
@@ -181,6 +192,7 @@ def _same_words(gold: list[str], pred: list[str]) -> bool:
     """Compare words without articles before them; an adjective agrees with its noun (`isosceles
     triangle`)."""
     g, p = (list(dropwhile(_BEFORE.__contains__, side)) or side for side in (gold, pred))
+    g, p = ([word.removesuffix("条件") or word for word in side] for side in (g, p))
     if "triangle" in gold + pred:
         g, p = ([word for word in side if word not in ("angled", "angle")] for side in (g, p))
         if len(p) == 1 and p[0] in _TRIANGLES:
@@ -286,6 +298,9 @@ def same_phrase(text: str) -> str:
     if match := _COUNTED.fullmatch(bare):  # 五个
         return _PHRASES.get(match[1], text)
     counted = re.sub(r"\s*[‐-]\s*", " ", bare).rstrip(" .!")
+    first, _, rest = counted.partition(" ")
+    if (several := _NUMBER_WORDS.get(first, "")).isdigit() and read_unit(rf"\text{{{rest}}}"):
+        return rf"{several} \text{{{rest}}}"  # three weeks
     number = _NUMBER_WORDS.get(counted) or _number_in_words(counted.replace(",", " "))
     words = " ".join(_words(bare))
     return number or _PHRASES.get(words) or descriptions.canonical(words) or text
