@@ -33,7 +33,7 @@ from tramontane.verifier.math import (
 )
 from tramontane.verifier.math.counts import with_counts
 from tramontane.verifier.math.equations import refuse_contradiction, refuse_unsolved
-from tramontane.verifier.math.modular import same_remainder
+from tramontane.verifier.math.modular import same_remainder, without_kinds
 from tramontane.verifier.math.normalize import normalize
 from tramontane.verifier.math.reference import stated
 
@@ -92,6 +92,7 @@ def _judge(prediction: str, reference: str | None, policy: MathConfig) -> Judgme
     if written != (reference, prediction):
         reference, prediction = written
         gold, pred = normalize(reference), normalize(prediction)
+    gold, pred = without_kinds(gold, pred)
     if families.of_others(reference, prediction):
         return Judgment("wrong", "not the reference", prediction)
     if policy.log == "natural":

@@ -33,6 +33,7 @@ _NO_LABEL = re.compile(
 )
 _LETTER = re.compile(r"(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?")
 _KIND = re.compile(r"(?i)\b(?:prime|odd|even|composite)s?\b")
+_BOUND = re.compile(r"[<>]|\\[lg]e(?![A-Za-z])")
 _OPEN = r"(?:\\(?:text|mathrm|mbox)\s*\{\s*)?"
 _KINDS = re.compile(  # `all primes `, `, where p is prime`
     rf"(?i)[\s,;(]*{_OPEN}(?:\b(?:for|all|any|every|each|the|where|with|and|if)\b\s*)*\}}?\s*"
@@ -200,6 +201,14 @@ def _remainders(modular: Modular) -> tuple[set[int], set[int]] | None:
     if not remainders:
         return None
     return (set() if modular.is_operation else written), remainders
+
+
+def without_kinds(gold: str, pred: str) -> tuple[str, str]:
+    """Both sides without the kinds of numbers that both name beside a bound: `p > 3` for
+    `\\text{all primes } p > 3`."""
+    (of_gold, g), (of_pred, p) = map(_of_kinds, (gold, pred))
+    is_same = of_gold and of_gold == of_pred and _BOUND.search(g)
+    return (g.strip(), p.strip()) if is_same else (gold, pred)
 
 
 def _is_general(text: str, remainders: set[int], modulus: int) -> bool:

@@ -58,9 +58,29 @@ _CONNECTIVE = re.compile(
     r"|(?<=[\s,;)\]}\d])(?<!\{ )or(?=[\s(\[{\d]))"
     r"|(?<=\d)\s*(?:und|et|oder|ou|и|или|和|及|或)\s*(?=[-\d(\\])"
 )
+_COUNTED_ON = re.compile(  # `1, 2, \ldots, 10`
+    r"(\\?\{)?\s*(-?\d{1,6}(?:\s*,\s*-?\d{1,6})+)\s*,\s*\\ldots\s*,\s*(-?\d{1,6})\s*(\\?\})?"
+)
+MAX_COUNTED = 60
+
+
+def _counted_on(m: re.Match[str]) -> str:
+    """All numbers of an arithmetic progression with dots, unless it may be a geometric one."""
+    numbers, last = [int(x) for x in m[2].split(",")], int(m[3])
+    first, step = numbers[0], numbers[1] - numbers[0]
+    listed = range(first, last + 1, step) if step > 0 else range(0)
+    if list(listed[: len(numbers)]) != numbers or last not in listed[len(numbers) :]:
+        return m[0]
+    if len(listed) > MAX_COUNTED or (len(numbers) < 3 and (step > 1 or first != 1)):
+        return m[0]
+    if len(numbers) < 3 and last & (last - 1) == 0:  # 1, 2, ..., 64
+        return m[0]
+    return f"{m[1] or ''}{', '.join(map(str, listed))}{m[4] or ''}"
+
+
 _POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _SCALE = re.compile(
-    rf"(?<![\d.,])({DECIMAL})(?![\d.,])\s*({TEXT}\s*\{{)?\s*(hundred|thousand|million|billion|trillion)"
+    rf"(?<![\d.,])({DECIMAL})(?![\d.,])\s*({TEXT}\s*\{{)?\s*(hundred|thousand|million|billion|trillion|dozen)"
     r"s?(?![A-Za-z])(\s*\})?"
 )
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lg]e|neq?)(?![A-Za-z])")
@@ -73,7 +93,7 @@ _LETTER = r"\s*\$?\s*[A-Za-z]"
 _LETTERS = rf"{_LETTER}(?:\s*,{_LETTER})*"
 _SET = r"\\in\s*(?:\\(?:mathbb|mathbf|Bbb)\s*\{?\s*)?[ZNR]\s*\}?(?:\^\{?\+\}?|_\{?[+>0]+\}?)?"
 _KIND = (
-    r"(?:(?:(?:positive|negative|non-?negative)\s+)?integers?|(?:real|natural) numbers?"
+    r"(?:(?:(?:positive|negative|non-?negative)\s+)?integers?|reals?|(?:real|natural) numbers?"
     r"|(?:real )?constants?)"
 )
 _FOR = rf"[\s,;(]*(?:{TEXT}\s*\{{[\s,]*)?(?:where|for|with)\s*(?:all|any|every|some|an)?\s*"
@@ -135,6 +155,9 @@ def _unwrapped(text: str) -> str:
 def _scaled(m: re.Match[str]) -> str:
     """Write out `1.2\\text{ million}`; `\\text{ million dollars}` keeps the dollars."""
     rest = "" if m[2] and m[4] else f"{m[2] or ''}{m[4] or ''}"
+    if m[3] == "dozen":
+        number = to_number(m[1])
+        return m[0] if number is None else f"{12 * number} {rest}"
     return rf"{m[1]}\times 10^{{{_POWERS[m[3]]}}} {rest}"
 
 
@@ -187,7 +210,7 @@ def normalize(text: str) -> str:
     """
     if len(text) > MAX_REWRITTEN:
         return " ".join(text.split())
-    if "hundred" in text or "thousand" in text:  # before "and" and commas are read
+    if "hundred" in text or "thousand" in text or " half" in text:  # before "and" and commas are read
         text = same_phrase(text)
     for _ in range(MAX_PASSES):
         before, text = text, _apply_rules(text)
@@ -204,6 +227,8 @@ def _apply_rules(text: str) -> str:
     text = rewritten(_listed(re.sub(r"(?<!\\)\$", " ", _unwrapped(text)).strip()))
     if "\\ldots" in text:
         text = _REPEATED.sub(r"\1\\overline{\2}", text)
+        if found := _COUNTED_ON.fullmatch(text.strip()):
+            text = _counted_on(found)
     if "[" in text or "]" in text or ";" in text:
         for interval in _INTERVALS:
             text = interval.sub(_standard_interval, text)

@@ -290,7 +290,10 @@ def _joined(m: re.Match[str]) -> str:
     return m[0] if is_single else f"{m[1]}{m[2].replace(',', '')}{m[3]}"
 
 
-_UNIT = rf"(?:\s*(?:\\?%|[€£]|{TEXT}\s*\{{[^{{}}\d,]*\}}|[^\W\d_]{{1,20}}\.?)(?:\^\{{?\d\}}?)?)"
+_UNIT = (
+    rf"(?:\s*(?:\\?%|[€£]|\^\{{\\circ\}}\s*[CFK]?|{TEXT}\s*\{{[^{{}}\d,]*\}}|[^\W\d_]{{1,20}}\.?)"
+    r"(?:\^\{?\d\}?)?)"
+)
 _COMMA = re.compile(rf"([-+]?(?:[A-Z]{{0,2}}\s?\\\$|[€£])?\s*)(\d+),(\d+)({_UNIT})?")
 _CERTAIN = re.compile(r"0,\d\d+|\d+,0\d*")
 _THOUSANDS = re.compile(r"[1-9]\d{0,2},\d{3}")

@@ -273,10 +273,12 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (rf"^\s*(?:{TEXT}\s*\{{)?\s*(?:negative|minus)\s+infinity\s*\}}?\s*$", r"-\\infty "),
         (r"^\s*\+\s*\\infty\s*$", r"\\infty "),
         (r"(?<![A-Za-z\\])(?:infinity|infty|inf|oo)(?![A-Za-z])", r"\\infty "),
+        (r"\\mathcal\s*\{?\s*N\s*\}?(?=\s*(?:\(|\\left))", "N"),
         (r"^\s*([a-z])\s*:\s*([a-z])\s*\\mapsto(?![A-Za-z])\s*", r"\1(\2)="),
         (
-            rf"^\s*{TEXT}\s*\{{\s*(?:diverges|tends|goes) to\s*\}}\s*(?=[-+]?\\infty\s*$)",
-            "",
+            rf"^\s*(?:{TEXT}\s*\{{)?\s*(?:diverges|tends|goes) to"
+            r"\s*\}?\s*([-+]?\\infty)\s*\}?\s*$",
+            r"\1",
         ),
         (
             r"^\s*([a-z])\s*\\neq\s*(?:\\pm\s*(\d+))\s*$",

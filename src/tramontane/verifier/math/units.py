@@ -117,7 +117,7 @@ _CURRENCIES = {
 _ALONE = frozenset(
     (*_CURRENCIES.values(), "%", "deg", "degC", "degF", "degK", "cent")
 )  # multiply no other unit
-_WORDS_ONLY = re.compile(rf"\W|{_LETTER}{{4}}")
+_WORDS_ONLY = re.compile(rf"\W|{_LETTER}+")
 _ENDS = re.compile(r"(?:[\d})]|\\pi)$")  # of values before a unit in words
 _ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _SQUARED = "squared carré carrés cuadrado cuadrados quadrado quadrados quadrati"
@@ -164,8 +164,12 @@ def split_unit(text: str, *, attached: bool = False, named: str = "") -> tuple[s
         is_named = bool(named) and (unit.name == named or {unit.name, named} in _SAME)
         if is_named and (body[-1].isdigit() or body[-1] in "})"):
             return body, unit.name
-        if body.endswith("\\pi") and not _WORDS_ONLY.match(spelt, start):
-            continue
+        if body.endswith("\\pi"):
+            word = _WORDS_ONLY.match(spelt, start)
+            if word is None or (
+                word[0].isalpha() and word[0] not in _UNMISTAKABLE and len(word[0]) < 4
+            ):
+                continue
         if not _may_follow(unit, body, spelt[start - 1].isspace(), attached):
             continue
         if unit.name.startswith("deg") and _ANGLE.search(body):

@@ -283,6 +283,9 @@ _EXCEPT = re.compile(
     r" (?:except|but|other than)(?: for)?(?: x ?=)? ((?:-?\d+(?:/\d+)?|[, ]|and)+)"
 )
 _COUNTED = re.compile(r"([〇零一二两三四五六七八九十百千]+)[个只本人张条块件名位种次岁]")
+_AND_A_HALF = re.compile(
+    r"(one|two|three|four|five|six|seven|eight|nine|ten) and a half(?: ([a-z ]+))?"
+)
 _PLAIN_WORDS = re.compile(r"[^\W\d_]+(?:[\s'’,.‐-]+[^\W\d_]+)*[\s.!]*")
 
 
@@ -298,6 +301,9 @@ def same_phrase(text: str) -> str:
     if match := _COUNTED.fullmatch(bare):  # 五个
         return _PHRASES.get(match[1], text)
     counted = re.sub(r"\s*[‐-]\s*", " ", bare).rstrip(" .!")
+    if match := _AND_A_HALF.fullmatch(counted):
+        whole = _NUMBER_WORDS.get(match[1], match[1])
+        return rf"{whole}\frac{{1}}{{2}}" + (rf" \text{{{match[2]}}}" if match[2] else "")
     first, _, rest = counted.partition(" ")
     if (several := _NUMBER_WORDS.get(first, "")).isdigit() and read_unit(rf"\text{{{rest}}}"):
         return rf"{several} \text{{{rest}}}"  # three weeks
