@@ -21,7 +21,7 @@ _DATES = (
     re.compile(r"(?:(?P<year>\d{4})\s*年\s*)?(?P<month>\d\d?)\s*月\s*(?P<day>\d\d?)\s*[日号]"),
 )
 _TIME = re.compile(r"(\d{1,2})(?:[:.](\d\d))?\s*(?:([ap])\.?\s*m\.?)?")
-_NAMED_TIMES = {"noon": 720, "12 noon": 720, "midnight": 0, "12 midnight": 0}
+_NAMED_TIMES = {"noon": 720, "12:00": 720, "12 noon": 720, "midnight": 0, "12 midnight": 0}
 _ORDINAL = re.compile(r"(\d{1,9})(?:st|nd|rd|th)")
 _SUFFIX = re.compile(r"\s*\^?\s*\{?\s*(st|nd|rd|th)\s*\}?$")
 _WORDS = "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"

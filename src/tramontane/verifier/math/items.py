@@ -177,7 +177,7 @@ def _without_labels(side: Shape, other: Shape) -> Shape:
         return Shape(side.kind, solutions)
     if other.kind == "()" and _labels(other) is None and len(set(names)) == len(names):
         if set(names) <= set("xyz"):  # y = 7, x = 2 is (2, 7)
-            values = [value for _, value in sorted(labels)]
+            return Shape("()", [value for _, value in sorted(labels)])
         return Shape("()", list(values))
     return side
 

@@ -113,7 +113,8 @@ _NOT_CONGRUENT = re.compile(
     r"|(?P<divisor>\d{1,2})\s*\\nmid\s*(?P<of>[a-z])"
     rf"|(?:{TEXT}\s*\{{)?(?:for )?(?:all |any )?(?:integers? )?\}}?\s*(?P<of2>[a-z])\s*"
     rf"(?:{TEXT}\s*\{{)?"
-    r"\s*(?:is |are )?not (?:divisible by|an? multiples? of)\s*\}?\s*(?P<divisor2>\d{1,2})\}?"
+    r"\s*(?:(?:is |are |that are )?not (?:divisible by|an? multiples? of|multiples of)"
+    r"|(?:except|other than)(?: for)? multiples of)\s*\}?\s*(?P<divisor2>\d{1,2})\}?"
 )
 
 
@@ -210,7 +211,7 @@ def normalize(text: str) -> str:
     """
     if len(text) > MAX_REWRITTEN:
         return " ".join(text.split())
-    if "hundred" in text or "thousand" in text or " half" in text:  # before "and" and commas are read
+    if "hundred" in text or "thousand" in text or " half" in text:  # before "and" is read
         text = same_phrase(text)
     for _ in range(MAX_PASSES):
         before, text = text, _apply_rules(text)

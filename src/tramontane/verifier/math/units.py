@@ -100,6 +100,7 @@ _COMPOUNDS = [
     (re.compile(r"\bin (?:total|all)\b"), ""),
     (re.compile(r"(?<![A-Za-z])Nm(?![A-Za-z])"), "N m"),
     (re.compile(r"\belectron[- ]volt"), "electronvolt"),
+    (re.compile(r"\bnewton[- ](?=met(?:er|re))"), "newton "),
     (re.compile(r"watt[- ]hour"), "watthour"),
 ]
 _PREFIX = re.compile(

@@ -22,6 +22,9 @@ FUNCTIONS = re.compile(
 )
 _HEDGE = re.compile(r"\b[A-Z]\b|\b(?:or|not)\b")
 _NAMED = re.compile(r"[A-Z]?[a-z]{3,} ([A-Z])")  # Group A
+_NUMBERED = re.compile(  # Box 2, but no date
+    r"(?!(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec))[A-Z][a-z]{2,} (\d{1,4})"
+)
 _CIRCLED = re.compile(r"(?:[①-⑳](?:\s|[,、，;]|and|和|\\text\s*\{\s*(?:and|和)\s*\})*)+")
 _CHOICE_NAME = re.compile(r"\s*(?:option|choice|answer)\s*:?\s+(?=\(?[A-Z]\b)", re.IGNORECASE)
 
@@ -36,6 +39,9 @@ def choice(gold: str, pred: str) -> bool | None:
     if g and _SMALL.fullmatch(pred) and (gold[0] == "(" or ")" in pred):
         pred = pred.upper()
     p = _LETTER.fullmatch(pred)
+    numbered = _NUMBERED.fullmatch(gold)
+    if numbered and pred.casefold() in (gold.casefold(), numbered[1]):
+        return True
     if p and (named := _NAMED.fullmatch(gold)):
         return p[1] == named[1]
     if g and p:
@@ -175,12 +181,12 @@ def same_text(gold: str, pred: str) -> bool | None:
 
 # Words before a noun, and nouns after an adjective, that make no difference.
 _BEFORE = {
-    "a", "an", "the", "on", "in", "at", "is", "it", "le", "la", "les", "un", "une", "el", "los",
-    "las", "il", "lo", "der", "die", "das", "ein", "eine",
+    "a", "an", "the", "to", "due", "on", "in", "at", "is", "it", "le", "la", "les", "un", "une",
+    "el", "los", "las", "il", "lo", "der", "die", "das", "ein", "eine",
 }  # fmt: skip
 _NOUNS = {
     "triangle", "triangles", "quadrilateral", "function", "number", "numbers", "line", "lines",
-    "angle", "angles", "series", "sequence",
+    "angle", "angles", "series", "sequence", "form", "solution", "one",
 }  # fmt: skip
 
 
