@@ -359,7 +359,11 @@ def with_constants(gold: str, pred: str) -> list[str]:
     named = variables(gold) - {name[0] for name in found}
     fresh = [name for name in _constants(pred) if name[0] not in named]
     is_swap = set(fresh) == set(found) and all("_" in name for name in found)
-    if len(fresh) != len(found) or not (is_swap or not set(fresh) & set(found)):
+    if "\\begin" in gold + pred and set(fresh) & set(found):
+        return [pred]
+    if not is_swap:  # letters that both have keep their places
+        fresh, found = ([n for n in a if n not in b] for a, b in ((fresh, found), (found, fresh)))
+    if len(fresh) != len(found):
         return [pred]
     orders = [dict(zip(fresh, order, strict=True)) for order in permutations(found)]
     return [_renamed(pred, order) for order in orders]

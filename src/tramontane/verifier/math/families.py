@@ -32,6 +32,7 @@ _DECLARED = re.compile(
     rf"(?:(?:\\in|∈)\s*(?P<set>{_SET})|,?\s*{_IS}(?P<kind>{_KIND}))"
     rf"|(?P<before>{_KIND})s?\s*\}}?\s*\$?\s*(?<![A-Za-z])(?P<after>[A-Za-z])(?![A-Za-z])"
 )
+_BEFORE_BOUND = re.compile(r"integers?\s*\}?\s*[a-z]\s*(?:[<>]|\\[lg]e)")  # integers n >= 5
 _NARROWER = re.compile(r"(?:positive|negative|non-?negative|odd|even|natural)(?=\s)")
 _INTEGERS = "Z"
 _HINT = re.compile(r"\\in(?![A-Za-z])|∈|integer|number|constant|\breals?[\s}]")
@@ -159,7 +160,7 @@ def is_unused(reference: str, prediction: str) -> bool:
     unused = []
     for side in (reference, prediction):
         remarks = list(_DECLARED.finditer(side))
-        if not remarks or remarks[0].start() == 0:
+        if not remarks or remarks[0].start() == 0 or _BEFORE_BOUND.search(side):
             return False
         rest = _DECLARED.sub(" ", side)
         letters = {m["letter"] or m["after"] for m in remarks}

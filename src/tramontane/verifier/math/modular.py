@@ -235,6 +235,7 @@ def _of_kinds(text: str) -> tuple[set[str], str]:
     r"""The kinds of whole numbers that words name, and the text without them: prime, and
     `p\equiv 1\pmod 4` for `\text{all primes } p\equiv 1\pmod 4`."""
     plain = _FORM.sub(" ", _KINDS.sub(" ", text)) if _KIND.search(text) else text
+    plain = plain.strip(" ,;")
     return {word.removesuffix("s") for word in _KIND.findall(text)}, plain
 
 

@@ -273,6 +273,8 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (rf"^\s*(?:{TEXT}\s*\{{)?\s*(?:negative|minus)\s+infinity\s*\}}?\s*$", r"-\\infty "),
         (r"^\s*\+\s*\\infty\s*$", r"\\infty "),
         (r"(?<![A-Za-z\\])(?:infinity|infty|inf|oo)(?![A-Za-z])", r"\\infty "),
+        (rf"^\s*{TEXT}\s*\{{\s*(?:it )?converges to\s*\}}\s*(?=[-+\d\\])", ""),
+        (r"^\s*(?:it )?converges to\s+(?=[-+\d\\])", ""),
         (r"\\mathcal\s*\{?\s*N\s*\}?(?=\s*(?:\(|\\left))", "N"),
         (r"^\s*([a-z])\s*:\s*([a-z])\s*\\mapsto(?![A-Za-z])\s*", r"\1(\2)="),
         (

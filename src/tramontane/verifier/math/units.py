@@ -97,6 +97,7 @@ _GREEK = [
     (re.compile(r"(\\(?:text|mathrm|mbox|rm)\s*\{\s*[kMGmµ]?)\}\s*Ω"), r"\1Ω}"),
 ]
 _COMPOUNDS = [
+    (re.compile(r"\byears? old\b"), "years"),
     (re.compile(r"\bin (?:total|all)\b"), ""),
     (re.compile(r"(?<![A-Za-z])Nm(?![A-Za-z])"), "N m"),
     (re.compile(r"\belectron[- ]volt"), "electronvolt"),

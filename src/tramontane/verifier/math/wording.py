@@ -288,7 +288,15 @@ _EXCEPT = re.compile(
     r"(?:all|any|every) (?:real(?: numbers?| values)?|reals)(?: of)?(?: x)?,?"
     r" (?:except|but|other than)(?: for)?(?: x ?=)? ((?:-?\d+(?:/\d+)?|[, ]|and)+)"
 )
+_DIGITS = "零一二三四五六七八九"
 _COUNTED = re.compile(r"([〇零一二两三四五六七八九十百千]+)[个只本人张条块件名位种次岁]")
+_CHINESE = {  # 十一 to 九十九
+    f"{'' if tens == 1 else _DIGITS[tens]}十{_DIGITS[units] if units else ''}": str(
+        10 * tens + units
+    )
+    for tens in range(1, 10)
+    for units in range(10)
+}
 _AND_A_HALF = re.compile(
     r"(one|two|three|four|five|six|seven|eight|nine|ten) and a half(?: ([a-z ]+))?"
 )
@@ -305,15 +313,21 @@ def same_phrase(text: str) -> str:
     if not _PLAIN_WORDS.fullmatch(bare):
         return text
     if match := _COUNTED.fullmatch(bare):  # 五个
-        return _PHRASES.get(match[1], text)
+        return _PHRASES.get(match[1]) or _CHINESE.get(match[1], text)
     counted = re.sub(r"\s*[‐-]\s*", " ", bare).rstrip(" .!")
     if match := _AND_A_HALF.fullmatch(counted):
         whole = _NUMBER_WORDS.get(match[1], match[1])
         return rf"{whole}\frac{{1}}{{2}}" + (rf" \text{{{match[2]}}}" if match[2] else "")
-    first, _, rest = counted.partition(" ")
-    if (several := _NUMBER_WORDS.get(first, "")).isdigit() and read_unit(rf"\text{{{rest}}}"):
-        return rf"{several} \text{{{rest}}}"  # three weeks
-    number = _NUMBER_WORDS.get(counted) or _number_in_words(counted.replace(",", " "))
+    parts = counted.split()
+    for k in (2, 1):  # three weeks, forty-five minutes
+        several, rest = _NUMBER_WORDS.get(" ".join(parts[:k]), ""), " ".join(parts[k:])
+        if several.isdigit() and rest and read_unit(rf"\text{{{rest}}}"):
+            return rf"{several} \text{{{rest}}}"
+    number = (
+        _NUMBER_WORDS.get(counted)
+        or _CHINESE.get(counted)
+        or _number_in_words(counted.replace(",", " "))
+    )
     words = " ".join(_words(bare))
     return number or _PHRASES.get(words) or descriptions.canonical(words) or text
 
