@@ -211,6 +211,13 @@ def test_the_command(tmp_path):
     assert all(len(re.findall(r"(?<!\\)\|", x)) == 6 for x in page.open() if x.startswith("| ["))
 
 
+def test_the_example_of_a_program_names_no_reference(tmp_path):
+    row = rollout("x", "unscorable", domain="code", reference=None, answer=None)
+    row["reason"] = "the tests never called the program"
+    done = CliRunner().invoke(app, ["audit", str(write(tmp_path / "in.jsonl", [row]))])
+    assert "1: the tests" in done.stdout.replace("\n", " ") and "None" not in done.stdout
+
+
 def test_a_file_of_a_run_gets_a_page_of_its_own_next_to_it(run, tmp_path):
     page = (run[0] / "audit.md").read_bytes()
     file = run[0] / "rollouts" / "update_000002.parquet"

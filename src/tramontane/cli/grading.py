@@ -137,7 +137,10 @@ def audit(
     table = []
     for kind in found.totals:
         examples = [
-            f"{f.where}: {f.answer} for {f.reference} {f.detail}" for f in found.findings_of(kind)
+            f"{f.where}: "
+            + (f"{f.answer} for {f.reference} " if f.reference is not None else "")  # not a program
+            + f.detail
+            for f in found.findings_of(kind)
         ]
         example = escape(examples[0][:200]) if examples else ""
         table.append((kind, str(len(examples)), found.share(kind), example))
