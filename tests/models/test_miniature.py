@@ -1,5 +1,7 @@
 """A small model of a family gets the verdict that the whole model would get."""
 
+from functools import partial
+
 import pytest
 import torch
 from transformers import AutoConfig
@@ -9,9 +11,12 @@ from tests import hybrids
 from tests.generator.test_attention_kinds import KINDS, SIZES
 from tests.models.test_families import LLAMA4, MOE, SLIDING, saved
 from tests.runs import small_config
+from tramontane.config.sft import SFTConfig
 from tramontane.errors import InputError
 from tramontane.models.loading import load_tokenizer
 from tramontane.models.miniature import miniature
+from tramontane.models.weight_files import SINGLE
+from tramontane.run.fine_tuning import dry_run
 
 # As published, but for the number of layers.
 LARGE = {
@@ -95,6 +100,26 @@ def test_a_dry_run_refuses_what_training_refuses(tmp_path):
     with pytest.raises(InputError, match=r"BloomForCausalLM .*computes attention itself"):
         tramontane.dry_run(small_config(tmp_path / "run", model=path))
     assert torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize("worker", ["trainer", "teacher", "fine-tuning"])
+def test_a_dry_run_asks_for_weights(tmp_path, worker):
+    tokenizer = load_tokenizer("tiny")
+    path = saved(tmp_path / "model", "llama", vocab_size=len(tokenizer))
+    tokenizer.save_pretrained(path)
+    (tmp_path / "model" / SINGLE).rename(tmp_path / "model" / "consolidated.safetensors")
+    keys = {"model": path}
+    if worker == "teacher":
+        objective = {
+            "trainer": {"objective": {"name": "distill"}},
+            "pipeline": {"diversity": "none"},
+        }
+        keys = objective | {"teacher": {"model": path}}
+    ask = partial(tramontane.dry_run, small_config(tmp_path / "run", **keys))
+    if worker == "fine-tuning":
+        ask = partial(dry_run, SFTConfig(model=path, output=str(tmp_path / "tuned")))
+    with pytest.raises(InputError, match=r"no weights .*consolidated"):
+        ask()
 
 
 @pytest.mark.parametrize(

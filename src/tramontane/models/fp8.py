@@ -30,6 +30,12 @@ def scales_of(entries: Mapping[str, Entry]) -> dict[str, str]:
     return found
 
 
+def unscaled(entries: Mapping[str, Entry]) -> list[str]:
+    """Names of the 8-bit weights whose scale is missing, or has a name that is not known here."""
+    scales = scales_of(entries)
+    return [name for name, x in entries.items() if x.dtype == STORED and name not in scales]
+
+
 def is_activation_scale(name: str) -> bool:
     """True for the scale of a layer's inputs, which its maker measured."""
     return name.endswith(_ACTIVATIONS)

@@ -27,7 +27,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils.logging import disable_progress_bar
 
 from tramontane.errors import InputError
-from tramontane.models import longrope, wrapped
+from tramontane.models import fp8, longrope, wrapped
 from tramontane.models.attention import PACKED
 from tramontane.models.equivalents import check_equivalent
 from tramontane.models.families import check_packing, transformers_fails
@@ -57,6 +57,8 @@ _OTHERS = {
     "adapter_config.json": ", but adapters; name the `weights`, into which a run merges them",
     "params.json": ", but its maker's own layout (params.json); download config.json and "
     "model*.safetensors too, from the same repository or one in the Hugging Face layout",
+    "consolidated*.safetensors": ", but its maker's own layout (consolidated*.safetensors); "
+    "download model*.safetensors too, from the same repository or one in the Hugging Face layout",
     "*.gguf": ", but GGUF files; download the model that they were made of, in the Hugging Face "
     "layout (config.json, model*.safetensors)",
 }
@@ -93,6 +95,41 @@ def local_folder(model: str) -> Path | None:
     if (index := snapshot / "model.safetensors.index.json").is_file():
         files = {*listed_files(index)}
     return snapshot if all((snapshot / name).is_file() for name in files) else None
+
+
+def check_files(model: str) -> None:
+    """Check by names and headers alone that a model's files hold weights that can be loaded; no
+    check for a Hugging Face name that is not on this machine.
+
+    Raises:
+        InputError: an unknown architecture, no weights, a file that is missing or damaged, or
+            weights in 8 bits without scales.
+    """
+    if (folder := local_folder(model)) is None:
+        return
+    config = load_own_config(model)
+    if not WeightFiles.present(folder):
+        if not any(folder.glob("pytorch_model*.bin")):
+            raise InputError(
+                f"model {model!r}: no weights (model*.safetensors) in folder {folder}"
+                f"{_found_instead(folder)}"
+            )
+        return
+    files = WeightFiles(folder)
+    if (quantization(model, config) or {}).get("quant_method") != "fp8":
+        return
+    if unscaled := fp8.unscaled(files.entries()):
+        first, more = unscaled[0], len(unscaled) - 1
+        raise InputError(
+            f"model {model!r}: its weights are in 8 bits, and there is no {first}_scale_inv (nor "
+            f"that of {more} others), so their sizes are unknown; choose the model's unquantized "
+            f"form, or one whose scales have the names that transformers reads"
+        )
+
+
+def _found_instead(folder: Path) -> str:
+    """What a folder without a checkpoint or weights has, with the remedy; empty if not known."""
+    return next((what for file, what in _OTHERS.items() if any(folder.glob(file))), "")
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
@@ -171,6 +208,7 @@ def load_model(
         InputError: no checkpoint there, damaged weights, or a model that does not compute for
             packed rows what it computes for each sequence alone.
     """
+    check_files(model)
     # Some models look their attention up while they are built, among transformers' own.
     own = load_own_config(model)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager", "config": own}
@@ -180,6 +218,7 @@ def load_model(
     quantized = _dequantize(model, options["config"])
     loaded = _complete(AutoModelForCausalLM, model, half, **options)
     if quantized:
+        check_files(model)  # again: they may have been downloaded meanwhile
         loaded.to(dtype)  # transformers leaves some weights in the type of their scales
         # Saving cannot undo the conversions of quantized weights.
         loaded._weight_conversions = get_model_conversion_mapping(loaded, add_legacy=False)
@@ -455,9 +494,9 @@ def _from_pretrained(auto: Any, model: str, **options: Any) -> Any:
         if not folder.exists():
             raise InputError(f"model {model!r}: no such folder")
         if not (folder / "config.json").is_file():
-            found = next((what for file, what in _OTHERS.items() if any(folder.glob(file))), "")
             raise InputError(
-                f"model {model!r}: no checkpoint (config.json) in folder {path}{found}"
+                f"model {model!r}: no checkpoint (config.json) in folder {path}"
+                f"{_found_instead(folder)}"
             )
         path = str(folder)
     else:

@@ -204,7 +204,7 @@ def _limit_prompts(stream: ProblemStream, prompts: PromptFilter, config: Config)
 
 
 def _check_machine(config: Config) -> None:
-    """Reject devices and libraries that this machine lacks."""
+    """Reject devices, libraries and weights that this machine lacks."""
     if config.placement.kind != "ray":  # on a cluster, workers run on other machines
         loading.check_device(config.generator.device, "generator.device")
         if config.generator.kind == "vllm":
@@ -218,6 +218,8 @@ def _check_machine(config: Config) -> None:
         seats(config, torch.cuda.device_count())
     load_objective(config.trainer.objective)
     forwards.compilation(config.trainer)
+    for model in (config.model, *config.teachers):
+        loading.check_files(model)
     shape = load_shape(config.model)
     check_sharing(config.trainer.context_parallel, shape)
     if config.trainer.lora:

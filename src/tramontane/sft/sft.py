@@ -292,13 +292,14 @@ def _model(config: SFTConfig) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase
     from transformers import AutoConfig
 
     from tramontane.data.tokenizer import train_tokenizer
-    from tramontane.models.loading import check_device, load_config, load_tokenizer
+    from tramontane.models.loading import check_device, check_files, load_config, load_tokenizer
     from tramontane.models.shape import load_shape
     from tramontane.trainer import forwards, lora
 
     check_device(config.device)
     forwards.compilation(config)
     if config.model is not None:
+        check_files(config.model)
         if config.lora:
             lora.check(config.lora, load_shape(config.model).linear_layers)
         return load_config(config.model), load_tokenizer(
