@@ -60,6 +60,27 @@ FAMILIES = {
         "layer_types": ["conv", "conv", "full_attention", "conv"],
     },
     "bamba": {"intermediate_size": 276, "attn_layer_indices": [3], **_MAMBA2},
+    # Granite 4 without experts: of its MLPs only the shared one.
+    "granitemoehybrid": {
+        "shared_intermediate_size": 276,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "layer_types": ["mamba", "mamba", "mamba", "attention"],
+        "mamba_d_state": 16,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 32,
+    },
+    # A layer is a mixer or an MLP, so there are twice as many.
+    "nemotron_h": {
+        "intermediate_size": 414,
+        "head_dim": 32,
+        "num_hidden_layers": 8,
+        "layers_block_type": ["mamba", "mlp", "mamba", "mlp", "mamba", "mlp", "attention", "mlp"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 32,
+        "n_groups": 1,
+        "ssm_state_size": 16,
+    },
     "falcon_h1": {"intermediate_size": 112, "mamba_d_ssm": 256, "head_dim": 32, **_MAMBA2},
 }
 
