@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -24,13 +25,22 @@ from tests.magistral import write_magistral
 from tramontane.config import GeneratorConfig
 from tramontane.errors import InputError
 from tramontane.generator import VllmGenerator, load_generator
+from tramontane.models.extract import extract
 from tramontane.models.loading import load_model
+from tramontane.models.transplant import transplant
 from tramontane.placement import WorkerDied
 from tramontane.types import Completion, SamplingParams
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 MAX_LEN = 100
+# Prints the architecture as which vLLM takes a checkpoint.
+CONFIG_CHECK = """
+import sys
+from vllm.engine.arg_utils import EngineArgs
+args = EngineArgs(model=sys.argv[1], enforce_eager=True, max_model_len=64)
+print(args.create_engine_config().model_config.architecture)
+"""
 
 
 def make_llama(seed: int = 0, tied: bool = True) -> PreTrainedModel:
@@ -324,3 +334,19 @@ def test_the_text_half_of_a_wrapper_is_sampled(tmp_path: Path) -> None:
         torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-4, rtol=0)
     for name, weight in generator.weights().items():
         assert torch.equal(weight, half.state_dict()[name])
+
+
+@pytest.mark.parametrize("which", ["half", "whole"])
+def test_vllms_config_check_takes_what_is_written(vllm_environment, tmp_path, which):
+    """By the commands, of a checkpoint as Mistral publishes it: the text half, and the whole that
+    it is put back into, which vLLM looks at with torchvision."""
+    parent = str(write_magistral(tmp_path / "published"))
+    written, architecture = extract(parent, tmp_path / "half"), "MistralForCausalLM"
+    if which == "whole":
+        if "torchvision" not in vllm_environment.versions:
+            pytest.skip("vLLM imports torchvision for Mistral 3, and its environment has none")
+        transplant(str(written), parent, tmp_path / "whole")
+        written, architecture = tmp_path / "whole", "Mistral3ForConditionalGeneration"
+    command = [vllm_environment.python, "-c", CONFIG_CHECK, str(written)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == architecture, done.stderr[-2000:]
