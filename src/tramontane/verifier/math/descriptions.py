@@ -92,7 +92,9 @@ def as_families(reference: str, prediction: str, gold: str, pred: str) -> tuple[
         gold: the reference normalized.
         pred: the prediction normalized.
     """
-    several = [_MULTIPLES.fullmatch(" ".join(_words(side))) for side in (reference, prediction)]
+    several: list[re.Match[str] | None] = []
+    if "positive" in reference or "positive" in prediction:
+        several = [_MULTIPLES.fullmatch(" ".join(_words(side))) for side in (reference, prediction)]
     if any(m and m[1] for m in several):
         reference, prediction = (
             rf"{m[2]}k, k\in\mathbb{{Z}}{'_{>0}' if m[1] else ''}" if m else side

@@ -206,8 +206,10 @@ def _remainders(modular: Modular) -> tuple[set[int], set[int]] | None:
 def without_kinds(gold: str, pred: str) -> tuple[str, str]:
     """Both sides without the kinds of numbers that both name beside a bound: `p > 3` for
     `\\text{all primes } p > 3`."""
+    if not _BOUND.search(gold):
+        return gold, pred
     (of_gold, g), (of_pred, p) = map(_of_kinds, (gold, pred))
-    is_same = of_gold and of_gold == of_pred and _BOUND.search(g)
+    is_same = of_gold and of_gold == of_pred
     return (g.strip(), p.strip()) if is_same else (gold, pred)
 
 
@@ -234,8 +236,9 @@ def _general(text: str, modulus: int) -> set[int]:
 def _of_kinds(text: str) -> tuple[set[str], str]:
     r"""The kinds of whole numbers that words name, and the text without them: prime, and
     `p\equiv 1\pmod 4` for `\text{all primes } p\equiv 1\pmod 4`."""
-    plain = _FORM.sub(" ", _KINDS.sub(" ", text)) if _KIND.search(text) else text
-    plain = plain.strip(" ,;")
+    if not _KIND.search(text):
+        return set(), text
+    plain = _FORM.sub(" ", _KINDS.sub(" ", text)).strip(" ,;")
     return {word.removesuffix("s") for word in _KIND.findall(text)}, plain
 
 

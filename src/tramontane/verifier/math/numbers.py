@@ -297,6 +297,7 @@ _UNIT = (
 _COMMA = re.compile(rf"([-+]?(?:[A-Z]{{0,2}}\s?\\\$|[€£])?\s*)(\d+),(\d+)({_UNIT})?")
 _CERTAIN = re.compile(r"0,\d\d+|\d+,0\d*")
 _THOUSANDS = re.compile(r"[1-9]\d{0,2},\d{3}")
+_EURO = re.compile("€|[Ee]uro|EUR|reais")
 _EUROS = re.compile(  # thousands, as no amount has three decimals
     r"(?<![\d.,])([1-9]\d{0,2})\.(\d{3})(?=\s*"
     r"(?:€|\\text\{ *(?:€|euros?|Euro|EUR|reais) *\}|euros?\b|Euro\b|EUR\b|reais\b)\s*$)"
@@ -308,9 +309,10 @@ def with_decimal_commas(gold: str, pred: str) -> tuple[str, str]:
     """Both sides with points for decimal commas: a reference's is one if a unit follows (`2,5 kg`),
     if its digits are no list of integers (`0,75`, `3,05`), or if the answer has a point there; an
     answer's, if the reference has a unit and a point. Digits that may be thousands are left."""
-    euros = _EUROS.sub(r"\1\2", gold)
-    if euros != gold or "." not in gold:
-        gold, pred = euros, _EUROS.sub(r"\1\2", pred)
+    if _EURO.search(gold):
+        euros = _EUROS.sub(r"\1\2", gold)
+        if euros != gold or "." not in gold:
+            gold, pred = euros, _EUROS.sub(r"\1\2", pred)
     if "," not in gold and "," not in pred:
         return gold, pred
     if written := _decimal(gold):

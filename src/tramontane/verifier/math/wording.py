@@ -107,7 +107,7 @@ _PARTS_LISTED = re.compile(r"\(?([ivx]{1,5}|[IVX]{1,5})\)?")
 def same_parts(gold: str, pred: str) -> bool | None:
     """Compare lists of numbered statements, `(i), (iii)` and `iii, i`, in any order; None if the
     reference is not such a list."""
-    if _CIRCLED.fullmatch(gold):
+    if gold[0] in "①②③④⑤⑥⑦⑧⑨⑩" and _CIRCLED.fullmatch(gold):
         marks = [sorted(re.findall("[①-⑳]", side)) for side in (gold, pred)]
         return bool(_CIRCLED.fullmatch(pred)) and marks[0] == marks[1]
     sides = [
