@@ -164,7 +164,7 @@ def split_unit(text: str, *, attached: bool = False, named: str = "") -> tuple[s
         if unit is None:
             continue
         is_named = bool(named) and (unit.name == named or {unit.name, named} in _SAME)
-        if is_named and (body[-1].isdigit() or body[-1] in "})"):
+        if is_named and _ENDS.search(body):
             return body, unit.name
         if body.endswith("\\pi"):
             word = _WORDS_ONLY.match(spelt, start)
