@@ -90,8 +90,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Libraries and tests are many objects, none of which become garbage: collections leave them
-    out, as in a run, and none is made meanwhile, which takes a sixth of the time."""
+    """Keep garbage collection off while tests are collected, which saves a sixth of the time, and
+    leave what libraries and tests made out of later collections, as a run does: none of it becomes
+    garbage."""
     gc.disable()
     found = yield
     gc.collect()

@@ -246,7 +246,7 @@ def locked() -> list[Requirement]:
 
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13", "3.14"])
 def test_the_lock_has_a_version_that_fits_for_all_that_is_required(python: str) -> None:
-    """Of the extra `dev`, on Linux; `make lock` writes it anew."""
+    """The lock is that of the extra `dev`, on Linux; `make lock` writes it anew."""
     machine = {
         "python_version": python,
         "python_full_version": f"{python}.0",

@@ -219,9 +219,7 @@ class ToolCall:
     error: bool = False  # True if the model used the tool wrongly; the answer is then the error
     seconds: float = 0.0  # time that the call took
     id: str = ""  # that the model wrote (Mistral v7 and v11, Kimi); empty: none
-    text: str = (
-        ""  # what the model wrote, if it cannot be read as a call and others of its turn can
-    )
+    text: str = ""  # what the model wrote, if this call cannot be read and others of its turn can
 
 
 @dataclass

@@ -41,7 +41,7 @@ from tramontane.controller.ledger import Ledger
 from tramontane.controller.pipeline import Pipeline, Workers
 from tramontane.controller.snapshot import FrozenGroup, Snapshot
 from tramontane.data.curriculum import Curriculum
-from tramontane.data.prompts import PLACE, PromptEncoder
+from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import host
 from tramontane.environments.protocol import Broken, Continued, Lost, Started
 from tramontane.errors import InputError
@@ -54,6 +54,7 @@ from tramontane.status import MOVES, GroupStatus, Status
 from tramontane.tokens import INSERTED, AllowedTokens, floats, ints
 from tramontane.types import (
     PAPER_TAGS,
+    PLACE,
     Completion,
     Group,
     Message,
@@ -187,7 +188,7 @@ def test_what_is_known_of_tokens_goes_with_them() -> None:
 
 
 def test_a_judge_is_given_the_chats_that_began_a_conversation() -> None:
-    """That of its environment, and that of a harness which began another behind a turn."""
+    """The first chat is its environment's; a harness began the second behind a turn."""
     first, second = ([Message(role="user", content=text)] for text in ("Draft.", "Improve."))
     whole = Completion.requested(0, 0, [], 7, SamplingParams(99))
     _take_start(whole, Started([5, 6], opened=first))

@@ -344,8 +344,8 @@ def test_no_text_breaks_the_parser(form, bits):
 
 
 def test_a_response_template_reads_the_end_of_the_prompt_and_of_the_message():
-    """As published for Llama 3 (the end token closes a call) and Nemotron 3 (the prompt opens the
-    thoughts)."""
+    """The templates are those published for Llama 3 (the end token closes a call) and Nemotron 3
+    (the prompt opens the thoughts)."""
     tokenizer = tokenizer_of.__wrapped__("qwen2.5")
     tokenizer.response_template = {
         "defaults": {"role": "assistant"},

@@ -9,10 +9,9 @@ from fastapi.testclient import TestClient
 from tests.environments.test_endpoint import KEY, Recorded, ask
 from tests.vision import picture, uri, write_wrapper
 from tramontane.config import Config
-from tramontane.data.prompts import PLACE
 from tramontane.environments.endpoint import ModelEndpoint, key_is, make_app
 from tramontane.evaluation.checkpoint import encoder_of
-from tramontane.types import Illustrated, Message, SamplingParams
+from tramontane.types import PLACE, Illustrated, Message, SamplingParams
 
 ONE, OTHER = uri(picture(30, 30)), uri(picture(56, 28, seed=1))
 

@@ -14,14 +14,13 @@ if not hasattr(pytest.importorskip("mcp", reason="needs tramontane-rl[mcp]"), "C
     pytest.skip("needs tramontane-rl[mcp]", allow_module_level=True)  # an older one
 
 from tramontane.config import Config, DataConfig
-from tramontane.data.prompts import PLACE
 from tramontane.environments import loading
 from tramontane.environments.calls import Parsed
 from tramontane.environments.running import EnvironmentFailed, Runner
 from tramontane.environments.session import Session
 from tramontane.errors import InputError
 from tramontane.models.images import decode
-from tramontane.types import Problem, ToolCall
+from tramontane.types import PLACE, Problem, ToolCall
 
 SERVER = f"{sys.executable} {Path(__file__).with_name('mcp_server.py')}"
 ODD = SERVER.replace("mcp_server", "odd_mcp_server")

@@ -16,7 +16,7 @@ from benchmarks.chat_templates import MISTRAL, MISTRAL_VERSIONS, mistral_tokeniz
 from tests.environments.worlds import add
 from tests.vision import config_of, uri
 from tramontane.config import PromptConfig, SFTConfig
-from tramontane.data.prompts import PLACE, PromptEncoder
+from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.mistral import MistralChat, MistralExamples, load_mistral
 from tramontane.environments.recorded import Conversation
 from tramontane.environments.tools import schema_of
@@ -27,7 +27,7 @@ from tramontane.models.images import decode
 from tramontane.models.loading import load_model
 from tramontane.models.vision import Pictured, Vision
 from tramontane.sft.examples import ExampleStream
-from tramontane.types import Illustrated, ToolCall
+from tramontane.types import PLACE, Illustrated, ToolCall
 
 IMAGE = {"image_patch_size": 7, "max_image_size": 56, "spatial_merge_size": 2}
 TOKEN = MISTRAL.index("[IMG]")

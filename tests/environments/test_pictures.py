@@ -9,11 +9,10 @@ from tests.environments.test_worker import Talk, call, talk
 from tests.vision import TEMPLATE, picture, png, uri, write_wrapper
 from tramontane.config import Config
 from tramontane.data.images import as_text
-from tramontane.data.prompts import PLACE
 from tramontane.environments.pictures import holds_images
 from tramontane.environments.worker import EnvironmentWorker
 from tramontane.evaluation.checkpoint import encoder_of
-from tramontane.types import Problem
+from tramontane.types import PLACE, Problem
 
 ONE, OTHER = picture(30, 30), picture(56, 28, seed=1)
 # Messages of tools are texts, as in most templates.

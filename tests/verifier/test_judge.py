@@ -424,7 +424,8 @@ def test_the_judge_reads_prompts_that_an_environment_wrote():
 
 
 def test_a_judge_sees_the_images_of_a_row(tmp_path):
-    """As clients of endpoints write them, before the text; no answer makes a place for one."""
+    """The images stand before the text, as clients of endpoints write them; no answer makes a place
+    for one."""
     pictured = replace(PROBLEM, images=[data_uri(png(picture()))])
     with Server(lambda asked, before: "1: yes\n2: no") as server:
         found = judged(config(server), ["<image> Blue."], tmp_path, pictured)

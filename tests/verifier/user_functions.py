@@ -57,7 +57,7 @@ def fails(problem, text, n_tokens):
 
 
 def interrupts(problem, text, n_tokens):
-    """As a time limit of a library does, by a signal or `_thread.interrupt_main`."""
+    """A library's time limit does this, by a signal or `_thread.interrupt_main`."""
     raise KeyboardInterrupt
 
 

@@ -17,11 +17,10 @@ from tests.view.pages import group, served
 from tests.view.test_report import metrics
 from tests.vision import picture, png, uri
 from tramontane.data.images import image_name, keep, named
-from tramontane.data.prompts import PLACE
 from tramontane.evaluation.conversed import conversation_row
 from tramontane.models.images import content_of
 from tramontane.run.folder import RunFolder
-from tramontane.types import Message, TurnRecord
+from tramontane.types import PLACE, Message, TurnRecord
 from tramontane.view import details, drawn
 from tramontane.view.answers import answers as answers_of
 from tramontane.view.report import answers, write_report

@@ -21,15 +21,13 @@ from tramontane.errors import InputError
 from tramontane.types import (
     IMAGE,
     PAPER_TAGS,
+    PLACE,
     Illustrated,
     Message,
     Problem,
     Prompt,
     ResponseText,
     ThinkingTags,
-)
-from tramontane.types import (
-    PLACE as PLACE,
 )
 
 if TYPE_CHECKING:

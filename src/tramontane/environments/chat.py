@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
-from tramontane.data.prompts import PLACE, Tool
+from tramontane.data.prompts import Tool
 from tramontane.data.special_tokens import Marks
 from tramontane.environments.calls import Parsed
 from tramontane.environments.chat_format import ChatFormat
 from tramontane.environments.learned import call_id
 from tramontane.errors import InputError
-from tramontane.types import Message, ThinkingTags, ToolCall
+from tramontane.types import PLACE, Message, ThinkingTags, ToolCall
 
 _MARK = "\ufdd0"  # a noncharacter, like the next; see `Marks`
 _NEW = "\ufdd1"  # at the start of the first new message

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal
 
-from tramontane.data.prompts import PLACE, PromptEncoder
+from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.calls import shown_by
 from tramontane.environments.forms import DELIMITERS
 from tramontane.environments.learned import (
@@ -22,7 +22,7 @@ from tramontane.environments.learned import (
 )
 from tramontane.errors import InputError
 from tramontane.models.names import end_tokens
-from tramontane.types import Message
+from tramontane.types import PLACE, Message
 
 # Tokens that end a turn besides the tokenizer's EOS.
 _ENDS = (

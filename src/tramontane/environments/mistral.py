@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tramontane.data.prompts import PLACE, PromptEncoder, Tool
+from tramontane.data.prompts import PromptEncoder, Tool
 from tramontane.environments.calls import Parsed
 from tramontane.environments.chat import ids_of
 from tramontane.environments.forms import kept_id
 from tramontane.environments.learned import call_id
 from tramontane.environments.recorded import THOUGHTS, Conversation, Example, function_of
 from tramontane.errors import InputError, install
+from tramontane.types import PLACE
 
 if TYPE_CHECKING:
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer

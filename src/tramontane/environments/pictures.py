@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tramontane.data.images import PART_TYPES, as_text, is_file, own_image
-from tramontane.data.prompts import PLACE
 from tramontane.models.images import Limits, checked
+from tramontane.types import PLACE
 
 
 def is_image(value: Any) -> bool:

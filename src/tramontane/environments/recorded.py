@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple, cast
 
-from tramontane.data.prompts import GENERATED, PLACE, PromptEncoder, Tool
+from tramontane.data.prompts import GENERATED, PromptEncoder, Tool
 from tramontane.data.special_tokens import Marks
 from tramontane.environments.chat_format import ChatFormat
 from tramontane.environments.forms import kept_id, written
 from tramontane.environments.learned import call_id, shared
 from tramontane.errors import InputError
 from tramontane.journals import unique_keys
+from tramontane.types import PLACE
 
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # a message's key for its thoughts
 _UNASKED: dict[str, Any] = {"id": call_id(0, 0), "function": {"name": "environment"}}

@@ -37,7 +37,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from tramontane.config.images import ImagesConfig
-from tramontane.data.prompts import PLACE, Tool
+from tramontane.data.prompts import Tool
 from tramontane.data.values import UnknownType, encoded, plain
 from tramontane.environments.arguments import BY_NAME, coerced
 from tramontane.environments.pictures import holds_images, joined
@@ -51,7 +51,7 @@ from tramontane.environments.signatures import (
 )
 from tramontane.errors import InputError
 from tramontane.models.images import Limits
-from tramontane.types import ToolCall
+from tramontane.types import PLACE, ToolCall
 from tramontane.verifier.functions import MAX_ERROR, defined_at
 
 _LIMITS = ImagesConfig().limits

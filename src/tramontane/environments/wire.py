@@ -21,13 +21,13 @@ from pydantic import (
 )
 
 from tramontane.data.images import PART_TYPES, own_image
-from tramontane.data.prompts import PLACE, Tool
+from tramontane.data.prompts import Tool
 from tramontane.data.values import cleaned
 from tramontane.environments.arguments import fault_of
 from tramontane.environments.calls import Parsed
 from tramontane.environments.forms import kept_id, written
 from tramontane.tokens import SampledTokens
-from tramontane.types import Message, SamplingParams, ThinkingTags, ToolCall
+from tramontane.types import PLACE, Message, SamplingParams, ThinkingTags, ToolCall
 
 MAX_N = 128  # completions of one request
 # The beginning of OpenAI's message about a chat that is too long, which clients look for.

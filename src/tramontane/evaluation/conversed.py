@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tramontane.data.images import TokensOf, named
-from tramontane.data.prompts import PLACE
 from tramontane.tokens import INSERTED
-from tramontane.types import IMAGE, Completion, TurnRecord
+from tramontane.types import IMAGE, PLACE, Completion, TurnRecord
 
 Row = dict[str, Any]  # of an evaluation
 

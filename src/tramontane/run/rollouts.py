@@ -19,11 +19,10 @@ import pyarrow as pa
 from tramontane.config import Config
 from tramontane.controller.observer import Update
 from tramontane.data.images import TokensOf, first_images, images_of, named
-from tramontane.data.prompts import PLACE
 from tramontane.errors import InputError
 from tramontane.run.columns import TOKEN_FIELDS, Row, read_rows, token_columns, versions_of, writer
 from tramontane.tokens import EarlierSequence
-from tramontane.types import IMAGE, FilterReason, Group, Message, ToolCall, TurnRecord
+from tramontane.types import IMAGE, PLACE, FilterReason, Group, Message, ToolCall, TurnRecord
 
 PATTERN = "update_*.parquet"
 SAMPLED_GROUPS = 16  # `rollouts: sample` records one group in this many

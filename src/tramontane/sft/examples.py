@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, cast
 from tramontane.config.sft import ExamplesConfig, SFTConfig
 from tramontane.data import images, playground
 from tramontane.data.files import read_rows, shuffled
-from tramontane.data.prompts import PLACE, PromptEncoder, chat_of
+from tramontane.data.prompts import PromptEncoder, chat_of
 from tramontane.data.values import Row
 from tramontane.environments.chat_format import ChatFormat
 from tramontane.environments.mistral import MistralExamples
 from tramontane.environments.recorded import Conversation, ConversationEncoder, Example
 from tramontane.errors import InputError
-from tramontane.types import IMAGE, PAPER_TAGS, Illustrated, Message, Prompt
+from tramontane.types import IMAGE, PAPER_TAGS, PLACE, Illustrated, Message, Prompt
 
 CHUNK = 4096  # examples generated at once
 PART = 256  # of them are tokenized at once: a short fine-tuning needs a few

@@ -30,7 +30,7 @@ _UNSAFE = re.compile(
 )
 # Texts around an answer which spoil it; a scorer that reads past one reads past any.
 _AROUND = ("{} zz", "not {}", "{}, zz", "{}zz")
-# What reads as a float, but is no number: no distance to it is too large.
+# Texts that `float` reads and that are not numbers: scorers that compare a distance accept them.
 _NOT_FINITE = re.compile(
     r"(?<![a-z])(?:nan|inf(?:inity)?)[ij]?(?![a-z])|\de\+?\d{3}", re.IGNORECASE
 )

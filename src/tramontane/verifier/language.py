@@ -156,9 +156,8 @@ def consistent(problem: str, thoughts: str, answer: str, language: str | None = 
     )
 
 
-_SYLLABLES = re.compile(
-    r"[\u0590-\u109f\uac00-\ud7af]{2}"
-)  # not Greek, nor the letters of formulas
+# Not Greek, nor the letters of formulas.
+_SYLLABLES = re.compile(r"[\u0590-\u109f\uac00-\ud7af]{2}")
 
 
 def _has_words(text: str) -> bool:
@@ -366,7 +365,7 @@ def _latin_is(sentence: str, target: str, is_pooled: bool = False) -> bool | Non
     if share >= 0.5:
         return None if _is_gibberish(sentence, target) else True
     is_off = total >= UNCERTAIN and share <= (0.2 if letters >= SHORT else 0.05)
-    if letters < SHORT and target not in LANGUAGES:  # fastText alone is no witness
+    if letters < SHORT and target not in LANGUAGES:  # fastText alone is not enough
         others = (words for name, words in _FUNCTION_WORDS.items() if name != target)
         is_off = is_off and not set(sentence.lower().split()).isdisjoint(set().union(*others))
     return False if is_off else None

@@ -219,8 +219,8 @@ def _is_general(text: str, remainders: set[int], modulus: int) -> bool:
 
 
 def _general(text: str, modulus: int) -> set[int]:
-    r"""The remainders of general forms, {1, 5} for `n = 6k \pm 1` and `6k+1, 6k+5`; none if a part
-    is no form with this factor, or two are of one class."""
+    r"""The remainders of general forms, {1, 5} for `n = 6k \pm 1` and `6k+1, 6k+5`; none if a
+    part has another form or factor, or two parts are the same class."""
     found: list[int] = []
     for part in split(text, ",", ";"):
         form = re.sub(r"\\cdot|\*|\s", "", (split(part, "=") or [""])[-1])

@@ -307,7 +307,7 @@ _POINT = re.compile(r"\d\.\d")
 
 def with_decimal_commas(gold: str, pred: str) -> tuple[str, str]:
     """Both sides with points for decimal commas: a reference's is one if a unit follows (`2,5 kg`),
-    if its digits are no list of integers (`0,75`, `3,05`), or if the answer has a point there; an
+    if its digits cannot be two integers (`0,75`, `3,05`), or if the answer has a point there; an
     answer's, if the reference has a unit and a point. Digits that may be thousands are left."""
     if _EURO.search(gold):
         euros = _EUROS.sub(r"\1\2", gold)
@@ -325,6 +325,6 @@ def with_decimal_commas(gold: str, pred: str) -> tuple[str, str]:
 
 
 def _decimal(text: str) -> re.Match[str] | None:
-    """A number with a comma, perhaps with a unit, whose digits are no thousands."""
+    """A number with a comma, perhaps with a unit, that is not written with thousands."""
     match = _COMMA.fullmatch(text)
     return None if match and _THOUSANDS.fullmatch(f"{match[2]},{match[3]}") else match
