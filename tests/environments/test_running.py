@@ -1,0 +1,273 @@
+"""Where what a user wrote runs, and what its failures say."""
+
+import asyncio
+import functools
+import math
+import threading
+
+import pytest
+
+from tramontane.environments.running import EnvironmentFailed, Runner, lives_in_event_loop
+
+HERE = threading.get_ident
+
+
+def ran(*calls, process=None, kind=None):
+    """Results of functions in one conversation, in order."""
+
+    async def all_of_them():
+        runner = (process or Runner()).of_conversation()
+        runner.environment = kind
+        found = [await runner.run(call) for call in calls]
+        runner.end()
+        return found
+
+    return asyncio.run(all_of_them())
+
+
+def wrapped(function):
+    @functools.wraps(function)
+    def call(*arguments, **named):
+        return function(*arguments, **named)
+
+    return call
+
+
+class Plain:
+    def step(self):
+        return HERE()
+
+    def ask(self):
+        return HERE()
+
+
+class Helped(Plain):
+    async def ask(self):  # nobody calls it
+        return HERE()
+
+
+class Stepped(Plain):
+    async def step(self):
+        return HERE()
+
+
+class Started(Plain):
+    async def start(self):
+        return HERE()
+
+
+class Closed(Plain):
+    async def close(self):
+        return HERE()
+
+
+class Harness:
+    async def run(self):
+        return HERE()
+
+    async def look(self):
+        return HERE()
+
+
+class SlowHarness(Harness):
+    def run(self):
+        return HERE()
+
+
+class Box:
+    def ask(self):
+        return HERE()
+
+    async def _wait(self):
+        return HERE()
+
+
+class AsynchronousBox(Box):
+    async def look(self):
+        return HERE()
+
+
+class StreamingBox(Box):
+    async def each(self):
+        yield HERE()
+
+
+class WrappedBox(Box):
+    @wrapped
+    async def look(self):
+        return HERE()
+
+
+class StaticBox(Box):
+    @staticmethod
+    async def look():
+        return HERE()
+
+
+@pytest.mark.parametrize(
+    ("kind", "inside"),
+    [
+        (Plain, False), (Helped, False), (Stepped, True), (Started, True), (Closed, True),
+        (Harness, True), (SlowHarness, False),
+        (Box, False), (AsynchronousBox, True), (StreamingBox, True), (WrappedBox, True),
+        (StaticBox, True), (int, False),
+    ],
+)  # fmt: skip
+def test_an_object_lives_in_the_event_loop_if_a_method_that_is_called_is_a_coroutine(kind, inside):
+    assert lives_in_event_loop(kind) == inside
+
+
+def test_an_object_is_made_and_used_in_one_thread():
+    """The event loop's is this one."""
+
+    async def conversation(kind, name):
+        runner = Runner().of_conversation()
+        runner.environment = kind
+        made_in = []
+        made = await runner.run(type(kind.__name__, (kind,), {
+            "__init__": lambda self: made_in.append(HERE())}))  # fmt: skip
+        other = kind()  # not made by this runner: it belongs to the environment
+        found = [await runner.run(getattr(each, name)) for each in (made, made, other)]
+        number = made_in[0]
+        found.append(await runner.run(lambda: number and HERE()))  # a closure
+        runner.end()
+        return {*made_in, *found}
+
+    for kind, name in ((Stepped, "step"), (AsynchronousBox, "ask"), (StreamingBox, "ask")):
+        assert asyncio.run(conversation(kind, name)) == {HERE()}
+    for kind, name in ((Plain, "step"), (Box, "ask")):
+        used = asyncio.run(conversation(kind, name))
+        assert len(used) == 1 and HERE() not in used
+
+
+def free():
+    return HERE()
+
+
+def test_functions_without_an_object_run_in_threads_of_their_own():
+    """Even where the environment lives in the event loop; those of a module are none of its."""
+    inside, outside = ran(Stepped().step, free, kind=Stepped)
+    assert inside == HERE() != outside
+    assert ran(functools.partial(math.sqrt, 4.0), kind=Stepped) == [2.0]
+
+    async def shared_and_own():
+        process = Runner()
+        one, other = process.of_conversation(), process.of_conversation()
+        for runner in (one, other):
+            runner.shared.append(free)
+        threads = [await runner.run(free) for runner in (one, other)]
+        own = await one.run(lambda: HERE())
+        process.end(), one.end(), other.end()
+        return threads, own
+
+    threads, own = asyncio.run(shared_and_own())
+    assert own not in threads and HERE() not in (*threads, own)
+
+
+async def stream():
+    yield 1
+    yield 2
+
+
+def test_what_is_generated_is_a_list_and_what_is_awaitable_is_awaited():
+    class Counting:
+        def __call__(self):
+            yield from range(3)
+
+    async def later():
+        return 5
+
+    assert ran(Counting(), stream, later, lambda: later(), lambda: (6,)) == [
+        [0, 1, 2], [1, 2], 5, 5, (6,),
+    ]  # fmt: skip
+
+
+class Quits:
+    def __call__(self):
+        raise SystemExit("so long")
+
+
+def generates():
+    yield 1
+    raise KeyError("k")
+
+
+async def streams():
+    yield 1
+    raise KeyError("k")
+
+
+async def cancels_itself():
+    asyncio.current_task().cancel()
+    await asyncio.sleep(0)
+
+
+async def raises_cancelled():
+    raise asyncio.CancelledError
+
+
+def is_cancelled():
+    raise asyncio.CancelledError
+
+
+def other_thread():
+    raise RuntimeError("objects made in a thread are used in that same thread")
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (Quits(), r"^Quits: SystemExit: so long \(.*test_running.py:\d+, in \w+\)$"),
+        (generates, r"^generates: KeyError: 'k' \(.*test_running.py:\d+, in \w+\)$"),
+        (streams, r"^streams: KeyError: 'k' \(.*test_running.py:\d+, in \w+\)$"),
+        (is_cancelled, r"^is_cancelled: RuntimeError: CancelledError \("),
+        (cancels_itself, "^cancels_itself: it was cancelled$"),
+        (raises_cancelled, "^raises_cancelled: it was cancelled$"),
+        (other_thread, "same thread; what a module makes is shared by .* asynchronous `step` "),
+    ],
+)
+def test_a_failure_names_the_function_the_error_and_the_place(function, said):
+    with pytest.raises(EnvironmentFailed, match=said) as failed:
+        ran(function)
+    shared = "what a module makes" in str(failed.value)
+    assert shared == (function is other_thread)
+
+
+def test_a_failure_within_keeps_its_own_words():
+    def fails():
+        raise EnvironmentFailed("the inner one")
+
+    with pytest.raises(EnvironmentFailed, match="^the inner one$"):
+        ran(fails)
+
+
+@pytest.mark.parametrize("of_conversation", [True, False])
+def test_what_nobody_waits_for_any_more_is_counted_until_it_ends(of_conversation):
+    hold, entered, called = threading.Event(), threading.Event(), []
+
+    def hang():
+        entered.set()
+        hold.wait(60)
+
+    async def leave():
+        process = Runner(threads=1)
+        runner = process.of_conversation() if of_conversation else process
+        task = asyncio.create_task(runner.run(hang))
+        await asyncio.to_thread(entered.wait, 60)
+        waits = asyncio.create_task(runner.run(lambda: called.append(1)))  # behind it
+        await asyncio.sleep(0)
+        for each in (waits, task):
+            each.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await each
+        counts = [(runner.stuck, process.stuck)]
+        if of_conversation:  # its `close` finds a free thread
+            assert await runner.run(lambda: 7) == 7
+        hold.set()
+        while runner.stuck or process.stuck:
+            await asyncio.sleep(0.001)
+        runner.end(), process.end()
+        return counts
+
+    assert asyncio.run(leave()) == [(1, 1)]
+    assert called == []
