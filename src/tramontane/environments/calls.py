@@ -193,7 +193,7 @@ class Parser:
         """(fields, calls) of a message. A response template reads the end of the prompt as well,
         and the token that ended the message, which may close a call: each that it names is tried.
         """
-        known, first = cast(Any, list(tools)), cast(Any, None)
+        known, first = cast(Any, list(tools)), cast(Any, {})
         failed: Exception | None = None
         for end in self._ends:
             try:
@@ -208,8 +208,8 @@ class Parser:
             ]:
                 return found, calls
             first = first or found
-        if failed or first is None:
-            raise failed or ValueError("nothing to read")
+        if failed:
+            raise failed
         return first, []
 
 

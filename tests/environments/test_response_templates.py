@@ -1,0 +1,123 @@
+"""Calls that a tokenizer's `response_template` reads, and the forms that chat templates show."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests.environments.templates import tokenizer_of
+from tests.environments.worlds import add
+from tramontane.environments.calls import Parser, form_of
+from tramontane.environments.forms import MAX_CALLS
+from tramontane.environments.tools import schema_of
+from tramontane.types import PAPER_TAGS
+
+TOOLS = [schema_of(add)]
+CALL = {"name": "f", "arguments": {"a": 1}}
+WRITTEN = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+END = "<|im_end|>"
+
+
+class Scripted:
+    """A parser of Qwen 2.5, whose template shows calls as Hermes', with a response template that
+    answers with `found`, or raises it, by the end that is tried: none, or the turn's last token."""
+
+    def __init__(self, *found):
+        self.asked = []
+        tokenizer = tokenizer_of.__wrapped__("qwen2.5")
+        tokenizer.response_template = {"fields": {"content": {"close": END}}}
+        tokenizer.parse_response = lambda *arguments, **named: {}  # as the parser is made
+        self._parser, self._found = Parser(tokenizer, "template", PAPER_TAGS), list(found)
+        tokenizer.parse_response = self._answer
+
+    def _answer(self, text, *, prefix, tools):
+        self.asked.append((text, prefix, tools))
+        found = self._found[len(self.asked) - 1]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def parse(self, text, prefix=""):
+        message = self._parser.parse(text, TOOLS, prefix)
+        assert message.text == text
+        calls = [(call.name, call.arguments) for call in message.calls if call.name]
+        said = [call.answer for call in message.calls if not call.name]
+        return message.thoughts, message.content, calls, said
+
+
+def failed(reason):
+    return [f"error: the call cannot be read: {reason}"]
+
+
+READ = [("f", {"a": 1})]
+OWN = [("add", {})]
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "expected"),
+    [
+        # The first end that shows a call counts, else the first of all.
+        ("x", [{"content": "a"}, {"content": "b", "tool_calls": [CALL]}], ("", "b", READ, [])),
+        ("x", [{"tool_calls": [{"function": CALL}]}], ("", "", READ, [])),
+        ("x", [{"content": "a"}, {"content": "b"}], ("", "a", [], [])),
+        ("x", [{"content": None, "tool_calls": None}, {}], ("", "", [], [])),
+        ("x", [ValueError("1"), {"content": "b", "tool_calls": [CALL]}], ("", "b", READ, [])),
+        # An end that cannot be read leaves no message without calls; the first failure is told.
+        ("x", [ValueError("1"), KeyError("2")], ("", "x", [], failed("ValueError: 1"))),
+        ("x", [{"content": "a"}, KeyError("2")], ("", "x", [], failed("KeyError: '2'"))),
+        ("x", [ValueError("1"), {"content": "b"}], ("", "x", [], failed("ValueError: 1"))),
+        ("x", [3, 3], ("", "x", [], failed("AttributeError: 'int' object has no attribute 'get'"))),
+        ("<think>t</think>x", [ValueError("1")] * 2,
+         ("t", "<think>t</think>x", [], failed("ValueError: 1"))),
+        # Calls as the chat template shows them, where they are more, or where reading fails.
+        (f"x {WRITTEN}", [{"content": "y"}] * 2, ("", "x", OWN, [])),
+        (f"x {WRITTEN}", [ValueError("1")] * 2, ("", "x", OWN, [])),
+        (f"x {WRITTEN}", [{"content": "y", "tool_calls": [CALL]}], ("", "y", READ, [])),
+        (WRITTEN * 2, [{"content": "y", "tool_calls": [CALL]}], ("", "", OWN * 2, [])),
+        ("<tool_call>{</tool_call>", [{"content": "y"}] * 2, ("", "y", [], [])),
+        # Thoughts by either name, or in the thinking tags.
+        ("x", [{"reasoning_content": "r", "thinking": "t", "content": "<think>c</think>"}] * 2,
+         ("r", "<think>c</think>", [], [])),
+        ("x", [{"thinking": "t", "content": "c"}] * 2, ("t", "c", [], [])),
+        ("<think>t</think>x", [{"content": "<think>t</think> x "}] * 2, ("t", "x", [], [])),
+        # No more calls than a turn may have.
+        ("x", [{"tool_calls": [CALL] * (MAX_CALLS + 1)}], ("", "", READ * MAX_CALLS, [])),
+    ],
+)  # fmt: skip
+def test_what_a_response_template_reads_is_the_message(text, found, expected):
+    assert Scripted(*found).parse(text) == expected
+
+
+def test_a_response_template_is_given_the_prompts_end_the_tools_and_the_last_token():
+    scripted = Scripted({}, {})
+    scripted.parse("<think>\nx", prefix="<think>\n")
+    prompt = "<|im_start|>assistant\n<think>\n"
+    assert [text for text, *_ in scripted.asked] == ["x", "x" + END]
+    assert all(prefix.endswith(prompt) for _, prefix, _ in scripted.asked)
+    assert all(tools == TOOLS for *_, tools in scripted.asked)
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        (None, "hermes"),
+        ("{{ messages }}", "hermes"),
+        ("<tool_call> <function= <parameter=", "qwen_xml"),
+        ("<tool_call> <arg_key>", "glm"),
+        ('<minimax:tool_call> <invoke name="', "invoke"),
+        ('<tool_call> {"name": …, "parameters": {…}}', "hermes"),
+        ('[TOOL_CALLS] "parameters": ', "mistral"),
+        ('<|python_tag|> "arguments": ', "llama"),
+        ('{"name": …, "parameters": {…}}', "llama"),
+        ("<|tool_call>call:", "gemma"),
+        ("<|tool_call_start|>", "lfm"),
+        ("<|tool_list_start|>", "lfm"),
+        ("<｜tool▁calls▁begin｜> <tool_call>", "deepseek"),
+        ("<|tool_call_begin|> <tool_call>", "kimi"),
+        ("<|channel|>analysis <tool_call>", "harmony"),
+        ("<|start|>assistant to= <tool_call>", "harmony"),
+    ],
+)
+def test_what_a_chat_template_writes_tells_the_form(template, form):
+    assert form_of(SimpleNamespace(chat_template=template)) == form
+    given = SimpleNamespace(chat_template=template, response_template={})
+    assert form_of(given) == "template"
