@@ -76,7 +76,7 @@ def test_a_whole_answer_is_one_object():
     assert found.pop("id").startswith("chatcmpl-") and isinstance(found.pop("created"), int)
     message = {"role": "assistant", "reasoning_content": None, "content": "hi"}
     end = {"finish_reason": "stop", "logprobs": None, **TRUTH}
-    other = {"finish_reason": "length", "logprobs": None, **dict.fromkeys(TRUTH, [])}
+    other = {"finish_reason": "length", "logprobs": None, **{key: [] for key in TRUTH}}
     assert found == {
         "model": "m",
         "object": "chat.completion",

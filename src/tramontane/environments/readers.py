@@ -257,8 +257,8 @@ def _constant(value: ast.expr) -> Any:
     if isinstance(value, ast.List):
         return [_constant(each) for each in value.elts]
     if isinstance(value, ast.Dict):
-        pairs = zip(value.keys, value.values, strict=True)
-        return {str(ast.literal_eval(key)): _constant(each) for key, each in pairs if key}
+        keys = (str(ast.literal_eval(key or "")) for key in value.keys)  # `**` has none
+        return dict(zip(keys, map(_constant, value.values), strict=True))
     return ast.literal_eval(value)
 
 
