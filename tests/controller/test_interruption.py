@@ -51,7 +51,8 @@ def test_open_thoughts_are_closed_and_an_answer_follows(
     rule, l_max = interruption(low, low + spread, answer), low + spread + len(SENTENCE) + answer
     limit = rule.limit(seed)
     assert low <= limit <= low + spread
-    request = Completion.requested(0, 1, [3], seed, SamplingParams(limit, 0.7))
+    sampling = SamplingParams(limit, 0.7)
+    request = Completion.requested(0, 1, [3], seed, sampling, keep_kv=True)
     following = stopped(request, limit, "length")
     assert rule.continues(following, l_max)
     assert following.token_ids.tolist() == [1] * limit + SENTENCE
@@ -59,7 +60,8 @@ def test_open_thoughts_are_closed_and_an_answer_follows(
     assert following.logprobs.tolist() == [-0.5] * limit + [0] * 3
     assert following.sampling == SamplingParams(limit + 3 + answer, 0.7)
     assert (following.seed, following.group, following.index) == (seed, 0, 1)
-    # It is interrupted once.
+    # It is interrupted once, so its keys and values need not be kept after its answer.
+    assert following.keep_kv is False
     assert not rule.continues(stopped(following, answer, "length"), l_max)
 
 

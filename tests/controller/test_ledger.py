@@ -1,5 +1,7 @@
 """The ledger: which groups are kept, which seeds they get, and what a snapshot brings back."""
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -336,3 +338,24 @@ def test_a_group_moves_only_as_the_table_says() -> None:
             out = to in (GroupStatus.GENERATED, GroupStatus.GRADED, GroupStatus.READY)
             assert (3 in groups.outstanding) == out
             assert groups.unready == ({7: 1} if to in UNREADY else {})
+
+
+def test_unready_groups_are_counted_by_deadline_and_groups_that_left_are_not_held() -> None:
+    problem = Problem("p", "math", "1 + 1?", "2")
+    waiting, groups = [Group(n, problem, [], [], deadline=5 + n // 3) for n in range(6)], Groups()
+    for group in waiting:
+        groups.add(group)
+    assert groups.unready == {5: 3, 6: 3}
+    left = []
+    for ways in (
+        [GroupStatus.READY, GroupStatus.BATCHED, GroupStatus.TRAINED],
+        [GroupStatus.FILTERED],
+    ):
+        group = waiting.pop(0)
+        for step in (GroupStatus.GRADED, *ways):
+            groups.move(group, step)
+        left.append(weakref.ref(group))
+        assert groups.unready == {5: len(waiting) - 3, 6: 3}
+    del group
+    gc.collect()
+    assert [each() for each in left] == [None, None]

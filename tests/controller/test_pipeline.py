@@ -59,7 +59,7 @@ def rollouts(folder: Path) -> list[dict[str, Any]]:
 def pending(folder: Path) -> set[int]:
     checkpoint = RunFolder(folder).whole_checkpoint(pytest.fail)
     assert checkpoint is not None
-    return {group.id for group, _ in read_pipeline(checkpoint).snapshot.all_groups()}
+    return {group.thaw().id for group, _ in read_pipeline(checkpoint).snapshot.all_groups()}
 
 
 def check_ledger(folder: Path, config: Config) -> None:

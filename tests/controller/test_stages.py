@@ -93,6 +93,8 @@ def test_a_metric_ends_a_stage_after_whole_batches_of_the_groups_handed_out(
     trained = [g.id for b in run.trained for g in b.groups]
     assert len(trained) == len(set(trained)) and set(trained) <= short
     assert len(trained) + run.filtered["no diversity"] == len(short)
+    metric = "solved" if "solved" in until else "at the ceiling"
+    assert f"({metric}: 0." in run.events[0]
 
 
 def graded(*right: bool) -> Group:
@@ -128,6 +130,23 @@ def test_a_stage_ends_when_its_metric_reaches_the_limit_over_its_window(forty: P
         assert (current.name, current.end, current.last) == ("b", 6 + 3, False)
         current.begin_next(9)
         assert (current.name, current.end, current.last) == ("c", 12, True)
+
+
+def test_a_stage_does_not_end_by_a_metric_of_no_completions(forty: Path) -> None:
+    sections = [
+        {"name": "a", "until": {"solved": 0.5, "window": 1}},
+        {"name": "b", "until": {"updates": 1}},
+        {"name": "c"},
+    ]
+    stages = Stages(config(forty, stages=sections))
+    unjudged = replace(graded(False), verdicts=[Verdict(0.0, {}, "unscorable")])
+    for groups in ([], [unjudged]):
+        stages.trained(groups, 1, outstanding=0)
+        assert stages.end == 12
+    stages.trained([unjudged, graded(True)], 2, outstanding=0)
+    assert stages.end == 2
+    assert stages.begin_next(2).startswith("stage 'a' ended after update 2 (solved: 1.000 of 1 ")
+    assert stages.begin_next(3).startswith("stage 'b' ended after update 3 (1 update);")
 
 
 @settings(max_examples=40, deadline=None)
@@ -284,6 +303,7 @@ def test_only_synchronous_runs_ask_for_repeatable_updates(
 def test_a_config_without_stages_is_its_own_only_stage(forty: Path) -> None:
     plain = config(forty)
     assert plain.by_stage() == (plain,)
+    assert Stages(plain).batch_settings.stage == ""
     first, second = config(forty, stages=STAGES).by_stage()
     assert first.pipeline == plain.pipeline
     assert second.trainer == plain.trainer

@@ -3,7 +3,8 @@
 import asyncio
 import gc
 import time
-from collections.abc import Iterable
+import weakref
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,65 @@ def test_an_evaluation_does_not_count_and_an_update_begins_the_limit_again(forty
 
     made, run = waits(forty, evaluating=updating())
     began = time.monotonic()
-    with pytest.raises(WaitTimeout, match="since update 1"):
+    with pytest.raises(WaitTimeout, match=r"since update 1$"):
         asyncio.run(made.until(lambda: False, "an update"))
     assert time.monotonic() - began >= 3 * LIMIT
+
+
+class Never:
+    """A condition that is not met."""
+
+    def __call__(self) -> bool:
+        return False
+
+
+def test_a_wait_that_was_given_up_is_left_alone_and_forgotten(forty: Path) -> None:
+    made, _ = waits(forty, 60.0)
+    met: list[int] = []
+
+    async def give_up(condition: Callable[[], Any]) -> None:
+        waiting = in_background(made.until(condition, "what nobody waits for"), "wait")
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+
+    async def wait() -> None:
+        never = Never()
+        left = weakref.ref(never)
+        await give_up(never)
+        made.notify()
+        del never
+        gc.collect()
+        assert left() is None
+        await give_up(lambda: met)
+        met.append(1)
+        made.notify()
+
+    asyncio.run(wait())
+
+
+def test_a_wait_ends_with_what_it_waits_for_and_ends_that_with_itself(forty: Path) -> None:
+    made, _ = waits(forty)
+    ended: list[str] = []
+
+    async def fails() -> None:
+        raise ValueError("broken")
+
+    async def hangs() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("hangs")
+
+    async def wait(awaited: Awaitable[None]) -> None:
+        with pytest.raises((ValueError, WaitTimeout)) as raised:
+            await made.end_of(awaited, "a part")
+        await asyncio.sleep(0)
+        ended.append(type(raised.value).__name__)
+
+    asyncio.run(wait(fails()))
+    asyncio.run(wait(hangs()))
+    assert ended == ["ValueError", "hangs", "WaitTimeout"]
 
 
 def test_an_error_in_the_background_is_not_reported_as_never_retrieved() -> None:
@@ -95,7 +152,7 @@ def test_an_error_in_the_background_is_not_reported_as_never_retrieved() -> None
 
     async def forget() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, what: reported.append(what))
-        in_background(fails(), "fails")
+        assert in_background(fails(), "fails").get_name() == "fails"
         for _ in range(10):
             await asyncio.sleep(0)
         gc.collect()

@@ -46,6 +46,6 @@ class Groups:
             self._by_status[to][group.id] = group
         if status in UNREADY and to not in UNREADY:
             self.unready[group.deadline] -= 1
-            self.unready += Counter()  # without zeros
+            self.unready = +self.unready  # without zeros
         if to in (GroupStatus.BATCHED, GroupStatus.FILTERED):
             del self.outstanding[group.id]

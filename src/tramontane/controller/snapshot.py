@@ -13,7 +13,6 @@ class FrozenGroup:
     may call while the group's requests keep growing."""
 
     def __init__(self, group: Group) -> None:
-        self.id = group.id
         self._group = replace(group, completions=[*group.completions])
         # The arrays themselves: a lost worker's requests may restart with new ones.
         self._known = [(len(r.token_ids), replace(r)) for r in group.requests]

@@ -28,7 +28,6 @@ class Stages:
 
     def __init__(self, config: Config) -> None:
         self.configs = config.by_stage()
-        self.number = 0
         self._sections = config.stages
         self._updates = config.pipeline.updates
         self._begin(0, 0)
