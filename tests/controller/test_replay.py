@@ -67,6 +67,16 @@ def test_each_epoch_has_every_completion_once(
         assert taken == [i % total for i in range(len(taken))]
 
 
+def test_each_epoch_and_each_seed_has_an_order_of_its_own() -> None:
+    def epochs(seed: int) -> list[list[int]]:
+        replay = Replay(groups([1] * 12), ReplayRules(seed=seed))
+        return [tokens(replay.take(version, 12, 12)) for version in range(3)]
+
+    orders = [*epochs(1), *epochs(2), list(range(12))]
+    assert len({tuple(order) for order in orders}) == 7
+    assert epochs(1) == orders[:3]
+
+
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(6, 9), st.integers(1, 4))
 def test_groups_of_any_size_fill_the_minibatches(
     sizes: list[int], minibatch: int, count: int
@@ -117,9 +127,51 @@ def test_computed_log_probs_are_computed_again_after_so_many_updates() -> None:
         worker.step(rollouts.batch(version))
     assert seen[0][1] and seen[2][1] and not seen[1][1]
     assert seen[0][0] == seen[1][0] != seen[2][0]
-    ignored = Replay(groups([1]), ReplayRules(behavior=False))
-    asyncio.run(ignored.refresh(Batch(0, ignored.take(0, 1, 1), settings), handle, limit))
     handle.close()
+
+
+class Scorer:
+    """Gives each token the log-prob −1, −2, …, by the number of times that it was asked."""
+
+    asked = 0
+
+    def logprobs(self, sequences: list[TrainSequence], temperature: float) -> list[list[float]]:
+        self.asked += 1
+        return [[-float(self.asked)] for _ in sequences]
+
+
+def refreshed(rules: ReplayRules, recorded: float, versions: int) -> list[float]:
+    """The log-prob of a trajectory's token after each of so many updates, each of which also trains
+    on a sampled token, whose log-prob stays."""
+    replay, handle = Replay(groups([1]), rules), ThreadHandle("trainer", Scorer)
+    limit, seen = Limit.of(TimeoutsConfig(), "training"), []
+    (drawn,) = replay.take(0, 1, 1)
+    sampled = Group(0, drawn.problem, [Completion(0, 0, [1], [9], [-0.5], [0], "stop")], [])
+    drawn.completions[0].logprobs = floats([recorded])
+    for version in range(versions):
+        batch = Batch(version, [sampled, drawn], BatchSettings("", 1.0, 8, 2))
+        asyncio.run(replay.refresh(batch, handle, limit))
+        seen += drawn.completions[0].logprobs
+        assert sampled.completions[0].logprobs.tolist() == [-0.5]
+    handle.close()
+    return seen
+
+
+def test_log_probs_are_computed_where_the_rules_say_so() -> None:
+    assert refreshed(ReplayRules(), math.nan, 3) == [-1.0] * 3
+    assert refreshed(ReplayRules(), -7.0, 2) == [-7.0] * 2
+    assert refreshed(ReplayRules(refresh_all=True), -7.0, 3) == [-1.0] * 3
+    assert refreshed(ReplayRules(refresh_every=2), math.nan, 5) == [-1.0, -1.0, -2.0, -2.0, -3.0]
+    assert all(map(math.isnan, refreshed(ReplayRules(behavior=False), math.nan, 2)))
+
+
+def test_a_run_resumed_on_other_trajectories_begins_with_the_first() -> None:
+    replay, rules = Replay(groups([2, 3])), ReplayRules(shuffle=False)
+    replay.take(0, 3, 3)
+    for sizes, first in (([2, 3], 3), ([2, 2], 0)):
+        resumed = Replay(groups(sizes), rules)
+        resumed.load_state(replay.state(1))
+        assert tokens(resumed.take(1, 1, 1)) == [first]
 
 
 def replaying(train: Path, share: float, **pipeline: Any) -> DrivenLedger:
