@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from tests.controller.driven import DrivenLedger, config, unscorable, verdict
 from tramontane.controller.groups import UNREADY, Groups
-from tramontane.status import MOVES, GroupStatus
+from tramontane.controller.ledger import Ledger
+from tramontane.status import MOVES, GroupStatus, Status
 from tramontane.types import Completion, FilterReason, Group, Problem, Verdict
 
 RIGHT, WRONG = verdict(True), verdict(False)
@@ -114,6 +116,13 @@ def test_a_request_carries_its_group_its_index_and_the_prompt_of_its_problem(for
         assert not any(r.keep_kv for r in group.requests)  # nothing continues them
 
 
+def test_the_prompt_of_a_conversation_is_left_to_its_environment(forty: Path) -> None:
+    run = DrivenLedger(config(forty, data={"tools": ["calculator"]}))
+    run.ledger.encode = lambda problem: pytest.fail("encoded")
+    (group,) = run.ledger.open(1)
+    assert [(r.prompt_ids, r.status) for r in group.requests] == [([], Status.OPENING)] * 2
+
+
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [1, 2, 0]])
 def test_a_group_is_whole_once_all_its_completions_are_taken(forty: Path, order: list[int]) -> None:
     run = DrivenLedger(config(forty, pipeline={"group_size": 3, "n_batch": 12}))
@@ -136,6 +145,36 @@ def test_a_problem_that_is_too_hard_comes_back_after_that_many_updates(forty: Pa
         drawn = {group.problem.id for group in run.ledger.open(8)}  # two epochs at least
         assert len(drawn) == 2 + version
         assert (hard.problem.id in drawn) == (version == 2)
+
+
+def test_resting_problems_are_counted_at_the_update_and_in_the_stage_of_now(forty: Path) -> None:
+    def resting(return_after: int | str, move: Callable[[Ledger], object]) -> list[int]:
+        rules = {"too_hard": {"after": 1, "return_after": return_after}}
+        stages = [{"name": "a", "until": {"updates": 3}}, {"name": "b"}]
+        run = DrivenLedger(config(forty, data={"curriculum": rules}, stages=stages))
+        run.generate(run.ledger.open(1)[0].id, [False, False])
+        counts = [run.ledger.counts["problems_resting"]]
+        move(run.ledger)
+        return [*counts, run.ledger.counts["problems_resting"]]
+
+    assert resting(2, lambda ledger: setattr(ledger, "trained_version", 1)) == [1, 1]
+    assert resting(2, lambda ledger: setattr(ledger, "trained_version", 2)) == [1, 0]
+    assert resting("stage", lambda ledger: setattr(ledger, "trained_version", 2)) == [1, 1]
+    assert resting("stage", lambda ledger: ledger.begin_next_stage()) == [1, 0]
+
+
+def test_a_stage_is_over_once_its_last_weights_have_arrived(forty: Path) -> None:
+    stages = [{"name": "a", "until": {"updates": 1}}, {"name": "b"}]
+    run = DrivenLedger(config(forty, stages=stages))
+    run.hand_out()
+    for group in range(4):
+        run.generate(group, [True, False])
+    run.form()
+    assert not run.ledger.stage_is_over  # its batch is being trained on
+    run.train()
+    assert run.ledger.stage_is_over
+    run.ledger.generator_version = 0  # the weights are on their way
+    assert not run.ledger.stage_is_over
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 0, 2]])
@@ -176,6 +215,34 @@ def test_a_restored_ledger_forms_the_batch_that_the_snapshot_allowed(forty: Path
     run.form()
     assert [g.id for g in run.formed[0].groups] == expected
     assert [v.reward for v in run.formed[0].groups[0].verdicts] == [1.0, 0.0]
+
+
+def test_a_resumed_run_is_in_its_stage_and_draws_the_problems_that_follow(forty: Path) -> None:
+    def after_a_stage(resumed: bool) -> list[str]:
+        stages = [{"name": "a", "until": {"updates": 1}}, {"name": "b", "l_max": 30}]
+        run = DrivenLedger(config(forty, stages=stages))
+        run.hand_out()
+        for group in range(4):
+            run.generate(group, [True, False])
+        run.form()
+        run.train()
+        run.hand_out()
+        if resumed:
+            run.resume()
+        assert run.ledger.stages.name == "b" and run.ledger.sizes.l_max == 30
+        return [group.problem.id for group in run.ledger.open(20)]
+
+    assert after_a_stage(resumed=True) == after_a_stage(resumed=False)
+
+
+def test_environments_are_lost_with_the_process_if_they_had_begun(forty: Path) -> None:
+    run = DrivenLedger(config(forty, data={"tools": ["calculator"]}))
+    _, begun = run.ledger.open(1)[0].requests
+    begun.prompt_ids = [5]
+    begun.move(Status.SAMPLED)
+    run.resume()
+    states = [r.status for r in run.ledger.outstanding[0].requests]
+    assert states == [Status.OPENING, Status.LOST]
 
 
 def test_a_batch_that_was_not_trained_on_is_formed_again(forty: Path) -> None:

@@ -131,10 +131,7 @@ class Ledger:
         """True once all batches of this stage are trained on and the generators have the weights:
         the next stage may begin, or the run may end."""
         version = self.trained_version
-        if (
-            self.groups.of(GroupStatus.BATCHED)
-            or not self.generator_version == self.next_version == version
-        ):
+        if not self.generator_version == self.next_version == version:
             return False
         return self.exhausted or (version == self.stages.end and not self.stages.last)
 
@@ -266,8 +263,6 @@ class Ledger:
 
     def choice(self) -> list[int]:
         """Groups of the next batch; empty if it cannot be formed yet."""
-        if not self.batch_is_complete:
-            return []
         ids = list(self.outstanding)
         position = {group: i for i, group in enumerate(ids)}
         chosen = choose(
