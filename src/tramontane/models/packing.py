@@ -216,7 +216,7 @@ class VarlenLayout:
         if any(c is not None for c in continues):
             self.keys = upload(torch.tensor(list(chain(*rows))), device)
         ends = torch.tensor([starts, [0, *accumulate(widths)]], dtype=torch.int32)
-        self.query_ends, self.key_ends = upload(ends, device).unbind()
+        self.query_ends, self.key_ends = upload(ends, device)
         self.longest_query, self.longest_key = max(lengths), max(widths)
 
 
@@ -242,8 +242,7 @@ def _runs(
             run, longest = [], 0
         run.append(index)
         longest = max(longest, n)
-    if run:
-        yield run
+    yield run
 
 
 class Block:
