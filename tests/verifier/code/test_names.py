@@ -1,0 +1,172 @@
+"""Whose name is whose in function tests, the statement's own functions, and programs that do
+nothing, without running any."""
+
+import pytest
+
+from tramontane.types import Problem
+from tramontane.verifier.code.functions import _late, doing_nothing, helper_source, names_of
+from tramontane.verifier.code.sandbox import Limits
+from tramontane.verifier.code.sandbox.running import Result, Times
+
+MEAN = "assert mean([1, 2]) == 1.5"
+
+
+@pytest.mark.parametrize(
+    ("code", "statement", "entry_point", "program"),
+    [
+        ("assert f(1) == g(2)", "", "f", "f"),
+        ("assert f(1) == g(2)", "Write f.", "f", "f"),  # only named, not called
+        ("assert f(1) == 2", "", "Solution().f", "f"),
+        ("s = Solution()\nassert s.f(1) == 2", "", "Solution().f", "Solution"),
+        ("f = abs\nassert f(1) == 2", "", "f", "f"),  # assigned, and still the entry point
+        # The statement defines or calls it.
+        ("x = A(f(1))", "class A: ...", "f", "A f"),
+        ("assert f(g(1)) == 2", "Write g(x).", "f", "f g"),
+        ("assert f(1) == g(2)", "Also g(x).", "f", "f g"),
+        ("assert f(1) == g(2)", "def h(): g", "f", "f"),
+        # Only its examples call it, and it judges the program's result.
+        ("assert near(f(1), 2)", "It passes:\nassert near(f(1), 2)", "f", "f"),
+        ("assert near(f(1), 2)", ">>> near(f(1), 2)", "f", "f"),
+        ("assert f(near(1), 2)", "It passes:\nassert near(f(1), 2)", "f", "f near"),
+        ("assert f(1) == 2\nassert g(2) == 3", "It passes:\nassert g(1) == 2", "f", "f g"),
+        ("assert approx(f(1))", "Use approx(x).", "f", "f"),  # of a package
+        # HumanEval's tests without the call.
+        ("def check(candidate):\n    assert candidate(1) == f(2)", "def f(x):", "", "f"),
+        ("def check(candidate):\n    assert candidate(1) == 2", "def f(x):", "", "f"),
+        ("def check(candidate):\n    assert candidate(1) == 2", "def f(x):", "g", "g"),
+        ("def check(candidate):\n    assert candidate(1) == 2\ncheck(f)", "def f(x):", "", "f"),
+        ("def check(candidate):\n    assert candidate(1) == 2", "Write f.", "", ""),
+        # Caught by name.
+        ("try:\n    f()\nexcept Empty:\n    pass", "Raise Empty.", "f", "Empty f"),
+        ("try:\n    f()\nexcept (Full, Empty):\n    pass", "Raise Empty or Full.", "f",
+         "Empty Full f"),
+        ("try:\n    f()\nexcept Empty:\n    pass", "Raise Emptyness.", "f", "f"),
+        ("try:\n    f()\nexcept ValueError:\n    pass", "Raise ValueError.", "f", "f"),
+        # No entry point, and the statement calls nothing: the only function that is called.
+        ("assert close(1, 2)", "Write a function.", "", "close"),
+        ("assert one(1) == two(2)", "Write a function.", "", ""),
+        ("assert total([Pair(1, 2)]) == 3", "Write a function.", "", "Pair total"),
+        ("assert Pair(total(1)) == 3", "Write a function.", "", "total"),
+        ("assert np(one(1))", "Write a function.", "", "one"),
+        # A name of the library is the program's if nothing else can be.
+        (MEAN, "Write a function.", "", "mean"),
+        ("assert sorted(mean([1, 2])) == 1.5", "Write a function.", "", "mean"),
+        ("assert sorted([2, 1]) == [1, 2]", "Write a function.", "", "sorted"),
+        ("assert gcd(mean([1, 2])) == 1", "The mean of a list.", "", "mean"),
+        ("assert gcd(mean([1, 2])) == 1", "Write a function.", "", ""),
+        ("assert max(sorted([1, 2])) == 2", "Write max.", "", "max"),
+        ("assert max(sorted([1, 2])) == 2", "Write a function.", "", ""),
+        ("from math import gcd\nassert gcd(mean([1]), 1)", "Write a function.", "", "mean"),
+        (f"assert g(1) == 1\n{MEAN}", "Write a function.", "", "g"),
+        (MEAN, "Write mean(xs), see sum(xs).", "", "mean"),
+        ("assert f(", "", "f", ""),
+        ("\0", "", "f", ""),
+        ("-" * 100_000 + "1", "", "f", ""),
+    ],
+)  # fmt: skip
+def test_the_program_s_names(code, statement, entry_point, program):
+    assert sorted(names_of(code, statement, entry_point).program) == program.split()
+
+
+def test_names_that_the_tests_own():
+    code = (
+        "import json, os.path as files, re as regex\nfrom x import y as z\n"
+        "def own(a): return a\nclass Own: pass\nfor i in range(3):\n    total = i\n"
+        "assert own(f(regex, files, z, total, Own, gcd(1, 2), itertools, _pickle, Fraction))"
+    )
+    names = names_of(code, "", "f")
+    assert names.program == {"f"}
+    assert names.library == {"gcd": "math", "itertools": "itertools", "Fraction": "fractions"}
+    assert {"f", "own", "regex", "z", "gcd", "_pickle"} <= names.used
+    assert not {"json", "y"} & names.used
+    assert "total" in names.used and "Own" in names.used
+    assert names.entry_point == "f"
+    assert names_of("x = 1", "", "").used == set()  # read, not assigned
+
+
+def test_the_entry_point_of_tests_that_are_only_defined():
+    code = "def check(candidate):\n    assert candidate(1) == 2\n"
+    assert names_of(code, "def f(x):", "").entry_point == "f"
+    assert names_of(code, "def f(x): def g(x):", "").entry_point == ""
+    assert names_of(code, "def f(x):", "g").entry_point == "g"
+    assert names_of(code + "check(f)", "def f(x):", "").entry_point == ""
+    assert names_of("check(f)", "def f(x):", "").entry_point == ""
+
+
+def test_a_name_is_of_the_first_library_that_has_it():
+    code = "f(copy, deepcopy, sqrt, mean, chain, reduce, Decimal, date, List, Counter, heapq)"
+    assert names_of(code, "", "f").library == {
+        "copy": "copy", "deepcopy": "copy", "sqrt": "math", "mean": "statistics",
+        "chain": "itertools", "reduce": "functools", "Decimal": "decimal", "date": "datetime",
+        "List": "typing", "Counter": "collections", "heapq": "heapq",
+    }  # fmt: skip
+    assert names_of("f(abs, random_, _thread, sleep)", "", "f").library == {}
+
+
+HELPED = """Complete it.
+
+import math
+from typing import List
+import it from the
+
+def poly(xs, x):
+    '''At x.'''
+    return sum(c * math.pow(x, i)
+               for i, c in enumerate(xs)
+)
+
+def unfinished(x):
+    '''Later.'''
+    pass
+
+def f(xs):
+    return 0
+define it
+"""
+
+
+def test_helpers_are_the_statement_s_complete_functions_and_imports():
+    found = helper_source(HELPED, {"poly"}, "f")
+    assert found.startswith("import math\nfrom typing import List\ndef poly(xs, x):")
+    names = {}
+    exec(found, names)
+    assert names["poly"]([1, 2], 3) == 7
+    assert not {"f", "unfinished"} & names.keys()
+    assert "def f(" in helper_source(HELPED, {"poly"}, "")
+    assert helper_source(HELPED, {"f", "math", "List"}, "f") == ""
+    assert helper_source("def g(x):\n\treturn x\n", {"g"}, "") == "def g(x):\n\treturn x"
+    assert helper_source("import math", {"math"}, "") == ""
+    assert helper_source("", {"g"}, "") == ""
+    assert names_of("assert f(poly(1))", HELPED, "f").helpers == found
+
+
+def test_programs_that_do_nothing_have_all_names():
+    tests = {"code": "assert f(1) == A(2).m(3)", "entry_point": "f"}
+    problem = Problem("p", "code", "class A: ...", tests=tests)
+    for text, value in (("None", None), ("'?'", "?")):
+        names = {}
+        exec(doing_nothing(problem, text), names)
+        assert names["f"](1, key=2) == value
+        assert names["A"](2, key=3).m(3, key=4) == value
+    assert doing_nothing(problem) == doing_nothing(problem, "None")
+    assert doing_nothing(Problem("q", "code", "?")) == ""
+
+
+@pytest.mark.parametrize(
+    ("tests", "program", "had"),
+    [
+        # (processor, asleep, clock): time counts if a process ran, or both slept.
+        ((0.5, 9.0, 10.0), (1.5, 2.0, 10.0), 3.0),  # the tests were awake for 1 s of it
+        ((0.5, 9.0, 10.0), (0.5, 2.0, 10.0), 2.0),
+        ((0.5, 9.0, 10.0), (0.25, 2.0, 10.0), None),
+        ((0.5, 1.0, 10.0), (1.25, 2.0, 10.0), None),  # asleep while the tests ran or waited
+        ((0.5, 1.0, 10.0), (1.5, 2.0, 10.0), 2.0),
+    ],
+)
+def test_a_late_program_has_used_its_time_or_the_host_was_busy(tests, program, had):
+    ends = [Result(b"", "late", is_clock=True, times=Times(*x)) for x in (tests, program)]
+    judged = _late(*ends, Limits(1.0, 300))
+    if had is None:
+        assert judged[:2] == ("unscorable", "the host was too busy to run it within 10 s")
+    else:
+        assert judged[:2] == ("wrong", f"timed out after {had:.2g} s, most of it asleep")
