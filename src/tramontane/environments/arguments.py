@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import chain, repeat
 from typing import Any
 
 from jsonschema import Draft202012Validator, SchemaError
@@ -86,8 +87,7 @@ def _is_text_of(text: str, schema: Mapping[str, Any]) -> bool:
 def _coerced_parts(value: Any, schema: Mapping[str, Any], as_text: bool) -> Any:
     """A list or an object whose parts have the types that a schema asks for."""
     if isinstance(value, list):
-        first, rest = schema.get("prefixItems") or (), schema.get("items")
-        wanted = [*first, *[rest] * (len(value) - len(first))]
+        wanted = chain(schema.get("prefixItems") or (), repeat(schema.get("items")))
         pairs = zip(value, wanted, strict=False)
         return [coerced(item, _schema(part), as_text=as_text) for item, part in pairs]
     fields, others = _schema(schema.get("properties")), schema.get("additionalProperties")
