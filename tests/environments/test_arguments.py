@@ -161,6 +161,8 @@ A = {"$ref": "#/$defs/A"}
         # What stands next to a reference is kept, and wins.
         ({"items": A | {"description": "d", "minimum": 2}, "$defs": {"A": INT | {"minimum": 1}}},
          {"items": INT | {"description": "d", "minimum": 2}}),
+        ({"items": A | {"not": {"$ref": "#/$defs/B"}}, "$defs": {"A": INT, "B": TEXT}},
+         {"items": INT | {"not": TEXT}}),
         ({"anyOf": [A, [A]], "$defs": {"A": INT}}, {"anyOf": [INT, [INT]]}),
         # A property or a schema may have the name of a keyword; values of schemas are no schemas.
         ({"properties": {"title": A, "$defs": INT, "definitions": A}, "$defs": {"A": INT}},
@@ -179,6 +181,7 @@ A = {"$ref": "#/$defs/A"}
          {"properties": {"next": {"properties": {"next": {}}}}}),
         ({"items": A, "$defs": {"A": {"items": {"$ref": "#/$defs/B"}}, "B": {"not": A}}},
          {"items": {"items": {"not": {}}}}),
+        ({"items": A, "$defs": {"A": {"anyOf": [A, INT]}}}, {"items": {"anyOf": [{}, INT]}}),
         ({"items": A, "$defs": {"A": {"$ref": "#/$defs/B", "not": A}, "B": INT}},
          {"items": INT | {"not": {}}}),
     ],

@@ -160,7 +160,7 @@ def inlined(schema: Any, root: Any = None, within: tuple[str, ...] = ()) -> Any:
 
 def _referred(reference: str, root: Any) -> Any:
     """The part of a document that a reference within it names; None if there is none."""
-    for name in reference.removeprefix("#").split("/")[1:]:
+    for name in reference.split("/")[1:]:
         root = root.get(name) if isinstance(root, dict) else None
     return root if reference.startswith("#") else None
 
