@@ -4,6 +4,7 @@ import asyncio
 import functools
 import math
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -104,13 +105,17 @@ class StaticBox(Box):
         return HERE()
 
 
+class HoldingBox(Box):
+    held = SimpleNamespace(__wrapped__=AsynchronousBox.look)  # an object, as proxies are
+
+
 @pytest.mark.parametrize(
     ("kind", "inside"),
     [
         (Plain, False), (Helped, False), (Stepped, True), (Started, True), (Closed, True),
         (Harness, True), (SlowHarness, False),
         (Box, False), (AsynchronousBox, True), (StreamingBox, True), (WrappedBox, True),
-        (StaticBox, True), (int, False),
+        (StaticBox, True), (HoldingBox, False), (int, False),
     ],
 )  # fmt: skip
 def test_an_object_lives_in_the_event_loop_if_a_method_that_is_called_is_a_coroutine(kind, inside):

@@ -1,0 +1,312 @@
+"""Forms of calls that are learned from what a chat template writes, by templates in Python."""
+
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from tramontane.environments.forms import MAX_CALLS, MAX_DEPTH
+from tramontane.environments.learned import (
+    ARGUMENT,
+    NAME,
+    Around,
+    Calls,
+    Form,
+    around_answer,
+    call_id,
+    loose,
+    own_calls,
+    rendered,
+    shared,
+    taken_by,
+    without_end,
+)
+from tramontane.environments.tagged import Tags
+from tramontane.types import PAPER_TAGS
+
+SPECIAL = ("<|u|>", "<|a|>", "<|e|>")
+
+
+def tokenizer(write, special=SPECIAL):
+    """A tokenizer whose template writes each message by `write`; `<|a|>` opens an answer."""
+
+    def apply(chat, tools, tokenize, add_generation_prompt):
+        assert not tokenize and tools[0]["function"]["name"] == NAME
+        text = "".join(write(message) for message in chat)
+        return text + ("<|a|>" if add_generation_prompt else "")
+
+    tokens = {n: Token(text, text in special) for n, text in enumerate((*special, "plain"))}
+    return SimpleNamespace(
+        chat_template="{{ … }}", apply_chat_template=apply, added_tokens_decoder=tokens
+    )
+
+
+class Token(str):
+    def __new__(cls, text, special):
+        made = super().__new__(cls, text)
+        made.special = special
+        return made
+
+
+def said(message, calls="", head="<|a|>", end="<|e|>"):
+    if message["role"] != "assistant":
+        return f"<|u|>{message['content']}{end}"
+    return f"{head}{message['content'] or ''}{calls}{end}"
+
+
+def in_json(message):
+    """Hermes' form, with a key of its own and a list of calls."""
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    written = [f"<call>{c['name']} => {json.dumps(c['arguments'])}</call>" for c in calls]
+    return said(message, "".join(written))
+
+
+def in_tags(message):
+    def arguments(given):
+        return "".join(f'<p name="{k}">{v}</p>\n' for k, v in given.items())
+
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    written = [f'<do name="{c["name"]}">\n{arguments(c["arguments"])}</do>' for c in calls]
+    return said(message, f"\n<all>\n{chr(10).join(written)}\n</all>" if calls else "")
+
+
+def in_keys(message):
+    """Values in tags that are their keys, lists and objects within."""
+
+    def tags(value):
+        if isinstance(value, dict):
+            return "".join(f"<{k}>{tags(v)}</{k}>" for k, v in value.items())
+        if isinstance(value, list):
+            return "".join(f"<item>{tags(each)}</item>" for each in value)
+        return str(value)
+
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    written = "".join(f"<run:{c['name']}>{tags(c['arguments'])}</run>" for c in calls)
+    return said(message, written)
+
+
+def test_the_common_start_of_two_texts():
+    assert shared("abc", "abd") == shared("ab", "abc") == shared("abc", "ab") == 2
+    assert shared("", "x") == shared("x", "y") == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "left"),
+    [
+        ("a<e> \n", ["<e>"], "a"),
+        ("a<e>", ["e>", "<e>", ">"], "a"),
+        ("a<e><e>", ["<e>"], "a<e>"),
+        ("a<e>b ", ["<e>"], "a<e>b"),
+        (" a \n", [], " a"),
+    ],
+)
+def test_a_text_without_the_token_at_its_end(text, tokens, left):
+    assert without_end(text, tokens) == left
+
+
+def test_ids_are_nine_letters_and_digits():
+    assert [call_id(0, 0), call_id(12, 3), call_id(1234, 105)] == [
+        "call00000", "call01203", "call23405",
+    ]  # fmt: skip
+
+
+def test_a_message_with_calls_is_what_the_template_takes():
+    calls = [("f", {"é": 1}), ("g", {})]
+    made = Calls(False, None).message("so", calls, ["1", "2"])
+    assert made["content"] == "so" and made["role"] == "assistant"
+    functions = [{"name": "f", "arguments": {"é": 1}}, {"name": "g", "arguments": {}}]
+    assert made["tool_calls"] == [
+        {"id": i, "type": "function", "function": f} for i, f in zip("12", functions, strict=True)
+    ]
+    as_text = Calls(True, "").message("", calls, ["1", "2"])
+    assert [c["function"]["arguments"] for c in as_text["tool_calls"]] == ['{"é": 1}', "{}"]
+    assert as_text["content"] == "" and Calls(False, None).message("", [], [])["content"] is None
+    with pytest.raises(ValueError, match="argument"):
+        Calls(False, None).message("", calls, ["1"])
+
+
+def test_how_a_template_takes_calls_is_found_by_trying():
+    def writes(if_text, if_object, if_none, if_empty):
+        """What a template writes by the kind of arguments and of content."""
+
+        def render(chat):
+            message = chat[-1]
+            given = message["tool_calls"][0]["function"]["arguments"]
+            text = if_text if isinstance(given, str) else if_object
+            text += if_none if message["content"] is None else if_empty
+            return text.replace("CALL", f"{NAME}{ARGUMENT}")
+
+        return render
+
+    cases = [
+        (("CALL", "CALL", "", ""), Calls(False, "")),  # an object and an empty content come first
+        (("CALL", "", "", ""), Calls(True, "")),
+        (("CALL", NAME, "", ""), Calls(True, "")),  # without its arguments
+        (("CALL", ARGUMENT, "", ""), Calls(True, "")),
+        (("CALL", "CALL", "", "<|e|>"), Calls(False, None)),  # an empty content is a message
+        (("CALL", "CALL", "<|e|>", ""), Calls(False, "")),
+        (("CALL", "", "", "<|e|>"), Calls(True, None)),
+        (("", "", "CALL", ""), Calls(False, None)),  # no calls beside a content
+        (("", "", "", ""), None),
+    ]
+    for case, found in cases:
+        assert taken_by(writes(*case), SPECIAL) == found, case
+
+
+def test_a_chat_that_a_template_refuses_is_empty():
+    def refuse(message):
+        raise ValueError("no")
+
+    assert rendered(tokenizer(refuse), [{"role": "user", "content": "a"}]) == ""
+    assert rendered(tokenizer(said), [{"role": "user", "content": "a"}]) == "<|u|>a<|e|>"
+    assert own_calls(tokenizer(refuse)) == []
+    assert own_calls(tokenizer(said)) == []  # it writes no calls
+    assert around_answer(tokenizer(refuse), PAPER_TAGS) == Around()
+
+
+def test_calls_as_a_template_writes_them_begin_and_end_where_an_answer_does():
+    one = f'<call>{NAME} => {{"x": "{ARGUMENT}"}}</call>'
+    assert own_calls(tokenizer(in_json)) == [one, one * 2]
+    # Without an end that is a token, what ends a special token's text is cut.
+    assert own_calls(tokenizer(lambda m: in_json(m).replace("<|e|>", "\n"))) == [one, one * 2]
+
+    def headed(message):
+        return in_json(message).replace("<|a|>", "<|a|>to=" if "tool_calls" in message else "<|a|>")
+
+    assert own_calls(tokenizer(headed))[0] == "to=" + one
+    assert own_calls(tokenizer(headed), headed=True)[0] == "to=" + one
+
+
+def test_json_behind_a_name_is_read_as_the_template_writes_it():
+    form = Form.of(own_calls(tokenizer(in_json)))
+    written = '<call>f.g-h  =>{"a": [1]}</call>'
+    content, calls = form.read(f"so {written}{written} and")
+    assert content == "so  and"
+    assert [(call.name, call.arguments) for call in calls] == [("f.g-h", {"a": [1]})] * 2
+    content, calls = form.read('x<call>f => {</call><call>g => {"a": 1}')
+    assert content == "x" and [call.name for call in calls] == ["", "g"]
+    assert calls[0].text == "<call>f => {</call>" and "after '<call>'" in calls[0].answer
+    assert form.read("x<call>")[1][0].text == "<call>"
+    assert form.read("nothing") == ("nothing", [])
+
+
+@pytest.mark.parametrize(
+    "bodies",
+    [
+        ["no call", "no call"],
+        [f'{NAME} {{"x": "{ARGUMENT}"}}'] * 2,  # nothing stands before the name
+        [f'{{"x": "{ARGUMENT}"}} {NAME}'] * 2,
+    ],
+)
+def test_a_form_that_cannot_be_told_is_none(bodies):
+    assert Form.of(bodies) is None
+
+
+def test_a_list_of_calls_is_read_up_to_its_end():
+    def listed(message):
+        calls = [call["function"] for call in message.get("tool_calls", ())]
+        texts = [f'{{"name": "{c["name"]}", "args": {json.dumps(c["arguments"])}}}' for c in calls]
+        return said(message, f"<calls>[{', '.join(texts)}]</calls>" if calls else "")
+
+    form = Form.of(own_calls(tokenizer(listed)))
+    text = '<calls>[{"name": "f", "args": {"a": 1}}, {"name":"g","args":{}}]</calls>'
+    content, calls = form.read(f"a{text}b")
+    assert content == "ab"
+    assert [(call.name, call.arguments) for call in calls] == [("f", {"a": 1}), ("g", {})]
+
+
+def test_arguments_in_tags_are_read_as_the_template_writes_them():
+    form = Tags.of(tokenizer(in_tags))
+    text = in_tags({"role": "assistant", "content": "so", "tool_calls": [
+        {"function": {"name": "f", "arguments": {"a": "1 < 2\n", "b-c": "</do>"}}},
+        {"function": {"name": "g", "arguments": {}}},
+    ]}).removeprefix("<|a|>").removesuffix("<|e|>")  # fmt: skip
+    content, calls = form.read(text + "\nend")
+    assert content.split() == ["so", "end"]
+    assert [(c.name, c.arguments) for c in calls] == [
+        ("f", {"a": "1 < 2\n", "b-c": "</do>"}),
+        ("g", {}),
+    ]
+    one = '<do name="f">\n<p name="a">1</p>\n</do>'
+    assert [c.name for c in form.read(one * (MAX_CALLS + 1))[1]] == ["f"] * MAX_CALLS
+    content, calls = form.read(f'x<do name="f" {one}')
+    assert [call.name for call in calls] == ["", "f"] and content == "x"
+    assert calls[0].text == '<do name="f"'
+    data = '<do name="f">\n<p name="a"><![CDATA[</p>\n]]></p>\n</do>'
+    assert form.read(data)[1][0].arguments == {"a": "</p>\n"}
+
+
+def test_lists_and_objects_are_tags_within_tags():
+    form = Tags.of(tokenizer(in_keys))
+    given = {"a": "1", "b": ["x", ["y", "z"]], "c": {"d": {"e": "</a>"}, "f": "g"}}
+    text = in_keys({"role": "assistant", "content": "", "tool_calls": [
+        {"function": {"name": "f", "arguments": given}}]})  # fmt: skip
+    [call] = form.read(text.removeprefix("<|a|>").removesuffix("<|e|>"))[1]
+    assert (call.name, call.arguments) == ("f", given)
+    for depth in (1, MAX_DEPTH + 1, MAX_DEPTH + 2):
+        deep = "<a>" * depth + "x" + "</a>" * depth
+        [call] = form.read(f"<run:f>{deep}</run>")[1]
+        assert str(call.arguments).count("{") == (1 if call.error else depth)
+        assert call.error == (depth > MAX_DEPTH + 1)
+    assert Tags.of(tokenizer(said)) is None
+    assert Tags.of(tokenizer(in_json)) is None
+
+
+@pytest.mark.parametrize(
+    ("around", "content", "found"),
+    [
+        (Around(), " a ", ("", "a")),
+        (Around("<h>", "<t>"), "<h> a <t>", ("", "a")),
+        (Around("<h>", "<t>"), "a", ("", "a")),
+        (Around("<h>", "", True, "<o>", "<b>"), " <o>t<b>\n<h>a", ("t", "a")),
+        (Around("<h>", "", True, "<o>", "<b>"), "<o>t", ("t", "")),  # cut
+        (Around("<h>", "", True, "<o>", "<b>"), "a<b>", ("", "a")),
+        (Around("<h>", "", True, "<o>"), "<o>t<h>a", ("t", "a")),
+        (Around("<h>", "<t>", True, "<o>", "<b>"), "x<t>", ("", "x")),
+    ],
+)
+def test_what_stands_around_an_answer_is_taken_away(around, content, found):
+    assert around.within(content) == found
+
+
+def test_what_a_template_writes_around_an_answer_is_found():
+    def channels(message):
+        thought = message.get("reasoning_content")
+        before = f"<t>{thought}</t><|e|><|a|>" if thought else ""
+        return said(message, head=f"<|a|>{before}<final>", end="</final><|e|>")
+
+    assert around_answer(tokenizer(said), PAPER_TAGS) == Around()
+    user = {"role": "user", "content": "?"}
+    assert channels(user) == "<|u|>?</final><|e|>"
+    found = around_answer(tokenizer(channels), PAPER_TAGS)
+    assert found == Around("<final>", "</final>", True, "<t>", "</t><|e|><|a|>")
+    assert found.within("<t>so</t><|e|><|a|><final>42</final>") == ("so", "42")
+
+    def no_thoughts(message):
+        return said(message, head="<|a|><final>")
+
+    assert around_answer(tokenizer(no_thoughts), PAPER_TAGS) == Around("<final>")
+
+    def in_paper_tags(message):
+        return said(message, head="<|a|><think>\n</think>\n<final>")
+
+    assert around_answer(tokenizer(in_paper_tags), PAPER_TAGS) == Around("<final>")
+
+    def twice(message):
+        return said(message, calls=message["content"])
+
+    assert around_answer(tokenizer(twice), PAPER_TAGS) == Around()
+
+
+@pytest.mark.parametrize(
+    ("text", "matched", "other"),
+    [
+        ("a b", ("a b", "a\n\n b", "ab"), ("a_b",)),
+        ("(x) 12", ("(x) 3", "(x)456"), ("(x) y", "x 12")),
+        ('"call00000"', ('"abc9"', '""'), ('"a b"', '"a<b"')),
+    ],
+)
+def test_a_pattern_is_loose_in_white_space_numbers_and_ids(text, matched, other):
+    assert all(re.fullmatch(loose(text), each) for each in matched)
+    assert not any(re.fullmatch(loose(text), each) for each in other)
