@@ -258,8 +258,8 @@ def test_a_prefix_is_kept_until_its_last_sequence_is_admitted():
     while engine.unfinished:
         engine.step()
         waiting = Counter(flight.key for flight in engine._waiting)
-        assert engine._sharers == waiting
-        assert engine._prefixes.keys() <= waiting.keys()
+        assert engine._prefixes.waiting == waiting
+        assert engine._prefixes.computed.keys() <= waiting.keys()
     assert engine.stats.preemptions > 3
 
 

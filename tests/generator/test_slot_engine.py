@@ -196,9 +196,9 @@ def test_group_prompt_is_prefilled_once():
     engine = SlotEngine(model, slots=20, max_len=50)
     engine.submit(requests)
     engine.step()
-    assert len(engine._prefixes) == 1  # the first group is all admitted, the second is not
+    assert len(engine._prefixes.computed) == 1  # the first group is all admitted, the second is not
     finish(engine)
-    assert not engine._prefixes
+    assert not engine._prefixes.computed
     prompts = [requests[0].prompt_ids, requests[16].prompt_ids]
     assert engine.stats.prefill_tokens == sum(len(p) - 1 for p in prompts)
     assert engine.stats.generated_tokens == sum(r.sampling.max_tokens for r in requests)
@@ -369,7 +369,7 @@ def test_a_cancelled_group_changes_no_other(steps):
     assert found.keys() == expected.keys()
     for key, completion in expected.items():
         assert found[key].token_ids == completion.token_ids
-    assert not engine.unfinished and not engine._sharers and not engine._prefixes
+    assert not engine.unfinished and not engine._prefixes.waiting and not engine._prefixes.computed
 
 
 @pytest.mark.parametrize("recorder", [None, run_directly])

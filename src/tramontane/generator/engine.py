@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import groupby, islice
 
 import torch
@@ -29,13 +29,12 @@ from tramontane.generator.interface import check_request, not_finite
 from tramontane.generator.lanes import CacheSize, Prefix
 from tramontane.generator.memory import CudaMemory, cache_room
 from tramontane.generator.parking import Context, Parking
+from tramontane.generator.prefixes import Flight, SharedPrefixes
 from tramontane.models.loading import context_length, vocabulary
 from tramontane.models.packing import upload
 from tramontane.models.vision import Vision
 from tramontane.tokens import Growth
 from tramontane.types import Completion
-
-Key = tuple[int | str, ...]
 
 _REMEDIES = (
     "shorten prompts or completions, raise generator.kv_cache_mib or "
@@ -56,24 +55,6 @@ class Stats:
     live_slot_steps: int = 0  # slots that held a sequence, summed over the decode steps
     slot_steps: int = 0  # all slots, likewise; live_slot_steps / slot_steps is the utilization
     preemptions: int = 0  # sequences sent back to the queue because memory was short
-
-
-@dataclass(frozen=True)
-class _Flight:
-    """An unfinished request: `key` names the prefix that it shares, `serial` is its place in the
-    order of submission."""
-
-    request: Completion
-    key: Key
-    serial: int
-
-    @cached_property
-    def sampled_from(self) -> int:
-        return self.request.sampled_from
-
-    @property
-    def context_length(self) -> int:
-        return len(self.request.prompt_ids) + len(self.request.token_ids) - 1
 
 
 class SlotEngine:
@@ -185,21 +166,18 @@ class SlotEngine:
         self._forget()
 
     def _forget(self) -> None:
-        self._flights: dict[int, _Flight] = {}  # by slot
+        self._flights: dict[int, Flight] = {}  # by slot
         self._steps = 0
         self._born: dict[int, int] = {}  # by slot: the step before its first token, maybe negative
         self._reported: dict[int, int] = {}  # by slot: tokens that `take_growth` has returned
         # For preempted sequences with unreported tokens: by serial, how many were reported.
         self._unreported: dict[int, int] = {}
         self._free_slots = list(range(self.slots))  # a heap: the lowest is taken first
-        self._waiting: deque[_Flight] = deque()
-        # A prefix is kept until the last sequence that starts with it is admitted.
-        self._sharers: Counter[Key] = Counter()
-        self._prefixes: dict[Key, Prefix] = {}
-        self._ahead: set[Key] = set()  # prefixes whose sequences all still wait
+        self._waiting: deque[Flight] = deque()
         self._batch_changed = False  # since the decoder's last `refresh_batch`
         self._masks = SamplingMasks()
         self._parking = Parking(self._decoder.cache, self.slots, self._kv_bytes)
+        self._prefixes = SharedPrefixes(self._parking.context)
 
     @torch.inference_mode()
     def _measure_room(self, memory: CudaMemory, slots: int, max_len: int) -> int:
@@ -230,9 +208,7 @@ class SlotEngine:
     def version(self, version: int) -> None:
         self._version = version
         self._decoder.version.fill_(version)
-        for key in self._ahead:  # no member has started: all are to start with these weights
-            del self._prefixes[key]
-        self._ahead.clear()
+        self._prefixes.drop_ahead()
 
     @property
     def needs_fixed_addresses(self) -> bool:
@@ -272,15 +248,14 @@ class SlotEngine:
                 raise InputError("a prompt has images, and the generator was made without a tower")
         for request in requests:
             self._parking.touch(request)
-            self._waiting.append(self._flight(request, self._serial))
+            self._waiting.append(self._queued(request, self._serial))
             self._serial += 1
 
-    def _flight(self, request: Completion, serial: int) -> _Flight:
+    def _queued(self, request: Completion, serial: int) -> Flight:
         """A request to be queued, counted among those that share its prefix."""
-        shown: Key = (*request.images, *request.put_images)
-        key: Key = (request.group, *request.prompt_ids, *request.token_ids, *shown)
-        self._sharers[key] += 1
-        return _Flight(request, key, serial)
+        flight = Flight(request, serial)
+        self._prefixes.waiting[flight.key] += 1
+        return flight
 
     def pending(self) -> list[Completion]:
         """All unfinished requests, in order of submission, with the tokens generated so far.
@@ -338,10 +313,9 @@ class SlotEngine:
         self._waiting = deque(f for f in self._waiting if f.request.group != group)
         for flight in dropped:
             self._unreported.pop(flight.serial, None)
-        for key in {flight.key for flight in dropped}:
-            del self._sharers[key]  # keys begin with the group's number
-            self._prefixes.pop(key, None)
-            self._ahead.discard(key)
+        self._prefixes.drop(
+            {flight.key for flight in dropped}
+        )  # of this group alone, by their keys
 
     def clear(self) -> None:
         """Drop all sequences in flight."""
@@ -397,7 +371,7 @@ class SlotEngine:
         self._make_room(growing)
         return completions
 
-    def _free(self, slot: int) -> _Flight:
+    def _free(self, slot: int) -> Flight:
         heapq.heappush(self._free_slots, slot)
         self._batch_changed = True
         self._masks.free(slot)
@@ -418,7 +392,7 @@ class SlotEngine:
         self._decoder.evict(slot)
         flight = self._free(slot)
         self._unreported[flight.serial] = self._reported[slot]
-        self._waiting.appendleft(self._flight(request, flight.serial))
+        self._waiting.appendleft(self._queued(request, flight.serial))
         self.stats.preemptions += 1
 
     def _find_stop_texts(self, flags: StepFlags) -> torch.Tensor:
@@ -458,11 +432,9 @@ class SlotEngine:
             return
         flights = [self._waiting.popleft() for _ in range(n)]
         slots = [heapq.heappop(self._free_slots) for _ in range(n)]
-        missing = self._contexts(flights)
+        missing = self._prefixes.missing(flights)
         if missing and isinstance(self._decoder, ArenaDecoder):
-            ahead = self._next_contexts(missing)
-            missing |= ahead
-            self._ahead |= ahead.keys()
+            missing |= self._prefixes.ahead(missing, self._waiting, self.prefill_tokens)
         parked = sum(context.known for context in missing.values())
         self.stats.parked_tokens += parked
         self.stats.prefill_tokens += sum(len(c.tokens) for c in missing.values()) - parked
@@ -478,15 +450,10 @@ class SlotEngine:
         # One forward's prefixes at a time, copied into the cache before the next forward.
         prefilled = zip(missing, self._prefills([*missing.values()]), strict=True)
         for key, members in groupby(zip(slots, flights, strict=True), lambda pair: pair[1].key):
-            if key not in self._prefixes:
-                self._prefixes |= [next(prefilled)]
-            self._ahead.discard(key)
             admitted = [slot for slot, _ in members]
-            self._decoder.cache.admit(admitted, key, self._prefixes[key])
-            self._sharers[key] -= len(admitted)
-            if not self._sharers[key]:
-                del self._sharers[key], self._prefixes[key]
-        self._prefixes |= prefilled
+            self._decoder.cache.admit(admitted, key, self._prefixes.get(key, prefilled))
+            self._prefixes.admit(key, len(admitted))
+        self._prefixes.computed |= prefilled
 
     def _shifts(self, requests: Sequence[Completion]) -> list[int] | None:
         """By how much images shift the positions of each request's tokens; None: not at all."""
@@ -494,29 +461,6 @@ class SlotEngine:
             return None
         contexts = [Context.of(request) for request in requests]
         return [self.vision.shift(c.given_ids, c.images) for c in contexts]
-
-    def _contexts(self, flights: Iterable[_Flight]) -> dict[Key, Context]:
-        """What must be cached for sequences and is not yet there as a prefix."""
-        found = dict[Key, Context]()
-        for flight in flights:
-            if flight.key not in self._prefixes and flight.key not in found:
-                found[flight.key] = self._parking.context(flight.request)
-        return found
-
-    def _next_contexts(self, missing: Mapping[Key, Context]) -> dict[Key, Context]:
-        """What else fits into the prefill of `missing`, from the head of the queue: on a GPU, a
-        forward of few tokens takes as long as one of many."""
-        tokens, flights = sum(len(context.tokens) for context in missing.values()), list[_Flight]()
-        seen = {*missing, *self._prefixes}
-        for flight in self._waiting:
-            if flight.key in seen:
-                continue
-            tokens += flight.context_length
-            if tokens > self.prefill_tokens:
-                break
-            seen.add(flight.key)
-            flights.append(flight)
-        return self._contexts(flights)
 
     def _prefills(self, contexts: Sequence[Context]) -> Iterator[Prefix]:
         """Keys and values of contexts, as many in one forward as `prefill_tokens` allow."""
@@ -532,7 +476,8 @@ class SlotEngine:
         contexts = {slot: Context.of(self._snapshot(slot)) for slot in self._flights}
         prefilled = self._prefills([*contexts.values()])
         self._decoder.cache.rewrite(zip(contexts, prefilled, strict=True))
-        kept = {f.key: Context.of(f.request) for f in self._waiting if f.key in self._prefixes}
-        self._prefixes |= zip(kept, self._prefills([*kept.values()]), strict=True)
+        computed = self._prefixes.computed
+        kept = {f.key: Context.of(f.request) for f in self._waiting if f.key in computed}
+        computed |= zip(kept, self._prefills([*kept.values()]), strict=True)
         recomputed = (*contexts.values(), *kept.values())
         self.stats.recomputed_tokens += sum(len(context.tokens) for context in recomputed)
