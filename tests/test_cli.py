@@ -60,9 +60,9 @@ def config(tmp_path: Path) -> Path:
     ("overrides", "message"),
     [
         (["pipeline.n_bach=8"], "pipeline.n_bach: unknown key; did you mean 'n_batch'?"),
-        (["pipeline.n_minibatch=24"], "n_minibatch 24 does not divide n_batch 32"),
-        (["pipeline.group_size=5"], "group_size 5 does not divide n_batch 32"),
-        (["pipeline.l_cache=97"], "l_cache 97 is above l_max 96"),
+        (["pipeline.n_minibatch=24"], "n_minibatch 24 does not divide n_batch 16"),
+        (["pipeline.group_size=5"], "group_size 5 does not divide n_batch 16"),
+        (["pipeline.l_cache=33"], "l_cache 33 is above l_max 32"),
         (["model=null"], "model: not given; set it in the file, or as key=value"),
         (["model=./nowhere"], "model './nowhere': no such folder"),
         (["data.train=nowhere.jsonl"], "nowhere.jsonl"),
@@ -165,8 +165,11 @@ def test_what_commands_print_is_not_wrapped(
     assert f"tramontane train --resume '{run_dir}' pipeline.updates=4\n" in said
 
 
+TWO_BATCHES = ["pipeline.n_async=64", "pipeline.n_batch=32", "pipeline.l_max=96"]
+
+
 def test_dry_run_from_python(config: Path) -> None:
-    found = tramontane.dry_run(config, ["pipeline.n_async=64"])
+    found = tramontane.dry_run(config, TWO_BATCHES)
     assert found.config.pipeline.n_async == 64
     assert (found.longest_prompt, found.held_out) == (256, 0)
     assert found.kv_cache_bytes == 5120 * 2 * 64 * 912  # as in the test below
@@ -174,7 +177,7 @@ def test_dry_run_from_python(config: Path) -> None:
 
 
 def test_dry_run_prints_the_arithmetic(config: Path) -> None:
-    result = runner.invoke(app, ["train", str(config), "pipeline.n_async=64", "--dry-run"])
+    result = runner.invoke(app, ["train", str(config), *TWO_BATCHES, "--dry-run"])
     assert result.exit_code == 0
     assert "about 2.0 (n_async / n_batch)" in result.stdout
     # 2 (K, V) × 4 layers × 160 × 4 bytes = 5 KiB per token. 64 slots of 256 + 96 tokens, in lanes
@@ -186,13 +189,13 @@ def test_dry_run_prints_the_arithmetic(config: Path) -> None:
 
 
 def test_a_dry_run_of_a_resumed_run_checks_that_runs_config(config: Path, tmp_path: Path) -> None:
-    run_dir = begun(small_config(tmp_path / "run", pipeline={"n_async": 64})).path
+    run_dir = begun(small_config(tmp_path / "run", pipeline={"n_async": 32})).path
     before = sorted(tmp_path.rglob("*"))
     result = runner.invoke(app, ["train", "--resume", str(run_dir), "--dry-run"])
     assert result.exit_code == 0
     assert "about 2.0 (n_async / n_batch)" in result.stdout
     assert sorted(tmp_path.rglob("*")) == before
-    changes = ["pipeline.n_async=32", "pipeline.updates=3"]
+    changes = ["pipeline.n_async=16", "pipeline.updates=3"]
     result = runner.invoke(app, ["train", "--resume", str(run_dir), *changes, "--dry-run"])
     assert result.exit_code == 0
     assert "about 1.0 (n_async / n_batch)" in result.stdout

@@ -379,7 +379,7 @@ def test_slots_are_as_configured_and_at_most_a_generators_share(configured, expe
         max_prompt=8,
     )
     assert [m.name for m in pool] == ["idle", "idle"]
-    assert sizes == [(expected, 8 + 96)] * 2
+    assert sizes == [(expected, 8 + config.pipeline.l_max)] * 2
 
 
 def test_begun_requests_come_first_in_their_order():

@@ -31,7 +31,7 @@ from tramontane.run.train import train
 
 SIZES = {
     "data": {"playground": SMALL["data"]["playground"]},
-    "pipeline": {**SMALL["pipeline"], "n_minibatch": 32, "diversity": "none"},
+    "pipeline": {**SMALL["pipeline"], "n_minibatch": 16, "diversity": "none"},
     "trainer": SMALL["trainer"],
     "timeouts": SMALL["timeouts"],
     "evaluation": {"problems": 2, "samples": 1},
@@ -188,7 +188,7 @@ def test_distillation_changes_the_training_config_only_for_its_step(tmp_path):
     assert distilled.teacher.model == "tiny"
     assert distilled.trainer.objective.name == "distill"
     assert distilled.trainer.objective.distill.top_k == 16
-    assert (distilled.seed, distilled.pipeline.updates, distilled.pipeline.n_batch) == (3, 5, 32)
+    assert (distilled.seed, distilled.pipeline.updates, distilled.pipeline.n_batch) == (3, 5, 16)
     assert distilled.generator.temperature == rl.generator.temperature == 1.0
     assert (rl.seed, rl.pipeline.updates, rl.teacher) == (0, 2, None)
     recipe.distillation.set = {"trainer.objective.distill.top_k": None, "model": "other"}

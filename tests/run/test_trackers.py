@@ -148,7 +148,7 @@ def read_mlflow(folder: Path) -> dict[str, Points]:
     client = MlflowClient()
     experiment = client.get_experiment_by_name("tramontane")
     [run] = client.search_runs([experiment.experiment_id])
-    assert run.data.params["pipeline.n_batch"] == "32"
+    assert run.data.params["pipeline.n_batch"] == "16"
     return {
         key: {m.step: m.value for m in client.get_metric_history(run.info.run_id, key)}
         for key in run.data.metrics

@@ -208,7 +208,7 @@ def test_regraded_rewards_are_those_of_the_verifiers(tmp_path: Path) -> None:
     [
         (
             {"data": {"trajectories": {"sources": ["x"], "share": 0.1}, "train": "a"}},
-            r"data\.trajectories\.share: share 0\.1 of a batch of 4 groups is less than half",
+            r"data\.trajectories\.share: share 0\.1 of a batch of 2 groups is less than half",
         ),
         (
             {
