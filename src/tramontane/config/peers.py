@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from tramontane.config.yaml_text import read_yaml
+from tramontane.config.yaml_text import read_own
 
 
 class PeerKey(NamedTuple):
@@ -25,7 +25,7 @@ class PeerKey(NamedTuple):
 @cache
 def peer_keys() -> tuple[PeerKey, ...]:
     """All entries of the table, in its order."""
-    table = read_yaml(files("tramontane.config").joinpath("peers.yaml").read_bytes(), "peers.yaml")
+    table = read_own(files("tramontane.config").joinpath("peers.yaml").read_bytes())
     return tuple(
         PeerKey(peer, name, entry.get("key", ""), entry.get("sft", ""), entry.get("note", ""))
         for peer, entries in table.items()

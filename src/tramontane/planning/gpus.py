@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tramontane.config.yaml_text import read_yaml
+from tramontane.config.yaml_text import read_own
 from tramontane.errors import InputError
 from tramontane.journals import parse_object
 from tramontane.models.memory import machine_memory
@@ -48,9 +48,7 @@ GPUS = {
         link=row["link_gb_s"] * 1e9,
         network=row["network_gb_s"] * 1e9,
     )
-    for name, row in read_yaml(
-        Path(__file__).with_suffix(".yaml").read_bytes(), "gpus.yaml"
-    ).items()
+    for name, row in read_own(Path(__file__).with_suffix(".yaml").read_bytes()).items()
 }
 """All known GPUs by name."""
 

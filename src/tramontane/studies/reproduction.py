@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, get_args
 
-from tramontane.config.yaml_text import read_yaml
+from tramontane.config.yaml_text import read_own
 from tramontane.errors import InputError
 from tramontane.pages import render
 from tramontane.studies.measures import Measure
@@ -300,7 +300,7 @@ def page_texts() -> dict[str, Any]:
     claims that were changed after data had been seen; and `beyond`, what the miniature cannot
     say."""
     text = resources.files("tramontane.studies").joinpath("page.yaml").read_bytes()
-    texts: dict[str, Any] = read_yaml(text, "page.yaml")
+    texts: dict[str, Any] = read_own(text)
     return texts
 
 

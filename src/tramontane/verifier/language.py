@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tramontane.config import LANGUAGES
-from tramontane.config.yaml_text import read_yaml
+from tramontane.config.yaml_text import read_own
 from tramontane.verifier.format import boxes, fences
 from tramontane.verifier.math.units import SYMBOLS
 from tramontane.verifier.math.wording import FUNCTIONS
@@ -32,7 +32,7 @@ HAN_WEIGHT = 2  # a Han character counts as two letters
 FUNCTION_WORD_ODDS = 8.0
 GIBBERISH = {24: 0.2, LONG: 0.45}  # from so many letters, less likely prose is gibberish
 UNCERTAIN = 0.25  # prose is off target only if the candidates together are more likely than this
-_WORDS = read_yaml(Path(__file__).with_suffix(".yaml").read_bytes(), "language.yaml")
+_WORDS = read_own(Path(__file__).with_suffix(".yaml").read_bytes())
 _ORDINARY_WORDS = _WORDS.pop("ordinary").split()
 _FUNCTION_WORDS = {language: frozenset(words.split()) for language, words in _WORDS.items()}
 _KNOWN = frozenset(_ORDINARY_WORDS).union(*_FUNCTION_WORDS.values())

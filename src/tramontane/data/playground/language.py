@@ -15,7 +15,7 @@ from importlib.resources import files
 from random import Random
 from typing import Any, TypeVar
 
-from tramontane.config.yaml_text import read_yaml
+from tramontane.config.yaml_text import read_own
 
 T = TypeVar("T")
 
@@ -88,7 +88,6 @@ def pick(rng: Random, options: Sequence[T]) -> T:
 @lru_cache
 def language(code: str) -> Language:
     """The language of `templates/<code>.yaml`."""
-    path = files(__package__) / "templates" / f"{code}.yaml"
-    words = read_yaml(path.read_bytes(), str(path))
+    words = read_own((files(__package__) / "templates" / f"{code}.yaml").read_bytes())
     articles = {name: Frame(**frame) for name, frame in words.pop("articles").items()}
     return Language(articles=articles, **words)

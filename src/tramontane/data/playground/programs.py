@@ -16,7 +16,7 @@ from random import Random
 from types import CodeType
 from typing import Any
 
-from tramontane.config.yaml_text import read_yaml
+from tramontane.config.yaml_text import read_own
 from tramontane.types import Problem
 
 from .language import pick
@@ -58,7 +58,7 @@ class Program:
 
 @lru_cache
 def tasks() -> dict[str, Task]:
-    texts = read_yaml((files(__package__) / "programs.yaml").read_bytes(), "programs.yaml")
+    texts = read_own((files(__package__) / "programs.yaml").read_bytes())
     defaults: dict[str, Any] = {"params": {}, "values": (0, 99)}
     return {name: Task(**(defaults | entry)) for name, entry in texts.items()}
 

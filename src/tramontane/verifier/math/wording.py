@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import dropwhile
 from pathlib import Path
 
-from tramontane.config.yaml_text import read_yaml
+from tramontane.config.yaml_text import read_own
 from tramontane.verifier.math import descriptions
 from tramontane.verifier.math.units import read_unit
 
@@ -279,9 +279,7 @@ def _below_thousand(words: str) -> int | None:
 
 _PHRASES = {
     phrase.strip(): meaning
-    for meaning, phrases in read_yaml(
-        Path(__file__).with_name("phrases.yaml").read_bytes(), "phrases.yaml"
-    ).items()
+    for meaning, phrases in read_own(Path(__file__).with_name("phrases.yaml").read_bytes()).items()
     for phrase in phrases.split("|")
 }
 _EXCEPT = re.compile(
