@@ -39,11 +39,11 @@ def grade(
     """
     response = Response(response_text, n_tokens)
     verdicts = [grade_apart(problem, response, config, l_max, l_cache)]
+    if verdicts[0].verdict == "unscorable":
+        return verdicts[0]
     calls = group_calls(problem, verdicts, [response], config)
-    if calls:
-        results = {call.name: run_group_call(problem, call, config) for call in calls}
-        verdicts = with_group_rewards(problem, verdicts, results, config)
-    return verdicts[0]
+    results = {call.name: run_group_call(problem, call, config) for call in calls}
+    return with_group_rewards(problem, verdicts, results, config)[0]
 
 
 def grade_apart(
