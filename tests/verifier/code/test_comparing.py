@@ -47,11 +47,11 @@ def test_what_is_wrong_with_tests_is_named():
     )
     for code in ({}, {"code": None}, {"code": 1}):
         assert fault_of({"type": "python_assert", **code}) == "need code"
-    assert "cpp_assert" in fault_of({"type": "cpp_assert"})
+    assert fault_of({"type": "cpp_assert"}).startswith("are C++ function tests (cpp_assert)")
     known = "choose from tokens, float, lines, program"
     assert faulty(checker="exact") == f"name an unknown checker 'exact'; {known}"
     assert faulty(checker=["tokens"]) == f"name an unknown checker \"['tokens']\"; {known}"
-    for tolerance in (1, -0.1, True, "0.1"):
+    for tolerance in (1, -0.1, True, False, "0.1"):
         assert faulty(float_tolerance=tolerance) == (
             f"have the float_tolerance {tolerance!r}; it must be a number from 0 to below 1"
         )
@@ -69,7 +69,7 @@ def test_what_is_wrong_with_tests_is_named():
 
 @pytest.mark.parametrize(
     "cases",
-    [None, [], {}, "ab", [{}], [None], ["ab"], [{"input": "1"}], [{"output": "1"}],
+    [None, [], {}, 5, "ab", [{}], [None], ["ab"], [{"input": "1"}], [{"output": "1"}],
      [{"input": 1, "output": "1"}], [{"input": "1", "output": 1}], [*CASES, {"input": "1"}]],
 )  # fmt: skip
 def test_cases_are_pairs_of_texts(cases):

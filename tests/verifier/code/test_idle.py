@@ -11,7 +11,7 @@ from tramontane.verifier.code.idle import (
 )
 
 UNIT = "import unittest\nclass Sums(unittest.TestCase):\n    def runTest(self):\n        "
-UNREADABLE = ["f(", "\0", "-" * 100_000 + "1"]
+UNREADABLE = ["f(", "\0", "'\ud800'", "-" * 100_000 + "1", "1" + "+1" * 20_000]
 
 
 def idle(code, statement="", entry_point="f"):
@@ -27,7 +27,7 @@ def test_cases_without_any_expected_output_are_idle():
     assert why_idle({"cases": [*blank["cases"], {"output": "3"}]}, "") == ""
 
 
-@pytest.mark.parametrize("code", UNREADABLE, ids=["syntax", "null", "deep"])
+@pytest.mark.parametrize("code", UNREADABLE, ids=["syntax", "null", "surrogate", "deep", "long"])
 def test_tests_that_do_not_parse_fail_when_they_run(code):
     assert idle(code) == ""
     assert plainly_decide(code, "", "f") is False
@@ -38,8 +38,6 @@ def test_tests_that_do_not_parse_fail_when_they_run(code):
     [
         ("assert f(1) == 2", "", "", ""),
         ("assert other(1) == 2", "", "f", ""),  # nothing declares it: unscorable when it runs
-        ("assert eval('f(1)') == 2", "", "f", ""),
-        ("assert globals()['f'](1) == 2", "", "f", ""),
         ("x = 1\nassert x == len([0])", "", "f", NEVER_CALL),
         ("import math\nassert math.pi > isclose(1, 1)", "", "f", NEVER_CALL),
         ("def g():\n    return f(1)\nassert 1 == 1 + 0", "", "f", NEVER_CALL),
@@ -53,6 +51,13 @@ def test_tests_that_do_not_parse_fail_when_they_run(code):
 )
 def test_tests_that_never_name_the_program(code, statement, entry_point, reason):
     assert idle(code, statement, entry_point) == reason
+
+
+@pytest.mark.parametrize(
+    "name", ["eval", "exec", "globals", "locals", "vars", "getattr", "__import__", "compile"]
+)
+def test_a_program_may_be_called_without_its_name(name):
+    assert idle(f"assert {name}('g') == 2") == ""
 
 
 @pytest.mark.parametrize(
@@ -75,6 +80,9 @@ def test_tests_that_never_name_the_program(code, statement, entry_point, reason)
         "try:\n    verify(f(1), 2)\nexcept Exception:\n    pass",  # may end the process
         "try:\n    assert f(1) == 2\nfinally:\n    f(2)",
         "with open('x'):\n    assert f(1) == 2",
+        "assert f(1) == 2\ntry:\n    assert f(2) == 3\nexcept Exception:\n    pass",
+        f"{UNIT}try:\n            assert f(1)\n        except AssertionError:\n"
+        "            self.assertTrue(failed)",
         "import contextlib\nwith contextlib.suppress(ValueError):\n    assert f(1) == 2",
         "with patch(AssertionError):\n    assert f(1) == 2",
         # Checks:
@@ -101,6 +109,7 @@ def test_tests_that_never_name_the_program(code, statement, entry_point, reason)
         "assert callable(f(1))",
         "assert isinstance(f(1), int)",
         "x = f(1)\nassert x",
+        "x = [f]\nassert f",  # which is not called, and may be missing
         "x = f(1)\nassert x is not None",
         "x = f(1)\nassert callable(x)",
         "assert f(1) and 0",
@@ -119,6 +128,7 @@ def test_checks_that_a_wrong_program_reaches_and_fails(code):
         "async def g():\n    assert f(1) == 2\nf(1)",
         "class C:\n    def m(self):\n        assert f(1) == 2\nf(1)",
         "def checks():\n    assert f(1) == 2\nf(1)",
+        "class TestF:\n    class C:\n        def m(self):\n            assert f(1) == 2\nf(1)",
         "f(1)\nif 0:\n    assert f(1) == 2",
         "f(1)\nif None:\n    assert f(1) == 2\nelse:\n    f(2)",
         # Its failure is hidden:
@@ -139,6 +149,8 @@ def test_checks_that_a_wrong_program_reaches_and_fails(code):
         "f(1)\nassert f and callable(f)",
         "f(1)\nassert print",
         "assert f(1) or (1 and f)",
+        "f(1)\nassert f is not None",
+        "assert isinstance(f(1), object)",
         "assert f(1) is f(1)",
         "assert f(1) <= f(1)",
         "assert f(1) >= f(1)",
@@ -152,6 +164,7 @@ def test_checks_that_a_wrong_program_reaches_and_fails(code):
         f"{UNIT}self.assertTrue(f or f(1))",
         f"{UNIT}self.assertIsNotNone(f)\n        f(1)",
         f"{UNIT}self.assert_(1)\n        f(1)",
+        f"{UNIT}self.assertEqual(f(1), f(1))",
         f"{UNIT}self.assertIs(f(1), f(1))",
         f"{UNIT}self.assertEquals(f(1), f(1))",
         "f(1)\nprint(f(2))",

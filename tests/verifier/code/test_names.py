@@ -61,7 +61,9 @@ MEAN = "assert mean([1, 2]) == 1.5"
         (MEAN, "Write mean(xs), see sum(xs).", "", "mean"),
         ("assert f(", "", "f", ""),
         ("\0", "", "f", ""),
+        ("'\ud800'", "", "f", ""),
         ("-" * 100_000 + "1", "", "f", ""),
+        ("1" + "+1" * 20_000, "", "f", ""),
     ],
 )  # fmt: skip
 def test_the_program_s_names(code, statement, entry_point, program):
