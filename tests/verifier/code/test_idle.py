@@ -19,9 +19,10 @@ def idle(code, statement="", entry_point="f"):
 
 
 def test_cases_without_any_expected_output_are_idle():
-    assert why_idle(None, "") == why_idle({}, "") == why_idle({"cases": []}, "") == ""
+    for empty in (None, {}, {"type": "stdio"}, {"cases": []}):
+        assert why_idle(empty, "") == ""
     blank = {"cases": [{"input": "1"}, {"input": "2", "output": " \n"}]}
-    assert why_idle(blank, "") == NO_OUTPUT
+    assert why_idle(blank, "") == NO_OUTPUT == "no test expects any output"
     assert why_idle(blank | {"checker": "lines"}, "") == NO_OUTPUT
     assert why_idle(blank | {"checker": "program"}, "") == ""  # which reads the output
     assert why_idle({"cases": [*blank["cases"], {"output": "3"}]}, "") == ""
@@ -50,7 +51,9 @@ def test_tests_that_do_not_parse_fail_when_they_run(code):
     ],
 )
 def test_tests_that_never_name_the_program(code, statement, entry_point, reason):
-    assert idle(code, statement, entry_point) == reason
+    assert (
+        idle(code, statement, entry_point) == idle(code, statement, entry_point or None) == reason
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,6 +82,7 @@ def test_a_program_may_be_called_without_its_name(name):
         "try:\n    assert f(1) == 2\nexcept Exception:\n    failed = 1",
         "try:\n    verify(f(1), 2)\nexcept Exception:\n    pass",  # may end the process
         "try:\n    assert f(1) == 2\nfinally:\n    f(2)",
+        "assert f(1) == 2\ndef g():\n    pass",
         "with open('x'):\n    assert f(1) == 2",
         "assert f(1) == 2\ntry:\n    assert f(2) == 3\nexcept Exception:\n    pass",
         f"{UNIT}try:\n            assert f(1)\n        except AssertionError:\n"
@@ -93,6 +97,7 @@ def test_a_program_may_be_called_without_its_name(name):
         "fail(f(1))",
         "try:\n    f(1)\nexcept ValueError:\n    raise",
         f"{UNIT}self.assertTrue(f(1))",
+        f"{UNIT}self.assertTrue(expr=f(1))",
         f"{UNIT}self.assertIsNotNone(f(1))",
         f"{UNIT}self.assertEqual(f(1), f(2))",
         f"{UNIT}self.assertEqual(f(1))",
@@ -171,7 +176,7 @@ def test_checks_that_a_wrong_program_reaches_and_fails(code):
     ],
 )
 def test_checks_that_no_program_reaches_or_fails(code):
-    assert idle(code) == NO_CHECK
+    assert idle(code) == NO_CHECK == "the tests check nothing"
 
 
 @pytest.mark.parametrize(
@@ -208,6 +213,7 @@ def test_assertions_that_certainly_run_decide(code):
         "assert f(1) == 2 == 3",
         "assert f(1) == x",
         "assert f(1) == [abs(1)]",
+        "assert f(1) == 'a'.upper()",
         "assert g(1) == 2",
         "assert 2 == f(1)",
         "assert f.g(1) == 2",

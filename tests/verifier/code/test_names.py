@@ -1,10 +1,19 @@
 """Whose name is whose in function tests, the statement's own functions, and programs that do
 nothing, without running any."""
 
+import sys
+from dataclasses import replace
+
 import pytest
 
 from tramontane.types import Problem
-from tramontane.verifier.code.functions import _late, doing_nothing, helper_source, names_of
+from tramontane.verifier.code.functions import (
+    _late,
+    _with_helpers,
+    doing_nothing,
+    helper_source,
+    names_of,
+)
 from tramontane.verifier.code.sandbox import Limits
 from tramontane.verifier.code.sandbox.running import Result, Times
 
@@ -19,6 +28,16 @@ MEAN = "assert mean([1, 2]) == 1.5"
         ("assert f(1) == 2", "", "Solution().f", "f"),
         ("s = Solution()\nassert s.f(1) == 2", "", "Solution().f", "Solution"),
         ("f = abs\nassert f(1) == 2", "", "f", "f"),  # assigned, and still the entry point
+        ("assert Solution().f(1) == 2", "", "", "Solution"),  # LeetCode's, without an entry point
+        # The tests' own, whatever the statement says.
+        ("import it as g\nassert f(g(1)) == 2", "Write g(x).", "f", "f"),
+        ("import g.it\nassert f(g(1)) == 2", "Write g(x).", "f", "f"),
+        ("from it import g\nassert f(g(1)) == 2", "Write g(x).", "f", "f"),
+        ("def g(x): return x\nassert f(g(1)) == 2", "Write g(x).", "f", "f"),
+        ("async def g(x): return x\nassert f(g(1)) == 2", "Write g(x).", "f", "f"),
+        ("class g: pass\nassert f(g(1)) == 2", "Write g(x).", "f", "f"),
+        ("for g in (abs, int):\n    assert f(g(1)) == 2", "Write g(x).", "f", "f"),
+        ("def t(g):\n    assert f(g(1)) == 2", "Write g(x).", "f", "f"),
         # The statement defines or calls it.
         ("x = A(f(1))", "class A: ...", "f", "A f"),
         ("assert f(g(1)) == 2", "Write g(x).", "f", "f g"),
@@ -27,6 +46,7 @@ MEAN = "assert mean([1, 2]) == 1.5"
         # Only its examples call it, and it judges the program's result.
         ("assert near(f(1), 2)", "It passes:\nassert near(f(1), 2)", "f", "f"),
         ("assert near(f(1), 2)", ">>> near(f(1), 2)", "f", "f"),
+        ("assert near(f(1).real(), 2)", "It passes:\nassert near(f(1), 2)", "f", "f"),
         ("assert f(near(1), 2)", "It passes:\nassert near(f(1), 2)", "f", "f near"),
         ("assert f(1) == 2\nassert g(2) == 3", "It passes:\nassert g(1) == 2", "f", "f g"),
         ("assert approx(f(1))", "Use approx(x).", "f", "f"),  # of a package
@@ -34,6 +54,7 @@ MEAN = "assert mean([1, 2]) == 1.5"
         ("def check(candidate):\n    assert candidate(1) == f(2)", "def f(x):", "", "f"),
         ("def check(candidate):\n    assert candidate(1) == 2", "def f(x):", "", "f"),
         ("def check(candidate):\n    assert candidate(1) == 2", "def f(x):", "g", "g"),
+        ("def check(candidate):\n    assert candidate(1) == 2", "", "Solution().f", "Solution"),
         ("def check(candidate):\n    assert candidate(1) == 2\ncheck(f)", "def f(x):", "", "f"),
         ("def check(candidate):\n    assert candidate(1) == 2", "Write f.", "", ""),
         # Caught by name.
@@ -102,7 +123,64 @@ def test_a_name_is_of_the_first_library_that_has_it():
         "chain": "itertools", "reduce": "functools", "Decimal": "decimal", "date": "datetime",
         "List": "typing", "Counter": "collections", "heapq": "heapq",
     }  # fmt: skip
-    assert names_of("f(abs, random_, _thread, sleep)", "", "f").library == {}
+    missing = "msvcrt" if sys.platform != "win32" else "fcntl"  # on this platform
+    assert names_of(f"f(abs, random_, _thread, sleep, {missing})", "", "f").library == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "allclose",
+        "approx",
+        "array_equal",
+        "assert_allclose",
+        "assert_almost_equal",
+        "assert_array_equal",
+        "np",
+        "numpy",
+        "pd",
+        "pytest",
+    ],
+)
+def test_comparisons_of_packages_are_never_the_program_s(name):
+    assert names_of(f"assert {name}(f(1))", f"Use {name}(x).", "f").program == {"f"}
+    assert names_of(f"assert {name}(g(1))", "Write a function.", "").program == {"g"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Counter",
+        "abs",
+        "all",
+        "any",
+        "deque",
+        "dict",
+        "float",
+        "int",
+        "isclose",
+        "isinstance",
+        "iter",
+        "len",
+        "list",
+        "map",
+        "max",
+        "min",
+        "print",
+        "range",
+        "repr",
+        "round",
+        "set",
+        "sorted",
+        "str",
+        "sum",
+        "tuple",
+        "type",
+        "zip",
+    ],
+)
+def test_what_wraps_a_library_s_name_is_not_the_program_s(name):
+    assert names_of(f"assert {name}(gcd(6, 4))", "Write a function.", "").program == {"gcd"}
 
 
 HELPED = """Complete it.
@@ -124,6 +202,7 @@ def unfinished(x):
 def f(xs):
     return 0
 define it
+LIMIT = 3
 """
 
 
@@ -133,13 +212,29 @@ def test_helpers_are_the_statement_s_complete_functions_and_imports():
     names = {}
     exec(found, names)
     assert names["poly"]([1, 2], 3) == 7
-    assert not {"f", "unfinished"} & names.keys()
+    assert not {"f", "unfinished", "LIMIT"} & names.keys()
     assert "def f(" in helper_source(HELPED, {"poly"}, "")
     assert helper_source(HELPED, {"f", "math", "List"}, "f") == ""
     assert helper_source("def g(x):\n\treturn x\n", {"g"}, "") == "def g(x):\n\treturn x"
     assert helper_source("import math", {"math"}, "") == ""
     assert helper_source("", {"g"}, "") == ""
     assert names_of("assert f(poly(1))", HELPED, "f").helpers == found
+
+
+def test_a_program_comes_after_the_helpers_that_it_uses_and_lacks():
+    helpers = helper_source(HELPED, {"poly"}, "f")
+    problem = Problem("p", "code", HELPED, tests={"entry_point": "f"})
+    using = "def f(xs): return poly(xs, 1)"
+    assert _with_helpers(using, problem) == f"{helpers}\n{using}"
+    assert names_of("", HELPED, "f").helpers == ""
+    for program in (
+        "def f(xs): return 0",
+        f"def poly(xs, x): return 0\n{using}",
+        f"from __future__ import annotations\n{using}",
+    ):
+        assert _with_helpers(program, problem) == program
+    assert _with_helpers("f(1)", problem) == "f(1)"  # the entry point is the program's
+    assert "def f(" in _with_helpers("f(1)", replace(problem, tests=None))
 
 
 def test_programs_that_do_nothing_have_all_names():
@@ -152,6 +247,9 @@ def test_programs_that_do_nothing_have_all_names():
         assert names["A"](2, key=3).m(3, key=4) == value
     assert doing_nothing(problem) == doing_nothing(problem, "None")
     assert doing_nothing(Problem("q", "code", "?")) == ""
+    code = "assert k(d(c(b(a(1))))) == 2"
+    problem = Problem("p", "code", "Write a(x), b(x), c(x), d(x), k(x).", tests={"code": code})
+    assert [line[4] for line in doing_nothing(problem).splitlines()] == [*"abcdk"]
 
 
 @pytest.mark.parametrize(

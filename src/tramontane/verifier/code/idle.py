@@ -123,7 +123,8 @@ def _reached(tree: ast.Module) -> Iterator[ast.AST]:
         elif (isinstance(node, ast.Try) and any(map(_hides, node.handlers))) or (
             isinstance(node, ast.With) and any(map(_suppresses, node.items))
         ):
-            waiting += [x for x in ast.walk(ast.Module(node.body, [])) if isinstance(x, ast.expr)]
+            hidden = (x for statement in node.body for x in ast.walk(statement))
+            waiting += [x for x in hidden if isinstance(x, ast.expr)]
         else:
             waiting += ast.iter_child_nodes(node)
 
