@@ -48,6 +48,8 @@ MEAN = "assert mean([1, 2]) == 1.5"
         ("assert near(f(1), 2)", ">>> near(f(1), 2)", "f", "f"),
         ("assert near(f(1).real(), 2)", "It passes:\nassert near(f(1), 2)", "f", "f"),
         ("assert f(near(1), 2)", "It passes:\nassert near(f(1), 2)", "f", "f near"),
+        ("def t():\n    x = near(1)\n    assert f(x) == 2", ">>> near(f(1), 2)", "f", "f near"),
+        ("assert f(near(f(2))) == 3", ">>> near(f(1), 2)", "f", "f near"),
         ("assert f(1) == 2\nassert g(2) == 3", "It passes:\nassert g(1) == 2", "f", "f g"),
         ("assert approx(f(1))", "Use approx(x).", "f", "f"),  # of a package
         # HumanEval's tests without the call.
@@ -66,6 +68,9 @@ MEAN = "assert mean([1, 2]) == 1.5"
         # No entry point, and the statement calls nothing: the only function that is called.
         ("assert close(1, 2)", "Write a function.", "", "close"),
         ("assert one(1) == two(2)", "Write a function.", "", ""),
+        ("assert one(1) == two(mean([1, 2]))", "Write a function.", "", ""),
+        ("assert A(g(1)) == 2", "class A: ...", "", "A"),
+        ("assert g(mean([1])) == 1", "Write g(x), like mean(x).", "", "g"),
         ("assert total([Pair(1, 2)]) == 3", "Write a function.", "", "Pair total"),
         ("assert Pair(total(1)) == 3", "Write a function.", "", "total"),
         ("assert np(one(1))", "Write a function.", "", "one"),
@@ -88,7 +93,9 @@ MEAN = "assert mean([1, 2]) == 1.5"
     ],
 )  # fmt: skip
 def test_the_program_s_names(code, statement, entry_point, program):
-    assert sorted(names_of(code, statement, entry_point).program) == program.split()
+    names = names_of(code, statement, entry_point)
+    assert sorted(names.program) == program.split()
+    assert not names.library.keys() & names.program
 
 
 def test_names_that_the_tests_own():
@@ -124,7 +131,7 @@ def test_a_name_is_of_the_first_library_that_has_it():
         "List": "typing", "Counter": "collections", "heapq": "heapq",
     }  # fmt: skip
     missing = "msvcrt" if sys.platform != "win32" else "fcntl"  # on this platform
-    assert names_of(f"f(abs, random_, _thread, sleep, {missing})", "", "f").library == {}
+    assert names_of(f"f(abs, pow(2, 3), random_, _thread, sleep, {missing})", "", "f").library == {}
 
 
 @pytest.mark.parametrize(
@@ -188,9 +195,12 @@ HELPED = """Complete it.
 import math
 from typing import List
 import it from the
+import os; import re
 
 def poly(xs, x):
     '''At x.'''
+    assert xs
+
     return sum(c * math.pow(x, i)
                for i, c in enumerate(xs)
 )

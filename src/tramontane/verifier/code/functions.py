@@ -225,9 +225,10 @@ def doing_nothing(problem: Problem, value: str = "None") -> str:
 
 
 def _only_library_name(tree: ast.AST, own: set[str], statement: str) -> set[str]:
-    """The name of a built-in or of the library that alone can be the program's: the only one that
-    the tests call, or the only one of these that the statement mentions, apart from helpers."""
-    usual = {name for name in called(tree) - own if hasattr(builtins, name) or _module(name)}
+    """The name of a built-in or of the library that alone can be the program's, in tests that call
+    no others: the only one that they call, or the only one of these that the statement mentions,
+    apart from helpers."""
+    usual = called(tree) - own
     mentioned = usual & set(_WORD.findall(statement))
     candidates = (mentioned - _HELPERS, usual - _HELPERS, mentioned, usual)
     names = next(filter(None, candidates), usual)
@@ -278,7 +279,7 @@ def _handled(tree: ast.AST) -> Iterator[ast.Name]:
 def _judging(tree: ast.AST, weak: set[str], program: set[str]) -> set[str]:
     """Names that would decide the comparison: used beside or around a call of the program."""
     judging: set[str] = set()
-    for node in ast.walk(tree) if weak else ():
+    for node in ast.walk(tree):
         if isinstance(node, ast.stmt) and not hasattr(node, "body") and called(node) & program:
             judging |= weak & {x.id for x in _outside(node, program) if isinstance(x, ast.Name)}
     return judging
