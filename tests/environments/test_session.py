@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tramontane.config import DataConfig
+from tramontane.config import Config, DataConfig
 from tramontane.environments import session as sessions
 from tramontane.environments.calls import Parsed
 from tramontane.environments.running import EnvironmentFailed, Runner
@@ -39,6 +39,11 @@ class Bare:
 
     def step(self, message):
         return "", None, True
+
+
+class Configured(Bare):
+    def start(self, config, seed):
+        return f"{config.model} {seed}"
 
 
 class Row:
@@ -78,14 +83,14 @@ class Box:
         return f"{Box.begun['seed']}"
 
 
-def conversation(kind, *messages, problem=PROBLEM, seed=5):
+def conversation(kind, *messages, problem=PROBLEM, config=None):
     """(the session, its first chat, its replies, its last reward)."""
     path = f"{__name__}:{kind.__name__}"
 
     async def run():
         made = Session(DataConfig(train="playground:", environment=path), 1000, Runner())
         try:
-            chat = await made.start(problem, seed)
+            chat = await made.start(problem, 5, config)
             replies = [await made.step(message) for message in messages]
             return made, chat, replies, await made.final_reward()
         finally:
@@ -175,6 +180,8 @@ def test_an_environment_begins_with_its_own_chat_or_the_problems(first, chat):
     made, found, *_ = conversation(Given)
     assert found == chat
     assert made.opened == ([] if first is None else chat)
+    assert conversation(Configured, config=Config(model="m"))[1] == [user("m 5")]
+    assert conversation(Configured)[1] == [user(f"{Config().model} 5")]
     assert conversation(Bare)[1] == [user("1 + 1?")] and conversation(Bare)[0].tools == []
 
 

@@ -63,6 +63,9 @@ class Session:
     posted: Sequence[int] = ()
     restarted = False
     ending: Ending | None = None
+    # Since `start`.
+    toolset: Toolset
+    opened: list[Message]
 
     def __init__(self, data: DataConfig, answer_bytes: int, runner: Runner) -> None:
         self._data, self._answer_bytes = data, answer_bytes
@@ -70,8 +73,6 @@ class Session:
         self._toolboxes: list[Any] = []
         self._environment: Any = None
         self._kind: Kind = "toolbox"
-        self.toolset = Toolset((), answer_bytes)
-        self.opened: list[Message] = []
 
     @property
     def tools(self) -> list[Tool]:
