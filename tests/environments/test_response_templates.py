@@ -1,14 +1,18 @@
 """Calls that a tokenizer's `response_template` reads, and the forms that chat templates show."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
 
 from tests.environments.templates import tokenizer_of
 from tests.environments.worlds import add
+from tests.environments.written import in_json, in_tags, said, tokenizer
 from tramontane.environments.calls import Parser, form_of
 from tramontane.environments.forms import MAX_CALLS
+from tramontane.environments.learned import ARGUMENT, NAME
 from tramontane.environments.tools import schema_of
+from tramontane.errors import InputError
 from tramontane.types import PAPER_TAGS
 
 TOOLS = [schema_of(add)]
@@ -121,3 +125,62 @@ def test_what_a_chat_template_writes_tells_the_form(template, form):
     assert form_of(SimpleNamespace(chat_template=template)) == form
     given = SimpleNamespace(chat_template=template, response_template={})
     assert form_of(given) == "template"
+
+
+def in_numbers(message):
+    """A form that nothing reads."""
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    return said(message, "".join(f"\n#{c['name']}:{c['arguments'].get('x')}\n" for c in calls))
+
+
+def in_hermes(message):
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    return said(message, "".join(f"<tool_call>{json.dumps(dict(c))}</tool_call>" for c in calls))
+
+
+READ_BACK = {  # what the template writes, the form, and a call as it writes it
+    in_json: ("learned", '<call>add => {"a": 7}</call>', 7),
+    in_tags: ("learned", '<all>\n<do name="add">\n<p name="a">7</p>\n</do>\n</all>', 7),
+    in_hermes: ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 7}}</tool_call>', 7),
+}
+
+
+@pytest.mark.parametrize("write", READ_BACK)
+def test_calls_are_read_as_the_chat_template_writes_them(write):
+    form, text, value = READ_BACK[write]
+    parser = Parser(tokenizer(write), "auto", PAPER_TAGS)
+    assert (parser.form, parser.unread) == (form, "")
+    parser.check(TOOLS)
+    [call] = parser.parse(text, TOOLS).calls
+    assert (call.name, call.arguments) == ("add", {"a": value})
+    assert parser.parse(text).calls == []
+    given = Parser(tokenizer(write), "llama", PAPER_TAGS)  # a form that is named is not learned
+    assert (given.form, given.unread) == ("llama", "")
+
+
+def test_calls_in_a_form_that_is_not_read_are_refused_where_there_are_tools():
+    parser = Parser(tokenizer(in_numbers), "auto", PAPER_TAGS)
+    assert (parser.form, parser.unread) == ("hermes", f"\n#{NAME}:{ARGUMENT}")
+    parser.check([])
+    with pytest.raises(InputError, match=f"a call is '#{NAME}:{ARGUMENT}': name the form"):
+        parser.check(TOOLS)
+    Parser(tokenizer(said), "auto", PAPER_TAGS).check(TOOLS)  # it writes no calls
+
+
+def test_a_response_template_comes_before_what_is_learned():
+    made = tokenizer(in_json)
+    made.response_template = {"fields": {}}
+    made.parse_response = lambda text, prefix="", tools=(): {"content": "x"}
+    parser = Parser(made, "auto", PAPER_TAGS)
+    assert (parser.form, parser.unread) == ("template", "")
+    [call] = parser.parse('<call>add => {"a": 7}</call>', TOOLS).calls
+    assert (call.name, call.arguments) == ("add", {"a": 7})
+
+
+def test_what_surrounds_an_answer_is_told_and_taken_away():
+    def channels(message):
+        return said(message, head="<|a|><final>", end="</final><|e|>")
+
+    parser = Parser(tokenizer(channels), "auto", PAPER_TAGS)
+    assert parser.headers == ("", "<final>", "</final>")
+    assert parser.parse("<final>42</final>").content == "42"
