@@ -182,6 +182,7 @@ def test_a_message_is_read_as_the_model_wrote_it():
     text = 'so\n<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
     assert said.parsed() == Parsed(text, "t", "so", [ToolCall("f", {"a": 1}, "", id="XyZ123456")])
     assert said.parsed("llama").text == 'so\n{"name": "f", "parameters": {"a": 1}}'
+    assert ChatMessage(role="assistant", content="so").parsed("lfm").text == "so"
     assert said.shown() == {"role": "assistant", "content": text}
     assert ChatMessage(role="assistant", reasoning="r").parsed() == Parsed("", "r", "", [])
     assert ChatMessage(role="assistant", reasoning="r", reasoning_content="t").parsed().thoughts

@@ -119,8 +119,7 @@ class ChatMessage(Part):
 
     def shown(self) -> Message:
         """The message with its calls in the content, for whoever grades the chat."""
-        plain = self.plain()
-        return {**plain, "content": self.parsed().text} if self.tool_calls else plain
+        return {**self.plain(), "content": self.parsed().text}
 
     def parsed(self, form: str = "hermes") -> Parsed:
         """A message of the assistant as it was read when the model wrote it; `form`: of calls that
@@ -137,7 +136,7 @@ class ChatMessage(Part):
 
 def _part_text(part: Any, images: list[str]) -> str:
     """The text of a content part, `PLACE` for an image, which is appended to `images`."""
-    kind = part.get("type", "text") if isinstance(part, dict) else None
+    kind = part.get("type") if isinstance(part, dict) else None
     if kind in PART_TYPES:
         found, options = own_image(part, 0, "content"), part.get("image_url")
         detail = part.get("detail") or (options.get("detail") if isinstance(options, dict) else "")
