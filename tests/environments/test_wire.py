@@ -15,6 +15,7 @@ from tramontane.environments.wire import (
     readable,
     truth,
 )
+from tramontane.errors import InputError
 from tramontane.tokens import Growth
 from tramontane.types import PAPER_TAGS, PLACE, SamplingParams, ToolCall
 
@@ -143,6 +144,8 @@ def test_an_image_is_read_in_full(detail):
         ({"type": "image_url", "image_url": {"url": URI}, "detail": "low"}, "detail 'low'"),
         ({"type": "image_url", "image_url": {"url": "https://a.b/c.png"}}, "nothing is fetched"),
         ({"type": "image_url"}, "nothing is fetched"),
+        ({"type": "image", "index": 0}, "nothing is fetched"),
+        ({"type": "image", "index": 1}, "content: an image part with index 1, and image 0 of"),
         ({"type": "text"}, "only texts"),
         ({"type": "text", "text": 3}, "only texts"),
         ({"type": "input_audio", "input_audio": {}}, "only texts"),
@@ -150,7 +153,7 @@ def test_an_image_is_read_in_full(detail):
     ],
 )
 def test_a_part_that_is_no_text_and_no_image_in_full_is_refused(keys, said):
-    with pytest.raises(ValidationError, match=said):
+    with pytest.raises((ValidationError, InputError), match=said):
         part(**keys)
 
 
