@@ -1,0 +1,244 @@
+"""Generators that are lost, here in threads instead of processes: what their replacements get."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.controller.counting import CountingGenerator
+from tests.controller.test_generators import group, pool_of
+from tests.runs import small_config
+from tramontane.config import Config
+from tramontane.controller.pooled_generator import (
+    ASKED,
+    EVALUATION,
+    FIRST_ASKED,
+    TRAINING,
+    PooledGenerator,
+)
+from tramontane.models.weights import LocalWeights
+from tramontane.placement import WorkerDied, WorkerLost
+from tramontane.placement.thread import ThreadHandle
+from tramontane.types import Completion, SamplingParams
+
+
+class Mortal(CountingGenerator):
+    """Dies at its poll, fetch or swap of a given number, counted over all of these."""
+
+    def __init__(self, dies: int | None = None) -> None:
+        super().__init__()
+        self.calls, self.dies = 0, dies
+        self.sent: list[tuple[int, int, int]] = []  # group, index and length of each request
+
+    def _live(self) -> None:
+        self.calls += 1
+        if self.calls == self.dies:
+            raise WorkerDied("died")
+
+    def poll(self, requests: list[Completion], seconds: float = 0.0) -> Any:
+        self._live()
+        self.sent += [(r.group, r.index, len(r.token_ids)) for r in requests]
+        return super().poll(requests, seconds)
+
+    def fetch(self, version: int, weights: Any) -> None:
+        self._live()
+        super().fetch(version, weights)
+
+    def swap(self, version: int) -> float:
+        self._live()
+        return super().swap(version)
+
+    def cancel(self, group: int) -> None:
+        self.requests = [r for r in self.requests if r.group != group]
+
+    def cancel_all(self) -> None:
+        self.requests = []
+
+
+class Lost:
+    """One generator over workers of which each is lost in turn but the last."""
+
+    def __init__(self, workers: list[Mortal], config: Config) -> None:
+        self.losses: list[WorkerLost] = []
+        self.notes: list[dict[str, Any]] = []
+        self.changes = 0
+        left: Iterator[Mortal] = iter(workers)
+
+        def make() -> ThreadHandle:
+            worker = next(left)
+            return ThreadHandle("generator 0", lambda: worker)
+
+        def changed() -> None:
+            self.changes += 1
+
+        self.generator = PooledGenerator(
+            make, config, self.losses.append, lambda _, **facts: self.notes.append(facts), changed
+        )
+
+
+def using(
+    workers: list[Mortal], use: Callable[[PooledGenerator, Lost], Awaitable[None]], **sections: Any
+) -> Lost:
+    found = Lost(workers, small_config("unused", **{"placement": {"kind": "ray"}} | sections))
+
+    async def run() -> None:
+        await use(found.generator, found)
+        found.generator.handle.close()
+
+    asyncio.run(run())
+    return found
+
+
+async def all_of(generator: PooledGenerator) -> list[Completion]:
+    done = []
+    while generator.has_work:
+        done += await generator.poll()
+    return done
+
+
+def test_the_replacement_continues_what_is_known_under_the_newest_weights() -> None:
+    first, second = Mortal(5), Mortal()
+
+    async def use(generator: PooledGenerator, found: Lost) -> None:
+        generator.submit(group(0, 2, tokens=9))
+        while not found.losses:
+            await generator.poll()
+            if len(next(iter(generator.requests.values())).token_ids) == 1:
+                await generator.update(1, LocalWeights())  # two of the calls
+        known = found.notes[-1]["continues"][0][2]
+        assert found.notes[-1] == {"continues": [[0, 0, known], [0, 1, known]]}
+        generator.submit(group(1, 1, tokens=2))
+        done = await all_of(generator)
+        assert second.sent == [(0, 0, known), (0, 1, known), (1, 0, 0)]
+        for completion in done[1:]:
+            before = completion.versions.tolist()[:known]
+            assert completion.versions.tolist() == before + [1] * (9 - known)
+        assert generator.generated_tokens == 2 * 9 + 2
+        assert generator.busy_seconds == 0.5 * 9  # by the polls that were read, a token each
+        assert generator.unfinished == [0, 0, 0]
+
+    found = using([first, second], use)
+    assert [loss.worker for loss in found.losses] == ["generator 0"]
+    assert second.fetched == [1] and second.version == 1
+
+
+def test_the_replacement_restarts_turns_if_the_config_says_so() -> None:
+    first, second = Mortal(3), Mortal()
+
+    async def use(generator: PooledGenerator, found: Lost) -> None:
+        own, evaluated = group(0, 1, tokens=9), group(-1, 1, tokens=9)
+        later = group(0, 2, tokens=9)[1]  # in its second turn
+        later.token_ids.append(5)
+        later.logprobs.append(-0.5)
+        later.versions.append(0)
+        later.turn_start = 1
+        for requests in (own, evaluated, [later]):
+            generator.submit(requests)
+        while not found.losses:
+            await generator.poll()
+        assert second.sent == []
+        assert found.notes[-1] == {"continues": [[0, 1, 1]]}
+        await generator.poll()
+        assert second.sent == [(0, 1, 1), (0, 0, 0), (-1, 0, 0)]  # begun first
+        limits = [r.sampling.max_tokens for r in (*own, later, *evaluated)]
+        assert limits == [4, 4, 9]  # thoughts of training are interrupted again
+
+    restart = {"kind": "ray", "lost_sequences": "restart"}
+    using([first, second], use, placement=restart, generator={"interruption": {"after": [4, 4]}})
+
+
+@pytest.mark.parametrize("dies", [1, 2])
+def test_a_loss_in_a_fetch_or_a_swap_is_made_good_by_the_same_weights(dies: int) -> None:
+    workers = [Mortal(dies), Mortal()]
+
+    async def use(generator: PooledGenerator, found: Lost) -> None:
+        await generator.update(3, LocalWeights())
+        assert [w.fetched for w in workers] == [[3] if dies == 2 else [], [3]]
+        assert workers[1].version == 3
+        generator.submit(group(0, 1, tokens=2))
+        assert (await all_of(generator))[0].versions.tolist() == [3, 3]
+
+    assert len(using(workers, use).losses) == 1
+
+
+def test_losses_end_the_run_only_without_a_poll_in_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tramontane.controller.pooled_generator.STARTS", 2)
+
+    async def use(generator: PooledGenerator, found: Lost) -> None:
+        generator.submit(group(0, 1, tokens=8))
+        with pytest.raises(WorkerDied):
+            await all_of(generator)
+
+    # Three are lost behind polls, and two more at once: three losses in a row.
+    found = using([Mortal(dies) for dies in (3, 3, 3, 1, 1)], use)
+    assert len(found.losses) == 4
+
+
+def test_threads_are_not_replaced() -> None:
+    found = Lost([Mortal(1)], small_config("unused"))
+    found.generator.submit(group(0, 1))
+    with pytest.raises(WorkerDied):
+        asyncio.run(found.generator.poll())
+    assert not found.losses
+    found.generator.handle.close()
+
+
+def test_cleared_generators_have_nothing_left_and_go_on() -> None:
+    worker = Mortal()
+
+    async def use(generator: PooledGenerator, found: Lost) -> None:
+        for number in (0, -1, FIRST_ASKED):
+            generator.submit(group(number, 2, tokens=9))
+        await generator.poll(EVALUATION)
+        before = found.changes
+        await generator.clear()
+        assert found.changes == before + 1
+        assert not worker.requests and not generator.requests
+        assert generator.unfinished == [0, 0, 0]
+        assert not any(generator.has(kind) for kind in (TRAINING, EVALUATION, ASKED))
+        generator.submit(group(1, 1, tokens=2))
+        assert [c.group for c in await all_of(generator)] == [1]
+        assert worker.sent[6:] == [(1, 0, 0)]
+
+    using([worker], use)
+
+
+def test_a_pool_clears_and_fetches_for_all_and_counts_what_is_in_flight() -> None:
+    workers = [Mortal(), Mortal()]
+    pool = pool_of(workers, [])  # type: ignore[arg-type]
+
+    async def use() -> None:
+        pool.submit(group(0, 2) + group(1, 2))
+        pool.submit(group(-1, 3))
+        assert (pool.in_flight, pool.evaluating, pool.max_len) == (4, 3, 30 + 96)
+        await pool.fetch(1, LocalWeights())
+        assert [w.fetched for w in workers] == [[1], [1]]
+        await pool.clear()
+        assert (pool.in_flight, pool.evaluating) == (0, 0)
+        assert not any(member.requests for member in pool)
+        pool.close()
+
+    asyncio.run(use())
+
+
+def test_a_cancelled_request_is_left_out_of_what_a_poll_brings() -> None:
+    worker = Mortal()
+
+    async def use(generator: PooledGenerator, found: Lost) -> None:
+        asked = [replace(r, sampling=SamplingParams(1)) for r in group(FIRST_ASKED, 1)]
+        generator.submit(group(0, 1, tokens=1) + asked)
+        polling = asyncio.create_task(generator.poll())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        generator.cancel(FIRST_ASKED)  # on its way
+        assert [c.group for c in await polling] == [0]
+        assert generator.unfinished == [0, 0, 0] and not generator.has(ASKED)
+        assert generator.generated_tokens == 1
+
+    using([worker], use)
