@@ -10,9 +10,10 @@ import pytest
 from tests.controller.counting import CountingGenerator
 from tests.controller.test_generators import group, pool_of
 from tramontane.controller.pooled_generator import ASKED
-from tramontane.controller.sampling import Sampler
+from tramontane.controller.sampling import EndpointSampler, Sampler
 from tramontane.errors import InputError
-from tramontane.types import Problem, SamplingParams
+from tramontane.status import Status
+from tramontane.types import Completion, Problem, SamplingParams
 
 PROBLEM = Problem("p", "math", "1 + 1?", "2")
 ALONE: Any = SimpleNamespace(converses=False)
@@ -102,6 +103,66 @@ def test_requests_wait_in_order_and_one_that_leaves_does_not_hold_up_the_rest() 
         await asyncio.wait_for(asyncio.gather(large, *smalls), 60)
         assert done.index("large") <= 3 and "gone" not in done
         assert len(done) == 17
+        pool.close()
+
+    asyncio.run(use())
+
+
+class Asking:
+    """Environments that answer two turns with a token each; the third ends the conversation."""
+
+    converses = True
+
+    def __init__(self) -> None:
+        self.began: list[tuple[int, int, int]] = []  # limit, index and seed of each conversation
+
+    async def answer(self, limit: int, problem: Problem, completion: Completion) -> None:
+        assert problem is PROBLEM
+        if completion.status is Status.OPENING:
+            self.began.append((limit, completion.index, completion.seed))
+            completion.prompt_ids = [1]
+            completion.move(Status.SAMPLED)
+        elif completion.n_tokens > 8:
+            completion.move(Status.ENDED)
+        else:
+            assert completion.status is Status.STEPPING
+            completion.put_in([5], completion.n_tokens + 4)
+
+
+def test_conversations_are_sampled_turn_by_turn_until_their_environments_end_them() -> None:
+    pool, asking = pool_of([CountingGenerator(), CountingGenerator()], []), Asking()
+
+    async def use() -> None:
+        async with aclosing(Sampler(pool)) as sampler:
+            requests = [
+                Completion.requested(-1, i, [9, 9], 40 + 7 * i, SamplingParams(3)) for i in range(3)
+            ]
+            done = await sampler.complete(PROBLEM, requests, asking)  # type: ignore[arg-type]
+        assert [c.index for c in done] == [0, 1, 2]
+        for completion in done:
+            assert completion.token_ids.tolist() == [7, 7, 7, 5, 7, 7, 7, 5, 7, 7, 7]
+            assert completion.status is Status.ENDED
+        # Environments of one problem begin alike: the seeds of a group differ by the index.
+        assert sorted(asking.began) == [(3, i, 40 + i) for i in range(3)]
+        pool.close()
+
+    asyncio.run(use())
+
+
+def test_a_closed_sampler_leaves_no_polls() -> None:
+    pool = pool_of([CountingGenerator()], [])
+
+    async def use() -> None:
+        sampler = EndpointSampler(pool, 96, 400, limit=2)
+        with pytest.raises(InputError, match="at most 2 completions"):
+            sampler.sample([1], 3, 0, SamplingParams(5))
+        seen = sampler.sample([1], 2, 0, SamplingParams(90))
+        await anext(seen)
+        assert len(asyncio.all_tasks()) == 2
+        await sampler.aclose()
+        assert len(asyncio.all_tasks()) == 1
+        await seen.aclose()
+        assert not any(member.requests for member in pool)
         pool.close()
 
     asyncio.run(use())

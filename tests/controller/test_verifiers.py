@@ -1,18 +1,21 @@
 """Verifiers as workers of a placement, here in threads instead of processes."""
 
+import asyncio
 import errno
 import os
 import queue
 import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 
+from tests.runs import small_config
 from tramontane.config import TimeoutsConfig, VerifierConfig
-from tramontane.controller.verifiers import MAX_TRIES, VerifierActors
-from tramontane.placement import WorkerDied
+from tramontane.controller.verifiers import MAX_TRIES, Grading, VerifierActors
+from tramontane.placement import WaitTimeout, WorkerDied
 from tramontane.placement.thread import ThreadHandle
-from tramontane.types import Problem, Verdict
+from tramontane.types import Completion, Problem, Verdict
 from tramontane.verifier.custom import GroupResult
 from tramontane.verifier.pool import PoolStats
 
@@ -118,3 +121,111 @@ def test_a_group_of_programs_has_the_time_that_its_tests_may_take():
         assert pool.time_limit(problem, 16) == 16 * each > TimeoutsConfig().verification
         assert pool.time_limit(PROBLEM, 16) == 16 * config.timeout_s
         assert len(pool.score(problem, [("", 1)] * 16).result(30)) == 16
+
+
+def test_closed_verifiers_refuse_groups_and_fail_those_that_wait():
+    busy, go_on = threading.Event(), threading.Event()
+
+    class Waiting(DyingGrader):
+        def call(self, method, problem, responses, *more):
+            busy.set()
+            go_on.wait(30)
+            return super().call(method, problem, responses)
+
+    handle = ThreadHandle("verifier 0", lambda: Waiting([]))
+    pool = VerifierActors(lambda _: handle, 1, TimeoutsConfig(), VerifierConfig(), print)
+    first, second = (pool.score(PROBLEM, [("", 1)]) for _ in range(2))
+    busy.wait(30)
+    closing = threading.Thread(target=pool.close)
+    closing.start()
+    while not pool._closing:
+        time.sleep(0.001)
+    with pytest.raises(RuntimeError, match="the verifiers are closed"):
+        pool.score(PROBLEM, [("", 1)])
+    go_on.set()
+    closing.join(30)
+    assert first.result(0)[0].verdict == "right"
+    with pytest.raises(RuntimeError, match="the verifiers were closed"):
+        second.result(0)
+
+
+def test_an_error_of_a_grader_is_its_callers_and_costs_no_actor():
+    class Wrong(DyingGrader):
+        def call(self, method, problem, responses, *more):
+            if not responses:
+                raise ValueError("nothing to grade")
+            return super().call(method, problem, responses)
+
+    make = lambda number: ThreadHandle(f"verifier {number}", lambda: Wrong([]))  # noqa: E731
+    with VerifierActors(make, 1, TimeoutsConfig(), VerifierConfig(), pytest.fail) as pool:
+        with pytest.raises(ValueError, match="nothing to grade"):
+            pool.score(PROBLEM, []).result(30)
+        assert len(pool.score(PROBLEM, [("", 1)]).result(30)) == 1
+    assert pool.stats().restarts == 0
+
+
+def test_a_grader_that_hangs_is_replaced_after_the_limit_of_its_verdicts():
+    hangs, lost = [True], []
+
+    class Hanging(DyingGrader):
+        def call(self, method, problem, responses, *more):
+            if hangs and hangs.pop():
+                time.sleep(0.3)
+            return super().call(method, problem, responses)
+
+    make = lambda number: ThreadHandle(f"verifier {number}", lambda: Hanging([]))  # noqa: E731
+    limits, config = TimeoutsConfig(verification=0.05), VerifierConfig(timeout_s=0.01)
+    with VerifierActors(make, 1, limits, config, lost.append) as pool:
+        assert len(pool.score(PROBLEM, [("", 1)] * 2).result(30)) == 2
+    assert [str(loss) for loss in lost] == [
+        "verifier 0.score took over 0.07 s (timeouts.verification + the limits of its verdicts)"
+    ]
+
+
+class Slow:
+    """Verifiers that grade other groups for a while, and never the one that is asked about."""
+
+    def __init__(self, others):
+        self.others, self.asked = others, []
+
+    def score(self, *arguments):
+        self.asked.append(arguments)
+        return Future()
+
+    def time_limit(self, problem, completions):
+        return 0.001 * completions
+
+    def stats(self):
+        self.others -= self.others > 0
+        return PoolStats(verdicts=-self.others)
+
+
+def test_a_verdict_is_late_once_nothing_at_all_was_graded_for_its_limit():
+    verifiers = Slow(3)
+    grading = Grading(verifiers, TimeoutsConfig(verification=0.003, start=0.004))
+    began = time.monotonic()
+    message = r"no verdict within 0\.01 s \(timeouts\.verification \+ timeouts\.start \+ the limits"
+    with pytest.raises(WaitTimeout, match=message):
+        asyncio.run(grading.wait(verifiers.score(), PROBLEM, 3))
+    assert time.monotonic() - began >= 3 * 0.01
+    with pytest.raises(WaitTimeout, match=r"no verdict within 0\.01 s"):  # for the largest group
+        asyncio.run(grading.wait(verifiers.score(), PROBLEM, 1))
+
+
+def test_verdicts_are_asked_for_with_the_sizes_of_the_stage_and_the_progress_of_the_run():
+    class Now(Slow):
+        def score(self, *arguments):
+            future = super().score()
+            self.asked[-1] = arguments
+            future.set_result([])
+            return future
+
+    verifiers = Now(0)
+    grading = Grading(verifiers, TimeoutsConfig(), "sum")
+    sizes = small_config("unused", pipeline={"l_max": 80, "l_cache": 16, "updates": 9}).pipeline
+    talked = Completion(0, 0, [1], [5, 6], [0.0] * 2, [0] * 2, "stop", text="a", ending="completed")
+    for given in ((), (sizes, 4)):
+        assert asyncio.run(grading.verdicts(PROBLEM, [talked], *given)) == []
+    (problem, responses, *nothing), (_, _, *of_run) = verifiers.asked
+    assert problem is PROBLEM and nothing == [] and of_run == [(80, 16), (4, 9)]
+    assert [(r.text, r.n_tokens, r.earned) for r in responses] == [("a", 2, 0.0)]

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 MAX_TRIES = 5  # attempts at one group before it fails
 CLOSE_POLL_SECONDS = 0.05
+CLOSED = "the verifiers were closed"
 T = TypeVar("T")
 
 
@@ -211,7 +212,7 @@ class VerifierActors:
                 self._handles[number].close()
                 thread.join(CLOSE_POLL_SECONDS)
             self._handles[number].close()
-        self._fail_waiting(RuntimeError("the verifiers were closed"))
+        self._fail_waiting(RuntimeError(CLOSED))
 
     def __enter__(self) -> VerifierActors:
         return self
@@ -237,6 +238,9 @@ class VerifierActors:
         """The loop of one actor's thread. Waits for a group; unblocked by `score`, by the loss of
         another actor, whose group comes back, and by `close`."""
         while (call := self._calls.get()) is not None:
+            if self._closing:  # the actor may be closed already
+                call.future.set_exception(RuntimeError(CLOSED))
+                continue
             handle = self._handles[number]
             try:
                 _wait(handle.started, f"{handle.name}'s start", self._start)
