@@ -68,6 +68,14 @@ def reads_queries(prompts, queries, **columns):
     return [1.0] * len(prompts)
 
 
+def reads_texts(problem, texts, more):
+    return [0.0]
+
+
+def booleans(texts):
+    return [True, False]
+
+
 def by_length(problem, text, n_tokens):
     return {1: 0, 2: 1, 3: 1.25, 4: -0.25, 5: None, 6: 0.5}[n_tokens]
 
@@ -131,6 +139,8 @@ def test_the_graded_part_of_a_conversation():
     assert found.messages[0]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 2}}
     assert found.opened == [(0, start), (3, later)]
     assert (found.earned, found.failure, found.unrewarded) == (0.75, "", "")
+    last = replace(completion, turns=[turns[1], *turns])
+    assert [Response.of(last, kind).earned for kind in ("last", "sum")] == [0.5, 1.25]
     alone = Response.of(replace(completion, turns=[], ending=None, opened=()), "last")
     assert alone.last == alone.text == "One.\n\nTwo."
     assert (alone.turns, alone.messages, alone.opened, alone.earned) == ([], [], [], None)
@@ -203,6 +213,10 @@ def test_a_function_that_cannot_be_called_is_told_the_three_ways():
     assert found.endswith("(prompts, completions, completion_ids, **columns)")
     assert "texts, n_tokens" in fault(lambda texts, n_tokens, problem, more: 0) + "texts, n_tokens"
     assert "missing" in fault(lambda texts, more: 0)
+    assert "test_group_parts.py:" in fault(lambda problem, answer, n_tokens: 0)
+    with pytest.raises(InputError, match=r"verifier.reward.custom: reads_texts: .*is called with"):
+        custom.check(rewards(reads_texts).reward.custom[0])
+    custom.check(rewards(by_length).reward.custom[0])
 
 
 def test_a_part_is_a_number_from_0_to_1_times_the_weight():
@@ -233,6 +247,7 @@ def test_a_group_function_is_given_the_problem_texts_and_lengths():
     assert (given.id, texts, lengths) == ("p", ["a", "b"], [3, 4])
     assert "changed" not in problem.metadata
     assert run(texts_only, problem, [Response("a", 3)]).values == [1.0]
+    assert run(booleans, problem, [Response("a", 3)] * 2).values == [1.0, 0.0]
     assert run_group_call(SUM, JudgeCall("judge", []), VerifierConfig()) == GroupResult(
         [], "judge: only a VerifierPool asks it"
     )
@@ -276,11 +291,12 @@ def test_columns_that_a_row_lacks_are_none_and_those_that_all_lack_are_refused()
     check_columns(needing, rows)
     check_columns(rewards(keeps_columns, texts_only, by_length).reward.custom, iter(()))
     with pytest.raises(InputError) as caught:
-        check_columns(needing, [SUM, replace(SUM, metadata={"task": 1, "answer": 2})])
+        check_columns(needing, [SUM, replace(SUM, metadata={"task": 1, "completion_ids": [2]})])
     said = str(caught.value)
     assert said.startswith("reward 'needs_columns' (") and "test_group_parts.py:" in said
     assert " takes level, and no row of the data has such a column; the columns are " in said
-    assert "task" in said.rpartition("columns are ")[2] and "OpenRLHF" not in said
+    columns = said.rpartition("columns are ")[2].split(", ")
+    assert columns == ["answer", "domain", "id", "language", "problem", "source", "task"]
     with pytest.raises(InputError, match="takes queries, and .*OpenRLHF's queries and labels are"):
         check_columns(rewards(reads_queries).reward.custom, [SUM])
 
@@ -359,6 +375,18 @@ def test_a_judge_beside_another_verifier_adds_a_part_alone():
     assert [(v.verdict, v.reason) for v in found] == [(name, "so") for name in VERDICTS]
 
 
+def test_a_reward_for_malformed_completions_judges_none():
+    given = {"domains": {"talk": {}}, "reward": {"custom": [
+        {"function": f"{__name__}.texts_only", "weight": 1.0, "malformed": True}]}}  # fmt: skip
+    config = parse(VerifierConfig, given, "test")
+    results = {"texts_only": GroupResult([1.0])}
+    talk = Problem("p", "talk", "?")
+    (found,) = with_group_rewards(talk, [VERDICTS["malformed"]], results, config)
+    assert (found.verdict, found.reason, found.reward) == ("malformed", "so", 1.0)
+    (found,) = with_group_rewards(talk, [VERDICTS["wrong"]], results, config)
+    assert (found.verdict, found.reason) == ("right", "")
+
+
 def test_without_a_verifier_the_rewards_of_a_group_decide():
     config = parse(
         VerifierConfig,
@@ -381,3 +409,77 @@ def test_whatever_a_problem_is_a_grade_is_a_verdict():
     assert (verdict.verdict, verdict.reward) == ("unscorable", 0.0)
     assert verdict.reason == f"InputError: problem {'p' * 400!r}"[:300]
     assert set(verdict.parts.values()) == {0.0}
+
+
+# --------------------------------------------------------------------------- one completion
+
+
+def apart(*turns, config=VerifierConfig(), problem=SUM, n_tokens=10, **fields):  # noqa: B008
+    response = Response("\n\n".join(turns), n_tokens, turns=[(t, False) for t in turns], **fields)
+    return grade_apart(problem, response, config, 100, 20)
+
+
+def test_a_reward_of_weight_0_is_not_called_and_one_that_fails_is_unscorable():
+    assert apart(GOOD, config=rewards(by_length, weight=0.0), n_tokens=5).verdict == "right"
+    failed = apart(GOOD, config=rewards(by_length), n_tokens=5)
+    assert (failed.verdict, failed.reward) == ("unscorable", 0.0)
+    assert failed.reason.startswith("reward 'by_length': returned None")
+
+
+def test_a_problem_has_a_length_penalty_of_its_own():
+    assert apart(GOOD, n_tokens=90).parts["length"] == pytest.approx(-0.05)
+    own = replace(SUM, length_penalty=1.0)
+    assert apart(GOOD, n_tokens=90, problem=own).parts["length"] == pytest.approx(-0.5)
+    none = replace(SUM, length_penalty=0.0)
+    assert apart(GOOD, n_tokens=90, problem=none).parts["length"] == 0
+
+
+def test_the_last_turn_s_fault_is_the_response_s():
+    bare = GOOD.partition("</think>")[2]
+    found = apart(GOOD, bare)
+    assert (found.verdict, found.reward) == ("malformed", 0.0)
+    assert found.reason == "does not start with <think>"
+    assert apart(bare, GOOD).reason == "turn 1: does not start with <think>"
+
+
+def test_an_environment_s_reward_is_judged_by_the_pass_mark():
+    found = apart(GOOD, earned=1.0)
+    assert (found.verdict, found.reason) == ("right", "")
+    found = apart(GOOD, earned=0.25, unrewarded="max_turns, without a reward")
+    assert (found.verdict, found.reason) == ("wrong", "max_turns, without a reward")
+
+
+GERMAN = "Ich addiere einfach die beiden Zahlen und erhalte dann das Ergebnis fünf."
+ENGLISH = "I simply add the two numbers and then get the result, which is five."
+
+
+@pytest.mark.parametrize(
+    ("turns", "part"),
+    [
+        ([ENGLISH], 0.1),
+        ([GERMAN], 0.0),
+        ([f"<think>{GERMAN}</think>{ENGLISH}"], 0.0),
+        ([f"<think>{ENGLISH}</think>{GERMAN}"], 0.0),
+        ([f"<think>{ENGLISH}</think>{ENGLISH}"], 0.1),
+        ([GERMAN, ENGLISH, ENGLISH], 0.0),
+        ([ENGLISH, GERMAN, ENGLISH], 0.0),
+        ([f"<think>{GERMAN}</think>", f"<think>{ENGLISH}</think>{ENGLISH}", ENGLISH], 0.0),
+        ([ENGLISH, ENGLISH, ENGLISH], 0.1),
+    ],
+)
+@pytest.mark.parametrize("form", ["none", "boxed"])
+def test_thoughts_and_answers_of_all_turns_have_a_language(turns, part, form):
+    """With thoughts or without, and whatever the format, where an environment gives the reward."""
+    domain = {"domains": {"talk": {"format": form}}, "reward": {"language": 0.1}}
+    config = parse(VerifierConfig, domain, "test")
+    found = apart(*turns, config=config, problem=replace(SUM, domain="talk"), earned=1.0)
+    assert found.parts["language"] == part
+
+
+def test_thoughts_are_between_the_configured_tags():
+    config = parse(VerifierConfig, {"thinking_tags": ["[THINK]", "[/THINK]"]}, "test")
+    tagged = GOOD.replace("<think>", "[THINK]").replace("</think>", "[/THINK]")
+    assert apart(tagged, tagged, config=config).reward == pytest.approx(1.1)
+    assert apart(GOOD, config=config).verdict == "malformed"
+    unboxed = f"[THINK]{GERMAN}[/THINK]" + " ".join([ENGLISH] * 4)
+    assert apart(unboxed, config=config, earned=1.0).parts["language"] == 0.0

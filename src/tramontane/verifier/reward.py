@@ -128,7 +128,8 @@ def _spoken(response: Response, parsed: Parsed, tags: ThinkingTags) -> tuple[str
         parts = split_thoughts(turn, tags, required=False)
         thoughts.append(parts.thoughts)
         answers += [] if makes_calls else [parts.answer]
-    return "\n".join([*thoughts, parsed.thoughts]), "\n".join([*answers, parsed.answer])
+    said = "\n".join([*thoughts, parsed.thoughts]).strip()  # empty if no turn has thoughts
+    return said, "\n".join([*answers, parsed.answer])
 
 
 def length_penalty(n_tokens: int, l_max: int, l_cache: int, scale: float = 0.1) -> float:
