@@ -110,6 +110,12 @@ def test_the_order_of_messages_is_that_of_a_chat(messages, said):
             request(*messages)
 
 
+@pytest.mark.parametrize("function", [None, 5, "f", {}, {"name": 5}])
+def test_a_tool_without_a_function_that_has_a_name_is_refused(function):
+    with pytest.raises(ValidationError, match="tools: each is {type: function, function: {name"):
+        request(tools=[{"type": "function", "function": function}])
+
+
 def test_images_are_those_of_all_messages_in_their_order():
     def of(role, *uris):
         parts = [{"type": "image_url", "image_url": {"url": uri}} for uri in uris]

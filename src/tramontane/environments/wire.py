@@ -309,7 +309,7 @@ def readable(message: Parsed, tags: ThinkingTags) -> Parsed:
         thoughts, content = _first_thoughts(message.text, tags)
     read = [call for call in calls if call.name]
     if read:
-        broken = [call.text.strip() for call in calls if not call.name]
+        broken = (call.text.strip() for call in calls)  # of one that is read, nothing
         content = "\n".join(filter(None, (message.content.strip(), *broken)))
     elif calls and not thoughts:
         content = message.text
