@@ -248,6 +248,9 @@ def test_answers_of_tools_have_the_order_of_their_calls():
     assert "".join(message["content"] for message in found) == "451236"
     assert found[-1]["role"] == "user"
     assert answers(ChatMessage(role="assistant"), new[:2])[0]["content"] == "1"
+    calls[0].pop("id")  # an answer without an id is that of a call without one
+    said = ChatMessage(role="assistant", tool_calls=calls[:2])
+    assert answers(said, [tool("1", "b"), tool("2")])[0]["content"] == "2"
 
 
 def test_tokens_have_one_entry_each():
