@@ -115,7 +115,7 @@ def _added(
     parts = verdict.parts | {r.name: r.weight * (values[r.name] or 0.0) for r in given}
     verdict = replace(verdict, reward=sum(parts.values()), parts=parts)
     domain = correctness.domain_of(problem, config)
-    if domain.verifier == JUDGE and "correctness" in values:
+    if "correctness" in values:  # the judge's
         outcome = outcome_of(values["correctness"] or 0.0, domain)
         note = results["correctness"].notes[place]
         reason = "" if outcome == "right" else note or f"judged {values['correctness']:.3g}"
