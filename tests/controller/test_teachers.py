@@ -20,7 +20,7 @@ from tests.trainer.rollouts import VOCAB, model
 from tramontane.batches import Batch, BatchSettings, TrainBatch, TrainSequence
 from tramontane.config import Config, ObjectiveConfig
 from tramontane.controller.teachers import Teachers
-from tramontane.placement import Handle, WorkerLost
+from tramontane.placement import Handle, WorkerDied, WorkerLost
 from tramontane.placement.thread import LocalPlacement, ThreadHandle
 from tramontane.trainer import sharding
 from tramontane.trainer.teacher import Teacher
@@ -129,6 +129,56 @@ def test_the_added_term_asks_about_sampled_groups_alone(tmp_path: Path) -> None:
             asyncio.run(teachers.score(found, made))
         asked.append([s.teacher is not None for s in made.sequences])
     assert asked == [[True] * 12, [True, True, False, False] * 3]
+
+
+class MortalTeacher:
+    """Dies as often as is left of `deaths`."""
+
+    def __init__(self, name: str, deaths: list[str]) -> None:
+        self.name, self.deaths = name, deaths
+
+    def score(self, share: list[TrainSequence], temperature: float) -> list[tuple[str, float]]:
+        if self.deaths:
+            raise WorkerDied(self.deaths.pop(0))
+        return [(self.name, temperature)] * len(share)
+
+
+@pytest.mark.parametrize(
+    ("kind", "deaths", "failure"),
+    [("process", 4, None), ("process", 5, "death 4"), ("thread", 1, "death 0")],
+)
+def test_a_lost_teacher_is_replaced_a_few_times_unless_it_is_a_thread(
+    tmp_path: Path, kind: str, deaths: int, failure: str | None
+) -> None:
+    left, lost = [f"death {n}" for n in range(deaths)], list[str]()
+    made_with: list[tuple[str, str]] = []
+
+    def make(name: str, model_name: str) -> Handle:
+        made_with.append((name, model_name))
+        deaths = left if name == "teacher 2" else []
+        return ThreadHandle(name, lambda: MortalTeacher(model_name, deaths))
+
+    scored = batch()
+    replaced = lambda error: lost.append(str(error))  # noqa: E731
+    with Teachers(make, config(tmp_path, kind, workers=2), replaced) as teachers:
+        asyncio.run(teachers.started())
+        assert made_with == [
+            ("teacher 0", "general"),
+            ("teacher 1", "general"),
+            ("teacher 2", "coder"),
+            ("teacher 3", "coder"),
+        ]
+        made = scored.train_batch(vote)
+        if failure:
+            with pytest.raises(WorkerDied, match=failure):
+                asyncio.run(teachers.score(scored, made))
+        else:
+            asyncio.run(teachers.score(scored, made))
+            for group, sequences in zip(scored.groups, made.groups, strict=True):
+                name = "coder" if group.problem.domain == "code" else "general"
+                assert [s.teacher for s in sequences] == [(name, 0.9)] * 2
+    assert lost == [f"death {n}" for n in range(deaths - bool(failure))]
+    assert made_with[4:] == [("teacher 2", "coder")] * len(lost)
 
 
 class SlowTeacher:
