@@ -27,6 +27,7 @@ CONFIG = VerifierConfig(allow_unsandboxed=True)
 PROGRAM = "print(3)\n"
 CASES = [{"input": "1\n", "output": "2\n"}] * 3
 STDIO = {"type": "stdio", "cases": CASES}
+SILENT = {"type": "stdio", "cases": [{"input": "1\n", "output": ""}]}  # which curation refuses
 ASSERT = {"type": "python_assert", "code": "assert f(1) == 2", "entry_point": "f"}
 
 
@@ -55,7 +56,7 @@ def test_a_program_that_cannot_be_run_on_its_tests(tag, tests, outcome, reason):
     assert (found.outcome, found.reason, found.answer) == (outcome, reason, PROGRAM)
 
 
-@pytest.mark.parametrize("tests", [STDIO, ASSERT])
+@pytest.mark.parametrize("tests", [STDIO, SILENT, ASSERT])
 @pytest.mark.parametrize("tag", ["python", "Py3", ""])
 def test_a_program_that_can_be_run(tag, tests, monkeypatch):
     monkeypatch.setattr(sandbox, "probe", lambda: "rlimits")

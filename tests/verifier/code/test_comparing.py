@@ -100,7 +100,8 @@ def test_a_tolerance_is_absolute_up_to_one_and_relative_beyond():
 def test_floats_are_read_as_other_languages_print_them():
     assert not floats("1_0", "10") and not floats("１０", "10")
     assert floats("1_0", "1_0")  # a word
-    assert floats("10", "1e1")
+    assert floats("10", "1e1") and floats("inf", "inf")
+    assert not floats("1", "inf") and not floats("inf", "-inf") and not floats("inf", "1")
     assert not floats("1 1", "1") and not floats("1", "1 1")
     assert not floats("x", "1") and not floats("1", "x") and not floats("nan", "NaN")
 

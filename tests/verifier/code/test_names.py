@@ -49,6 +49,8 @@ MEAN = "assert mean([1, 2]) == 1.5"
         ("assert near(f(1).real(), 2)", "It passes:\nassert near(f(1), 2)", "f", "f"),
         ("assert f(near(1), 2)", "It passes:\nassert near(f(1), 2)", "f", "f near"),
         ("def t():\n    x = near(1)\n    assert f(x) == 2", ">>> near(f(1), 2)", "f", "f near"),
+        ("assert near(f(1), 2)\nassert same(f(1), 2)", ">>> near(f(1), 2)\n>>> same(f(1), 2)", "f",
+         "f"),
         ("assert f(near(f(2))) == 3", ">>> near(f(1), 2)", "f", "f near"),
         ("assert f(1) == 2\nassert g(2) == 3", "It passes:\nassert g(1) == 2", "f", "f g"),
         ("assert approx(f(1))", "Use approx(x).", "f", "f"),  # of a package
@@ -69,12 +71,14 @@ MEAN = "assert mean([1, 2]) == 1.5"
         ("assert close(1, 2)", "Write a function.", "", "close"),
         ("assert one(1) == two(2)", "Write a function.", "", ""),
         ("assert one(1) == two(mean([1, 2]))", "Write a function.", "", ""),
+        ("assert one(1) == two(mean([1, 2]))", "The mean of it.", "", ""),
         ("assert A(g(1)) == 2", "class A: ...", "", "A"),
         ("assert g(mean([1])) == 1", "Write g(x), like mean(x).", "", "g"),
         ("assert total([Pair(1, 2)]) == 3", "Write a function.", "", "Pair total"),
         ("assert Pair(total(1)) == 3", "Write a function.", "", "total"),
         ("assert np(one(1))", "Write a function.", "", "one"),
         # A name of the library is the program's if nothing else can be.
+        ("assert gcd(4, 6) == lcm(1, 2)", "Write gcd(a, b) and lcm(a, b).", "", "gcd lcm"),
         (MEAN, "Write a function.", "", "mean"),
         ("assert sorted(mean([1, 2])) == 1.5", "Write a function.", "", "mean"),
         ("assert sorted([2, 1]) == [1, 2]", "Write a function.", "", "sorted"),
@@ -227,6 +231,8 @@ def test_helpers_are_the_statement_s_complete_functions_and_imports():
     assert helper_source(HELPED, {"f", "math", "List"}, "f") == ""
     assert helper_source("def g(x):\n\treturn x\n", {"g"}, "") == "def g(x):\n\treturn x"
     assert helper_source("import math", {"math"}, "") == ""
+    told = "\n  \ndef g(x):\n    print(x)"
+    assert helper_source(told, {"g"}, "") == "def g(x):\n    print(x)"
     assert helper_source("", {"g"}, "") == ""
     assert names_of("assert f(poly(1))", HELPED, "f").helpers == found
 

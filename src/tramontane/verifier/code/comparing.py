@@ -89,8 +89,8 @@ def same_output(output: bytes, expected: str, tests: dict[str, Any]) -> bool:
 
 
 def _same_floats(printed: str, expected: str, tests: dict[str, Any]) -> bool:
-    tolerance = tests.get("float_tolerance")
-    tolerance = 1e-6 if tolerance is None else float(tolerance)
+    given = tests.get("float_tolerance")
+    tolerance = 1e-6 if given is None else given
     tokens, wanted = printed.split(), expected.split()
     return len(tokens) == len(wanted) and all(
         a == b or _close(a, b, tolerance) for a, b in zip(tokens, wanted, strict=True)

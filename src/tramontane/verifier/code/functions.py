@@ -230,7 +230,7 @@ def _only_library_name(tree: ast.AST, own: set[str], statement: str) -> set[str]
     apart from helpers."""
     usual = called(tree) - own
     mentioned = usual & set(_WORD.findall(statement))
-    candidates = (mentioned - _HELPERS, usual - _HELPERS, mentioned, usual)
+    candidates = (mentioned - _HELPERS, usual - _HELPERS, mentioned)
     names = next(filter(None, candidates), usual)
     return names if len(names) == 1 else set()
 
