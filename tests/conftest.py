@@ -29,19 +29,34 @@ EXPECTED_SKIPS = Path(__file__).with_name("expected_skips.txt")
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[Any]:
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One Ray cluster for all tests of a process that use Ray: it takes 4 to 6 s to start. Its
-    `add_node` and `remove_node` change the machines that it seems to have."""
+    `add_node` and `remove_node` change the machines that it seems to have. Its actors are forks of
+    a process that has made their imports."""
     ray = pytest.importorskip("ray", reason="Ray is not installed: 'tramontane-rl[ray]'")
     from ray.cluster_utils import Cluster
 
+    from tests.placement import warm_actors
+
     os.environ.setdefault("RAY_worker_niceness", "0")  # as in a cluster of ours
-    head = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": 1 << 30}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    # No processes for actors that no test asks for.
+    os.environ.setdefault("RAY_enable_worker_prestart", "0")
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    server = warm_actors.start(tmp_path_factory.mktemp("ray"))
+
+    class Warm(Cluster):
+        def add_node(self, **options: Any) -> Any:
+            return super().add_node(setup_worker_path=warm_actors.LAUNCHER, **options)
+
+    head = {"num_cpus": 4, "object_store_memory": 1 << 30}
+    # Neither a dashboard, nor the processes that add machines and carry logs to the driver.
+    head |= {"include_dashboard": False, "no_monitor": True, "include_log_monitor": False}
+    cluster = Warm(initialize_head=True, head_node_args=head)
     ray.init(cluster.address, log_to_driver=False)
     yield cluster
     ray.shutdown()
     cluster.shutdown()
+    server.kill()
 
 
 @pytest.fixture(scope="session")

@@ -45,10 +45,10 @@ def make(kind, worker=Worker):
     return actors(worker, 1)
 
 
-def actors(worker, ranks: int, heartbeat: float = 30.0):
+def actors(worker, ranks: int, heartbeat: float = 30.0, **options):
     from tramontane.placement.actors import ActorHandle, ActorRanks
 
-    cpu = {"num_cpus": 1.0}
+    cpu = {"num_cpus": 1.0, **options}
     if ranks == 1:
         return ActorHandle("worker", cpu, heartbeat).start(worker)
     each = [ActorHandle(f"worker rank {n}", cpu, heartbeat) for n in range(ranks)]
@@ -213,7 +213,9 @@ def wait_for(condition, seconds: float = PATIENCE) -> None:
 def test_an_actor_imports_torch_only_for_its_worker_and_is_named_when_it_is_killed(
     ray_cluster, tmp_path
 ) -> None:
-    handle = actors(Worker, 1)
+    """A fresh process, as a user's: `tests.placement.warm_actors` leaves those with variables of
+    their own to Ray."""
+    handle = actors(Worker, 1, runtime_env={"env_vars": {"FRESH": "1"}})
     assert handle.submit("imported", "torch", "transformers").result(PATIENCE) == set()
     pid = handle.submit("pid").result(PATIENCE)
     slow = handle.submit("slow", 600.0, tmp_path / "begun")
