@@ -40,9 +40,11 @@ def elsewhere(kind: str, request: pytest.FixtureRequest) -> dict[str, Any]:
     """The sections of a config that move the workers to Ray, or the generator to vLLM."""
     if kind == "thread":
         return {}
-    request.getfixturevalue("ray_cluster" if kind == "ray" else "vllm_environment")
-    section = "placement" if kind == "ray" else "generator"
-    return {section: {"kind": kind}}
+    if kind == "ray":  # joined by its address from another process, too
+        address = request.getfixturevalue("ray_cluster").address
+        return {"placement": {"kind": kind, "address": address}}
+    request.getfixturevalue("vllm_environment")
+    return {"generator": {"kind": kind}}
 
 
 def check_turns(rows: list[dict[str, Any]]) -> None:
@@ -113,8 +115,15 @@ def newest_is_amid_conversations(run: Path) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("replay", [False, True])
-@pytest.mark.parametrize("kind", ["thread", "ray", VLLM])
+@pytest.mark.parametrize(
+    ("kind", "replay"),
+    [
+        ("thread", False),
+        ("ray", True),
+        pytest.param("vllm", False, marks=pytest.mark.vllm),
+        pytest.param("vllm", True, marks=pytest.mark.vllm),
+    ],
+)
 def test_a_run_killed_amid_conversations_loses_none(
     tmp_path: Path, kind: str, replay: bool, request: pytest.FixtureRequest
 ) -> None:
