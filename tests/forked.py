@@ -71,6 +71,7 @@ class Command:
         folder: its current folder; None: that of the tests.
         file_size: the largest file that the process may write, in bytes; None for any size.
         temporary: its TMPDIR; None: that of the tests.
+        variables: of its environment, beyond those of the tests.
     """
 
     def __init__(
@@ -79,10 +80,14 @@ class Command:
         folder: Path | None = None,
         file_size: int | None = None,
         temporary: Path | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self._output, theirs = context.Pipe(duplex=False)
+        environment = dict(variables or {})
+        if temporary is not None:
+            environment["TMPDIR"] = str(temporary)
         place = str(folder or os.getcwd())
-        self.process = start(_run_command, theirs, args, place, file_size, temporary)
+        self.process = start(_run_command, theirs, args, place, file_size, environment)
         theirs.close()
         self.pid = self.process.pid or 0
         self._text = bytearray()
@@ -116,12 +121,12 @@ def _run_command(
     args: tuple[str, ...],
     folder: str,
     file_size: int | None,
-    temporary: Path | None,
+    variables: Mapping[str, str],
 ) -> None:
     os.setsid()
     os.chdir(folder)
-    if temporary is not None:
-        os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
+    os.environ.update(variables)
+    tempfile.tempdir = None  # asked for again
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which background jobs ignore
     os.dup2(output.fileno(), sys.stdout.fileno())
     os.dup2(output.fileno(), sys.stderr.fileno())

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import sys
 import threading
 from functools import partial
 
@@ -29,21 +28,8 @@ LOUD_PROGRAM = "import sys\nprint('a program', file=sys.stderr)\nprint(5)"
 RIGHT = "<think>a</think>\\boxed{2}"
 
 
-def loud(problem, text, n_tokens):
-    """A reward that prints a text no terminal's encoding need have."""
-    print("reads", problem.id, "…\ud800")
-    print("worried", file=sys.stderr)
-    return 1.0
-
-
-def unfinished(problem, text, n_tokens):
-    """A reward that prints without a line's end."""
-    print("thinks", end="")
-    return 1.0
-
-
 def config(name="loud"):
-    reward = CustomReward(name=name, function=f"{__name__}.{name}", weight=0.1)
+    reward = CustomReward(name=name, function=f"tests.placement.printing.{name}", weight=0.1)
     return VerifierConfig(workers=1, reward=RewardConfig(custom=(reward,)), allow_unsandboxed=True)
 
 

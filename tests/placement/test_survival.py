@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -23,6 +21,7 @@ from tests.controller.test_pipeline import (
 )
 from tests.controller.test_stage_runs import SIZES as STAGED
 from tests.controller.test_stage_runs import STAGES, check_stages
+from tests.forked import Command
 from tests.placement.test_placement import wait_for
 from tests.placement.workers import Meeting, Worker
 from tests.run.test_resume import wait_for_updates
@@ -95,30 +94,25 @@ def dead_controller(
     tmp_path_factory: pytest.TempPathFactory, ray_cluster: Any
 ) -> tuple[Config, str]:
     """A run's config, and a mark in the environment of its processes, of which one is stopped, and
-    the controller was killed."""
+    the controller was killed. It has a cluster of its own, whose actors start as a user's do."""
     folder = tmp_path_factory.mktemp("dead")
     name, value = "TRAMONTANE_TEST", str(folder)
     config = small_config(
         folder / "run",
-        pipeline=SIZES | {"updates": 10},
+        pipeline=SIZES | {"updates": 6},
         placement={"kind": "ray"},
         checkpoint={"every": 1},
     )
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tramontane", "train", str(file)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=os.environ | {name: value},
-    )
+    process = Command("train", str(file), variables={name: value})
     try:
         wait_for_updates(folder / "run", 2, process)
         os.kill(workers(folder / "run")["generator 0"], signal.SIGSTOP)
         assert len(marked(f"{name}={value}")) > 6
     finally:
-        process.kill()
-    process.wait()
+        os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
     return config, f"{name}={value}"
 
 
