@@ -2,10 +2,10 @@
 
 A user's actor is a fresh Python that imports Ray, torch and transformers: four seconds of processor
 time. In the cluster of the tests the raylet starts `actor_launcher`, which passes its arguments,
-environment, folder and streams to a process that has imported all but Ray. Ray reads which job and
-which raylet it serves when it is imported, so this process has a fork for each pair, which imports
-Ray and forks the actors. An actor dies with its launcher and with its raylet, and its launcher ends
-as the actor does.
+environment, folder and streams to a process that has imported all but Ray. Ray reads its settings,
+which job and which raylet it serves when it is imported, so this process has a fork for each pair,
+which imports Ray and forks the actors. An actor dies with its launcher and with its raylet, and its
+launcher ends as the actor does.
 """
 
 import atexit
@@ -85,7 +85,7 @@ def serve(listener: socket.socket) -> None:
                     for other in (listener, link, *servers.values()):
                         other.close()
                     request.close()
-                    Server(theirs, *place).run()
+                    Server(theirs, variables).run()
                     return
                 theirs.close()
             request.send(servers[place], link.fileno())
@@ -94,17 +94,19 @@ def serve(listener: socket.socket) -> None:
 
 
 class Server:
-    """Forks the actors of a job on a machine."""
+    """Forks the actors of a job on a machine, which Ray finds in the environment."""
 
-    def __init__(self, requests: socket.socket, job: str, raylet: str) -> None:
+    def __init__(self, requests: socket.socket, variables: dict[str, str]) -> None:
         die_with_parent()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.environ[JOB], os.environ[RAYLET] = job, raylet
+        os.environ.clear()
+        os.environ.update(variables)
         import tramontane.placement.actor  # noqa: F401  # and with it Ray
 
         gc.collect()
         gc.freeze()
-        self._requests, self._raylet, self._running = requests, os.pidfd_open(int(raylet)), True
+        self._requests, self._running = requests, True
+        self._raylet = os.pidfd_open(int(variables[RAYLET]))
         self._events = selectors.DefaultSelector()
         self._events.register(requests, selectors.EVENT_READ, self._fork)
         self._events.register(self._raylet, selectors.EVENT_READ, self._stop)

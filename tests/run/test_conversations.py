@@ -254,7 +254,8 @@ def test_a_run_trains_on_a_multi_turn_environment_of_verifiers(
 def test_conversations_elsewhere(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
     """The environments and a tool on Ray, or the tokens from vLLM."""
     data, where = {"tools": ["calculator"]}, elsewhere(kind, request)
-    config = talking(tmp_path, pipeline={"updates": 3}, data=data, **where)
+    sizes = {"updates": 2, "n_batch": 16, "n_async": 16, "group_size": 4}
+    config = talking(tmp_path, pipeline=sizes, data=data, **where)
     train(config, QuietScreen())
     check_ledger(tmp_path, config)
     rows = rollouts(tmp_path)
