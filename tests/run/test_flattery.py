@@ -62,7 +62,7 @@ def test_a_run_warns_at_its_end(tmp_path):
     """A judge that likes everything, once it has graded some."""
 
     def mind(asked, before):
-        return f"1: {'yes' if len(server.requests) > 40 else 'no'}"
+        return f"1: {'yes' if len(server.requests) > 20 else 'no'}"
 
     with Server(mind) as server:
         config = judged_config(

@@ -144,15 +144,15 @@ def test_a_trained_group_has_the_trainers_advantages_and_log_ratios(tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_runs_rollouts_hold_what_its_metrics_say(tmp_path: Path) -> None:
-    config = small_config(tmp_path, pipeline={"updates": 2, "n_minibatch": 16})
+    config = small_config(tmp_path, pipeline={"updates": 2, "n_minibatch": 8})
     train(config, QuietScreen())
     for metrics in RunFolder(tmp_path).metrics():
         rows = list(read_rollouts(tmp_path / "rollouts" / file_name(metrics["update"])))
         trained = [row for row in rows if row["filtered"] is None]
         ratios = [math.exp(x) for row in trained for x in row["log_ratios"]]
         assert sum(ratios) / len(ratios) == pytest.approx(metrics["ratio"], rel=1e-5)
-        for first in range(0, 32, 16):  # normalized in each minibatch, in the order of the batch
-            advantages = np.array([row["advantage"] for row in trained[first : first + 16]])
+        for first in range(0, 16, 8):  # normalized in each minibatch, in the order of the batch
+            advantages = np.array([row["advantage"] for row in trained[first : first + 8]])
             assert advantages.mean() == pytest.approx(0, abs=1e-9)
             assert advantages.std() == pytest.approx(1)
         assert all(row["advantage"] is None for row in rows if row["filtered"])

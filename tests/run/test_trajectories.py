@@ -278,7 +278,7 @@ def test_rollouts_of_a_run_are_half_of_the_next_ones_batches(tmp_path: Path) -> 
     train(config, QuietScreen())
     second = list(read_run(tmp_path / "second"))
     replayed = [row for row in second if row["group"] < 0]
-    assert len(replayed) == 2 * 16
+    assert len(replayed) == 2 * 8
     known = {row["text"]: row for row in rows if max(row["versions"]) == 0}
     for row in replayed:
         assert row["reward"] == known[row["text"]]["reward"]
@@ -289,13 +289,13 @@ def test_rollouts_of_a_run_are_half_of_the_next_ones_batches(tmp_path: Path) -> 
         if row["update"] == 1:
             assert row["logprobs"] == pytest.approx(known[row["text"]]["logprobs"], abs=1e-3)
     for metrics in RunFolder(tmp_path / "second").metrics():
-        assert metrics["trajectories"] == 16
-        assert metrics["groups_kept"] == 4
+        assert metrics["trajectories"] == 8
+        assert metrics["groups_kept"] == 2
     # What a run replayed is not its own: a third run finds only what the second sampled.
     third = config.model_copy(
         update={"data": config.data.model_copy(update={"trajectories": None})}
     )
-    assert third.sampled_groups == 4
+    assert third.sampled_groups == 2
     folder, resumed = open_run(tmp_path / "second", ["pipeline.updates=3"])
     train(resumed, QuietScreen(), folder)
     assert len(RunFolder(tmp_path / "second").metrics()) == 3
