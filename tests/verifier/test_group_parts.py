@@ -68,6 +68,10 @@ def reads_queries(prompts, queries, **columns):
     return [1.0] * len(prompts)
 
 
+def fails(texts):
+    raise KeyError("no such text")
+
+
 def reads_texts(problem, texts, more):
     return [0.0]
 
@@ -205,7 +209,13 @@ def test_parameters_of_other_projects_are_refused(name):
     assert f"takes {name!r}, and would be called with (problem, text, n_tokens)" in found
 
 
+class Theirs:
+    def __call__(self, problem, answer, n_tokens):
+        return 0.0
+
+
 def test_a_function_that_cannot_be_called_is_told_the_three_ways():
+    assert fault(Theirs()).startswith("Theirs(problem, answer, n_tokens, …), ")
     found = fault(lambda problem: 0)
     assert (
         "(problem, text, n_tokens), one of a whole group by keyword with (problem, texts, n_tok"
@@ -226,7 +236,8 @@ def test_a_part_is_a_number_from_0_to_1_times_the_weight():
     assert found == [0, 0.5, 0.25]
     for n, value in ((3, "1.25 (float)"), (4, "-0.25 (float)"), (5, "None (NoneType)")):
         with pytest.raises(
-            FunctionFailed, match=re.escape(f"reward 'by_length': returned {value}")
+            FunctionFailed,
+            match=re.escape(f"reward 'by_length': returned {value}, not a number from 0 to 1"),
         ):
             custom.part(reward, SUM, "x", n)
 
@@ -249,6 +260,9 @@ def test_a_group_function_is_given_the_problem_texts_and_lengths():
     assert "changed" not in problem.metadata
     assert run(texts_only, problem, [Response("a", 3)]).values == [1.0]
     assert run(booleans, problem, [Response("a", 3)] * 2).values == [1.0, 0.0]
+    failed = run(fails, problem, [Response("a", 3)])
+    assert failed.values == []
+    assert failed.reason.startswith("reward 'fails': KeyError: 'no such text' (")
     assert run_group_call(SUM, JudgeCall("judge", []), VerifierConfig()) == GroupResult(
         [], "judge: only a VerifierPool asks it"
     )
@@ -307,7 +321,7 @@ def test_columns_that_a_row_lacks_are_none_and_those_that_all_lack_are_refused()
 # --------------------------------------------------------------------- which completions count
 
 VERDICTS = {
-    outcome: Verdict(0.0, {"format": 0.0, "texts_only": 0.0}, outcome, "so")
+    outcome: Verdict(0.0, {"format": 0.0, "texts_only": 0.0}, outcome, "so", 1.5, "5")
     for outcome in ("right", "wrong", "malformed", "unscorable")
 }
 FOUR = [Response(name, 1) for name in VERDICTS]
@@ -342,6 +356,7 @@ def test_a_function_s_part_is_added_where_it_counts():
     failed = {"texts_only": GroupResult([], "KeyError")}
     found = with_group_rewards(SUM, list(VERDICTS.values()), failed, config)
     assert [v.verdict for v in found] == ["unscorable", "unscorable", "malformed", "unscorable"]
+    assert (found[0].seconds, found[0].answer) == (1.5, "5")
     assert found[0].reason == "KeyError" and found[0].parts == {"format": 0.0, "texts_only": 0.0}
     assert with_group_rewards(SUM, list(VERDICTS.values()), {}, config) == list(VERDICTS.values())
 
@@ -373,7 +388,7 @@ def test_a_judge_beside_another_verifier_adds_a_part_alone():
     config = parse(VerifierConfig, {"judge": {"reward_model": "folder"}, "reward": {"judge": 0.5}},
                    "test")  # fmt: skip
     (call,) = group_calls(SUM, list(VERDICTS.values()), FOUR, config)
-    assert call.name == "judge"
+    assert call == JudgeCall("judge", ["right", "wrong", None, None])
     results = {"judge": GroupResult([0.5] * 4, notes=[""] * 4)}
     found = with_group_rewards(SUM, list(VERDICTS.values()), results, config)
     assert [v.parts.get("judge", 0) for v in found] == [0.25, 0.25, 0, 0]
@@ -390,6 +405,10 @@ def test_a_reward_for_malformed_completions_judges_none():
     assert (found.verdict, found.reason, found.reward) == ("malformed", "so", 1.0)
     (found,) = with_group_rewards(talk, [VERDICTS["wrong"]], results, config)
     assert (found.verdict, found.reason) == ("right", "")
+    none = {"texts_only": GroupResult([None])}
+    (found,) = with_group_rewards(talk, [VERDICTS["wrong"]], none, config)
+    assert (found.verdict, found.reason) == ("unscorable", "every reward returned None")
+    assert found.seconds == 1.5
 
 
 def test_without_a_verifier_the_rewards_of_a_group_decide():

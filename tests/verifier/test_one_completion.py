@@ -30,6 +30,11 @@ def test_a_reward_may_count_for_malformed_completions():
         assert found.parts["by_length"] == part
 
 
+def test_a_reward_counts_in_any_format_beside_an_environment_s():
+    found = apart("no format", config=rewards(by_length), n_tokens=6, earned=1.0)
+    assert (found.verdict, found.parts["by_length"]) == ("right", 0.5)
+
+
 def test_calls_have_no_language():
     turns = [(f"<think>{ENGLISH}</think>{GERMAN}", True), (GOOD, False)]
     found = grade_apart(SUM, Response("", 10, turns=turns), VerifierConfig(), 100, 20)
@@ -97,5 +102,11 @@ def test_thoughts_are_between_the_configured_tags():
     tagged = GOOD.replace("<think>", "[THINK]").replace("</think>", "[/THINK]")
     assert apart(tagged, tagged, config=config).reward == pytest.approx(1.1)
     assert apart(GOOD, config=config).verdict == "malformed"
-    unboxed = f"[THINK]{GERMAN}[/THINK]" + " ".join([ENGLISH] * 4)
-    assert apart(unboxed, config=config, earned=1.0).parts["language"] == 0.0
+    for thoughts, part in ((GERMAN, 0.0), (ENGLISH, 0.1)):
+        unboxed = f"[THINK]{thoughts}[/THINK]{ENGLISH}"
+        assert apart(unboxed, config=config, earned=1.0).parts["language"] == part
+
+
+def test_empty_thoughts_have_no_language_where_thoughts_are_required():
+    found = apart(f"<think></think>{ENGLISH} \\boxed{{5}}")
+    assert (found.verdict, found.parts["language"]) == ("right", 0.0)

@@ -67,8 +67,7 @@ def run_tests(program: str, prelude: str, problem: Problem, config: VerifierConf
         config: the limits.
     """
     tests = problem.tests or {}
-    if not isinstance(code := tests.get("code"), str):
-        return Judgment("unscorable", "the problem has no tests")
+    code = tests["code"]
     if _AWAITED.search(code):
         return Judgment("unscorable", "the tests await the program, which runs apart from them")
     names = names_of(code, problem.problem, tests.get("entry_point") or "")
@@ -82,13 +81,7 @@ def run_tests(program: str, prelude: str, problem: Problem, config: VerifierConf
         job = sandbox.Job([b""], of_program, channel=program_end.fileno())
         job.set_program(_with_helpers(program, problem), "python")
         job.prelude = prelude
-        settings = names._asdict() | {
-            "code": code,
-            "program": sorted(names.program),
-            "used": sorted(names.used),
-            "entry_point": names.entry_point,
-        }
-        asking = [marshal.dumps(settings)]
+        asking = [marshal.dumps(names._asdict() | {"code": code})]
         tests_job = sandbox.Job(asking, of_tests, channel=tests_end.fileno())
         rung = sandbox.probe()
         with sandbox.Sandbox(job, rung) as running, sandbox.Sandbox(tests_job, rung) as testing:

@@ -45,7 +45,7 @@ class Divided(NamedTuple):
 def divide(problem: Problem) -> Divided:
     """The problem's tests, divided. One with a single test has none to show."""
     tests = problem.tests or {}
-    cases = list(tests.get("cases") or ())
+    cases = tests.get("cases") or []
     code = str(tests.get("code"))
     units = _units(code) if tests.get("type") == "python_assert" else []
     given = tests.get("shown")
@@ -146,7 +146,7 @@ def _told(reason: str, tests: dict[str, Any]) -> str:
     found, units = _LINE.fullmatch(reason), _units(tests["code"])
     for number, unit in enumerate(units, 1):
         if found and int(found[2]) in unit.lines:
-            wanted = unit.text(str(tests.get("entry_point") or ""))
+            wanted = unit.text(tests.get("entry_point") or "")
             return f"Test {number} of {len(units)} failed: {found[1]}\n{wanted}"
     return f"It failed: {found[1] if found else reason}"  # before its tests, or instead of them
 

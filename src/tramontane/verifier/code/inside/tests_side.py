@@ -223,7 +223,7 @@ class Tests(Peer):
                 return self.errors[name](*message[2])
         return super().as_error((message[0], names, message[2]))
 
-    def bind(self, names: list[str]) -> dict[str, Any]:
+    def bind(self, names: frozenset[str]) -> dict[str, Any]:
         """The program's values for those of the names that it defines."""
         found: dict[str, Any] = {}
         (defined,) = self.ask("names")
