@@ -229,6 +229,40 @@ def test_a_request_that_goes_on_returns_to_its_generator_if_that_has_a_free_slot
     asyncio.run(use())
 
 
+def test_only_a_request_whose_keys_were_kept_returns_to_its_generator():
+    pool = pool_of([CountingGenerator() for _ in range(3)], [])
+
+    async def use() -> None:
+        pool.submit(group(0, 2))
+        known = replace(group(1, 1)[0], token_ids=ints([7]), generator=0)
+        unbegun = replace(group(2, 1)[0], keep_kv=True, generator=0)
+        pool.submit([known])
+        pool.submit([unbegun])
+        assert (known.generator, unbegun.generator) == (1, 2)
+        pool.close()
+
+    asyncio.run(use())
+
+
+def test_a_synchronous_stage_shares_groups_by_their_numbers():
+    pool = pool_of([CountingGenerator() for _ in range(3)], [])
+    sizes = {"n_async": 23, "group_size": 4, "n_batch": 12, "l_max": 96}
+
+    async def use() -> None:
+        for bound, numbers, homes in ((0, (3, 1, 2, 6), [0, 1, 2, 0]), (2, (33,), [2])):
+            settings = small_config(
+                "unused", pipeline={**sizes, "max_staleness": bound}, generator={"workers": 3}
+            )
+            await pool.resize(settings)
+            given = [group(number, 1 + number % 2) for number in numbers]
+            for requests in given:
+                pool.submit(requests)
+            assert [requests[0].generator for requests in given] == homes
+        pool.close()
+
+    asyncio.run(use())
+
+
 def test_training_an_evaluation_and_clients_are_read_apart():
     worker = CountingGenerator()
     (generator,) = pool = pool_of([worker], [])

@@ -119,6 +119,21 @@ def test_a_held_update_is_recorded_before_the_next_begins(forty: Path) -> None:
     assert seen.spans.count((TRAINER, "wait for the record")) == 2
 
 
+def test_a_synchronous_generator_waits_once_a_round_also_for_held_updates(forty: Path) -> None:
+    class Listening(HalfRight):
+        def score(
+            self, problem: Problem, responses: Any, lengths: Any, progress: Any
+        ) -> Future[list[Verdict]]:
+            given.append((lengths, progress))
+            return super().score(problem, responses, lengths, progress)
+
+    seen, given = Noting(held=(1, 2, 3)), list[tuple[Any, Any]]()
+    settings = config(forty, pipeline={"updates": 4, "max_staleness": 0}, timeouts={"batch": 9.0})
+    Run(settings, seen, verifiers=Listening())
+    assert given == [((10, 2), (update, 4)) for update in range(4) for _ in range(4)]
+    assert 3 <= seen.spans.count(("generator 0", "wait for requests")) <= 5
+
+
 def test_a_run_that_is_stopped_ends_with_the_update_under_way(forty: Path) -> None:
     seen = Noting(held=(2,), stops=2)
     Run(config(forty, pipeline={"updates": 9}), seen)

@@ -229,3 +229,45 @@ def test_verdicts_are_asked_for_with_the_sizes_of_the_stage_and_the_progress_of_
     (problem, responses, *nothing), (_, _, *of_run) = verifiers.asked
     assert problem is PROBLEM and nothing == [] and of_run == [(80, 16), (4, 9)]
     assert [(r.text, r.n_tokens, r.earned) for r in responses] == [("a", 2, 0.0)]
+
+
+def test_an_actor_is_given_what_its_pool_is_to_grade_by():
+    given = []
+
+    class Listening(DyingGrader):
+        def call(self, *arguments):
+            given.append(arguments)
+            return super().call(*arguments)
+
+    make = lambda number: ThreadHandle(f"verifier {number}", lambda: Listening([]))  # noqa: E731
+    with VerifierActors(make, 1, TimeoutsConfig(), VerifierConfig(), print) as pool:
+        pool.score(PROBLEM, [("a", 1, [5])], (80, 16), (4, 9)).result(30)
+    ((method, problem, (response,), *of_run),) = given
+    assert (method, problem, of_run) == ("score", PROBLEM, [(80, 16), (4, 9)])
+    assert (response.text, response.n_tokens, response.token_ids) == ("a", 1, None)
+
+
+def test_an_actor_that_does_not_start_is_replaced_after_the_limit_of_a_start():
+    made, lost = [], []
+
+    def grader():
+        made.append(1)
+        time.sleep(0.3 if len(made) == 1 else 0)
+        return DyingGrader([])
+
+    make = lambda number: ThreadHandle(f"verifier {number}", grader)  # noqa: E731
+    limits = TimeoutsConfig(start=0.05)
+    with VerifierActors(make, 1, limits, VerifierConfig(), lost.append) as pool:
+        assert len(pool.score(PROBLEM, [("", 1)]).result(30)) == 1
+    assert str(lost[0]) == "verifier 0's start took over 0.05 s (timeouts.start)"
+
+
+def test_the_ends_of_threads_stay_in_the_queue_when_groups_fail():
+    pool = verifiers([], workers=0)
+    future = pool.score(PROBLEM, [("", 1)])
+    for _ in range(2):
+        pool._calls.put(None)
+    pool._fail_waiting(ValueError("gone"))
+    with pytest.raises(ValueError, match="gone"):
+        future.result(0)
+    assert pool._calls.qsize() == 2
