@@ -146,6 +146,7 @@ def test_short_blocks_are_those_of_few_keys_on_a_cpu_and_are_rounded_up():
     elsewhere = Packing([12], [None], "meta")
     (block,) = elsewhere.blocks
     assert (elsewhere.short, block.longest, block.keys) == ([], 12, 12)
+    assert elsewhere.in_chunks(5).device.type == "meta"
 
 
 def test_what_layers_share_is_made_once():
@@ -169,7 +170,7 @@ def test_padding_repeats_the_last_token_and_can_be_cleared():
     places = block.query_places(1)
     x = torch.tensor([[1.0, -1], [2, -2], [3, -3], [4, -4], [5, -5]])[:, None]
     padded = places.pad(x)
-    assert padded.shape == (2, 1, 32, 2)
+    assert padded.shape == (block.batch, 1, block.longest, 2) == (2, 1, 32, 2)
     assert padded[:, 0, :4, 0].tolist() == [[1, 2, 2, 2], [3, 4, 5, 5]]
     assert torch.equal(padded[..., 0], -padded[..., 1])
     assert places.clear(padded) is padded
@@ -216,6 +217,8 @@ def test_the_layout_for_kernels_without_padding():
     assert layout.key_ends.tolist() == [0, 3, 8, 12]
     assert layout.query_ends.dtype == layout.key_ends.dtype == torch.int32
     assert (layout.longest_query, layout.longest_key) == (4, 5)
+    second = Packing([2, 3, 1], [None, None, 1]).varlen
+    assert second.keys.tolist() == [0, 1, 2, 3, 4, 2, 3, 4, 5]
     assert Packing([3, 2], [None, None]).varlen.keys is None
     cached = VarlenLayout([1, 2], [None, None], torch.device("cpu"), [10, 3])
     assert cached.keys is None and cached.key_ends.tolist() == [0, 11, 16]

@@ -300,7 +300,7 @@ class Block:
         distance = query[:, None] - torch.arange(self.keys, device=self.device)
         seen = distance >= 0
         for start, end in self.mutual if window or not self.in_windows else ():
-            seen[start:end, self.before + start : self.before + end] = True
+            seen[start:end, : self.before + end] = True
         return seen & (distance < (window or self.keys))
 
     def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
