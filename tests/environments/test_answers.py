@@ -152,6 +152,8 @@ def test_a_stream_sends_what_is_new_and_ends_with_calls_and_tokens():
 def test_usage_is_sent_to_whom_it_matters(options):
     events = streamed(answer(stream_options=options), [[("a", "stop")]])
     assert len(events) == 3 and all(event["choices"] for event in events)
+    [_, usage] = streamed(answer(stream_options={"include_usage": True}), [])
+    assert usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}
 
 
 def parts(made, *texts):
@@ -194,7 +196,7 @@ def test_with_tools_content_comes_with_the_end():
 
 def test_a_text_that_changed_is_not_sent_over_again():
     """A stream cannot take back: what does not extend it is dropped."""
-    assert parts(answer(), "ab", "xy", "abc") == [{"content": "ab"}, {"content": "c"}]
+    assert parts(answer(), "ab", "xyz", "abcd") == [{"content": "ab"}, {"content": "cd"}]
 
 
 def test_a_long_stream_is_decoded_in_proportion_to_its_length():
