@@ -1,7 +1,9 @@
 """Context variables of environments, toolboxes and tools belong to their conversation."""
 
 import asyncio
+from collections.abc import Callable
 from contextvars import ContextVar
+from typing import Any
 
 import pytest
 
@@ -57,10 +59,15 @@ def found_and_set(new: int) -> int:
     return before
 
 
-def test_what_a_function_sets_is_seen_by_no_other_call() -> None:
+async def found_and_set_later(new: int) -> int:
+    return found_and_set(new)
+
+
+@pytest.mark.parametrize("function", [found_and_set, found_and_set_later])
+def test_what_a_function_sets_is_seen_by_no_other_call(function: Callable[[int], Any]) -> None:
     async def calls() -> list[int]:
         runner = Runner(threads=1)
-        found = [await runner.run(found_and_set, n) for n in (5, 7, 9)]
+        found = [await runner.run(function, n) for n in (5, 7, 9)]
         runner.end()
         return found
 

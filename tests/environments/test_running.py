@@ -145,8 +145,8 @@ def test_an_object_is_made_and_used_in_one_thread():
         assert len(used) == 1 and HERE() not in used
 
 
-def free():
-    return HERE()
+def free(only=None):
+    return only or HERE()
 
 
 def test_functions_without_an_object_run_in_threads_of_their_own():
@@ -162,6 +162,7 @@ def test_functions_without_an_object_run_in_threads_of_their_own():
             runner.shared.append(free)
         threads = [await runner.run(free) for runner in (one, other)]
         own = await one.run(lambda: HERE())
+        assert [await one.run(free, 3), await one.run(free, only=4)] == [3, 4]
         process.end(), one.end(), other.end()
         return threads, own
 
@@ -174,13 +175,14 @@ async def stream():
     yield 2
 
 
+async def later():
+    return 5
+
+
 def test_what_is_generated_is_a_list_and_what_is_awaitable_is_awaited():
     class Counting:
         def __call__(self):
             yield from range(3)
-
-    async def later():
-        return 5
 
     assert ran(Counting(), stream, later, lambda: later(), lambda: (6,)) == [
         [0, 1, 2], [1, 2], 5, 5, (6,),
@@ -238,6 +240,25 @@ def test_a_failure_names_the_function_the_error_and_the_place(function, said):
     assert shared == (function is other_thread)
 
 
+class FailsInside(Stepped):
+    def fail(self):
+        raise KeyError("k")
+
+
+def test_failures_in_the_event_loop_and_without_a_thread_are_named_as_well():
+    async def fail(ended):
+        runner = Runner().of_conversation()
+        runner.environment = FailsInside
+        if ended:
+            runner.end()
+        await runner.run(free if ended else FailsInside().fail)
+
+    with pytest.raises(EnvironmentFailed, match="^FailsInside.fail: KeyError: 'k' "):
+        asyncio.run(fail(False))
+    with pytest.raises(EnvironmentFailed, match="^free: RuntimeError: cannot schedule new"):
+        asyncio.run(fail(True))
+
+
 def test_a_failure_within_keeps_its_own_words():
     def fails():
         raise EnvironmentFailed("the inner one")
@@ -265,6 +286,7 @@ def test_what_nobody_waits_for_any_more_is_counted_until_it_ends(of_conversation
             each.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await each
+        assert await asyncio.wait_for(runner.run(later), 60) == 5  # needs no thread
         counts = [(runner.stuck, process.stuck)]
         if of_conversation:  # its `close` finds a free thread
             assert await runner.run(lambda: 7) == 7
