@@ -58,6 +58,7 @@ def same(found, wanted):
         ("{'a': '1'}", {"type": "object", "properties": {"a": INT}}, {"a": 1}),
         ("(1, 2)", NUMBERS, "(1, 2)"),
         ("[[1e999]]", {"type": "array"}, "[[1e999]]"),
+        ('{"a": 1e999}', {"type": "object"}, '{"a": 1e999}'),
         ("[(1, 1e999)]", {"type": "array"}, "[(1, 1e999)]"),
         ("[{1e999}]", {"type": "array"}, "[{1e999}]"),
         ("[1.5, 'x']", {"type": "array"}, [1.5, "x"]),

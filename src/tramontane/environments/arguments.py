@@ -62,7 +62,7 @@ def coerced(value: Any, schema: Mapping[str, Any], *, as_text: bool = False) -> 
         return _coerced_parts(value, _part_for(value, schema), as_text)
     if not isinstance(value, str) or not kinds:
         return value
-    if "string" in kinds and _is_text_of(value, schema):
+    if _is_text_of(value, schema):
         read = _read(value.strip()) if as_text and len(kinds) > 1 else value
         return read if not isinstance(read, str) and _is_one_of(read, kinds) else value
     read = _read(value.strip().lower() if "boolean" in kinds else value.strip())
