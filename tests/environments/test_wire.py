@@ -110,6 +110,14 @@ def test_the_order_of_messages_is_that_of_a_chat(messages, said):
             request(*messages)
 
 
+@pytest.mark.parametrize("message", ["x", 3, None, [USER]])
+def test_a_message_that_is_no_object_is_refused(message):
+    with pytest.raises(ValidationError, match="messages"):
+        request(message)
+    with pytest.raises(ValidationError):
+        ChatRequest.model_validate(message)
+
+
 @pytest.mark.parametrize("function", [None, 5, "f", {}, {"name": 5}])
 def test_a_tool_without_a_function_that_has_a_name_is_refused(function):
     with pytest.raises(ValidationError, match="tools: each is {type: function, function: {name"):
@@ -218,6 +226,7 @@ def broken(text=""):
         (Parsed("<think>a", "a", "", []), ("a", "", [])),
         (Parsed("a</think>b", "a", "b", []), ("", "a</think>b", [])),
         (Parsed("a</think>b<think>c", "ac", "b", []), ("", "a</think>b<think>c", [])),
+        (Parsed("<h>42", "", "42", []), ("", "42", [])),  # with a header of the template's
         # Thoughts without tags are those that were found.
         (Parsed("ab", "a", " b ", []), ("a", "b", [])),
         # Of calls, those that are read are set apart, and others stay as they were written.

@@ -317,9 +317,9 @@ def readable(message: Parsed, tags: ThinkingTags) -> Parsed:
 
 
 def _first_thoughts(text: str, tags: ThinkingTags) -> tuple[str, str]:
-    """(first thoughts, the rest); no thoughts if the first tag is a closing one."""
-    before, opened, rest = text.partition(tags.opening)
-    if not opened or tags.closing in before:
+    """(first thoughts, the rest) of a text with tags; no thoughts if the first closes them."""
+    before, _, rest = text.partition(tags.opening)
+    if tags.closing in before:
         return "", text
     thoughts, _, answer = rest.partition(tags.closing)
     return thoughts, before + answer
