@@ -97,6 +97,7 @@ def test_a_value_is_read_in_the_type_of_its_schema(value, schema, wanted):
          {"a": 1, "c": "2"}),
         (["1"], {"anyOf": [{"type": "object", "items": TEXT}, {"allOf": [NUMBERS]}]}, [1]),
         (["1"], {"anyOf": [NUMBERS, {"type": "array", "items": TEXT}]}, [1]),
+        ([["1"]], {"anyOf": [{"type": "array", "items": NUMBERS}, INT]}, [[1]]),
     ],
 )  # fmt: skip
 def test_the_parts_of_a_value_are_read(value, schema, wanted):
@@ -105,7 +106,15 @@ def test_the_parts_of_a_value_are_read(value, schema, wanted):
 
 @pytest.mark.parametrize(
     ("value", "wanted"),
-    [("7", 7), (" null ", None), ("true", True), ("x", "x"), ("[1]", "[1]"), ("1e999", "1e999")],
+    [
+        ("7", 7),
+        (" null ", None),
+        ("true", True),
+        (" x ", " x "),
+        ('"a"', '"a"'),
+        ("[1]", "[1]"),
+        ("1e999", "1e999"),
+    ],
 )
 def test_as_text_what_reads_as_another_of_the_types_is_that(value, wanted):
     schema = {"type": ["string", "integer", "boolean", "null"]}

@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import math
 import threading
 from types import SimpleNamespace
 
@@ -153,7 +152,7 @@ def test_functions_without_an_object_run_in_threads_of_their_own():
     """Even where the environment lives in the event loop; those of a module are none of its."""
     inside, outside = ran(Stepped().step, free, kind=Stepped)
     assert inside == HERE() != outside
-    assert ran(functools.partial(math.sqrt, 4.0), kind=Stepped) == [2.0]
+    assert ran(HERE, kind=Stepped) != [HERE()]
 
     async def shared_and_own():
         process = Runner()
