@@ -92,6 +92,8 @@ def test_a_value_is_read_in_the_type_of_its_schema(value, schema, wanted):
         # Of several schemas for the type, the first that has the properties, or the first.
         ({"b": "2"}, {"anyOf": [{"type": "object", "properties": {"a": INT}},
                                 {"type": "object", "properties": {"b": INT}}]}, {"b": 2}),
+        ({"a": "1"}, {"anyOf": [{"type": "object"}, {"type": "object", "properties": {"a": INT}}]},
+         {"a": 1}),
         ({"a": "1", "c": "2"}, {"oneOf": [TEXT, {"type": "object", "properties": {"a": INT}},
                                           {"type": "object", "properties": {"b": INT}}]},
          {"a": 1, "c": "2"}),
@@ -124,6 +126,7 @@ def test_as_text_what_reads_as_another_of_the_types_is_that(value, wanted):
     assert same(coerced({"a": value}, fields, as_text=True), {"a": wanted})
     assert same(coerced(value, schema), value)
     assert same(coerced(value, TEXT, as_text=True), value)
+    assert coerced("7", {"type": ["string", "integer"]}, as_text=True) == 7
 
 
 @pytest.mark.parametrize(
@@ -158,6 +161,10 @@ def test_calls_of_tools_that_nobody_described_stay_as_they_are():
     typed(made, tools, as_text=True)
     assert [call.arguments["a"] for call in made] == [1, "1", "1"]
     assert {call.arguments["b"] for call in made} == {"2"}
+    tools[0]["function"]["parameters"]["properties"]["b"] = {"type": ["string", "integer"]}
+    for as_text in (False, True):
+        typed(made, tools, as_text=as_text)
+        assert made[0].arguments["b"] == (2 if as_text else "2")
 
 
 A = {"$ref": "#/$defs/A"}
