@@ -183,8 +183,24 @@ def test_what_is_known_of_tokens_goes_with_them() -> None:
     take_answer(fork, Continued(replace(turn, text="again"), withdrawn=True, max_tokens=4))
     assert (fork.allowed, [*fork.token_ids], fork.seed) == (first, [8], 7)
     again = replace(sampled(), status=Status.LOST)
-    _begin_again(again, 9)
+    _begin_again(again, 12)
     assert again.allowed is again.experts is None and not again.token_ids
+    assert again.sampling == SamplingParams(12) and again.status is Status.OPENING
+
+
+@pytest.mark.parametrize(
+    ("prompt", "turns", "kept"), [([5], 0, True), ([6], 0, False), ([6], 1, True)]
+)
+def test_a_first_turn_under_way_goes_on_if_its_environment_begins_as_before(
+    prompt: list[int], turns: int, kept: bool
+) -> None:
+    whole = Completion.requested(0, 0, [5], 7, SamplingParams(9), ints([8]))
+    whole = replace(whole, logprobs=floats([-1.0]), versions=ints([0]), status=Status.LOST)
+    whole.turns = [TurnRecord(0, 0, 0, "")] * turns
+    _take_start(whole, Started(prompt))
+    assert whole.status is Status.SAMPLED and whole.keep_kv
+    assert [*whole.token_ids] == [8] * kept
+    assert whole.prompt_ids == ([5] if kept else prompt)
 
 
 def test_a_judge_is_given_the_chats_that_began_a_conversation() -> None:

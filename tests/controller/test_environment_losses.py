@@ -11,7 +11,7 @@ import pytest
 
 from tests.controller.driven import config
 from tramontane.config import Config
-from tramontane.controller.conversations import MAX_DEATHS, Conversations
+from tramontane.controller.conversations import MAX_DEATHS, Conversations, end
 from tramontane.environments.host import Call
 from tramontane.environments.protocol import Continued, Lost, Started
 from tramontane.errors import InputError
@@ -204,6 +204,16 @@ def test_an_error_of_a_process_that_is_not_replaced_reaches_all_who_wait(
     using(talking(forty), [ScriptedHost(fails)], use)
 
 
+@pytest.mark.parametrize(("before", "after"), [(None, "stop"), ("length", "length")])
+def test_an_ended_conversation_keeps_why_its_last_turn_ended(before: Any, after: str) -> None:
+    whole = begun()
+    whole.finish_reason = before
+    whole.turns = [TurnRecord(0, 1, 0, "a"), TurnRecord(1, 2, 0, "b")]
+    end(whole, "max_turns", "2")
+    assert (whole.finish_reason, whole.text, whole.status) == (after, "a\n\nb", Status.ENDED)
+    assert (whole.ending, whole.ending_reason) == ("max_turns", "2")
+
+
 def test_the_slowest_tool_of_a_training_step_is_noted(forty: Path) -> None:
     calls = [ToolCall("add", {}, "3", seconds=0.1), ToolCall("look", {}, "4", seconds=0.5)]
 
@@ -269,7 +279,7 @@ def test_prompts_are_measured_by_beginning_conversations(forty: Path) -> None:
 
     async def use(conversations: Conversations) -> None:
         assert await conversations.fit(problems[::2], lambda problem: [1] * 3, 10) == 15
-        assert conversations.opening == [1] * 4
+        assert conversations.opening == [1] * 4 and not conversations._homes
         # 10 tokens and the 37 that were added, and a quarter more than was seen.
         assert await conversations.fit(problems, lambda problem: [1] * 3, 10) == 50
         assert await conversations.fit(problems, lambda problem: [1] * 3, 10, 42) == 42

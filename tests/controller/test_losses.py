@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -23,7 +24,7 @@ from tramontane.controller.pooled_generator import (
 from tramontane.models.weights import LocalWeights
 from tramontane.placement import WorkerDied, WorkerLost
 from tramontane.placement.thread import ThreadHandle
-from tramontane.types import Completion, SamplingParams
+from tramontane.types import Completion, SamplingParams, TurnRecord
 
 
 class Mortal(CountingGenerator):
@@ -242,3 +243,33 @@ def test_a_cancelled_request_is_left_out_of_what_a_poll_brings() -> None:
         assert generator.generated_tokens == 1
 
     using([worker], use)
+
+
+def test_a_worker_gets_tokens_without_turns_and_forgets_a_client_who_leaves() -> None:
+    worker = Mortal()
+
+    async def use(generator: PooledGenerator, found: Lost) -> None:
+        own = group(0, 1, tokens=90)
+        own[0].turns = [TurnRecord(0, 0, 0, "")]
+        generator.submit(own + group(FIRST_ASKED, 2, tokens=90))
+        await generator.poll()
+        await generator.ask("control", "stats")
+        assert [(r.group, r.turns) for r in worker.requests[:1]] == [(0, [])] and own[0].turns
+        generator.cancel(FIRST_ASKED)
+        await generator.ask("control", "stats")
+        assert [r.group for r in worker.requests] == [0]
+
+    using([worker], use)
+
+
+def test_a_poll_that_hangs_is_named() -> None:
+    class Hanging(Mortal):
+        def poll(self, *_: Any) -> Any:
+            time.sleep(0.2)
+
+    found = Lost([Hanging()], small_config("unused", timeouts={"generation": 0.05}))
+    found.generator.submit(group(0, 1))
+    message = r"generator 0\.poll did not return within 0\.05 s \(timeouts\.generation\)"
+    with pytest.raises(WorkerLost, match=message):
+        asyncio.run(found.generator.poll())
+    found.generator.handle.close()

@@ -108,6 +108,7 @@ def test_each_batch_is_annotated_and_finished_before_its_step(forty: Path) -> No
         assert order == sorted(order)
         assert seen.events.count(f"finish {number}") == 1
     assert seen.events[-1] == "ended" and [update.number for update in seen] == [1, 2, 3, 4]
+    assert {(update.busy_seconds, update.pause_seconds) for update in seen} == {(0.0, 0.0)}
     assert {(TRAINER, "step"), (TRAINER, "wait for a batch")} <= {*seen.spans}
 
 
