@@ -170,16 +170,15 @@ def test_a_grader_that_hangs_is_replaced_after_the_limit_of_its_verdicts():
     class Hanging(DyingGrader):
         def call(self, method, problem, responses, *more):
             if hangs and hangs.pop():
-                time.sleep(0.3)
+                time.sleep(0.5)
             return super().call(method, problem, responses)
 
     make = lambda number: ThreadHandle(f"verifier {number}", lambda: Hanging([]))  # noqa: E731
-    limits, config = TimeoutsConfig(verification=0.05), VerifierConfig(timeout_s=0.01)
+    limits, config = TimeoutsConfig(verification=0.2), VerifierConfig(timeout_s=0.01)
     with VerifierActors(make, 1, limits, config, lost.append) as pool:
         assert len(pool.score(PROBLEM, [("", 1)] * 2).result(30)) == 2
-    assert [str(loss) for loss in lost] == [
-        "verifier 0.score took over 0.07 s (timeouts.verification + the limits of its verdicts)"
-    ]
+    message = "took over 0.22 s (timeouts.verification + the limits of its verdicts)"
+    assert str(lost[0]) == f"verifier 0.score {message}"
 
 
 class Slow:
@@ -252,14 +251,14 @@ def test_an_actor_that_does_not_start_is_replaced_after_the_limit_of_a_start():
 
     def grader():
         made.append(1)
-        time.sleep(0.3 if len(made) == 1 else 0)
+        time.sleep(0.5 if len(made) == 1 else 0)
         return DyingGrader([])
 
     make = lambda number: ThreadHandle(f"verifier {number}", grader)  # noqa: E731
-    limits = TimeoutsConfig(start=0.05)
+    limits = TimeoutsConfig(start=0.2)
     with VerifierActors(make, 1, limits, VerifierConfig(), lost.append) as pool:
         assert len(pool.score(PROBLEM, [("", 1)]).result(30)) == 1
-    assert str(lost[0]) == "verifier 0's start took over 0.05 s (timeouts.start)"
+    assert str(lost[0]) == "verifier 0's start took over 0.2 s (timeouts.start)"
 
 
 def test_the_ends_of_threads_stay_in_the_queue_when_groups_fail():
