@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from tramontane.config.device import VISIBLE, visible_gpus
@@ -218,7 +219,11 @@ def measure(files: Sequence[Path], cores: int = 1) -> Measured:
         if code:
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
             raise InputError(f"the check of the runs failed ({exit_of(code)}):\n{tail}")
-        report = json.loads(found.read_text())
+        return measured(json.loads(found.read_text()))
+
+
+def measured(report: Mapping[str, Any]) -> Measured:
+    """The result of `sweeps.needs.needs`."""
     needs = {Path(file): Needs(**values) for file, values in report["needs"].items()}
     errors = {Path(file): text for file, text in report["errors"].items()}
     return Measured(needs, errors, report["gpus"])

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tramontane.config import Config, parse_settings, read_settings
-from tramontane.errors import InputError
+from tramontane.errors import InputError, importing
 from tramontane.run.folder import RunFolder
 from tramontane.sweeps.grid import Axis, axis_of, cell_name, cells_of
-from tramontane.sweeps.runner import Job, Measured, job_of, measure, work
+from tramontane.sweeps.runner import Job, Measured, job_of, measure, measured, work
 from tramontane.sweeps.settings import check_same, settings_file, write_settings
 from tramontane.temporary import exit_of
 from tramontane.view.table import Table, flattened, table_of
@@ -78,8 +78,8 @@ def sweep(
     with owned_folder(out, "swept"):
         for folder, settings in cells.items():
             check_same(folder, settings)
-        todo = {f: found for f, found in cells.items() if not RunFolder(f).finished}
-        measured, together = _checked(todo, at_once)
+        todo = {f: settings for f, settings in cells.items() if not RunFolder(f).finished}
+        found, together = _checked(todo, at_once, dry_run)
         if dry_run:
             _remove_unused(todo)
             return Sweep(
@@ -98,14 +98,11 @@ def sweep(
             if on_finished:
                 on_finished(folder.name, done, len(cells))
 
-        if measured:
+        if found:
             cores = max(1, (os.cpu_count() or 1) // together)
-            needs = {
-                f: replace(found, cores=max(found.cores, cores))
-                for f, found in measured.needs.items()
-            }
+            needs = {f: replace(n, cores=max(n.cores, cores)) for f, n in found.needs.items()}
             jobs = [job_of(folder, needs[settings_file(folder)]) for folder in todo]
-            work(jobs, ended, measured.room(at_once))
+            work(jobs, ended, found.room(at_once))
         table = table_of(dict.fromkeys(cells))
         write_whole(out / "table.md", table.markdown())
         write_whole(out / "table.csv", table.csv())
@@ -171,26 +168,33 @@ def _refuse(faults: Mapping[str, Sequence[str]], total: int) -> None:
 
 
 def _checked(
-    todo: Mapping[Path, dict[str, Any]], at_once: int | None
+    todo: Mapping[Path, dict[str, Any]], at_once: int | None, here: bool
 ) -> tuple[Measured | None, int]:
-    """What the runs need, and how many of them run at a time at the start.
+    """What the runs need, and how many of them run at a time at the start. Checked in this process
+    (`here`), which then keeps torch's memory, or in one of its own.
 
     Raises:
         InputError: the errors of all runs that cannot start.
     """
     if not todo:
         return None, 0
-    files = [write_settings(folder, found) for folder, found in todo.items()]
-    measured = measure(files)
+    files = [write_settings(folder, settings) for folder, settings in todo.items()]
+    if here:
+        with importing():
+            from tramontane.sweeps.needs import needs
+
+        found = measured(needs(1, [*map(str, files)]))
+    else:
+        found = measure(files)
     faults: dict[str, list[str]] = {}
-    for file, text in measured.errors.items():
+    for file, text in found.errors.items():
         faults.setdefault(text, []).append(file.stem)
     if faults:
         _remove_unused(todo)
     _refuse(faults, len(files))
-    room = measured.room(at_once)
-    together = sum(1 for _ in takewhile(lambda f: room.take(measured.needs[f]) is not None, files))
-    return measured, together
+    room = found.room(at_once)
+    together = sum(1 for _ in takewhile(lambda f: room.take(found.needs[f]) is not None, files))
+    return found, together
 
 
 def _remove_unused(folders: Iterable[Path]) -> None:
