@@ -39,6 +39,9 @@ def warm_up() -> None:
     GPUs: a process that has asked for one cannot be forked."""
     if not os.environ.get(VISIBLE):
         import tramontane.run.train  # noqa: F401
+        from tramontane.run import columns
+
+        columns.warm_up()
     warm.load("tramontane.verifier.worker")  # of which each run has a fork
 
 
