@@ -105,30 +105,31 @@ def test_tools_of_a_server_are_called(kind, request):
     ]
 
 
+# What a model that sees reads of an answer with images (*: an image), and one that does not.
+LOOKS = {
+    "both": ("Left:\n*\nright:\n*", "Left:\n[image image/png]\nright:\n[image image/png]"),
+    "resource": ("Held:\n*", "Held:\n[file:///a.png]"),
+    "drawing": ("Drawn:\n[image image/svg+xml]",) * 2,
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "text", "told"),
-    [
-        ("both", "Left:\n*\nright:\n*", "Left:\n[image image/png]\nright:\n[image image/png]"),
-        ("resource", "Held:\n*", "Held:\n[file:///a.png]"),
-        ("drawing", *["Drawn:\n[image image/svg+xml]"] * 2),
-    ],
-)
-def test_images_of_a_server_are_shown_to_models_that_see(kind, text, told):
+def test_images_of_a_server_are_shown_to_models_that_see():
     async def messages(model):
         session = Session(data(SERVER), 2000, Runner())
         try:
             await session.start(Problem("p", "math", "?"), 0, Config(model=model))
-            call = ToolCall("look", {"kind": kind}, "")
-            return (await session.step(Parsed("", "", "", [call]))).messages
+            calls = [ToolCall("look", {"kind": kind}, "") for kind in LOOKS]
+            return [(await session.step(Parsed("", "", "", [call]))).messages for call in calls]
         finally:
             await asyncio.wait_for(session.close(), WAIT)
 
-    (seen,), (read,) = asyncio.run(messages("tiny_vision")), asyncio.run(messages("tiny"))
-    assert seen["content"].replace(PLACE, "*") == text
-    assert all(decode(image).size == (28, 28) for image in seen.get("images", ()))
-    assert len(seen.get("images", ())) == text.count("*")
-    assert read == {"role": "tool", "content": told}
+    found = asyncio.run(messages("tiny_vision")), asyncio.run(messages("tiny"))
+    for (kind, (text, told)), (seen,), (read,) in zip(LOOKS.items(), *found, strict=True):
+        assert seen["content"].replace(PLACE, "*") == text, kind
+        assert all(decode(image).size == (28, 28) for image in seen.get("images", ()))
+        assert len(seen.get("images", ())) == text.count("*"), kind
+        assert read == {"role": "tool", "content": told}, kind
 
 
 @pytest.mark.slow
