@@ -1,9 +1,9 @@
 """`tramontane serve` as a process, with the tiny base."""
 
 import asyncio
+import os
+import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,7 +14,9 @@ import httpx
 import pytest
 
 import tramontane
+from tests.forked import Command
 from tests.paths import ROOT
+from tests.run.test_resume import wait_until
 from tramontane.data import playground
 from tramontane.models.loading import load_tokenizer
 
@@ -33,12 +35,14 @@ def address() -> Iterator[str]:
 
 @contextmanager
 def serving(model: str) -> Iterator[str]:
-    command = [sys.executable, "-m", "tramontane", "serve", model, *OPTIONS]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(SECONDS) == 130
+    process = Command("serve", model, *OPTIONS)
+    try:
+        wait_until(lambda: re.search(r"^http\S+\n", process.printed, re.M) is not None, process)
+        yield re.findall(r"^http\S+", process.printed, re.M)[0]
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait() == 130, process.printed
+    finally:
+        process.process.kill()
 
 
 def ask(address: str, **keys: Any) -> Any:
