@@ -68,7 +68,10 @@ def smoke(words: list[str], root: Path) -> list[str]:
             return [*program, "model=tiny", "steps=1", "batch_tokens=512"]
         (root / "smoke.yaml").write_text(smaller())
         base = program.index("examples/small.yaml")
-        last = program[base + 1 : -1] if words[1] == "sweep" else ["--seeds", "1"]
+        last = ["--seeds", "1"]
+        if words[1] == "sweep":
+            *last, seeds, _ = program[base + 1 :]
+            last.append(seeds.partition(",")[0])  # of the two seeds one
         return [*program[:base], "smoke.yaml", *last]
     source = (ROOT / words[1]).read_text()
     if words[1].endswith(("rl_loop.py", "trl_script.py")):
