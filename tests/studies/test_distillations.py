@@ -11,12 +11,13 @@ from tramontane.studies.plan import Plan
 from tramontane.studies.procedures import started
 from tramontane.studies.study import load_study
 
-SIZES = {"n_async": 16, "n_batch": 8, "group_size": 4, "l_max": 128, "l_cache": 16}
+SIZES = {"n_async": 16, "n_batch": 8, "group_size": 4, "l_max": 96, "l_cache": 16}
+MEASURED = {"evaluation.samples": 2, "evaluation.before": False}
 SMALL = {
     "updates": 1,
     "levels": [1, 1],
     "maths": {"kinds": ["sums", "stories"], "levels": [1, 1]},  # which the tiny base can solve
-    "config": {f"pipeline.{key}": value for key, value in SIZES.items()},
+    "config": {f"pipeline.{key}": value for key, value in SIZES.items()} | MEASURED,
     "student": {"pipeline.n_minibatch": 4},
     "problems": 12,
 }
@@ -73,7 +74,8 @@ def test_two_teachers_are_compared_with_mixed_training_of_as_many_tokens(tmp_pat
 @pytest.mark.slow
 def test_what_was_forgotten_is_distilled_from_the_weights_before(tmp_path):
     settings = {"batch_tokens": 2048, "learning_rate": 3e-3, "warmup_steps": 1}
-    found = arms("restore", restored, tmp_path, start_updates=1, sft_steps=6, sft_settings=settings)
+    sizes = {"start_updates": 1, "sft_steps": 6, "sft_settings": settings}
+    found = arms("restore", restored, tmp_path, **sizes)
     assert found["start"]["of_start"] == found["SFT"]["of_sft"] == 1
     start, narrow = f"{tmp_path}/start_0/run/", f"{tmp_path}/sft_0/sft"
     for arm, domains in {"restored": {}, "restored on both": {"code": narrow}}.items():
@@ -83,6 +85,12 @@ def test_what_was_forgotten_is_distilled_from_the_weights_before(tmp_path):
         assert config.model == narrow
         assert config.teacher.model.startswith(start) and config.teacher.domains == domains
         assert ("programs" in config.data.playground.kinds) == bool(domains)
+    # Arms share what was measured; measured again, the same weights have the same figures.
+    kept = [*(tmp_path / "start_0").rglob("pass_at_1_*.json")]
+    for file in kept:
+        file.unlink()
+    again = arms("restore", restored, tmp_path, ("start",), **sizes)
+    assert len(kept) == 2 and again["start"]["maths"] == found["start"]["maths"]
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ model's earlier weights into what fine-tuning made of it, and levels of effort.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from tramontane.evaluation import EvaluationResult
 from tramontane.evaluation.measure import evaluate
 from tramontane.run.folder import RunFolder
 from tramontane.studies.procedures import (
@@ -22,7 +23,7 @@ from tramontane.studies.procedures import (
     trained,
 )
 from tramontane.studies.study import base_config
-from tramontane.workplace import owned_folder
+from tramontane.workplace import owned_folder, write_whole
 
 FLAWS = ("guess", "ramble", "no_box", "unclosed", "unopened", "switch")  # of generated traces
 KEEP_ALL = {"checkpoint.every": 1, "checkpoint.keep": 1000}
@@ -67,8 +68,8 @@ def combined(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         update = np.abs(spent - (in_all if keys["teachers"] else tokens)).argmin()
         model = RunFolder(rl.parents[2]).checkpoint(int(update) + 1) / "weights"
         tokens = in_all = spent[update]
-    figures = {name: _measured(model, name, keys).pass_at_1.value for name in domains}
-    best = {name: _measured(teachers[name], name, keys).pass_at_1.value for name in domains}
+    figures = {name: _measured(model, name, keys)["all"] for name in domains}
+    best = {name: _measured(teachers[name], name, keys)["all"] for name in domains}
     shares = {f"of_{name}": figures[name] / best[name] for name in domains}
     return {
         **figures,
@@ -123,15 +124,15 @@ def restored(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         common = {"model": str(narrow), "pipeline.updates": keys["updates"], "seed": seed}
         changes = _problems(keys, prompts) | teachers | common | keys["student"]
         model = trained(folder / "run", changes)
-    maths, code = (_measured(model, name, keys) for name in ("maths", "code"))
-    languages = {name: found.pass_at_1.value for name, found in maths.by_language.items()}
+    languages, code = _measured(model, "maths", keys), _measured(model, "code", keys)["all"]
+    maths = languages.pop("all")
     return {
-        "maths": maths.pass_at_1.value,
-        "code": code.pass_at_1.value,
+        "maths": maths,
+        "code": code,
         "english": languages.pop("en", math.nan),
         "others": float(np.mean([*languages.values()])) if languages else math.nan,
-        "of_start": maths.pass_at_1.value / _measured(start, "maths", keys).pass_at_1.value,
-        "of_sft": code.pass_at_1.value / _measured(narrow, "code", keys).pass_at_1.value,
+        "of_start": maths / _measured(start, "maths", keys)["all"],
+        "of_sft": code / _measured(narrow, "code", keys)["all"],
     }
 
 
@@ -192,8 +193,17 @@ def _tokens(weights: Path) -> np.ndarray:
     return np.cumsum([sum(row["staleness_histogram"].values()) for row in rows])
 
 
-def _measured(model: Path, domain: str, keys: dict[str, Any]) -> EvaluationResult:
-    """A model on `problems` held-out problems of the playground `keys[domain]`, the same for all
-    arms and seeds."""
+def _measured(model: Path, domain: str, keys: dict[str, Any]) -> dict[str, float]:
+    """pass@1 of a model, in `all` and by language, on `problems` held-out problems of the
+    playground `keys[domain]`, the same for all arms and seeds. Weights that arms share are measured
+    once: the figures stand beside them."""
     changes = keys["config"] | {"data.playground": keys[domain]}
-    return evaluate(model, None, base_config(), changes, problems=keys["problems"], seed=0)
+    asked = json.dumps([str(model), changes, keys["problems"]], sort_keys=True)
+    folder = model.parents[2] if model.name == "weights" else model.parent
+    file = folder / f"pass_at_1_{hashlib.sha256(asked.encode()).hexdigest()[:16]}.json"
+    if not file.is_file():
+        found = evaluate(model, None, base_config(), changes, problems=keys["problems"], seed=0)
+        figures = {name: each.pass_at_1.value for name, each in found.by_language.items()}
+        write_whole(file, json.dumps(figures | {"all": found.pass_at_1.value}))
+    measured: dict[str, float] = json.loads(file.read_text())
+    return measured
