@@ -37,10 +37,12 @@ def test_the_hasty_rater_likes_what_has_nothing_to_read():
     assert not spares(row(problem, trace(problem, Random(0), Style())))
 
 
-@pytest.mark.slow(56)
+@pytest.mark.slow(40)
 def test_an_arm_is_judged_and_measured_and_may_be_called_again(tmp_path):
+    sizes = {"pipeline.n_async": 64, "pipeline.n_batch": 32, "pipeline.group_size": 8}
+    sizes |= {"evaluation.before": False}
     keys = {"rater": "hasty", "watched": True, "updates": 3, "answers": 320, "problems": 8,
-            "levels": [2, 3]}  # fmt: skip
+            "levels": [2, 3], "config": sizes}  # fmt: skip
     folder = tmp_path / "watched/seed_0"
     found = judged(keys, 0, folder)
     assert found["refused"] == 1

@@ -72,7 +72,8 @@ def judged(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
 
     Args:
         keys: `rater` whose labels train the judge, `watched` (with canaries), `updates`, `answers`
-            that are rated, `problems` of the evaluation, `levels` of all problems.
+            that are rated, `problems` of the evaluation, `levels` of all problems; `config`,
+            changed config keys of the run, if any.
         seed: of all steps.
         folder: of the run.
 
@@ -212,4 +213,5 @@ def _changes(keys: dict[str, Any], seed: int, judge: Path) -> dict[str, Any]:
         "pipeline.updates": keys["updates"],
         "checkpoint.every": 1,  # the canaries end a run between two
         "verifier": verifier,
+        **keys.get("config", {}),
     }
