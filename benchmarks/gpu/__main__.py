@@ -29,6 +29,7 @@ from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import IO, Any
+from uuid import uuid4
 
 import torch
 
@@ -39,7 +40,7 @@ from benchmarks.gpu.facts import ERROR_LIMIT, LAYERS
 from benchmarks.gpu.page import TRL_SYNC, measured_rates, page, step_of
 from benchmarks.gpu.training import SETTINGS
 from benchmarks.measure import Promise, machine
-from tramontane.temporary import die_with_parent
+from tramontane.placement import warm
 
 PARTS = ("facts", "decode", "training", "loop")
 PART_SECONDS = 590.0
@@ -85,7 +86,7 @@ class Report:
 
 def measure(report: Report, names: list[str], part: str, bench: Bench) -> None:
     """In a process of its own: measure one item after another."""
-    die_with_parent()
+    os.chdir(ROOT)
     torch.set_num_threads(1)
     for name in names:
         report.write(running=name)
@@ -122,7 +123,7 @@ def run(part: str, report: Report, bench: Bench) -> None:
             finally:
                 if process.poll() is None:  # also if this process is interrupted
                     os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
+                    process.wait(warm.KILL_SECONDS)
             errors.seek(0)
             lines = errors.read().strip().splitlines() or [f"exit code {code}"]
         report.read()
@@ -140,16 +141,17 @@ def run(part: str, report: Report, bench: Bench) -> None:
         todo = [name for name in todo if name not in report.items]
 
 
-def start(
-    part: str, todo: list[str], report: Report, bench: Bench, errors: IO[str]
-) -> subprocess.Popen[bytes]:
+def start(part: str, todo: list[str], report: Report, bench: Bench, errors: IO[str]) -> warm.Forked:
     """Start a process that measures the items `todo`."""
-    command = [sys.executable, "-m", "benchmarks.gpu", part, "--items", json.dumps(todo)]
-    command += ["--out", str(report.path.parent), *bench.pick([], ["--tiny"])]
+    words = [part, "--items", json.dumps(todo), "--out", str(report.path.parent.resolve())]
+    words += [*bench.pick([], ["--tiny"]), "--printing"]
     path = [str(ROOT / "benchmarks"), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stderr=errors, start_new_session=True
+    variables = {"PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1"}
+    if not torch.cuda.is_available():  # what a process has imported that is forked may ask for one
+        warm.load("tramontane.run.train", variables)
+    sys.stdout.flush()
+    return warm.fork(
+        ["benchmarks.gpu", *words], uuid4().hex, errors.fileno(), 1, variables=variables
     )
 
 
@@ -194,6 +196,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--page", action="store_true", help="only draw the page")
     parser.add_argument("--out", type=Path, help="folder of gpu.json and gpu.md")
     parser.add_argument("--items", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--printing", type=int, help=argparse.SUPPRESS)  # where to: a descriptor
     args = parser.parse_args()
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"no part {unknown.pop()!r}; choose from {', '.join(PARTS)}")
@@ -216,6 +219,7 @@ def main() -> None:
     report = Report(folder / "gpu.json")
     written = args.out / "gpu.md" if args.out else ROOT / "docs/gpu.md"
     if args.items:
+        os.dup2(args.printing, sys.stdout.fileno())
         measure(report, args.items, *parts, bench)
         return
     if args.page:

@@ -58,6 +58,7 @@ def shipped(bench: Bench, path: str, overrides: Sequence[str] = ()) -> dict[str,
     devices = [f"{worker}.device={bench.device}" for worker in ("generator", "trainer")]
     small = ["model=tiny", "pipeline.updates=1", "evaluation.problems=8", "verifier.workers=1"]
     small += ["evaluation.samples=1", "pipeline.n_async=32", "pipeline.n_batch=32"]
+    small += ["pipeline.l_max=64", "pipeline.l_cache=16"]
     with tempfile.TemporaryDirectory() as folder:
         texts = [*devices, *overrides, *bench.pick([], small), f"run_dir={folder}/run"]
         summary = train(ROOT / path, texts, quiet=True, report=False).summary

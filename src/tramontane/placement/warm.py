@@ -209,9 +209,14 @@ def fork(
     return _server(variables or {}).fork(command, mark, output, *descriptor)
 
 
-def load(module: str) -> None:
-    """Start the server, if necessary, and have it import a module for the workers to come."""
-    _server({}).load(module)
+def load(module: str, variables: Mapping[str, str] | None = None) -> None:
+    """Start the server, if necessary, and have it import a module for the workers to come.
+
+    Args:
+        module: of this package.
+        variables: as for `fork`.
+    """
+    _server(variables or {}).load(module)
 
 
 def divide() -> None:
