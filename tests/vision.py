@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForImageTextToText,
@@ -283,20 +279,3 @@ def write_wrapper(folder: Path, kind: str = "mistral3", seed: int = 0) -> Any:
     model.save_pretrained(folder)
     write_processor(kind, tokenizer, folder)
     return model
-
-
-def picture(width: int = 40, height: int = 30, seed: int = 0) -> Image.Image:
-    """Noise."""
-    noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
-    return Image.fromarray(noise)
-
-
-def png(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
-
-
-def uri(image: Image.Image | None = None, **sizes: int) -> str:
-    content = png(image or picture(**sizes))
-    return f"data:image/png;base64,{base64.b64encode(content).decode()}"

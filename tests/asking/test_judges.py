@@ -17,8 +17,9 @@ from transformers import (
 )
 
 from tests.data.chat_templates import make_tokenizer
+from tests.pictures import uri
 from tests.verifier.test_judge import JUDGED, judged
-from tests.vision import uri, write_wrapper
+from tests.vision import write_wrapper
 from tramontane import InputError
 from tramontane.asking import Prompt
 from tramontane.asking.checkpoint import Checkpoint

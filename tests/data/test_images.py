@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tests.vision import picture
+from tests.pictures import picture
 from tramontane.config import DataConfig
 from tramontane.config.sft import ExamplesConfig
 from tramontane.data.images import Album, as_text

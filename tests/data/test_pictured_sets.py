@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.vision import picture
+from tests.pictures import picture
 from tramontane.config import DataConfig
 from tramontane.data.load import load_problems
 from tramontane.errors import InputError

@@ -7,7 +7,8 @@ pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane-rl
 from fastapi.testclient import TestClient
 
 from tests.environments.test_endpoint import KEY, Recorded, ask
-from tests.vision import picture, uri, write_wrapper
+from tests.pictures import picture, uri
+from tests.vision import write_wrapper
 from tramontane.config import Config
 from tramontane.environments.endpoint import ModelEndpoint, key_is, make_app
 from tramontane.evaluation.checkpoint import encoder_of

@@ -11,7 +11,8 @@ pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane-rl
 from tests.environments.harnesses import ask
 from tests.environments.test_harness import play
 from tests.environments.test_worker import KEY
-from tests.vision import uri, write_wrapper
+from tests.pictures import uri
+from tests.vision import write_wrapper
 from tramontane.config import Config
 from tramontane.data.images import images_of
 from tramontane.environments.worker import EnvironmentWorker

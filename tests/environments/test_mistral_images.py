@@ -14,7 +14,8 @@ from transformers import AutoModelForImageTextToText, PixtralImageProcessorPil
 
 from benchmarks.chat_templates import MISTRAL, MISTRAL_VERSIONS, mistral_tokenizer
 from tests.environments.worlds import add
-from tests.vision import config_of, uri
+from tests.pictures import uri
+from tests.vision import config_of
 from tramontane.config import PromptConfig, SFTConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.mistral import MistralChat, MistralExamples, load_mistral

@@ -6,7 +6,8 @@ import io
 import pytest
 
 from tests.environments.test_worker import Talk, call, talk
-from tests.vision import TEMPLATE, picture, png, uri, write_wrapper
+from tests.pictures import picture, png, uri
+from tests.vision import TEMPLATE, write_wrapper
 from tramontane.config import Config
 from tramontane.data.images import as_text
 from tramontane.environments.pictures import holds_images

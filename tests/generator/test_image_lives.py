@@ -12,7 +12,8 @@ import torch
 
 from tests.generator.test_parking import going_on
 from tests.models.test_vision import GIVEN, KINDS
-from tests.vision import uri, write_wrapper
+from tests.pictures import uri
+from tests.vision import write_wrapper
 from tramontane.batches import TrainSequence
 from tramontane.config import PromptConfig
 from tramontane.data.prompts import PromptEncoder

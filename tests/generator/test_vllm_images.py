@@ -10,7 +10,8 @@ from tests import vision
 from tests.generator.slot_models import finish
 from tests.generator.test_image_lives import MAX_LEN, Life
 from tests.generator.test_parking import going_on
-from tests.vision import uri, write_wrapper
+from tests.pictures import uri
+from tests.vision import write_wrapper
 from tramontane.config import GeneratorConfig
 from tramontane.errors import InputError
 from tramontane.generator import load_generator

@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
-from tests.vision import TOKEN, uri, write_wrapper
+from tests.pictures import uri
+from tests.vision import TOKEN, write_wrapper
 from tramontane.batches import TrainSequence
 from tramontane.config import GeneratorConfig, PromptConfig, TrainerConfig
 from tramontane.data.prompts import PromptEncoder

@@ -3,8 +3,6 @@
 import json
 import signal
 import string
-import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,12 +10,11 @@ from transformers import AutoModelForImageTextToText
 
 from tests import forked
 from tests.controller.test_pipeline import rollouts, weights
-from tests.environments.harnesses import ask
 from tests.generator.test_image_lives import stacked
+from tests.run.galleries import LARGE, SMALL
 from tests.run.test_conversations import under_way
 from tests.run.test_images import given as given
 from tests.run.test_images import settings
-from tests.vision import picture
 from tramontane.data.images import as_text, image_name
 from tramontane.models.image_tokens import ImageProcessor
 from tramontane.models.images import data_uri
@@ -30,44 +27,11 @@ from tramontane.tokens import INSERTED
 IMAGE_TOKEN = 259  # of the tiny Mistral 3
 
 
-class Gallery:
-    """Shows a picture before the first turn and after each, of a size that the seed tells."""
-
-    deterministic = True
-
-    def start(self, problem, seed):
-        self.seed, self.turns = seed, 0
-        said = {"type": "text", "text": problem.problem}
-        return [{"role": "user", "content": [self.shown(), said]}]
-
-    def shown(self):
-        return picture(30 + 10 * (self.seed % 3), 30, seed=self.seed % 5 + self.turns)
-
-    def step(self, message):
-        self.turns += 1
-        said = ["Now ", {"type": "image", "image": self.shown()}, "what?"]
-        return [{"role": "user", "content": said}], None, self.turns == 4
-
-
-class SlowGallery(Gallery):
-    """Every third group waits in its second turn until the run's folder has a file `go`."""
-
-    def start(self, problem, seed, config):
-        self.go = Path(config.run_dir) / "go"
-        self.waits = seed // 65_537 % 3 == 2  # a group's seed follows its number
-        return super().start(problem, seed)
-
-    def step(self, message):
-        while self.waits and self.turns == 1 and not self.go.exists():
-            time.sleep(0.05)
-        return super().step(message)
-
-
 def shown_in_turns(given, out, environment="Gallery", **keys):
     data = {
         "train": str(given / "rows.jsonl"), "eval": str(given / "rows.jsonl"),
         "system_prompt": None, "eval_overlap": "ignore",
-        "environment": f"tests.run.test_image_conversations:{environment}",
+        "environment": f"tests.run.galleries:{environment}",
     }  # fmt: skip
     data |= keys.pop("data", {})
     pipeline = {
@@ -136,21 +100,6 @@ def test_conversations_under_way_keep_their_images_through_a_kill(given, tmp_pat
     train(config, QuietScreen(), folder)
     ages = mismatches(tmp_path)
     assert ages and max(ages) < 1e-4
-
-
-class Painter:
-    """A harness that asks about the row's image and two more, and then anew about the last."""
-
-    def run(self, problem, base_url):
-        chat = []
-        for shown in (problem.images[0], as_text(LARGE), as_text(SMALL)):
-            part = {"type": "image_url", "image_url": {"url": shown}}
-            chat.append({"role": "user", "content": [part, {"type": "text", "text": "What?"}]})
-            chat.append(ask(base_url, chat))
-        ask(base_url, chat[-2:-1])
-
-
-LARGE, SMALL = picture(50, 40, seed=7), picture(28, 14, seed=8)  # other counts of tokens
 
 
 @pytest.mark.slow

@@ -10,8 +10,9 @@ from transformers import AutoModelForImageTextToText
 from typer.testing import CliRunner
 
 import tramontane
+from tests.pictures import picture, uri
 from tests.runs import small_config
-from tests.vision import picture, uri, write_wrapper
+from tests.vision import write_wrapper
 from tramontane.cli import app
 from tramontane.config import Config
 from tramontane.controller.images import check_images, unsupported
@@ -21,12 +22,7 @@ from tramontane.models.transplant import transplant
 from tramontane.run.rollouts import files, read_rollouts
 from tramontane.types import Problem
 
-EVEN = {"function": "tests.run.test_images.even", "malformed": True}
-
-
-def even(problem, text, n_tokens):
-    """A reward that a random model may get."""
-    return float(sum(map(ord, text)) % 2 == 0)
+EVEN = {"function": "tests.run.rewards.even", "malformed": True}
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 import tramontane
+from tests.run.rewards import names_the_sum
 from tramontane.config import load_config
 from tramontane.data.load import load_problems
 from tramontane.errors import InputError
@@ -30,10 +31,6 @@ SIZES = {
     "pipeline.l_max": 48,
     "pipeline.diversity": "none",
 }
-
-
-def names_the_sum(problem, text, n_tokens):
-    return float(str(problem.metadata["sum"]) in text)
 
 
 def made(data=None, rewards=(), settings=None, config=None, model=None):
@@ -144,10 +141,10 @@ def test_a_function_without_an_import_path_travels_by_value():
 
 
 def test_a_function_of_a_module_is_named_by_its_path():
-    config, _ = made(ROWS, [names_the_sum, "tests.run.test_task.names_the_sum_again"])
+    config, _ = made(ROWS, [names_the_sum, "tests.run.rewards.names_the_sum_again"])
     assert [r.function for r in config.verifier.reward.custom] == [
-        f"{__name__}.names_the_sum",
-        "tests.run.test_task.names_the_sum_again",
+        "tests.run.rewards.names_the_sum",
+        "tests.run.rewards.names_the_sum_again",
     ]
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.generator.test_image_lives import Life
-from tests.vision import picture, uri, write_wrapper
+from tests.pictures import picture, uri
+from tests.vision import write_wrapper
 from tramontane.config.sft import SFTConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError

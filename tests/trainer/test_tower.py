@@ -13,8 +13,9 @@ from pydantic import ValidationError
 from transformers import AutoModelForImageTextToText
 
 from tests.models.test_vision import by_processor, encoder_of, predicted, seen
+from tests.pictures import uri
 from tests.runs import small_config
-from tests.vision import uri, write_wrapper
+from tests.vision import write_wrapper
 from tramontane.batches import BatchSettings, TrainBatch, TrainSequence
 from tramontane.config import GeneratorConfig, TeacherConfig, TrainerConfig
 from tramontane.errors import InputError

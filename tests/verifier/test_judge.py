@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.asking.server import STALL, Server, status
-from tests.vision import picture, png, uri
+from tests.pictures import picture, png, uri
 from tramontane import InputError
 from tramontane.asking.judge import prepare
 from tramontane.config import VerifierConfig, parse

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from tests.pictures import picture, png, uri
 from tests.view.pages import group, served
 from tests.view.test_report import metrics
-from tests.vision import picture, png, uri
 from tramontane.data.images import image_name, keep, named
 from tramontane.evaluation.conversed import conversation_row
 from tramontane.models.images import content_of

@@ -1,0 +1,10 @@
+"""Rewards of runs. Imports nothing, so that the processes of verifiers start fast."""
+
+
+def even(problem, text, n_tokens):
+    """A reward that a random model may get."""
+    return float(sum(map(ord, text)) % 2 == 0)
+
+
+def names_the_sum(problem, text, n_tokens):
+    return float(str(problem.metadata["sum"]) in text)
