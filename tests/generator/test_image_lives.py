@@ -230,7 +230,11 @@ def test_every_token_of_a_life_is_that_of_a_plain_forward(versions, layout, monk
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("versions", "layout"),  # each family in one layout, each layout for several families
+    [(kind, LAYOUTS[number % len(LAYOUTS)]) for number, kind in enumerate(FAMILIES)],
+    indirect=["versions"],
+)
 def test_so_it_is_where_memory_is_short(versions, layout, monkeypatch):
     """Keys and values have room for little more than one of the longest sequences, and features for
     one image: there are fewer slots, or, in an arena, sequences wait for the ends of others."""
