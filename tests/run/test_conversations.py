@@ -80,7 +80,7 @@ def test_an_exception_fails_its_conversation_and_not_the_run(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_synchronous_run_of_conversations_killed_and_resumed_repeats(tmp_path: Path) -> None:
-    sizes = {"updates": 3, "n_batch": 16, "max_staleness": 0}
+    sizes = {"updates": 3, "n_batch": 8, "group_size": 4, "max_staleness": 0}
     whole = talking(tmp_path / "whole", pipeline=sizes, generator={"workers": 2})
     train(whole, QuietScreen())
     cut = talking(
@@ -127,7 +127,7 @@ def newest_is_amid_conversations(run: Path) -> bool:
 def test_a_run_killed_amid_conversations_loses_none(
     tmp_path: Path, kind: str, replay: bool, request: pytest.FixtureRequest
 ) -> None:
-    sizes = {"updates": 8, "n_batch": 16, "n_async": 48, "max_staleness": 6}
+    sizes = {"updates": 8, "n_batch": 8, "n_async": 24, "group_size": 4, "max_staleness": 6}
     config = talking(
         tmp_path / "run",
         pipeline=sizes,
@@ -169,7 +169,7 @@ def test_a_run_killed_amid_conversations_loses_none(
 def test_tool_integrated_reasoning_runs_at_a_tiny_size(tmp_path: Path) -> None:
     """`configs/tir.yaml`, on the playground's sessions."""
     data = ["train=playground:", "eval=null", "playground={levels: [1, 2], kinds: [sessions]}"]
-    sizes = "{updates: 2, group_size: 4, n_batch: 16, n_async: 32, l_max: 320, l_cache: 64}"
+    sizes = "{updates: 2, group_size: 4, n_batch: 8, n_async: 8, l_max: 160, l_cache: 64}"
     given = [*(f"data.{key}" for key in data), f"pipeline={sizes}", "pipeline.diversity=none"]
     given += ["generator.device=cpu", "trainer.device=cpu", "trainer.microbatch_tokens=2048"]
     given += ["model=tiny", f"run_dir={tmp_path}", "conversation.workers=1", "verifier.workers=1"]
@@ -177,7 +177,7 @@ def test_tool_integrated_reasoning_runs_at_a_tiny_size(tmp_path: Path) -> None:
     assert config.data.tools == ("python",)
     train(config, QuietScreen())
     rows = [row for row in rollouts(tmp_path) if row["update"] is not None]
-    assert len(rows) == 32 and all(row["ending"] not in FAILED for row in rows)
+    assert len(rows) == 16 and all(row["ending"] not in FAILED for row in rows)
 
 
 def trained_on_two_turns(config: Config) -> list[dict[str, Any]]:
