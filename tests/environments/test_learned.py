@@ -156,6 +156,45 @@ def test_a_list_of_calls_is_read_up_to_its_end():
     assert [(call.name, call.arguments) for call in calls] == [("f", {"a": 1}), ("g", {})]
 
 
+def test_objects_between_tokens_are_read_in_any_order_and_with_any_white_space():
+    def bracketed(message):
+        calls = [
+            {"type": "function", "id": call["id"], "name": call["function"]["name"],
+             "arguments": call["function"]["arguments"]}
+            for call in message.get("tool_calls", ())
+        ]  # fmt: skip
+        return said(message, "".join(f"<<call>>{json.dumps(call)}<</call>>" for call in calls))
+
+    form = Form.of(own_calls(tokenizer(bracketed)))
+    for written in (
+        '{"name": "f", "arguments": {"a": 1}, "id": "abcdefgh1"}',
+        '\n{ "arguments" : {"a":1},\n"name" : "f", "id": "abcdefgh1" }\n',
+    ):
+        content, calls = form.read(f"so <<call>>{written}<</call>><<call>>{written}<</call>> and")
+        assert content == "so  and"
+        found = [(call.name, call.arguments, call.id) for call in calls]
+        assert found == [("f", {"a": 1}, "abcdefgh1")] * 2
+    for broken in ('{"name": "f", "arg', '{"name": f}<</call>>', "f(a=1)<</call>>", ""):
+        content, [call] = form.read(f"so <<call>>{broken}")
+        assert (content, call.name, call.text) == ("so ", "", f"<<call>>{broken}")
+    content, calls = form.read('<<call>>{"tool": "f"}<</call>><<call>>[1]<</call>>')
+    assert content == "" and [call.error for call in calls] == [True, True]
+    content, calls = form.read('<<call>>{"name": f}<</call>><<call>>{"name": "g"}<</call>>')
+    assert [call.name for call in calls] == ["", "g"]
+
+
+def test_an_object_behind_plain_words_is_a_call_only_as_the_template_writes_it():
+    def worded(message):
+        calls = [call["function"] for call in message.get("tool_calls", ())]
+        return said(message, "".join(f"Action: {json.dumps(call)}" for call in calls))
+
+    form = Form.of(own_calls(tokenizer(worded)))
+    [call] = form.read('Action: {"name": "f", "arguments": {"a": 1}}')[1]
+    assert (call.name, call.arguments) == ("f", {"a": 1})
+    plain = 'Action: {"jump": true}'
+    assert form.read(plain) == (plain, [])
+
+
 def test_arguments_in_tags_are_read_as_the_template_writes_them():
     form = Tags.of(tokenizer(in_tags))
     text = in_tags({"role": "assistant", "content": "so", "tool_calls": [
