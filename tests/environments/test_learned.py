@@ -7,12 +7,12 @@ import pytest
 
 from tests.environments.written import SPECIAL, in_json, in_keys, in_tags, said, tokenizer
 from tramontane.environments.forms import MAX_CALLS, MAX_DEPTH
+from tramontane.environments.json_calls import JsonCalls
 from tramontane.environments.learned import (
     ARGUMENT,
     NAME,
     Around,
     Calls,
-    Form,
     around_answer,
     call_id,
     loose,
@@ -119,7 +119,7 @@ def test_calls_as_a_template_writes_them_begin_and_end_where_an_answer_does():
 
 
 def test_json_behind_a_name_is_read_as_the_template_writes_it():
-    form = Form.of(own_calls(tokenizer(in_json)))
+    form = JsonCalls.of(own_calls(tokenizer(in_json)))
     written = '<call>f.g-h  =>{"a": [1]}</call>'
     content, calls = form.read(f"so {written}{written} and")
     assert content == "so  and"
@@ -140,7 +140,7 @@ def test_json_behind_a_name_is_read_as_the_template_writes_it():
     ],
 )
 def test_a_form_that_cannot_be_told_is_none(bodies):
-    assert Form.of(bodies) is None
+    assert JsonCalls.of(bodies) is None
 
 
 def test_a_list_of_calls_is_read_up_to_its_end():
@@ -149,7 +149,7 @@ def test_a_list_of_calls_is_read_up_to_its_end():
         texts = [f'{{"name": "{c["name"]}", "args": {json.dumps(c["arguments"])}}}' for c in calls]
         return said(message, f"<calls>[{', '.join(texts)}]</calls>" if calls else "")
 
-    form = Form.of(own_calls(tokenizer(listed)))
+    form = JsonCalls.of(own_calls(tokenizer(listed)))
     text = '<calls>[{"name": "f", "args": {"a": 1}}, {"name":"g","args":{}}]</calls>'
     content, calls = form.read(f"a{text}b")
     assert content == "ab"
@@ -165,7 +165,7 @@ def test_objects_between_tokens_are_read_in_any_order_and_with_any_white_space()
         ]  # fmt: skip
         return said(message, "".join(f"<<call>>{json.dumps(call)}<</call>>" for call in calls))
 
-    form = Form.of(own_calls(tokenizer(bracketed)))
+    form = JsonCalls.of(own_calls(tokenizer(bracketed)))
     for written in (
         '{"name": "f", "arguments": {"a": 1}, "id": "abcdefgh1"}',
         '\n{ "arguments" : {"a":1},\n"name" : "f", "id": "abcdefgh1" }\n',
@@ -188,7 +188,7 @@ def test_an_object_behind_plain_words_is_a_call_only_as_the_template_writes_it()
         calls = [call["function"] for call in message.get("tool_calls", ())]
         return said(message, "".join(f"Action: {json.dumps(call)}" for call in calls))
 
-    form = Form.of(own_calls(tokenizer(worded)))
+    form = JsonCalls.of(own_calls(tokenizer(worded)))
     [call] = form.read('Action: {"name": "f", "arguments": {"a": 1}}')[1]
     assert (call.name, call.arguments) == ("f", {"a": 1})
     plain = 'Action: {"jump": true}'

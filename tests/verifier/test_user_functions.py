@@ -16,6 +16,7 @@ from tramontane.config import Config, CustomReward, DomainConfig, RewardConfig, 
 from tramontane.environments.calls import Parsed
 from tramontane.environments.running import Runner
 from tramontane.environments.session import Session
+from tramontane.environments.tools import Toolset
 from tramontane.errors import InputError
 from tramontane.types import Problem, ToolCall
 from tramontane.verifier.pool import VerifierPool
@@ -97,7 +98,7 @@ def test_a_tool_that_changes_its_arguments_changes_no_record():
     async def run():
         session = Session(Config(model="tiny").data, 99, Runner())
         session._environment, session._kind = World(), "environment"
-        session.toolset = type(session.toolset)([Spoiler().tally], 99, session._data.images.limits)
+        session.toolset = Toolset([Spoiler().tally], 99, session._data.images.limits)
         await session.step(Parsed("", "", "", [call]))
 
     asyncio.run(run())

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from tramontane.data.prompts import Tool, opened_by
 from tramontane.environments.arguments import typed
 from tramontane.environments.forms import MAX_CALLS, call_of, unparsed
+from tramontane.environments.json_calls import JsonCalls
 from tramontane.environments.learned import (
     ARGUMENT,
     NAME,
@@ -33,7 +34,6 @@ from tramontane.environments.learned import (
     own_calls,
     special_tokens,
 )
-from tramontane.environments.learned import Form as Learned
 from tramontane.environments.readers import AS_TEXT, READERS, harmony, outside_channel
 from tramontane.environments.tagged import Tags
 from tramontane.errors import InputError
@@ -110,11 +110,11 @@ class Parser:
             self._start = _before_response(tokenizer, tags)
         self._around = found = around_answer(tokenizer, tags)
         self.headers = (found.opening, found.between + found.head, found.tail)
-        self._learned: Learned | Tags | None = None
+        self._learned: JsonCalls | Tags | None = None
         self.unread = ""
         own = own_calls(tokenizer, bool(self._around.head)) if form == "auto" else []
         if own and not self._reads(own[0]):
-            self._learned = Learned.of(own)
+            self._learned = JsonCalls.of(own)
             if not self._learned or not self._reads(own[0]):
                 self._learned = Tags.of(tokenizer)
             self.unread = "" if self._learned else own[0]

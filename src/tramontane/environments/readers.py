@@ -24,7 +24,7 @@ from tramontane.environments.forms import (
     unparsed,
     written_as,
 )
-from tramontane.environments.learned import Form
+from tramontane.environments.json_calls import JsonCalls
 from tramontane.environments.tagged import Tags
 from tramontane.types import ToolCall
 from tramontane.verifier.format import fences
@@ -158,13 +158,13 @@ _INVOKE = Tags(
     closing=r"</[^\s<>]*invoke>",
     closed=r"\s*</[^\s<>]*(?:function_calls|tool_calls?)>",
 )
-_DEEPSEEK = Form(
+_DEEPSEEK = JsonCalls(
     opening=re.compile(r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>"),
     named=re.compile(r"(?:\w+<｜tool▁sep｜>)?(?P<name>[^\s<{]+)\s*(?:```json|<｜tool▁sep｜>)"),
     following=None,
     closing=re.compile(r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>\s*(?:<｜tool▁calls▁end｜>)?|\Z)"),
 )
-_KIMI = Form(
+_KIMI = JsonCalls(
     opening=re.compile(r"(?:<\|tool_calls_section_begin\|>\s*)?<\|tool_call_begin\|>\s*"),
     named=re.compile(
         r"(?P<id>(?:functions\.)?(?P<name>[^\s<]+?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>"
