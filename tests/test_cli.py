@@ -62,7 +62,7 @@ def config(tmp_path: Path) -> Path:
         (["pipeline.n_bach=8"], "pipeline.n_bach: unknown key; did you mean 'n_batch'?"),
         (["pipeline.n_minibatch=24"], "n_minibatch 24 does not divide n_batch 16"),
         (["pipeline.group_size=5"], "group_size 5 does not divide n_batch 16"),
-        (["pipeline.l_cache=33"], "l_cache 33 is above l_max 32"),
+        (["pipeline.l_cache=97"], "l_cache 97 is above l_max 96"),
         (["model=null"], "model: not given; set it in the file, or as key=value"),
         (["model=./nowhere"], "model './nowhere': no such folder"),
         (["data.train=nowhere.jsonl"], "nowhere.jsonl"),
@@ -165,7 +165,7 @@ def test_what_commands_print_is_not_wrapped(
     assert f"tramontane train --resume '{run_dir}' pipeline.updates=4\n" in said
 
 
-TWO_BATCHES = ["pipeline.n_async=64", "pipeline.n_batch=32", "pipeline.l_max=96"]
+TWO_BATCHES = ["pipeline.n_async=64", "pipeline.n_batch=32"]
 
 
 def test_dry_run_from_python(config: Path) -> None:

@@ -32,7 +32,6 @@ from tramontane.verifier.reward import grade, length_penalty
 pytestmark = pytest.mark.slow
 
 SIZES = {"updates": 4, "n_async": 24, "n_batch": 16, "group_size": 4, "max_staleness": 2}
-SIZES |= {"l_max": 96, "l_cache": 32}
 STAGES: list[dict[str, Any]] = [
     {"name": "short", "until": {"updates": 2}, "l_max": 40, "l_cache": 20, "temperature": 0.7},
     {"name": "long", "n_async": 12, "n_batch": 8, "n_minibatch": 4, "temperature": 1.3},

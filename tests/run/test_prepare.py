@@ -45,7 +45,7 @@ def test_float32_on_a_gpu_is_warned_of(tmp_path: Path, devices: dict, named: lis
 def test_slots_follow_from_the_memory_limit(
     tmp_path: Path, generator: dict, slots: int, mib: int
 ) -> None:
-    sizes = {"n_async": 32, "l_max": 96}
+    sizes = {"n_async": 32}
     lines = resolved(prepare(small_config(tmp_path, pipeline=sizes, generator=generator)))
     assert lines["generators"] == f"1 × {slots} slots"
     assert (

@@ -275,7 +275,6 @@ def test_a_truncated_run_killed_and_resumed_keeps_every_sampling_mask(
     """Tokens whose allowed tokens were lost on the way, in a message, a checkpoint or a resume,
     would show as a mismatch of what generator and trainer compute."""
     sizes = {"updates": 9, "n_batch": 16, "n_async": 48, "max_staleness": 3}
-    sizes |= {"l_max": 96, "l_cache": 32}  # long enough to be of several versions
     config = small_config(
         tmp_path / "run",
         pipeline=sizes,
