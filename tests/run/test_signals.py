@@ -142,6 +142,18 @@ def test_ctrl_c_before_the_header_leaves_no_traceback(tmp_path: Path, after: str
     assert not (tmp_path / "run").exists()
 
 
+def test_ctrl_c_while_a_dataclass_is_made_ends_a_module_with_130(tmp_path: Path) -> None:
+    """It executes a text, and Python remembers that one was interrupted."""
+    (tmp_path / "early.py").write_text(
+        "from tramontane.cli import terminal\n"
+        "text = 'import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)'\n"
+        "terminal.app = lambda: exec(text)\nterminal.main()\n"
+    )
+    command = [sys.executable, "-m", "early"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_an_evaluation_is_given_up_for_the_checkpoint_and_taken_by_the_resumed_run(
     tmp_path: Path,
 ) -> None:

@@ -151,6 +151,9 @@ def main() -> None:
     except SystemExit as end:
         code = end.code
     leave_within(EXIT_SECONDS, code if isinstance(code, int) else 0, of_exit=True)
+    # `python -m` ends by SIGINT, whatever the code, if one interrupted the text that was executed
+    # last; dataclasses execute some while they are imported.
+    exec("")
     gc.freeze()  # else the interpreter takes libraries apart, object by object: a second with torch
     sys.exit(code)
 
