@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-SAMPLE_SECONDS = 0.002
+SAMPLE_SECONDS = 0.0005
 SMALL = 4096  # bytes of a tensor that is counted with the next larger one
 
 

@@ -175,7 +175,7 @@ def gemma4_config(token: int) -> Any:
 
 
 def qwen_config(kind: str, token: int) -> Any:
-    """Of Qwen2-VL and its successors, whose settings have other names."""
+    """The config of Qwen2-VL or a successor, whose settings have other names."""
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
     text = {**TEXT, "rope_parameters": rope, "tie_word_embeddings": False}
     sizes = {"patch_size": 7, "num_heads": 2, "depth": 3, "spatial_merge_size": 2}

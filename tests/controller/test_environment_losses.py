@@ -1,4 +1,4 @@
-"""Environments that are lost, here without processes: whose conversation goes on, and how."""
+"""Lost environments, here in threads: which conversations go on, and how."""
 
 from __future__ import annotations
 

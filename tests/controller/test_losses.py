@@ -61,7 +61,7 @@ class Mortal(CountingGenerator):
 
 
 class Lost:
-    """One generator over workers of which each is lost in turn but the last."""
+    """One generator whose workers are lost one after another, except the last."""
 
     def __init__(self, workers: list[Mortal], config: Config) -> None:
         self.losses: list[WorkerLost] = []

@@ -141,8 +141,8 @@ class Scorer:
 
 
 def refreshed(rules: ReplayRules, recorded: float, versions: int) -> list[float]:
-    """The log-prob of a trajectory's token after each of so many updates, each of which also trains
-    on a sampled token, whose log-prob stays."""
+    """The log-prob of a trajectory's token after each update. Every update also trains on a sampled
+    token, whose log-prob stays."""
     replay, handle = Replay(groups([1]), rules), ThreadHandle("trainer", Scorer)
     limit, seen = Limit.of(TimeoutsConfig(), "training"), []
     (drawn,) = replay.take(0, 1, 1)

@@ -1,4 +1,4 @@
-"""A whole pipeline over workers that compute nothing: how it begins, goes on and ends."""
+"""How a whole pipeline begins, continues and ends, over workers that compute nothing."""
 
 from __future__ import annotations
 

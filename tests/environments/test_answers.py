@@ -157,7 +157,7 @@ def test_usage_is_sent_to_whom_it_matters(options):
 
 
 def parts(made, *texts):
-    """What is sent after each of some growing texts, the last of which ends the answer."""
+    """What is sent as an answer grows: after each text of a list, the last one whole."""
     reports = [[(text, "stop" if text == texts[-1] else None)] for text in texts]
     return [delta for delta in deltas(streamed(made, reports))[1:] if delta]
 

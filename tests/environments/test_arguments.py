@@ -181,7 +181,7 @@ A = {"$ref": "#/$defs/A"}
         ({"items": A | {"not": {"$ref": "#/$defs/B"}}, "$defs": {"A": INT, "B": TEXT}},
          {"items": INT | {"not": TEXT}}),
         ({"anyOf": [A, [A]], "$defs": {"A": INT}}, {"anyOf": [INT, [INT]]}),
-        # A property or a schema may have the name of a keyword; values of schemas are no schemas.
+        # A property or a schema may have the name of a keyword.
         ({"properties": {"title": A, "$defs": INT, "definitions": A}, "$defs": {"A": INT}},
          {"properties": {"title": INT, "$defs": INT, "definitions": INT}}),
         ({"patternProperties": {"title": INT}, "dependentSchemas": {"title": INT}},

@@ -183,6 +183,29 @@ def test_objects_between_tokens_are_read_in_any_order_and_with_any_white_space()
     assert [call.name for call in calls] == ["", "g"]
 
 
+def test_so_are_objects_with_the_name_in_an_object_of_theirs():
+    """As in the messages of an OpenAI client, whose calls some templates write whole."""
+
+    def whole(message):
+        calls = message.get("tool_calls", ())
+        return said(message, "".join(f"[CALL]{json.dumps(call)}" for call in calls))
+
+    form = JsonCalls.of(own_calls(tokenizer(whole)))
+    for written in (
+        '{"id": "abcdefgh1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}',
+        '{"function":\n{"arguments": {"a": 1}, "name": "f"}, "id": "abcdefgh1"}',
+    ):
+        content, calls = form.read(f"so [CALL] {written} [CALL]{written}")
+        found = [(call.name, call.arguments, call.id) for call in calls]
+        assert content.strip() == "so" and found == [("f", {"a": 1}, "abcdefgh1")] * 2
+    for broken, why in (
+        ('{"function": "f"}', "not an object with function, name"),
+        ('{"function": {"arguments": {}}}', "it has no `name`"),
+    ):
+        [call] = form.read(f"[CALL]{broken}")[1]
+        assert why in call.answer and call.text == f"[CALL]{broken}"
+
+
 def test_an_object_behind_plain_words_is_a_call_only_as_the_template_writes_it():
     def worded(message):
         calls = [call["function"] for call in message.get("tool_calls", ())]

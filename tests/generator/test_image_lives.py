@@ -118,7 +118,7 @@ class Life:
 
     @property
     def n_tokens(self) -> int:
-        """Of an image of `uri`'s own size."""
+        """The number of tokens of an image of `uri`'s own size."""
         return len(self.vision.features(uri(seed=9)).embedded)
 
     def cancel(self) -> None:

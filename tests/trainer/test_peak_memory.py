@@ -34,7 +34,7 @@ UNIT = 4 * (4 * 320 * 320 + 3 * 320 * 832 + 2 * 320)  # bytes of the largest uni
 COMPUTED = {"float32": 6, "bfloat16": 4}
 PYTHON = 6 << 20  # bytes: modules, caches of kernels, and activations of a few tokens
 WRITER = 16 << 20  # bytes that torch.distributed.checkpoint holds while it writes
-# By the number of ranks: what is held depends on either alone (shares on ranks, units on types).
+# By ranks: a share depends on the number of ranks alone, and a unit on the type alone.
 DTYPES = {2: "float32", 4: "bfloat16"}
 SETTINGS = {
     "one microbatch": {"microbatch_tokens": 8192},

@@ -32,7 +32,7 @@ TOKENS = {ONE: 1234, OTHER: 1}
 
 
 def sizes(shown: Sequence[dict[str, Any]]) -> list[tuple[int, int]]:
-    """Of images that a page shows."""
+    """Width and height of the images that a page shows."""
     return [Image.open(io.BytesIO(content_of(each["image"]))).size for each in shown]
 
 

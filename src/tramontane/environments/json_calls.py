@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tramontane.data.prompts import Tool
 from tramontane.environments.forms import MAX_CALLS, call_of, decoded, unparsed, written_as
@@ -14,35 +14,59 @@ from tramontane.environments.learned import ARGUMENT, NAME, NAMED, TOKEN, loose
 from tramontane.types import ToolCall
 
 _ARGUMENTS = re.compile(rf'"?\{{\s*\\?"x\\?"\s*:\s*\\?"{ARGUMENT}\\?"\s*\}}"?')  # or JSON in a text
+_ID = re.compile(r"call\d{5}")
 
 
 class Keys(NamedTuple):
-    """Where a call that is an object has its name, its arguments and its id."""
+    """Where a call that is an object has its name, its arguments and its id.
 
+    Attributes:
+        within: keys of the objects around that with the name and the arguments, from the outermost
+            (OpenAI's `function`).
+        name: the key of the name.
+        arguments: the key of the arguments.
+        id: the key of the id, there or in an object around.
+    """
+
+    within: tuple[str, ...]
     name: str
     arguments: str
     id: str
 
-
-class _Object(NamedTuple):
-    """A call that stands in a text as an object in JSON."""
-
-    start: int
-    end: int
-    keys: Keys
-
-
-def _objects(text: str) -> Iterator[_Object]:
-    """The calls of `NAME` with `ARGUMENT` that stand in a text as objects in JSON."""
-    at = text.find("{")
-    while at >= 0:
-        value, end = decoded(text, at)
+    @classmethod
+    def of(cls, value: Any, within: tuple[str, ...] = (), own_id: str = "id") -> Keys | None:
+        """The keys in a call of `NAME` with `ARGUMENT`; None if it is no such object."""
         fields = value.items() if isinstance(value, dict) else ()
         names = [key for key, given in fields if given == NAME]
         arguments = [key for key, given in fields if _ARGUMENTS.fullmatch(json.dumps(given))]
-        if end is not None and len(names) == len(arguments) == 1:
-            ids = (key for key, given in fields if re.fullmatch(r"call\d{5}", str(given)))
-            yield _Object(at, end, Keys(names[0], arguments[0], next(ids, "id")))
+        ids = (key for key, given in fields if _ID.fullmatch(str(given)))
+        own_id = next(ids, own_id)
+        if len(names) == len(arguments) == 1:
+            return cls(within, names[0], arguments[0], own_id)
+        inner = (cls.of(given, (*within, key), own_id) for key, given in fields)
+        return next(filter(None, inner), None)
+
+    def call(self, value: Any, own_id: str | None) -> ToolCall:
+        """A call from such an object; `own_id`: what stands before it as its id."""
+        fields: dict[str, Any] = {}
+        for key in (*self.within, None):
+            if not isinstance(value, dict):
+                return unparsed(f"not an object with {', '.join((*self.within, self.name))}")
+            fields |= value
+            value = value.get(key)
+        if not fields.get(self.name):
+            return unparsed(f"it has no `{self.name}`")
+        given = {"name": fields[self.name], "arguments": fields.get(self.arguments)}
+        return call_of(given, fields.get(self.id, own_id))
+
+
+def _objects(text: str) -> Iterator[tuple[int, int, Keys]]:
+    """(start, end, keys) of the calls of `NAME` with `ARGUMENT` that are objects in a text."""
+    at = text.find("{")
+    while at >= 0:
+        value, end = decoded(text, at)
+        if end is not None and (keys := Keys.of(value)):
+            yield at, end, keys
             at = end - 1
         at = text.find("{", at + 1)
 
@@ -52,8 +76,8 @@ class JsonCalls(NamedTuple):
 
     Attributes:
         opening: before a call.
-        named: its `name`, perhaps with its `id`, up to its arguments; or, of a call that is an
-            object in JSON behind the template's own text, where these stand.
+        named: its `name`, perhaps with its `id`, up to its arguments; or the keys of a call that is
+            one object, behind a token.
         following: between two calls; None: each is as the first.
         closing: behind the last.
     """
@@ -90,19 +114,21 @@ class JsonCalls(NamedTuple):
         """The form of calls that are objects, whose keys a model may write in any order and with
         any white space; None of others, and where no token stands before the first."""
         found = [[*_objects(body)] for body in bodies]
-        if len(found[0]) != 1 or not TOKEN.search(bodies[0][: found[0][0].start]):
+        if len(found[0]) != 1:
             return None
-        [first] = found[0]
+        [(start, end, keys)] = found[0]
+        if not TOKEN.search(bodies[0][:start]):
+            return None
         between = [
-            body[one.end : two.start]
+            body[one[1] : two[0]]
             for body, objects in zip(bodies, found, strict=True)
             for one, two in pairwise(objects)
         ]
         return cls(
-            re.compile(loose(bodies[0][: first.start].lstrip())),
-            first.keys,
+            re.compile(loose(bodies[0][:start].lstrip())),
+            keys,
             re.compile(rf"\s*{loose(between[0])}") if between else None,
-            re.compile(rf"\s*{loose(bodies[0][first.end :])}"),
+            re.compile(rf"\s*{loose(bodies[0][end:])}"),
         )
 
     def _call(self, text: str, before: re.Match[str]) -> tuple[ToolCall, int] | None:
@@ -110,20 +136,14 @@ class JsonCalls(NamedTuple):
         ids = before.groupdict()
         if isinstance(self.named, Keys):
             value, end = decoded(text, before.end())
-            own_id = ids.get("id")
-            if isinstance(value, dict):
-                own_id = value.get(self.named.id, own_id)
-                value = {
-                    "name": value.get(self.named.name),
-                    "arguments": value.get(self.named.arguments),
-                }
-        elif named := self.named.match(text, before.end()):
-            arguments, end = decoded(text, named.end())
-            value = {"name": named["name"], "arguments": arguments}
-            own_id = (ids | named.groupdict()).get("id")
-        else:
+            return None if end is None else (self.named.call(value, ids.get("id")), end)
+        if not (named := self.named.match(text, before.end())):
             return None
-        return None if end is None else (call_of(value, own_id), end)
+        arguments, end = decoded(text, named.end())
+        call = call_of(
+            {"name": named["name"], "arguments": arguments}, (ids | named.groupdict()).get("id")
+        )
+        return None if end is None else (call, end)
 
     def read(self, text: str, tools: Sequence[Tool] = ()) -> tuple[str, list[ToolCall]]:
         """(content, calls) of a message."""

@@ -52,7 +52,7 @@ class SharedPrefixes:
         self._context = context
         self.waiting: Counter[Key] = Counter()
         self.computed: dict[Key, Prefix] = {}
-        self._ahead: set[Key] = set()  # prefixes of which no request has been admitted
+        self._ahead: set[Key] = set()  # computed before any of their requests is admitted
 
     def missing(self, flights: Iterable[Flight]) -> dict[Key, Context]:
         """What must be cached for requests and is not yet there."""
@@ -95,15 +95,14 @@ class SharedPrefixes:
             del self.waiting[key], self.computed[key]
 
     def drop(self, keys: Iterable[Key]) -> None:
-        """Forget prefixes of which all requests were dropped, as those of a group are."""
+        """Forget prefixes whose requests were all dropped, as a cancelled group's are."""
         for key in keys:
             del self.waiting[key]
             self.computed.pop(key, None)
             self._ahead.discard(key)
 
     def drop_ahead(self) -> None:
-        """Forget what was computed for requests of which none is admitted: all of them are to start
-        with the weights that come now."""
+        """Forget what was computed ahead of its requests: they are to start with the new weights."""
         for key in self._ahead:
             del self.computed[key]
         self._ahead.clear()

@@ -46,7 +46,7 @@ def divide(problem: Problem) -> Divided:
     """The problem's tests, divided. One with a single test has none to show."""
     tests = problem.tests or {}
     cases = tests.get("cases") or []
-    code = str(tests.get("code"))
+    code = tests.get("code", "")
     units = _units(code) if tests.get("type") == "python_assert" else []
     given = tests.get("shown")
     count = min(SHOWN if given is None else int(given), len(units or cases) - 1)
