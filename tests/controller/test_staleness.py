@@ -29,7 +29,7 @@ def test_what_is_left_fits_into_the_batches_before_its_deadline() -> None:
     # Three groups due by version 6, two per batch: one of them must go into the batch at 5.
     assert choose([6, 6, 6, 9], ready=[3, 0], version=5, per_batch=2) == [3, 0]
     assert choose([6, 6, 6, 9, 9], ready=[3, 4], version=5, per_batch=2) is None
-    # Three are due by version 7, one per batch; two of them, with different deadlines, are complete.
+    # Three are due by version 7, one per batch; two, with different deadlines, are complete.
     assert choose([6, 7, 7, 9], ready=[3, 1, 0], version=5, per_batch=1) == [1]
 
 

@@ -143,7 +143,7 @@ def test_ctrl_c_before_the_header_leaves_no_traceback(tmp_path: Path, after: str
 
 
 def test_ctrl_c_while_a_dataclass_is_made_ends_a_module_with_130(tmp_path: Path) -> None:
-    """A dataclass executes the text of its methods, and Python remembers that one was interrupted."""
+    """A dataclass executes a text, and Python remembers that one was interrupted."""
     (tmp_path / "early.py").write_text(
         "from tramontane.cli import terminal\n"
         "text = 'import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)'\n"

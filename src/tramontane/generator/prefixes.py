@@ -102,7 +102,7 @@ class SharedPrefixes:
             self._ahead.discard(key)
 
     def drop_ahead(self) -> None:
-        """Forget what was computed ahead of its requests: they are to start with the new weights."""
+        """Forget what was computed ahead of its requests: they start with the new weights."""
         for key in self._ahead:
             del self.computed[key]
         self._ahead.clear()
