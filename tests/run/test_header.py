@@ -9,21 +9,13 @@ import pytest
 import tramontane
 from tests.environments.templates import UNREAD
 from tests.hybrids import make_hybrid
+from tests.run import shop
 from tests.runs import small_config
 from tramontane.errors import InputError
 from tramontane.run.header import header, model_line
 from tramontane.run.prepare import prepare
 
 ROWS = [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(12)]
-
-
-def polite(problem: Any, text: str, n_tokens: int) -> float:
-    return float("please" in text)
-
-
-class Shop:
-    def step(self, message: Any) -> Any:
-        return [], 1.0, True
 
 
 def test_it_names_data_reward_objective_model_and_a_prompt(tmp_path: Path) -> None:
@@ -73,60 +65,41 @@ def test_columns_that_the_model_does_not_see_are_named(tmp_path: Path) -> None:
 
 def test_rewards_and_environment_are_the_users_own() -> None:
     given: Any = {"model": "tiny", "data": ROWS, "overrides": {"pipeline.updates": 1}}
-    found = tramontane.dry_run(rewards=[tramontane.Reward(polite, 0.5)], **given).header
+    found = tramontane.dry_run(rewards=[tramontane.Reward(shop.polite, 0.5)], **given).header
     assert "polite 0.5 (yours) + language 0.1" in found["reward"]  # beside the rows' answers
     unanswered = [{"problem": row["problem"]} for row in ROWS]
-    found = tramontane.dry_run(rewards=[polite], **given | {"data": unanswered}).header
+    found = tramontane.dry_run(rewards=[shop.polite], **given | {"data": unanswered}).header
     assert found["reward"] == "polite 1 (yours)"
     found = tramontane.dry_run(
         model="tiny",
         data=ROWS,
-        overrides={"data.environment": f"{__name__}:Shop", "conversation.reward": "sum"},
+        overrides={"data.environment": f"{shop.__name__}:Shop", "conversation.reward": "sum"},
     ).header
     assert found["environment"] == "Shop; up to 8 turns"
     assert found["reward"] == "correctness 1 (the environment, sum of its turns)"
 
 
-class Market(Shop):
-    def start(self, problem: Any, seed: int) -> Any:
-        return [{"role": "user", "content": f"Sell: {problem.problem}"}]
-
-
-class Closed(Shop):
-    def start(self, problem: Any) -> Any:
-        raise OSError("the market is closed")
-
-
 def dry_run_in(environment: type) -> Any:
-    path = f"{__name__}:{environment.__qualname__}"
+    path = f"{environment.__module__}:{environment.__qualname__}"
     given = {"data.environment": path, "conversation.reward": "sum"}
     return tramontane.dry_run(model="tiny", data=ROWS, overrides=given)
 
 
 def test_a_dry_run_shows_the_prompt_that_the_environment_writes() -> None:
-    assert "<|user|>Sell: What is 0 + 1?<|assistant|>" in dry_run_in(Market).header["prompt"]
+    assert "<|user|>Sell: What is 0 + 1?<|assistant|>" in dry_run_in(shop.Market).header["prompt"]
     with pytest.raises(InputError, match="cannot begin.*the market is closed"):
-        dry_run_in(Closed)
-
-
-def double(n: int) -> int:
-    """Double a number.
-
-    Args:
-        n: The number.
-    """
-    return 2 * n
+        dry_run_in(shop.Closed)
 
 
 def test_the_prompt_has_the_descriptions_of_tools() -> None:
-    given = {"data.tools": [f"{__name__}:double"]}
+    given = {"data.tools": [f"{shop.__name__}:double"]}
     found = tramontane.dry_run(model="tiny", data=ROWS, overrides=given).header
     assert found["environment"] == "tools double; up to 8 turns"
     assert "double" in found["prompt"] and "What is 0 + 1?" in found["prompt"]
 
 
 def test_tools_whose_calls_cannot_be_read_are_refused_at_the_start() -> None:
-    given = {"data.tools": [f"{__name__}:double"], "data.chat_template": UNREAD}
+    given = {"data.tools": [f"{shop.__name__}:double"], "data.chat_template": UNREAD}
     fault = r"<do>zq0qz with .*conversation\.calls.*data\.chat_template"
     with pytest.raises(InputError, match=fault):
         tramontane.dry_run(model="tiny", data=ROWS, overrides=given)

@@ -40,6 +40,8 @@ MAX_STUCK = 16  # threads with steps that do not end, beyond which the process e
 
 def warm_up() -> None:
     """What every process of environments imports; see `placement.warm`."""
+    from transformers import PreTrainedTokenizerFast  # noqa: F401 - of the encoder that it is sent
+
     from tramontane.environments import loading, worker  # noqa: F401
 
 
