@@ -77,6 +77,15 @@ def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tramontane.placement.ranks.START_METHOD", forked.START_METHOD)
 
 
+@pytest.fixture(scope="module")
+def forked_workers() -> Iterator[None]:
+    """Workers, and runs of studies, in forks of a process that has imported torch."""
+    from tests import forked_workers
+
+    with forked_workers.served():
+        yield
+
+
 def uses_ray(item: pytest.Item) -> bool:
     """True for a test on the cluster of `ray_cluster`, by its fixtures or a parameter."""
     callspec = getattr(item, "callspec", None)

@@ -78,6 +78,7 @@ def test_a_command_may_be_an_app_with_subcommands(package: Path) -> None:
     assert "Some walks." in CliRunner().invoke(app, ["--help"]).stdout
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_package_adds_a_study(package: Path, tmp_path: Path) -> None:
     assert "walk-drift" in names() and names() == sorted(names())
     assert "Random walks with drift" in CliRunner().invoke(app, ["study", "list"]).stdout

@@ -29,6 +29,8 @@ from tramontane.run.folder import RunFolder
 from tramontane.studies.study import names
 from tramontane_oversight.studies.lessons import drills, lessons, write_lessons, write_problems
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 SUMS = [{"id": f"s{n}", "problem": f"What is {n} + {n + 1}?", "answer": str(2 * n + 1)}
         for n in range(8)]  # fmt: skip
 PLAYGROUND = 'data: {train: "playground:", eval: "playground:"}\n'  # the default: no file is needed
@@ -58,7 +60,7 @@ def write_own(folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def desk(forked_workers: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the commands name: data files, a config, a reward, runs, a model."""
     desk = tmp_path_factory.mktemp("desk")
     for folder in ("benchmarks", "configs", "examples", "papers"):

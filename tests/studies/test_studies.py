@@ -25,6 +25,8 @@ from tramontane.studies.procedures import collated, trained
 from tramontane.studies.study import load_study, names
 from tramontane.sweeps.settings import write_settings
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 @pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("share", [1.0, 0.1])
