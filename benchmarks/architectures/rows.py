@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 from transformers import CONFIG_MAPPING
@@ -184,6 +185,7 @@ def wraps(kind: str) -> bool:
     return bool(PARTS & {*CONFIG_MAPPING[kind].sub_configs})
 
 
+@cache
 def every_row() -> list[Row]:
     """The rows that people use, and one for each other causal LM, and each other wrapper of one, of
     the installed transformers."""
