@@ -55,6 +55,8 @@ def shown(calls):
         ("mistral", "[TOOL_CALLS]f[ARGS]{} x", "", ["[TOOL_CALLS]f[ARGS]{} x"]),
         ("mistral", "[TOOL_CALLS]f[ARGS][1]", "", ["[TOOL_CALLS]f[ARGS][1]"]),
         ("mistral", "[TOOL_CALLS]f[ARGS]{", "", ["[TOOL_CALLS]f[ARGS]{"]),
+        ("mistral", f"[TOOL_CALLS][{CALL}] x", " x", [F]),
+        ("mistral", f"x[TOOL_CALLS][{CALL}]y[TOOL_CALLS]g[ARGS]{{}}", "xy", [F, G]),
         ("mistral", "x[TOOL_CALLS]", "x", ["[TOOL_CALLS]"]),
         ("mistral", f"[TOOL_CALLS][{CALL}]\n[TOOL_CALLS]g[ARGS]{{}}", "", [F, G]),
 

@@ -116,6 +116,8 @@ def _mistral(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
             made = [call_of({"name": named[1], "arguments": value}, named[2])]
         else:
             made = _listed(value)
+            if after.strip():  # said behind the list
+                content, after = content + after, ""
         calls += written_as(_MISTRAL + rest[: end or 0] + after, made)
         rest = following
     return content, calls
