@@ -34,7 +34,11 @@ EXPERTS = {
     "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16,
 }
-MAMBA2 = {"mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1}
+# Sequences are padded to whole chunks, of 256 tokens by default.
+CHUNK = {"chunk_size": 32, "mamba_chunk_size": 32}
+MAMBA2 = {
+    "mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, **CHUNK,
+}  # fmt: skip
 FAMILIES = {
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": DELTA | EXPERTS,
@@ -48,6 +52,7 @@ FAMILIES = {
         "mamba_head_dim": 8,
         "n_groups": 2,
         "ssm_state_size": 8,
+        **CHUNK,
         "head_dim": 8,
         "n_routed_experts": 4,
         "num_experts_per_tok": 2,
@@ -71,7 +76,7 @@ FAMILIES = {
         **EXPERTS,
     },
     "mamba": {"state_size": 8},
-    "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 8},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 8, **CHUNK},
     "falcon_mamba": {"state_size": 8},
 }
 

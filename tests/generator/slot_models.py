@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Iterable
 
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -122,6 +124,22 @@ def reference_logprobs(
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *tokens]])).logits[0].float()
     return torch.log_softmax(logits[len(prompt) - 1 : -1] / (temperature or 1.0), -1)
+
+
+def plain_logprobs(
+    model: PreTrainedModel, completions: Iterable[Completion], temperature: float = 1.0
+) -> list[torch.Tensor]:
+    """Log-probs [T] of each completion's tokens, by one plain forward of `model` over all of them,
+    padded behind their ends, where none of their tokens attends to."""
+    completions = list(completions)
+    rows = [torch.tensor([*c.prompt_ids, *c.token_ids]) for c in completions]
+    with torch.no_grad():
+        logits = model(pad_sequence(rows, batch_first=True)).logits.float()
+    found = []
+    for c, row in zip(completions, logits, strict=True):
+        row = row[len(c.prompt_ids) - 1 :][: len(c.token_ids)]
+        found.append(chosen(torch.log_softmax(row / (temperature or 1.0), -1), c.token_ids))
+    return found
 
 
 def chosen(logprobs: torch.Tensor, tokens: list[int]) -> torch.Tensor:

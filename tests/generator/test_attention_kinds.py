@@ -21,10 +21,9 @@ from transformers import (
 from tests.generator.slot_models import (
     EOS,
     VOCAB,
-    chosen,
     finish,
     make_requests,
-    reference_logprobs,
+    plain_logprobs,
 )
 from tests.generator.test_parking import converse
 from tests.generator.test_states import Life, check_kept
@@ -141,8 +140,8 @@ def test_logprobs_are_those_of_a_plain_forward(kind, layout, monkeypatch):
     )
     requests = make_requests(4, 3, seed=3, lengths=(1, 40), tokens=(5, 45))
     engine.submit(requests)
-    for c in finish(engine).values():
-        expected = chosen(reference_logprobs(model, c.prompt_ids, c.token_ids), c.token_ids)
+    done = finish(engine).values()
+    for c, expected in zip(done, plain_logprobs(model, done), strict=True):
         torch.testing.assert_close(torch.tensor(c.logprobs), expected, atol=1e-4, rtol=0)
 
 
@@ -151,9 +150,9 @@ def test_logprobs_are_those_of_a_plain_forward(kind, layout, monkeypatch):
 def test_parked_conversations_continue(kind, record):
     model = make_kind(kind)
     engine = SlotEngine(copy.deepcopy(model), slots=8, max_len=90, record=record)
-    for c in converse(engine).values():
+    done = converse(engine).values()
+    for c, expected in zip(done, plain_logprobs(model, done), strict=True):
         drawn = [i for i, version in enumerate(c.versions) if version >= 0]
-        expected = chosen(reference_logprobs(model, c.prompt_ids, c.token_ids), c.token_ids)
         got = torch.tensor(c.logprobs)[drawn]
         torch.testing.assert_close(got, expected[drawn], atol=1e-4, rtol=0)
     assert engine.stats.parked_tokens

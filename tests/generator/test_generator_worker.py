@@ -19,12 +19,11 @@ from tests.generator.slot_models import (
     EOS,
     LAYERS,
     VOCAB,
-    chosen,
     finish,
     make_model,
     make_requests,
     make_tokenizer,
-    reference_logprobs,
+    plain_logprobs,
     twin,
 )
 from tramontane.config import GeneratorConfig
@@ -50,11 +49,11 @@ def test_load_from_a_checkpoint(tmp_path, dtype):
     assert next(generator.model.parameters()).dtype == getattr(torch, dtype)
     generator.submit(make_requests(3, 2, lengths=(5, 9), tokens=(20, 20)))
     exact = twin(load_model(str(tmp_path)).to(getattr(torch, dtype)).float())
-    for c in finish(generator).values():
-        reference = reference_logprobs(exact, c.prompt_ids, c.token_ids)
+    done = finish(generator).values()
+    for c, expected in zip(done, plain_logprobs(exact, done), strict=True):
         torch.testing.assert_close(
             torch.tensor(c.logprobs),
-            chosen(reference, c.token_ids),
+            expected,
             atol=1e-4 if dtype == "float32" else 0.6,
             rtol=0,
         )
@@ -245,13 +244,10 @@ def test_a_probe_is_exact_and_changes_nothing_in_flight():
         k: c.token_ids for k, c in expected.items()
     }
     assert [c.prompt_ids for c in probes] == prompts
-    for c in probes:
+    for c, expected in zip(probes, plain_logprobs(plain, probes, 0.8), strict=True):
         assert len(c.token_ids) == 25
         assert c.versions.tolist() == [4] * 25
-        reference = reference_logprobs(plain, c.prompt_ids, c.token_ids, 0.8)
-        torch.testing.assert_close(
-            torch.tensor(c.logprobs), chosen(reference, c.token_ids), atol=1e-4, rtol=0
-        )
+        torch.testing.assert_close(torch.tensor(c.logprobs), expected, atol=1e-4, rtol=0)
 
 
 def test_stats_add_up():
@@ -306,11 +302,9 @@ def test_architectures_beyond_the_three_families():
         plain = twin(model).eval().requires_grad_(False)
         engine = SlotEngine(model, slots=3, max_len=40)
         engine.submit(make_requests(3, 2, seed=1, lengths=(1, 20), tokens=(10, 20)))
-        for c in finish(engine).values():
-            reference = reference_logprobs(plain, c.prompt_ids, c.token_ids)
-            torch.testing.assert_close(
-                torch.tensor(c.logprobs), chosen(reference, c.token_ids), atol=1e-4, rtol=0
-            )
+        done = finish(engine).values()
+        for c, expected in zip(done, plain_logprobs(plain, done), strict=True):
+            torch.testing.assert_close(torch.tensor(c.logprobs), expected, atol=1e-4, rtol=0)
 
 
 def test_unsuitable_models_are_refused_at_construction():

@@ -20,6 +20,7 @@ from tests.generator.slot_models import (
     make_model,
     make_prompt,
     make_requests,
+    plain_logprobs,
     reference_logprobs,
     twin,
 )
@@ -73,12 +74,11 @@ def test_sampled_logprobs_with_refills_and_mixed_lengths(family, temperature):
     engine.submit(requests)
     done = finish(engine)
     assert len(done) == len(requests)
-    for r in requests:
-        c = done[r.group, r.index]
-        reference = reference_logprobs(plain, r.prompt_ids, c.token_ids, temperature)
-        torch.testing.assert_close(
-            torch.tensor(c.logprobs), chosen(reference, c.token_ids), atol=1e-4, rtol=0
-        )
+    found = [done[r.group, r.index] for r in requests]
+    expected = plain_logprobs(plain, found, temperature)
+    for r, c, reference in zip(requests, found, expected, strict=True):
+        assert c.prompt_ids == r.prompt_ids
+        torch.testing.assert_close(torch.tensor(c.logprobs), reference, atol=1e-4, rtol=0)
         stopped = c.token_ids[-1] == EOS
         assert c.finish_reason == ("stop" if stopped else "length")
         assert EOS not in c.token_ids[:-1]
@@ -100,13 +100,10 @@ def test_bfloat16_logprobs(family):
     requests = make_requests(6, 4, seed=5, lengths=(5, 40), tokens=(20, 60))
     engine = SlotEngine(model, slots=16, max_len=100)
     engine.submit(requests)
-    ours, theirs = [], []
-    for c in finish(engine).values():
-        truth = chosen(reference_logprobs(exact, c.prompt_ids, c.token_ids), c.token_ids)
-        plain = chosen(reference_logprobs(rounded, c.prompt_ids, c.token_ids), c.token_ids)
-        ours.append((torch.tensor(c.logprobs) - truth).abs())
-        theirs.append((plain - truth).abs())
-    error, yardstick = torch.cat(ours), torch.cat(theirs)
+    done = finish(engine).values()
+    truth, plain = (torch.cat(plain_logprobs(m, done)) for m in (exact, rounded))
+    error = (torch.cat([torch.tensor(c.logprobs) for c in done]) - truth).abs()
+    yardstick = (plain - truth).abs()
     assert error.mean() < 0.05
     assert error.max() < 0.6
     assert error.mean() < 1.3 * yardstick.mean()
@@ -123,13 +120,13 @@ def test_bfloat16_shapes_come_again_and_filler_changes_nothing(family):
     engine = SlotEngine(model, slots=40, max_len=100)
     seen.clear()
     engine.submit(make_requests(6, 7, seed=5, lengths=(5, 40), tokens=(20, 60)))
-    errors, live = [], set()
+    done, live = [], set()
     while engine.pending():
         live.add(min(40, len(engine.pending())))
-        for c in engine.step():
-            truth = chosen(reference_logprobs(exact, c.prompt_ids, c.token_ids), c.token_ids)
-            errors.append((torch.tensor(c.logprobs) - truth).abs())
-    assert torch.cat(errors).mean() < 0.05 and torch.cat(errors).max() < 0.6
+        done += engine.step()
+    truth = torch.cat(plain_logprobs(exact, done))
+    errors = (torch.cat([torch.tensor(c.logprobs) for c in done]) - truth).abs()
+    assert errors.mean() < 0.05 and errors.max() < 0.6
     assert {recurring(n, 8) for n in seen} == set(seen)
     assert {n for n in live if recurring(n, 8) != n}  # steps that needed filler
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import Cache, DynamicCache
 
-from tests.generator.slot_models import make_prompt
+from tests.generator.slot_models import make_prompt, plain_logprobs
 from tests.generator.test_parking import going_on
 from tests.hybrids import EOS, FAMILIES, make_hybrid
 from tramontane.errors import InputError
@@ -26,19 +26,18 @@ def make_versions(family: str, count: int = 3):
     return [make_hybrid(family, seed).requires_grad_(False) for seed in range(count)]
 
 
-def largest_error(versions, completion) -> float:
+def largest_error(versions, completions) -> float:
     """Against plain forwards under the weights that sampled each token; inserted tokens aside."""
-    ids = [*completion.prompt_ids, *completion.token_ids]
-    first, error = len(completion.prompt_ids), 0.0
-    for version in {v for v in completion.versions if v >= 0}:
-        logits = versions[version](input_ids=torch.tensor([ids]), use_cache=False).logits[0]
-        found = logits.float().log_softmax(-1)
-        for t, (v, logprob) in enumerate(
-            zip(completion.versions, completion.logprobs, strict=True), first
-        ):
-            if v == version:
-                error = max(error, abs(float(found[t - 1, ids[t]]) - logprob))
-    return error
+    by_version = [plain_logprobs(model, completions) for model in versions]
+    errors = []
+    for i, completion in enumerate(completions):
+        expected = torch.stack([logprobs[i] for logprobs in by_version])
+        sampled = torch.tensor(completion.versions)
+        drawn = sampled >= 0
+        expected = expected.gather(0, sampled.clamp(min=0)[None].long())[0]
+        found = torch.tensor(completion.logprobs)
+        errors.append((found - expected)[drawn].abs())
+    return float(torch.cat(errors).max())
 
 
 class Life:
@@ -50,6 +49,7 @@ class Life:
             copy.deepcopy(self.versions[0]), 6, MAX_LEN, [EOS], prefill_tokens=64, **options
         )
         self.group, self.ended, self.requests = 0, [], {}
+        self.all: list[Completion] = []  # that ended, whatever came of them
 
     def arrive(self) -> None:
         prompt, self.group = make_prompt(self.rng, self.rng.randint(1, 30)), self.group + 1
@@ -71,8 +71,14 @@ class Life:
     def step(self) -> None:
         for _ in range(self.rng.randint(1, 6)):
             for completion in self.engine.step():
-                assert largest_error(self.versions, completion) < 1e-4
+                self.all.append(completion)
                 self.ended.append(completion)
+
+    def finish(self) -> None:
+        """Step until nothing is unfinished; each token is that of a plain forward."""
+        while self.engine.unfinished:
+            self.step()
+        assert largest_error(self.versions[: self.engine.version + 1], self.all) < 1e-4
 
     def resume(self) -> None:
         """A conversation continues behind its environment's answer, or is forked."""
@@ -108,8 +114,7 @@ class Life:
                 self.arrive()
                 self.step()
                 self.update()
-        while self.engine.unfinished:
-            self.step()
+        self.finish()
         stats = self.engine.stats
         assert stats.generated_tokens > 60
         assert min(stats.parked_tokens, stats.recomputed_tokens) > 0
@@ -127,13 +132,11 @@ def test_parked_states_are_used_and_group_members_read_their_prompt_once():
     life = Life(make_versions("qwen3_5_text"), seed=1)
     prompt = make_prompt(life.rng, 20)
     life._submit([Completion.requested(1, i, prompt, i, SamplingParams(5)) for i in range(3)])
-    while life.engine.unfinished:
-        life.step()
+    life.finish()
     assert life.engine.stats.prefill_tokens == 19
     for _ in range(3):
         life.resume()
-    while life.engine.unfinished:
-        life.step()
+    life.finish()
     assert life.engine.stats.parked_tokens >= 3 * 20
 
 
@@ -183,8 +186,7 @@ def check_kept(old, new, **options) -> None:
 def test_a_lone_prompt_token_starts_from_no_state():
     life = Life(make_versions("lfm2"), seed=0)
     life._submit([Completion.requested(1, i, [5], i, SamplingParams(6)) for i in range(2)])
-    while life.engine.unfinished:
-        life.step()
+    life.finish()
     assert len(life.ended) == 2
 
 
