@@ -36,12 +36,13 @@ PYTHON = 6 << 20  # bytes: modules, caches of kernels, and activations of a few 
 WRITER = 16 << 20  # bytes that torch.distributed.checkpoint holds while it writes
 # By ranks: a share depends on the number of ranks alone, and a unit on the type alone.
 DTYPES = {2: "float32", 4: "bfloat16"}
+# Of updates by one trainer: none is read before an update.
 SETTINGS = {
     "one microbatch": {"microbatch_tokens": 8192},
     "microbatch": {"microbatch_tokens": 48, "reduce_gradients": "microbatch"},
-    "adapters": {"microbatch_tokens": 48, "lora": {"rank": 1}},
     "step": {"microbatch_tokens": 48},
 }
+ADAPTERS = {"microbatch_tokens": 48, "lora": {"rank": 1}}
 
 
 def run(rank, ranks, folder):
@@ -54,22 +55,20 @@ def run(rank, ranks, folder):
 
 
 def peaks(ranks, dtype, folder):
-    """What this rank takes, by the setting and what is done."""
+    """What this rank takes, by what is done and the setting."""
     found = {}
     some = batch(groups=ranks // 2)  # two microbatches of 48 tokens for each rank
     common = {"ranks": ranks, "dtype": dtype, "gradient_checkpointing": True}
-    # Modules and kernels of the checks at load, which are kept.
-    Trainer.load(str(folder / "model"), TrainerConfig(**common), 10)
+    config, adapters = TrainerConfig(**common), TrainerConfig(**common, **ADAPTERS)
     gc.freeze()  # collections are many, and look at what is measured alone
+    # Makes modules and kernels of the checks at load, which are kept.
+    t = Trainer.load(str(folder / "model"), config, 10)
     for name, settings in SETTINGS.items():
-        config = TrainerConfig(**common, **settings)
-        with measured() as found[f"start, {name}"]:
-            t = Trainer.load(str(folder / "model"), config, 10)
-        t.step(some)  # makes the kernels for these shapes, which are kept
+        t.config = config.model_copy(update=settings)
+        if name != "step":  # whose microbatches have the shapes of those before
+            t.step(some)  # makes the kernels for these shapes, which are kept
         with measured() as found[f"update, {name}"]:
             t.step(some)
-        if name != "step":
-            del t  # the next trainer begins with nothing
     t.logprobs(some.sequences[:2], TEMPERATURE)
     with measured() as found["logprobs"]:
         t.logprobs(some.sequences[:2], TEMPERATURE)
@@ -78,6 +77,15 @@ def peaks(ranks, dtype, folder):
     with measured() as found["buckets"]:
         for _ in export.buckets(t.model, UNIT):
             pass
+    del t  # the next trainer begins with nothing
+    with measured() as found["start"]:
+        t = Trainer.load(str(folder / "model"), config, 10)
+    del t
+    with measured() as found["start, adapters"]:
+        t = Trainer.load(str(folder / "model"), adapters, 10)
+    t.step(some)
+    with measured() as found["update, adapters"]:
+        t.step(some)
     gc.unfreeze()
     return found
 
