@@ -3,6 +3,7 @@
 import gc
 import importlib
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,13 +28,22 @@ def test_garbage_is_not_collected_during_imports(collects: bool) -> None:
         gc.enable()
 
 
-def test_what_was_imported_is_old_at_once() -> None:
-    modules: list[list[int]] = []
+@pytest.mark.parametrize("imported", [True, False])
+def test_what_was_imported_is_old_at_once_and_nothing_else(
+    imported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imported_lists.py").write_text("lists = [[] for _ in range(50_000)]\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lists: list[list[int]] = []
     gc.unfreeze()  # what the test session froze
     try:
         with importing():
-            modules += [[] for _ in range(50_000)]
+            if imported:
+                lists = importlib.import_module("imported_lists").lists
+            else:
+                lists += [[] for _ in range(50_000)]
         young = sum(len(gc.get_objects(generation=generation)) for generation in YOUNG)
     finally:
         gc.freeze()
-    assert young < len(modules) // 2
+        sys.modules.pop("imported_lists", None)
+    assert young < len(lists) // 2 if imported else young >= len(lists)

@@ -64,13 +64,14 @@ def importing() -> Iterator[None]:
 
     Garbage is not collected meanwhile: with torch, it is a quarter of an import's time, since each
     collection visits all that has been imported so far. Nor is it afterwards, in three steps that
-    each visit all of it: what was imported counts as old at once.
+    each visit all of it: what was imported counts as old at once. Where nothing new was imported,
+    nothing does, and the caller's frozen objects are not counted, which takes a visit of each.
 
     Raises:
         InputError: a package of `TRAIN` or `EXTRAS` is not installed.
         ImportError: another project's files stand among this package's.
     """
-    collects = gc.isenabled()
+    collects, known = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
         yield
@@ -82,7 +83,8 @@ def importing() -> Iterator[None]:
         raise
     finally:
         if collects:
-            if not gc.get_freeze_count():  # the caller's frozen objects stay so
+            # The caller's frozen objects stay so.
+            if len(sys.modules) > known and not gc.get_freeze_count():
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
