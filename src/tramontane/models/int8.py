@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -172,11 +173,12 @@ def is_exact() -> bool:
     return bool((torch._int_mm(most, most.T) == 127 * 127 * 64).all())
 
 
+@cache
 @torch.inference_mode()
 @torch.random.fork_rng(devices=[])  # what a run draws by its seed must not depend on this
 def speedup(inputs: int, outputs: int, rows: int = 128) -> float:
     """How many times as fast as in float32 a layer of [outputs, inputs] computes `rows` rows in
-    eight bits on this processor; measured for a tenth of a second each."""
+    eight bits on this processor; measured once, for a tenth of a second each."""
     layer = nn.Linear(inputs, outputs, bias=False)
     eight = Int8Linear(layer, _Input(torch.arange(_outliers(inputs)), inputs, 1))
     x, counts = torch.randn(rows, inputs), []
