@@ -275,6 +275,17 @@ def test_context_length(broken):
         loading.load_config(str(broken))
 
 
+def test_a_config_that_changes_on_disk_is_read_again(tmp_path: Path) -> None:
+    """And what a caller changes in its own is in no other's."""
+    LlamaConfig(**SIZES).save_pretrained(tmp_path)
+    first = loading.load_own_config(str(tmp_path))
+    first.vocab_size = first.rope_parameters["rope_theta"] = 7
+    again = loading.load_own_config(str(tmp_path))
+    assert again.vocab_size == VOCAB and again.rope_parameters["rope_theta"] != 7
+    LlamaConfig(**SIZES | {"vocab_size": 95}).save_pretrained(tmp_path)
+    assert loading.load_own_config(str(tmp_path)).vocab_size == 95
+
+
 def test_two_threads_that_load_at_once_both_get_tied_heads(tmp_path: Path) -> None:
     config = LlamaConfig(
         vocab_size=64,
