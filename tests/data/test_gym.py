@@ -5,10 +5,12 @@ import json
 import os
 import subprocess
 import sys
+from itertools import islice
 
 import pytest
 
 from tramontane.config import DataConfig, VerifierConfig
+from tramontane.data import gym, playground
 from tramontane.data.gym import gym_problems
 from tramontane.data.load import load_problems
 from tramontane.errors import InputError
@@ -58,6 +60,13 @@ def test_a_generators_own_answer_is_right_and_its_neighbor_is_not(name, wrong):
         assert problem.domain == "reasoning_gym"
         assert graded(problem, problem.answer).verdict == "right"
         assert graded(problem, bad).verdict == "wrong", (problem.answer, bad)
+
+
+def test_a_stream_has_every_item_once_whatever_is_drawn_at_a_time():
+    drawn = [item["question"].strip() for item in gym._draw("chain_sum", 0, 0, 200)]
+    train = [text for text in drawn if playground.split_of(text) == "train"]
+    problems = islice(gym.gym_problems("chain_sum", "train", 0), len(train))
+    assert [problem.problem for problem in problems] == train
 
 
 def test_another_form_of_a_right_answer_is_right():

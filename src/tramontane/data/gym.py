@@ -31,7 +31,8 @@ from tramontane.types import Problem
 
 Split = Literal["train", "test"]
 ITEMS = 1000  # of one seed, with which a generator's data set is made
-CHUNK = 64  # items of a request
+CHUNK = 64  # items of a request; the first one asks for BEGIN, and each for twice as many
+BEGIN = 8
 ITEM_SECONDS = 60  # limit to draw one item
 CHECKED = 16  # items on which a generator is checked
 FIRST = 4  # of these, on which a text must get full marks once before all are scored
@@ -116,9 +117,11 @@ def gym_problems(name: str, split: Split, seed: int) -> Iterator[Problem]:
 
 def _stream(name: str, split: Split, seed: int) -> Iterator[Problem]:
     unfit = 0
+    size = BEGIN
     for start in range(seed, 2**63, ITEMS):
-        for first in range(0, ITEMS, CHUNK):
-            count = min(CHUNK, ITEMS - first)
+        first = 0
+        while first < ITEMS:
+            count, size = min(size, ITEMS - first), min(2 * size, CHUNK)
             for item in _drawer(os.getpid()).ask(name=name, seed=start, first=first, count=count):
                 statement = item["question"].strip()
                 if playground.split_of(statement) == split:
@@ -129,6 +132,7 @@ def _stream(name: str, split: Split, seed: int) -> Iterator[Problem]:
                         f"data 'reasoning_gym:{name}': {FEW} draws without a {split} problem; its "
                         f"problems are too few; choose another generator"
                     )
+            first += count
 
 
 def _problem(name: str, statement: str, item: dict[str, Any]) -> Problem:
@@ -162,8 +166,7 @@ def main(requests: TextIO, answers: TextIO) -> None:
 
 
 def _draw(name: str, seed: int, first: int, count: int) -> list[dict[str, Any]]:
-    dataset = _dataset(name, seed)
-    return [_item(dataset, index) for index in range(first, first + count)]
+    return [_item(name, seed, index) for index in range(first, first + count)]
 
 
 @contextmanager
@@ -185,9 +188,11 @@ def _dataset(name: str, seed: int) -> Any:
         return create_dataset(name, size=ITEMS, seed=seed)
 
 
-def _item(dataset: Any, index: int) -> dict[str, Any]:
+@lru_cache(maxsize=CHECKED)  # those of the check are the first ones of seed 0
+def _item(name: str, seed: int, index: int) -> dict[str, Any]:
     import numpy as np
 
+    dataset = _dataset(name, seed)
     random.seed(index)
     np.random.seed(index)
     with _limited():
