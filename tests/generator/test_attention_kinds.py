@@ -138,7 +138,7 @@ def test_logprobs_are_those_of_a_plain_forward(kind, layout, monkeypatch):
         prefill_tokens=64,
         record=run_directly if layout == "arena" else None,
     )
-    requests = make_requests(4, 3, seed=3, lengths=(1, 40), tokens=(5, 45))
+    requests = make_requests(4, 3, seed=3, lengths=(1, 40), tokens=(5, 25))
     engine.submit(requests)
     done = finish(engine).values()
     for c, expected in zip(done, plain_logprobs(model, done), strict=True):
