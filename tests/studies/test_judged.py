@@ -5,10 +5,12 @@ from itertools import islice
 from random import Random
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tramontane.data.playground import LANGUAGES, Style, problems, trace
 from tramontane.run.folder import RunFolder
-from tramontane.studies.judged import explains, judged, spares
+from tramontane.studies.judged import explains, judged, spares, train_judge
 from tramontane.types import Problem
 
 
@@ -37,11 +39,26 @@ def test_the_hasty_rater_likes_what_has_nothing_to_read():
     assert not spares(row(problem, trace(problem, Random(0), Style())))
 
 
-@pytest.mark.slow(40)
-def test_an_arm_is_judged_and_measured_and_may_be_called_again(tmp_path):
+def test_a_judge_learns_from_batches_as_from_whole_ones(tmp_path, monkeypatch):
+    texts = ["Yes.", "", "3 + 4 = 7, then 7 + 1 = 8.", "I guess it is 12. No, 13.", "Eight"]
+    rows = [{"problem": "3 + 4 + 1?", "response": t, "label": "=" in t} for t in texts]
+    weights = []
+    for together in (2, len(rows)):
+        monkeypatch.setattr("tramontane.studies.judged.TOGETHER", together)
+        train_judge(rows, tmp_path / f"{together}", seed=0)
+        weights.append(load_file(tmp_path / f"{together}/model.safetensors"))
+    some, whole = weights
+    assert some.keys() == whole.keys()
+    for name, tensor in whole.items():
+        torch.testing.assert_close(some[name], tensor, rtol=0, atol=2e-5, msg=name)
+
+
+@pytest.mark.slow(28)
+def test_an_arm_is_judged_and_measured_and_may_be_called_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("tramontane.studies.judged.HELD_BACK", 60)
     sizes = {"pipeline.n_async": 64, "pipeline.n_batch": 32, "pipeline.group_size": 8}
     sizes |= {"evaluation.before": False}
-    keys = {"rater": "hasty", "watched": True, "updates": 3, "answers": 320, "problems": 8,
+    keys = {"rater": "hasty", "watched": True, "updates": 3, "answers": 140, "problems": 8,
             "levels": [2, 3], "config": sizes}  # fmt: skip
     folder = tmp_path / "watched/seed_0"
     found = judged(keys, 0, folder)

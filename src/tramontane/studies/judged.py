@@ -38,6 +38,7 @@ from tramontane.workplace import owned_folder, write_whole
 SAMPLES = 4  # of a problem
 HELD_BACK = 240  # rated answers that calibrate the judge
 BATCH, LEARNING_RATE = 32, 5e-4  # of a judge's training
+TOGETHER = 8  # answers of a batch that a forward pass takes
 _EQUATION = re.compile(r"\d+ [-+*/] \d+ = \d+")
 
 Row = dict[str, Any]  # of an evaluation
@@ -177,10 +178,15 @@ def train_judge(labeled: Sequence[Row], out: Path, seed: int) -> None:
     )
     dtype = getattr(torch, number_type("cpu").dtype)
     for start in range(0, len(encoded), BATCH):
-        with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
-            logits = logits_of(model, encoded[start : start + BATCH])
-        loss = binary_cross_entropy_with_logits(logits[:, 0], labels[start : start + BATCH])
-        loss.backward()
+        # Answers of like length together: padding to the longest of all is most of a batch.
+        batch = range(start, min(start + BATCH, len(encoded)))
+        ordered = sorted(batch, key=lambda i: len(encoded[i]["input_ids"]))
+        for first in range(0, len(ordered), TOGETHER):
+            rows = ordered[first : first + TOGETHER]
+            with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
+                logits = logits_of(model, [encoded[i] for i in rows])
+            losses = binary_cross_entropy_with_logits(logits[:, 0], labels[rows], reduction="sum")
+            (losses / len(batch)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
