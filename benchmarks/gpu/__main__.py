@@ -19,6 +19,7 @@ import argparse
 import gc
 import importlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -29,7 +30,6 @@ from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import IO, Any
-from uuid import uuid4
 
 import torch
 
@@ -41,10 +41,13 @@ from benchmarks.gpu.page import TRL_SYNC, measured_rates, page, step_of
 from benchmarks.gpu.training import SETTINGS
 from benchmarks.measure import Promise, machine
 from tramontane.placement import warm
+from tramontane.temporary import die_with_parent
 
 PARTS = ("facts", "decode", "training", "loop")
 PART_SECONDS = 590.0
+END_SECONDS = 60.0  # limit for a killed process to be gone
 ROOT = Path(__file__).parents[2]
+PATH = [str(ROOT / "benchmarks"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
 GOAL = "Qwen2.5-1.5B"
 DECODE_GOAL, MFU_GOAL = 0.55, 0.40  # of the bandwidth at 64 rows, and of the peak
 SYNCED = f"weights Qwen3-0.6B {APART}"
@@ -86,7 +89,7 @@ class Report:
 
 def measure(report: Report, names: list[str], part: str, bench: Bench) -> None:
     """In a process of its own: measure one item after another."""
-    os.chdir(ROOT)
+    die_with_parent()
     torch.set_num_threads(1)
     for name in names:
         report.write(running=name)
@@ -123,7 +126,7 @@ def run(part: str, report: Report, bench: Bench) -> None:
             finally:
                 if process.poll() is None:  # also if this process is interrupted
                     os.killpg(process.pid, signal.SIGKILL)
-                    process.wait(warm.KILL_SECONDS)
+                    process.wait(END_SECONDS)
             errors.seek(0)
             lines = errors.read().strip().splitlines() or [f"exit code {code}"]
         report.read()
@@ -141,17 +144,48 @@ def run(part: str, report: Report, bench: Bench) -> None:
         todo = [name for name in todo if name not in report.items]
 
 
-def start(part: str, todo: list[str], report: Report, bench: Bench, errors: IO[str]) -> warm.Forked:
+class Fork:
+    """A fork of this process that measures, like a `subprocess.Popen`. It has the imports already,
+    which may ask for a GPU: where there is one, no process may be forked after that."""
+
+    def __init__(self, errors: IO[str], *measured: Any) -> None:
+        sys.stdout.flush()
+        warm.divide()
+        fork = multiprocessing.get_context("fork")
+        self._process = fork.Process(target=self._measure, args=(errors, *measured))
+        self._process.start()
+        self.pid = self._process.pid or 0
+
+    @staticmethod
+    def _measure(errors: IO[str], *measured: Any) -> None:
+        os.setsid()
+        os.chdir(ROOT)
+        os.dup2(errors.fileno(), sys.stderr.fileno())
+        os.environ["PYTHONPATH"] = os.pathsep.join(PATH)  # of what it starts
+        sys.path[:0] = PATH
+        measure(*measured)
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float) -> int:
+        self._process.join(timeout)
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+        return code
+
+
+def start(
+    part: str, todo: list[str], report: Report, bench: Bench, errors: IO[str]
+) -> Fork | subprocess.Popen[str]:
     """Start a process that measures the items `todo`."""
-    words = [part, "--items", json.dumps(todo), "--out", str(report.path.parent.resolve())]
-    words += [*bench.pick([], ["--tiny"]), "--printing"]
-    path = [str(ROOT / "benchmarks"), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    variables = {"PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1"}
-    if not torch.cuda.is_available():  # what a process has imported that is forked may ask for one
-        warm.load("tramontane.run.train", variables)
-    sys.stdout.flush()
-    return warm.fork(
-        ["benchmarks.gpu", *words], uuid4().hex, errors.fileno(), 1, variables=variables
+    if not torch.cuda.is_available():
+        return Fork(errors, report, todo, part, bench)
+    command = [sys.executable, "-m", "benchmarks.gpu", part, "--items", json.dumps(todo)]
+    command += ["--out", str(report.path.parent.resolve()), *bench.pick([], ["--tiny"])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(PATH), "HF_HUB_OFFLINE": "1"}
+    return subprocess.Popen(
+        command, stderr=errors, text=True, cwd=ROOT, env=environment, start_new_session=True
     )
 
 
@@ -196,7 +230,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--page", action="store_true", help="only draw the page")
     parser.add_argument("--out", type=Path, help="folder of gpu.json and gpu.md")
     parser.add_argument("--items", type=json.loads, help=argparse.SUPPRESS)
-    parser.add_argument("--printing", type=int, help=argparse.SUPPRESS)  # where to: a descriptor
     args = parser.parse_args()
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"no part {unknown.pop()!r}; choose from {', '.join(PARTS)}")
@@ -219,7 +252,6 @@ def main() -> None:
     report = Report(folder / "gpu.json")
     written = args.out / "gpu.md" if args.out else ROOT / "docs/gpu.md"
     if args.items:
-        os.dup2(args.printing, sys.stdout.fileno())
         measure(report, args.items, *parts, bench)
         return
     if args.page:

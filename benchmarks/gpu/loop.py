@@ -56,9 +56,9 @@ LOOPS = {
 def shipped(bench: Bench, path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """A shipped config, as a user runs it."""
     devices = [f"{worker}.device={bench.device}" for worker in ("generator", "trainer")]
-    small = ["model=tiny", "pipeline.updates=1", "evaluation.problems=8", "verifier.workers=1"]
-    small += ["evaluation.samples=1", "pipeline.n_async=32", "pipeline.n_batch=32"]
-    small += ["pipeline.l_max=64", "pipeline.l_cache=16"]
+    small = ["model=tiny", "pipeline.updates=1", "evaluation.problems=2", "verifier.workers=1"]
+    small += ["evaluation.samples=1", "pipeline.n_async=16", "pipeline.n_batch=16"]
+    small += ["pipeline.l_max=64", "pipeline.l_cache=16", "pipeline.diversity=none"]
     with tempfile.TemporaryDirectory() as folder:
         texts = [*devices, *overrides, *bench.pick([], small), f"run_dir={folder}/run"]
         summary = train(ROOT / path, texts, quiet=True, report=False).summary
@@ -92,7 +92,8 @@ def task(bench: Bench) -> Iterator[Path]:
         bench.make_model(NAME, torch.bfloat16).save_pretrained(folder / "model")
         tokenizer = load_tokenizer("tiny")
         tokenizer.save_pretrained(folder / "model")
-        rows, encoder = vs_trl_task.problems(4096), PromptEncoder(tokenizer)
+        rows = vs_trl_task.problems(bench.pick(4096, 256))
+        encoder = PromptEncoder(tokenizer)
         prompts = [encoder.render(row["problem"]) for row in rows]
         for file, values in (("problems", rows), ("prompts", prompts)):
             lines = "".join(json.dumps(value) + "\n" for value in values)

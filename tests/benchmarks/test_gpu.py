@@ -1,7 +1,6 @@
 """The measurements of `make gpu`: the arithmetic of their bounds, the page, and a rehearsal."""
 
 import json
-import os
 import signal
 import sys
 import time
@@ -19,7 +18,7 @@ from benchmarks.gpu.decode import ITEMS as DECODE
 from benchmarks.gpu.decode import best_mode
 from benchmarks.gpu.page import page
 from benchmarks.gpu.training import SETTINGS
-from tests.forked import Command
+from tests import forked
 from tests.paths import ROOT
 from tramontane.config import load_config
 
@@ -239,11 +238,15 @@ def test_steps_in_fp8_are_rehearsed():
     assert [step["wanted"] for step in found["steps"]] == [1, 8]
 
 
-@pytest.mark.slow(64)
+def rehearse(arguments):
+    sys.argv = ["benchmarks.gpu", *arguments]
+    command.main()
+
+
+@pytest.mark.slow(40)
 def test_a_rehearsal_that_is_killed_continues(tmp_path):
     figures, arguments = tmp_path / "gpu.json", ["--tiny", f"--out={tmp_path}"]
-    script = str(ROOT / "benchmarks/gpu/__main__.py")
-    process = Command(script, *arguments, "decode", folder=ROOT)
+    process = forked.start(rehearse, [*arguments, "decode"])
     first = next(iter(DECODE))
 
     def items():
@@ -251,14 +254,13 @@ def test_a_rehearsal_that_is_killed_continues(tmp_path):
 
     deadline = time.monotonic() + START_SECONDS
     while first not in items():
-        assert process.poll() is None
+        assert process.exitcode is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    process.kill()
+    assert forked.end(process) == -signal.SIGKILL
     before = items()
-    process = Command(script, *arguments, folder=ROOT)
-    assert process.wait() == 0, process.communicate()
+    assert forked.end(forked.start(rehearse, arguments)) == 0
     after = items()
     names = [name for part in command.PARTS for name in command.items(part)]
     assert sorted(after) == sorted(names)
