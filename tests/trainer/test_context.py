@@ -24,7 +24,8 @@ from transformers import (
 import tramontane
 from benchmarks.allocations import measured
 from tests import forked
-from tests.trainer.rollouts import SUMS, VOCAB, batch, completion, taught, train_batch
+from tests.trainer import rollouts
+from tests.trainer.rollouts import SUMS, VOCAB, completion, taught, train_batch
 from tramontane.config import ObjectiveConfig, TrainerConfig
 from tramontane.errors import InputError
 from tramontane.models.shape import shape_of
@@ -54,9 +55,10 @@ MODELS = {
 }
 HYBRID = Lfm2Config(**SIZES, layer_types=["conv", "full_attention"])
 KL = {"magistral": {"kl_coef": 0.1, "entropy_coef": 0.01}}
-# By name: the model, and the trainer's settings.
+# By name: the model, and the trainer's settings. Those of objectives have several microbatches even
+# where groups of ranks share rows.
 SETTINGS = {
-    **{name: (name, {"objective": KL}) for name in MODELS},
+    **{name: (name, {"objective": KL, "microbatch_tokens": 64}) for name in MODELS},
     "everything": (
         "grouped",
         {
@@ -107,10 +109,13 @@ LAYOUTS = {
 
 def load(folder, name, ranks=1, sharing=1):
     model, settings = SETTINGS[name]
-    settings = {"learning_rate": 1e-3, "microbatch_tokens": 64} | settings
+    settings = {"learning_rate": 1e-3, "microbatch_tokens": 40} | settings
     settings["objective"] = ObjectiveConfig.model_validate(settings["objective"])
     config = TrainerConfig(ranks=ranks, context_parallel=sharing, **settings)
     return Trainer.load(str(folder / model), config, 10)
+
+
+batch = partial(rollouts.batch, groups=2)  # of four completions
 
 
 def teach(version=0):
@@ -155,7 +160,7 @@ def run(rank, ranks, sharing, folder):
         joined(rank, ranks, folder / f"{ranks}-{sharing}")
     for name in LAYOUTS.get((ranks, sharing), SETTINGS):
         t = load(folder, name, ranks, sharing)
-        some = partial(batch, n_minibatch=8 if name == "everything" else None)
+        some = partial(batch, n_minibatch=4 if name == "everything" else None)
         if name in CHANGED:
             some = CHANGED[name]
         metrics = [t.step(some())]
