@@ -1,15 +1,21 @@
 """Objectives whose inputs are gathered from all ranks: two ranks over gloo give what one gives."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from tests import forked
-from tests.trainer.rollouts import batch, equal, taught, trainer
+from tests.trainer import rollouts
+from tests.trainer.rollouts import equal, taught
 from tramontane.trainer import sharding
 
 pytestmark = pytest.mark.slow
+
+batch = partial(rollouts.batch, groups=2)  # of four completions
+trainer = partial(rollouts.trainer, microbatch_tokens=40)
 
 OBJECTIVES = {
     "spo": {"name": "spo", "spo": {"initial_value": "importance"}},
@@ -23,12 +29,11 @@ OBJECTIVES = {
 
 
 def rewarded(version):
-    """A batch in which all groups but the first have given answers, where they are long enough."""
+    """A batch in which the second group has given answers, where they are long enough."""
     found = taught(batch(version), top_k=5)
-    for group in found.groups[1:]:
-        for sequence in group:
-            sequence.target = 2 if len(sequence.token_ids) > 3 else 0
-            sequence.replaced = 1 if sequence.target else 0
+    for sequence in found.groups[1]:
+        sequence.target = 2 if len(sequence.token_ids) > 3 else 0
+        sequence.replaced = 1 if sequence.target else 0
     return found
 
 

@@ -10,12 +10,16 @@ import torch.multiprocessing as mp
 from safetensors.torch import load_file
 
 from tests import forked
-from tests.trainer.rollouts import SUMS, batch, equal, trainer
+from tests.trainer import rollouts
+from tests.trainer.rollouts import SUMS, equal
 from tramontane.models.staging import collect
 from tramontane.models.weights import CopiedWeights
 from tramontane.trainer import export
 
 pytestmark = pytest.mark.slow
+
+batch = partial(rollouts.batch, groups=2)  # of four completions
+trainer = partial(rollouts.trainer, microbatch_tokens=40)
 
 SETTINGS = {
     "plain": {},
@@ -31,8 +35,8 @@ SETTINGS = {
             }
         },
     },
-    # Few and long completions a rank: one has more microbatches than the other.
-    "uneven": {"microbatch_tokens": 40, "objective": {"magistral": {"kl_coef": 3.0}}},
+    # In the third update one rank has more microbatches than the other.
+    "uneven": {"objective": {"magistral": {"kl_coef": 3.0}}},
     "adapters": {
         "tied": False,
         "gradient_checkpointing": True,
@@ -119,7 +123,7 @@ def run(rank, ranks, folder):
         store = f"file://{folder}/store"
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
     for name, settings in SETTINGS.items():
-        some = partial(batch, n_minibatch=8 if name == "plain" else None)
+        some = partial(batch, n_minibatch=4 if name == "plain" else None)
         t = trainer(ranks=ranks, **settings)
         metrics = [t.step(some(version)) for version in range(3)]
         learned = t.learned()
@@ -183,7 +187,7 @@ def test_two_ranks_give_the_metrics_and_weights_of_one(folders, name):
 def test_a_state_saved_by_two_ranks_loads_into_one(folders, name):
     t = trainer(**SETTINGS[name])
     t.load_state(folders[1] / name)
-    t.step(batch(3, n_minibatch=8 if name == "plain" else None))
+    t.step(batch(3, n_minibatch=4 if name == "plain" else None))
     _, _, weights, *_ = torch.load(folders[1] / f"{name}.pt")
     for name, tensor in t.weights().items():
         torch.testing.assert_close(tensor, weights[name], atol=1e-4, rtol=1e-4)

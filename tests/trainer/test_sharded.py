@@ -1,6 +1,8 @@
 """Several ranks: each reads, holds, trains and writes its shards, and never the whole model."""
 
+import time
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3Config
 
 from tests import forked
-from tests.trainer.rollouts import VOCAB, batch, equal
+from tests.trainer import rollouts
+from tests.trainer.rollouts import VOCAB, equal
 from tramontane.config import ObjectiveConfig, TrainerConfig
 from tramontane.models.loading import load_model
 from tramontane.models.weight_files import INDEX
@@ -18,6 +21,8 @@ from tramontane.trainer import lora, sharding
 from tramontane.trainer.trainer import Trainer
 
 pytestmark = pytest.mark.slow  # its ranks are processes of their own
+
+batch = partial(rollouts.batch, groups=2)  # of four completions
 
 SIZES = {
     "vocab_size": VOCAB,  # not divisible by the number of ranks
@@ -52,7 +57,7 @@ class Operations(TorchDispatchMode):
 
 
 def load(path, ranks, **settings):
-    settings = {"learning_rate": 1e-3, "microbatch_tokens": 64} | settings
+    settings = {"learning_rate": 1e-3, "microbatch_tokens": 40} | settings
     objective = ObjectiveConfig.model_validate({"magistral": {"kl_coef": 0.1}})
     return Trainer.load(str(path), TrainerConfig(ranks=ranks, objective=objective, **settings), 10)
 
@@ -144,7 +149,7 @@ def check_background_save(t, model, folder, ranks):
     t.save_state(folder, wait=False)
     t.step(batch(1))
     while not t.state_saved():
-        pass
+        time.sleep(0.001)  # the writer's
     again = load(model, ranks, reduce_gradients=t.config.reduce_gradients)
     again.load_state(folder)
     assert equal(again.weights(), before) and not equal(t.weights(), before)
