@@ -4,6 +4,7 @@ import ast
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from itertools import chain
 
@@ -63,6 +64,7 @@ def module_of(name: str) -> str:
     return name if path.is_dir() or path.with_suffix(".py").is_file() else name.rpartition(".")[0]
 
 
+@cache
 def graph() -> dict[str, set[str]]:
     """The modules that each module imports."""
     found = {}

@@ -189,6 +189,7 @@ def test_ranks_need_as_many_gpus_as_there_are(monkeypatch: pytest.MonkeyPatch, t
             small_config(tmp_path, **settings, placement={name: {"gpus": 0.5}})
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_rank_survives_ctrl_c_and_is_named_with_its_signal_when_it_dies() -> None:
     handle = ProcessRanks("trainer", Worker, 2, "cpu")
     handle.started.result(PATIENCE)
