@@ -14,14 +14,18 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import tramontane
 from tramontane.cli import main
 from tramontane.config import Config
+from tramontane.placement import warm
 
 TIMEOUT_S = 600  # limit for a process to end, or to reach the moment of its kill
 START_METHOD = "forkserver"
@@ -41,6 +45,10 @@ context.set_forkserver_preload(
 
 def start(target: Callable[..., None], *args: object) -> BaseProcess:
     """Call an importable function in a new process."""
+    # As the environment that the system shows of the server, and of all its forks, for `_remark`.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(warm.MARK, warm._UNMARKED)
+        forkserver.ensure_running()
     process = context.Process(target=target, args=args)
     process.start()
     return process

@@ -7,6 +7,8 @@ the seconds that its imports take. Everything after the imports is as in a fresh
 import atexit
 import os
 import socket
+import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -38,9 +40,34 @@ def _start(server: warm._Server) -> None:
 
 
 def _serve(link: socket.socket, variables: dict[str, str]) -> None:
+    os.environ.update(variables)
     os.setsid()
-    os.environ.update(variables | {warm.MARK: warm._UNMARKED})
+    # Usually there already, where the system shows it: see `forked.start`.
+    os.environ.setdefault(warm.MARK, warm._UNMARKED)
     try:
         warm.main(link.detach())
     finally:
         atexit._run_exitfuncs()  # in a worker, which is a fork of this process
+
+
+def serve_by_fork() -> None:
+    """For `tests.warmed`: the server of this process's workers, without imports of its own."""
+    server = warm._server({})
+    server._link, theirs = socket.socketpair()
+    server._link.settimeout(warm.REPLY_SECONDS)
+    if os.fork():
+        theirs.close()
+        return
+    server._link.close()
+    warm._servers.clear()
+    code: object = 0
+    try:
+        _serve(theirs, {})
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))

@@ -10,6 +10,7 @@ import transformers.models.llama.modeling_llama  # noqa: F401
 
 import tramontane.trainer.objectives.magistral
 import tramontane.view.report  # noqa: F401
+from tests.forked_workers import serve_by_fork
 from tramontane.placement import warm
 from tramontane.run import columns
 
@@ -22,9 +23,10 @@ def divide() -> None:
 
 
 columns.warm_up()
-for module in ("tramontane.verifier.worker", "tramontane.environments.process"):
-    warm.load(module)
-os.register_at_fork(before=divide)
 # Each process would look at all that was imported, at the start of its run and at its end.
 gc.collect()
 gc.freeze()
+serve_by_fork()
+for module in ("tramontane.verifier.worker", "tramontane.environments.process"):
+    warm.load(module)
+os.register_at_fork(before=divide)
