@@ -10,6 +10,7 @@ import os
 import resource
 import runpy
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -28,6 +29,7 @@ from tramontane.config import Config
 from tramontane.placement import warm
 
 TIMEOUT_S = 600  # limit for a process to end, or to reach the moment of its kill
+SWEEPING = ("sweep", "study")  # commands whose runs are forks of one process
 START_METHOD = "forkserver"
 context = multiprocessing.get_context(START_METHOD)
 context.set_forkserver_preload(
@@ -124,6 +126,24 @@ class Command:
             self._text += chunk
 
 
+def forks_runs() -> bool:
+    """Fork a process that forks runs, in the place of a fresh one that would import all that this
+    one has. Returns True in that process, at its end, and in each run."""
+    variables = {"OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]}  # of `sweeps.runner`
+    ours, theirs = socket.socketpair()
+    warm.divide()
+    if os.fork() == 0:
+        ours.close()
+        os.setsid()
+        os.environ[warm.MARK] = warm._UNMARKED
+        warm.main(theirs.detach())
+        return True
+    theirs.close()
+    ours.settimeout(warm.REPLY_SECONDS)
+    warm._server(variables)._link = ours
+    return False
+
+
 def _run_command(
     output: Connection,
     args: tuple[str, ...],
@@ -143,6 +163,8 @@ def _run_command(
     script = args[0].endswith(".py")
     sys.argv = [*args] if script else ["tramontane", *args]
     try:
+        if args[0] in SWEEPING and forks_runs():
+            return
         if script:
             sys.path.insert(0, str(Path(args[0]).resolve().parent))
             runpy.run_path(args[0], run_name="__main__")

@@ -82,7 +82,7 @@ def test_a_dry_run_lists_the_cells_and_leaves_nothing(config, tmp_path):
 @pytest.mark.slow
 def test_a_killed_sweep_continues_and_a_failed_run_does_not_stop_the_others(tmp_path):
     out, file = tmp_path / "out", tmp_path / "small.yaml"
-    sizes = SMALL["pipeline"] | {"updates": 6}
+    sizes = SMALL["pipeline"] | {"updates": 4}
     file.write_text(yaml.safe_dump(SMALL | {"pipeline": sizes, "checkpoint": {"every": 1}}))
     asked = ("sweep", str(file), "trainer.learning_rate=1e-4,3e-4", "seed=0,1", "--out", str(out))
     process = Command(*asked)
