@@ -234,7 +234,7 @@ def test_a_compiled_block_attends_to_latents():
     """Also where it meets a prefill first; its parts differ from those of other attention."""
     found = []
     for compiled in (False, True):
-        model = make_kind("latent").requires_grad_(False)
+        model = make_kind("latent", first_k_dense_replace=0).requires_grad_(False)
         engine = SlotEngine(model, 6, 90, [EOS], record=run_directly)
         if compiled:
             compile_blocks(model, "eager")
