@@ -1,18 +1,14 @@
 """The shapes that public tensor functions state are those that they get and return."""
 
+import multiprocessing
 import subprocess
 import sys
+from multiprocessing.connection import Connection
 
 import pytest
+import torch
 
 from tests.paths import ROOT
-
-WRONG = """
-import torch, tests.shape_checks
-from tramontane.trainer.advantages import group_advantages
-rewards, groups = torch.zeros(3, dtype=torch.float64), torch.zeros(4, dtype=torch.int64)
-group_advantages(rewards, groups, torch.ones(4, dtype=torch.bool), "group")
-"""
 
 CALLING = [
     "tests/trainer/test_advantages.py",
@@ -26,12 +22,34 @@ CALLING = [
 ]
 
 
+def call_with_a_wrong_shape(answer: Connection) -> None:
+    """In a process that may have imported the function without checks."""
+    from tests.shape_checks import MODULES  # which switches them on
+
+    for module in MODULES:
+        sys.modules.pop(f"tramontane.{module}", None)
+    from tramontane.trainer.advantages import group_advantages
+
+    rewards, groups = torch.zeros(3, dtype=torch.float64), torch.zeros(4, dtype=torch.int64)
+    try:
+        group_advantages(rewards, groups, torch.ones(4, dtype=torch.bool), "group")
+        answer.send(("nothing", ""))
+    except Exception as error:
+        answer.send((type(error).__name__, str(error)))
+
+
 def test_a_wrong_shape_is_named() -> None:
-    command = [sys.executable, "-c", WRONG]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode
-    assert "groups" in done.stderr.splitlines()[-1] or "groups" in done.stderr
-    assert "TypeCheckError" in done.stderr
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=call_with_a_wrong_shape, args=(theirs,))
+    process.start()
+    theirs.close()
+    assert ours.poll(120)
+    name, message = ours.recv()
+    process.join(120)
+    assert process.exitcode == 0
+    assert name == "TypeCheckError"
+    assert "groups" in message
 
 
 @pytest.mark.slow
