@@ -29,7 +29,7 @@ from tramontane_representation.language import (
     take_tokens,
 )
 from tramontane_representation.losses import SelfPredictionConfig
-from tramontane_representation.probes import TRAINING_SHARE, held_out_r2, products, residual
+from tramontane_representation.probes import TRAINING_SHARE, held_out_r2s, products, residual
 
 LOG_EVERY = 10
 
@@ -133,17 +133,19 @@ def probe_latents(model: Any, unseen: list[Solution], p: float, seed: int) -> di
     place = np.concatenate([np.arange(n + 1) for n in steps])
     pair_place = np.concatenate([np.arange(n) for n in steps])
 
-    def beyond_counts(features: np.ndarray, y: np.ndarray, of: np.ndarray, t: np.ndarray) -> float:
+    def beyond_counts(
+        features: np.ndarray, functions: list[np.ndarray], of: np.ndarray, t: np.ndarray
+    ) -> list[float]:
         fitted, cells = chosen[of], np.stack([t, steps[of]], axis=1)
-        x, rest = (residual(a, cells, fitted) for a in (features, y[:, None]))
-        return held_out_r2(x, rest, fitted)
+        x, *rest = (
+            residual(a, cells, fitted) for a in (features, *(y[:, None] for y in functions))
+        )
+        return held_out_r2s(x, rest, fitted)
 
     joint = np.concatenate([before, actions, products(before, actions, chosen[pairs])], axis=1)
-    return {
-        "value": beyond_counts(np.concatenate(latents), np.concatenate(values), states, place),
-        "q": beyond_counts(joint, q, pairs, pair_place),
-        "advantage": beyond_counts(joint, q - value, pairs, pair_place),
-    }
+    of_state = beyond_counts(np.concatenate(latents), [np.concatenate(values)], states, place)
+    of_pairs = beyond_counts(joint, [q, q - value], pairs, pair_place)
+    return dict(zip(("value", "q", "advantage"), of_state + of_pairs, strict=True))
 
 
 def split_by_prompt(unseen: list[Solution], seed: int) -> np.ndarray:

@@ -9,6 +9,7 @@ mean, and below 0 is worse.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,28 +62,38 @@ def probe(features: np.ndarray, targets: Targets, seed: int = 0) -> dict[str, fl
         "q": targets.q.reshape(states, -1),
         "advantage": targets.advantage.reshape(states, -1),
     }
-    return {name: held_out_r2(features, y, fitted) for name, y in flat.items()}
+    return dict(zip(flat, held_out_r2s(features, [*flat.values()], fitted), strict=True))
 
 
 def held_out_r2(features: np.ndarray, targets: np.ndarray, fitted: np.ndarray) -> float:
-    """R² of ridge regression on the states that were not fitted.
+    """R² of ridge regression on the states that were not fitted; see `held_out_r2s`."""
+    return held_out_r2s(features, [targets], fitted)[0]
+
+
+def held_out_r2s(
+    features: np.ndarray, targets: Sequence[np.ndarray], fitted: np.ndarray
+) -> list[float]:
+    """R² of a ridge regression for each of several functions, on the states that were not fitted.
 
     A feature that is constant in the fitted states up to rounding (`LEAST_DEVIATION`) is excluded.
     Scaled up to unit variance, it would move the prediction at a held-out state by any amount.
 
     Args:
         features: [N, width].
-        targets: [N, J].
-        fitted: [N] bool, the states that the regression sees.
+        targets: the functions, each [N, J].
+        fitted: [N] bool, the states that the regressions see.
     """
     mean, deviation = features[fitted].mean(0), features[fitted].std(0)
     size = float(np.sqrt((features[fitted] ** 2).mean()))
     varies = deviation > max(LEAST_DEVIATION * size, 1e-8)
     x = (features - mean) * varies / np.where(varies, deviation, 1.0)
-    center = targets[fitted].mean(0)
-    weights = _ridge(x[fitted], targets[fitted] - center)
-    errors = targets[~fitted] - center - x[~fitted] @ weights
-    return float(1 - (errors**2).sum() / ((targets[~fitted] - center) ** 2).sum())
+    decomposed = np.linalg.svd(x[fitted], full_matrices=False)  # most of the time
+    found = []
+    for y in targets:
+        center = y[fitted].mean(0)
+        errors = y[~fitted] - center - x[~fitted] @ _ridge(decomposed, y[fitted] - center)
+        found.append(float(1 - (errors**2).sum() / ((y[~fitted] - center) ** 2).sum()))
+    return found
 
 
 def residual(x: np.ndarray, cells: np.ndarray, fitted: np.ndarray) -> np.ndarray:
@@ -120,15 +131,16 @@ def _components(x: np.ndarray, fitted: np.ndarray) -> np.ndarray:
     return np.asarray((x - mean) @ axes.T)
 
 
-def _ridge(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Ridge regression with the penalty of `RIDGES` that has the least leave-one-out error."""
-    u, singular, v = np.linalg.svd(x, full_matrices=False)
+def _ridge(decomposed: tuple[np.ndarray, np.ndarray, np.ndarray], y: np.ndarray) -> np.ndarray:
+    """Ridge regression from features by their singular values, with the penalty of `RIDGES` that
+    has the least leave-one-out error."""
+    u, singular, v = decomposed
     projected = u.T @ y
     found: list[tuple[float, np.ndarray]] = []
     for ridge in RIDGES:
-        kept = singular**2 / (singular**2 + ridge * len(x))
-        leverage = (u**2 @ kept)[:, None] + 1 / len(x)  # the mean is fitted too
+        kept = singular**2 / (singular**2 + ridge * len(u))
+        leverage = (u**2 @ kept)[:, None] + 1 / len(u)  # the mean is fitted too
         left_out = (y - u @ (kept[:, None] * projected)) / (1 - leverage)
-        scale = singular / (singular**2 + ridge * len(x))
+        scale = singular / (singular**2 + ridge * len(u))
         found.append((float((left_out**2).sum()), v.T @ (scale[:, None] * projected)))
     return min(found, key=lambda pair: pair[0])[1]
