@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
@@ -57,6 +58,20 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     ray.shutdown()
     cluster.shutdown()
     server.kill()
+
+
+@pytest.fixture(scope="session")
+def one_layer(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> str:
+    """The folder of `tests.one_layer`'s model, which is made once for all processes of tests."""
+    from tests import one_layer
+
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "one_layer"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "done").exists():
+            one_layer.make(folder)
+            (folder / "done").touch()
+    return str(folder)
 
 
 @pytest.fixture(scope="session")

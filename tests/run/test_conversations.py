@@ -37,14 +37,17 @@ def talking(folder: Path, **sections: Any) -> Config:
 
 
 def elsewhere(kind: str, request: pytest.FixtureRequest) -> dict[str, Any]:
-    """The sections of a config that move the workers to Ray, or the generator to vLLM."""
+    """The model, and the sections of a config that move the workers to Ray, or the generator to
+    vLLM, which has the shipped model."""
+    if kind == "vllm":
+        request.getfixturevalue("vllm_environment")
+        return {"generator": {"kind": kind}}
+    model = {"model": request.getfixturevalue("one_layer")}
     if kind == "thread":
-        return {}
-    if kind == "ray":  # joined by its address from another process, too
-        address = request.getfixturevalue("ray_cluster").address
-        return {"placement": {"kind": kind, "address": address}}
-    request.getfixturevalue("vllm_environment")
-    return {"generator": {"kind": kind}}
+        return model
+    # Joined by its address from another process, too.
+    address = request.getfixturevalue("ray_cluster").address
+    return model | {"placement": {"kind": kind, "address": address}}
 
 
 def check_turns(rows: list[dict[str, Any]]) -> None:
@@ -68,9 +71,12 @@ def check_turns(rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_an_exception_fails_its_conversation_and_not_the_run(tmp_path: Path) -> None:
+def test_an_exception_fails_its_conversation_and_not_the_run(
+    tmp_path: Path, one_layer: str
+) -> None:
     data = {"environment": "tests.controller.talking:Tears"}
-    train(talking(tmp_path, data=data, pipeline={"updates": 2}), QuietScreen())
+    config = talking(tmp_path, model=one_layer, data=data, pipeline={"updates": 2})
+    train(config, QuietScreen())
     events = (tmp_path / "events.log").read_text()
     assert events.count("Traceback") == 1 and "conversation " in events
     assert "AttributeError: 'NoneType' object has no attribute 'copy'" in events
@@ -79,13 +85,13 @@ def test_an_exception_fails_its_conversation_and_not_the_run(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_synchronous_run_of_conversations_killed_and_resumed_repeats(tmp_path: Path) -> None:
+def test_a_synchronous_run_of_conversations_killed_and_resumed_repeats(
+    tmp_path: Path, one_layer: str
+) -> None:
     sizes = {"updates": 3, "n_batch": 8, "group_size": 4, "max_staleness": 0}
-    whole = talking(tmp_path / "whole", pipeline=sizes, generator={"workers": 2})
-    train(whole, QuietScreen())
-    cut = talking(
-        tmp_path / "cut", pipeline=sizes, generator={"workers": 2}, checkpoint={"every": 1}
-    )
+    sections = {"model": one_layer, "pipeline": sizes, "generator": {"workers": 2}}
+    train(talking(tmp_path / "whole", **sections), QuietScreen())
+    cut = talking(tmp_path / "cut", checkpoint={"every": 1}, **sections)
     killed = forked.start(forked.train_killed_at, cut.model_dump_json(), 2)
     assert forked.end(killed) == -signal.SIGKILL
     folder, config = open_run(tmp_path / "cut")
@@ -166,13 +172,18 @@ def test_a_run_killed_amid_conversations_loses_none(
 
 
 @pytest.mark.slow
-def test_tool_integrated_reasoning_runs_at_a_tiny_size(tmp_path: Path) -> None:
+def test_tool_integrated_reasoning_runs_at_a_tiny_size(tmp_path: Path, one_layer: str) -> None:
     """`configs/tir.yaml`, on the playground's sessions."""
     data = ["train=playground:", "eval=null", "playground={levels: [1, 2], kinds: [sessions]}"]
     sizes = "{updates: 2, group_size: 4, n_batch: 8, n_async: 8, l_max: 160, l_cache: 64}"
     given = [*(f"data.{key}" for key in data), f"pipeline={sizes}", "pipeline.diversity=none"]
     given += ["generator.device=cpu", "trainer.device=cpu", "trainer.microbatch_tokens=2048"]
-    given += ["model=tiny", f"run_dir={tmp_path}", "conversation.workers=1", "verifier.workers=1"]
+    given += [
+        f"model={one_layer}",
+        f"run_dir={tmp_path}",
+        "conversation.workers=1",
+        "verifier.workers=1",
+    ]
     config = load_config(ROOT / "configs" / "tir.yaml", given)
     assert config.data.tools == ("python",)
     train(config, QuietScreen())

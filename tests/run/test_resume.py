@@ -107,9 +107,10 @@ IN_EIGHT_BITS: dict[str, Any] = {  # whose input channels in full are chosen ane
     ids=["full", "int8 and adapters"],
 )
 def test_synchronous_run_killed_and_resumed_gives_the_same_weights(
-    tmp_path: Path, sections: dict[str, Any]
+    tmp_path: Path, sections: dict[str, Any], one_layer: str
 ) -> None:
-    sections = {"pipeline": {"updates": 3, "n_batch": 16, "max_staleness": 0}} | sections
+    sizes = {"updates": 3, "n_batch": 16, "max_staleness": 0}
+    sections = {"pipeline": sizes, "model": one_layer} | sections
     whole = small_config(tmp_path / "whole", **sections)
     train(whole, QuietScreen())
 
@@ -129,10 +130,14 @@ def test_synchronous_run_killed_and_resumed_gives_the_same_weights(
     ]
 
 
-def test_asynchronous_run_killed_and_resumed_loses_no_group_and_no_token(tmp_path: Path) -> None:
+def test_asynchronous_run_killed_and_resumed_loses_no_group_and_no_token(
+    tmp_path: Path, one_layer: str
+) -> None:
     # Killed at a third of the run: far more is still to be generated than was.
     sizes = {"updates": 9, "n_batch": 16, "n_async": 48, "max_staleness": 3}
-    config = small_config(tmp_path / "run", pipeline=sizes, checkpoint={"every": 1})
+    config = small_config(
+        tmp_path / "run", model=one_layer, pipeline=sizes, checkpoint={"every": 1}
+    )
     kill_in_flight(start(config, tmp_path), tmp_path / "run")
     folder, resumed = open_run(tmp_path / "run", ["trainer.learning_rate=1e-5"])
     checkpoint = folder.whole_checkpoint(pytest.fail)
@@ -153,10 +158,10 @@ def test_asynchronous_run_killed_and_resumed_loses_no_group_and_no_token(tmp_pat
     assert [m["learning_rate"] for m in folder.metrics()] == [1e-4] * 3 + [1e-5] * 6
 
 
-def test_ctrl_c_ends_with_a_checkpoint_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_ends_with_a_checkpoint_and_the_run_goes_on(tmp_path: Path, one_layer: str) -> None:
     """With ranks in processes, which get the signal too; the run resumes with one rank."""
     sizes = {"updates": 6, "n_batch": 16}
-    config = small_config(tmp_path / "run", pipeline=sizes, trainer={"ranks": 2})
+    config = small_config(tmp_path / "run", model=one_layer, pipeline=sizes, trainer={"ranks": 2})
     process = start(config, tmp_path)
     wait_for_updates(tmp_path / "run", 1, process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: every process of the run gets it
@@ -179,10 +184,10 @@ def test_ctrl_c_ends_with_a_checkpoint_and_the_run_goes_on(tmp_path: Path) -> No
 
 
 def test_synchronous_run_stopped_in_a_round_and_resumed_gives_the_same_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_layer: str
 ) -> None:
     sizes = {"updates": 3, "n_batch": 32, "n_async": 16, "max_staleness": 0}
-    train(small_config(tmp_path / "whole", pipeline=sizes), QuietScreen())
+    train(small_config(tmp_path / "whole", model=one_layer, pipeline=sizes), QuietScreen())
     stopped_in_a_round: list[bool] = []
     stopped = threading.Event()
     poll = Generator.poll
@@ -203,7 +208,8 @@ def test_synchronous_run_stopped_in_a_round_and_resumed_gives_the_same_weights(
 
     monkeypatch.setattr("tramontane.run.train.Pipeline", Watched)
     monkeypatch.setattr(Generator, "poll", interrupted)
-    result = train(small_config(tmp_path / "cut", pipeline=sizes), QuietScreen())
+    cut = small_config(tmp_path / "cut", model=one_layer, pipeline=sizes)
+    result = train(cut, QuietScreen())
     assert stopped_in_a_round == [True]
     assert (result.finished, result.updates, result.summary) == (False, 1, {})
     assert result.weights == tmp_path / "cut/checkpoints/update_1/weights"
@@ -215,7 +221,7 @@ def test_synchronous_run_stopped_in_a_round_and_resumed_gives_the_same_weights(
 
 
 def test_checkpoints_while_groups_come_and_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_layer: str
 ) -> None:
     """Polls are slow here, so that requests are on their way between controller and generator when
     checkpoints are taken: the snapshot must hold them."""
@@ -228,7 +234,7 @@ def test_checkpoints_while_groups_come_and_go(
 
     monkeypatch.setattr(Generator, "poll", slow)
     sizes = {"updates": 8, "n_batch": 8, "n_async": 64, "group_size": 4, "max_staleness": 7}
-    config = small_config(tmp_path, pipeline=sizes, checkpoint={"every": 1})
+    config = small_config(tmp_path, model=one_layer, pipeline=sizes, checkpoint={"every": 1})
     train(config, QuietScreen())
     check_ledger(tmp_path, config)
 
@@ -270,13 +276,14 @@ def test_only_the_newest_checkpoints_stay(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("placement", ["thread", "process"])
 def test_a_truncated_run_killed_and_resumed_keeps_every_sampling_mask(
-    placement: str, tmp_path: Path
+    placement: str, tmp_path: Path, one_layer: str
 ) -> None:
     """Tokens whose allowed tokens were lost on the way, in a message, a checkpoint or a resume,
     would show as a mismatch of what generator and trainer compute."""
     sizes = {"updates": 9, "n_batch": 16, "n_async": 48, "max_staleness": 3}
     config = small_config(
         tmp_path / "run",
+        model=one_layer,
         pipeline=sizes,
         checkpoint={"every": 1},
         generator={"top_p": 0.95, "top_k": 20, "dtype": "float32"},
