@@ -19,8 +19,10 @@ import yaml
 from rich.console import Console
 
 import tramontane
+from tests import forked
 from tests.controller.test_pipeline import check_ledger
 from tests.forked import Command
+from tests.run import full_disk
 from tests.runs import small_config
 from tramontane.audit.audit import audit
 from tramontane.config import Config
@@ -48,25 +50,25 @@ class Warned(QuietScreen):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory, one_layer: str) -> Path:
     """A run with three checkpoints, to be copied; what it printed is in `screen` beside it."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     with (folder.parent / "screen").open("w") as file:
-        train(config_of(folder), LiveDisplay(Console(file=file)), report=write_report)
+        train(config_of(folder, one_layer), LiveDisplay(Console(file=file)), report=write_report)
     return folder
 
 
-def config_of(folder: Path) -> Config:
-    return small_config(folder, pipeline=SIZES, checkpoint={"every": 1, "keep": 3})
+def config_of(folder: Path, model: str) -> Config:
+    return small_config(folder, model=model, pipeline=SIZES, checkpoint={"every": 1, "keep": 3})
 
 
 @pytest.fixture
-def run(finished: Path, tmp_path: Path) -> RunFolder:
+def run(finished: Path, tmp_path: Path, one_layer: str) -> RunFolder:
     """A copy of the finished run without its summary, as if it had died just before."""
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     (folder / "summary.json").unlink()
-    config = config_of(folder).model_dump(mode="json")
+    config = config_of(folder, one_layer).model_dump(mode="json")
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     return RunFolder(folder)
 
@@ -353,10 +355,11 @@ def test_a_changed_bit_of_the_rollouts_is_noticed_by_its_checksum(run: RunFolder
     ],
 )
 def test_a_file_that_cannot_be_written_is_named_with_the_remedy(
-    tmp_path: Path, size: int, data: dict[str, Any], file: str
+    tmp_path: Path, size: int, data: dict[str, Any], file: str, one_layer: str
 ) -> None:
     config = small_config(
         tmp_path / "run",
+        model=one_layer,
         data=data,
         pipeline=SIZES,
         checkpoint={"every": 1},
@@ -371,13 +374,15 @@ def test_a_file_that_cannot_be_written_is_named_with_the_remedy(
     assert "Traceback" not in printed
     folder, resumed = open_run(tmp_path / "run")
     if data:
-        resumed = resumed.model_copy(update={"data": config_of(tmp_path).data})
+        resumed = resumed.model_copy(update={"data": config_of(tmp_path, one_layer).data})
     train(resumed, QuietScreen(), folder)
     check_ledger(tmp_path / "run", resumed)
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_the_run_with_what_was_done_and_it_can_be_resumed(tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_run_with_what_was_done_and_it_can_be_resumed(
+    tmp_path: Path, one_layer: str
+) -> None:
     """The errors of other placements are checked in `placement/test_placement.py`."""
     inside = ["unshare", "--user", "--map-root-user", "--mount"]
     disk = tmp_path / "disk"
@@ -386,18 +391,12 @@ def test_a_full_disk_ends_the_run_with_what_was_done_and_it_can_be_resumed(tmp_p
         subprocess.run([*inside, *probe], check=True, capture_output=True, timeout=30)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no file system can be mounted here: {error}")
-    done = subprocess.run(
-        [*inside, sys.executable, "-m", "tests.run.full_disk", str(disk)],
-        capture_output=True,
-        text=True,
-        timeout=480,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert forked.end(forked.start(full_disk.main, disk, one_layer)) == 0
 
 
 @pytest.mark.slow
 def test_a_folder_that_moves_under_a_run_is_named_and_the_run_can_be_resumed(
-    tmp_path: Path,
+    tmp_path: Path, one_layer: str
 ) -> None:
     folder, moved = tmp_path / "run", tmp_path / "moved"
 
@@ -407,11 +406,11 @@ def test_a_folder_that_moves_under_a_run_is_named_and_the_run_can_be_resumed(
 
     message = rf"^{folder}: no longer there \(moved or deleted\?\); put it back, then continue with"
     with pytest.raises(InputError, match=message):
-        tramontane.train(config_of(folder), quiet=True, on_update=move)
+        tramontane.train(config_of(folder, one_layer), quiet=True, on_update=move)
     assert not folder.exists()
     assert [m["update"] for m in RunFolder(moved).metrics()] == [1, 2]
     assert tramontane.train(resume=moved, quiet=True, report=False).finished
-    check_ledger(moved, config_of(moved))
+    check_ledger(moved, config_of(moved, one_layer))
 
 
 # Once DISK/broken exists, no process can write or sync a file under DISK.
@@ -469,12 +468,13 @@ def test_the_error_that_ends_a_run_is_the_only_one_printed(
 
 @pytest.mark.slow
 def test_a_disk_that_breaks_under_a_run_is_named_and_the_run_can_be_resumed(
-    tmp_path: Path,
+    tmp_path: Path, one_layer: str
 ) -> None:
     disk, config_file = tmp_path / "disk", tmp_path / "config.yaml"
     disk.mkdir()
     folder = RunFolder(disk / "run")
-    config = small_config(folder.path, pipeline=SIZES | {"updates": 100}, checkpoint={"every": 1})
+    sizes = SIZES | {"updates": 100}
+    config = small_config(folder.path, model=one_layer, pipeline=sizes, checkpoint={"every": 1})
     config_file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     (tmp_path / "broken.c").write_text(BROKEN_DISK)
     command = ["gcc", "-shared", "-fPIC", "-o", "broken.so", "broken.c", "-ldl"]
@@ -505,9 +505,10 @@ def test_a_disk_that_breaks_under_a_run_is_named_and_the_run_can_be_resumed(
 
 
 @pytest.mark.slow
-def test_a_second_process_leaves_a_living_run_alone(tmp_path: Path) -> None:
+def test_a_second_process_leaves_a_living_run_alone(tmp_path: Path, one_layer: str) -> None:
     folder, config_file = tmp_path / "run", tmp_path / "config.yaml"
-    config = small_config(folder, pipeline=SIZES | {"updates": 200}, checkpoint={"every": 1})
+    sizes = SIZES | {"updates": 200}
+    config = small_config(folder, model=one_layer, pipeline=sizes, checkpoint={"every": 1})
     config_file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     owner = Command("train", str(config_file))
     while not (folder / "checkpoints/update_2").is_dir():

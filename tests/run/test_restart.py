@@ -28,9 +28,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_ranks")]
 SIZES = {"updates": 5, "n_async": 32, "n_batch": 8, "group_size": 4, "max_staleness": 2}
 
 
-def config(run_dir: Path, **trainer: Any) -> Config:
+def config(run_dir: Path, model: str, **trainer: Any) -> Config:
     return small_config(
-        run_dir, pipeline=SIZES, trainer={"ranks": 2} | trainer, checkpoint={"every": 2}
+        run_dir,
+        model=model,
+        pipeline=SIZES,
+        trainer={"ranks": 2} | trainer,
+        checkpoint={"every": 2},
     )
 
 
@@ -49,10 +53,13 @@ def killing(*updates: int, rank: int = 1) -> Callable[[Mapping[str, Any]], None]
     return kill
 
 
-def test_a_killed_rank_restarts_the_trainer_within_its_bound(tmp_path: Path) -> None:
+def test_a_killed_rank_restarts_the_trainer_within_its_bound(
+    tmp_path: Path, one_layer: str
+) -> None:
     """Rank 1 is killed before the first checkpoint, after it, and again with no newer one."""
+    restarting = config(tmp_path, one_layer, max_restarts=1)
     with pytest.raises(WorkerDied, match=r"trainer rank 1 died \(exit code -9\)"):
-        train(config(tmp_path, max_restarts=1), QuietScreen(), on_update=killing(1, 3, 3))
+        train(restarting, QuietScreen(), on_update=killing(1, 3, 3))
     folder, resumed = open_run(tmp_path, ["trainer.ranks=1"])
     assert train(resumed, QuietScreen(), folder).finished
     check_ledger(tmp_path, resumed)
@@ -70,9 +77,9 @@ def test_a_killed_rank_restarts_the_trainer_within_its_bound(tmp_path: Path) -> 
     assert all("trainer rank 1 died (exit code -9)" in row["lost"] for row in shown)
 
 
-def test_a_trainer_in_a_process_of_its_own_is_restarted(tmp_path: Path) -> None:
+def test_a_trainer_in_a_process_of_its_own_is_restarted(tmp_path: Path, one_layer: str) -> None:
     sections = {"placement": {"kind": "process"}, "checkpoint": {"every": 2}}
-    alone = small_config(tmp_path, pipeline=SIZES, **sections)
+    alone = small_config(tmp_path, model=one_layer, pipeline=SIZES, **sections)
     assert train(alone, QuietScreen(), on_update=killing(3, rank=0)).finished
     check_ledger(tmp_path, alone)
     assert "trainer restarted: lost after update 3" in (tmp_path / "events.log").read_text()
@@ -95,12 +102,12 @@ class StartedOnce:
 
 
 def test_a_tracker_that_cannot_start_again_ends_no_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_layer: str
 ) -> None:
     monkeypatch.setitem(trackers.TRACKERS, "wandb", StartedOnce)
     monkeypatch.setattr(trackers, "find_spec", lambda name: True)
-    sizes = SIZES | {"updates": 3}
-    tracked = small_config(tmp_path, pipeline=sizes, trainer={"ranks": 2}, trackers=["wandb"])
+    sections = {"pipeline": SIZES | {"updates": 3}, "trainer": {"ranks": 2}, "model": one_layer}
+    tracked = small_config(tmp_path, trackers=["wandb"], **sections)
     assert train(tracked, QuietScreen(), on_update=killing(1)).finished
     assert StartedOnce.starts == 2
     events = (tmp_path / "events.log").read_text()
@@ -108,9 +115,9 @@ def test_a_tracker_that_cannot_start_again_ends_no_restart(
     assert events.count("tracker wandb could not be started") == 1
 
 
-def test_without_restarts_a_lost_trainer_ends_the_run(tmp_path: Path) -> None:
+def test_without_restarts_a_lost_trainer_ends_the_run(tmp_path: Path, one_layer: str) -> None:
     with pytest.raises(WorkerDied, match="trainer rank 1 died"):
-        train(config(tmp_path, max_restarts=0), QuietScreen(), on_update=killing(1))
+        train(config(tmp_path, one_layer, max_restarts=0), QuietScreen(), on_update=killing(1))
     assert not (tmp_path / "events.log").exists()
 
 
@@ -141,10 +148,13 @@ class KilledWhileWriting(threading.Thread):
             os.kill(process, signal.SIGCONT)
 
 
-def test_a_rank_killed_while_it_writes_a_checkpoint_leaves_none(tmp_path: Path) -> None:
+def test_a_rank_killed_while_it_writes_a_checkpoint_leaves_none(
+    tmp_path: Path, one_layer: str
+) -> None:
     sizes = SIZES | {"updates": 4}
     config = small_config(
         tmp_path,
+        model=one_layer,
         pipeline=sizes,
         trainer={"ranks": 2},
         checkpoint={"every": 1, "keep": sizes["updates"]},

@@ -62,11 +62,11 @@ def terminate(process: Command, kill: Callable[[int, int], None] = os.kill) -> s
     ids=["threads", "ranks", "ray"],
 )
 def test_sigterm_takes_a_checkpoint_and_leaves_no_files(
-    tmp_path: Path, sections: dict[str, Any], kill: Callable[[int, int], None]
+    tmp_path: Path, sections: dict[str, Any], kill: Callable[[int, int], None], one_layer: str
 ) -> None:
     """A job system signals the process, or all of its group."""
-    checkpoint = {"every": NEVER}
-    config = small_config(tmp_path / "run", pipeline=MANY, checkpoint=checkpoint, **sections)
+    sections = {"model": one_layer, "checkpoint": {"every": NEVER}} | sections
+    config = small_config(tmp_path / "run", pipeline=MANY, **sections)
     process = started(config, tmp_path)
     wait_for_updates(tmp_path / "run", 2, process)
     output = terminate(process, kill)
@@ -155,11 +155,12 @@ def test_ctrl_c_while_a_dataclass_is_made_ends_a_module_with_130(tmp_path: Path)
 
 
 def test_an_evaluation_is_given_up_for_the_checkpoint_and_taken_by_the_resumed_run(
-    tmp_path: Path,
+    tmp_path: Path, one_layer: str
 ) -> None:
     evaluation = {"every": 1, "problems": 2000, "samples": 8, "before": False}
     config = small_config(
         tmp_path / "run",
+        model=one_layer,
         data={"eval": "playground:"},
         evaluation=evaluation,
         pipeline={"updates": 2, "n_batch": 16},
@@ -220,7 +221,7 @@ def test_the_next_process_deletes_what_a_killed_one_left(tmp_path: Path) -> None
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_a_recipe_and_a_study_pass_the_signal_on(tmp_path: Path) -> None:
+def test_a_recipe_and_a_study_pass_the_signal_on(tmp_path: Path, one_layer: str) -> None:
     settings = {k: v for k, v in SMALL.items() if k not in ("name", "model")}
     settings |= {"pipeline": SMALL["pipeline"] | MANY, "checkpoint": {"every": NEVER}}
     file = tmp_path / "recipe.yaml"
@@ -228,7 +229,7 @@ def test_a_recipe_and_a_study_pass_the_signal_on(tmp_path: Path) -> None:
         yaml.safe_dump(
             {
                 "name": "recipe",
-                "model": "tiny",
+                "model": one_layer,
                 "out": str(tmp_path / "recipe"),
                 "rl": {"set": settings | {"stages": [{"name": "only"}]}},
                 "compare": {"suites": ["playground"], "problems": 4, "samples": 1},
@@ -243,7 +244,7 @@ def test_a_recipe_and_a_study_pass_the_signal_on(tmp_path: Path) -> None:
 
     settings["pipeline"] |= {"n_batch": 64, "n_async": 64}  # whole groups in every arm
     base = tmp_path / "base.yaml"
-    base.write_text(yaml.safe_dump(settings | {"name": "base", "model": "tiny"}))
+    base.write_text(yaml.safe_dump(settings | {"name": "base", "model": one_layer}))
     process = Command(
         "study", "group_size", "--seeds", "1", "--base", str(base), "--out", str(tmp_path / "s")
     )
