@@ -1,6 +1,7 @@
 """Discussions of simulated agents for tests."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from tramontane_oversight.config import Rules, SimulatedModel, WinRates
 from tramontane_oversight.play import Game, play
@@ -12,13 +13,14 @@ from tramontane_oversight.transcript import Question, Transcript
 ARTICLE = "Anna has key 4. Key 4 opens the kitchen. Tom has key 7. Key 7 opens the cellar."
 
 
-def questions(n: int) -> list[Question]:
-    return [
+@cache
+def questions(n: int) -> tuple[Question, ...]:
+    return tuple(
         two_choices(
             Question(f"q{i}", "Which room?", ("kitchen", "cellar", "attic"), i % 3, ARTICLE), seed=1
         )
         for i in range(n)
-    ]
+    )
 
 
 def simulated(accuracy=1.0, right=0.5, wrong=0.5, **other) -> SimulatedModel:

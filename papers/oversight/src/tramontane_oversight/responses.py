@@ -97,7 +97,7 @@ def check_quotes(argument: str, article: str | None) -> str:
     without its partner. Without an article every quote is unverified.
     """
     argument = _cleaned(_one_line(argument), quotes=True)
-    source = None if article is None else _one_line(article)
+    source = None if article is None else _article_on_one_line(article)
     tags = _tags(argument)
     pieces, end = list[str](), 0
     for opening, closing in zip(tags[::2], tags[1::2], strict=True):
@@ -122,8 +122,13 @@ def quotes_of(argument: str) -> list[bool]:
 def _one_line(text: str) -> str:
     """The text with single spaces for all white space, composed, and without characters that do
     not show."""
+    if text.isascii() and text.isprintable():  # nothing to remove, and nothing to compose
+        return " ".join(text.split())
     shown = (c for c in text if c.isspace() or unicodedata.category(c) not in _INVISIBLE)
     return unicodedata.normalize("NFC", " ".join("".join(shown).split()))
+
+
+_article_on_one_line = lru_cache(maxsize=128)(_one_line)  # which many arguments quote
 
 
 def _plain(text: str) -> str:
