@@ -11,7 +11,7 @@ from tramontane.studies.plan import Plan
 from tramontane.studies.procedures import started
 from tramontane.studies.study import load_study
 
-SIZES = {"n_async": 16, "n_batch": 8, "group_size": 4, "l_max": 96, "l_cache": 16}
+SIZES = {"n_async": 16, "n_batch": 8, "group_size": 4, "l_max": 64, "l_cache": 16}
 MEASURED = {"evaluation.samples": 2, "evaluation.before": False}
 SMALL = {
     "updates": 1,
@@ -49,7 +49,7 @@ def test_the_study_of_a_real_checkpoint_has_the_claims_of_the_catalog():
 
 @pytest.mark.slow
 def test_two_teachers_are_compared_with_mixed_training_of_as_many_tokens(tmp_path):
-    found = arms("two_teachers", combined, tmp_path, teacher_updates=2, mixed_updates=5)
+    found = arms("two_teachers", combined, tmp_path, teacher_updates=1, mixed_updates=3)
     student, spent = run_of(tmp_path / "student_0")
     assert student.teacher.model.startswith(f"{tmp_path}/maths_0/run/")
     assert student.teacher.domains["code"].startswith(f"{tmp_path}/code_0/run/")
@@ -61,7 +61,7 @@ def test_two_teachers_are_compared_with_mixed_training_of_as_many_tokens(tmp_pat
     mixed, tokens = run_of(tmp_path / "mixed_0")
     assert mixed.data.playground == student.data.playground
     assert mixed.data.playground.kinds == ("sums", "stories", "programs")
-    assert len(tokens) == 5
+    assert len(tokens) == 3
     assert found["two teachers"]["tokens"] == spent[-1] / 1e6
     assert found["two teachers"]["tokens_in_all"] == in_all / 1e6
     for arm, budget in {"mixed RL": spent[-1], "longer mixed RL": in_all}.items():

@@ -103,9 +103,11 @@ STUDY = {
 def files(tmp_path):
     study, base = tmp_path / "rates.yaml", tmp_path / "base.yaml"
     study.write_text(yaml.safe_dump(STUDY))
+    playground = {"levels": [1, 1], "languages": ["en"]}  # which take 53 tokens at most
     raw = SMALL | {
-        "data": SMALL["data"] | {"eval": "playground:"},
-        "evaluation": {"problems": 4, "samples": 4},
+        "data": SMALL["data"] | {"eval": "playground:", "playground": playground},
+        "pipeline": SMALL["pipeline"] | {"l_max": 64, "l_cache": 16},
+        "evaluation": {"problems": 2, "samples": 2},
     }
     base.write_text(yaml.safe_dump(raw))
     return study, base
