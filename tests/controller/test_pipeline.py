@@ -114,7 +114,7 @@ def check_completions(rows: list[dict[str, Any]], config: Config) -> None:
 
 @pytest.mark.parametrize("slots", [None, 5])
 def test_asynchronous_run_keeps_its_invariants(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slots: int | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slots: int | None, one_layer: str
 ) -> None:
     """With a slot for each completion in flight, and with queues in the generators. The same is
     checked on Ray while workers die, in `placement/test_survival.py`."""
@@ -122,7 +122,8 @@ def test_asynchronous_run_keeps_its_invariants(
     monkeypatch.setattr(WatchedPipeline, "most_in_flight", 0)
     # Updates of few completions, so that several updates happen during one sequence.
     sizes = {"updates": 8, "n_async": 32, "n_batch": 8, "group_size": 4, "max_staleness": 4}
-    config = small_config(tmp_path, pipeline=sizes, generator={"workers": 2, "slots": slots})
+    generator = {"workers": 2, "slots": slots}
+    config = small_config(tmp_path, model=one_layer, pipeline=sizes, generator=generator)
     train(config, QuietScreen())
     check_ledger(tmp_path, config)
     assert WatchedPipeline.most_in_flight == 32
@@ -131,7 +132,7 @@ def test_asynchronous_run_keeps_its_invariants(
 
 @pytest.mark.parametrize("bound", [0, 16])
 def test_generators_wait_only_where_the_bound_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int, one_layer: str
 ) -> None:
     """Counts the groups that could be handed out while a generator had no work; measures no
     time."""
@@ -154,7 +155,7 @@ def test_generators_wait_only_where_the_bound_says_so(
 
     monkeypatch.setattr("tramontane.controller.pipeline.Waits", Counting)
     sizes = {"updates": 4, "n_async": 32, "n_batch": 8, "group_size": 4, "max_staleness": bound}
-    config = small_config(tmp_path, pipeline=sizes, generator={"workers": 2})
+    config = small_config(tmp_path, model=one_layer, pipeline=sizes, generator={"workers": 2})
     train(config, QuietScreen())
     assert all(allowed <= 0 or useful <= 0 for allowed, useful in waits)
     held = [wait for wait in waits if wait[1] > 0]
@@ -167,7 +168,7 @@ def test_generators_wait_only_where_the_bound_says_so(
 
 
 def test_the_next_update_begins_before_the_last_one_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_layer: str
 ) -> None:
     """Updates that the recorder holds are the exception: the first for the gate, the third for its
     checkpoint."""
@@ -193,6 +194,7 @@ def test_the_next_update_begins_before_the_last_one_is_recorded(
     monkeypatch.setattr("tramontane.run.train.Recorder", Patient)
     config = small_config(
         tmp_path,
+        model=one_layer,
         pipeline={"updates": 5, "n_async": 32, "n_batch": 16, "max_staleness": 2},
         checkpoint={"every": 3},
         timeouts={"batch": 60},
@@ -203,12 +205,12 @@ def test_the_next_update_begins_before_the_last_one_is_recorded(
     check_ledger(tmp_path, config)
 
 
-def test_synchronous_runs_with_a_seed_are_equal_bit_for_bit(tmp_path: Path) -> None:
+def test_synchronous_runs_with_a_seed_are_equal_bit_for_bit(tmp_path: Path, one_layer: str) -> None:
     metrics = []
+    sizes = {"updates": 2, "n_batch": 16, "max_staleness": 0}
+    sections: dict[str, Any] = {"model": one_layer, "pipeline": sizes, "generator": {"slots": 10}}
     for name in ("a", "b"):
-        sizes = {"updates": 2, "n_batch": 16, "max_staleness": 0}
-        config = small_config(tmp_path / name, pipeline=sizes, generator={"slots": 10})
-        train(config, QuietScreen())
+        train(small_config(tmp_path / name, **sections), QuietScreen())
         metrics.append(RunFolder(tmp_path / name).metrics())
     a, b = weights(tmp_path / "a", 2), weights(tmp_path / "b", 2)
     assert all(torch.equal(a[k], b[k]) for k in a)
@@ -229,27 +231,28 @@ def train_from_json(config: str) -> None:
 
 @pytest.mark.usefixtures("forked_ranks")
 def test_a_synchronous_run_gives_the_same_bits_wherever_its_workers_are(
-    tmp_path: Path, ray_cluster: Any
+    tmp_path: Path, ray_cluster: Any, one_layer: str
 ) -> None:
     """On threads, with the trainer in a process of its own, and in a process that joins a cluster
     by its address."""
     sizes = {"updates": 2, "n_batch": 16, "max_staleness": 0}
+    sections: dict[str, Any] = {"model": one_layer, "pipeline": sizes}
     for kind in ("thread", "process"):
-        placement = {"kind": kind}
-        train(small_config(tmp_path / kind, pipeline=sizes, placement=placement), QuietScreen())
+        train(small_config(tmp_path / kind, placement={"kind": kind}, **sections), QuietScreen())
     joined = {"kind": "ray", "address": ray_cluster.address}
-    config = small_config(tmp_path / "ray", pipeline=sizes, placement=joined)
+    config = small_config(tmp_path / "ray", placement=joined, **sections)
     assert forked.end(forked.start(train_from_json, config.model_dump_json())) == 0
     a, *others = (weights(tmp_path / kind, 2) for kind in ("thread", "process", "ray"))
     assert all(torch.equal(a[k], b[k]) for b in others for k in a)
 
 
-def test_another_seed_gives_another_run(tmp_path: Path) -> None:
+def test_another_seed_gives_another_run(tmp_path: Path, one_layer: str) -> None:
     texts = []
     sizes = {"updates": 1, "n_async": 8, "n_batch": 8, "group_size": 4}
     for seed in (1, 2):
         folder = tmp_path / str(seed)
-        train(small_config(folder, seed=seed, pipeline=sizes), QuietScreen())
+        config = small_config(folder, seed=seed, model=one_layer, pipeline=sizes)
+        train(config, QuietScreen())
         texts.append({r["text"] for r in rollouts(folder)})
     assert texts[0] != texts[1]
 
@@ -268,7 +271,9 @@ def test_the_parity_check_has_its_own_limit(tmp_path: Path) -> None:
         train(config, QuietScreen())
 
 
-def test_each_task_is_named_after_its_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_task_is_named_after_its_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_layer: str
+) -> None:
     names: set[str] = set()
 
     class Listing(pipeline_module.Pipeline):
@@ -283,7 +288,8 @@ def test_each_task_is_named_after_its_work(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("tramontane.run.train.Pipeline", Listing)
     sizes = {"n_async": 16, "n_batch": 8, "group_size": 4}
-    train(small_config(tmp_path, pipeline=sizes, generator={"workers": 2}), QuietScreen())
+    config = small_config(tmp_path, model=one_layer, pipeline=sizes, generator={"workers": 2})
+    train(config, QuietScreen())
     assert names >= {"feed", "collect generator 0", "collect generator 1", "batch", "train"}
     assert names >= {"finish update 1", "send weights 1", "grade group 0"}
 

@@ -76,7 +76,7 @@ def check_stages(folder: Path, config: Config) -> None:
 
 
 def test_every_stage_is_run_by_its_own_sizes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_layer: str
 ) -> None:
     """The same is checked on Ray while workers die, in `placement/test_survival.py`."""
     resized: list[tuple[int, int]] = []
@@ -89,7 +89,8 @@ def test_every_stage_is_run_by_its_own_sizes(
 
     monkeypatch.setattr("tramontane.run.train.Pipeline", WatchedPipeline)
     monkeypatch.setattr(Generator, "resize", noted)
-    config = small_config(tmp_path, pipeline=SIZES, stages=STAGES, generator={"workers": 2})
+    sections = {"model": one_layer, "generator": {"workers": 2}}
+    config = small_config(tmp_path, pipeline=SIZES, stages=STAGES, **sections)
     train(config, QuietScreen())
     check_stages(tmp_path, config)
     assert [m["stage"] for m in RunFolder(tmp_path).metrics()] == ["short"] * 2 + ["long"] * 2
@@ -114,10 +115,11 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, update: int) -> None:
 
 
 def test_synchronous_stages_give_the_same_bits_through_resumptions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_layer: str
 ) -> None:
     """The run is resumed at the end of the first stage, and in the middle of the second."""
     sections: dict[str, Any] = {
+        "model": one_layer,
         "pipeline": SIZES | {"max_staleness": 0, "updates": 4},
         "stages": [{**STAGES[0], "until": {"at_ceiling": 0.01, "window": 2}}, STAGES[1]],
         "data": {"limit": 30, "curriculum": {"retire_after": 1, "too_hard": {"after": 1}}},
@@ -147,10 +149,16 @@ def test_synchronous_stages_give_the_same_bits_through_resumptions(
     assert counted == len(rollouts(tmp_path / "whole"))
 
 
-def test_asynchronous_stages_killed_and_resumed_lose_no_group(tmp_path: Path) -> None:
+def test_asynchronous_stages_killed_and_resumed_lose_no_group(
+    tmp_path: Path, one_layer: str
+) -> None:
     stages = [{**STAGES[0], "until": {"updates": 2}}, STAGES[1]]
     config = small_config(
-        tmp_path / "run", pipeline=SIZES | {"updates": 6}, stages=stages, checkpoint={"every": 1}
+        tmp_path / "run",
+        model=one_layer,
+        pipeline=SIZES | {"updates": 6},
+        stages=stages,
+        checkpoint={"every": 1},
     )
     killed = forked.start(forked.train_killed_at, config.model_dump_json(), 3)
     assert forked.end(killed) == -signal.SIGKILL

@@ -91,7 +91,7 @@ SIZES = {"n_async": 32, "n_batch": 8, "group_size": 4, "max_staleness": 2}
 
 @pytest.fixture(scope="module")
 def dead_controller(
-    tmp_path_factory: pytest.TempPathFactory, ray_cluster: Any
+    tmp_path_factory: pytest.TempPathFactory, ray_cluster: Any, one_layer: str
 ) -> tuple[Config, str]:
     """A run's config, and a mark in the environment of its processes, of which one is stopped, and
     the controller was killed. It has a cluster of its own, whose actors start as a user's do."""
@@ -99,6 +99,7 @@ def dead_controller(
     name, value = "TRAMONTANE_TEST", str(folder)
     config = small_config(
         folder / "run",
+        model=one_layer,
         pipeline=SIZES | {"updates": 6},
         placement={"kind": "ray"},
         checkpoint={"every": 1},
@@ -136,7 +137,7 @@ def test_a_dead_controller_leaves_no_worker_and_its_run_goes_on(
 
 
 def test_generators_and_verifiers_that_die_or_hang_are_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_cluster: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_cluster: Any, one_layer: str
 ) -> None:
     """One generator dies between two stages of the run, and one hangs in the second stage."""
     harm = Harm(
@@ -149,6 +150,7 @@ def test_generators_and_verifiers_that_die_or_hang_are_replaced(
     )
     config = small_config(
         tmp_path,
+        model=one_layer,
         pipeline=STAGED | {"updates": 8},
         stages=STAGES,
         generator={"workers": 2},
@@ -174,11 +176,12 @@ def test_generators_and_verifiers_that_die_or_hang_are_replaced(
 
 
 def test_a_dead_rank_of_the_trainer_is_named_and_the_trainer_restarts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_cluster: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_cluster: Any, one_layer: str
 ) -> None:
     Harm(monkeypatch, {3: ("trainer rank 1", signal.SIGKILL)})
     config = small_config(
         tmp_path,
+        model=one_layer,
         pipeline=SIZES | {"updates": 5},
         placement={"kind": "ray"},
         trainer={"ranks": 2},
@@ -226,7 +229,7 @@ def test_ranks_on_two_nodes_are_numbered_node_by_node(tmp_path: Path, ray_cluste
 
 
 def test_a_node_that_goes_away_is_all_of_its_workers_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_cluster: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_cluster: Any, one_layer: str
 ) -> None:
     """Only the second node has room for the generator; a third joins when the second goes."""
     nodes, lost = [ray_cluster.add_node(num_cpus=5)], []
@@ -243,6 +246,7 @@ def test_a_node_that_goes_away_is_all_of_its_workers_gone(
     monkeypatch.setattr("tramontane.run.train.Pipeline", Moved)
     config = small_config(
         tmp_path,
+        model=one_layer,
         pipeline=SIZES | {"updates": 5},
         placement={"kind": "ray", "generator": {"cpus": 5}},
     )
