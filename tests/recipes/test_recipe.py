@@ -30,8 +30,8 @@ from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 
 SIZES = {
-    "data": {"playground": SMALL["data"]["playground"]},
-    "pipeline": {**SMALL["pipeline"], "n_minibatch": 16, "diversity": "none"},
+    "data": {"playground": {"levels": [1, 1], "languages": ["en", "fr"]}},
+    "pipeline": {**SMALL["pipeline"], "l_max": 64, "n_minibatch": 16, "diversity": "none"},
     "trainer": SMALL["trainer"],
     "timeouts": SMALL["timeouts"],
     "evaluation": {"problems": 2, "samples": 1},
@@ -39,7 +39,7 @@ SIZES = {
 }
 FASTER = {"learning_rate": 3e-4}
 MEASURED = {"suites": ["playground"], "problems": 3, "samples": 2, "max_tokens": 64}
-STAGES = [{"name": "short", "until": {"updates": 1}, "l_max": 64}, {"name": "long"}]
+STAGES = [{"name": "short", "until": {"updates": 1}, "l_max": 48}, {"name": "long"}]
 
 
 def medium(out):
