@@ -9,6 +9,7 @@ to enter the queue; sending weights overlaps with the next update.
 
 from __future__ import annotations
 
+import gc
 import heapq
 import math
 import random
@@ -32,6 +33,9 @@ from tramontane.types import Completion, Problem, Verdict
 
 Array = np.ndarray
 Lengths = Callable[[random.Random], int]  # draws the tokens of one completion
+# Made once, as nothing changes them: the verdict on every completion, and its tokens.
+RIGHT = Verdict(1.0, {}, "right")
+NOTHING = ints(), floats(), ints()
 PARTS = 16  # of an update, each at the speed that the trainer has when it begins
 
 
@@ -163,7 +167,7 @@ class Simulation:
             seconds = self.costs.verify * len(group.completions)
             first = min(range(len(self.verifiers)), key=self.verifiers.__getitem__)
             self.verifiers[first] = max(self.now, self.verifiers[first]) + seconds
-            verdicts = [Verdict(1.0, {}, "right") for _ in group.completions]
+            verdicts = [RIGHT] * len(group.completions)
             known = self.verifiers[first] - self.now + self.costs.latency
             self.after(known, lambda: self.ledger.grade(group, verdicts))
 
@@ -251,11 +255,18 @@ class _Worker:
 
 @dataclass
 class _Decoding:
-    """One request in a slot; `left` is the number of tokens still to be generated."""
+    """One request in a slot."""
 
     request: Completion
-    left: int
+    length: int  # of its completion
+    counted: int = 0  # tokens of it in `versions`
     versions: Counter[int] = field(default_factory=Counter)  # tokens by version
+
+    def count(self, version: int, sampled: int) -> None:
+        """Count what has been sampled since the last call, by one version."""
+        if sampled > self.counted:
+            self.versions[version] += sampled - self.counted
+            self.counted = sampled
 
 
 class _Generator(_Worker):
@@ -300,6 +311,8 @@ class _Generator(_Worker):
         while True:
             if self.offered:
                 yield self.work(self.costs.swap)
+                for sequence, left in zip(self._decoding, self._left.tolist(), strict=True):
+                    sequence.count(version, sequence.length - int(left))
                 taken, self.offered = self.offered, None
                 version += 1
                 taken()
@@ -342,21 +355,20 @@ class _Generator(_Worker):
         return self.costs.call + float(self.costs.decode(live, cached).sum())
 
     def _finish(self, steps: int, version: int) -> None:
-        """Count the tokens of `steps` steps, and hand over the completions that ended."""
-        for sequence in self._decoding:
-            n = min(steps, sequence.left)
-            sequence.left -= n
-            sequence.versions[version] += n
-        done = [s for s in self._decoding if not s.left]
-        self._decoding = [s for s in self._decoding if s.left]
-        self._cached = (self._cached + steps)[self._left > steps]
-        self._left = (self._left - steps)[self._left > steps]
+        """End `steps` steps: count the tokens of the completions that ended, and hand them over."""
+        self._left, self._cached = self._left - steps, self._cached + steps
+        goes_on, done = self._left > 0, list[_Decoding]()
+        if not goes_on.all():
+            decoding, self._decoding = self._decoding, []
+            for sequence, more in zip(decoding, goes_on.tolist(), strict=True):
+                (self._decoding if more else done).append(sequence)
+            self._left, self._cached = self._left[goes_on], self._cached[goes_on]
         self._count(-len(done))
         for sequence in done:
             r = sequence.request
+            sequence.count(version, sequence.length)
             self.simulation.versions[r.group, r.index] = sequence.versions
-            empty = ints(), floats(), ints()
-            self.simulation.take(Completion(r.group, r.index, r.prompt_ids, *empty, "stop"))
+            self.simulation.take(Completion(r.group, r.index, r.prompt_ids, *NOTHING, "stop"))
 
 
 class _Trainer(_Worker):
@@ -400,5 +412,15 @@ def simulate(
     skip: int = 3,
     until: int | None = None,
 ) -> Outcome:
-    """Simulate one run. Parameters as for `Simulation` and its `run`."""
-    return Simulation(config, costs, lengths, prompt_tokens).run(skip, until)
+    """Simulate one run. Parameters as for `Simulation` and its `run`.
+
+    Garbage is not collected meanwhile, which takes half of the time: a run makes a million objects,
+    and those that it drops are not in cycles.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return Simulation(config, costs, lengths, prompt_tokens).run(skip, until)
+    finally:
+        if collects:
+            gc.enable()
