@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from tests.runs import small_config
 from tramontane.config import Config
 from tramontane.errors import InputError
-from tramontane.models.names import resolve
 from tramontane.run.folder import RunFolder
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
@@ -19,10 +18,11 @@ from tramontane.run.train import train
 ROWS = [{"id": f"s{n}", "problem": f"{n} + {n}", "answer": str(2 * n)} for n in range(3)]
 
 
-def config_of(folder: Path, **changes: Any) -> Config:
+def config_of(folder: Path, model: str = "tiny", **changes: Any) -> Config:
     (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     return small_config(
         folder / "run",
+        model=model,
         data={"eval": "playground:"},
         pipeline={"updates": 1, "l_max": 48, "diversity": "none"},
         evaluation={
@@ -56,11 +56,13 @@ class StopsTheStart(QuietScreen):
 
 
 @pytest.mark.slow(28)
-def test_base_start_and_end_are_measured_and_an_interrupted_start_goes_on(tmp_path: Path) -> None:
+def test_base_start_and_end_are_measured_and_an_interrupted_start_goes_on(
+    tmp_path: Path, one_layer: str
+) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     whole.mkdir()
     stopped.mkdir()
-    result = train(config_of(whole), QuietScreen())
+    result = train(config_of(whole, one_layer), QuietScreen())
     run = result.run_dir
     summary = json.loads((run / "summary.json").read_text())
     for name in ("base", "sft", "rl"):
@@ -76,7 +78,7 @@ def test_base_start_and_end_are_measured_and_an_interrupted_start_goes_on(tmp_pa
     for when in ("base", "before", "after"):
         assert len((run / f"evaluation_{when}_sums.jsonl").read_text().splitlines()) == 6
         assert len((run / f"evaluation_{when}.jsonl").read_text().splitlines()) == 4
-    base, sft, rl = weights(Path(resolve("tiny"))), weights(run / "sft"), weights(result.weights)
+    base, sft, rl = weights(Path(one_layer)), weights(run / "sft"), weights(result.weights)
 
     def distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
         return sum(float((a[key].float() - b[key].float()).square().sum()) for key in a)
@@ -85,7 +87,7 @@ def test_base_start_and_end_are_measured_and_an_interrupted_start_goes_on(tmp_pa
     assert 0 < distance(sft, rl) < 0.5 * distance(base, sft)
 
     with pytest.raises(KeyboardInterrupt):
-        train(config_of(stopped), StopsTheStart())
+        train(config_of(stopped, one_layer), StopsTheStart())
     folder, config = RunFolder.open(stopped / "run")
     measured = (folder.path / "evaluation_base.jsonl").stat().st_mtime_ns
     train(config, QuietScreen(), folder)

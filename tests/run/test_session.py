@@ -97,9 +97,10 @@ def test_a_trainer_that_cannot_start_ends_the_run_before_anything_is_measured(
 
 
 @pytest.mark.slow
-def test_recomputed_caches_and_a_measurement_midway(tmp_path: Path) -> None:
+def test_recomputed_caches_and_a_measurement_midway(tmp_path: Path, one_layer: str) -> None:
     config = small_config(
         tmp_path,
+        model=one_layer,
         data={"eval": "playground:"},
         pipeline={"updates": 3, "n_batch": 16, "n_async": 32, "max_staleness": 2},
         generator={"kv_cache": "recompute", "steps_per_call": 2},
@@ -118,10 +119,11 @@ def test_recomputed_caches_and_a_measurement_midway(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_measured_after_training_only(tmp_path: Path) -> None:
+def test_a_run_that_is_measured_after_training_only(tmp_path: Path, one_layer: str) -> None:
     also = {"sums": {"source": "playground:", "problems": 4}}
     config = small_config(
         tmp_path,
+        model=one_layer,
         data={"eval": "playground:"},
         pipeline={"updates": 1, "n_batch": 16, "n_async": 32},
         evaluation={"problems": 8, "samples": 2, "before": False, "also": also},

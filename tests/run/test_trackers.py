@@ -169,8 +169,8 @@ def at(version: int, value: float, when: str, name: str = "held_out") -> dict[st
     return {**FIGURES, "version": version, "when": when, "set": name, "pass_at_1": passed}
 
 
-def tracked(folder: Path, name: str) -> Config:
-    return small_config(folder, trackers=[name])
+def tracked(folder: Path, name: str, model: str = "tiny") -> Config:
+    return small_config(folder, model=model, trackers=[name])
 
 
 @pytest.mark.parametrize(
@@ -212,10 +212,10 @@ def test_a_tracker_has_every_update_once_over_a_resume(tmp_path: Path, name: str
 
 
 @pytest.mark.slow
-def test_a_run_and_its_resumed_part_are_one_in_tensorboard(tmp_path: Path) -> None:
+def test_a_run_and_its_resumed_part_are_one_in_tensorboard(tmp_path: Path, one_layer: str) -> None:
     pytest.importorskip("tensorboard", reason="a tracker is not installed: pip install")
     folder = tmp_path / "run"
-    config = tracked(folder, "tensorboard")
+    config = tracked(folder, "tensorboard", one_layer)
     train(config, QuietScreen())
     opened, changed = open_run(folder, ["pipeline.updates=3"])
     train(changed, QuietScreen(), opened)
@@ -245,11 +245,14 @@ class Failing:
 
 
 @pytest.mark.slow
-def test_a_tracker_that_fails_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_fails_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_layer: str
+) -> None:
     monkeypatch.setitem(trackers.TRACKERS, "wandb", Failing)
     monkeypatch.setattr(trackers, "find_spec", lambda name: True)
     folder = tmp_path / "run"
-    result = train(small_config(folder, trackers=["wandb"], pipeline={"updates": 3}), QuietScreen())
+    sections = {"model": one_layer, "pipeline": {"updates": 3}}
+    result = train(small_config(folder, trackers=["wandb"], **sections), QuietScreen())
     assert result.finished and len(RunFolder(folder).metrics()) == 3
     events = (folder / "events.log").read_text()
     assert events.count("tracker wandb failed") == 1 and "no such host" in events
@@ -419,8 +422,8 @@ main()
 
 
 @pytest.mark.slow
-def test_a_command_ends_whatever_its_tracker_hangs_in(tmp_path: Path) -> None:
-    config = small_config(tmp_path / "run", trackers=["wandb"])
+def test_a_command_ends_whatever_its_tracker_hangs_in(tmp_path: Path, one_layer: str) -> None:
+    config = tracked(tmp_path / "run", "wandb", one_layer)
     file = tmp_path / "config.yaml"
     file.write_text(json.dumps(config.model_dump(mode="json")))
     lines, seconds = hanging(tmp_path, "log finish exit", COMMAND, "train", str(file))
@@ -503,10 +506,11 @@ def test_a_table_has_no_more_rows_than_its_limit() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_sends_its_tables_when_they_are_due(tmp_path: Path) -> None:
+def test_a_run_sends_its_tables_when_they_are_due(tmp_path: Path, one_layer: str) -> None:
     pytest.importorskip("trackio", reason="a tracker is not installed: pip install")
     folder = tmp_path / "run"
-    config = small_config(folder, trackers=["trackio"], log_completions=2, pipeline={"updates": 3})
+    sections = {"model": one_layer, "pipeline": {"updates": 3}}
+    config = small_config(folder, trackers=["trackio"], log_completions=2, **sections)
     train(config, QuietScreen())
     rows = table_of(folder, "trackio")
     assert {row["step"] for row in rows} == {2} and 0 < len(rows) <= TABLE_ROWS

@@ -265,16 +265,17 @@ def test_an_offline_run_has_no_generator_and_repeats_bit_for_bit(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_rollouts_of_a_run_are_half_of_the_next_ones_batches(tmp_path: Path) -> None:
-    synchronous = small_config(tmp_path / "first", pipeline={"max_staleness": 0})
+def test_rollouts_of_a_run_are_half_of_the_next_ones_batches(
+    tmp_path: Path, one_layer: str
+) -> None:
+    synchronous = small_config(tmp_path / "first", model=one_layer, pipeline={"max_staleness": 0})
     first = train(synchronous, QuietScreen()).run_dir
     rows = list(read_run(first))
     versions = {max(row["versions"]) for row in rows}
     assert versions == {0, 1}
     source = {"sources": [str(first)], "share": 0.5, "max_version": 0, "behavior": "refreshed"}
-    config = small_config(
-        tmp_path / "second", data={"trajectories": source}, checkpoint={"every": 1}
-    )
+    sections = {"model": one_layer, "data": {"trajectories": source}}
+    config = small_config(tmp_path / "second", checkpoint={"every": 1}, **sections)
     train(config, QuietScreen())
     second = list(read_run(tmp_path / "second"))
     replayed = [row for row in second if row["group"] < 0]
