@@ -26,7 +26,10 @@ SMOKE = {
     "evaluation.samples": 1,
 }
 # Constants of a script, which are replaced in a copy of it.
-SMALLER = {"judge.py": ("RATED, KEPT_BACK = 1024, 200", "RATED, KEPT_BACK = 384, 96")}
+SMALLER = {
+    "judge.py": ("RATED, KEPT_BACK = 1024, 200", "RATED, KEPT_BACK = 384, 96"),
+    "offline.py": ("record(problems: int = 64", "record(problems: int = 16"),
+}
 COLD_START = ["cold_start.steps=2", "cold_start.batch_tokens=512"]
 
 
@@ -56,6 +59,7 @@ def smaller() -> str:
     for key, value in SMOKE.items():
         section, _, name = key.partition(".")
         sizes[section][name] = value
+    sizes["pipeline"]["l_max"] = 96
     sizes["pipeline"]["diversity"] = "none"  # a batch of two groups must not wait for a signal
     return yaml.safe_dump(sizes)
 
