@@ -32,6 +32,15 @@ LLAMA4 = {
     "no_rope_layers": [1, 0],
 }
 MOE = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+INKLING = {
+    "head_dim": 8,
+    "swa_head_dim": 8,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+}
 
 SPARSE = {
     "head_dim": 4,
@@ -112,7 +121,7 @@ def test_a_model_that_would_leak_into_the_next_sequence_is_refused(tmp_path, kin
         ("codegen", {"n_head": 4, "rotary_dim": 8}, "computes attention itself"),
         ("recurrent_gemma", {"head_dim": 8, "lru_width": 32}, "computes attention itself"),
         ("deepseek_v32", SPARSE, "gives its attention indices, which"),
-        ("inkling_text", {"head_dim": 8}, "gives its attention position_bias, which"),
+        ("inkling_text", INKLING, "gives its attention position_bias, which"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )

@@ -153,7 +153,7 @@ def test_recorded_logprobs_are_of_the_quantized_policy():
         if state:
             full.load_state_dict(state)
         recorded = [list(c.logprobs) for c in done]
-        ours, theirs = ([logprobs_of(model, c) for c in done] for model in (generator.model, full))
+        ours, theirs = (logprobs_of(model, done) for model in (generator.model, full))
         # Other shapes round sums otherwise, which moves a few activations to the next of E4M3.
         near, far = (parity.distance(recorded, each).kl for each in (ours, theirs))
         assert near < 1e-4 and near < far / 50
@@ -161,11 +161,15 @@ def test_recorded_logprobs_are_of_the_quantized_policy():
 
 
 @torch.inference_mode()
-def logprobs_of(model, completion):
+def logprobs_of(model, completions):
     """By a packed forward, without the engine."""
-    prompt, ids = list(completion.prompt_ids), list(completion.token_ids)
-    logits = model(**pack([prompt + ids], "cpu")).logits[0, len(prompt) - 1 : -1]
-    return logits.float().log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
+    rows = [[*c.prompt_ids, *c.token_ids] for c in completions]
+    logits = model(**pack(rows, "cpu")).logits[0].float().log_softmax(-1)
+    found = []
+    for c, row in zip(completions, logits.split([*map(len, rows)]), strict=True):
+        predicted = row[len(c.prompt_ids) - 1 : -1]
+        found.append(predicted.gather(1, torch.tensor(c.token_ids)[:, None])[:, 0].tolist())
+    return found
 
 
 @pytest.mark.parametrize(
