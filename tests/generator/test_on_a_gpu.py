@@ -177,7 +177,7 @@ def test_a_conversation_continues_without_a_wait():
 
 def test_keys_and_values_of_a_prefill_exist_once():
     """The peak is that of its activations and of one copy, whatever the number of layers."""
-    layers, tokens = 24, 4096
+    layers, tokens = 16, 4096
     with fake_cuda(), torch.inference_mode(), Allocator(8 * GIB) as allocator:
         model = on_gpu(num_hidden_layers=layers, num_key_value_heads=4, intermediate_size=64)
         layout, _ = examine_model(model, tokens)

@@ -303,7 +303,8 @@ def test_every_epoch_holds_every_pair_once(base, data, tmp_path):
 
 
 def test_the_loss_falls_and_any_tool_loads_the_result(base, data, tmp_path):
-    logs = run(base, data, tmp_path / "out", steps=60, batch_tokens=1000, microbatch_tokens=1000)
+    settings = {"steps": 30, "batch_tokens": 1000, "microbatch_tokens": 1000}
+    logs = run(base, data, tmp_path / "out", **settings, learning_rate=1e-2)
     first = sum(log.loss for log in logs[:5]) / 5
     last = sum(log.loss for log in logs[-5:]) / 5
     assert last < 0.5 * first
