@@ -24,6 +24,8 @@ from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 from tramontane.tokens import INSERTED
 
+# Environments that show images need torch.
+pytestmark = pytest.mark.usefixtures("forked_workers")
 IMAGE_TOKEN = 259  # of the tiny Mistral 3
 
 
