@@ -122,7 +122,7 @@ def test_bfloat16_shapes_come_again_and_filler_changes_nothing(family):
     )
     engine = SlotEngine(model, slots=40, max_len=100)
     seen.clear()
-    engine.submit(make_requests(6, 7, seed=5, lengths=(5, 40), tokens=(20, 60)))
+    engine.submit(make_requests(6, 7, seed=5, lengths=(5, 40), tokens=(10, 40)))
     done, live = [], set()
     while engine.pending():
         live.add(min(40, len(engine.pending())))
