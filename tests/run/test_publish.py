@@ -23,11 +23,11 @@ SECONDS = 300.0  # limit of a command
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory, one_layer: str) -> Path:
     folder = tmp_path_factory.mktemp("own") / "run"
     evaluation = {"problems": 4, "samples": 1}
     data = {"eval": "playground:"}
-    config = small_config(folder, data=data, evaluation=evaluation)
+    config = small_config(folder, model=one_layer, data=data, evaluation=evaluation)
 
     def brief(
         problem: object, text: str, n_tokens: int
