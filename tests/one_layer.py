@@ -1,5 +1,6 @@
 """A model of one layer that talks as the shipped one of four does: it answers in the format or not,
-briefly or up to the limit. A whole run with it takes half the processor time."""
+briefly or up to the limit. A run with it takes 40 % less processor time, and one of
+conversations half."""
 
 import json
 import shutil
