@@ -21,6 +21,8 @@ from tramontane.trainer.parity import compare
 from tramontane.trainer.trainer import Trainer
 
 WAIT_SECONDS = 120.0
+# In one process, which compiles each function once for all tests of trainers.
+COMPILED = (pytest.mark.slow, pytest.mark.xdist_group("compiled trainer"))
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -52,8 +54,8 @@ def gradient(trainer: Trainer) -> torch.Tensor:
         {"gradient_checkpointing": True},
         {"gradient_checkpointing": True, "activation_offload": True},
         {"lora": {"rank": 4}},
-        pytest.param({"compile": True}, marks=pytest.mark.slow),
-        pytest.param({"compile": True, "lora": {"rank": 4}}, marks=pytest.mark.slow),
+        pytest.param({"compile": True}, marks=COMPILED),
+        pytest.param({"compile": True, "lora": {"rank": 4}}, marks=COMPILED),
     ],
     ids=lambda settings: "+".join(settings) or "plain",
 )

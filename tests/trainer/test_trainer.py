@@ -113,6 +113,7 @@ def test_a_gradient_above_the_limit_is_scaled_down_to_it():
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("compiled trainer")  # that of test_gpu, which compiles the same functions
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
 def test_compiled_blocks_compute_the_same():
     plain, compiled = trainer(), trainer(compile=True)
