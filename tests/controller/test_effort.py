@@ -230,11 +230,12 @@ def test_an_evaluation_measures_the_levels_that_are_chosen(tmp_path: Path) -> No
         tramontane.generate("tiny", "1 + 1?", given)
 
 
-def test_a_run_records_and_measures_each_level(tmp_path: Path) -> None:
+def test_a_run_records_and_measures_each_level(tmp_path: Path, one_layer: str) -> None:
     medium = {"phrase": "Effort: medium.", "l_max": 40, "l_cache": 8}
     levels = {"low": {**LOW, "l_max": 20, "share": 1.0}, "medium": medium, "high": LEVELS["high"]}
     run = small_config(
         tmp_path / "run",
+        model=one_layer,
         data={"effort": levels, "eval": "playground:"},
         evaluation={"problems": 2, "samples": 2, "before": False},
         pipeline={"updates": 1, "group_size": 2, "l_max": 64, "diversity": "none"},

@@ -117,8 +117,11 @@ def test_the_gate_sees_what_only_long_sequences_show(
 
 
 @pytest.mark.skipif(not int8.is_exact(), reason="this processor has no instructions for int8")
-def test_a_policy_in_eight_bits_is_measured_before_the_first_update(tmp_path: Path) -> None:
+def test_a_policy_in_eight_bits_is_measured_before_the_first_update(
+    tmp_path: Path, one_layer: str
+) -> None:
     sections: dict[str, Any] = {
+        "model": one_layer,
         "pipeline": {"updates": 1},
         "generator": {"weights": "int8", "dtype": "float32"},
         "trainer": {"dtype": "float32"},

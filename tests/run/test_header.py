@@ -128,9 +128,9 @@ def test_every_shipped_config_fits_into_twelve_lines() -> None:
 
 
 def test_sizes_and_the_whole_prompt_are_for_a_verbose_display(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, one_layer: str
 ) -> None:
-    config = small_config(tmp_path, pipeline={"updates": 1}, data={"eval": None})
+    config = small_config(tmp_path, model=one_layer, pipeline={"updates": 1, "n_batch": 8})
     tramontane.train(config, report=False)
     quiet = capsys.readouterr().out
     assert quiet.index("reading the data …") < quiet.index("loading torch")

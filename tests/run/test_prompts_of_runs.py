@@ -59,9 +59,10 @@ def test_a_run_follows_its_models_template(
     assert recorded["verifier"]["thinking_tags"] == tags
 
 
-def test_a_prefix_and_a_stop_are_part_of_a_run(tmp_path: Path) -> None:
+def test_a_prefix_and_a_stop_are_part_of_a_run(tmp_path: Path, one_layer: str) -> None:
     found = run(
         tmp_path,
+        model=one_layer,
         data={"response_prefix": "<think>So, "},
         generator={"stop": ["."]},
         evaluation={"problems": 4, "samples": 2},

@@ -29,12 +29,12 @@ def test_a_given_template_replaces_the_tokenizers_and_is_saved_with_it(tmp_path)
     assert base.render("1 + 1?") == "<system>Add.<user>1 + 1?<answer>"
 
 
-def test_whoever_uses_a_runs_weights_writes_its_prompts(tmp_path: Path) -> None:
+def test_whoever_uses_a_runs_weights_writes_its_prompts(tmp_path: Path, one_layer: str) -> None:
     """The run's template is saved with its weights; the model that it began with has another."""
     given = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}<answer> "
-    rows = run(tmp_path, data={"chat_template": given})
+    rows = run(tmp_path, model=one_layer, data={"chat_template": given})
     [weights] = (tmp_path / "run/checkpoints").glob("*/weights")
-    trained, first = (encoder_of(Config(model=name)) for name in (str(weights), "tiny"))
+    trained, first = (encoder_of(Config(model=name)) for name in (str(weights), one_layer))
     own = encoder_of(RunFolder(tmp_path / "run").config())
     assert own.render("1 + 1?").endswith("<user> 1 + 1?\n<answer> ")
     for row in rows:
