@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -45,9 +46,15 @@ def serving(model: str) -> Iterator[str]:
         process.process.kill()
 
 
+@cache
+def client() -> httpx.Client:
+    """One for all requests: each has certificates to read when it is made."""
+    return httpx.Client(timeout=SECONDS)
+
+
 def ask(address: str, **keys: Any) -> Any:
     body = {"model": "tiny", "messages": [{"role": "user", "content": PROMPT}], **keys}
-    answer = httpx.post(f"{address}/chat/completions", json=body, timeout=SECONDS)
+    answer = client().post(f"{address}/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -69,7 +76,7 @@ def test_both_routes_sample_the_same_tokens(address: str) -> None:
         "token_ids": chat["prompt_token_ids"],
         "sampling_params": {"temperature": 1.0, "seed": 5, "n": 3},
     }
-    tokens = httpx.post(f"{root}/inference/v1/generate", json=body, timeout=SECONDS).json()
+    tokens = client().post(f"{root}/inference/v1/generate", json=body).json()
     found = [choice["token_ids"] for choice in chat["choices"]]
     assert found == [choice["token_ids"] for choice in tokens["choices"]]
     assert len({*map(tuple, found)}) == 3
