@@ -68,9 +68,9 @@ def run(finished: Path, tmp_path: Path, one_layer: str) -> RunFolder:
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     (folder / "summary.json").unlink()
-    config = config_of(folder, one_layer).model_dump(mode="json")
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    return RunFolder(folder)
+    copied = RunFolder(folder)
+    copied.write_config(config_of(folder, one_layer))
+    return copied
 
 
 def test_a_run_ends_with_its_files_and_its_number_type(finished: Path) -> None:
