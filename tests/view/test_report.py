@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 from collections import Counter
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -103,11 +104,16 @@ def evaluation(right: int) -> list[dict[str, Any]]:
     ]
 
 
+@cache
+def token_ids(text: str) -> tuple[int, ...]:
+    return tuple(load_tokenizer("tiny")(text)["input_ids"])
+
+
 def rollout(index: int, versions: list[int]) -> tuple[Completion, Verdict]:
     words = [f"{'' if i == 0 else ' '}{w}" for i, w in enumerate(HOSTILE.split())]
     tokens = ["<think>", *words, *[f" {i} + {i + 1} = {2 * i + 1}," for i in range(len(versions))]]
     text = "".join([*tokens, "</think>", "\n", "\\boxed{12}"])
-    ids = load_tokenizer("tiny")(text)["input_ids"]
+    ids = list(token_ids(text))
     spread = [versions[i * len(versions) // len(ids)] for i in range(len(ids))]
     completion = Completion(3, index, [1], ids, [-0.1] * len(ids), spread, "stop", text)
     return completion, Verdict(1.1, {}, "right")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -432,6 +433,15 @@ ROLLOUT, GROUPS_OF_1 = "rollout?run=0&update=1&row=0", "groups?run=0&update=1"
 COMPARED = ["problems?among=0,1", "answers?run=0&problem_id=x"]
 
 
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of two runs, to be copied."""
+    folder = tmp_path_factory.mktemp("two")
+    for name in ("one", "two"):
+        make_run(folder / name, name=name)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("change", "refused"),
     [
@@ -456,9 +466,10 @@ COMPARED = ["problems?among=0,1", "answers?run=0&problem_id=x"]
     ],
 )
 def test_a_damaged_file_is_named_where_it_is_needed_and_nothing_else_fails(
-    tmp_path: Path, change: Callable[[Path], str], refused: list[str]
+    two: Path, tmp_path: Path, change: Callable[[Path], str], refused: list[str]
 ) -> None:
-    paths = [make_run(tmp_path / name, name=name).path for name in ("one", "two")]
+    shutil.copytree(two, tmp_path, dirs_exist_ok=True)
+    paths = [tmp_path / "one", tmp_path / "two"]
     name = change(paths[0])
     other = "rollout?run=0&update=2&row=0", "groups?run=0&update=2"
     asked = ["runs", *other, *COMPARED, *refused, ROLLOUT, GROUPS_OF_1, "problems?among=1"]
