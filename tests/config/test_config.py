@@ -151,6 +151,12 @@ def test_a_merged_key_may_be_given_again():
     assert read == {"a": {"p": 2, "q": 1}, "b": {"p": 1, "q": 3}, "c": {"p": 1, "q": 4}}
 
 
+def test_each_read_of_a_text_has_a_value_of_its_own():
+    text = "a: [1]"
+    read_yaml(text, "text")["a"].append(2)
+    assert read_yaml(text, "text") == {"a": [1]}
+
+
 def test_overrides_replace_values_of_the_file(load):
     config = load(
         "name: mine\npipeline: {n_batch: 64, group_size: 8}\n",

@@ -15,6 +15,7 @@ from tramontane.studies.verdicts import (
     judge,
     mean_and_interval,
     q_values,
+    quantile,
     seeds_needed,
     surviving,
 )
@@ -200,3 +201,16 @@ def test_corrections_for_the_number_of_claims():
     by_hand = np.minimum.accumulate((np.sort(p) * 10 / np.arange(1, 11))[::-1])[::-1]
     assert q_values(found) == pytest.approx(list(by_hand[np.argsort(np.argsort(p))].clip(max=1)))
     assert surviving(found, "holds") == {"Holm": 1, "Benjamini–Hochberg": 2}
+
+
+def test_quantiles_and_q_values_are_those_of_scipy_to_the_last_digit():
+    """The published figures have them."""
+    for degrees in (1, 2, 5, 11, 23, 10**6):
+        for share in (0.975, 0.99, 0.995, 0.8):
+            assert quantile(degrees, share) == stats.t.ppf(share, degrees)
+    found = [verdict({"a": [g, g + 0.01, g - 0.02], "b": [0.0] * 3}) for g in (0.9, 0.0, 0.05, 0.0)]
+    for one in found:
+        distance = 0.03 - one.difference if one.outcome == "does not hold" else one.difference
+        assert one.p == stats.t.sf(distance / one.error, 2)
+    assert q_values(found) == [*stats.false_discovery_control([one.p for one in found])]
+    assert q_values([]) == []

@@ -13,6 +13,7 @@ from tramontane.errors import InputError
 
 _TOP_KEY = re.compile(rb"^(?=[^\s#-])", re.MULTILINE)
 MAX_VALUES = 1_000_000  # in a YAML text, with aliases expanded
+LONG = 1 << 14  # characters of a text that is read anew each time
 _MARKS = ("@", "`", "%", "*", "&", "!")  # with a meaning of their own at the beginning of a value
 _COLON = "mapping values are not allowed here"  # PyYAML's words
 _MERGE = "tag:yaml.org,2002:merge"
@@ -70,22 +71,34 @@ def read_yaml(text: str | bytes, where: str) -> Any:
             values.
     """
     try:
-        value = yaml.load(text, _Loader)
-        values, count = [value], 0
-        while values:
-            found = values.pop()
-            if (count := count + 1) > MAX_VALUES:
-                raise ValueError(f"more than {MAX_VALUES:,} values")
-            if isinstance(found, dict):
-                values += found.values()
-            elif isinstance(found, list):
-                values += found
+        value = _load(text) if len(text) > LONG else pickle.loads(_loaded(text))
     except RecursionError:
         raise InputError(f"{where}: not valid YAML: nested too deeply") from None
     # For scalars such as `!!timestamp x` or a date in month 13, PyYAML raises whatever its
     # constructors raise.
     except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(f"{where}: not valid YAML: {_explained(error)}") from None
+    return value
+
+
+@lru_cache(maxsize=1024)
+def _loaded(text: str | bytes) -> bytes:
+    """The value of a text, pickled: each caller gets its own. The arms of a study and the runs of a
+    sweep read one config and like overrides again and again."""
+    return pickle.dumps(_load(text))
+
+
+def _load(text: str | bytes) -> Any:
+    value = yaml.load(text, _Loader)
+    values, count = [value], 0
+    while values:
+        found = values.pop()
+        if (count := count + 1) > MAX_VALUES:
+            raise ValueError(f"more than {MAX_VALUES:,} values")
+        if isinstance(found, dict):
+            values += found.values()
+        elif isinstance(found, list):
+            values += found
     return value
 
 

@@ -172,8 +172,9 @@ def _own() -> list[str]:
 
 def names_in(*sets: StudySet) -> list[str]:
     """Names of the studies of some sets, one set after the other; without one, of all sets."""
-    sets = sets or get_args(StudySet)
-    return [name for group in sets for name in names() if load_study(name).set == group]
+    set_of = {name: load_study(name).set for name in names()}
+    groups = sets or get_args(StudySet)
+    return [name for group in groups for name, of in set_of.items() if of == group]
 
 
 def base_config() -> Path:

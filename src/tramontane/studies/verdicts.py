@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from tramontane.studies.measures import Measure
 from tramontane.studies.study import LOOKS, Claim, look
@@ -24,10 +25,11 @@ POWER = 0.8  # of the detectable effect, and of the seeds that a claim needs
 FALSE_DISCOVERIES = 0.05  # share of false ones among verdicts with a q-value of at most this
 
 
+@lru_cache
 def quantile(degrees: float, share: float = 0.975) -> float:
     """Student's quantile by SciPy, whose last digits the published figures of studies have;
-    infinite without degrees of freedom."""
-    return float(stats.t.ppf(share, degrees)) if degrees else math.inf
+    infinite without degrees of freedom. Not from `scipy.stats`, which takes long to import."""
+    return float(special.stdtrit(degrees, share)) if degrees else math.inf
 
 
 @dataclass(frozen=True)
@@ -139,8 +141,12 @@ def judge(
 def q_values(verdicts: Sequence[ClaimVerdict]) -> list[float]:
     """For each verdict, the share of false ones to expect among those at least as clear (Benjamini
     and Hochberg, over all claims of a page)."""
-    p = [verdict.p for verdict in verdicts]
-    return [float(q) for q in stats.false_discovery_control(p)] if p else []
+    p = np.array([verdict.p for verdict in verdicts])
+    order = np.argsort(p, kind="stable")
+    scaled = p[order] * (len(p) / np.arange(1.0, len(p) + 1))
+    q = np.empty(len(p))
+    q[order] = np.minimum.accumulate(scaled[::-1])[::-1].clip(max=1)
+    return [*map(float, q)]
 
 
 def surviving(verdicts: Sequence[ClaimVerdict], outcome: Outcome) -> dict[str, int]:
@@ -161,7 +167,7 @@ def seeds_needed(verdict: ClaimVerdict, claim: Claim) -> float:
     """Number of seeds with which 80 % of studies with this spread would distinguish an effect of
     the margin's size from no effect; infinite without a spread."""
     spread = verdict.error * math.sqrt(verdict.seeds)
-    clear = stats.norm.ppf(1 - min(LOOKS.values()) / 2) + stats.norm.ppf(POWER)
+    clear = special.ndtri(1 - min(LOOKS.values()) / 2) + special.ndtri(POWER)
     return float((clear * spread / claim.margin) ** 2) if math.isfinite(spread) else math.inf
 
 
@@ -215,4 +221,4 @@ def _p_value(
     else:
         estimate = -difference if claim.expect == "lower" else difference
         distance = margin - estimate if refuted else estimate
-    return float(stats.t.sf(distance / error, degrees))
+    return float(special.stdtr(degrees, -distance / error))
