@@ -11,10 +11,11 @@ from tramontane import InputError
 from tramontane.studies.study import load_study
 from tramontane_oversight.studies.arm import TAUGHT, run_arm, taught_model
 
+STUDY = load_study("oversight")
+
 
 def keys_of(arm: str, **changes: Any) -> dict[str, Any]:
-    study = load_study("oversight")
-    return {**study.base, **study.arms[arm], **changes}
+    return {**STUDY.base, **STUDY.arms[arm], **changes}
 
 
 SIMULATED = {
@@ -23,11 +24,11 @@ SIMULATED = {
 }
 
 
-@pytest.mark.parametrize("arm", load_study("oversight").arms)
+@pytest.mark.parametrize("arm", STUDY.arms)
 def test_every_arm_returns_the_measures_of_the_study(arm: str, tmp_path: Path) -> None:
-    study, folder = load_study("oversight"), tmp_path / arm / "seed_0"
+    folder = tmp_path / arm / "seed_0"
     found = run_arm(keys_of(arm, questions=40, **SIMULATED), 0, folder)
-    assert set(study.measures) == set(found)
+    assert set(STUDY.measures) == set(found)
     assert 0 <= found["accuracy"] <= 1
     assert math.isnan(found["win_rate"]) == arm.startswith("direct")
     assert math.isnan(found["own_accuracy"]) == (not arm.startswith("open"))

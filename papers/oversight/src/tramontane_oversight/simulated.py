@@ -47,24 +47,30 @@ class SimulatedAgent(Immediate):
         self.config, self.seed = config, seed
 
     def reply(self, key: str, call: Call, examples: Sequence[Transcript]) -> Reply:
-        rng = Random(f"{self.seed}/{key}")
         if call.task == "argue":
-            return Reply(self._argument(call, rng))
+            return Reply(self._argument(call, key))
         if call.task == "ask":
             return Reply("Why?")
         if call.task == "prefer":
             strengths = [strength_of(text) for text in call.candidates]
             return Reply(str(1 + strengths.index(max(strengths))))
+        rng = self._random(key)
         if call.task == "judge" and call.turns:
             return Reply(_letter(call, self._persuaded(call), rng))
         accuracy = self._accuracy(call)
         return Reply(_letter(call, accuracy, rng), probability=accuracy)
 
-    def _argument(self, call: Call, rng: Random) -> str:
+    def _random(self, key: str) -> Random:
+        """The randomness of a reply. To seed it takes longer than all else in most replies."""
+        return Random(f"{self.seed}/{key}")
+
+    def _argument(self, call: Call, key: str) -> str:
         assert call.side is not None
         rates = self.config.persuasiveness
         rate = rates.right if call.side == call.question.right else rates.wrong
-        strength = SCALE * math.log10(rate / (1 - rate)) + rng.gauss(0, self.config.spread)
+        strength = SCALE * math.log10(rate / (1 - rate))
+        if self.config.spread:
+            strength += self._random(key).gauss(0, self.config.spread)
         letter, answer = LETTERS[call.side], call.question.choices[call.side]
         return f"The answer is ({letter}) {answer}. [strength {strength:+.3f}]"
 
