@@ -5,6 +5,8 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import pytest
 import yaml
@@ -90,6 +92,12 @@ def page(tmp_path):
     copied = tmp_path / "docs/reproduction.md"
     shutil.copytree(ROOT / "docs/reproduction", copied.with_suffix(""))
     return copied
+
+
+@pytest.fixture(scope="module")
+def studies_undecided(tmp_path_factory):
+    """By the data that are shipped, without runs."""
+    return undecided(tmp_path_factory.mktemp("studies"), ROOT / "docs/reproduction.md")
 
 
 @pytest.fixture(scope="module")
@@ -330,11 +338,11 @@ def test_a_claim_that_is_changed_after_its_runs_is_not_judged(tmp_path):
     assert registration(slower, slower.claims[0], config_of(study)) not in known
 
 
-def test_an_undecided_claim_says_what_would_decide_it(page, tmp_path):
+def test_an_undecided_claim_says_what_would_decide_it(studies_undecided):
     text = (ROOT / "docs/reproduction.md").read_text()
     needs = dict(re.findall(r"\(#(.*?)\) \|.*\| undecided \((.*)\) \|$", text, re.M))
     assert "| undecided (" in text and "| undecided |" not in text
-    single = {s.name: s for s in undecided(tmp_path, page) if s.claims == 1}
+    single = {s.name: s for s in studies_undecided if s.claims == 1}
     assert len(single) > 3
     for name, study in single.items():
         needed = needs[slugify(load_study(name).title, "-")].replace(",", "")
@@ -344,8 +352,8 @@ def test_an_undecided_claim_says_what_would_decide_it(page, tmp_path):
             assert float(hours) == pytest.approx(study.decided, abs=0.06)
 
 
-def test_the_most_decidable_studies_come_first(page, tmp_path):
-    found = undecided(tmp_path / "studies", page)
+def test_the_most_decidable_studies_come_first(studies_undecided):
+    found, page = studies_undecided, ROOT / "docs/reproduction.md"
     hours = [study.decided for study in found]
     assert hours == sorted(hours) and len(found) > 10
     assert all(study.plan.seeds in LOOKS and study.hours > 0 for study in found)
@@ -360,35 +368,43 @@ def test_the_most_decidable_studies_come_first(page, tmp_path):
     assert decided.isdisjoint(study.name for study in found)
 
 
+@cache
+def configs_of(name):
+    """The plan of a study, and the configs of its arms, none of a study with a function."""
+    plan = Plan(load_study(name), Path("studies"), seeds=1)
+    return plan, [] if plan.study.runner else [plan.arm_config(*run) for run in plan.runs()]
+
+
 @pytest.mark.parametrize("name", names())
-def test_all_arms_are_measured_by_the_same_problems(name, tmp_path):
-    plan = Plan(load_study(name), tmp_path, seeds=1)
+def test_all_arms_are_measured_by_the_same_problems(name):
+    plan, configs = configs_of(name)
     if plan.study.runner or plan.study.shown.keys() <= {"maths", "code", "maths_gain", "code_gain"}:
         return  # cross_domain's figures are of sets of their own
     measured = []
-    for arm, seed, folder in plan.runs():
-        config = plan.arm_config(arm, seed, folder)
+    for config in configs:
         data = config.data
         longest = config.by_stage()[-1].pipeline.l_max
         measured.append((data.eval, data.playground, data.domain, config.evaluation, longest))
     assert all(found == measured[0] for found in measured)
 
 
+@cache
+def loaded(playground, count):
+    """How many of `count` problems there are, by the playground's keys as JSON, which most studies
+    have in common."""
+    data = DataConfig(train="playground:", playground=json.loads(playground))
+    return len(load_problems("playground:", data, split="test", limit=count, seed=0))
+
+
 @pytest.mark.parametrize("name", names())
-def test_there_are_as_many_problems_as_an_evaluation_takes(name, tmp_path):
-    plan = Plan(load_study(name), tmp_path, seeds=1)
-    if plan.study.runner:
-        return
+def test_there_are_as_many_problems_as_an_evaluation_takes(name):
+    _, configs = configs_of(name)
     sets = []
-    for arm, seed, folder in plan.runs():
-        config = plan.arm_config(arm, seed, folder)
+    for config in configs:
         sets.append((config.data.playground, config.evaluation.problems))
         sets += [(also.playground, also.problems) for also in config.evaluation.also.values()]
-    for n, (playground, count) in enumerate(sets):
-        if (playground, count) in sets[:n]:
-            continue
-        data = DataConfig(train="playground:", playground=playground)
-        assert len(load_problems("playground:", data, split="test", limit=count, seed=0)) == count
+    for playground, count in sets:
+        assert loaded(playground.model_dump_json(), count) == count
 
 
 @pytest.mark.parametrize("name", names())
