@@ -162,14 +162,19 @@ def test_ratings_are_of_debates_before_the_same_judge(tmp_path: Path) -> None:
     assert gaps[1] > gaps[0] + 300 and gaps[1] > gaps[2] + 300
 
 
-def test_turns_without_words_and_questions_without_answer_are_counted(tmp_path: Path) -> None:
+def test_turns_without_words_and_questions_without_answer_are_counted(
+    tmp_path: Path, one_layer: str
+) -> None:
     file = tmp_path / "rows.jsonl"
     asked = [{"question": str(n), "choices": ["x", "y"], "answer": n or None} for n in range(2)]
     file.write_text("".join(json.dumps(row) + "\n" for row in asked))
     settings = config(
         tmp_path / "out",
         questions={"source": str(file)},
-        models={"judge": tiny(), "agent": tiny(max_tokens=1, response_prefix="<think>")},
+        models={
+            "judge": tiny(one_layer),
+            "agent": tiny(one_layer, max_tokens=1, response_prefix="<think>"),
+        },
         arms={"debate": {"protocol": "debate", "rounds": 1}},
         wording="brief",
     )
@@ -376,13 +381,17 @@ def settled(log: Path) -> None:
 # ------------------------------------------------------------------------- the slot engine
 
 
-def tiny(**keys: Any) -> dict[str, Any]:
-    checkpoint = {"path": "tiny", "slots": 8, "max_prompt_tokens": 700}
+def tiny(path: str = "tiny", **keys: Any) -> dict[str, Any]:
+    checkpoint = {"path": path, "slots": 8, "max_prompt_tokens": 700}
     return {"checkpoint": checkpoint, "max_tokens": 12, "temperature": 1.0} | keys
 
 
-def test_a_checkpoint_plays_all_roles_in_one_generator(tmp_path: Path) -> None:
-    models = {"judge": tiny(seed=1), "agent": tiny(max_tokens=16), "picker": tiny()}
+def test_a_checkpoint_plays_all_roles_in_one_generator(tmp_path: Path, one_layer: str) -> None:
+    models = {
+        "judge": tiny(one_layer, seed=1),
+        "agent": tiny(one_layer, max_tokens=16),
+        "picker": tiny(one_layer),
+    }
     arms = {"debate": {"protocol": "debate", "rounds": 2, "best_of": 2, "preference": "picker"}}
     settings = config(tmp_path / "a", 3, models=models, arms=arms, wording="brief")
     agents = open_agents(settings.models, load_wording("brief"))

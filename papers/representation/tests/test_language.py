@@ -97,9 +97,9 @@ def test_counting_steps_explains_nothing_and_knowing_what_is_right_does() -> Non
     assert held_out_r2(residual(np.array(right), labels, known), rest, known) > 0.9
 
 
-def test_the_hook_sees_the_latents_of_the_states(encoder: PromptEncoder) -> None:
+def test_the_hook_sees_the_latents_of_the_states(encoder: PromptEncoder, one_layer: str) -> None:
     """The objective's latents, actions and targets are those of a plain forward pass."""
-    model = load_model("tiny")
+    model = load_model(one_layer)
     batch = drawn(encoder, 5, seed=2)
     config = SelfPredictionConfig(method="ac", steps=2, hidden=0, normalize=False)
     expected = state_latents(model, batch)
@@ -129,11 +129,13 @@ def test_the_hook_sees_the_latents_of_the_states(encoder: PromptEncoder) -> None
     assert max(float(p.grad.abs().max()) for p in objective.predictions.parameters()) > 0
 
 
-def test_without_a_method_training_is_supervised_fine_tuning(encoder: PromptEncoder) -> None:
+def test_without_a_method_training_is_supervised_fine_tuning(
+    encoder: PromptEncoder, one_layer: str
+) -> None:
     batch = drawn(encoder, 4, seed=3)
     weights = []
     for own in (False, True):
-        model = load_model("tiny")
+        model = load_model(one_layer)
         settings = TrainerConfig(objective=ObjectiveConfig(name="sft"), dtype="float32")
         trainer = Trainer(model, settings, 1)
         objective = SelfPredictiveSFT(model, SelfPredictionConfig())
@@ -147,13 +149,13 @@ def test_without_a_method_training_is_supervised_fine_tuning(encoder: PromptEnco
 
 @pytest.mark.parametrize("method", ["pi", "ac", "var"])
 def test_the_auxiliary_loss_is_a_mean_over_the_batch_however_it_is_cut(
-    method: str, encoder: PromptEncoder
+    method: str, encoder: PromptEncoder, one_layer: str
 ) -> None:
     batch = drawn(encoder, 6, seed=4)
     gradients, seen = [], []
     for tokens in (150, 100_000):
         torch.manual_seed(0)
-        model = load_model("tiny")
+        model = load_model(one_layer)
         objective = SelfPredictiveSFT(model, SelfPredictionConfig(method=method, steps=2, weight=3))
         inner = objective.predictions.forward
         parts: list[tuple[torch.Tensor, ...]] = []
@@ -177,11 +179,11 @@ def test_the_auxiliary_loss_is_a_mean_over_the_batch_however_it_is_cut(
             torch.testing.assert_close(first, second, atol=1e-6, rtol=1e-3)
 
 
-def test_the_auxiliary_loss_moves_the_model(encoder: PromptEncoder) -> None:
+def test_the_auxiliary_loss_moves_the_model(encoder: PromptEncoder, one_layer: str) -> None:
     batch, weights = drawn(encoder, 4, seed=3), []
     for weight in (0.0, 3.0):
         torch.manual_seed(0)
-        model = load_model("tiny")
+        model = load_model(one_layer)
         settings = TrainerConfig(objective=ObjectiveConfig(name="sft"), dtype="float32")
         trainer = Trainer(model, settings, 1)
         trainer.objective = SelfPredictiveSFT(
@@ -193,9 +195,9 @@ def test_the_auxiliary_loss_moves_the_model(encoder: PromptEncoder) -> None:
 
 
 def test_probes_fit_values_and_not_the_number_of_steps(
-    encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch
+    encoder: PromptEncoder, one_layer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, unseen = load_model("tiny"), drawn(encoder, 500)
+    model, unseen = load_model(one_layer), drawn(encoder, 500)
 
     def counts(solution: Solution) -> np.ndarray:
         t = np.arange(solution.steps + 1)
@@ -219,8 +221,8 @@ SMALL = {"steps": 2, "batch_tokens": 400, "probe_solutions": 30, "auxiliary": {"
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    return arm({}, tmp_path_factory.mktemp("small"))
+def small(one_layer: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    return arm({"model": one_layer}, tmp_path_factory.mktemp("small"))
 
 
 def arm(changes: dict[str, Any], folder: Path) -> dict[str, float]:
@@ -243,9 +245,13 @@ def arm(changes: dict[str, Any], folder: Path) -> dict[str, float]:
     ids=str,
 )
 def test_every_key_of_an_arm_is_read(
-    changes: dict[str, Any], changed: list[str], small: dict[str, float], tmp_path: Path
+    changes: dict[str, Any],
+    changed: list[str],
+    small: dict[str, float],
+    one_layer: str,
+    tmp_path: Path,
 ) -> None:
-    found = arm(changes, tmp_path)
+    found = arm({"model": one_layer, **changes}, tmp_path)
     for name in changed:
         assert abs(found[name] - small[name]) > 1e-4 * abs(small[name]), name
     if "auxiliary" in changes:  # the predictors alone are faster or slower
@@ -253,11 +259,11 @@ def test_every_key_of_an_arm_is_read(
         assert (found["error_ac"] < small["error_ac"]) == faster
 
 
-def test_an_arm_returns_every_measure_of_the_study(tmp_path: Path) -> None:
+def test_an_arm_returns_every_measure_of_the_study(one_layer: str, tmp_path: Path) -> None:
     study = load_study("byol-language")
     for keys in study.arms.values():
         LanguageSettings(**{**study.base, **keys})
-    keys = {"steps": 2, "batch_tokens": 400, "probe_solutions": 30}
+    keys = {"model": one_layer, "steps": 2, "batch_tokens": 400, "probe_solutions": 30}
     found = run_arm({**keys, "auxiliary": {"method": "var", "steps": 2}}, 0, tmp_path)
     assert found.keys() == study.measures.keys()
     (line,) = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
