@@ -36,6 +36,7 @@ EXPERTS = {
 }
 # Sequences are padded to whole chunks, of 256 tokens by default.
 CHUNK = {"chunk_size": 32, "mamba_chunk_size": 32}
+ALIKE = {"num_hidden_layers": 2}  # where all layers are of one kind
 MAMBA2 = {
     "mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, **CHUNK,
 }  # fmt: skip
@@ -65,7 +66,7 @@ FAMILIES = {
         **MAMBA2,
         **EXPERTS,
     },
-    "falcon_h1": {"mamba_d_ssm": 64, "head_dim": 8, **MAMBA2},
+    "falcon_h1": {"mamba_d_ssm": 64, "head_dim": 8, **MAMBA2, **ALIKE},
     "bamba": {"attn_layer_indices": [1], **MAMBA2},
     "jamba": {
         "attn_layer_period": 2,
@@ -75,9 +76,9 @@ FAMILIES = {
         "mamba_dt_rank": 4,
         **EXPERTS,
     },
-    "mamba": {"state_size": 8},
-    "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 8, **CHUNK},
-    "falcon_mamba": {"state_size": 8},
+    "mamba": {"state_size": 8, **ALIKE},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 8, **CHUNK, **ALIKE},
+    "falcon_mamba": {"state_size": 8, **ALIKE},
 }
 
 

@@ -43,7 +43,7 @@ SIZES = {
     "intermediate_size": 48,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 2,
     "head_dim": 8,
     "max_position_embeddings": 256,
     "eos_token_id": EOS,
@@ -66,13 +66,14 @@ LATENT = {
 LATENT_BYTES = (
     4 * SIZES["num_hidden_layers"] * (LATENT["kv_lora_rank"] + LATENT["qk_rope_head_dim"])
 )
-BOTH = ["sliding_attention", "full_attention"] * 2
+BOTH = ["sliding_attention", "full_attention"]
 KINDS = {
     "latent": (DeepseekV3Config, LATENT),
     "shared": (
         Gemma4TextConfig,
         {
-            "layer_types": BOTH,
+            "num_hidden_layers": 4,
+            "layer_types": BOTH * 2,
             "sliding_window": WINDOW,
             "num_kv_shared_layers": 2,
             "global_head_dim": 8,
@@ -103,7 +104,7 @@ KINDS = {
             "attn_scale": 1.0,
             "intermediate_size_mlp": 48,
             "num_local_experts": 4,
-            "no_rope_layers": [1, 0, 1, 1],
+            "no_rope_layers": [1, 0],
         },
     ),
 }
