@@ -103,7 +103,7 @@ def generated(stop=(), response=None, record=None):
             stop_texts=generator._endings.texts,
         )  # fmt: skip
         assert type(made._decoder) is not type(generator._engine._decoder)
-    generator.submit(make_requests(12, 4, seed=3, lengths=(2, 30), tokens=(60, 120)))
+    generator.submit(make_requests(12, 2, seed=3, lengths=(2, 30), tokens=(40, 80)))
     return finish(generator)
 
 

@@ -96,7 +96,7 @@ def assert_same(got, expected):
     ],
 )
 def test_replays_draw_what_lanes_draw(family, kinds):
-    requests = make_requests(6, 5, seed=3, tokens=(1, 70))
+    requests = make_requests(6, 5, seed=3, tokens=(1, 40))
     if kinds == "mixed":
         requests = mixed(requests)
     lanes, replays = engines(make_model(family))
@@ -187,7 +187,7 @@ def test_interrupted_requests_and_cleared_engines():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_flash_attention_is_called_with_the_right_keys(family, span, monkeypatch):
     monkeypatch.setattr(flash, "SPAN", span)
-    requests = make_requests(5, 3, seed=6, tokens=(5, 60))
+    requests = make_requests(5, 3, seed=6, tokens=(5, 40))
     engine, eager = engines(make_model(family), slots=8, record=run_directly)
     engine.submit(requests)
     want = finish(engine)

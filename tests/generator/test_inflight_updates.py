@@ -81,7 +81,7 @@ def run_with_updates(
 
 def waiting_groups() -> list[Completion]:
     """Two groups, each larger than the slots."""
-    return make_requests(2, 12, seed=9, lengths=(10, 30), tokens=(5, 40))
+    return make_requests(2, 12, seed=9, lengths=(10, 30), tokens=(5, 28))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -100,7 +100,7 @@ def test_bfloat16_logprobs(family):
     model = make_model(family, dtype=torch.bfloat16)
     rounded = twin(model)
     exact = twin(model).float()
-    requests = make_requests(6, 4, seed=5, lengths=(5, 40), tokens=(20, 60))
+    requests = make_requests(6, 4, seed=5, lengths=(5, 40), tokens=(15, 40))
     engine = SlotEngine(model, slots=16, max_len=100)
     engine.submit(requests)
     done = finish(engine).values()
