@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -305,19 +306,16 @@ class Watcher(QuietScreen):
         self.warnings.append(text)
 
 
-def cut_short(folder: Path, **sections: Any) -> Config:
+def cut_short(folder: Path, **sections: Mapping[str, Any]) -> Config:
     """A run whose completions are too short for the format."""
     sizes = {"l_max": 4, "l_cache": 0, "max_groups_without_signal": 6}
     return small_config(folder, pipeline=sizes, **sections)
 
 
-def test_a_model_that_never_writes_the_format_ends_its_run_with_a_diagnosis(
-    tmp_path: Path, one_layer: str
-) -> None:
+def test_a_model_that_never_writes_the_format_ends_its_run_with_a_diagnosis(tmp_path: Path) -> None:
     screen = Watcher()
     config = cut_short(
         tmp_path / "run",
-        model=one_layer,
         data={"eval": "playground:"},
         evaluation={"problems": 4, "samples": 2},
     )
