@@ -6,6 +6,7 @@ import subprocess
 import sys
 from array import array
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -42,16 +43,40 @@ def wrapper(request, tmp_path_factory):
     return write_wrapper(folder, request.param), str(folder)
 
 
-def encoder_of(folder, **config):
-    prompts = PromptConfig(system_prompt=None, **config)
-    return PromptEncoder(load_tokenizer(folder), prompts, images=ImageProcessor(folder))
+@pytest.fixture(scope="module")
+def generator(wrapper):
+    """With room for all prompts of these tests; no request leaves anything behind that another
+    would use."""
+    return Generator.load(wrapper[1], GeneratorConfig(dtype="float32"), 3, 400)
+
+
+# What tests only read of a wrapper is loaded once.
+
+
+@cache
+def half_of(folder):
+    return load_model(folder)
+
+
+@cache
+def vision_of(folder):
+    return Vision(folder)
+
+
+def processor_of(folder):
+    return vision_of(folder).processor
+
+
+@cache
+def encoder_of(folder):
+    prompts = PromptConfig(system_prompt=None)
+    return PromptEncoder(load_tokenizer(folder), prompts, images=processor_of(folder))
 
 
 def by_processor(folder, prompt, pictures):
     """What the model's own processor makes of a whole prompt."""
-    processor = ImageProcessor(folder)
     text = encoder_of(folder).render(prompt)
-    made = processor._processor(
+    made = processor_of(folder)._processor(
         text=[text],
         images=[[*map(decode, pictures)]],
         return_tensors="pt",
@@ -85,7 +110,7 @@ def seen(vision, half, row):
         return plain_predictions(half, replace(row, inputs=inputs), 1.0).logprobs.detach()
 
 
-def test_tokens_and_numbers_are_those_of_the_whole_model(wrapper):
+def test_tokens_and_numbers_are_those_of_the_whole_model(wrapper, generator):
     model, folder = wrapper
     pictures = [uri(**size) for size in SIZES]
     prompt = Illustrated("Is <image> larger than <image> here?", pictures)
@@ -93,7 +118,7 @@ def test_tokens_and_numbers_are_those_of_the_whole_model(wrapper):
     made = by_processor(folder, prompt, pictures)
     assert prompt_ids == made["input_ids"][0].tolist()
     # Decoding: a group of two, and the same tokens with the first image twice, where they fit.
-    generator = Generator.load(folder, GeneratorConfig(dtype="float32"), 3, len(prompt_ids) + 8)
+    before = generator.stats()["prefill_tokens"]
     requests = [
         Completion.requested(0, i, prompt_ids, i, SamplingParams(6), images=pictures)
         for i in range(2)
@@ -102,7 +127,8 @@ def test_tokens_and_numbers_are_those_of_the_whole_model(wrapper):
     found = []
     while len(found) < 2:
         found += generator.step()
-    assert generator.stats()["prefill_tokens"] == len(prompt_ids) - 1  # once for the group
+    # Once for the group.
+    assert generator.stats()["prefill_tokens"] == before + len(prompt_ids) - 1
     # The whole model refuses a sampled image token, which is text here.
     ordinary = [c for c in found if model.config.image_token_id not in c.token_ids]
     assert ordinary
@@ -116,7 +142,7 @@ def test_tokens_and_numbers_are_those_of_the_whole_model(wrapper):
         )
         for c in found
     ]
-    half, vision = load_model(folder), Vision(folder)
+    half, vision = half_of(folder), vision_of(folder)
     row = pack_row(sequences, torch.device("cpu"))
     assert len(row.pictured) == 1
     packed = seen(vision, half, row)
@@ -138,7 +164,7 @@ def test_prompts_with_the_same_tokens_and_other_images_are_not_shared(wrapper):
         TrainSequence(array("i", ids[0]), ints(tokens), [0.0] * 4, [0] * 4, images=(image,))
         for image in pictures
     ]
-    half, vision = load_model(folder), Vision(folder)
+    half, vision = half_of(folder), vision_of(folder)
     row = pack_row(sequences, torch.device("cpu"))
     packed = seen(vision, half, row).split(4)
     for prompt, image, logprobs in zip(prompts, pictures, packed, strict=True):
@@ -147,11 +173,10 @@ def test_prompts_with_the_same_tokens_and_other_images_are_not_shared(wrapper):
     assert (packed[0] - packed[1]).abs().max() > 1e-2
 
 
-def test_keys_and_values_are_recomputed_with_the_images(wrapper):
+def test_keys_and_values_are_recomputed_with_the_images(wrapper, generator):
     model, folder = wrapper
     image = uri()
     prompt_ids = encoder_of(folder).encode(Illustrated("What?", [image]))
-    generator = Generator.load(folder, GeneratorConfig(dtype="float32"), 1, len(prompt_ids) + 8)
     generator.submit([Completion.requested(0, 0, prompt_ids, 0, SamplingParams(6), images=[image])])
     generator.step(3)
     generator._engine.recompute()
@@ -161,13 +186,13 @@ def test_keys_and_values_are_recomputed_with_the_images(wrapper):
     torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-4, rtol=0)
 
 
-def test_a_conversation_goes_on_behind_its_images(wrapper):
+def test_a_conversation_goes_on_behind_its_images(wrapper, generator):
     """Its keys and values are kept while it waits; positions go on as the images shift them."""
     model, folder = wrapper
     image = uri()
     prompt = Illustrated("What?", [image])
     prompt_ids = encoder_of(folder).encode(prompt)
-    generator = Generator.load(folder, GeneratorConfig(dtype="float32"), 1, len(prompt_ids) + 20)
+    before = generator.stats()["parked_tokens"]
     request = Completion.requested(0, 0, prompt_ids, 0, SamplingParams(4), images=[image])
     request = replace(request, keep_kv=True)
     first = finished(generator, request)
@@ -182,7 +207,7 @@ def test_a_conversation_goes_on_behind_its_images(wrapper):
         sampling=SamplingParams(len(tokens) + 4),
     )
     second = finished(generator, again)
-    assert generator.stats()["parked_tokens"] == len(prompt_ids) + 3
+    assert generator.stats()["parked_tokens"] == before + len(prompt_ids) + 3
     made = by_processor(folder, prompt, [image])
     expected = whole_logprobs(model, made, second.token_ids.tolist())
     sampled = [i for i in range(len(second.token_ids)) if second.versions[i] != INSERTED]
@@ -203,9 +228,9 @@ def test_gradients_are_the_same_where_blocks_are_computed_again(wrapper):
     ids = encoder_of(folder).encode(Illustrated("What?", [image]))
     tokens = ints([70, 71, 72, 73])
     sequence = TrainSequence(array("i", ids), tokens, [0.0] * 4, [0] * 4, images=(image,))
-    row, vision, gradients = pack_row([sequence], torch.device("cpu")), Vision(folder), []
+    row, vision, gradients = pack_row([sequence], torch.device("cpu")), vision_of(folder), []
     for checkpointed in (False, True):
-        half = load_model(folder)
+        half = load_model(folder) if checkpointed else half_of(folder)
         if checkpointed:
             checkpoint_blocks(half, TrainerConfig())
             train_blocks(half)
@@ -213,6 +238,7 @@ def test_gradients_are_the_same_where_blocks_are_computed_again(wrapper):
             found = plain_predictions(half, replace(row, inputs=inputs), 1.0).logprobs
         found.sum().backward()
         gradients.append({name: p.grad for name, p in half.named_parameters()})
+        half.zero_grad()
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, atol=1e-5, rtol=1e-4, msg=name)
 
@@ -220,7 +246,7 @@ def test_gradients_are_the_same_where_blocks_are_computed_again(wrapper):
 def test_positions_are_those_of_the_whole_model(wrapper):
     """What follows an image stands behind its longer side in some families, not its tokens."""
     model, folder = wrapper
-    vision, pictures = Vision(folder), [uri(**size) for size in SIZES]
+    vision, pictures = vision_of(folder), [uri(**size) for size in SIZES]
     prompt = Illustrated("Is <image> larger than <image> here?", pictures)
     ids = encoder_of(folder).encode(prompt)
     shift = vision.shift(ids, pictures)
@@ -247,10 +273,10 @@ def test_positions_are_those_of_the_whole_model(wrapper):
 def mutual_of(folder):
     """What a row of two prompts with an image each says of tokens that see each other, and where
     the image is."""
-    image, vision = uri(), Vision(folder)
+    image, vision = uri(), vision_of(folder)
     ids = encoder_of(folder).encode(Illustrated("What?", [image]))
     prompts = [Pictured(n * len(ids), ids, [image], (n + 1) * len(ids)) for n in (0, 1)]
-    with vision.entering(load_model(folder), prompts, pack([ids, ids])) as inputs:
+    with vision.entering(half_of(folder), prompts, pack([ids, ids])) as inputs:
         packing = inputs["packing"]
     token = vision.processor.token_id
     return packing, ids.index(token), ids.count(token)
@@ -260,7 +286,7 @@ def test_tokens_of_neighboring_patches_see_each_other_in_gemma(wrapper):
     model, folder = wrapper
     kind = model.config.model_type
     if kind not in ("gemma3", "gemma4"):
-        assert Vision(folder).processor.family.mutual is None
+        assert processor_of(folder).family.mutual is None
         return
     made = dict(by_processor(folder, Illustrated("What?", [uri()]), [uri()]))
     kinds = {"gemma3": "token_type_ids", "gemma4": "mm_token_type_ids"}[kind]
@@ -293,17 +319,18 @@ def test_small_gemmas_4_see_images_as_text(tmp_path):
 def test_an_image_is_padding_to_the_embeddings_of_gemmas_layers(wrapper):
     """Its feature is in the ordinary embeddings alone."""
     model, folder = wrapper
-    half, image, vision, seen = load_model(folder), uri(), Vision(folder), []
+    half, image, vision, seen = half_of(folder), uri(), vision_of(folder), []
     table = getattr(half.base_model, "embed_tokens_per_layer", None)
     assert (table is not None) == (model.config.model_type == "gemma4")
     if table is None:
         return
     ids = encoder_of(folder).encode(Illustrated("What?", [image]))
-    table.register_forward_hook(lambda _, given, __: seen.append(given[0][0].tolist()))
+    noting = table.register_forward_hook(lambda _, given, __: seen.append(given[0][0].tolist()))
     row = pack([ids])
     with vision.entering(half, [Pictured(0, ids, [image], len(ids))], row) as inputs:
         half(**inputs)
-    half(**row)  # the hook is gone
+    half(**row)  # the hook of the images is gone
+    noting.remove()
     token, padding = vision.processor.token_id, half.config.pad_token_id
     assert seen == [[padding if i == token else i for i in ids], ids]
 
@@ -335,8 +362,8 @@ def test_smolvlm_writes_what_transformers_would(tmp_path):
 
 def test_a_small_image_has_as_many_features_as_tokens(wrapper):
     _, folder = wrapper
-    vision, image = Vision(folder), uri(width=16, height=16)
-    tokens = load_tokenizer(folder)(vision.processor.expansion(image)).input_ids
+    vision, image = vision_of(folder), uri(width=16, height=16)
+    tokens = encoder_of(folder).tokenizer(vision.processor.expansion(image)).input_ids
     with torch.no_grad():
         assert len(vision._computed(image)[0]) == tokens.count(vision.processor.token_id) > 0
 
@@ -371,7 +398,7 @@ def test_features_are_computed_once_for_an_image(wrapper, monkeypatch):
 
 def test_a_prompt_whose_tokens_do_not_fit_its_image_is_refused(wrapper):
     _, folder = wrapper
-    vision, half = Vision(folder), load_model(folder)
+    vision, half = vision_of(folder), half_of(folder)
     token = vision.processor.token_id
     wrong, row = Pictured(0, [token, 70], [uri()], 2), pack([[token, 70]])
     with pytest.raises(InputError, match="1 image tokens"), vision.entering(half, [wrong], row):
@@ -408,7 +435,8 @@ def test_a_template_without_images_is_refused(wrapper):
     _, folder = wrapper
     text = "m.content if m.content is string else m.content[-1].text"
     template = f"{{% for m in messages %}}{{{{ {text} }}}}{{% endfor %}}"
-    encoder = encoder_of(folder, chat_template=template)
+    prompts = PromptConfig(system_prompt=None, chat_template=template)
+    encoder = PromptEncoder(load_tokenizer(folder), prompts, images=processor_of(folder))
     with pytest.raises(InputError, match="0 places"):
         encoder.encode(Illustrated("What?", [uri()]))
 

@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 from transformers import AutoModelForImageTextToText
 
-from tests.models.test_vision import by_processor, encoder_of, predicted, seen
+from tests.models.test_vision import by_processor, encoder_of, half_of, predicted, seen, vision_of
 from tests.pictures import uri
 from tests.runs import small_config
 from tests.vision import write_wrapper
@@ -81,7 +81,7 @@ def test_gradients_are_those_of_the_whole_model(wrapper: tuple[Any, str]) -> Non
     whole, folder = wrapper
     image = uri()
     row = pack_row([sequence_of(folder, image)], torch.device("cpu"))
-    vision, half = Vision(folder), load_model(folder)
+    vision, half = Vision(folder), half_of(folder)
     trained = vision.train("all")
     with vision.entering(half, row.pictured, row.inputs) as inputs:
         plain_predictions(half, replace(row, inputs=inputs), 1.0).logprobs.sum().backward()
@@ -114,7 +114,8 @@ def test_a_teacher_scores_what_the_whole_model_sees(wrapper: tuple[Any, str]) ->
 
 def test_every_family_has_a_projector(wrapper: tuple[Any, str]) -> None:
     """It is a part of what is trained, and nothing for sound is."""
-    projector, every = (set(Vision(wrapper[1]).train(what)) for what in ("projector", "all"))  # type: ignore[arg-type]
+    vision = Vision(wrapper[1])
+    projector, every = set(vision.train("projector")), set(vision.train("all"))
     assert projector and projector < every
     assert not [name for name in every if "audio" in name]
 
@@ -165,7 +166,7 @@ def test_generators_see_with_the_new_tower(folder: str) -> None:
         found = torch.tensor(trainer.logprobs([sequence], 1.0)[0])
         expected = torch.tensor(completion.logprobs)
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-        trainer.vision = Vision(folder)  # the tower as it was
+        trainer.vision = vision_of(folder)  # the tower as it was
         old = torch.tensor(trainer.logprobs([sequence], 1.0)[0])
         assert (old - expected).abs().max() > 1e-3
         trainer.vision = trainer._tower._vision  # type: ignore[union-attr]
@@ -192,7 +193,7 @@ def test_it_is_saved_with_the_text_half_and_put_into_the_parent(folder: str, tmp
     trainer.save_weights(tmp_path / "weights")
     again = Vision(str(tmp_path / "weights"))
     torch.testing.assert_close(again.features(image).embedded, features)
-    assert (Vision(folder).features(image).embedded - features).abs().max() > 1e-3
+    assert (vision_of(folder).features(image).embedded - features).abs().max() > 1e-3
     row = pack_row([sequence_of(folder, image)], torch.device("cpu"))
     half = load_model(str(tmp_path / "weights"))
     torch.testing.assert_close(
