@@ -94,9 +94,11 @@ def check_packing(model: PreTrainedModel, dtype: torch.dtype | None = None) -> N
     sequences = short_sequences(model)
     with _evaluating(model), short_windows(model):
         model.set_attn_implementation("eager")
-        whole = [*sequences[:-1], sequences[0] + sequences[-1]]
-        alone = [_logits_alone(model, ids) for ids in whole]
-        alone[-1] = alone[-1][len(sequences[0]) :]
+        # The first is read where the last continues it: to a causal model that is the same.
+        whole = [*sequences[1:-1], sequences[0] + sequences[-1]]
+        *others, both = [_logits_alone(model, ids) for ids in whole]
+        first, last = both.split([len(sequences[0]), len(sequences[-1])])
+        alone = [first, *others, last]
         model.set_attn_implementation(PACKED)
         packed = _packed_logits(model, sequences)
     wanted = torch.cat(alone)
