@@ -125,8 +125,10 @@ class Minibatch:
 
     def _counts(self, chosen: str) -> torch.Tensor:
         """The number of each sequence's chosen tokens: [S] int64."""
-        counts = [int(CHOSEN[chosen](np.asarray(s.versions)).sum()) for s in self.completions]
-        return torch.tensor(counts)
+        versions = [s.versions for s in self.completions]
+        owners = np.repeat(np.arange(len(versions)), [*map(len, versions)])
+        counts = np.bincount(owners, CHOSEN[chosen](joined(versions)), len(versions))
+        return torch.from_numpy(counts.astype(np.int64))
 
     def _weights(self, options: ObjectiveOptions, counts: torch.Tensor) -> torch.Tensor:
         """The loss weight of each token of a sequence, [S], of which `counts` [S] have one; others,
