@@ -107,7 +107,7 @@ class Launches(TorchDispatchMode):
                     return out
         name = func.overloadpacket.__name__
         inputs = _tensors((args, kwargs))
-        reads = any(x.is_cuda for x in inputs)
+        reads = any(_is_cuda(x) for x in inputs)
         if func in _READS and any(isinstance(x, FakeTensor) for x in inputs):
             if reads:
                 self.waits.append(name)
@@ -124,22 +124,29 @@ class Launches(TorchDispatchMode):
         outputs = _tensors(out)
         if kwargs.get("pin_memory"):
             self.pinned.append(out.untyped_storage())
-        if func in _COPIES and len({x.is_cuda for x in [*inputs[:2], *outputs]}) > 1:
+        if func in _COPIES and len({_is_cuda(x) for x in [*inputs[:2], *outputs]}) > 1:
             waits = not kwargs.get("non_blocking", len(args) > 2 and args[2])
             # A new tensor on the CPU is pinned if its copy does not block.
-            if waits or not all(x.is_cuda or self._is_pinned(x) for x in inputs[:2]):
+            if waits or not all(_is_cuda(x) or self._is_pinned(x) for x in inputs[:2]):
                 self.waits.append(f"{name} between CPU and GPU")
-        elif func is _aten.lift_fresh.default and out.is_cuda:
+        elif func is _aten.lift_fresh.default and _is_cuda(out):
             self.waits.append("a tensor of Python's values")
-        elif func in _INDEXING and reads and not all(x.is_cuda for x in _tensors(args[1])):
+        elif func in _INDEXING and reads and not all(_is_cuda(x) for x in _tensors(args[1])):
             self.waits.append(f"{name} by an index on the CPU")
-        launched = any(x.is_cuda for x in [*inputs, *outputs])
+        launched = any(_is_cuda(x) for x in [*inputs, *outputs])
         if launched and not func.is_view and name not in _FREE:
             self.kernels[name] += 1
         return out
 
     def _is_pinned(self, tensor: torch.Tensor) -> bool:
         return any(tensor.untyped_storage()._cdata == kept._cdata for kept in self.pinned)
+
+
+def _is_cuda(tensor: torch.Tensor) -> bool:
+    """Without asking a fake tensor itself, which would be an operation in every mode."""
+    if isinstance(tensor, FakeTensor):
+        return tensor.fake_device.type == "cuda"
+    return tensor.is_cuda
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
@@ -183,7 +190,7 @@ class Allocator(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for x in _tensors(out):
             storage = x.untyped_storage()
-            if x.is_cuda and storage._cdata not in self._storages:
+            if _is_cuda(x) and storage._cdata not in self._storages:
                 size = -(-storage.nbytes() // 512) * 512
                 free = partial(self._release, storage._cdata, size)
                 self._storages[storage._cdata] = weakref.finalize(storage, free)
