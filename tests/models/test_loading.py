@@ -1,5 +1,6 @@
 """Packed forwards against transformers' own sdpa forward, and checkpoints that loading refuses."""
 
+import copy
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -61,6 +62,13 @@ def checkpoint(request, tmp_path_factory):
     return str(folder)
 
 
+@pytest.fixture(scope="module")
+def models(checkpoint):
+    """The model of a checkpoint as it is loaded here, and with transformers' own attention."""
+    plain = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="sdpa")
+    return load_model(checkpoint), plain
+
+
 def sequences(lengths):
     generator = torch.Generator().manual_seed(1)
     return [torch.randint(VOCAB, (n,), generator=generator).tolist() for n in lengths]
@@ -74,11 +82,10 @@ def loss_of(logits):
 
 @pytest.mark.parametrize("short", [512, 40, 4])  # plain products; the fused kernel above SHORT
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_packed_rows_equal_separate_ones(checkpoint, lengths, short, monkeypatch):
+def test_packed_rows_equal_separate_ones(models, lengths, short, monkeypatch):
     monkeypatch.setattr(packing, "SHORT", short)
     rows = sequences(LENGTHS[lengths])
-    packed = load_model(checkpoint)
-    plain = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="sdpa")
+    packed, plain = map(copy.deepcopy, models)
     got = packed(**pack(rows)).logits[0]
     want = torch.cat([plain(torch.tensor([row])).logits[0] for row in rows])
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
@@ -90,7 +97,7 @@ def test_packed_rows_equal_separate_ones(checkpoint, lengths, short, monkeypatch
 
 
 @pytest.mark.parametrize("short", [512, 40, 4])
-def test_sequences_that_continue_another_equal_whole_ones(checkpoint, short, monkeypatch):
+def test_sequences_that_continue_another_equal_whole_ones(models, short, monkeypatch):
     """Two prompts, each computed once: logits and gradients are those of prompt + completion."""
     monkeypatch.setattr(packing, "SHORT", short)
     monkeypatch.setattr(packing, "SPLIT_COST", 60)  # several blocks per prompt
@@ -104,8 +111,7 @@ def test_sequences_that_continue_another_equal_whole_ones(checkpoint, short, mon
         rows += completions
         continues += [parent] * len(completions)
         wanted += [(prompt, c) for c in completions]
-    packed = load_model(checkpoint).double()
-    plain = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="sdpa").double()
+    packed, plain = (copy.deepcopy(model).double() for model in models)
     logits = packed(**pack(rows, continues=continues)).logits[0]
     parts = [
         part
@@ -124,23 +130,23 @@ def test_sequences_that_continue_another_equal_whole_ones(checkpoint, short, mon
         torch.testing.assert_close(a.grad / scale, b.grad / scale, atol=1e-5, rtol=0, msg=name)
 
 
-def test_a_rectangle_needs_no_packing(checkpoint):
+def test_a_rectangle_needs_no_packing(models):
     ids = torch.tensor(sequences((11, 11, 11)))
-    plain = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="sdpa")
-    got = load_model(checkpoint)(ids, use_cache=False).logits
+    packed, plain = models
+    got = packed(ids, use_cache=False).logits
     torch.testing.assert_close(got, plain(ids).logits, atol=1e-4, rtol=1e-4)
 
 
-def test_a_neighbor_changes_nothing(checkpoint):
-    model = load_model(checkpoint)
+def test_a_neighbor_changes_nothing(models):
+    model, _ = models
     first, second, other = sequences((8, 13, 13))
     logits = model(**pack([first, second])).logits[0, :8]
     assert torch.equal(logits, model(**pack([first, other])).logits[0, :8])
 
 
-def test_bfloat16_stays_near_float32(checkpoint):
+def test_bfloat16_stays_near_float32(checkpoint, models):
     inputs = pack(sequences((7, 19, 12)))
-    exact = load_model(checkpoint)(**inputs).logits.log_softmax(-1)
+    exact = models[0](**inputs).logits.log_softmax(-1)
     rough = load_model(checkpoint, torch.bfloat16)(**inputs).logits
     assert rough.dtype == torch.bfloat16
     assert (rough.float().log_softmax(-1) - exact).abs().mean() < 0.1

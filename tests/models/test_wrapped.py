@@ -3,6 +3,7 @@ files have."""
 
 import copy
 import logging
+import shutil
 import subprocess
 import sys
 
@@ -94,16 +95,21 @@ def config_of(kind, *, tied=False):
     )
 
 
+def wide(kind, **options):
+    """A wrapper with wide random weights."""
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config_of(kind, **options))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
 @pytest.fixture
 def saved(tmp_path):
-    """Saves a wrapper with wide random weights; returns its folder."""
+    """Saves a wrapper; returns its folder."""
 
     def save(kind, **options):
-        torch.manual_seed(0)
-        model = AutoModelForImageTextToText.from_config(config_of(kind, **options))
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.2)
-        model.save_pretrained(tmp_path / "parent")
+        wide(kind, **options).save_pretrained(tmp_path / "parent")
         return tmp_path / "parent"
 
     return save
@@ -116,15 +122,15 @@ def logits(model):
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_text_half_computes_what_its_wrapper_does_on_text(saved, tmp_path, kind, tied):
-    folder = saved(kind, tied=tied)
+def test_the_text_half_computes_what_its_wrapper_does_on_text(tmp_path, kind, tied):
+    whole, folder = wide(kind, tied=tied), tmp_path / "parent"
+    whole.save_pretrained(folder)
     half = load_model(str(folder))
     assert not any("vision" in name or "visual" in name for name, _ in half.named_modules())
     assert half.config.tie_word_embeddings == tied
     assert load_shape(str(folder)).parameters == sum(p.numel() for p in half.parameters())
 
     half.save_pretrained(tmp_path / "half")
-    whole = AutoModelForImageTextToText.from_pretrained(folder)
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "half")
     torch.testing.assert_close(logits(again), logits(whole), atol=1e-5, rtol=1e-5)
     origin = {"model": str(folder), "revision": None}
@@ -144,6 +150,14 @@ def relaid(folder, prefix, head):
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+@pytest.fixture(scope="module", params=["mistral3", "qwen2_5_vl", "qwen3_5"])
+def loaded(request, tmp_path_factory):
+    """The folder of a wrapper, and what its text half computes."""
+    folder = tmp_path_factory.mktemp(request.param)
+    wide(request.param).save_pretrained(folder)
+    return folder, logits(load_model(str(folder)))
+
+
 @pytest.mark.parametrize(
     ("prefix", "head"),
     [
@@ -154,10 +168,9 @@ def relaid(folder, prefix, head):
         ("thinker.model.", "thinker.lm_head.weight"),
     ],
 )
-@pytest.mark.parametrize("kind", ["mistral3", "qwen2_5_vl", "qwen3_5"])
-def test_any_published_layout_is_read(saved, kind, prefix, head):
-    folder = saved(kind)
-    expected = logits(load_model(str(folder)))
+def test_any_published_layout_is_read(loaded, tmp_path, prefix, head):
+    source, expected = loaded
+    folder = shutil.copytree(source, tmp_path / "parent")
     relaid(folder, prefix, head)
     assert torch.equal(logits(load_model(str(folder))), expected)
 
