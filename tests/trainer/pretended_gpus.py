@@ -35,7 +35,7 @@ class OnRank(Ranked):
         self.trainer = trainer(ranks=2, device=device)
 
     def step(self) -> dict[str, float]:
-        return self.trainer.step(batch())
+        return self.trainer.step(batch(groups=2))
 
 
 class Pretending:

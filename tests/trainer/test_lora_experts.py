@@ -68,7 +68,7 @@ def test_saved_weights_and_adapters_compute_what_the_trainer_computes(tmp_path, 
 
     t.save_weights(tmp_path / "weights")
     merged = Trainer(load_model(str(tmp_path / "weights")), TrainerConfig(dtype="float32"), 1)
-    sequences = batch(9).sequences
+    sequences = batch(9, groups=2).sequences
     ours, theirs = t.logprobs(sequences, 0.8), merged.logprobs(sequences, 0.8)
     with lora.disabled(t._working):
         before = t.logprobs(sequences, 0.8)

@@ -27,7 +27,7 @@ def test_microbatches_of_a_rank_are_on_its_own_gpu(
     # A tensor on any other device than the rank's would be refused: here there is no CUDA.
     metrics = handle.submit("step").result(PATIENCE)
     handle.close()
-    alone = trainer(dtype="bfloat16").step(batch())
+    alone = trainer(dtype="bfloat16").step(batch(groups=2))
     assert metrics["grad_norm"] == pytest.approx(alone["grad_norm"], rel=0.05)
 
 

@@ -43,6 +43,11 @@ from tramontane.trainer.collate import collate_shared
 from tramontane.trainer.trainer import Trainer
 
 
+def few(version=0):
+    """Eight completions, where it does not matter how many there are."""
+    return batch(version, groups=2)
+
+
 def loss_by_hand(t, b):
     """The paper's J from plain padded forwards, group after group, negated."""
     rewards = [[s.reward for s in g] for g in b.groups]
@@ -81,7 +86,7 @@ def test_loss_and_gradient_are_the_formula_whatever_the_microbatches(budget, che
         max_grad_norm=1e9,
         learning_rate=1.0,
     )
-    b = batch()
+    b = few()
     for s in with_own_logprobs(t, b).sequences:
         shift = random.Random(len(s.token_ids)).uniform(-0.4, 0.4)
         s.logprobs = array("f", [x + shift for x in s.logprobs])
@@ -102,9 +107,9 @@ def test_a_gradient_above_the_limit_is_scaled_down_to_it():
     before = plain.weights()
     for t in (plain, clipped):
         sgd(t)
-    norm = plain.step(batch())["grad_norm"]
+    norm = plain.step(few())["grad_norm"]
     clipped.config = clipped.config.model_copy(update={"max_grad_norm": norm / 4})
-    assert clipped.step(batch())["grad_norm"] == pytest.approx(norm)  # reported unclipped
+    assert clipped.step(few())["grad_norm"] == pytest.approx(norm)  # reported unclipped
     after, after_clipped = plain.weights(), clipped.weights()
     for name, w in before.items():
         torch.testing.assert_close(
@@ -152,7 +157,7 @@ def test_compiling_is_the_default_on_a_gpu_where_it_can_be(monkeypatch):
 def test_the_same_inputs_give_the_same_bits():
     one, two = trainer(dtype="bfloat16"), trainer(dtype="bfloat16")
     for version in range(3):
-        assert one.step(batch(version)) == two.step(batch(version))
+        assert one.step(few(version)) == two.step(few(version))
     assert equal(one.weights(), two.weights())
 
 
@@ -162,7 +167,7 @@ def test_threads_train_what_one_thread_does(dtype):
         trainer(dtype=dtype, threads=threads, microbatch_tokens=64) for threads in (1, 3, 3)
     )
     for version in range(2):
-        b = batch(version, groups=5)
+        b = batch(version, groups=3)
         expected, metrics = one.step(b), two.step(b)
         assert metrics == pytest.approx(
             expected, rel=1e-2 if dtype == "bfloat16" else 1e-4, abs=1e-6
@@ -266,7 +271,7 @@ def test_with_kl_and_correction_the_first_step_is_the_plain_gradient():
         trainer(),
         trainer(objective={"magistral": {"kl_coef": 1.0, "importance_correction": "clipped"}}),
     )
-    b = with_own_logprobs(plain, batch())
+    b = with_own_logprobs(plain, few())
     a, c = plain.step(b), other.step(b)
     assert c["kl_reference"] == pytest.approx(0, abs=1e-7)
     assert c["importance_weight"] == pytest.approx(1)
@@ -287,7 +292,7 @@ def test_the_proximal_policy_is_that_of_the_start_of_the_update():
 
 def test_an_entropy_bonus_raises_entropy():
     bonus, plain = trainer(objective={"magistral": {"entropy_coef": 1.0}}), trainer()
-    b = with_own_logprobs(plain, batch())
+    b = with_own_logprobs(plain, few())
     for _ in range(4):
         with_bonus, without = bonus.step(b), plain.step(b)
     assert with_bonus["entropy"] > without["entropy"] + 0.01
@@ -295,7 +300,7 @@ def test_an_entropy_bonus_raises_entropy():
 
 def test_bfloat16_stays_near_float32_and_keeps_float32_weights():
     exact, rough = trainer(), trainer(dtype="bfloat16")
-    b = with_own_logprobs(exact, batch())
+    b = with_own_logprobs(exact, few())
     a, c = exact.step(b), rough.step(b)
     assert 0 < c["mismatch_age_0"] < 0.05
     assert c["grad_norm"] == pytest.approx(a["grad_norm"], rel=0.05)
@@ -313,14 +318,14 @@ def spoilt(b, group=0):
 def test_a_step_whose_gradient_is_not_finite_changes_nothing_but_the_version(dtype):
     skipping, plain = trainer(dtype=dtype), trainer(dtype=dtype)
     before = skipping.weights()
-    metrics = skipping.step(spoilt(batch()))
+    metrics = skipping.step(spoilt(few()))
     assert (metrics["skipped_steps"], skipping.version) == (1, 1)
     assert not {"loss", "grad_norm"} & metrics.keys()  # JSON has no NaN
     assert all(math.isfinite(value) for value in metrics.values())
     assert equal(before, skipping.weights())
     # Moments, and the gradient of the next step, are as if the step had never been.
     plain.version = 1
-    assert skipping.step(batch(1)) == plain.step(batch(1))
+    assert skipping.step(few(1)) == plain.step(few(1))
     assert equal(skipping.weights(), plain.weights())
 
 
@@ -339,29 +344,29 @@ def test_consecutive_steps_without_a_finite_gradient_end_the_run():
     t = trainer(max_nonfinite_steps=3)
     start = t.weights()
     for version in range(2):
-        t.step(spoilt(batch(version)))
-    moved = t.step(batch(2))["grad_norm"]
+        t.step(spoilt(few(version)))
+    moved = t.step(few(2))["grad_norm"]
     assert moved > 0  # a finite step: the count begins again
     after = t.weights()
     for version in range(3, 5):
-        t.step(spoilt(batch(version)))
+        t.step(spoilt(few(version)))
     with pytest.raises(InputError, match="3 consecutive optimizer steps are not finite"):
-        t.step(spoilt(batch(5)))
+        t.step(spoilt(few(5)))
     assert equal(after, t.weights()) and not equal(start, after)
 
 
 def test_an_infinite_weight_is_found_and_the_state_before_it_trains_on(tmp_path):
     t = trainer(max_nonfinite_steps=2)
-    t.step(batch())
+    t.step(few())
     t.save_state(tmp_path)
     with torch.no_grad():
         t.model.lm_head.weight[0, 0] = torch.inf
-    assert t.step(batch(1))["skipped_steps"] == 1
+    assert t.step(few(1))["skipped_steps"] == 1
     with pytest.raises(InputError, match="not finite"):
-        t.step(batch(2))
+        t.step(few(2))
     again = trainer()
     again.load_state(tmp_path)
-    assert again.step(batch(1))["skipped_steps"] == 0
+    assert again.step(few(1))["skipped_steps"] == 0
 
 
 def test_weights_are_copies_under_the_names_of_the_state_dict(tmp_path):
@@ -370,19 +375,19 @@ def test_weights_are_copies_under_the_names_of_the_state_dict(tmp_path):
     assert weights.keys() == t.model.state_dict().keys()
     assert weights["lm_head.weight"] is weights["model.embed_tokens.weight"]
     before = {n: w.clone() for n, w in weights.items()}
-    t.step(batch())
+    t.step(few())
     assert equal(weights, before)
     assert not equal(t.weights(), before)
 
 
 def test_saved_weights_load_anywhere(tmp_path):
     t = trainer()
-    t.step(batch())
+    t.step(few())
     t.save_weights(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert equal(dict(loaded.state_dict()), t.weights())
     again = Trainer.load(str(tmp_path), t.config, 10)
-    sequences = batch().sequences
+    sequences = few().sequences
     assert again.logprobs(sequences, 0.8) == t.logprobs(sequences, 0.8)
 
 
@@ -394,19 +399,19 @@ def test_a_resumed_trainer_goes_on_bit_for_bit(tmp_path, done):
     }
     t = trainer(**settings)
     for version in range(done):
-        t.step(batch(version))
+        t.step(few(version))
     t.save_state(tmp_path)
     resumed = trainer(**settings)
     resumed.load_state(tmp_path)
     assert resumed.version == t.version == done
     for version in range(done, done + 2):
-        assert resumed.step(batch(version)) == t.step(batch(version))
+        assert resumed.step(few(version)) == t.step(few(version))
     assert equal(t.weights(), resumed.weights())
 
 
 def test_a_step_waits_for_a_state_that_is_being_written(tmp_path, monkeypatch):
     t = trainer()
-    t.step(batch())
+    t.step(few())
     before = t.weights()
     computed, order = threading.Event(), []
     save, clip, step = dcp.save, torch.nn.utils.clip_grad_norm_, t.optimizer.step
@@ -429,7 +434,7 @@ def test_a_step_waits_for_a_state_that_is_being_written(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", clip_and_tell)
     monkeypatch.setattr(t.optimizer, "step", recorded_step)
     t.save_state(tmp_path, wait=False)
-    t.step(batch(1))
+    t.step(few(1))
     t._state_files.finish()
     assert order == ["saved", "step"]
     again = trainer()
@@ -541,7 +546,7 @@ def test_dropout_is_off_since_the_generator_has_none():
         layer.self_attn.attention_dropout = 0.5
     t = trainer()
     t = Trainer(with_dropout, t.config, 10)
-    b = with_own_logprobs(t, batch())
+    b = with_own_logprobs(t, few())
     assert t.step(b)["mismatch_age_0_max"] == 0
 
 
@@ -581,7 +586,7 @@ class Noisy(LlamaForCausalLM):
 
 def test_a_model_that_is_random_in_training_is_trained_without():
     t = Trainer(Noisy(model().config), TrainerConfig(dtype="float32"), 10)
-    b = with_own_logprobs(t, batch())
+    b = with_own_logprobs(t, few())
     assert t.step(b)["mismatch_age_0_max"] == 0
 
 
