@@ -193,7 +193,8 @@ def test_a_response_continues_its_prompt(response, prefix, rest):
 
 
 @pytest.mark.parametrize("shape", ["r1-distill", "qwen2.5", "magistral-1.2"])
-def test_examples_have_the_prompts_and_tags_of_the_model(tmp_path, shape):
+def test_examples_have_the_prompts_and_tags_of_the_model(monkeypatch, tmp_path, shape):
+    monkeypatch.setattr(examples, "CHUNK", 400)
     tokenizer = make_tokenizer(shape)
     encoder = PromptEncoder(tokenizer)
     opening, closing = encoder.tags
@@ -317,7 +318,8 @@ def test_the_loss_falls_and_any_tool_loads_the_result(base, data, tmp_path):
     assert load_tokenizer(str(tmp_path / "out")).chat_template is not None
 
 
-def test_the_playground_makes_a_model_from_nothing(tmp_path):
+def test_the_playground_makes_a_model_from_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr(examples, "CHUNK", 100)
     config = SFTConfig.model_validate(
         {
             "output": str(tmp_path / "out"),
@@ -474,7 +476,7 @@ def test_the_steps_of_an_epoch_take_every_example_once(base, data, tmp_path):
 
 
 def test_adapters_are_trained_merged_saved_and_resumed(base, data, tmp_path):
-    settings = {"lora": {"rank": 4}, "learning_rate": 2e-2, "steps": 20}
+    settings = {"lora": {"rank": 4}, "learning_rate": 4e-2, "steps": 10}
     logs = run(base, data, tmp_path / "out", **settings)
     assert logs[-1].loss < logs[0].loss - 0.05  # of a frozen random head
     before, after = weights(base), weights(tmp_path / "out")
@@ -490,7 +492,7 @@ def test_adapters_are_trained_merged_saved_and_resumed(base, data, tmp_path):
             torch.testing.assert_close(after[name], weight, atol=1e-6, rtol=0)
 
     def stop(metrics):
-        if metrics.step == 7:
+        if metrics.step == 4:
             raise KeyboardInterrupt
 
     config = config_of(base, data, tmp_path / "cut", **settings)
@@ -518,10 +520,7 @@ def test_there_must_be_something_to_resume_from(base, data, tmp_path):
         sft(config, resume=True)  # a finished run has left nothing
 
 
-@pytest.mark.parametrize(
-    ("file", "kept"), [("__0_0.distcp", 0), ("__0_0.distcp", 0.6), ("progress.json", 0.6)]
-)
-def test_a_damaged_state_is_refused(base, data, tmp_path, file, kept):
+def test_a_damaged_state_is_refused(base, data, tmp_path):
     class StopAt4(Exception):
         pass
 
@@ -532,11 +531,13 @@ def test_a_damaged_state_is_refused(base, data, tmp_path, file, kept):
     config = config_of(base, data, tmp_path / "out")
     with pytest.raises(StopAt4):
         sft(config, on_log=on_log)
-    state = tmp_path / "out" / "resume" / "step_3" / file
-    whole = state.read_bytes()
-    state.write_bytes(whole[: int(len(whole) * kept)])
-    with pytest.raises(InputError, match=r"step_3\b.*: .*damaged"):
-        sft(config, resume=True)
+    for file, kept in [("__0_0.distcp", 0), ("__0_0.distcp", 0.6), ("progress.json", 0.6)]:
+        state = tmp_path / "out" / "resume" / "step_3" / file
+        whole = state.read_bytes()
+        state.write_bytes(whole[: int(len(whole) * kept)])
+        with pytest.raises(InputError, match=r"step_3\b.*: .*damaged"):
+            sft(config, resume=True)
+        state.write_bytes(whole)
 
 
 # Refused input
