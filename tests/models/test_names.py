@@ -150,8 +150,9 @@ def test_a_model_without_a_tokenizer_asks_for_one_and_takes_it(bare: Path) -> No
 
 def test_a_run_loads_the_tokenizer_that_was_given(bare: Path, tmp_path: Path) -> None:
     config = small_config(tmp_path / "run", model=str(bare), tokenizer="tiny")
-    assert prepare(config).encoder.tokenizer.get_vocab() == load_tokenizer("tiny").get_vocab()
-    assert prepare(config).config.model == str(bare)
+    prepared = prepare(config)
+    assert prepared.encoder.tokenizer.get_vocab() == load_tokenizer("tiny").get_vocab()
+    assert prepared.config.model == str(bare)
 
 
 def test_a_model_with_another_tokenizer_is_a_folder_of_both(bare: Path, tmp_path: Path) -> None:

@@ -162,13 +162,13 @@ def test_a_router_in_float32():
     torch.testing.assert_close(found["y"], found["x"].float() @ weight.float().T)
 
 
-def sample(model):
+def sample(model, longest=20):
     """Completions of a generator that records experts, as sequences for the trainer."""
     routing.prepare(model)
     generator = Generator(
         model, make_tokenizer(), GeneratorConfig(return_routed_experts=True), 6, 90
     )
-    generator.submit(make_requests(3, 4, seed=3, lengths=(2, 30), tokens=(5, 40)))
+    generator.submit(make_requests(3, 4, seed=3, lengths=(2, 30), tokens=(5, longest)))
     return [TrainSequence.of(c) for _, c in sorted(finish(generator).items())]
 
 
@@ -261,7 +261,7 @@ def test_balance():
 
 def test_bfloat16_differs_less_with_replay():
     """The estimate of KL(μ‖π), where generator and trainer round differently."""
-    sequences = sample(make("qwen3_moe", torch.bfloat16))
+    sequences = sample(make("qwen3_moe", torch.bfloat16), 40)
     found = {}
     for replayed in (False, True):
         trainer = trainer_of(make("qwen3_moe"), dtype="bfloat16", router_replay=replayed)

@@ -137,7 +137,9 @@ def forks_without_effect(name, options, seed):
         groups.append([conversation(rng, prompt, reward) for reward in rewards])
         for answer, s in enumerate(groups[-1]):
             s.answer, s.target = answer % 2, int(name == "jepo")
-    whole = rollouts.taught(rollouts.train_batch(1, groups, n_minibatch=8), top_k=5)
+    whole = rollouts.train_batch(1, groups, n_minibatch=8)
+    if name == "distill":
+        rollouts.taught(whole, top_k=5)
     parts = [[part for s in group for part in forked(rng, s)] for group in groups]
     apart = replace(whole, groups=parts)
     first, advantages, metrics = step(whole, name=name, **{name: options})
