@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 import sympy
 from latex2sympy2_extended import latex2sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
-from tramontane.verifier.math import normalize
+from tramontane.verifier.math import normalize, parsing
+from tramontane.verifier.math.parsing import _AS_WRITTEN, _Quick
 from tramontane.verifier.math.reading import read
 from tramontane.verifier.math.spelling import _RULES, rewritten
 
@@ -81,6 +83,35 @@ def test_texts_that_have_two_readings_are_left_to_the_grammar(text: str) -> None
     assert read(text) is None
 
 
+@pytest.mark.parametrize(
+    ("text", "is_quick"),
+    [
+        (r"\begin{pmatrix}1&x\\2&3\end{pmatrix}+f(x)y", True),
+        (r"\int_0^1 x^2\sin(x)\,dx+1", False),
+        (r"x\in\{1,2\}\cap(0,2]\setminus\{1\}", True),
+        (r"f(x)=g(2x)-h_1(x,y)", True),
+        (r"-2(3)(4x)/5!", True),
+        (r"1,000 or 2", True),
+        (r"\sum_{k=1}^{9}k^2+\lim_{x\to 0}\frac{f(x)}{x}", False),
+        (r"F_n=F_{n-1}+F_{n-2}", False),
+        (r"10p^2(1-p)^3", False),
+        (r"C_1\cosh x+C_2\sinh x", False),
+        (r"1+\circledast", False),
+    ],
+)
+def test_the_grammar_reads_the_same_without_the_calling_rules_or_reads_again_with_them(
+    text: str, is_quick: bool
+) -> None:
+    found = []
+    for parse in (_Quick(config=_AS_WRITTEN).parse, parsing._by_grammar):
+        try:
+            found.append(str(sympy.srepr(parse(text))))
+        except Exception as error:
+            found.append(type(error).__name__)
+    by_grammar = _by_grammar(text)
+    assert found == [by_grammar if is_quick else "Exception", by_grammar]
+
+
 _ATOMS = [
     "1", "12", "3.5", "x", "y", "a_1", "I", "i", "e", "E", "\\pi", "\\theta", "\\infty", "(x+1)",
     "(n)", "{2}", "\\text{gam}", "|x|",
@@ -118,6 +149,6 @@ def test_rules_that_are_skipped_would_not_have_matched() -> None:
         text = "".join(draw.sample(lines, 2))[: draw.randint(3, 20)]
         expected = text
         for pattern, replacement in _RULES:
-            expected = pattern.sub(replacement, expected)
+            expected = re.sub(pattern, replacement, expected)
         assert rewritten(text) == expected
     assert normalize.normalize("\\dfrac12") == "\\frac{1}{2}"

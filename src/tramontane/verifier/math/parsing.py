@@ -12,7 +12,11 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+import latex2sympy2_extended
 import sympy
+from antlr4.atn.PredictionMode import PredictionMode
+from latex2sympy2_extended import NormalizationConfig, normalize_latex
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy
 from sympy.core.relational import Relational
 
 from tramontane.verifier.math import equations, reading, values
@@ -168,6 +172,31 @@ def _exact_power(m: re.Match[str]) -> str:
     return rf"^{{{m[1]}\frac{{{exponent.numerator}}}{{{exponent.denominator}}}}}"
 
 
+_AS_WRITTEN = ConversionConfig(lowercase_symbols=False)
+
+
+class _Quick(_Latex2Sympy):
+    """The whole grammar, whose parser looks ahead without regard to the rules that called a rule
+    (SLL), in a part of the time: it reads a text as with regard to them (LL), or finds a syntax
+    error."""
+
+    def create_parser(self, latex_str: str) -> Any:
+        parser = super().create_parser(latex_str)
+        parser._interp.predictionMode = PredictionMode.SLL
+        return parser
+
+
+def _by_grammar(text: str) -> Any:
+    try:
+        return _Quick(config=_AS_WRITTEN).parse(text)
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:  # of the syntax, perhaps in this way of looking ahead alone
+        return latex2sympy2_extended.latex2sympy(
+            text, normalization_config=None, conversion_config=_AS_WRITTEN
+        )
+
+
 @lru_cache(maxsize=256)
 def parse_latex(text: str) -> Any:
     """The SymPy object of a piece of LaTeX; None if it cannot be parsed.
@@ -175,9 +204,6 @@ def parse_latex(text: str) -> Any:
     Raises:
         MemoryError, RecursionError: the process is at its limits, regardless of the text.
     """
-    from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
-    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
-
     text = _spelled(text)
     if _UNREADABLE.search(text):
         return None
@@ -186,11 +212,7 @@ def parse_latex(text: str) -> Any:
     try:
         if (common := reading.read(text)) is not None:
             return common
-        return latex2sympy(
-            text,
-            normalization_config=None,
-            conversion_config=ConversionConfig(lowercase_symbols=False),
-        )
+        return _by_grammar(text)
     except (MemoryError, RecursionError):
         raise
     except Exception:  # the library has no specific exception for unreadable text
