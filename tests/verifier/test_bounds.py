@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import mpmath
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -228,6 +229,15 @@ def test_no_rule_backtracks(piece):
     with processor.at_most(1, piece):
         check_format(f"<think>{long}</think>{long}", BUILT_IN["math"].format)
         assert math.judge_answer(long, "5").outcome == "wrong"
+
+
+@pytest.mark.parametrize("size", ["1e-600", "0.3", "1", "1.0000001", "7", "1e600"])
+def test_a_power_is_too_large_by_the_logarithm_of_its_base(size):
+    for base in (mpmath.mpf(size), -mpmath.mpf(size), mpmath.mpc(size, size)):
+        for factor in ("0.1", "3", "3.3", "3.4", "900", "2300", "2400", "1e9", "1e300"):
+            scaled = mpmath.mpf(factor) * abs(mpmath.log(base))
+            above = values._log_above(base, mpmath.mpf(factor))
+            assert above == (scaled > values.MAX_MAGNITUDE * mpmath.log(10))
 
 
 def test_values_refute_and_prove():

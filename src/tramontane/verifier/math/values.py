@@ -200,7 +200,7 @@ class _Evaluation:
         power = self(exponent)
         if mpmath.isinf(base) or mpmath.isinf(power) or (not base and mpmath.re(power) <= 0):
             raise NoValue
-        if base and abs(power) * abs(mpmath.log(base)) > MAX_MAGNITUDE * math.log(10):
+        if base and _log_above(base, abs(power)):
             raise TooLarge
         odd_root = isinstance(exponent, sympy.Rational) and exponent.q % 2 and exponent.q > 1
         if odd_root and not mpmath.im(base) and mpmath.re(base) < 0:
@@ -224,6 +224,15 @@ class _Evaluation:
             total = total + term if isinstance(e, sympy.Sum) else total * term
         self.point = outer
         return total
+
+
+def _log_above(base: Any, factor: Any) -> bool:
+    """True if the logarithm of a value, times a factor, is past MAX_MAGNITUDE digits."""
+    limit = MAX_MAGNITUDE * math.log(10)
+    # Its size is known up to a factor of 8, and its angle is at most π: mostly enough.
+    if factor * ((abs(mpmath.mag(base)) + 3) * math.log(2) + math.pi) <= limit:
+        return False
+    return bool(factor * abs(mpmath.log(base)) > limit)
 
 
 def _has_pole(values: _Evaluation, e: Any) -> bool:
