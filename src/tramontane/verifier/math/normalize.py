@@ -103,6 +103,7 @@ _CONDITION = re.compile(
     rf"(?:{_SET}|(?:{TEXT}\s*\{{)?\s*(?:(?:is|are)\s+)?(?:an?\s+)?(?:arbitrary\s+|any\s+)?"
     rf"{_KIND}\s*\}}?))[\s).]*\Z"
 )
+_OF_CONDITIONS = ("\\in", "integer", "real", "natural", "constant")  # one is in each
 _FOR_ALL = re.compile(  # after a functional equation
     rf"(?<==)([^=]*?)[\s,;(]*(?:{TEXT}\s*\{{[\s,]*)?for\s*(?:all|any|every)\s*\}}?{_LETTERS}[\s).}}]*\Z"
 )
@@ -242,7 +243,10 @@ def _apply_rules(text: str) -> str:
     text = re.sub(r"\s+", " ", text).strip()
     if found := _NOT_CONGRUENT.fullmatch(text):
         text = _other_classes(found)
-    text = _FOR_ALL.sub(r"\1", _CONDITION.sub("", text))
+    if any(word in text for word in _OF_CONDITIONS):
+        text = _CONDITION.sub("", text)
+    if "for" in text and "=" in text:
+        text = _FOR_ALL.sub(r"\1", text)
     text = _CONNECTIVE.sub(" , ", text)
     text = re.sub(r",(?:\s*,)+", ",", text)
     text = re.sub(r"\s+", " ", text).strip()

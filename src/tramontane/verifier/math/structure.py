@@ -32,6 +32,7 @@ _SMALL_BINOMIAL = re.compile(  # of letters, or of numbers whose coefficient has
 )
 _OPENING = ("(", "[", "{", "\\{")
 _CLOSING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
+_CLOSED = frozenset(_CLOSING.values())
 _TOKEN = re.compile(r"\\[{}|]|\\[A-Za-z]+|\\.|.", re.DOTALL)
 _DOTS = re.compile(r"\\ldots(?![A-Za-z])")
 _SCALED_INFINITY = re.compile(  # or infinity plus something
@@ -135,11 +136,13 @@ class Shape(NamedTuple):
 
 def split(text: str, *separators: str) -> list[str]:
     """Split at LaTeX tokens outside of all brackets; empty items are dropped."""
+    if not any(separator in text for separator in separators):
+        return [text.strip()] if text.strip() else []
     items: list[str] = []
     current: list[str] = []
     depth = 0
     for token in _TOKEN.findall(text):
-        depth += (token in _OPENING) - (token in _CLOSING.values())
+        depth += (token in _OPENING) - (token in _CLOSED)
         if token.startswith(("\\begin", "\\end")):
             depth += 1 if token == "\\begin" else -1
         if depth == 0 and token in separators:
@@ -175,7 +178,7 @@ def balanced(text: str) -> bool:
     """True if brackets are balanced; kinds are not compared."""
     depth = 0
     for token in _TOKEN.findall(text):
-        depth += (token in _OPENING) - (token in _CLOSING.values())
+        depth += (token in _OPENING) - (token in _CLOSED)
         if depth < 0:
             return False
     return depth == 0
