@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.paths import DATA
+from tests.rungs import why_not
 from tramontane.config import VerifierConfig
 from tramontane.types import Problem
 from tramontane.verifier.code import sandbox
@@ -26,6 +27,7 @@ from tramontane.verifier.code.inside import tests_side, wire
 # Long enough on a loaded machine; hostile programs, which may be late, have little time.
 CONFIG = VerifierConfig(code_timeout_s=20.0, allow_unsandboxed=True)
 SHORT = VerifierConfig(code_timeout_s=0.8, allow_unsandboxed=True)
+ENDLESS = VerifierConfig(code_timeout_s=0.3, allow_unsandboxed=True)
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
 SECRET = "xyzzy" + "-41-" + "plugh"
 
@@ -34,7 +36,7 @@ SECRET = "xyzzy" + "-41-" + "plugh"
     params=["bubblewrap", "namespaces", pytest.param("landlock", marks=pytest.mark.slow)]
 )
 def rung(request, monkeypatch):
-    if reason := sandbox.why_not(request.param):
+    if reason := why_not(request.param):
         pytest.skip(f"{request.param} does not work here: {reason}")
     monkeypatch.setattr(sandbox, "probe", lambda: request.param)
     return request.param
@@ -327,8 +329,8 @@ def test_verdicts_say_why(rung):
     # More than a pipe holds, while nobody reads it.
     assert run("print('7' * 10**6)\nraise SystemExit(3)", code) == ("wrong", "exit code 3")
     assert run("while True: print('7' * 99)", code) == ("wrong", "printed more than 16 MB")
-    endless = run("def f(x):\n    while True: pass", code, config=SHORT)
-    assert endless == ("wrong", "timed out after 0.8 s")
+    endless = run("def f(x):\n    while True: pass", code, config=ENDLESS)
+    assert endless == ("wrong", "timed out after 0.3 s")
     assert run("def f(x): return bytearray(10**9)", code) == ("wrong", "needed more than 300 MB")
     assert run("def f(x): return 2", "assert f(1) ==") == (
         "unscorable",
@@ -351,11 +353,12 @@ def test_hostile(name):
         "import math\nx = f(3)\nassert x == 4 or math.isclose(x, 4)\n"
         "assert x in (4,) and len(sorted([x, 5])) == 2\n"
     )
+    config = SHORT
     if name == "endless reply":
-        code = "assert list(f(3)) == [4]"
+        code, config = "assert list(f(3)) == [4]", ENDLESS
     if sandbox.probe() == "rlimits" and name == "kills the rest":
         pytest.skip("would take the machine's processes along")
-    outcome, reason = run(HOSTILE[name], code, config=SHORT)
+    outcome, reason = run(HOSTILE[name], code, config=config)
     # Where the two processes wait for each other in turn and the host runs neither, the promise is
     # that nothing is judged.
     starved = name == "endless reply" and "too busy" in reason

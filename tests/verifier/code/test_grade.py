@@ -15,7 +15,7 @@ from tramontane.types import Problem
 from tramontane.verifier.code.grade import draw_tests, judge, same_output
 
 CONFIG = VerifierConfig(code_timeout_s=20.0, allow_unsandboxed=True)
-SHORT = VerifierConfig(code_timeout_s=0.4, allow_unsandboxed=True)
+SHORT = VerifierConfig(code_timeout_s=0.2, allow_unsandboxed=True)
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
 needs_gpp = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 SUM = Problem(
@@ -55,9 +55,9 @@ def test_the_first_block_counts():
 
 
 def test_limits():
-    assert run("while True: pass", config=SHORT).reason == "test 1 of 2: timed out after 0.4 s"
+    assert run("while True: pass", config=SHORT).reason == "test 1 of 2: timed out after 0.2 s"
     asleep = run("import time; time.sleep(60)", config=SHORT).reason
-    assert asleep == "test 1 of 2: timed out after 0.8 s, most of it asleep"
+    assert asleep == "test 1 of 2: timed out after 0.4 s, most of it asleep"
     assert run("x = bytearray(10**9)").reason == "test 1 of 2: needed more than 300 MB"
     assert run("while True: print('x' * 10**6)").outcome == "wrong"
     assert run("open('f', 'wb').write(bytes(10**8))").outcome == "wrong"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fuzz.hostile import SUBREAPER, descendants
+from tests.rungs import why_not
 from tramontane.config import VerifierConfig
 from tramontane.temporary import PREFIX
 from tramontane.types import Problem
@@ -24,9 +25,9 @@ from tramontane.verifier.code.sandbox.rungs import ENVIRONMENT, INSIDE
 
 # Long enough on a loaded machine; what is expected to be late has little time.
 CONFIG = VerifierConfig(code_timeout_s=20.0, allow_unsandboxed=True)
-SHORT = VerifierConfig(code_timeout_s=0.4, allow_unsandboxed=True)
-LATE = ("wrong", "test 1 of 2: timed out after 0.4 s")
-ASLEEP = ("wrong", "test 1 of 2: timed out after 0.8 s, most of it asleep")
+SHORT = VerifierConfig(code_timeout_s=0.2, allow_unsandboxed=True)
+LATE = ("wrong", "test 1 of 2: timed out after 0.2 s")
+ASLEEP = ("wrong", "test 1 of 2: timed out after 0.4 s, most of it asleep")
 GONE_SECONDS = 30.0  # limit for killed processes to be gone
 CASES = [{"input": "7\n", "output": "7\n"}, {"input": "8\n", "output": "8\n"}]
 ECHO = Problem("echo", "code", "Print it.", tests={"type": "stdio", "cases": CASES})
@@ -36,7 +37,7 @@ needs_gpp = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 @pytest.fixture(params=sandbox.RUNGS)
 def rung(request, monkeypatch):
-    if request.param != "rlimits" and (reason := sandbox.why_not(request.param)):
+    if request.param != "rlimits" and (reason := why_not(request.param)):
         pytest.skip(f"{request.param} does not work here: {reason}")
     monkeypatch.setattr(sandbox, "probe", lambda: request.param)
     return request.param
@@ -258,7 +259,7 @@ def test_cpp(rung):
     echo = "#include <bits/stdc++.h>\nint main() { int a; std::cin >> a; std::cout << a; }"
     assert run(echo, "cpp") == ("right", "")
     assert run("int main() { while (true); }", "cpp", config=SHORT) == LATE
-    big = "#include <vector>\nint main() { std::vector<char> v(1000000000); return v[5]; }"
+    big = "int main() { volatile char* v = new char[1000000000](); return v[5]; }"
     assert run(big, "cpp") == ("wrong", "test 1 of 2: needed more than 300 MB")
     assert run("int main() { return x; }", "cpp")[1].startswith("does not compile: exit code 1: ")
 

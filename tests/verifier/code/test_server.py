@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rungs import why_not
 from tramontane.verifier.code import sandbox
 from tramontane.verifier.code.sandbox import server
 
@@ -19,7 +20,7 @@ GONE_SECONDS = 30.0
 
 @pytest.fixture(params=[*sandbox.RUNGS[:2], pytest.param("landlock", marks=pytest.mark.slow)])
 def rung(request):
-    if reason := sandbox.why_not(request.param):
+    if reason := why_not(request.param):
         pytest.skip(f"{request.param} does not work here: {reason}")
     return request.param
 
