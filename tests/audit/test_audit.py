@@ -101,7 +101,7 @@ def run(tmp_path_factory):
     (run / "rollouts").mkdir()
     record(run / "rollouts" / "update_000001.parquet", GOOD)
     record(run / "rollouts" / "update_000002.parquet", [row for row, _ in PLANTED])
-    return run, tramontane.audit(run, config=VerifierConfig(timeout_s=3.0))
+    return run, tramontane.audit(run, config=VerifierConfig(timeout_s=1.5))
 
 
 @pytest.mark.slow

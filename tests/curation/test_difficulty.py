@@ -205,13 +205,13 @@ def test_the_second_pass_measures_anew_and_remembers_the_first(tmp_path):
     assert (row["difficulty_pass_rate"], row["regrade_pass_rate"]) == (0.25, 0.5)
 
 
-def test_the_model_may_be_a_checkpoint(tmp_path):
+def test_the_model_may_be_a_checkpoint(tmp_path, one_layer):
     source = tmp_path / "raw.jsonl"
     rows = [{"id": f"{n}", "problem": f"What is ${n} + 2$?", "answer": n + 2} for n in range(6)]
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     overrides = [
         f"inputs=[{source}]", f"out={tmp_path}/out", "stages=[difficulty]", "difficulty.samples=4",
-        "difficulty.model.checkpoint.path=tiny", "difficulty.model.max_tokens=60",
+        f"difficulty.model.checkpoint.path={one_layer}", "difficulty.model.max_tokens=60",
         "difficulty.max_pass_rate=1", "difficulty.model.checkpoint.slots=8",
     ]  # fmt: skip
     config = parse_settings(CurateConfig, {}, overrides, "test")

@@ -60,7 +60,7 @@ def test_every_language_asks_and_hides_nothing_in_the_question(kind, code):
             assert "{" not in problem.problem
             picture = np.asarray(decode(problem.images[0]))
             assert picture.shape == (SIDE, SIDE, 3)
-            assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 1
+            assert (picture != picture[0, 0]).any()
 
 
 ANSWERS = {

@@ -82,7 +82,8 @@ def test_no_statement_is_repeated_within_a_count():
     assert len({p.problem for p in drawn}) == len({p.id for p in drawn}) == 2000
 
 
-def test_an_exhausted_space_is_an_error():
+def test_an_exhausted_space_is_an_error(monkeypatch):
+    monkeypatch.setattr("tramontane.data.playground.generate.MAX_FRUITLESS_DRAWS", 2_000)
     stream = problems("test", 0, (1, 1), ("en",), ("sums",), count=10**6)
     with pytest.raises(ValueError, match="ask for fewer, or for more levels"):
         for _ in stream:

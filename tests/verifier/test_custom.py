@@ -265,10 +265,21 @@ def test_groups_with_an_unscorable_completion_by_policy(folder, tmp_path, policy
     ],
 )
 def test_a_pickled_function_of_a_config_runs_with_consent_only(
-    tmp_path: Path, section: str
+    tmp_path: Path, pickled: tuple[Path, str], section: str
 ) -> None:
-    ran, rows, config = tmp_path / "ran", tmp_path / "rows.jsonl", tmp_path / "config.yaml"
+    rows, config = tmp_path / "rows.jsonl", tmp_path / "config.yaml"
     rows.write_text(json.dumps(ROW) + "\n")
+    ran, path = pickled
+    config.write_text("verifier: {" + section.format(path) + "}")
+    with pytest.raises(InputError, match="TRAMONTANE_ALLOW_PICKLE"):
+        tramontane.score(rows, config=config)
+    assert not ran.exists()
+
+
+@pytest.fixture(scope="module")
+def pickled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A file that is made where the function of a path is loaded, and the path."""
+    ran = tmp_path_factory.mktemp("pickled") / "ran"
     # Another process: this one may load what it pickled itself.
     write = (
         "import sys; from tramontane.verifier.functions import path_of\n"
@@ -282,10 +293,7 @@ def test_a_pickled_function_of_a_config_runs_with_consent_only(
         [sys.executable, "-c", write, str(ran)], capture_output=True, text=True, check=True
     ).stdout.strip()
     assert path.startswith("pickle:")
-    config.write_text("verifier: {" + section.format(path) + "}")
-    with pytest.raises(InputError, match="TRAMONTANE_ALLOW_PICKLE"):
-        tramontane.score(rows, config=config)
-    assert not ran.exists()
+    return ran, path
 
 
 @pytest.mark.parametrize("path", ["os.popen", "builtins.exec", "timeit.timeit", "subprocess.call"])

@@ -30,10 +30,15 @@ def cases():
             yield from ((name, reference, p, "wrong") for p in wrong.split(" ¦ ") if p)
 
 
-@pytest.mark.parametrize("name", sorted({name for name, *_ in cases()}))
+CASES = {}
+for _name, *_case in cases():
+    CASES.setdefault(_name, []).append(_case)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
 def test_spellings_of_a_class(name):
     failures = []
-    for _, reference, prediction, outcome in (case for case in cases() if case[0] == name):
+    for reference, prediction, outcome in CASES[name]:
         judgment = judge_answer(prediction, reference)
         if judgment.outcome != outcome:
             failures.append((reference, prediction, judgment))
