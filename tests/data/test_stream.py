@@ -5,7 +5,7 @@ import pytest
 
 from tramontane.config import DataConfig
 from tramontane.data.playground import split_of
-from tramontane.data.stream import ProblemStream
+from tramontane.data.stream import BLOCK, KEPT, ProblemStream
 from tramontane.errors import InputError
 
 
@@ -81,6 +81,17 @@ def test_endless_playground_keeps_to_its_split_and_hardly_repeats():
     drawn = [stream.next() for _ in range(2000)]
     assert {split_of(p.metadata["expression"]) for p in drawn} == {"train"}
     assert len({p.problem for p in drawn}) > 1900
+
+
+def test_a_sample_that_is_looked_at_again_is_not_drawn_again():
+    stream = ProblemStream(DataConfig(train="playground:"), 0)
+    beginning = stream.state()
+    sample = [stream.next() for _ in range(KEPT * BLOCK)]
+    stream.load_state(beginning)
+    assert all(stream.next() is problem for problem in sample)
+    rest = take(stream, 70)
+    stream.load_state(beginning)
+    assert take(stream, len(sample)) + take(stream, 70) == [p.problem for p in sample] + rest
 
 
 def test_a_limit_makes_the_playground_finite():

@@ -16,8 +16,10 @@ from tramontane.errors import InputError
 from tramontane.types import Problem
 
 # Generated problems are drawn in blocks, each from a separate seed: resuming at any position draws
-# only one block, and only one is in memory.
+# only one block, and only a few are in memory. As many as the sample whose prompts are measured
+# before a run, which is looked at more than once, and an image of which takes milliseconds to draw.
 BLOCK = 64  # problems
+KEPT = 4  # blocks
 MAX_SKIPPED = 100 * BLOCK  # consecutive problems that do not fit; then a source is useless
 
 
@@ -60,7 +62,7 @@ class ProblemStream:
         self.dropped: dict[str, int] = {}
         self.accepts: Callable[[Problem], bool] = lambda problem: True
         self._handed_out = 0
-        self._block: tuple[int, Sequence[Problem]] = (-1, ())
+        self._blocks: dict[int, Sequence[Problem]] = {}
         self._fingerprint = self._digest()
         self._epoch(0)  # raises here if nothing can be drawn from the source
 
@@ -98,7 +100,7 @@ class ProblemStream:
         assert self.problems is not None
         self.dropped[why] = self.dropped.get(why, 0) + len(self.problems) - len(problems)
         self.problems = problems
-        self._block = (-1, ())
+        self._blocks.clear()
         self._fingerprint = self._digest()
 
     def state(self) -> dict[str, Any]:
@@ -121,9 +123,11 @@ class ProblemStream:
 
     def _epoch(self, number: int) -> Sequence[Problem]:
         """The problems of epoch `number`, or of block `number` of an endless source."""
-        if self._block[0] != number:
-            self._block = (number, self._draw(number))
-        return self._block[1]
+        if number not in self._blocks:
+            if len(self._blocks) == (KEPT if self.problems is None else 1):
+                del self._blocks[next(iter(self._blocks))]
+            self._blocks[number] = self._draw(number)
+        return self._blocks[number]
 
     def _draw(self, number: int) -> Sequence[Problem]:
         seed = Random(f"{self.seed}/{number}").getrandbits(31)
