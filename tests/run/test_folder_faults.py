@@ -19,10 +19,8 @@ import yaml
 from rich.console import Console
 
 import tramontane
-from tests import forked
 from tests.controller.test_pipeline import check_ledger
 from tests.forked import Command
-from tests.run import full_disk
 from tests.runs import small_config
 from tramontane.audit.audit import audit
 from tramontane.config import Config
@@ -380,9 +378,7 @@ def test_a_file_that_cannot_be_written_is_named_with_the_remedy(
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_the_run_with_what_was_done_and_it_can_be_resumed(
-    tmp_path: Path, one_layer: str
-) -> None:
+def test_a_full_disk_ends_the_run_with_what_was_done_and_it_can_be_resumed(tmp_path: Path) -> None:
     """The errors of other placements are checked in `placement/test_placement.py`."""
     inside = ["unshare", "--user", "--map-root-user", "--mount"]
     disk = tmp_path / "disk"
@@ -391,7 +387,13 @@ def test_a_full_disk_ends_the_run_with_what_was_done_and_it_can_be_resumed(
         subprocess.run([*inside, *probe], check=True, capture_output=True, timeout=30)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no file system can be mounted here: {error}")
-    assert forked.end(forked.start(full_disk.main, disk, one_layer)) == 0
+    done = subprocess.run(
+        [*inside, sys.executable, "-m", "tests.run.full_disk", str(disk)],
+        capture_output=True,
+        text=True,
+        timeout=480,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow

@@ -145,7 +145,8 @@ def test_ctrl_c_before_the_header_leaves_no_traceback(tmp_path: Path, after: str
 def test_ctrl_c_while_a_dataclass_is_made_ends_a_module_with_130(tmp_path: Path) -> None:
     """A dataclass executes a text, and Python remembers that one was interrupted."""
     (tmp_path / "early.py").write_text(
-        "from tramontane.cli import terminal\n"
+        "import signal\nfrom tramontane.cli import terminal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # also where it is ignored
         "text = 'import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)'\n"
         "terminal.app = lambda: exec(text)\nterminal.main()\n"
     )
