@@ -61,7 +61,7 @@ def write_own(folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def desk(forked_workers: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def desk(forked_workers: None, tmp_path_factory: pytest.TempPathFactory, one_layer: str) -> Path:
     """A folder with what the commands name: data files, a config, a reward, runs, a model."""
     desk = tmp_path_factory.mktemp("desk")
     for folder in ("benchmarks", "configs", "examples", "papers"):
@@ -89,12 +89,12 @@ def desk(forked_workers: None, tmp_path_factory: pytest.TempPathFactory) -> Path
     (desk / "own_rows.yaml").write_text(blocks(tuning, "yaml")[0])
     (desk / "examples.jsonl").write_text(blocks(tuning, "json")[0])
     # A model whose context holds the lengths of the shipped configs.
-    long = load_model("tiny")
+    long = load_model(one_layer)
     long.config.max_position_embeddings = 1 << 17
     long.save_pretrained(desk / "long")
-    load_tokenizer("tiny").save_pretrained(desk / "long")
-    load_model("tiny").save_pretrained(desk / "my-model")
-    load_tokenizer("tiny").save_pretrained(desk / "my-model")
+    load_tokenizer(one_layer).save_pretrained(desk / "long")
+    load_model(one_layer).save_pretrained(desk / "my-model")
+    load_tokenizer(one_layer).save_pretrained(desk / "my-model")
     [gemma] = blocks(ROOT / "docs/gemma.md", "yaml")
     (desk / "gemma.yaml").write_text(gemma.replace("models/gemma3-270m", str(desk / "my-model")))
     (desk / "runs").mkdir(exist_ok=True)
@@ -111,6 +111,7 @@ def desk(forked_workers: None, tmp_path_factory: pytest.TempPathFactory) -> Path
     data = {"train": str(desk / "train.jsonl"), "eval": str(desk / "test.jsonl")}
     config = small_config(
         desk / "runs/quickstart",
+        model=one_layer,
         data=data,
         pipeline={"updates": 1, "diversity": "none"},
         evaluation={"problems": 4, "samples": 1},
