@@ -141,12 +141,10 @@ def judge(
 def q_values(verdicts: Sequence[ClaimVerdict]) -> list[float]:
     """For each verdict, the share of false ones to expect among those at least as clear (Benjamini
     and Hochberg, over all claims of a page)."""
-    p = np.array([verdict.p for verdict in verdicts])
-    order = np.argsort(p, kind="stable")
-    scaled = p[order] * (len(p) / np.arange(1.0, len(p) + 1))
-    q = np.empty(len(p))
-    q[order] = np.minimum.accumulate(scaled[::-1])[::-1].clip(max=1)
-    return [*map(float, q)]
+    from scipy.stats import false_discovery_control
+
+    p = [verdict.p for verdict in verdicts]
+    return [float(q) for q in false_discovery_control(p)] if p else []
 
 
 def surviving(verdicts: Sequence[ClaimVerdict], outcome: Outcome) -> dict[str, int]:
