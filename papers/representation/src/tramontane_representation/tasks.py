@@ -164,7 +164,7 @@ def visited_states(task: Task, count: int, seed: int) -> tuple[np.ndarray, np.nd
         key = observation.tobytes()
         if key not in states:
             states[key] = observation
-            following.append([_copied(env).step(action)[0] for action in range(actions)])
+            following.append([copy.deepcopy(env).step(action)[0] for action in range(actions)])
         if len(states) == count:
             break
         observation, _, terminated, truncated, _ = env.step(int(rng.integers(actions)))
@@ -177,19 +177,6 @@ def visited_states(task: Task, count: int, seed: int) -> tuple[np.ndarray, np.nd
             "one with random starts"
         )
     return np.array([*states.values()], dtype=np.float32), np.array(following, dtype=np.float32)
-
-
-def _copied(env: gymnasium.Env[np.ndarray, Any]) -> gymnasium.Env[np.ndarray, Any]:
-    """A copy that steps as the environment would. Both share what no step changes, which is most
-    of an environment: spaces and specifications."""
-    shared: dict[int, Any] = {}
-    layer: Any = env
-    while layer is not None:
-        for part in vars(layer).values():
-            if isinstance(part, gymnasium.Space | gymnasium.envs.registration.EnvSpec):
-                shared[id(part)] = part
-        layer = vars(layer).get("env")
-    return copy.deepcopy(env, shared)
 
 
 def random_reward_targets(
