@@ -132,14 +132,6 @@ def test_published_widths_make_no_large_model(kind):
     assert sum(p.numel() for p in miniature(AutoConfig.for_model(kind)).parameters()) < 5e7
 
 
-def test_a_family_that_passed_is_asked_again_for_another_trainer(tmp_path):
-    config = partial(small_config, tmp_path / "run")
-    for _ in range(2):
-        assert tramontane.dry_run(config()).lines
-        with pytest.raises(InputError, match="not a mixture of experts"):
-            tramontane.dry_run(config(trainer={"router_replay": True}))
-
-
 @pytest.mark.parametrize("by", ["--model-shape", "plan"])
 def test_a_config_without_weights_is_examined(tmp_path, by):
     config_of("bloom", n_head=4, max_position_embeddings=8192).save_pretrained(tmp_path)
