@@ -27,7 +27,6 @@ from tramontane.verifier.math import (
     onward,
     quantities,
     sets,
-    spelling,
     structure,
     units,
     wording,
@@ -152,9 +151,8 @@ def _too_long() -> Judgment:
 
 
 def warm_up() -> None:
-    """Import the parser, and build its tables and those of the rules of spelling, so that the first
-    verdict is as fast as the others."""
-    spelling.warm_up()
+    """Import the parser and build its tables, so that the first verdict is as fast as the
+    others."""
     _equal_by_value("x+1", "1+x", [(1, 1)], None)
 
 
