@@ -213,7 +213,7 @@ def fit_curve(series: Sequence[Series], start: float | None = None) -> CurveFit:
         start: performance before training, treated as exact: even if it is as noisy as a point, the
             asymptote's interval has the same coverage. None: it is fitted too.
     """
-    from scipy.special import fdtri
+    from scipy.stats import f as f_distribution
 
     compute, values = pooled(series)
     curve = least_squares_curve(compute, values, start)
@@ -222,7 +222,7 @@ def fit_curve(series: Sequence[Series], start: float | None = None) -> CurveFit:
     unending = least_squares_curve(compute, values, start, least=END)
     error, other = (float(((values - c(compute)) ** 2).sum()) for c in (curve, unending))
     free = max(1, len(compute) - (3 if start is not None else 4))
-    if other <= error * (1 + fdtri(1, free, 0.95) / free):
+    if other <= error * (1 + f_distribution.ppf(0.95, 1, free) / free):
         high = CEILING
     return CurveFit(
         curve=curve,
@@ -262,21 +262,12 @@ def least_squares_curve(
         rising = _rise(compute, np.exp(free[1]), np.exp(free[2]))
         return np.asarray(first + (free[0] - first) * rising - values)
 
-    def slopes(free: np.ndarray) -> np.ndarray:
-        """Derivatives of the residuals by `free`: [points, count]."""
-        gain, exponent = free[0] - (start if start is not None else free[3]), np.exp(free[2])
-        rising = _rise(compute, np.exp(free[1]), exponent)
-        falls = -gain * exponent * rising * (1 - rising)
-        by = [rising, falls, falls * (free[1] - np.log(compute)), 1 - rising]
-        return np.stack(by[:count], axis=1)
-
     initial = np.array([asymptotes[best], *np.log(pairs[best]), starts[best]])
     low = np.array([least, np.log(middles[0]), np.log(EXPONENTS[0]), 0])
     high = np.array([CEILING, np.log(middles[-1]), np.log(EXPONENTS[1]), CEILING])
     count = 3 if start is not None else 4
     inside = np.clip(initial, low + 1e-9, high - 1e-9)[:count]
-    bounds = low[:count], high[:count]
-    fitted = least_squares(residuals, inside, jac=slopes, bounds=bounds).x
+    fitted = least_squares(residuals, inside, bounds=(low[:count], high[:count])).x
     return Sigmoid(
         start=start if start is not None else float(fitted[3]),
         asymptote=float(fitted[0]),
