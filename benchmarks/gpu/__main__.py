@@ -48,6 +48,7 @@ PART_SECONDS = 590.0
 END_SECONDS = 60.0  # limit for a killed process to be gone
 ROOT = Path(__file__).parents[2]
 PATH = [str(ROOT / "benchmarks"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+VARIABLES = {"PYTHONPATH": os.pathsep.join(PATH), "HF_HUB_OFFLINE": "1"}  # of what measures
 GOAL = "Qwen2.5-1.5B"
 DECODE_GOAL, MFU_GOAL = 0.55, 0.40  # of the bandwidth at 64 rows, and of the peak
 SYNCED = f"weights Qwen3-0.6B {APART}"
@@ -161,7 +162,7 @@ class Fork:
         os.setsid()
         os.chdir(ROOT)
         os.dup2(errors.fileno(), sys.stderr.fileno())
-        os.environ["PYTHONPATH"] = os.pathsep.join(PATH)  # of what it starts
+        os.environ.update(VARIABLES)  # for what it starts
         sys.path[:0] = PATH
         measure(*measured)
 
@@ -183,9 +184,13 @@ def start(
         return Fork(errors, report, todo, part, bench)
     command = [sys.executable, "-m", "benchmarks.gpu", part, "--items", json.dumps(todo)]
     command += ["--out", str(report.path.parent.resolve()), *bench.pick([], ["--tiny"])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(PATH), "HF_HUB_OFFLINE": "1"}
     return subprocess.Popen(
-        command, stderr=errors, text=True, cwd=ROOT, env=environment, start_new_session=True
+        command,
+        stderr=errors,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **VARIABLES},
+        start_new_session=True,
     )
 
 

@@ -63,9 +63,6 @@ LATENT = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
-LATENT_BYTES = (
-    4 * SIZES["num_hidden_layers"] * (LATENT["kv_lora_rank"] + LATENT["qk_rope_head_dim"])
-)
 BOTH = ["sliding_attention", "full_attention"]
 KINDS = {
     "latent": (DeepseekV3Config, LATENT),

@@ -292,7 +292,7 @@ def test_the_sampled_token_alone_has_no_forward_divergence():
 
 
 def test_the_whole_vocabulary_takes_no_more_memory_than_a_few_times_its_scores():
-    """Of a step: the scores put together, the logits, their log-probs, and two gradients."""
+    """A step holds the scores put together, the logits, their log-probs, and two gradients."""
     vocab, tokens = 8_192, 400
     config = LlamaConfig(
         vocab_size=vocab, hidden_size=8, intermediate_size=8, num_hidden_layers=1,

@@ -29,7 +29,8 @@ OBJECTIVES = {
 
 
 def rewarded(version):
-    """A batch in which the second group has given answers, where they are long enough."""
+    """A batch whose second group learns from given answers, in place of completions of four tokens
+    and more."""
     found = taught(batch(version), top_k=5)
     for sequence in found.groups[1]:
         sequence.target = 2 if len(sequence.token_ids) > 3 else 0

@@ -16,10 +16,9 @@ from tramontane.errors import InputError
 from tramontane.types import Problem
 
 # Generated problems are drawn in blocks, each from a separate seed: resuming at any position draws
-# only one block, and only a few are in memory. As many as the sample whose prompts are measured
-# before a run, which is looked at more than once, and an image of which takes milliseconds to draw.
+# only one block.
 BLOCK = 64  # problems
-KEPT = 4  # blocks
+KEPT = 4  # blocks in memory: the start of a run measures the prompts of the first four repeatedly
 MAX_SKIPPED = 100 * BLOCK  # consecutive problems that do not fit; then a source is useless
 
 

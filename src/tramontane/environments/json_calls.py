@@ -35,7 +35,7 @@ class Keys(NamedTuple):
 
     @classmethod
     def of(cls, value: Any, within: tuple[str, ...] = (), own_id: str = "id") -> Keys | None:
-        """The keys in a call of `NAME` with `ARGUMENT`; None if it is no such object."""
+        """The keys in a call of `NAME` with `ARGUMENT`; None of any other value."""
         fields = value.items() if isinstance(value, dict) else ()
         names = [key for key, given in fields if given == NAME]
         arguments = [key for key, given in fields if _ARGUMENTS.fullmatch(json.dumps(given))]

@@ -187,8 +187,4 @@ def padded(tokens: int, device: torch.device) -> int:
 
 def joined(arrays: Sequence[array[Any]]) -> NDArray[Any]:
     """Concatenated arrays, in their dtype: [Σ lengths]."""
-    kinds = {getattr(values, "typecode", "") for values in arrays}
-    if len(kinds) != 1 or "" in kinds:
-        return np.concatenate([np.asarray(values) for values in arrays])
-    # A view of each would take ten times as long as to copy it.
-    return np.frombuffer(bytearray().join(arrays), kinds.pop())
+    return np.concatenate([np.asarray(values) for values in arrays])

@@ -96,10 +96,7 @@ def check_quotes(argument: str, article: str | None) -> str:
     White space around a quote is not part of it. An empty quote disappears, and so does a tag
     without its partner. Without an article every quote is unverified.
     """
-    argument = _one_line(argument)
-    if argument.isascii() and "<" not in argument and "passage" not in argument.lower():
-        return argument  # no tag, and nothing that looks like a mark
-    argument = _cleaned(argument, quotes=True)
+    argument = _cleaned(_one_line(argument), quotes=True)
     source = None if article is None else _article_on_one_line(article)
     tags = _tags(argument)
     pieces, end = list[str](), 0
