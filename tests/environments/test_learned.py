@@ -206,6 +206,45 @@ def test_so_are_objects_with_the_name_in_an_object_of_theirs():
         assert why in call.answer and call.text == f"[CALL]{broken}"
 
 
+def in_one_element(between, write):
+    """A template that writes all calls of a message within `<calls>`."""
+
+    def write_message(message):
+        calls = [
+            call["function"] | {"call_id": call["id"]} for call in message.get("tool_calls", ())
+        ]
+        return said(message, f"<calls>{between.join(map(write, calls))}</calls>" if calls else "")
+
+    return tokenizer(write_message)
+
+
+@pytest.mark.parametrize(
+    ("between", "write"),
+    [
+        (";", lambda call: f"{call['name']} {json.dumps(call['arguments'])}"),
+        ("\n", lambda call: f"{call['name']} {json.dumps(call['arguments'])}"),
+        ("", json.dumps),
+        ("\n", json.dumps),
+        ("\n", lambda call: f"\n{json.dumps(call)}\n"),
+        ("", lambda call: f"{{{json.dumps(call)}}}"),
+    ],
+)
+def test_calls_of_one_element_end_where_it_does(between, write):
+    form = JsonCalls.of(own_calls(in_one_element(between, write)))
+    one = {"name": "f", "arguments": {"a": 1}, "call_id": "abcdefgh1"}
+    written = [write(one), write(one | {"name": "g"})]
+    text = f"<calls>{between.join(written)}</calls>"
+    found = [("f", {"a": 1}), ("g", {"a": 1})]
+    content, calls = form.read(f"so {text} and {text}")
+    assert content == "so  and " and [(c.name, c.arguments) for c in calls] == found * 2
+    if "call_id" in text:
+        assert {call.id for call in calls} == {"abcdefgh1"}
+    for cut in (len("</calls>"), len(written[1]) + len("</calls>" + between)):
+        calls = form.read(text[:-cut])[1]
+        assert [call.name for call in calls if call.name] == ["f", "g"][: len(calls)]
+    assert [call.name for call in form.read(text[: -len("}</calls>") - 3])[1]] == ["f", ""]
+
+
 def test_an_object_behind_plain_words_is_a_call_only_as_the_template_writes_it():
     def worded(message):
         calls = [call["function"] for call in message.get("tool_calls", ())]
@@ -235,6 +274,13 @@ def test_arguments_in_tags_are_read_as_the_template_writes_them():
     content, calls = form.read(f'x<do name="f" {one}')
     assert [call.name for call in calls] == ["", "f"] and content == "x"
     assert calls[0].text == '<do name="f"'
+    unopened = tokenizer(
+        lambda message: in_tags(message).replace('<do name="', "").replace("\n", "")
+    )
+    assert Tags.of(unopened) is None
+    ended = tokenizer(lambda message: in_tags(message).replace("<|e|>", "</say>\n<|e|>"))
+    text = f"so\n<all>\n{one}\n</all>"
+    assert Tags.of(ended).read(f"{text}</say>")[0] == Tags.of(ended).read(text)[0] == "so"
     data = '<do name="f">\n<p name="a"><![CDATA[</p>\n]]></p>\n</do>'
     assert form.read(data)[1][0].arguments == {"a": "</p>\n"}
 
@@ -253,6 +299,13 @@ def test_lists_and_objects_are_tags_within_tags():
         assert call.error == (depth > MAX_DEPTH + 1)
     assert Tags.of(tokenizer(said)) is None
     assert Tags.of(tokenizer(in_json)) is None
+
+    def no_lists(message):
+        if '["' in json.dumps(message.get("tool_calls", "")):
+            raise ValueError("no lists")
+        return in_keys(message)
+
+    assert Tags.of(tokenizer(no_lists)) == form._replace(item="")
 
 
 @pytest.mark.parametrize(

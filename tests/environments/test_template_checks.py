@@ -8,12 +8,13 @@ from tests.data.chat_templates import build_tokenizer
 from tests.environments.templates import _CHATML, _THINK, SHAPES, tokenizer_of
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import wire
-from tramontane.environments.calls import Parser
+from tramontane.environments.calls import Parsed, Parser
 from tramontane.environments.chat import Chat
 from tramontane.environments.chat_format import ChatFormat
 from tramontane.environments.recorded import Conversation, ConversationEncoder
-from tramontane.environments.template_checks import COLUMNS, TOOL, Case, Family
+from tramontane.environments.template_checks import COLUMNS, TOOL, Case, Family, misread, same
 from tramontane.errors import InputError
+from tramontane.types import PAPER_TAGS, ToolCall
 
 CALL = {"id": "call00000", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
 ASKED = {"role": "user", "content": "What is 1 + 2?"}
@@ -293,6 +294,9 @@ def test_calls_in_a_form_that_is_not_read_are_refused():
     tokenizer.chat_template = template.replace("c.function.arguments", "c.function.arguments[1:]")
     row = Family(PromptEncoder(tokenizer)).row()
     assert row["calls read back"].state == "refused" and "not read" in str(row["calls read back"])
+    escaped = "(c.function.arguments | tojson)[1:-1]"  # not as JSON, nor as a text of it
+    tokenizer.chat_template = template.replace("c.function.arguments", escaped)
+    assert "<call>" in Parser(tokenizer, "auto", PAPER_TAGS).unread
 
 
 def test_a_message_in_thoughts_that_never_close_is_refused():
@@ -313,6 +317,37 @@ def test_a_message_without_an_end_is_refused_unless_the_generation_config_names_
     assert row["end of turn"].state == "refused" and "no token ends it" in str(row["end of turn"])
 
 
+@pytest.mark.parametrize(
+    ("case", "thoughts", "content", "calls", "found"),
+    [
+        (Case("", "3", "So."), "So.", "3", (), ("ok", "")),
+        (Case("", "3", "So."), "\nSo. ", " 3\n", (), ("ok", "")),
+        (Case("", "3", "So."), "So. 3", "", (), ("ok", "its text is written as thoughts")),
+        (Case("", "3", "So."), "S", "3", (), ("wrong", "its thoughts are not found")),
+        (Case("", "3", "not written"), "", "3", (), ("ok", "")),
+        (Case("", "3", "So."), "So.", "3!", (), ("wrong", "its content has more or less")),
+        (Case("", "not written", "So."), "So.", "", (), ("ok", "")),
+        (Case("", calls=({"a": 1},)), "Hm.", "", ({"a": 1},), ("wrong", "its thoughts")),
+        (Case("", calls=({"a": 1},)), "", "Hm.", ({"a": 1},), ("wrong", "its content")),
+        (Case("", calls=({"a": 1},)), "", "", ({"a": 2},), ("wrong", "reads [{'a': 2}]")),
+        (Case("", calls=({"a": 1, "b": None},)), "", "", ({"a": 1},), ("ok", "")),
+        (Case("", calls=({"a": 1, "So": None},)), "", "", ({"a": 1},), ("wrong", "reads [")),
+    ],
+)
+def test_what_is_misread_is_named(case, thoughts, content, calls, found):
+    made = [ToolCall("add", arguments, "") for arguments in calls]
+    state, said = misread(case, Parsed("", thoughts, content, made), "So. 3")
+    assert state == found[0] and said.startswith(found[1]) and bool(said) == bool(found[1])
+
+
+def test_tokens_that_differ_are_shown_with_what_stands_before():
+    encoder = PromptEncoder(tokenizer_of("qwen2.5"))
+    one, other = (encoder.tokenizer(text)["input_ids"] for text in ("Hm 12345678x", "Hm 12345678y"))
+    assert same(one, one, encoder) == ("ok", "")
+    assert same(one, other, encoder) == ("wrong", "'12345678x' for '12345678y'")
+    assert same(other[:1], one, encoder)[1].startswith(f"'H' for '{encoder.decode(one)[:48]}")
+
+
 def test_the_generation_config_ends_answers_and_calls(tmp_path):
     form = ChatFormat(encoder_of("unended", tmp_path))
     assert (form.turn_end, form.call_end) == ("<|user|>", "<|observation|>")
@@ -322,9 +357,8 @@ def test_the_generation_config_ends_answers_and_calls(tmp_path):
 def test_fine_tuning_learns_what_the_template_marks():
     encoder = encoder_of("marked")
     chat = [ASKED, {"role": "assistant", "content": "3"}] * 2
-    (example,) = ConversationEncoder(encoder, lambda _, text: text).examples(
-        Conversation.of(chat, [], "here"), "here"
-    )
+    made = ConversationEncoder(encoder, lambda _, text: text)
+    (example,) = made.examples(Conversation.of(chat, [], "here"), "here")
     own = [*example.prompt, *example.response]
     found = encoder.tokenizer.apply_chat_template(
         chat, return_dict=True, return_assistant_tokens_mask=True

@@ -62,13 +62,13 @@ class Keys(NamedTuple):
 
 def _objects(text: str) -> Iterator[tuple[int, int, Keys]]:
     """(start, end, keys) of the calls of `NAME` with `ARGUMENT` that are objects in a text."""
-    at = text.find("{")
-    while at >= 0:
+    behind = 0
+    while (at := text.find("{", behind)) >= 0:
         value, end = decoded(text, at)
+        behind = at + 1
         if end is not None and (keys := Keys.of(value)):
             yield at, end, keys
-            at = end - 1
-        at = text.find("{", at + 1)
+            behind = end
 
 
 class JsonCalls(NamedTuple):
@@ -151,8 +151,11 @@ class JsonCalls(NamedTuple):
         while (found := self.opening.search(text, at)) and len(calls) < MAX_CALLS:
             content += text[at : found.start()]
             more: re.Match[str] | None = found
+            closed: re.Match[str] | None = None
             while more:
                 if (made := self._call(text, more)) is None:
+                    if not more[0].strip() and (closed or more.end() == len(text)):
+                        break  # white space alone stands between calls, and no call behind it
                     shown = text[found.start() : more.end()].strip()
                     following = self.opening.search(text, more.end())
                     at = following.start() if following else len(text)

@@ -73,10 +73,9 @@ class Tags(NamedTuple):
         form = cls._between(text, without_end(plain.rpartition(SAID)[2], special), special)
         if form is None:
             return None
-        if len(form.ended) > 1:
-            listed = form.read(written({_KEYS[0]: [_VALUES[0]]}))[1] or [unparsed("")]
-            found = listed[0].arguments.get(_KEYS[0])
-            form = form._replace(item=next(iter(found), "") if isinstance(found, dict) else "")
+        listed = form.read(written({_KEYS[0]: [_VALUES[0]]}))[1] or [unparsed("")]
+        if isinstance(within := listed[0].arguments.get(_KEYS[0]), dict):
+            form = form._replace(item=next(iter(within)))
         found = [(call.name, call.arguments) for call in form.read(text)[1]]
         return form if found == [(NAME, _ARGUMENTS)] * 2 else None
 
@@ -155,8 +154,6 @@ class Tags(NamedTuple):
 def _common_end(one: str, other: str) -> str:
     """What two texts end with, from the start of a tag on."""
     start = -shared(one[::-1], other[::-1])
-    if start == 0:
-        return ""
     inside = [
         match.end() - len(text)
         for text in (one, other)
