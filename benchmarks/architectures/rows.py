@@ -196,6 +196,12 @@ def every_row() -> list[Row]:
     ]
 
 
+def named(name: str) -> Row:
+    """The row of a name."""
+    [row] = [row for row in every_row() if row.name == name]
+    return row
+
+
 def _example(kind: str) -> str:
     """The checkpoint that transformers' own documentation of the config names."""
     source = inspect.getsource(inspect.getmodule(CONFIG_MAPPING[kind]))  # type: ignore[arg-type]

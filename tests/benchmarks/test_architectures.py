@@ -5,7 +5,7 @@ import transformers
 
 from benchmarks.architectures.page import pages
 from benchmarks.architectures.report import Report, outcome, outcomes
-from benchmarks.architectures.rows import every_row
+from benchmarks.architectures.rows import every_row, named
 from benchmarks.architectures.trial import LIMIT, isolated, trial
 
 COMMITTED = Report.committed()
@@ -14,24 +14,19 @@ FAST = ("mistral", "llama, tied head", "qwen3_moe", "mistral3", "deepseek_v3", "
 TO_MEASURE = "python -m benchmarks.architectures"
 
 
-def rows():
-    """By name. It imports each config of transformers, which collecting the tests need not."""
-    return {row.name: row for row in every_row()}
-
-
 def test_the_pages_are_those_of_the_figures():
     for path, text in pages(COMMITTED).items():
         assert path.read_text(encoding="utf-8") == text, f"write it again: {TO_MEASURE} --page"
 
 
 def test_each_row_is_on_the_page_that_its_reader_opens():
-    assert not rows()["llama"].wrapped
-    assert rows()["mistral3, experts"].wrapped
-    assert rows()["qwen2_audio"].wrapped, "transformers does not call it a causal LM"
+    assert not named("llama").wrapped
+    assert named("mistral3, experts").wrapped
+    assert named("qwen2_audio").wrapped, "transformers does not call it a causal LM"
 
 
 def test_every_architecture_has_a_row():
-    missing = sorted({*rows()} - {*COMMITTED.rows, *COMMITTED.newer})
+    missing = sorted({row.name for row in every_row()} - {*COMMITTED.rows, *COMMITTED.newer})
     assert not missing, (
         f"transformers {transformers.__version__} has {', '.join(missing)}, and "
         f"{COMMITTED.versions['transformers']} had not; measure: {TO_MEASURE}"
@@ -63,7 +58,7 @@ def test_a_process_that_ends_by_itself_is_a_row():
 
 
 def settings(name):
-    return rows()[name].kind, rows()[name].changed
+    return named(name).kind, named(name).changed
 
 
 def assert_unchanged(name, found):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.architectures.rows import every_row
+from benchmarks.architectures.rows import named
 from benchmarks.architectures.sizes import tiny_config
 from tramontane.errors import InputError
 from tramontane.generator.forward import examine_model
@@ -91,7 +91,7 @@ CACHED = (
 
 @pytest.mark.parametrize("name", CACHED)
 def test_a_generator_keeps_what_is_counted_without_memory(name):
-    [row] = [row for row in every_row() if row.name == name]
+    row = named(name)
     config = tiny_config(row.kind, row.changed).get_text_config()
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     layout, _ = examine_model(model.eval(), 16)
