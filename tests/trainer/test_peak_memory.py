@@ -19,15 +19,14 @@ from tramontane.config import TrainerConfig
 from tramontane.trainer import export
 from tramontane.trainer.trainer import Trainer
 
-CONFIG = LlamaConfig(
-    vocab_size=512,
-    hidden_size=320,
-    intermediate_size=832,
-    num_hidden_layers=15,
-    num_attention_heads=4,
-    num_key_value_heads=4,
-    pad_token_id=0,
-)
+SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 320,
+    "intermediate_size": 832,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "pad_token_id": 0,
+}
 UNIT = 4 * (4 * 320 * 320 + 3 * 320 * 832 + 2 * 320)  # bytes of the largest unit in float32
 # What a unit takes while it is computed, in multiples of its float32 weights: gathered weights, the
 # gradient, the buffers of its gather and its reduction, and the unit before in float32, reduced.
@@ -36,6 +35,8 @@ PYTHON = 6 << 20  # bytes: modules, caches of kernels, and activations of a few 
 WRITER = 16 << 20  # bytes that torch.distributed.checkpoint holds while it writes
 # By ranks: a share depends on the number of ranks alone, and a unit on the type alone.
 DTYPES = {2: "float32", 4: "bfloat16"}
+# The fewest with which a second copy of the model would be seen beside what is computed.
+LAYERS = {2: 15, 4: 11}
 # Of updates by one trainer: none is read before an update.
 SETTINGS = {
     "one microbatch": {"microbatch_tokens": 8192},
@@ -43,6 +44,11 @@ SETTINGS = {
     "step": {"microbatch_tokens": 48},
 }
 ADAPTERS = {"microbatch_tokens": 48, "lora": {"rank": 1}}
+
+
+def model_of(ranks):
+    config = LlamaConfig(**SIZES, num_hidden_layers=LAYERS[ranks])
+    return AutoModelForCausalLM.from_config(config)
 
 
 def run(rank, ranks, folder):
@@ -62,7 +68,8 @@ def peaks(ranks, dtype, folder):
     config, adapters = TrainerConfig(**common), TrainerConfig(**common, **ADAPTERS)
     gc.freeze()  # collections are many, and look at what is measured alone
     # Makes modules and kernels of the checks at load, which are kept.
-    t = Trainer.load(str(folder / "model"), config, 10)
+    model = str(folder / f"model-{ranks}")
+    t = Trainer.load(model, config, 10)
     for name, settings in SETTINGS.items():
         t.config = config.model_copy(update=settings)
         if name != "step":  # whose microbatches have the shapes of those before
@@ -79,10 +86,10 @@ def peaks(ranks, dtype, folder):
             pass
     del t  # the next trainer begins with nothing
     with measured() as found["start"]:
-        t = Trainer.load(str(folder / "model"), config, 10)
+        t = Trainer.load(model, config, 10)
     del t
     with measured() as found["start, adapters"]:
-        t = Trainer.load(str(folder / "model"), adapters, 10)
+        t = Trainer.load(model, adapters, 10)
     t.step(some)
     with measured() as found["update, adapters"]:
         t.step(some)
@@ -93,10 +100,9 @@ def peaks(ranks, dtype, folder):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("peaks")
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIG)
-    model.save_pretrained(folder / "model", max_shard_size="10MB")
     for ranks in DTYPES:
+        torch.manual_seed(0)
+        model_of(ranks).save_pretrained(folder / f"model-{ranks}", max_shard_size="10MB")
         mp.start_processes(run, (ranks, folder), nprocs=ranks, start_method=forked.START_METHOD)
     return folder
 
@@ -104,8 +110,7 @@ def folder(tmp_path_factory):
 @pytest.mark.slow(40)
 @pytest.mark.parametrize(("ranks", "dtype"), DTYPES.items())
 def test_no_rank_holds_more_than_its_share_and_the_unit_it_computes(folder, ranks, dtype):
-    model = AutoModelForCausalLM.from_config(CONFIG)
-    whole = 4 * model.num_parameters()  # bytes in float32
+    whole = 4 * model_of(ranks).num_parameters()  # bytes in float32
     share, computed = whole / ranks, COMPUTED[dtype] * UNIT
     bounds = {
         "start": 3 * share,  # weights and two moments
@@ -119,7 +124,7 @@ def test_no_rank_holds_more_than_its_share_and_the_unit_it_computes(folder, rank
         "state": WRITER,  # nothing is copied
         "buckets": 2 * UNIT,
     }
-    assert computed + PYTHON < whole / 2  # so that a second copy of the model would be seen
+    assert computed + PYTHON < whole / 2
     for rank in range(ranks):
         figures = json.loads((folder / f"{ranks}-{rank}.json").read_text())
         for name, (highest, at_end) in figures.items():
