@@ -97,14 +97,15 @@ SETTINGS = {
     "short": ("grouped", {"objective": KL, "microbatch_tokens": 1}),
 }
 LIMIT = timedelta(seconds=1234)
-RESUMED = ("grouped", "adapters")
-# By ranks, and how many of them share rows: each model, with and without repeated key-value heads,
-# and each objective, where all share rows or groups of them do.
+# By ranks, and how many of them share rows: each model, and heads and sinks with and without
+# repeated key-value heads, where all share rows; each objective, where groups of them do.
 LAYOUTS = {
-    (2, 2): (*MODELS, "everything", "adapters"),
-    (4, 4): (*MODELS, "adapters", "short"),
+    (2, 2): ("grouped", "capped", "sinks", "everything"),
+    (4, 4): ("grouped", "window", "sinks", "experts", "adapters", "short"),
     (4, 2): tuple(n for n in SETTINGS if n not in MODELS or n == "grouped"),
 }
+# Whose state goes on alone: of a model, or of its adapters.
+RESUMED = {(2, 2): "grouped", (4, 4): "adapters", (4, 2): "grouped"}
 
 
 def load(folder, name, ranks=1, sharing=1):
@@ -175,7 +176,7 @@ def run(rank, ranks, sharing, folder):
         figures = [*learned.advantages], [*learned.logprobs]
         logprobs = t.logprobs(batch(9).sequences[:3], 0.8)
         after = [t.weights()]
-        if name in RESUMED:
+        if name in (RESUMED.values() if ranks == 1 else [RESUMED[ranks, sharing]]):
             t.save_state(folder / f"{name}-{ranks}-{sharing}")
             after.append(resumed(folder, name, "1-1", ranks, sharing))
         if rank == 0:
@@ -236,7 +237,7 @@ def test_ranks_that_share_rows_give_what_one_gives(folder, layout, name):
         torch.testing.assert_close(several[1][n] / scale, gradient / scale, atol=1e-5, rtol=0)
     for a, b in zip(one[2], several[2], strict=True):
         assert b == pytest.approx(a, abs=1e-4)
-    for a, b in zip(one[3], several[3], strict=True):
+    for a, b in zip(one[3], several[3], strict=False):  # not each layout resumes each
         assert_close(a, b)
 
 
@@ -246,9 +247,10 @@ def assert_close(a, b):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RESUMED)
-@pytest.mark.parametrize("layout", [f"{ranks}-{sharing}" for ranks, sharing in LAYOUTS])
-def test_a_state_of_ranks_that_share_rows_goes_on_alone(folder, name, layout):
+@pytest.mark.parametrize(
+    ("layout", "name"), [(f"{ranks}-{sharing}", n) for (ranks, sharing), n in RESUMED.items()]
+)
+def test_a_state_of_ranks_that_share_rows_goes_on_alone(folder, layout, name):
     _, _, _, (_, expected) = torch.load(folder / f"{name}-1-1.pt")
     assert_close(expected, resumed(folder, name, layout))
 
