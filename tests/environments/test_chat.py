@@ -12,6 +12,7 @@ from tramontane.environments.calls import Parsed
 from tramontane.environments.chat import Chat
 from tramontane.environments.chat_format import ChatFormat
 from tramontane.environments.tools import schema_of
+from tramontane.errors import InputError
 from tramontane.types import ToolCall
 
 TOOLS = [schema_of(add)]
@@ -270,6 +271,17 @@ def test_no_sign_is_put_in_where_a_template_moves_text_behind_the_calls():
     put = text_of(form, chat.tokens(following, ids(form, "<|im_end|>")[0]))
     assert chat._nonce not in put and "3" in put
     assert following.rewritten and "Let me add." in text_of(form, following.whole())
+
+
+@pytest.mark.parametrize("calls", [[], [CALL]], ids=["answer", "call"])
+def test_thoughts_that_a_template_writes_behind_the_message_are_refused(calls):
+    thoughts = "{% if m.reasoning_content %}{{ m.reasoning_content }}{% endif %}"
+    template = KEYED.replace(KEYED[KEYED.index("{% if m.r") : KEYED.index("{% if m.t")], "")
+    _, chat, _ = keyed(
+        template.replace("BEHIND", "").replace("+ '<|im", f"}}}}{thoughts}{{{{ '<|im")
+    )
+    with pytest.raises(InputError, match="in two places"):
+        chat.follow(message("3", calls, "Add them."), [user("And 3?")])
 
 
 def test_an_emptied_pair_of_tags_is_not_appended():

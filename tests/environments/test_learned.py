@@ -188,12 +188,13 @@ def test_so_are_objects_with_the_name_in_an_object_of_theirs():
 
     def whole(message):
         calls = message.get("tool_calls", ())
-        return said(message, "".join(f"[CALL]{json.dumps(call)}" for call in calls))
+        calls = [json.dumps(call).replace('"id"', '"no"') for call in calls]
+        return said(message, "".join(f"[CALL]{call}" for call in calls))
 
     form = JsonCalls.of(own_calls(tokenizer(whole)))
     for written in (
-        '{"id": "abcdefgh1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}',
-        '{"function":\n{"arguments": {"a": 1}, "name": "f"}, "id": "abcdefgh1"}',
+        '{"no": "abcdefgh1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}',
+        '{"function":\n{"arguments": {"a": 1}, "name": "f"}, "no": "abcdefgh1"}',
     ):
         content, calls = form.read(f"so [CALL] {written} [CALL]{written}")
         found = [(call.name, call.arguments, call.id) for call in calls]
@@ -204,6 +205,17 @@ def test_so_are_objects_with_the_name_in_an_object_of_theirs():
     ):
         [call] = form.read(f"[CALL]{broken}")[1]
         assert why in call.answer and call.text == f"[CALL]{broken}"
+
+
+def test_an_id_may_stand_before_a_call():
+    def numbered(message):
+        calls = message.get("tool_calls", ())
+        calls = [f"<call={call['id']}>{json.dumps(call['function'])}</call>" for call in calls]
+        return said(message, "".join(calls))
+
+    form = JsonCalls.of(own_calls(tokenizer(numbered)))
+    text = '<call=abcdefgh1>{"name": "f"}</call><call=abcdefgh2>{"name": "f"}</call>'
+    assert [call.id for call in form.read(text)[1]] == ["abcdefgh1", "abcdefgh2"]
 
 
 def in_one_element(between, write):
@@ -273,11 +285,19 @@ def test_arguments_in_tags_are_read_as_the_template_writes_them():
     assert [c.name for c in form.read(one * (MAX_CALLS + 1))[1]] == ["f"] * MAX_CALLS
     content, calls = form.read(f'x<do name="f" {one}')
     assert [call.name for call in calls] == ["", "f"] and content == "x"
-    assert calls[0].text == '<do name="f"'
+    assert calls[0].text == '<do name="f"' and """after 'x<do name="'""" in calls[0].answer
+    inner = '<p name="x">y</p>\n'
+    assert form.read(f'<do name="f">\n<p name="a">{inner}</p>\n</do>')[1][0].arguments == {
+        "a": inner
+    }
     unopened = tokenizer(
         lambda message: in_tags(message).replace('<do name="', "").replace("\n", "")
     )
     assert Tags.of(unopened) is None
+    others = tokenizer(lambda message: re.sub('<p name="zq3', '<q name="zq3', in_tags(message)))
+    assert Tags.of(others) is None
+    unclosed = tokenizer(lambda message: in_tags(message).replace("</p>", ""))
+    assert Tags.of(unclosed).read(one.replace("</p>", "")) == form.read(one)
     ended = tokenizer(lambda message: in_tags(message).replace("<|e|>", "</say>\n<|e|>"))
     text = f"so\n<all>\n{one}\n</all>"
     assert Tags.of(ended).read(f"{text}</say>")[0] == Tags.of(ended).read(text)[0] == "so"

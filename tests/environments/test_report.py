@@ -26,6 +26,18 @@ def test_the_report_says_what_a_run_would_do(shape):
     assert ("of the user" in traits["tools answer in"].found) == own
 
 
+def test_what_is_read_otherwise_than_it_is_written_is_missing():
+    tokenizer = tokenizer_of.__wrapped__("qwen2.5")
+    own = "{{ '<|im_start|>assistant\n' + m.content }}"
+    thoughts = "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}"
+    tokenizer.chat_template = tokenizer.chat_template.replace(own, own + thoughts)
+    traits = {trait.name: trait for trait in examined(PromptEncoder(tokenizer))}
+    state, found, remedy = traits["calls read back"][1:]
+    assert state == "missing" and found.startswith("its thoughts are not found (")
+    assert "conversation.calls" in remedy and "data.chat_template" in remedy
+    assert traits["history"].state == "optional" and "calls" not in traits["history"].remedy
+
+
 def test_a_key_that_keeps_thoughts_is_named():
     tokenizer = tokenizer_of.__wrapped__("qwen3")
     tokenizer.chat_template = tokenizer.chat_template.replace(

@@ -355,13 +355,16 @@ def test_the_generation_config_ends_answers_and_calls(tmp_path):
 
 
 def test_fine_tuning_learns_what_the_template_marks():
-    encoder = encoder_of("marked")
+    tokenizer = build_tokenizer(
+        "{{ tools | tojson if tools else '' }}" + MARKED, *OWN["marked"][1:]
+    )
+    encoder = PromptEncoder(tokenizer)
     chat = [ASKED, {"role": "assistant", "content": "3"}] * 2
     made = ConversationEncoder(encoder, lambda _, text: text)
-    (example,) = made.examples(Conversation.of(chat, [], "here"), "here")
+    (example,) = made.examples(Conversation.of(chat, [TOOL], "here"), "here")
     own = [*example.prompt, *example.response]
     found = encoder.tokenizer.apply_chat_template(
-        chat, return_dict=True, return_assistant_tokens_mask=True
+        chat, [TOOL], return_dict=True, return_assistant_tokens_mask=True
     )
     put = {len(example.prompt) + place for span in example.inserted for place in span}
     learned = [int(n >= len(example.prompt) and n not in put) for n in range(len(own))]

@@ -132,7 +132,7 @@ class Chat:
             self._signs = [*signs, sign, first, *put[1:]]
             try:
                 text = self._rendered_behind(last)
-                if moved := self._nonce in text:
+                if "tool_calls" in real and self._nonce in text:
                     text, moved = self._moved(text, message, number)
                 break
             except InputError as error:  # some templates take one call a message, or none

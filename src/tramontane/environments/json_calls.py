@@ -89,41 +89,36 @@ class JsonCalls(NamedTuple):
 
     @classmethod
     def of(cls, bodies: Sequence[str]) -> JsonCalls | None:
-        """The form of messages that a template wrote (`own_calls`); None if it cannot be told."""
+        """The form of two messages that a template wrote (`own_calls`), with one call and with two;
+        None if it cannot be told."""
         if in_objects := cls._of_objects(bodies):
             return in_objects
-        first, *others = [[*_ARGUMENTS.finditer(body)] for body in bodies]
-        name = bodies[0].rfind(NAME, 0, first[0].start()) if first else -1
-        if name < 0 or not bodies[0][:name].strip():
+        one, two = ([*_ARGUMENTS.finditer(body)] for body in bodies)
+        before, _, behind = bodies[0][: one[0].start() if one else 0].rpartition(NAME)
+        if not before.strip():
             return None
-        texts = [bodies[0][:name].lstrip(), bodies[0][name + len(NAME) : first[0].start()]]
-        for body, pair in zip(bodies[1:], others, strict=True):
-            if len(pair) == 2:
-                behind = body[pair[0].end() : pair[1].start()]
-                texts.append(behind[: behind.rfind(NAME)])
-        following = texts[2] if len(texts) == 3 else None
+        following = None
+        if len(two) == 2:
+            between = bodies[1][two[0].end() : two[1].start()].rpartition(NAME)[0]
+            following = re.compile(loose(between))
         return cls(
-            re.compile(loose(texts[0])),
-            re.compile(f"(?P<name>{NAMED}){loose(texts[1])}"),
-            None if following is None else re.compile(loose(following)),
-            re.compile(loose(bodies[0][first[0].end() :])),
+            re.compile(loose(before.lstrip())),
+            re.compile(f"(?P<name>{NAMED}){loose(behind)}"),
+            following,
+            re.compile(loose(bodies[0][one[0].end() :])),
         )
 
     @classmethod
     def _of_objects(cls, bodies: Sequence[str]) -> JsonCalls | None:
         """The form of calls that are objects, whose keys a model may write in any order and with
         any white space; None of others, and where no token stands before the first."""
-        found = [[*_objects(body)] for body in bodies]
-        if len(found[0]) != 1:
+        one, two = ([*_objects(body)] for body in bodies)
+        if len(one) != 1:
             return None
-        [(start, end, keys)] = found[0]
+        [(start, end, keys)] = one
         if not TOKEN.search(bodies[0][:start]):
             return None
-        between = [
-            body[one[1] : two[0]]
-            for body, objects in zip(bodies, found, strict=True)
-            for one, two in pairwise(objects)
-        ]
+        between = [bodies[1][each[1] : other[0]] for each, other in pairwise(two)]
         return cls(
             re.compile(loose(bodies[0][:start].lstrip())),
             keys,

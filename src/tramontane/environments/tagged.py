@@ -91,7 +91,7 @@ class Tags(NamedTuple):
         last = _KEYS[1].join(parts)
         closing = following.removeprefix(last)
         closed = without_end(closed, special).removeprefix(last).removeprefix(closing)
-        if not (opening.strip() and ended.strip() and following.startswith(last)):
+        if not opening.strip():
             return None
         alike = _common_end(closed, tail)
         return cls(
@@ -110,7 +110,7 @@ class Tags(NamedTuple):
         while (found := opening.search(text, at)) and len(calls) < MAX_CALLS:
             content += text[at : found.start()]
             named = re.compile(self.named).match(text, found.end())
-            pairs, at = self._pairs(text, named.end(), self.closing) if named else ([], 0)
+            pairs, at = self._pairs(text, named.end(), self.closing) if named else ([], found.end())
             if named and (closing := re.compile(rf"{self.closing}|\Z").match(text, at)):
                 calls.append(ToolCall(named["name"], dict(pairs), ""))
                 closed = re.compile(self.closed).match(text, closing.end())

@@ -366,7 +366,7 @@ def _jsonable(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: _jsonable(getattr(value, field.name)) for field in fields(value)}
     kind = getattr(getattr(value, "dtype", None), "kind", None)
-    if kind in ("M", "m") and not getattr(value, "shape", ()):
+    if kind in ("M", "m") and not value.shape:
         return str(value)  # NumPy's dates and spans of time
     if kind in ("M", "m", "O") and hasattr(value, "tolist"):  # of dates, of objects
         return [_jsonable(part) for part in value]
