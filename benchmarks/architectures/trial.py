@@ -12,6 +12,7 @@ import tempfile
 import warnings
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -80,8 +81,8 @@ class Trial:
         self._try("packed", self._packed)
         self._try("LoRA", self._lora)
         self._try("export", self._export)
-        if self._wrapped:
-            self._try(TEXT_HALF, self._text_half)
+        if self._wrapped:  # those are the text half's, against the whole model's
+            self.cells[TEXT_HALF] = self.cells["packed"]
         if self._experts:
             self._try("replay", self._replay)
         return self.cells
@@ -103,11 +104,11 @@ class Trial:
 
     def _packed(self) -> float:
         """Log-probs of sequences of different lengths in packed rows."""
-        return self._against(self._plain, self._trainer())
+        return self._against(self._plain, self._full)
 
     def _export(self) -> float:
         """Weights after an update, read by transformers."""
-        return self._reloaded(self._trainer(), 1)
+        return self._reloaded(self._full, 1)
 
     def _lora(self) -> float:
         """Merged weights after two updates of adapters, read by transformers."""
@@ -127,15 +128,15 @@ class Trial:
         )
         return self._against(again.eval(), trainer)
 
-    def _text_half(self) -> float:
-        """Log-probs of the text half alone, against the whole model's."""
-        return self._against(self._plain, self._trainer())
-
     def _replay(self) -> float:
         """Log-probs with the experts that the generator recorded."""
         sampled = self._sampled(return_routed_experts=True)
         found = self._trainer(router_replay=True).logprobs(sampled, 1.0)
         return _largest(self._plain, sampled, found)
+
+    @cached_property
+    def _full(self) -> Trainer:
+        return self._trainer()
 
     def _trainer(self, **config: Any) -> Trainer:
         objective = {"name": "sft"}
