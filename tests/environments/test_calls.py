@@ -275,7 +275,28 @@ def test_thoughts_hold_no_calls():
     assert calls(f"I could {call}</think>42", "hermes") == []  # the prompt holds the opening tag
     assert calls(f"<think>I could {call}", "hermes") == []  # never closed
     assert len(calls(f"<think>so</think>{call}", "hermes")) == 1
-    assert outside_thoughts("a<think>b</think>c<think>d</think>e", PAPER_TAGS) == ("bd", "ace")
+    for text, found in (
+        ("a<think>b</think>c<think>d</think>e", ("bd", "ace")),
+        ("<think>a<think>b</think>c", ("a<think>b", "c")),
+        ("a</think>b</think>c", ("a", "b</think>c")),  # the prompt opens them once
+        ("<think>a</think>b<think>c", ("ac", "b")),
+        ("a", ("", "a")),
+    ):
+        assert outside_thoughts(text, PAPER_TAGS) == found
+
+
+def test_thoughts_in_a_channel_are_those_of_gemma_alone():
+    text = "<|channel>thought\nA\n<channel|>3"
+    assert parse(text, "gemma")[1:3] == ("A", "3")
+    assert parse(f"<think>B</think>{text}", "gemma")[1:3] == ("A", "3")
+    assert parse("<think>B</think>3", "gemma")[1:3] == ("B", "3")
+    assert parse(text, "hermes")[1:3] == ("", text)
+
+
+def test_a_message_of_harmony_has_no_calls_without_tools():
+    text = '<|channel|>commentary to=functions.add<|message|>{"a": 1}<|call|>'
+    assert parse(text, "harmony", []) == (text, "", "", [])
+    assert [call.name for call in parse(text, "harmony").calls] == ["add"]
 
 
 def test_an_answer_is_no_call():

@@ -131,12 +131,21 @@ def test_json_behind_a_name_is_read_as_the_template_writes_it():
     assert form.read("nothing") == ("nothing", [])
 
 
+@pytest.mark.parametrize("call", [f'{NAME} {{"x": "{ARGUMENT}"}}',
+                                  json.dumps({"name": NAME, "args": {"x": ARGUMENT}})])  # fmt: skip
+def test_a_template_may_write_one_call_a_message(call):
+    form = JsonCalls.of([f"<call>{call}</call>"] * 2)
+    text = f"<call>{call}</call>".replace(NAME, "f")
+    assert [call.name for call in form.read(text * 2)[1]] == ["f", "f"]
+
+
 @pytest.mark.parametrize(
     "bodies",
     [
         ["no call", "no call"],
         [f'{NAME} {{"x": "{ARGUMENT}"}}'] * 2,  # nothing stands before the name
         [f'{{"x": "{ARGUMENT}"}} {NAME}'] * 2,
+        [f'<call {NAME}>{NAME} {{"x": "{ARGUMENT}"}}'] * 2,  # it has the name twice
     ],
 )
 def test_a_form_that_cannot_be_told_is_none(bodies):
@@ -251,6 +260,8 @@ def test_calls_of_one_element_end_where_it_does(between, write):
     assert content == "so  and " and [(c.name, c.arguments) for c in calls] == found * 2
     if "call_id" in text:
         assert {call.id for call in calls} == {"abcdefgh1"}
+    behind = text.removesuffix(written[1] + "</calls>")  # white space alone begins no call
+    assert len(form.read(behind)[1]) == (2 if between.strip() else 1)
     for cut in (len("</calls>"), len(written[1]) + len("</calls>" + between)):
         calls = form.read(text[:-cut])[1]
         assert [call.name for call in calls if call.name] == ["f", "g"][: len(calls)]
@@ -286,10 +297,9 @@ def test_arguments_in_tags_are_read_as_the_template_writes_them():
     content, calls = form.read(f'x<do name="f" {one}')
     assert [call.name for call in calls] == ["", "f"] and content == "x"
     assert calls[0].text == '<do name="f"' and """after 'x<do name="'""" in calls[0].answer
-    inner = '<p name="x">y</p>\n'
-    assert form.read(f'<do name="f">\n<p name="a">{inner}</p>\n</do>')[1][0].arguments == {
-        "a": inner
-    }
+    inner = '<p name="x">y</p>'
+    [call] = form.read(f'<do name="f">\n<p name="a">{inner}</p>\n</do>')[1]
+    assert call.arguments == {"a": inner}
     unopened = tokenizer(
         lambda message: in_tags(message).replace('<do name="', "").replace("\n", "")
     )
@@ -303,6 +313,7 @@ def test_arguments_in_tags_are_read_as_the_template_writes_them():
     assert Tags.of(ended).read(f"{text}</say>")[0] == Tags.of(ended).read(text)[0] == "so"
     data = '<do name="f">\n<p name="a"><![CDATA[</p>\n]]></p>\n</do>'
     assert form.read(data)[1][0].arguments == {"a": "</p>\n"}
+    assert form.read(data.replace("</p>\n]", "]", 1))[1][0].arguments == {"a": ""}
 
 
 def test_lists_and_objects_are_tags_within_tags():

@@ -25,9 +25,11 @@ class Scripted:
     """A parser of Qwen 2.5, whose template shows calls as Hermes', with a response template that
     answers with `found`, or raises it, by the end that is tried: none, or the turn's last token."""
 
-    def __init__(self, *found):
+    def __init__(self, *found, opens="", refuses=False):
         self.asked = []
         tokenizer = tokenizer_of.__wrapped__("qwen2.5")
+        written = "{{ raise_exception('no') }}" if refuses else tokenizer.chat_template
+        tokenizer.chat_template = written.replace("assistant\n' }}", f"assistant\n{opens}' }}}}")
         tokenizer.response_template = {"fields": {"content": {"close": END}}}
         tokenizer.parse_response = lambda *arguments, **named: {}  # as the parser is made
         self._parser, self._found = Parser(tokenizer, "template", PAPER_TAGS), list(found)
@@ -98,6 +100,12 @@ def test_a_response_template_is_given_the_prompts_end_the_tools_and_the_last_tok
     assert [text for text, *_ in scripted.asked] == ["x", "x" + END]
     assert all(prefix.endswith(prompt) for _, prefix, _ in scripted.asked)
     assert all(tools == TOOLS for *_, tools in scripted.asked)
+    opening = Scripted({}, {}, opens="<think>\n")
+    opening.parse("<think>\nx", prefix="<think>\n")
+    assert [prefix for _, prefix, _ in opening.asked] == [prefix for _, prefix, _ in scripted.asked]
+    refusing = Scripted({}, refuses=True)
+    refusing.parse("<think>\nx", prefix="<think>\n")
+    assert refusing.asked[0][:2] == ("x", "<think>\n")
 
 
 @pytest.mark.parametrize(
@@ -154,6 +162,10 @@ def test_calls_are_read_as_the_chat_template_writes_them(write):
     [call] = parser.parse(text, TOOLS).calls
     assert (call.name, call.arguments) == ("add", {"a": value})
     assert parser.parse(text).calls == []
+    either = {"name": "add", "parameters": {"properties": {"a": {"type": ["string", "integer"]}}}}
+    quoted = text.replace("7", '"7"') if "{" in text else text  # tags have no quotes
+    [call] = parser.parse(quoted, [{"type": "function", "function": either}]).calls
+    assert call.arguments == {"a": 7 if write is in_tags else "7"}
     given = Parser(tokenizer(write), "llama", PAPER_TAGS)  # a form that is named is not learned
     assert (given.form, given.unread) == ("llama", "")
 
@@ -179,8 +191,16 @@ def test_a_response_template_comes_before_what_is_learned():
 
 def test_what_surrounds_an_answer_is_told_and_taken_away():
     def channels(message):
-        return said(message, head="<|a|><final>", end="</final><|e|>")
+        thought = message.get("reasoning_content")
+        before = f"<t>{thought}</t>" if thoughts and thought else ""
+        return said(message, head=f"<|a|>{before}<final>", end="</final><|e|>")
 
+    thoughts = False
     parser = Parser(tokenizer(channels), "auto", PAPER_TAGS)
     assert parser.headers == ("", "<final>", "</final>")
     assert parser.parse("<final>42</final>").content == "42"
+    thoughts = True
+    parser = Parser(tokenizer(channels), "auto", PAPER_TAGS)
+    assert parser.headers == ("<t>", "</t><final>", "</final>")
+    assert parser.parse("<t>so</t><final>42</final>")[1:3] == ("so", "42")
+    assert parser.parse("<think>so</think><final>42</final>")[1:3] == ("so", "42")

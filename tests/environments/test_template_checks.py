@@ -286,6 +286,13 @@ def test_a_text_and_calls_are_one_content_where_the_template_drops_the_calls():
     made = ConversationEncoder(encoder, lambda _, text: text)
     with pytest.raises(InputError, match="does not write a message's call of add"):
         list(made.examples(Conversation.of([ASKED, said], [TOOL], "row 1"), "row 1"))
+    refusing = "{% if m.content and m.tool_calls %}{{ raise_exception('no text') }}{% endif %}"
+    tokenizer.chat_template = ATTRIBUTES.replace(
+        "{% if m.tool_calls", refusing + "{% if m.tool_calls"
+    )
+    made = ConversationEncoder(PromptEncoder(tokenizer), lambda _, text: text)
+    with pytest.raises(InputError, match="no text"):  # it is not put into the text instead
+        list(made.examples(Conversation.of([ASKED, said], [TOOL], "row 1"), "row 1"))
 
 
 def test_calls_in_a_form_that_is_not_read_are_refused():

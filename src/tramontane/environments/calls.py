@@ -115,7 +115,7 @@ class Parser:
         own = own_calls(tokenizer, bool(self._around.head)) if form == "auto" else []
         if own and not self._reads(own[0]):
             self._learned = JsonCalls.of(own)
-            if not self._learned or not self._reads(own[0]):
+            if not self._reads(own[0]):
                 self._learned = Tags.of(tokenizer)
             self.unread = "" if self._learned else own[0]
             if self._learned and self.form != "template":
@@ -165,7 +165,7 @@ class Parser:
             content, calls = self._learned.read(answer)
         elif tools:
             content, calls = READERS[self._own](answer, tools)
-        if tools and not calls and "<tool_call>" in answer:  # as `TOOLS_PROMPT` asks for them
+        if tools and not calls:  # as `TOOLS_PROMPT` asks for them
             content, calls = READERS["hermes"](answer, tools)
         before, content = self._around.within(_AROUND.sub("", content))
         return Parsed(text, thoughts or before, content, calls[:MAX_CALLS])
@@ -215,12 +215,10 @@ class Parser:
 
 def _before_response(tokenizer: PreTrainedTokenizerBase, tags: ThinkingTags) -> str:
     """The end of a prompt by the chat template, up to the start of the response."""
-    if not tokenizer.chat_template:
-        return ""
     chat = [{"role": "user", "content": "?"}]
     try:
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    except Exception:  # a template may raise anything; its prompts are checked elsewhere
+    except Exception:  # no template, or one that raises; its prompts are checked elsewhere
         return ""
     return str(text).removesuffix(opened_by(str(text), tags))
 
@@ -234,7 +232,7 @@ def form_of(tokenizer: PreTrainedTokenizerBase) -> Form:
 
 def shown_by(tokenizer: PreTrainedTokenizerBase) -> Form:
     """The form of calls that a chat template shows."""
-    template = str(tokenizer.chat_template or "")
+    template = str(tokenizer.chat_template)
     return next((form for sign, form in _SIGNS if sign in template), "hermes")
 
 
@@ -245,7 +243,7 @@ def outside_thoughts(text: str, tags: ThinkingTags) -> tuple[str, str]:
         head, closed, rest = text.partition(tags.closing)
         before, opened, thought = head.partition(tags.opening)
         if not closed:
-            return (thoughts + thought, answer + before) if opened else (thoughts, answer + text)
+            return thoughts + thought, answer + before
         if not opened:
             before, thought = "", head  # the opening tag is in the prompt
         thoughts, answer, text = thoughts + thought, answer + before, rest

@@ -94,8 +94,10 @@ class JsonCalls(NamedTuple):
         if in_objects := cls._of_objects(bodies):
             return in_objects
         one, two = ([*_ARGUMENTS.finditer(body)] for body in bodies)
-        before, _, behind = bodies[0][: one[0].start() if one else 0].rpartition(NAME)
-        if not before.strip():
+        if not one:
+            return None
+        before, _, behind = bodies[0][: one[0].start()].rpartition(NAME)
+        if not before.strip() or NAME in before:
             return None
         following = None
         if len(two) == 2:
