@@ -152,8 +152,9 @@ def test_a_stream_sends_what_is_new_and_ends_with_calls_and_tokens():
 def test_usage_is_sent_to_whom_it_matters(options):
     events = streamed(answer(stream_options=options), [[("a", "stop")]])
     assert len(events) == 3 and all(event["choices"] for event in events)
-    [_, usage] = streamed(answer(stream_options={"include_usage": True}), [])
-    assert usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}
+    for reports in ([], [[(None, None)]]):  # without a token
+        [_, usage] = streamed(answer(stream_options={"include_usage": True}), reports)
+        assert usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}
 
 
 def parts(made, *texts):
@@ -172,6 +173,9 @@ def test_what_may_begin_a_tag_or_a_stop_is_held_back():
         d["reasoning_content"] for d in parts(answer(held=2), "<think>abcd", "<think>abcde")
     ]
     assert thoughts == ["ab", "cde"]
+    assert parts(answer(held=2), "x<think>abcd", "x<think>abcde")[:2] == [
+        {"reasoning_content": "ab"}, {"content": "x"},
+    ]  # fmt: skip
     # A closed thought is whole, and so is one whose tag is in the prompt, once the answer begins.
     assert parts(answer(held=2), "<think>abcd</think>", "<think>abcd</think>x")[0] == {
         "reasoning_content": "ab"

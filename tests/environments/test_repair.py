@@ -9,6 +9,7 @@ from tramontane.config import Config, DataConfig, MixtureConfig
 from tramontane.data.playground import conversation, examples, problems
 from tramontane.data.playground.traces import Style
 from tramontane.environments.calls import Parsed
+from tramontane.environments.repair import _tried
 from tramontane.environments.running import EnvironmentFailed, Runner
 from tramontane.environments.session import Session
 from tramontane.evaluation.conversed import right_by_turn
@@ -62,6 +63,25 @@ def test_what_was_learned_by_heart_earns_nothing():
     known = {case["input"].strip(): case["output"].strip() for case in problem.tests["cases"][:3]}
     (reply,) = played(problem, fenced(f"print({known!r}.get(input().strip(), 0))\n"))
     assert (reply.reward, reply.done) == (0.0, True)
+
+
+def test_what_cannot_be_run_is_told_or_fails():
+    tests = {"type": "stdio", "cases": [{"input": "1", "output": "1"}]}
+    problem = Problem("told", "code", "?", tests=tests)
+    none, other = played(problem, "no program", "```cobol\n1\n```")
+    assert [reply.done or reply.reward for reply in (none, other)] == [None, None]
+    assert none.messages[0]["content"].startswith("There is no program: write it")
+    assert other.messages[0]["content"].startswith("cannot run cobol: only Python")
+    brief = Config(conversation={"answer_bytes": 64})
+    (cut,) = played(problem, "no program", config=brief)
+    assert cut.messages[0]["content"].endswith(" bytes]")
+    before = _tried.cache_info()
+    played(problem, "no program")
+    assert _tried.cache_info().hits == before.hits + 1  # the group's others wrote the same
+    broken = Problem("broken", "code", "?", tests={"type": "stdio", "cases": []})
+    with pytest.raises(EnvironmentFailed, match="RuntimeError: the tests "):
+        played(broken, fenced("print(1)\n"))
+    assert _tried.cache_info().currsize == 0  # the next conversation tries again
 
 
 def test_a_row_without_tests_is_named():

@@ -11,7 +11,8 @@ from tramontane.environments.template_checks import COLUMNS
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_report_says_what_a_run_would_do(shape):
-    traits = {trait.name: trait for trait in examined(PromptEncoder(tokenizer_of(shape)))}
+    encoder = PromptEncoder(tokenizer_of(shape))
+    traits = {trait.name: trait for trait in examined(encoder)}
     after_call, after_message = REWRITES.get(shape, (False, False))
     for name, rewritten in (
         ("call with thoughts, answered", after_call),
@@ -19,11 +20,18 @@ def test_the_report_says_what_a_run_would_do(shape):
         ("both, then a message", shape in ("qwen3", "gpt-oss", "numbered")),
     ):
         assert traits[name].found == ("rewritten" if rewritten else "appended")
+        assert traits[name].remedy.startswith("a run begins a new sequence") == rewritten
         assert ("conversation.history" in traits[name].remedy) == rewritten
+        assert "or set" not in traits[name].remedy  # the template has no such key
     missing = [trait for trait in traits.values() if trait.state == "missing"]
     assert not missing and {*COLUMNS} <= {*traits}
     own = shape in ("gemma-3", "base")
     assert ("of the user" in traits["tools answer in"].found) == own
+    described = "by the template" if encoder.reads_tools else "in the system prompt"
+    assert traits["tools are described"].found == described
+    assert traits["chat template"].found.endswith("none" if shape == "base" else " characters")
+    told = ("chat template", "form of calls", "tools are described", "tools answer in")
+    assert all(traits[name].state == "ok" for name in told)
 
 
 def test_what_is_read_otherwise_than_it_is_written_is_missing():
@@ -35,7 +43,12 @@ def test_what_is_read_otherwise_than_it_is_written_is_missing():
     state, found, remedy = traits["calls read back"][1:]
     assert state == "missing" and found.startswith("its thoughts are not found (")
     assert "conversation.calls" in remedy and "data.chat_template" in remedy
-    assert traits["history"].state == "optional" and "calls" not in traits["history"].remedy
+    refused = traits["history"]
+    assert refused.state == "optional" and "in two places" in refused.found
+    assert refused.remedy == "give another template (data.chat_template)"
+    followed = traits["thoughts, then a message"]
+    assert followed.state == "missing" and "in two places" in followed.found
+    assert followed.remedy == refused.remedy and traits["end of turn"].found == "`<|im_end|>`"
 
 
 def test_a_key_that_keeps_thoughts_is_named():
@@ -43,5 +56,13 @@ def test_a_key_that_keeps_thoughts_is_named():
     tokenizer.chat_template = tokenizer.chat_template.replace(
         "loop.index0 > ns.last", "(preserve_thinking is defined or loop.index0 > ns.last)"
     )
+    tokenizer.chat_template += (
+        "{# clear_thinking truncate_history_thinking keep_past_thinking preserve_thoughts "
+        "drop_thinking preserve_thinking_of_others #}"
+    )
     traits = {trait.name: trait for trait in examined(PromptEncoder(tokenizer))}
-    assert "set preserve_thinking in" in traits["thoughts, then a message"].remedy
+    remedy = traits["thoughts, then a message"].remedy
+    assert remedy.startswith("a run begins a new sequence") and remedy.endswith(
+        "or set preserve_thinking, clear_thinking, truncate_history_thinking, keep_past_thinking, "
+        "preserve_thoughts, drop_thinking in data.chat_template_kwargs"
+    )

@@ -144,6 +144,21 @@ def test_an_object_is_made_and_used_in_one_thread():
         assert len(used) == 1 and HERE() not in used
 
 
+def test_a_toolbox_lives_where_its_own_methods_want():
+    async def conversation(kind, environment):
+        runner = Runner().of_conversation()
+        runner.environment = environment
+        box = await runner.run(kind)  # made by the runner, if `kind` is a class
+        found = await runner.run(box.ask)
+        runner.end()
+        return found
+
+    assert asyncio.run(conversation(AsynchronousBox, Plain)) == HERE()
+    assert asyncio.run(conversation(Box, Stepped)) != HERE()
+    assert asyncio.run(conversation(Box, None)) != HERE()
+    assert asyncio.run(conversation(functools.partial(Box), Stepped)) == HERE()
+
+
 def free(only=None):
     return only or HERE()
 
@@ -273,6 +288,7 @@ def test_what_nobody_waits_for_any_more_is_counted_until_it_ends(of_conversation
     def hang():
         entered.set()
         hold.wait(60)
+        called.append("hung")
 
     async def leave():
         process = Runner(threads=1)
@@ -287,13 +303,20 @@ def test_what_nobody_waits_for_any_more_is_counted_until_it_ends(of_conversation
                 await each
         assert await asyncio.wait_for(runner.run(later), 60) == 5  # needs no thread
         counts = [(runner.stuck, process.stuck)]
+        behind = runner.run(lambda: called.append("behind"))
         if of_conversation:  # its `close` finds a free thread
-            assert await runner.run(lambda: 7) == 7
+            await behind
+        else:  # a process has no more threads than before
+            behind = asyncio.create_task(behind)
+            for _ in range(100):
+                await asyncio.sleep(0)
         hold.set()
         while runner.stuck or process.stuck:
             await asyncio.sleep(0.001)
+        if not of_conversation:
+            await behind
         runner.end(), process.end()
         return counts
 
     assert asyncio.run(leave()) == [(1, 1)]
-    assert called == []
+    assert called == (["behind", "hung"] if of_conversation else ["hung", "behind"])

@@ -173,11 +173,11 @@ class ChatAnswer:
         """What is certain of an unfinished choice."""
         assert choice.tokens is not None
         if self._held is None:
-            return dict.fromkeys(TEXTS, "")
+            return dict.fromkeys(TEXTS)
         parsed = self._read(choice.tokens)
         thoughts, content = parsed.thoughts, parsed.content
         opened = self._tags.opening in parsed.text and self._tags.closing not in parsed.text
-        thinks = opened or (bool(thoughts) and not content)
+        thinks = opened or not content
         certain = (thoughts if thinks else content).rstrip(PARTIAL)[: -self._held or None].rstrip()
         texts = (certain, content) if thinks else (thoughts, certain)
         return dict(zip(TEXTS, texts if not self._body.described else (texts[0], ""), strict=True))

@@ -70,7 +70,7 @@ async def _awaited(name: str, value: Awaitable[Any]) -> Any:
 
 
 @lru_cache
-def lives_in_event_loop(owner: type) -> bool:
+def lives_in_event_loop(owner: type | None) -> bool:
     """True if objects of a class must be used in the event loop's thread: a method that is called
     is a coroutine."""
     serves = hasattr(owner, "step") or hasattr(owner, "run")
@@ -173,10 +173,10 @@ class Runner:
             owner = type(bound)
         elif is_plain and not getattr(function, "__closure__", None):
             return False
-        return owner is not None and lives_in_event_loop(owner)
+        return lives_in_event_loop(owner)
 
     def _abandon(self, future: Future[Any]) -> None:
-        if future.cancel() or future.done():
+        if future.done():  # or was not begun, and is canceled with what waited for it
             return
         self._count(1)
         future.add_done_callback(lambda _: self._count(-1))

@@ -91,8 +91,6 @@ class Tags(NamedTuple):
         last = _KEYS[1].join(parts)
         closing = following.removeprefix(last)
         closed = without_end(closed, special).removeprefix(last).removeprefix(closing)
-        if not opening.strip():
-            return None
         alike = _common_end(closed, tail)
         return cls(
             f"(?:{loose(before.removesuffix(opening))})?{loose(opening)}",
