@@ -104,7 +104,7 @@ def test_a_generators_tokens_are_known_as_they_are_sampled_and_each_version_is_l
     (generator,) = pool = pool_of([worker], notes)
 
     async def use() -> None:
-        generator.submit(group(0, 1, tokens=40))
+        generator.submit(group(0, 1, tokens=10**6))
         (request,) = generator.requests.values()
         for polls in (1, 2, 3):
             assert await generator.poll() == []
@@ -137,7 +137,7 @@ def test_generation_goes_on_while_weights_are_fetched():
     (generator,) = pool = pool_of([worker], [])
 
     async def use() -> None:
-        generator.submit(group(0, 1, tokens=60))
+        generator.submit(group(0, 1, tokens=10**6))
         (request,) = generator.requests.values()
         fetching = asyncio.create_task(generator.fetch(1, 20))
         while not fetching.done():
@@ -160,7 +160,7 @@ def test_a_newer_version_is_used_although_an_older_one_was_still_being_fetched()
     (generator,) = pool = pool_of([worker], [])
 
     async def use() -> None:
-        generator.submit(group(0, 1, tokens=90))
+        generator.submit(group(0, 1, tokens=10**6))
         (request,) = generator.requests.values()
         both = asyncio.gather(generator.update(1, 10), generator.update(2, 20))
         while not both.done():
